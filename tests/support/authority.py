@@ -1,4 +1,4 @@
-"""Certificates for services under test, as a chart would put them into a Secret."""
+"""Issues TLS certificates for services under test, as a chart would put them into a Secret."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ class Authority:
         for_clients: bool = True,
         others: tuple[str, ...] = (),
     ) -> Path:
-        """Write the three files into `folder`, over those of an earlier certificate."""
+        """Write the three files into `folder`. They replace those of an earlier certificate."""
         folder.mkdir(parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
         uses = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if for_clients else [])]

@@ -1,4 +1,4 @@
-"""An engine's process that ends at once, without a word, when it computes a prompt with the token `DEADLY`.
+"""An engine's process that ends at once and sends nothing when it computes a prompt with the token `DEADLY`.
 
 `ChildHost(config, process, DEADLY_ENGINE)` starts it as it starts the real one.
 """

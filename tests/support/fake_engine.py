@@ -1,10 +1,10 @@
-"""A small engine without a model: the real one's plan, and in place of its device a function that says the next token.
+"""An engine without a model: it uses the real engine's plan, and a function computes the next token.
 
-What it takes in, promises, parks and gives back is decided by `motet_runner.plan`, as in the real engine; adapters have
-no bytes here, and their slots are a few lines. `tests/contract/test_engines.py` holds both engines to the same words.
+`motet_runner.plan` decides what it accepts, promises, parks and releases, as in the real engine. Its adapters have no
+bytes, and a few lines stand for their slots. Both engines pass the tests in `tests/contract/test_engines.py`.
 
-The next token is a function of (prompt, seed, index) alone, so that a request moved or parked goes on alike and a test
-can say beforehand what must come out.
+The next token depends only on prompt, seed and index. So a request that is moved or parked continues with the same
+tokens, and a test knows the answer beforehand.
 """
 
 import random
@@ -36,14 +36,14 @@ from motet_runner.plan import Book, Sequence, Work, preset_named
 
 VOCABULARY = 1000
 EOS = VOCABULARY
-"""Never generated, so that every answer has its full length."""
+"""The engine never generates it, so every answer has its full length."""
 
 PAGE_BYTES = 4096
 ADAPTER_BYTES = 1 << 16
 
 
 def fail() -> None:
-    """How an engine in a thread dies."""
+    """An engine in a thread dies by this exception."""
     raise RuntimeError("this prompt ends the engine")
 
 
@@ -52,13 +52,13 @@ def token_at(prompt: tuple[int, ...], seed: int, index: int, adapter: Digest = B
 
 
 def tokens_of(prompt: tuple[int, ...], seed: int, count: int, adapter: Digest = BASE) -> list[int]:
-    """The whole answer that a request must get, wherever and however often it was moved."""
+    """The whole answer that a request must get, also when it was moved."""
     return [token_at(prompt, seed, index, adapter) for index in range(count)]
 
 
 @dataclass
 class FakeEngine:
-    """An `interface.Engine`. `decline_rate` makes it decline that share of requests at random, `seed` says which.
+    """An `interface.Engine`. It declines a random share of requests, `decline_rate`; `seed` determines which.
 
     It calls `dies` when it computes a prompt that holds the token `deadly`.
     """
@@ -69,10 +69,10 @@ class FakeEngine:
     adapter_slots: int = 8
     step_seconds: float = 0.0
     load_steps: int = 1
-    """Iterations until an adapter that must be loaded is there."""
+    """How many iterations it takes to load an adapter."""
     host_pages: int = 64
     protect_after_steps: int = 1 << 30
-    """Far more than the real one waits for its supervisor: in a test the machine is slow and the steps are short."""
+    """The real engine waits for its supervisor for fewer steps. In a test the machine is slow and steps are short."""
     decline_rate: float = 0.0
     seed: int = 0
     deadly: int | None = None
@@ -167,7 +167,7 @@ class FakeEngine:
         iteration, given_up = self.book.next_iteration()
         self._slots.want_for_all()
         outputs = [_failed(sequence, error) for sequence, error in given_up]
-        self.book.effects.clear()  # there are no bytes to copy
+        self.book.effects.clear()  # this engine has no bytes to copy
         self._steps += bool(iteration)
         for work in iteration.work:
             self._compute(work)
@@ -188,7 +188,7 @@ class FakeEngine:
         finish = self.book.sampled(sequence, token)
         return SequenceOutput(new.request, new.epoch, new.choice, index, [token], finish=finish)
 
-    # ----------------------------------------------------------------------------------------------------------- books
+    # ---------------------------------------------------------------------------------------------------------- report
 
     def report(self) -> EngineReport:
         book = self.book
@@ -209,15 +209,15 @@ class FakeEngine:
         )
 
     def check(self) -> None:
-        """Recount the books."""
+        """Check that all records of pages and promises agree."""
         self.book.check()
 
 
 class SlowEngines:
-    """Makes engines whose answers outlast whatever a test does meanwhile on a busy machine, until it has them hurry.
+    """Makes slow engines. Their answers last until the test calls `hurry`, also on a busy machine.
 
     engines = SlowEngines()
-    await house.runner("r0", engines)
+    await system.runner("r0", engines)
     ...  # what must happen before the answer has ended
     engines.hurry()
     """
@@ -231,7 +231,7 @@ class SlowEngines:
         return self.made[-1]
 
     def hurry(self, step_seconds: float = 0.0) -> None:
-        """Those that there are and those to come."""
+        """Make all engines fast: those that exist, and those made later."""
         self._how["step_seconds"] = step_seconds
         for engine in self.made:
             engine.step_seconds = step_seconds
@@ -245,12 +245,12 @@ def _failed(sequence: Sequence, error: MotetError) -> SequenceOutput:
 
 
 class _Slots:
-    """Adapters without bytes. One that is used is never evicted; of the others the least recently used goes first."""
+    """Slots of adapters without bytes. An adapter in use is never evicted. The least recently used one goes first."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine
         self._known: OrderedDict[Digest, bool] = OrderedDict()
-        """Whether it is on the device; least recently used first."""
+        """Whether each adapter is on the device. The least recently used comes first."""
         self._to_load: dict[Digest, int] = {}
         self._dropped: set[Digest] = set()
 
@@ -317,7 +317,7 @@ class _Slots:
         return not self._engine.book.users_of(digest)
 
     def _has_room(self, digest: Digest) -> bool:
-        """Only one that a sequence waits for makes another go."""
+        """An adapter is evicted only for one that a sequence waits for."""
         return not self._full or bool(self._live(digest) and self._idle)
 
     @property

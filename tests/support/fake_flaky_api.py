@@ -1,7 +1,6 @@
-"""An API server, a Deployment controller and a kubelet, as small as they can be, whose writes of pods fail at random.
+"""A small API server with a Deployment controller and a kubelet. Writes of pods fail at random.
 
-What is written goes into a cache late, as by a watch; so does the answer of a write that was carried out and whose
-answer was lost.
+Each write reaches a cache later, as through a watch. So does a write that was done but whose answer was lost.
 """
 
 import asyncio
@@ -27,22 +26,22 @@ COST = "controller.kubernetes.io/pod-deletion-cost"
 
 class FakeFlakyApi:
     def __init__(self, cache: Cache, chance: random.Random, *, failing: float, lost: float, lag: float = 0.02) -> None:
-        """`failing` of the writes of pods fail, and `lost` of those are carried out all the same. A watch tells of a
-        write after `lag` seconds at most."""
+        """The share `failing` of the writes of pods fail, and the share `lost` of those is done nevertheless. A watch
+        reports a write after at most `lag` seconds."""
         self.objects: dict[Kind, dict[ObjectKey, Object]] = {}
         self.failed = self.done = 0
-        """Writes of pods."""
+        """How many writes of pods failed, and how many were done."""
         self.deleted: list[str] = []
-        """Pods, by whomever."""
+        """The pods that were deleted, by the operator or by the controller."""
         self.written: Counter[str] = Counter()
-        """Requests that change something, by kind."""
+        """How many requests that change something came, by kind."""
         self.made = 0
-        """Pods."""
+        """How many pods were created."""
         self._cache, self._chance = cache, chance
         self._failing, self._lost, self._lag = failing, lost, lag
         self._version = 100
         self._owned: dict[tuple[ObjectKey, str], set[str]] = {}
-        """Annotations of pods, by who applied them."""
+        """Annotations of pods, by their field manager."""
 
     # ------------------------------------------------------------------------------------------ what the operator asks
 
@@ -87,7 +86,7 @@ class FakeFlakyApi:
     # ----------------------------------------------------------------------------------------------- what happens there
 
     def put(self, kind: Kind, it: Object, *, at_once: bool = False) -> Object:
-        """Store it as a newer version, and let the watch tell of it."""
+        """Store it as a newer version, and let the watch report it."""
         self._version += 1
         it = copy.deepcopy(it)
         it["metadata"]["resourceVersion"] = str(self._version)
@@ -103,7 +102,7 @@ class FakeFlakyApi:
         return {name: it for (_, name), it in self.objects[PODS].items()}
 
     def look(self, why_unready: Mapping[str, Callable[[], str]], new_pod: Callable[[str, str], Object]) -> None:
-        """As the Deployment controller and the kubelet do. Pods without a process are never ready."""
+        """Do what the Deployment controller and the kubelet would do now. Pods without a process are never ready."""
         for deployment in list(self.objects.get(DEPLOYMENTS, {}).values()):
             self._scale(deployment, new_pod)
         for name, pod in self.pods().items():
@@ -157,14 +156,14 @@ class FakeFlakyApi:
 
 
 def _goes_first(pod: Object) -> tuple[bool, int, str]:
-    """In the order of a ReplicaSet: what is not ready, then by cost, then the newest."""
+    """The order in which a ReplicaSet deletes pods: those that are not ready, then by cost, then the newest."""
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"]["conditions"])
     cost = int((pod["metadata"].get("annotations") or {}).get(COST, "0"))
     return ready, cost, "" if pod["metadata"]["name"].startswith("new") else pod["metadata"]["name"]
 
 
 def writer_to(api: FakeFlakyApi, cache: Cache) -> WriteExecutor:
-    """Of an operator that leads all the time, and is fast."""
+    """The writer of an operator that always leads and waits for nothing."""
     return WriteExecutor(
         api,  # type: ignore[arg-type]
         cache,

@@ -1,4 +1,5 @@
-"""A gateway without HTTP: it enqueues, submits where it is told, resubmits what was lost, and checks every token.
+"""A gateway without HTTP. It enqueues requests, submits each to the runner that the scheduler chose, reports lost ones,
+and checks every token.
 
 async with small_gateway("g0", scheduler=address) as gateway:
     tokens = await gateway.ask("r1", prompt=(1, 2, 3), max_tokens=32)
@@ -245,7 +246,7 @@ class FakeGateway:
         assert sequence.index == len(one.tokens), f"{one.request}: index {sequence.index} after {len(one.tokens)}"
         one.tokens.extend(sequence.tokens)
         if sequence.finish == common_pb2.FINISH_REASON_CANCELLED:
-            self._lose(one, "the runner gave it up")  # nobody here asked for that: it is about to move
+            self._lose(one, "the runner gave it up")  # this gateway did not ask for that: the request is about to move
             return
         if sequence.finish == common_pb2.FINISH_REASON_FAILED:
             one.done.set_exception(from_proto(sequence.failure))

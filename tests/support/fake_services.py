@@ -1,6 +1,6 @@
-"""A whole cluster in miniature, over real gRPC: a scheduler that places at once, runners that echo, a predictor.
+"""All that a gateway talks to, over real gRPC: a scheduler that places at once, runners that echo, a predictor.
 
-Everything works for real; each part can be told to misbehave in one way. For tests and benchmarks of the gateway.
+Each part works, and a test can make it misbehave in several ways. For tests and benchmarks of the gateway.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ CORPUS = [
 
 @functools.cache
 def tiny_tokenizer() -> Tokenizer:
-    """Byte-level, so that any text survives, and with characters that need several tokens."""
+    """A byte-level tokenizer: it decodes any text without loss, and some characters need several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -98,12 +98,12 @@ class Running:
 
 
 class FakeRunner(runner_pb2_grpc.RunnerServicer):
-    """Answers with the prompt's own tokens and then the end token; with `ignore_eos`, with the prompt again and again.
-    A stop token ends it sooner, and with `min_tokens` it says the prompt as often as that takes.
+    """Answers with the prompt's own tokens and then the end token; with `ignore_eos`, it repeats the prompt. A stop
+    token ends the answer sooner, and with `min_tokens` it repeats the prompt until it has that many.
 
-    Tokens depend only on prompt and index, so a moved request goes on as if nothing had happened. Unless it is told to
-    misbehave it keeps to what `tests/contract/test_runners.py` asks of the real one, and a gateway before it to what
-    `tests/contract/test_http.py` asks of the whole stack.
+    Tokens depend only on prompt and index, so a moved request continues with the same tokens. Unless a test makes it
+    misbehave, it passes the tests of the real runner in `tests/contract/test_runners.py`, and a gateway that uses it
+    passes those of the whole stack in `tests/contract/test_http.py`.
     """
 
     def __init__(self, folder: Path, instance: str, assets: dict[str, bytes]) -> None:
@@ -154,7 +154,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self._stack.push_async_callback(end)
 
     async def stop(self) -> None:
-        """As by kill -9: streams break, nothing is said."""
+        """Like kill -9: streams break, and no message says so."""
         if self._stack is not None:
             stack, self._stack = self._stack, None
             self._running.clear()
@@ -294,7 +294,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
 
 
 def answer_of(submit: runner_pb2.Submit) -> list[int]:
-    """All of the output for a prompt: what every runner would say."""
+    """The whole answer to a prompt: every runner gives the same."""
     prompt, sampling = list(submit.prompt_ids), submit.sampling
     if sampling.ignore_eos:
         said = prompt * (sampling.max_tokens // len(prompt) + 1)
@@ -307,14 +307,14 @@ def answer_of(submit: runner_pb2.Submit) -> list[int]:
 
 
 def ends(submit: runner_pb2.Submit, tokens: Sequence[int]) -> bool:
-    """Whether an answer with these last tokens is over by itself."""
+    """Whether an answer that ends with these tokens is complete."""
     sampling = submit.sampling
     return bool(tokens) and (tokens[-1] in sampling.stop_token_ids or (tokens[-1] == END and not sampling.ignore_eos))
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
-    """Places at once, on the first runner that is up and not to be avoided. Unless it is told to misbehave it keeps to
-    what `tests/contract/test_schedulers.py` asks of the real one."""
+    """Places at once, on the first runner that is up and that the request need not avoid. Unless a test makes it
+    misbehave, it passes the tests of the real scheduler in `tests/contract/test_schedulers.py`."""
 
     def __init__(self, folder: Path, runners: Sequence[FakeRunner]) -> None:
         self.address = f"unix:{folder}/scheduler.sock"
@@ -390,7 +390,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self._sessions.broadcast(message)
 
     def release(self) -> None:
-        """Place everything that was held."""
+        """Place all held requests."""
         self.holds = False
         for enqueue in self.enqueued:
             if enqueue.request not in self._epochs:
@@ -527,12 +527,12 @@ class FakeServices:
 async def mini_cluster(
     *, runners: int = 1, assets: dict[str, bytes] | None = None, predictor: bool = True
 ) -> AsyncIterator[FakeServices]:
-    # Sockets have short names: pytest's own folders can exceed the 107 bytes of a socket's path.
+    # A socket's path has at most 107 bytes, and pytest's own folders can be longer.
     folder = Path(tempfile.mkdtemp(prefix="motet-"))
     try:
         assets = tiny_assets() if assets is None else assets
         parts = [FakeRunner(folder, f"runner-{i}", assets) for i in range(runners)]
-        scheduler = FakeScheduler(folder, parts)  # type: ignore[abstract] # gRPC refuses calls of what it lacks
+        scheduler = FakeScheduler(folder, parts)  # type: ignore[abstract] # gRPC refuses calls that the class does not implement
         cluster = FakeServices(folder, parts, scheduler, FakePredictor(folder))
         async with AsyncExitStack() as stack:
             every: list[FakeRunner | FakeScheduler | FakePredictor] = [*parts, cluster.scheduler, cluster.predictor]

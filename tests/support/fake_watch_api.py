@@ -1,4 +1,4 @@
-"""Lists and watches as an API server gives them, over HTTP; it takes every write, and remembers only that it came."""
+"""An API server over HTTP, with lists and watches. It accepts every write, and remembers only the path."""
 
 import asyncio
 import json
@@ -13,34 +13,34 @@ from aiohttp import web
 from motet_operator.cluster.kinds import WATCHED, Kind, Object
 
 Watch = asyncio.Queue[Object]
-"""What it has yet to say."""
+"""The events that this watch has yet to send."""
 
 
 @dataclass
 class FakeWatchApi:
     objects: dict[Kind, list[Object]] = field(default_factory=dict)
     version: int = 100
-    """Of every list."""
+    """The resourceVersion of every list."""
 
     written: list[str] = field(default_factory=list)
-    """Paths, in the order in which they came."""
+    """The paths of all writes, in order."""
 
     url: str = ""
     _watches: dict[Watch, str] = field(default_factory=dict)
 
     def paths(self, *, but: Collection[Watch] = ()) -> set[str]:
-        """Of every open watch that is none of these."""
+        """The paths of all open watches, except `but`."""
         return {path for watch, path in self._watches.items() if watch not in but}
 
     def say(self, event: Object, *, of: str = "") -> set[Watch]:
-        """On every open watch whose path has `of` in it. Which these are."""
+        """Send the event on every open watch whose path contains `of`. Returns these watches."""
         watches = {watch for watch, path in self._watches.items() if of in path}
         for watch in watches:
             watch.put_nowait(event)
         return watches
 
     def kubeconfig(self, path: Path) -> Path:
-        """How to get there."""
+        """Write a kubeconfig for this server."""
         names = {"cluster": "it", "user": "me"}
         path.write_text(
             json.dumps(
@@ -80,16 +80,16 @@ class FakeWatchApi:
         )
 
     async def _watch(self, request: web.BaseRequest) -> web.StreamResponse:
-        response, said = web.StreamResponse(), Watch()
+        response, events = web.StreamResponse(), Watch()
         await response.prepare(request)
-        self._watches[said] = request.path
+        self._watches[events] = request.path
         try:
             while True:
-                await response.write(json.dumps(await said.get()).encode() + b"\n")
+                await response.write(json.dumps(await events.get()).encode() + b"\n")
         except ConnectionError:
             return response
         finally:
-            del self._watches[said]
+            del self._watches[events]
 
 
 def _discovery(path: str) -> dict[str, Any] | None:

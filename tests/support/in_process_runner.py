@@ -1,10 +1,10 @@
 """Real runner services in this process, with the fake engine behind them, on Unix sockets.
 
-    async with fake_runner(tmp_path, instance="r0", scheduler=address, engine=lambda: FakeEngine(pages=64)) as runner:
+    async with in_process_runner(tmp_path, instance="r0", scheduler=address, engine=FakeEngine) as runner:
         ...  # runner.address; runner.service.book; await runner.restart(); runner.crash()
 
-Keep `tmp_path` short: a Unix socket's path has 107 bytes. `report_seconds=3` makes a runner that reports late,
-`FakeEngine(decline_rate=0.3)` one that declines at random.
+Keep `tmp_path` short: a Unix socket's path has at most 107 bytes. With `report_seconds=3` the runner reports late. With
+`FakeEngine(decline_rate=0.3)` it declines at random.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ SCALE = 0.05
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """A temporary folder whose path leaves room for a socket's name."""
+    """A temporary folder with a path short enough for a socket in it."""
     with tempfile.TemporaryDirectory(prefix="mt", dir="/tmp") as folder:
         yield Path(folder)
 
 
 def write_model(folder: Path) -> Path:
-    """What a runner's service reads of a base model; the fake engine reads nothing."""
+    """Write the files of a base model that a runner's service reads. The fake engine reads none."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"architectures": ["FakeForCausalLM"], "hidden_size": 16}))
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordLevel", "vocab": {"a": 0}}}))
@@ -50,7 +50,7 @@ def write_model(folder: Path) -> Path:
 
 
 def write_adapter(folder: Path, *, seed: int = 0, rank: int = 4, **config: Any) -> Path:
-    """A LoRA adapter that fits the fake engine's linears; another seed is another digest."""
+    """Write a LoRA adapter that fits the fake engine's linears. Another seed gives another digest."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
         "peft_type": "LORA",
@@ -94,7 +94,7 @@ class InProcessRunner:
             self._task = None
 
     async def ended(self) -> BaseException | None:
-        """Wait until it ends by itself; what it raised."""
+        """Wait until it ends by itself. Returns what it raised."""
         assert self._task is not None
         await asyncio.wait({self._task})
         return self._task.exception()
@@ -104,12 +104,12 @@ class InProcessRunner:
         return self._task is not None and self._task.done()
 
     def crash(self) -> None:
-        """End the engine without a word; the service ends by itself then."""
+        """End the engine without any message. The service then ends by itself."""
         assert isinstance(self.host, ThreadEngineClient)
         self.host.crash()
 
     async def restart(self) -> None:
-        """A new incarnation under the same name and address."""
+        """Start a new incarnation with the same name and address."""
         await self.stop()
         await self.start()
 
@@ -129,7 +129,7 @@ async def in_process_runner(
 ) -> AsyncIterator[InProcessRunner]:
     """A running service. All runners of one `folder` share its model and disk cache, as on one machine.
 
-    The engine runs in a thread, or with `command` in the process that it starts.
+    The engine runs in a thread. With `command` it runs in the process that this command starts.
     """
     model = folder / "model"
     if not model.exists():

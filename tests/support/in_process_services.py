@@ -1,4 +1,4 @@
-"""The real scheduler and supervisor services in this process, on Unix sockets, and an operator to talk to them.
+"""The real scheduler and supervisor services in this process, on Unix sockets, and an operator that talks to them.
 
 async with control_plane(folder) as control:
     ...  # control.scheduler_address; control.scheduler.runners; await control.restart_scheduler()
@@ -33,11 +33,11 @@ SCALE = 0.05
 
 NEVER_LOST = {"unsubmitted_seconds": 1000, "unlisted_seconds": 1000}
 """Seconds (× 0.05) until a placement that no report lists counts as lost. All parts are in this process: on a busy
-machine they are late, and nothing is lost."""
+machine they are late, but nothing is lost."""
 
 
 async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE_S, why: str = "") -> Any:
-    """What `condition` gives, as soon as that is something."""
+    """Wait until `condition` gives something, and return it."""
     try:
         async with asyncio.timeout(seconds):
             while not (value := condition()):
@@ -117,7 +117,7 @@ class InProcessServices:
                 scheduler_pb2_grpc.add_SchedulerServicer_to_server(front, server)
 
             leading = asyncio.create_task(lead(leadership, begin, tick_seconds=0.02, time_scale=self._scale))
-            await asyncio.sleep(0)  # there is a service from here on
+            await asyncio.sleep(0)  # from here on the service exists
             try:
                 async with serving(self.scheduler_address, add, grace=0):
                     up.set()
@@ -142,7 +142,7 @@ class InProcessServices:
 
 
 class FakeOperator:
-    """States a catalog and collects what comes down."""
+    """Declares a catalog and collects what the scheduler sends."""
 
     def __init__(self, scheduler: str) -> None:
         self.term = 0
@@ -175,7 +175,7 @@ class FakeOperator:
         self.link.send(self._all_drains())
 
     def take_back(self, instance: str) -> None:
-        """Its drain."""
+        """Take back the drain of a runner."""
         self._drains.pop(instance, None)
         self.link.send(self._all_drains())
 
@@ -187,11 +187,11 @@ class FakeOperator:
 
     @property
     def desired(self) -> scheduler_pb2.DesiredCapacity | None:
-        """The last advice."""
+        """The wanted number in the newest scaling advice."""
         return next(reversed(self.of("desired")), None)
 
     def adapter(self, name: str) -> scheduler_pb2.AdapterReport | None:
-        """The last report about an adapter."""
+        """The newest report about an adapter."""
         return next((one for one in reversed(self.of("adapter")) if one.ref.name == name), None)
 
 

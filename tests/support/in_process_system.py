@@ -1,4 +1,4 @@
-"""Everything but HTTP, in one process over real gRPC: control plane, operator, one gateway, any number of runners."""
+"""A whole system without HTTP, in one process over real gRPC: control plane, operator, one gateway, and runners."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -45,7 +45,7 @@ class InProcessSystem:
         return runner
 
     def disagreements(self) -> dict[str, tuple[dict[Any, int], dict[Any, int]]]:
-        """Runners whose own book says something else than the scheduler's ledger: (theirs, ours)."""
+        """Runners whose own requests differ from the scheduler's ledger: (the runner's, the scheduler's)."""
         found = {}
         for instance, runner in self.runners.items():
             service = runner.service

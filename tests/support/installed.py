@@ -1,4 +1,5 @@
-"""An environment that holds what an extra of pyproject.toml brings and nothing else, made of links within seconds."""
+"""Makes an environment that holds only what one extra of pyproject.toml installs. It consists of links, so it takes
+seconds."""
 
 import re
 import sys
@@ -15,7 +16,7 @@ from tests.repo.tree import ROOT
 
 
 def install(extra: str, folder: Path) -> Path:
-    """Returns the folder of its programs, `motet` among them. The product itself is this checkout."""
+    """Install an extra. Returns the folder of its programs, `motet` among them. The product itself is this checkout."""
     venv.create(folder, symlinks=True, with_pip=False)
     programs = folder / "bin"
     packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
@@ -33,7 +34,7 @@ def install(extra: str, folder: Path) -> Path:
 
 
 def needed(project: dict[str, Any], extra: str) -> list[Distribution]:
-    """What pip would install, of what is installed here: with what each one needs, and without the product itself."""
+    """The distributions that pip would install, with dependencies, without the product. All are installed here."""
     of_extras = project["optional-dependencies"]
     found: dict[tuple[str, str], Distribution] = {}
 
@@ -57,14 +58,14 @@ def _canonical(name: str) -> str:
 
 
 def _tops(found: Distribution) -> set[str]:
-    """Its packages and modules, and what is known about it."""
+    """The packages and modules of a distribution, and its metadata."""
     if found.files is None:
         raise PackageNotFoundError(f"{found.name} has no list of its files")
     return {file.parts[0] for file in found.files} - {"..", "__pycache__"}
 
 
 def _link(found: Distribution, packages: Path, tops: Iterable[str]) -> None:
-    """Distributions of one namespace, such as nvidia, share a folder: it is there when the second comes."""
+    """Distributions of one namespace, such as nvidia, share a folder, so it may exist already."""
     for top in tops:
         target = Path(str(found.locate_file(top)))
         if target.exists() and not (packages / top).is_symlink():

@@ -1,4 +1,4 @@
-"""Which API keys a piece of code reads from the database."""
+"""Records which API keys a test reads from the database."""
 
 from typing import Any
 

@@ -1,11 +1,11 @@
-"""What the tests' own process logs."""
+"""How the tests' own process logs."""
 
 import structlog
 
 
 def use_plain_logs() -> None:
-    """Whatever was configured before. As `configure_logging` does: the library's own choice takes seconds for one
-    traceback, on the event loop."""
+    """Configure the logs as `configure_logging` does: the library's default takes seconds for one traceback, and blocks
+    the event loop meanwhile."""
     structlog.reset_defaults()
     structlog.configure(
         processors=[

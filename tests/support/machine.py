@@ -1,7 +1,7 @@
-"""What a test needs of the machine it runs on: the only place where tests are skipped.
+"""Checks what a test needs of its machine. Only this module skips tests.
 
-Where the whole suite is meant to run a skipped test must not look like a green one: with `CI` set, what is lacking
-fails.
+With `CI` set, a test fails when something is missing: where the whole suite should run, a skipped test must not look
+green.
 """
 
 import ctypes
@@ -18,14 +18,14 @@ NOT_OURS = "says something of a control plane of our own, and USE_EXISTING_CLUST
 
 
 def lacking(what: str) -> NoReturn:
-    """This machine could be set up for the test, and is not."""
+    """Skip a test, or fail it with `CI` set: this machine is not set up for it, but could be."""
     if os.environ.get("CI"):
         pytest.fail(f"This machine lacks what the test needs: {what}", pytrace=False)
     pytest.skip(what)
 
 
 def out_of_reach(why: str) -> NoReturn:
-    """No setup of this machine lets the test run: it is skipped everywhere. `tests/repo/test_skips.py` knows each."""
+    """Skip a test that no setup of this machine lets run. `tests/repo/test_skips.py` lists each such test."""
     pytest.skip(why)
 
 
@@ -45,7 +45,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @contextmanager
 def bound_by_permissions() -> Iterator[None]:
-    """Even as root: this thread, and those that it starts meanwhile, may write only where the file's mode lets them."""
+    """File modes bind this thread and those that it starts meanwhile, also if they are root."""
     if os.geteuid() != 0:
         yield
         return

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own for a test run, on loopback, in a folder that goes with it.
+"""Starts a PostgreSQL server for a test run, on loopback. Its folder is removed with it.
 
 async def test_something(postgresql: PostgreSQL) -> None:
     url = await postgresql.new_database()
@@ -40,7 +40,7 @@ class PostgreSQL:
         with socket.socket() as free:
             free.bind((host, 0))
             self.port = int(free.getsockname()[1])
-        # It refuses to run as root.
+        # PostgreSQL refuses to run as root.
         self._user: dict[str, Any] = {"cwd": folder}
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
@@ -52,7 +52,7 @@ class PostgreSQL:
         command = [str(find("initdb")), f"--pgdata={self._data}", f"--username={USER}", f"--pwfile={password}"]
         options = ["--auth=scram-sha-256", "--no-sync", "--encoding=UTF8", "--locale=C"]
         subprocess.run([*command, *options], check=True, capture_output=True, **self._user)
-        with (self._data / "pg_hba.conf").open("a") as rules:  # by itself it lets in only this machine
+        with (self._data / "pg_hba.conf").open("a") as rules:  # its default admits only this machine
             rules.write("host all all all scram-sha-256\n")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -60,7 +60,7 @@ class PostgreSQL:
         return f"postgresql+asyncpg://{user}:{password}@{self.host}:{self.port}/{database}"
 
     async def new_database(self) -> str:
-        """The URL of an empty one."""
+        """Create an empty database. Returns its URL."""
         name = f"test_{uuid.uuid4().hex[:12]}"
         connection = await asyncpg.connect(self.url("postgres").replace("+asyncpg", ""))
         try:
@@ -88,7 +88,7 @@ class PostgreSQL:
             time.sleep(0.05)
 
     def show_certificate(self, folder: Path) -> None:
-        """From its next start on it takes TLS with `tls.crt` and `tls.key` of a folder."""
+        """Use TLS from the next start on, with `tls.crt` and `tls.key` of `folder`."""
         for name in ("tls.crt", "tls.key"):
             file = self._data / name
             shutil.copyfile(folder / name, file)

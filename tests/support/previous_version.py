@@ -1,5 +1,7 @@
-"""The version before this one, as a wheel that is built from its own commit: what it has written must be read, and it
-must read what is written now."""
+"""The version before this one, as a wheel built from its commit.
+
+Each of the two versions must read what the other one has written.
+"""
 
 import io
 import os
@@ -14,11 +16,11 @@ from hatchling.builders.wheel import WheelBuilder
 from tests.repo.tree import ROOT
 
 COMMIT = "618f349048a92de9ea4ed72fb83846e27946e516"
-"""The newest that counts as the version before. With each release it becomes that of the release."""
+"""The commit that counts as the version before. Each release sets it to the commit of that release."""
 
 
 def version_before(folder: Path) -> Path:
-    """A folder to put before all others on the path of a process, which is then of the version before."""
+    """A folder with the version before. A process that has it first on its path runs that version."""
     archive = subprocess.run(["git", "archive", COMMIT], cwd=ROOT, capture_output=True, check=True).stdout
     source, installed = folder / "source", folder / "installed"
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
@@ -30,7 +32,7 @@ def version_before(folder: Path) -> Path:
 
 
 def run_before(installed: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """A Python process of the version before, to its end."""
+    """Run Python code in a process of the version before, and wait for its end."""
     return subprocess.run(
         [sys.executable, "-P", *arguments],
         env=os.environ | {"PYTHONPATH": str(installed)} | (env or {}),

@@ -1,4 +1,4 @@
-"""Places that adapters and models come from, as real servers over TLS, and what they do on a bad day.
+"""Servers over TLS from which adapters and models are fetched, and the ways in which they can fail.
 
 async with web_server(tmp_path) as web:
     web.put("/pirate/", folder)
@@ -33,7 +33,7 @@ class ReceivedRequest:
 
 @dataclass
 class Cut:
-    """The connection breaks off after so many bytes of the file, `times` times; `then` something happens."""
+    """The connection breaks after so many bytes of the file, `times` times; then `then` is called."""
 
     after: int
     times: int = 1
@@ -42,7 +42,7 @@ class Cut:
 
 @dataclass
 class Drip:
-    """A byte now and then, or a few."""
+    """The file comes very slowly, a few bytes at a time."""
 
     every: float = 0.05
     bytes: int = 1
@@ -50,7 +50,7 @@ class Drip:
 
 @dataclass
 class StatusInstead:
-    """A status instead of the file, `times` times."""
+    """The server answers with a status instead of the file, `times` times."""
 
     status: int
     times: int = 1_000_000
@@ -60,21 +60,21 @@ class StatusInstead:
 
 @dataclass
 class Encoded:
-    """These bytes, said to be gzip."""
+    """The server answers with these bytes and calls them gzip."""
 
     body: bytes
 
 
 @dataclass
 class Endless:
-    """Chunk after chunk without an end or a length."""
+    """The answer never ends and names no length."""
 
     status: int = 200
 
 
 @dataclass
 class TooShort:
-    """It promises more than it gives, every time."""
+    """Every answer is shorter than its Content-Length."""
 
     missing: int = 10
 
@@ -83,7 +83,7 @@ Fault = Cut | Drip | StatusInstead | Encoded | Endless | TooShort
 
 
 class WebServer:
-    """Files by path, with ranges and entity tags."""
+    """Serves files by path, with ranges and entity tags."""
 
     def __init__(self, ca_file: Path) -> None:
         self.ca_file = ca_file
@@ -91,15 +91,15 @@ class WebServer:
         self.files: dict[str, bytes] = {}
         self.faults: dict[str, Fault] = {}
         self.authorization = ""
-        """What every request must bring."""
+        """The Authorization header that every request must have."""
 
         self.private: dict[str, str] = {}
-        """What requests must bring that have this in their path: {"/org/name/": "Bearer x"}."""
+        """The Authorization header that requests need whose path contains the key: {"/org/name/": "Bearer x"}."""
 
         self.asked: list[ReceivedRequest] = []
         self.sent = 0
         self.open = 0
-        """Answers under way."""
+        """How many answers are being sent now."""
 
     def url(self, path: str) -> str:
         return self.base + path
@@ -184,7 +184,7 @@ class WebServer:
             await response.write(piece)
             self.sent += len(piece)
         if stop < len(body):
-            await asyncio.sleep(0.05)  # what was written is on its way before the connection goes
+            await asyncio.sleep(0.05)  # what was written is sent before the connection closes
             assert request.transport is not None
             request.transport.abort()
             if isinstance(fault, Cut) and fault.then is not None:
@@ -204,20 +204,20 @@ class WebServer:
 
 
 class HubServer(WebServer):
-    """What the hub's own client asks of a hub: a repository's listing, and its files at a commit."""
+    """Serves what the hub's own client asks for: a repository's listing, and its files at a commit."""
 
     def __init__(self, ca_file: Path) -> None:
         super().__init__(ca_file)
         self.commits: dict[str, str] = {}
-        """By repository and revision: org/name@main."""
+        """By repository and revision, such as org/name@main."""
 
         self.gated = False
         self.hides = False
-        """Answers 401 for what is not there, as the public hub does to who brings no token."""
+        """Whether it answers 401 for a missing file, as the public hub does for a request without a token."""
 
         self.wrong_sum = False
         self.claims: dict[str, int] = {}
-        """Sizes that the listing tells, by name, whatever is there."""
+        """The sizes that the listing claims, by file name, also if they are wrong."""
 
     def publish(self, repository: str, folder: Path, *, revision: str = "main") -> str:
         content = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
@@ -266,7 +266,7 @@ class HubServer(WebServer):
 
 
 class ApiServer(WebServer):
-    """What reading a Secret asks of an API server, with a token of its own."""
+    """Serves Secrets as an API server does, to a token of its own."""
 
     TOKEN = "e30.eyJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQ6bW90ZXQtcG9vbHM6bW90ZXQtcnVubmVyIn0.x"
 
@@ -277,7 +277,7 @@ class ApiServer(WebServer):
         self.authorization = f"Bearer {self.TOKEN}"
 
     def account(self, folder: Path) -> Path:
-        """A service account's folder, as in a pod."""
+        """Write the folder of a service account, as in a pod."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "token").write_text(self.TOKEN)
         (folder / "ca.crt").write_bytes(self.ca_file.read_bytes())
@@ -338,7 +338,7 @@ async def api_server(folder: Path) -> AsyncIterator[ApiServer]:
 
 
 class ProxyServer:
-    """Connects to what it is asked for, as `names` says where a name leads to, and notes what it was asked."""
+    """Connects to the host that it is asked for, which it looks up in `names`, and records what it was asked for."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -387,7 +387,7 @@ async def proxy_server() -> AsyncIterator[ProxyServer]:
 
 @contextmanager
 def in_a_thread(context: AbstractAsyncContextManager[Server]) -> Iterator[Server]:
-    """For tests that are not asynchronous themselves."""
+    """Run a server in a thread, for tests that are not asynchronous."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="server", daemon=True)
     thread.start()
