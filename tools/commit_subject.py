@@ -1,6 +1,6 @@
 """The subject of the newest commit, for `make lint`: `area: what changes`, in at most 72 characters.
 
-A merge is not looked at, and neither is a tree without git, or inside the repository of something else.
+It ignores a merge, a tree without git, and a tree inside another repository.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 MOST_CHARACTERS = 72
 IN_FORM = re.compile(r"[a-z][\w./-]*(?:, [a-z][\w./-]*)*: \S")
-"""An area, or more with a comma between them, and what changes."""
+"""One or more areas, separated by commas, and what changes."""
 
 
 def faults(subject: str) -> list[str]:
@@ -25,7 +25,7 @@ def faults(subject: str) -> list[str]:
 
 
 def subject_of(commit: str) -> str | None:
-    """Of a commit as git stores it; None for a merge. In a shallow clone, too, the parents are written there."""
+    """The subject of a commit as git stores it; None for a merge. A shallow clone has the parents there, too."""
     head, _, message = commit.partition("\n\n")
     if len(re.findall(r"^parent ", head, re.MULTILINE)) > 1:
         return None
@@ -33,7 +33,7 @@ def subject_of(commit: str) -> str | None:
 
 
 def check(root: Path) -> str:
-    """What is to be mended; empty when nothing is."""
+    """What is wrong with the subject; empty if nothing is."""
     try:
         top = _git(root, "rev-parse", "--show-toplevel")
         commit = _git(root, "cat-file", "commit", "HEAD")

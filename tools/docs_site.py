@@ -1,7 +1,7 @@
-"""What mkdocs calls while it builds docs/ into a site (mkdocs.yml): links to the rest of the repository.
+"""mkdocs calls this module while it builds docs/ into a site (mkdocs.yml): it adds pages for all linked files.
 
 A page may link to any file of the repository; on GitHub that opens the file. A site has only docs/, so each linked file
-becomes a page of the site, outside of the navigation and of the search. No address of a repository is needed.
+becomes a page of the site, outside of the navigation and the search. So the site needs no address of the repository.
 """
 
 import posixpath
@@ -38,11 +38,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Let its links lead to the pages of the site."""
+    """Change the links of a page so that they lead to pages of the site."""
     here = page.file.src_uri
     path = here.removeprefix(MADE).removesuffix(".md") if here.startswith(MADE) else f"{DOCS}{here}"
     if here.startswith(MADE) and not path.endswith(".md"):
-        return markdown  # what looks like a link there is code
+        return markdown  # in a code block, what looks like a link is code
     return LINK.sub(partial(_rewritten, here, path), markdown)
 
 
@@ -59,7 +59,7 @@ def target_of(path: str, link: str) -> str:
 
 
 def page_of(path: str) -> str:
-    """The page of the site: docs/ is its root, and everything else has a page of its own."""
+    """The page of a file on the site. docs/ is the root; every other file has a page of its own."""
     if f"{path}/".startswith(DOCS):
         return "index.md" if (ROOT / path).is_dir() else path.removeprefix(DOCS)
     return f"{MADE}{path}.md"
@@ -83,6 +83,6 @@ def content(path: str) -> str:
 def _rewritten(here: str, path: str, link: re.Match[str]) -> str:
     target = target_of(path, link["target"])
     if not (ROOT / target).exists():
-        return link[0]  # mkdocs says that it leads nowhere
+        return link[0]  # mkdocs reports a link that leads nowhere
     of_a_page = target.endswith(".md")
     return posixpath.relpath(page_of(target), posixpath.dirname(here)) + (link["fragment"] or "" if of_a_page else "")

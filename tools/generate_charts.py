@@ -33,12 +33,12 @@ def schema() -> Schema:
 
 
 def _own(section: Schema) -> Iterator[tuple[str, Schema]]:
-    """Without what Helm itself puts among the values, which has neither a default nor parts."""
+    """The properties without those that Helm itself adds, which have neither a default nor parts."""
     return ((name, value) for name, value in section["properties"].items() if "default" in value or is_section(value))
 
 
 def is_section(value: Schema) -> bool:
-    """Whether it is a folder of values, and not a value."""
+    """Whether a schema describes an object with values, not a value."""
     return "properties" in value and "default" not in value
 
 
@@ -74,12 +74,12 @@ def table(section: Schema) -> str:
 
 
 def _flow(value: Any) -> str:
-    """On one line, as JSON is: every JSON document is YAML."""
+    """The value as JSON on one line: every JSON document is YAML."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def generate(out: Path) -> list[Path]:
-    """Write into `out` and name the files."""
+    """Write into `out`. Returns the files."""
     out.mkdir(parents=True, exist_ok=True)
     document = schema()
     text = NOTE + "\n" + "\n".join(values_file(document)).rstrip() + "\n"
@@ -93,7 +93,7 @@ def generate(out: Path) -> list[Path]:
 
 
 def _check_defaults(document: Schema, read: Any) -> None:
-    """What a person reads in values.yaml is what the schema says."""
+    """Fail unless values.yaml has the defaults of the schema."""
     for path, value in values(document):
         found = read
         for step in path:

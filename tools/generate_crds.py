@@ -30,7 +30,7 @@ def generate(out: Path, templates: Path) -> list[Path]:
 
 
 def _kept(definition: dict[str, Any]) -> dict[str, Any]:
-    """As a template: uninstalling the chart must not take every tenant's objects along."""
+    """The CRD as a template of the chart. Uninstalling the chart must not delete every tenant's objects."""
     metadata = {**definition["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}
     return {**definition, "metadata": metadata}
 

@@ -1,6 +1,6 @@
 """Write docs/reference from the code (`make generate`): API, settings, metrics, errors, manifest fields, CRDs.
 
-What has no explanation where it is defined is refused here, so nothing stays unexplained. The result is committed;
+It fails for anything that has no explanation where it is defined. The result is committed;
 tests/repo writes it again and compares. `--out DIR` writes elsewhere.
 """
 
@@ -80,7 +80,7 @@ def settings_of(module: ModuleType) -> list[type[BaseSettings]]:
 
 
 def field_docstrings(kind: type) -> dict[str, str]:
-    """The string under each annotated field, for the class and those it derives from."""
+    """The string under each annotated field, of the class and its base classes."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.split(".")[0] not in PACKAGES:
@@ -148,7 +148,7 @@ def settings_page() -> str:
 
 
 def metrics_classes(package: str) -> Iterator[type]:
-    """Those of every module `metrics` in the package and in its subpackages."""
+    """The metrics classes of every module `metrics` in the package and its subpackages."""
     (folder,) = importlib.import_module(package).__path__
     for path in sorted(Path(folder).rglob("metrics.py")):
         name = ".".join((package, *path.relative_to(folder).with_suffix("").parts))
@@ -160,7 +160,7 @@ def metrics_classes(package: str) -> Iterator[type]:
 def metrics_of(package: str) -> list[list[str]]:
     rows: dict[str, list[str]] = {}
     for kind in metrics_classes(package):
-        # A registry for each: two classes of one package may have figures in common.
+        # Each class has its own registry: two classes of one package may have metrics in common.
         registry = CollectorRegistry(auto_describe=True)
         kind(registry)
         for collector in list(registry._collector_to_names):
@@ -194,7 +194,7 @@ def metrics_page() -> str:
 
 
 def errors_by_code() -> dict[str, type[MotetError]]:
-    """Those of every process, and those that only the gateway answers."""
+    """The errors of every process, and those that only the gateway answers with."""
     own = [kind for kind in vars(motet_gateway.errors).values() if inspect.isclass(kind)]
     return TABLE | {
         kind.mapping.code: kind
@@ -290,7 +290,7 @@ def api_page() -> str:
 
 
 def anchor(heading: str) -> str:
-    """As GitHub makes it."""
+    """The anchor that GitHub makes of a heading."""
     return re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-")
 
 
@@ -327,7 +327,7 @@ def header_table(headers: Schemas) -> str:
 
 
 def answer_rows(schema: Schema, schemas: Schemas) -> list[list[str]]:
-    """Without the column for defaults: an answer has none."""
+    """Remove the column of defaults: an answer has none."""
     return [[where, value, meaning] for where, value, _, meaning in schema_rows(schema, schemas)]
 
 
@@ -350,15 +350,15 @@ def dereferenced(schema: Schema, schemas: Schemas) -> Schema:
 
 
 def choices(schema: Schema) -> list[Schema]:
-    """What it may be beside null."""
+    """The schema of a field without null."""
     return [one for one in schema.get("anyOf", [schema]) if one != {"type": "null"}]
 
 
 def value_of(schema: Schema, schemas: Schemas) -> str:
-    """The type with its bounds, in words."""
+    """The type with its bounds, as text."""
     if "anyOf" in schema:
         said = " or ".join(value_of(one, schemas) for one in choices(schema))
-        # Of a field that may be left out, the page says once that null is the same.
+        # The page says once that null is the same as leaving a field out.
         return said + (" or null" if {"type": "null"} in schema["anyOf"] and "default" not in schema else "")
     schema = dereferenced(schema, schemas)
     if "enum" in schema or "const" in schema:
@@ -475,7 +475,7 @@ def described(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str
 
 
 def rules_of(schema: dict[str, Any]) -> list[list[str]]:
-    """What the API server asks, field by field."""
+    """What the API server checks, field by field."""
     rows = []
     for path, inner in [("", schema), *described(schema, "")]:
         for rule in inner.get("x-kubernetes-validations", []):

@@ -1,9 +1,9 @@
-"""Draw docs/images/terminal.svg: a terminal of somebody who tries the bundled model.
+"""Draws docs/images/terminal.svg: the terminal of a user who tries the bundled model.
 
     python -m tools.record_terminal [--out FILE] [--port 8000]
 
-It is a real run: COMMANDS are typed into a shell one after the other, and the picture shows what they printed. They
-have a state directory of their own, which the picture calls by its usual name. Run it again when a command changes or
+It is a real run: a shell gets COMMANDS one after the other, and the picture shows what they print. They use a separate
+state directory; the picture shows the usual name for it. Run it again when a command changes or
 prints something else.
 """
 
@@ -37,13 +37,13 @@ COMMANDS = (
     "motet down",
 )
 USUAL = "~/.local/share/motet"
-"""Where `motet up` keeps its state unless it is told otherwise."""
+"""The default state directory of `motet up`."""
 WIDTH = 110
 SECONDS = 300
 
 
 class CommandFailed(Exception):
-    """With what it printed."""
+    """A command failed. The message is what it printed."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Typed:
 
 
 def run_all(folder: Path, port: int) -> Iterator[Typed]:
-    """Raises CommandFailed. In each case nothing runs afterwards."""
+    """Run the commands. Raises CommandFailed. In either case nothing runs afterwards."""
     data = folder / "motet"
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MOTET_")}
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
@@ -87,7 +87,7 @@ def run(command: str, folder: Path, env: dict[str, str]) -> str:
 
 
 def drawn(session: list[Typed]) -> str:
-    """An SVG. Lines are cut where a terminal of that width would."""
+    """The picture as an SVG. Lines break where a terminal of that width breaks them."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False)
     for typed in session:
         console.print(Text.assemble(("$ ", "bold green"), (typed.command, "bold")), overflow="fold")
@@ -97,7 +97,7 @@ def drawn(session: list[Typed]) -> str:
                 console.print(Text(part), no_wrap=True)
         console.print()
     picture = console.export_svg(title=TITLE, unique_id="terminal")
-    # With fonts of the reader's own: a picture on a page loads nothing.
+    # Use fonts that the reader has: a picture on a page cannot load any.
     picture = re.sub(r" *@font-face \{.*?\}\n", "", picture, flags=re.DOTALL).replace("Fira Code, ", "")
     return "\n".join(line.rstrip() for line in picture.strip().split("\n")) + "\n"
 

@@ -1,7 +1,7 @@
-"""mypy, for `make lint`. In a fresh clone it begins with what it learned in another: seconds of CPU, not over a minute.
+"""Runs mypy for `make lint`. A fresh clone begins with the cache of another one: seconds of CPU instead of a minute.
 
-What it learned of a file counts while the file has the same hash, wherever it lies. Each checkout has a cache of its
-own, which begins as a copy: in one for all, checkouts that differ would take each other's place.
+mypy uses a cached result while the file has the same hash, in any folder. Each checkout has its own cache, which begins
+as a copy. In a shared cache, checkouts that differ would overwrite each other's results.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ KEPT = cache().parent / "mypy"
 
 
 def run(mypy: Sequence[str], own: Path = OWN, kept: Path = KEPT) -> int:
-    """Returns its status. A checkout without a cache takes the kept one, and keeps its own for the next."""
+    """Run mypy and return its status. A checkout without a cache copies the saved one, and saves its own afterwards."""
     fresh = not own.exists()
     if fresh and kept.exists():
         _copy(kept, own, lock=kept)
@@ -30,7 +30,7 @@ def run(mypy: Sequence[str], own: Path = OWN, kept: Path = KEPT) -> int:
 
 
 def _copy(source: Path, target: Path, *, lock: Path) -> None:
-    """Whole or not at all. Without room or rights there is none, and mypy takes its time."""
+    """Save the cache complete or not at all. Without disk space or permission there is none, and mypy takes longer."""
     unfinished = target.with_name(f"{target.name}.unfinished")
     with suppress(OSError):
         lock.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
     python -m tools.gate [--no-kube] [--leave-out-untouched] [--slowest N] [--rerun N] [-- arguments of pytest]
 
-What it does is decided in plan.py and untouched.py, and what came of it in closing.py; lanes.py runs it.
+plan.py and test_selection.py decide what to run, lanes.py runs it, and summary.py counts the results.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def names_paths(arguments: list[str]) -> bool:
 
 
 def untouched(machine: str) -> list[SelectionResult]:
-    """By the commit that the caller says was green, or else by those that were green on this machine."""
+    """What has changed since the commit that the caller says was green, or else since those that were green here."""
     base = os.environ.get(BASE)
     if base:
         return verdicts(dict.fromkeys((family.name for family in FAMILIES), change.since(base)))
@@ -72,7 +72,7 @@ def keep(chosen: RunPlan, ran: list[LaneResult], seconds: float, machine: str, c
 
 
 def again(ran: list[LaneResult], most: int) -> LaneResult | None:
-    """Run once more what failed, with nothing beside it, if it lies in few files."""
+    """If all failures are in few files, run these tests once more, with nothing beside them."""
     failed = [test for one in ran for test in one.failed]
     counts = sum((one.counts for one in ran), Counter[str]())
     if not all(one.came_to_its_end for one in ran) or not may_run_again(failed, counts, most):
@@ -85,7 +85,7 @@ def again(ran: list[LaneResult], most: int) -> LaneResult | None:
 
 
 def close(chosen: RunPlan, ran: list[LaneResult], once_more: LaneResult | None, seconds: float, count: int) -> int:
-    """Say what came of it. Returns the exit status."""
+    """Print the summary. Returns the exit status."""
     if count:
         say(f"The {count} slowest tests:")
         for line in slowest({name: took for one in ran for name, took in one.tests.items()}, count):

@@ -15,11 +15,11 @@ class _Refused(Exception):
 
 
 def since(commit: str) -> Change:
-    """With all that is not committed. Not known where the commit is not among those of this checkout."""
+    """The changes since a commit, with those that are not committed. Unknown if this checkout lacks the commit."""
     short = commit[:12] if re.fullmatch(r"[0-9a-f]{40}", commit) else commit
     try:
         _git("merge-base", "--is-ancestor", f"{commit}^{{commit}}", "HEAD")
-        # A file that moves is two: the old name may be what somebody imports.
+        # A moved file counts as two files: a test may still import the old name.
         changed = _git("diff", "--name-only", "--no-renames", "-z", f"{commit}^{{commit}}", "--")
         return Change(tuple(sorted({*_names(changed), *_names(_untracked())})), f"since {short}")
     except _Refused:
@@ -27,7 +27,7 @@ def since(commit: str) -> Change:
 
 
 def committed() -> str | None:
-    """The commit that this checkout is, with nothing changed."""
+    """The commit of this checkout, if nothing has changed since."""
     try:
         commit = _git("rev-parse", "--verify", "HEAD").strip()
         return None if _git("diff", "--name-only", "HEAD", "--") or _untracked() else commit
@@ -36,7 +36,7 @@ def committed() -> str | None:
 
 
 def machine(*, own_cluster: bool) -> str:
-    """What a test finds beside the checkout. What was green on another machine may be red here."""
+    """What tests find outside of the checkout. A test that was green on another machine may be red here."""
     packages = sorted(f"{one.name} {one.version}" for one in importlib.metadata.distributions())
     said = "\n".join((sys.version, platform.platform(), f"own cluster: {own_cluster}", *packages))
     return hashlib.sha256(said.encode()).hexdigest()[:16]
@@ -51,7 +51,7 @@ def _names(listed: str) -> list[str]:
 
 
 def _git(*arguments: str) -> str:
-    """In the folder that the tests run in, which is the top of the checkout."""
+    """Run git in the folder in which the tests run: the top of the checkout."""
     try:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:

@@ -1,4 +1,4 @@
-"""Lanes of tests as processes: each one pytest, its lines printed as they come."""
+"""Runs each lane of tests as a pytest process, and prints its lines as they come."""
 
 import asyncio
 import os
@@ -29,9 +29,9 @@ class LaneResult:
     bad: list[str]
     """The lines that name what failed."""
     tests: dict[str, float]
-    """Seconds of each."""
+    """The seconds of each test."""
     not_passed: set[str] = field(default_factory=set)
-    """Files in which something failed, broke or was skipped."""
+    """Files in which a test failed, broke or was skipped."""
     failed: list[str] = field(default_factory=list)
     """Tests that failed or could not be set up."""
 
@@ -51,13 +51,13 @@ class Lanes:
         self._stopped = False
 
     async def run(self) -> list[LaneResult]:
-        """All of them, some side by side: who waits follows whoever ends first. On one core one after the other."""
+        """Run all lanes, some side by side: when one ends, the next one begins. On one core, one after the other."""
         for one in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(one, self._stop)
         return list(await asyncio.gather(*map(self._run, self._lanes)))
 
     def _stop(self) -> None:
-        """However this program is stopped, to its lanes it is ctrl-C: a pytest that is killed leaves processes."""
+        """Send ctrl-C to every lane, however this program is stopped: a killed pytest would leave processes behind."""
         self._stopped = True
         for process in self._processes:
             if process.returncode is None:
@@ -78,7 +78,7 @@ class Lanes:
             status = await process.wait()
             ended = report.exists()
             said = ET.parse(report).getroot() if ended else ET.Element("nothing")  # noqa: S314 pytest wrote it
-        if not ended:  # whatever its status says
+        if not ended:  # the status alone is not enough
             bad.append(f"ERROR the lane {lane.name} ended with status {status} before its tests had")
             counts, status = Counter({"error": 1}), status or 1
         seconds = time.monotonic() - began
@@ -87,7 +87,7 @@ class Lanes:
 
     async def _start(self, lane: Lane, report: Path) -> asyncio.subprocess.Process:
         threads = max(1, self._cores // self._side_by_side)
-        # Two runs would write over each other's cache, in which each keeps what failed.
+        # A shared cache would not work: each run stores there which tests failed.
         own = ("-o", f"cache_dir=.pytest_cache/{lane.name}", "-o", "junit_family=xunit1", f"--junitxml={report}")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "pytest", *lane.arguments, *own),
@@ -96,7 +96,7 @@ class Lanes:
             stderr=asyncio.subprocess.STDOUT,
             env={"OMP_NUM_THREADS": str(threads)} | os.environ,
             limit=LONGEST_LINE,
-            process_group=0,  # what a terminal sends comes through `_stop`, and once
+            process_group=0,  # a terminal's ctrl-C reaches the lanes through `_stop`, once
         )
         self._processes.append(process)
         return process

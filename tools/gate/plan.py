@@ -1,4 +1,4 @@
-"""What `make test` runs, in which lanes, and what it leaves out and why. Pure: the machine in, a plan out."""
+"""Decides what `make test` runs, in which lanes, and what it leaves out and why. Pure: facts in, a plan out."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,29 +13,29 @@ LANES = {
     "charts": ("tests/kube/releases",),
     "images": ("tests/images",),
 }
-"""In the order in which they begin, the longest first: then none is left alone at the end. What lies in the folder of
-one and is named by another is run by the other. Each lane of a cluster has a control plane of its own."""
+"""The lanes in the order in which they begin. The longest is first, so that none runs alone at the end. If a lane names
+a folder inside another lane's folder, only the first one runs it. Each lane of a cluster has its own control plane."""
 OF_A_CLUSTER = "tests/kube"
 SIDE_BY_SIDE = 3
-"""As many lanes run at a time: two do not keep two cores busy, since tests wait for processes."""
+"""How many lanes run at a time. Two would not keep two cores busy, since tests wait for processes."""
 IN_FILE_ORDER = ("-p", "no:randomly")
-"""The tests of a module of the cluster share one installation, and all share one control plane: each new order of them
-finds what one leaves to the next, which no user meets, in place of defects. All other tests stay in any order."""
+"""Tests of a cluster run in file order: those of a module share one installation, and all share one control plane. A
+random order would find what one test leaves behind for the next, not defects. All other tests run in any order."""
 BUILD_MINUTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """What is known of it before anything runs."""
+    """What is known about the machine before anything runs."""
 
     missing_tools: tuple[str, ...] = ()
-    """Kubernetes tools that have not been built here."""
+    """Kubernetes tools that are not built on this machine."""
     go: bool = True
     root: bool = True
     own_cluster: bool = True
-    """False: the tests shall run against the caller's cluster."""
+    """False if the tests use the caller's cluster."""
     strict: bool = False
-    """With CI set: a test that lacks something fails instead of being skipped."""
+    """True if CI is set: a test that lacks something fails instead of being skipped."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class RunPlan:
     notes: tuple[str, ...] = ()
     """What is left out and why, and what takes long before the first test."""
     whole: bool = True
-    """Nobody asked for a part of it."""
+    """Whether all tests were asked for, not a part of them."""
     left_out: tuple[SelectionResult, ...] = ()
-    """What the change cannot touch."""
+    """Families of tests that the change cannot affect."""
 
     @property
     def kind(self) -> str:
@@ -72,8 +72,8 @@ def plan(
     paths: bool = False,
     untouched: Sequence[SelectionResult] = (),
 ) -> RunPlan:
-    """`asked` is passed to pytest. `paths`: it names what to run itself, which is one lane then. `untouched` says what
-    may be left out of all tests."""
+    """`asked` is passed to pytest. If it names paths, `paths` is true and one lane runs them. `untouched` says which
+    families may be left out when all tests run."""
     marks = "not soak" if kube else "not soak and not kube"
     common = ("-m", marks)
     notes = ["Left out: tests marked soak, which run for hours (make soak)."]
@@ -98,7 +98,7 @@ def plan(
 
 
 def alone(tests: Sequence[str]) -> Lane:
-    """Once more, with nothing beside it: what passes then failed in the crowd that lanes are."""
+    """The lane that runs failed tests once more, with nothing beside them: some fail only on a busy machine."""
     return Lane("again", tuple(tests))
 
 
@@ -131,16 +131,16 @@ def _about_the_cluster(machine: MachineFacts) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run left for the next one to say."""
+    """What a run has stored for the next one."""
 
     seconds: float
     lanes: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, float] = field(default_factory=dict)
-    """Of each file of tests."""
+    """The seconds of each file of tests."""
 
 
 def announced(chosen: RunPlan, last: RunRecord | None) -> list[str]:
-    """What a person reads before the first test."""
+    """The lines that are printed before the first test."""
     lanes = [
         f"Lane {lane.name}: pytest {' '.join(map(_quoted, lane.arguments))}{_took(lane.name, last)}"
         for lane in chosen.lanes

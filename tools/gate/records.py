@@ -1,4 +1,4 @@
-"""How long the last runs took, and what was green when, kept outside the tree: a checkout of CI lives for one run."""
+"""Stores how long the last runs took, and what was green when. It lies outside the tree: CI deletes its checkouts."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from tools.kube.binaries import cache
 
 FILE = cache().parent / "tests.json"
 GREEN = "green"
-"""Beside the kinds of runs."""
+"""This key stands beside the kinds of runs."""
 
 
 def read(kind: str) -> RunRecord | None:
@@ -26,7 +26,7 @@ def write(kind: str, record: RunRecord) -> None:
 
 
 def green(machine: str) -> dict[str, str]:
-    """The commit at which each family of tests was green last on this machine, by the family's name."""
+    """For each family of tests, the commit at which it was last green on this machine."""
     try:
         kept = json.loads(FILE.read_text())[GREEN]
         return dict(kept["commits"]) if kept["machine"] == machine else {}
@@ -35,7 +35,7 @@ def green(machine: str) -> dict[str, str]:
 
 
 def write_green(machine: str, families: Iterable[str], commit: str) -> None:
-    """Those of another machine go: it will not come again."""
+    """Records of another machine are removed, since they are of no use here."""
     commits = green(machine) | dict.fromkeys(families, commit)
     _write(GREEN, {"machine": machine, "commits": commits})
 

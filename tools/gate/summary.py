@@ -1,4 +1,4 @@
-"""What several runs of pytest come to: one closing line in its own form, one exit status, the slowest tests. Pure."""
+"""Joins several runs of pytest into one closing line in its form, one exit status, and the slowest tests. Pure."""
 
 import re
 from collections import Counter, defaultdict
@@ -10,15 +10,15 @@ NOTHING_RAN = 5
 ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warning", "error", "rerun")
 COUNTED_IN_PLURAL = ("warning", "error")
 NOT_PASSED = ("failure", "error", "skipped")
-"""What a JUnit report says of a test that has not passed."""
+"""The elements with which a JUnit report marks a test that has not passed."""
 AFTER_IT = "failed on teardown"
-"""How a JUnit report of pytest begins an error that came after the test itself."""
+"""How a JUnit report of pytest begins an error of a teardown."""
 
 _CLOSING = re.compile(r"^=* ?(?P<counts>(?:\d+ \w+(?:, )?)+|no tests ran) in [\d.]+s(?: \([\d:]+\))? ?=*$")
 
 
 def counts_of(line: str) -> Counter[str] | None:
-    """What a closing line of pytest counts; None for any other line."""
+    """The counts in a closing line of pytest; None for any other line."""
     found = _CLOSING.match(line.strip())
     if found is None:
         return None
@@ -36,13 +36,13 @@ def closing_line(counts: Mapping[str, int], seconds: float, *, width: int = 80) 
 
 
 def exit_status(of_lanes: Sequence[int]) -> int:
-    """As of one run. A lane in which nothing was selected says nothing, unless it is so in all."""
+    """One exit status for all lanes. A lane that selected no test counts only if all lanes selected none."""
     ran = [status for status in of_lanes if status != NOTHING_RAN]
     return max(ran, key=lambda status: (status != 0, abs(status))) if ran else NOTHING_RAN
 
 
 def seconds_of_tests(report: Element) -> dict[str, float]:
-    """Of each test in a JUnit report of pytest, by its name as a person would type it."""
+    """The seconds of each test in a JUnit report of pytest, by the name that pytest takes."""
     seconds = defaultdict[str, float](float)
     for case in report.iter("testcase"):
         seconds[f"{_file(case)}::{case.get('name', '')}"] += float(case.get("time", 0))
@@ -57,13 +57,13 @@ def seconds_of_files(tests: Mapping[str, float]) -> dict[str, float]:
 
 
 def files_not_passed(report: Element) -> set[str]:
-    """Of a JUnit report: where something failed, broke or was skipped."""
+    """The files of a JUnit report in which a test failed, broke or was skipped."""
     cases = [case for case in report.iter("testcase") if any(case.find(how) is not None for how in NOT_PASSED)]
     return {_file(case) for case in cases}
 
 
 def failed_tests(report: Element) -> list[str]:
-    """Of a JUnit report: what failed or could not be set up. Not what only left something broken behind."""
+    """The tests of a JUnit report that failed or could not be set up. A broken teardown alone does not count."""
     cases = [
         case
         for case in report.iter("testcase")
@@ -74,14 +74,14 @@ def failed_tests(report: Element) -> list[str]:
 
 
 def may_run_again(failed: Collection[str], counts: Mapping[str, int], most: int) -> bool:
-    """Whether what failed lies in few files, since one fixture may serve all tests of its file, and is all that went
-    wrong: a broken teardown is excused by nothing."""
+    """Whether all failures are tests in few files (one fixture may serve all tests of its file). A broken teardown is
+    never run again."""
     files = {test.partition("::")[0] for test in failed}
     return 0 < len(files) <= most and len(failed) == counts.get("failed", 0) + counts.get("error", 0)
 
 
 def passed_again(counts: Mapping[str, int], tests: int) -> Counter[str]:
-    """As pytest counts tests that were run once more and passed."""
+    """The counts with tests that passed when run once more, as pytest counts them."""
     rest = Counter({word: count for word, count in counts.items() if word not in ("failed", "error")})
     return rest + Counter(passed=tests, rerun=tests)
 
@@ -92,8 +92,8 @@ def slowest(tests: Mapping[str, float], count: int) -> Iterable[str]:
 
 
 def _file(case: Element) -> str:
-    """That pytest runs. A report names the one in which the function is written, which may be of a class that others
-    inherit."""
+    """The file that pytest runs. A report names the file in which the function is written, which may be that of a base
+    class."""
     names = case.get("classname", "").split(".")
     module = next((number for number, name in enumerate(names, 1) if name.startswith("test_")), 0)
     return "/".join(names[:module]) + ".py" if module else case.get("file", "")

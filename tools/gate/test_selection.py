@@ -1,7 +1,7 @@
-"""Slow tests of things that a change cannot touch. Pure: what has changed in, what may be left out and why.
+"""Decides which slow tests a change cannot affect. Pure: changes in; out, what may be left out and why.
 
-Only `.ci/run` asks; `make test` runs everything. A path that no rule knows, or a change that is not known, leaves out
-nothing. `tests/repo/test_untouched.py` holds each family against what its tests import, start and read.
+Only `.ci/run` leaves tests out; `make test` runs everything. If a path is in no rule, or the change is unknown, nothing
+is left out. `tests/repo/test_untouched.py` compares each family with what its tests import, start and read.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +12,7 @@ KNOWN = (
     *("services/", "operator/", "cli/", "kernels/", "charts/", "crds/", "docs/", "examples/", "benchmarks/", "tests/"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
 )
-"""Where a family can say what touches it. All else, such as the versions in pyproject.toml, or tools/, touches all."""
+"""The paths that families list. Any other path, such as pyproject.toml or tools/, affects all families."""
 
 EVERY_TEST = (
     "tests/__init__.py",
@@ -27,25 +27,25 @@ A_CLUSTER = (
     "services/common/motet/keys.py",
     *("services/*/Dockerfile", "operator/Dockerfile"),
 )
-"""What starts the control plane and its nodes, says which images there are, and asks a gateway there."""
+"""Code that starts the control plane and its nodes, lists the images, and sends requests to a gateway."""
 AN_OPERATOR = (*A_CLUSTER, "services/common/", "operator/", "crds/")
 HELPERS = ("tests/", "services/*/Dockerfile", "operator/Dockerfile")
-"""Of all tests: what starts the product leans on many."""
+"""The helpers of all tests: tests that start the product use many of them."""
 THE_PRODUCT = ("services/", "operator/", "cli/", "kernels/", "examples/")
 PACKAGES = tuple(f"{folder}/{name}" for folder in ("*/*", "services/*/*") for name in ("__init__.py", "__main__.py"))
 
 
 @dataclass(frozen=True)
 class Family:
-    """Tests that one change touches together."""
+    """Tests that the same changes affect."""
 
     name: str
     what: str
     tests: tuple[str, ...]
     """Files, and folders with a slash at their end."""
     touched_by: tuple[str, ...]
-    """Files, folders with a slash at their end, patterns of one name for each name. A file of tests touches itself
-    alone, unless it is named here: whoever imports one says so."""
+    """Files, folders with a slash at their end, or patterns with one part for each folder. A file of tests affects only
+    itself, unless it is listed here: a family lists each test file that it imports."""
 
     def is_touched_by(self, path: str) -> bool:
         is_of_tests = path.startswith("tests/") and path.rpartition("/")[2].startswith("test_")
@@ -131,12 +131,12 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Change:
-    """What has changed since everything that is asked about was green."""
+    """What has changed since a family was green."""
 
     paths: tuple[str, ...] | None
-    """None: not known."""
+    """The changed paths; None if they are unknown."""
     said: str
-    """Since when; or why it is not known."""
+    """The commit since which they changed, or why they are unknown."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class SelectionResult:
 
 
 def verdicts(changes: Mapping[str, Change], families: Sequence[Family] = FAMILIES) -> list[SelectionResult]:
-    """`changes` by the name of the family."""
+    """One verdict for each family. `changes` has the family's name as its key."""
     return [_verdict(family, changes[family.name]) for family in families]
 
 
@@ -165,7 +165,7 @@ def _verdict(family: Family, change: Change) -> SelectionResult:
 
 
 def green(not_left_out: Sequence[Family], ran: Collection[str], not_passed: Collection[str]) -> list[Family]:
-    """Those of which all has run, and passed. `ran` and `not_passed` are files of tests."""
+    """The families whose tests have all run and passed. `ran` and `not_passed` are files of tests."""
     return [
         family
         for family in not_left_out

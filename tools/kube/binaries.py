@@ -1,7 +1,7 @@
-"""The Kubernetes tools of the cluster tests: what they are, which Go module builds each, and where they lie.
+"""The Kubernetes tools of the cluster tests: which there are, which Go module builds each, and where they lie.
 
-Looked for in the order that users of envtest know: `TEST_ASSET_KUBE_APISERVER` and its like name one file,
-`KUBEBUILDER_ASSETS` a folder, and else it is our own build (`make kube`) in the user's cache.
+The order is that of envtest: variables such as `TEST_ASSET_KUBE_APISERVER` name one file, `KUBEBUILDER_ASSETS` names a
+folder; without them, it is our own build (`make kube`) in the user's cache.
 """
 
 import hashlib
@@ -17,15 +17,15 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Module:
-    """A Go module beside this file. Each has its own dependency graph: they were tested with different versions."""
+    """A Go module beside this file. Each has its own dependencies: each was tested with other versions of them."""
 
     name: str
     release: str
     """The module path whose version is the version of these tools."""
     packages: tuple[tuple[str, str], ...]
-    """The tools: file name, and Go package of its main."""
+    """The tools: each file name with the Go package of its main function."""
     stamped: tuple[str, ...] = ()
-    """Linker variables, with {version}, {major} and {minor}, of tools whose source does not know its version."""
+    """Linker variables, with {version}, {major} and {minor}, for tools whose source does not contain the version."""
 
     @property
     def folder(self) -> Path:
@@ -48,7 +48,7 @@ class Module:
 
     @cached_property
     def built(self) -> Path:
-        """The folder of what is built from exactly these files; another state of them has another folder."""
+        """The folder of the tools built from exactly these files. If a file changes, the folder is another one."""
         state = "\0".join((self._text("go.mod"), self._text("go.sum"), *self.flags, platform.machine()))
         return cache() / f"{self.name}-{self.version}-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
 
@@ -77,7 +77,7 @@ KUBERNETES = Module(
         ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
         ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ),
-    # Both: servers read the first, clients (their user agent, kubectl's own version) the second.
+    # Set both: servers read the first, clients (user agent, `kubectl version`) read the second.
     stamped=_kubernetes_version("k8s.io/component-base/version") + _kubernetes_version("k8s.io/client-go/pkg/version"),
 )
 HELM = Module(
@@ -100,25 +100,25 @@ def cache() -> Path:
 
 
 def uses_existing_cluster() -> bool:
-    """Whether the tests shall run against the cluster of the caller's own kubeconfig."""
+    """Whether the tests run against the cluster of the caller's kubeconfig."""
     return os.environ.get("USE_EXISTING_CLUSTER", "").lower() in {"1", "true", "yes"}
 
 
 def given(tool: str) -> Path | None:
-    """What the environment says this tool is. Raises FileNotFoundError for a file that is named and is not there."""
+    """The file that the environment names for this tool. Raises FileNotFoundError if that file doesn't exist."""
     variable = f"TEST_ASSET_{tool.upper().replace('-', '_')}"
     if named := os.environ.get(variable):
         if not os.access(named, os.X_OK):
             raise FileNotFoundError(f"{variable} names {named}, which is not there or cannot be executed")
         return Path(named)
     if folder := os.environ.get("KUBEBUILDER_ASSETS"):
-        # envtest's folders hold an API server, etcd and kubectl; what they lack is built.
+        # envtest's folders have an API server, etcd and kubectl; the other tools are built.
         inside = Path(folder) / tool
         return inside if os.access(inside, os.X_OK) else None
     return None
 
 
 def find(tool: str) -> Path | None:
-    """Where this tool lies, or None when it must be built first. Raises FileNotFoundError like `given`."""
+    """The file of this tool, or None if it must be built first. Raises FileNotFoundError like `given`."""
     (built,) = (module.built / tool for module in MODULES if tool in dict(module.packages))
     return given(tool) or (built if built.exists() else None)

@@ -1,9 +1,9 @@
 """Build the Kubernetes tools of the cluster tests into the user's cache (`make kube`). Run from the repository's root:
 `python -m tools.kube.build [tool ...]`.
 
-Sources come through the ordinary Go client and are checked against the go.sum files beside this one. Nothing is built
-that is current or that the environment names (see locate.py). Each file appears whole or not at all, and of several
-builds at a time one works and the others wait for it.
+The Go client downloads the sources and checks them against the go.sum files beside this one. A tool is not built if it
+is current, or if the environment names it (see binaries.py). Each file appears complete or not at all. Of several
+builds at the same time, one works and the others wait for it.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """The kernel gives the lock back when its holder ends, however it ends."""
+    """A lock that the kernel releases when its process ends, also if it is killed."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as lock:
         try:
@@ -49,7 +49,7 @@ def build(module: Module, tool: str, package: str) -> None:
     subprocess.run(
         ["go", "build", *module.flags, "-o", partial, package],
         cwd=module.folder,
-        # A module beside a go.work of the caller's is no part of it, and C compilers differ.
+        # The module is not part of a go.work of the caller, and C compilers differ.
         env=os.environ | {"CGO_ENABLED": "0", "GOWORK": "off"},
         check=True,
     )
@@ -82,7 +82,7 @@ def main() -> None:
     say("From nothing that takes about eight minutes on two cores, 1.2 GB of sources and 4 GB of Go's build cache.")
     with locked(cache() / "lock"):
         for module, tool, package in all_tools:
-            # Asked again: another build may have made it while this one waited.
+            # Look again: another build may have made it while this one waited.
             if tool in missing and find(tool) is None:
                 build(module, tool, package)
 

@@ -1,4 +1,4 @@
-"""Keep the replace lines of kubernetes/go.mod equal to what Kubernetes itself asks for.
+"""Keeps the replace lines of kubernetes/go.mod equal to what Kubernetes itself requires.
 
 Kubernetes requires its staging modules (k8s.io/api and so on) at v0.0.0 and replaces them with folders of its own tree.
 Go ignores the replace lines of a dependency, so a module that builds Kubernetes says where each of them is published:
@@ -30,8 +30,8 @@ def parsed(mod: Path) -> dict[str, Any]:
 
 
 def published(version: str, *, offline: bool = False) -> Path | None:
-    """Where Go keeps the go.mod of this Kubernetes. Offline, None when it was never downloaded."""
-    # Asked outside of our module, which may not resolve yet.
+    """The go.mod of this Kubernetes in Go's cache. None if offline and it was never downloaded."""
+    # Run it outside of our module, which may not resolve yet.
     with tempfile.TemporaryDirectory() as outside:
         command = ["go", "list", "-m", "-f", "{{.GoMod}}", f"{KUBERNETES}@{version}"]
         env = os.environ | ({"GOPROXY": "off"} if offline else {})
@@ -52,7 +52,7 @@ def required(mod: dict[str, Any]) -> dict[str, str]:
 
 
 def wanted(mod_of_kubernetes: dict[str, Any], version: str) -> Replaces:
-    """Exactly v0.0.0: a pseudo-version such as that of k8s.io/utils is published and stays as it is."""
+    """Only v0.0.0 is replaced: a pseudo-version, such as that of k8s.io/utils, is published and stays."""
     staging = [
         path for path, at in required(mod_of_kubernetes).items() if path.startswith("k8s.io/") and at == "v0.0.0"
     ]
