@@ -1,6 +1,7 @@
-"""Every benchmark, one after the other: `python -m benchmarks [arguments for each]`.
+"""Runs every benchmark, one after the other: `python -m benchmarks [arguments for each]`.
 
-What lacks hardware or a peer is skipped and says why. All are run whatever comes of one; the status is the worst.
+A benchmark that lacks hardware or a peer is skipped and says why. All run, also after one has failed; the status is the
+worst one.
 """
 
 import subprocess
@@ -16,7 +17,7 @@ OUTCOMES = {0: "holds", MISSED: "MISSED", SKIPPED: "skipped"}
 
 
 def run_all(commands: dict[str, Sequence[str]]) -> int:
-    """Runs each, by its name; gives 0, or 1 when one of them missed a target or failed."""
+    """Run each benchmark. Returns 0, or 1 if one of them missed a target or failed."""
     outcomes = {}
     for name, command in commands.items():
         print(f"== {name}", flush=True)

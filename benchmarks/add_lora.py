@@ -1,7 +1,7 @@
-"""What add_lora costs, against a loop over adapters and against the base's own linear.
+"""Measures add_lora against a loop over adapters and against the linear of the base model.
 
-The loop multiplies the rows of one adapter after the other, as one would write it first; the linear is what every row
-costs anyway. Each alternates with add_lora in this process, on one thread. Nothing here needs a GPU, or uses one.
+The loop multiplies the rows of one adapter after the other: the simplest way to write it. Every row needs the linear in
+any case. Each of the two alternates with add_lora in this process, on one thread. No GPU is needed or used.
 
     python -m benchmarks.add_lora [--width 1024] [--rank 16] [--calls 20] [--pairs 10] [--json]
 """
@@ -27,7 +27,7 @@ ROWS = (1, 8, 32)
 
 @dataclass(frozen=True)
 class Variants:
-    """The same product by each way: what add_lora is measured against, and itself."""
+    """The same product in three ways: add_lora and its two baselines."""
 
     ours: Callable[[], object]
     loop: Callable[[], object]
@@ -59,7 +59,7 @@ def sides(traffic: str, rows: int, width: int, rank: int) -> Variants:
 
 
 def microseconds(do: Callable[[], object], calls: int) -> Measure:
-    """The median of so many calls."""
+    """The median time of `calls` calls."""
 
     async def measure() -> float:
         taken = []

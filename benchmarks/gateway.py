@@ -1,9 +1,9 @@
-"""What the gateway costs, against a bare ASGI application that echoes a body of the same size.
+"""Measures the gateway against a bare ASGI application that echoes a body of the same size.
 
-The gateway is the real process; behind it a cluster in miniature over real gRPC, in a process of its own, answers with
-16 tokens in 16 steps that 16 requests share. The echo is a real uvicorn too. The load comes from this process, over
-kept-alive connections. What a key costs is measured in this process: reading the head of a request and finding out who
-asks, with a key among ten thousand and without; and refusing one whose secret is wrong, against one that nobody has.
+The gateway is the real process. Fake services in another process answer over real gRPC, with 16 tokens in 16 steps that
+16 requests share. The echo runs in a real uvicorn, too. This process sends the load over connections that it keeps
+open. It also measures API keys, in this process: reading the head of a request and finding the caller, with one of ten
+thousand keys and without a key; and refusing a key with a wrong secret, against a key that does not exist.
 
     python -m benchmarks.gateway [--requests 400] [--pairs 8] [--json]
 """
@@ -42,9 +42,9 @@ CPU_BUDGET_US = 800
 AUTH_BUDGET_US = 15
 AUTH_KEYS, AUTH_REQUESTS, AUTH_TURNS = 10_000, 200, 50
 REFUSED_BUDGET_US = 100
-"""So that 10,000 wrong keys a second leave time for others."""
+"""With this target, 10,000 wrong keys a second leave time for other requests."""
 REFUSED_APART = 0.1
-"""Of the time that refusing takes: who asks over a network sees no less than that."""
+"""A share of the time that refusing takes. A client cannot measure smaller differences over a network."""
 LATENCY_BUDGET_MS = 5
 READY_SECONDS = 60
 
@@ -129,7 +129,7 @@ def free_port() -> int:
 
 
 class BenchConnection:
-    """Just enough of HTTP/1.1 to cost nearly nothing beside what is measured."""
+    """A minimal HTTP/1.1 client. It costs nearly nothing compared with what is measured."""
 
     def __init__(self, port: int, body: dict[str, object]) -> None:
         content = json.dumps(body).encode()
@@ -171,7 +171,7 @@ async def connections(port: int, body: dict[str, object]) -> AsyncIterator[list[
 
 
 async def saturate(opened: list[BenchConnection], requests: int) -> None:
-    """As fast as the connections go, one request after the other on each."""
+    """Send as fast as possible, one request after the other on each connection."""
 
     async def one(connection: BenchConnection) -> None:
         for _ in range(requests // len(opened)):
@@ -181,7 +181,7 @@ async def saturate(opened: list[BenchConnection], requests: int) -> None:
 
 
 async def paced(port: int, seconds: float) -> list[float]:
-    """Latencies of single-token requests that arrive evenly, each on a free connection."""
+    """The latencies of single-token requests that arrive evenly, each on a free connection."""
     body = BODY | {"max_tokens": 1}
     latencies: list[float] = []
     async with connections(port, body) as opened:
@@ -244,8 +244,8 @@ class Head:
 
 
 class AuthenticationCost:
-    """Measures microseconds of CPU time per request that it takes to read its head and to find out who asks, or to
-    `send` that nobody knows."""
+    """Measures microseconds of CPU time per request, to read its head and find the caller, or to refuse a key that does
+    not exist."""
 
     def __init__(self, access: "KeyAccess", key: keys.PresentedKey | None, send: "Send | None" = None) -> None:
         from prometheus_client import CollectorRegistry
@@ -290,7 +290,7 @@ async def _refused(message: "Message") -> None:
 
 
 class ManyKeys:
-    """As a gateway with many tenants reads them."""
+    """The keys that a gateway with many tenants reads."""
 
     def __init__(self) -> None:
         now = datetime.now(UTC)

@@ -1,9 +1,9 @@
-"""How all benchmarks measure, and how they say what they found.
+"""How all benchmarks measure and print their results.
 
-Two things are compared in one process, alternating A B B A, so that a machine that grows slower meets both alike. What
-counts is the median of the paired ratios, with its spread. While a pair runs, the CPU time that other processes take is
-watched; a disturbed pair is thrown away and measured again. On a machine that never is quiet the least disturbed pairs
-are kept, and the report says so.
+One process compares two things, alternating A B B A, so that a machine that becomes slower affects both alike. The
+result is the median of the paired ratios, with its spread. While a pair runs, the harness measures the CPU time of
+other processes; it discards a disturbed pair and measures again. On a machine that is never quiet it keeps the least
+disturbed pairs, and the report says so.
 
 With `--json` the last line printed is one object: {"benchmark", "machine", "results": [{"name", "value", "unit",
 "target", "holds"}]}; a result that was measured in pairs has "against" {"baseline", "ratio", "spread", "pairs",
@@ -27,24 +27,24 @@ from typing import Any, NoReturn
 import psutil
 
 QUIET_SHARE = 0.10
-"""Of all cores' time, what others may take in a pair. A background daemon stays below; a build or a second benchmark
-does not."""
+"""The share of all cores' time that other processes may take in a pair. A background daemon takes less; a build or a
+second benchmark takes more."""
 
 MISSED, SKIPPED = 3, 77
-"""Exit statuses: a traceback ends with 1, and 77 is what automake says."""
+"""Exit statuses. 1 is that of a traceback; 77 is automake's status for a skipped test."""
 
 
 @dataclass(slots=True)
 class OtherLoad:
-    """The share of all cores' time that went to processes which are not part of the measurement."""
+    """The share of all cores' time that processes outside of the measurement took."""
 
     share: float = 0.0
 
 
 @contextmanager
 def measuring_other_load(own: Iterable[psutil.Process] = ()) -> Iterator[OtherLoad]:
-    """Fills in the share when the block ends. `own` are processes that belong to the measurement beside this one, and
-    so does every child that ends within the block and is waited for."""
+    """Computes the share when the block ends. The measurement includes this process, the processes `own`, and every
+    child that ends within the block and is waited for."""
     processes = [psutil.Process(), *own]
     foreign = OtherLoad()
     busy, ours, began = _busy_seconds(), _seconds_of(processes), time.perf_counter()
@@ -61,13 +61,13 @@ def cpu_seconds(process: psutil.Process) -> float:
     if sys.platform != "linux":
         times = process.cpu_times()
         return float(times.user + times.system)
-    # The process' own CPU clock, as clock_getcpuclockid(3) makes its number: nanoseconds, where /proc has ticks.
+    # The CPU clock of the process, numbered as in clock_getcpuclockid(3): nanoseconds, where /proc has ticks.
     return time.clock_gettime((~process.pid << 3) | 2)
 
 
 def _busy_seconds() -> float:
     times = psutil.cpu_times()
-    # Guests are counted in user time already; time stolen by other machines disturbs like any other.
+    # User time includes guests already. Time stolen by other machines disturbs like that of processes.
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
@@ -78,7 +78,7 @@ def _seconds_of(processes: Sequence[psutil.Process]) -> float:
 
 @dataclass(slots=True)
 class Pairs:
-    """What alternating brought: one value of each side per pair."""
+    """The values of both sides, one of each per pair."""
 
     a: list[float] = field(default_factory=list)
     b: list[float] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Pairs:
         return percentile(self.ratios, 0.1), percentile(self.ratios, 0.9)
 
     def beside(self, a: list[float], b: list[float]) -> "Pairs":
-        """Another figure of the same pairs: what disturbed the one disturbed the other."""
+        """Another figure of the same pairs, which has the same disturbances."""
         return replace(self, a=a, b=b)
 
     def __str__(self) -> str:
@@ -120,8 +120,8 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One figure. `target` says in words what was promised; `holds` is None where nothing was. `baseline` names what
-    the other side of its pairs was."""
+    """One figure. `target` is its target as text; `holds` is None if it has none. `baseline` names the other side of
+    its pairs."""
 
     name: str
     value: float
@@ -165,9 +165,9 @@ async def alternate(
     quiet_share: float = QUIET_SHARE,
     turns: int = 1,
 ) -> Pairs:
-    """Measure A B, B A, A B … until enough quiet pairs are there, at most `attempts` (three times as many). Of a pair
-    with several `turns` the medians count: where both sides take milliseconds, a core that is slow for half a second
-    would fall on one of them."""
+    """Measure A B, B A, A B … until there are enough quiet pairs, at most `attempts` (three times as many). If a pair
+    has several `turns`, it consists of their medians: when both sides take milliseconds, a core that is slow for half
+    a second would slow only one of them."""
     tried: list[tuple[float, float, float]] = []
     quiet = 0
     most = attempts or 3 * pairs
@@ -195,13 +195,13 @@ async def alternate(
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """By the nearest rank."""
+    """The percentile by the nearest-rank method."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """A parser with what every benchmark understands."""
+    """A parser with the options of all benchmarks."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the results as one JSON object, last")
     return parser
@@ -227,8 +227,8 @@ def _processor() -> str:
 
 
 def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
-    """Say the results: as a table for people, and as JSON in the last line when asked. Ends the process when one of
-    them misses its target."""
+    """Print the results as a table, and as JSON in the last line when asked. Ends the process if one of them misses its
+    target."""
     width = max(len(result.name) for result in results)
     for result in results:
         verdict = {True: "holds", False: "MISSED", None: ""}[result.holds]
@@ -241,6 +241,6 @@ def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
 
 
 def skip(why: str) -> NoReturn:
-    """This machine lacks what the benchmark needs."""
+    """End the process: this machine lacks something that the benchmark needs."""
     print(f"skipped: {why}")
     sys.exit(SKIPPED)

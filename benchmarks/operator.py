@@ -1,4 +1,4 @@
-"""The operator on a real API server: how fast a cluster of adapters gets its status, and what the operator costs.
+"""Measures the operator on a real API server: how fast adapters get their status, and what the operator costs.
 
     sync_1000_s        1,000 adapters in 50 namespaces, from the start of the process to the last status
     reconciles_per_s   statuses a second between the first write and the last
@@ -8,9 +8,9 @@
     apply_to_served_s  from an adapter's manifest to its first token, by the whole product; the bytes are on a volume
 
 etcd, API server, controller-manager and this benchmark share the machine with the operator. The baseline is an operator
-as kopf's documentation writes one: a handler for creation that patches status; it is measured on the same objects,
-alternating, by the clock (which is the API server's as much as the operator's) and by the operator's own CPU time. Run
-it with `python -m benchmarks.operator`.
+in the style of kopf's documentation: a handler for creation that patches status. The two alternate on the same objects,
+measured by the clock (which includes the API server's time) and by the operator's own CPU time. Run it with
+`python -m benchmarks.operator`.
 """
 
 import argparse
@@ -56,7 +56,7 @@ REAL_TIME = {
     "MOTET_LEASE_RENEW_SECONDS": "10",
     "MOTET_LEASE_RETRY_SECONDS": "2",
 }
-"""As in production; the tests' operators are quicker, and their Leases longer."""
+"""The values of production. The operators of tests are quicker, and their Leases longer."""
 
 BASELINE = """
 import asyncio, os, sys
@@ -86,7 +86,7 @@ asyncio.run(kopf.operator(clusterwide=True, standalone=True))
 
 @asynccontextmanager
 async def admin_api(cluster: Cluster) -> AsyncIterator[Api]:
-    """To the API server as its administrator, as fast as it can."""
+    """A client with the administrator's permissions and without a rate limit."""
     api = Api(
         KubeCredentials(cluster.kubeconfig, "KUBECONFIG"), RequestLimiter(1e6, 1e6), ClusterMetrics(CollectorRegistry())
     )
@@ -97,7 +97,7 @@ async def admin_api(cluster: Cluster) -> AsyncIterator[Api]:
 
 
 async def populate(api: Api, home: OperatorNamespaces, adapters: int, namespaces: int, prefix: str) -> list[str]:
-    """Adapters spread over tenants. Gives the tenants."""
+    """Create adapters in many tenants. Returns the tenants."""
     tenants = [f"{home.name}-{prefix}-{number}" for number in range(namespaces)]
     limit = asyncio.Semaphore(16)
 
@@ -121,8 +121,8 @@ async def populate(api: Api, home: OperatorNamespaces, adapters: int, namespaces
 async def wait_for_status(
     api: Api, tenants: Sequence[str], adapters: int, alive: Callable[[], None], within_s: float
 ) -> None:
-    """Wait until all have their status. The more there are, the more seldom it asks: a list of all keeps the API server
-    from writing."""
+    """Wait until all adapters have their status. The more there are, the less often it lists them, since a list of all
+    slows the API server's writes."""
     deadline, mine, done = time.monotonic() + within_s, set(tenants), 0
     while time.monotonic() < deadline:
         alive()
@@ -139,7 +139,7 @@ async def wait_for_status(
 
 
 def last_status(cluster: Cluster, tenants: Sequence[str]) -> datetime:
-    """When the last of them was written, by the audit log."""
+    """When the last status in these tenants was written, from the audit log."""
     mine = set(tenants)
     return max(
         datetime.fromisoformat(entry["stageTimestamp"])
@@ -153,7 +153,7 @@ def last_status(cluster: Cluster, tenants: Sequence[str]) -> datetime:
 
 @dataclass(frozen=True)
 class WriteLoad:
-    """What was written, by the audit log."""
+    """What an operator has written, from the audit log."""
 
     writes: int
     per_second: float
@@ -217,7 +217,7 @@ async def sync(api: Api, home: OperatorNamespaces, adapters: int, namespaces: in
 
 
 async def takeover(api: Api, home: OperatorNamespaces, *, polite: bool) -> float:
-    """From the leader's end to the first write of the next."""
+    """The time from the leader's end to the next leader's first write."""
     tenant = home.tenant(f"takeover-{polite}".lower())
     name = "polite" if polite else "killed"
     one = OperatorProcess(home, f"{name}-one", lease=True, port=9091, env=REAL_TIME)
@@ -239,11 +239,11 @@ async def takeover(api: Api, home: OperatorNamespaces, *, polite: bool) -> float
 
 @dataclass(frozen=True)
 class Comparison:
-    """What it took to tell so many new adapters, by an operator in kopf's usual style (A) and by ours (B)."""
+    """How long the status of new adapters takes, by an operator in kopf's usual style (A) and by ours (B)."""
 
     wall: Pairs
     cpu: Pairs
-    """The operators' own CPU time, from the start of the process until all were told."""
+    """The operators' own CPU time, from the start of the process until all adapters had their status."""
 
 
 async def compare_with_kopf(api: Api, home: OperatorNamespaces, adapters: int, pairs: int) -> Comparison:
@@ -280,14 +280,14 @@ async def compare_with_kopf(api: Api, home: OperatorNamespaces, adapters: int, p
         lambda: measure(usual, cpu_of_theirs),
         lambda: measure(lambda: OperatorProcess(home, "pair", env=REAL_TIME).program, cpu_of_ours),
         pairs=pairs,
-        attempts=pairs,  # so none is thrown away, and the figures beside it are of the same ones
+        attempts=pairs,  # so no pair is discarded, and all figures are of the same pairs
     )
     return Comparison(wall, wall.beside(cpu_of_theirs, cpu_of_ours))
 
 
 async def measure(cluster: Cluster, folder: Path, given: argparse.Namespace) -> list[Result]:
     results = []
-    if given.only in (None, "served"):  # first: it leaves nothing, and wants to find nothing
+    if given.only in (None, "served"):  # first: it leaves nothing behind, and needs an empty cluster
         results += served(cluster, folder)
     async with admin_api(cluster) as api:
         if given.only in (None, "sync"):

@@ -1,9 +1,8 @@
-"""Time to estimate a prompt's answer: the predictor as a process, asked over its Unix socket as a gateway asks it.
+"""Measures how long an estimate takes. The predictor is a process, and the calls are those of a gateway.
 
 The budget is 2 ms for a prompt alone and 0.2 ms a prompt in a batch of 32 (docs: services/predictor/README.md). It has
-learned 50,000 answers of 1,000 adapters, and before each call it learns one more answer per prompt, so that nothing it
-could have kept from the call before is up to date. The baseline is a health check: the same process and socket, and no
-work.
+learned 50,000 answers of 1,000 adapters. Before each call it learns one more answer per prompt, so results cached in
+the call before would be stale. The baseline is a health check: the same process and Unix socket, but no work.
 
     python -m benchmarks.predictor [--calls 50] [--pairs 8] [--json]
 """
@@ -30,7 +29,7 @@ from motet.store import migrate
 
 ADAPTERS, TENANTS, LEARNED = 1000, 20, 50_000
 BUDGETS = {1: 2.0, 32: 0.2}
-"""Milliseconds a prompt, by prompts in a call."""
+"""Milliseconds per prompt, by the number of prompts in a call."""
 
 
 def names(adapter: int) -> tuple[str, str]:
@@ -40,7 +39,7 @@ def names(adapter: int) -> tuple[str, str]:
 
 def outcome(chance: random.Random, adapter: int) -> predictor_pb2.Outcome:
     tenant, name = names(adapter)
-    # Each adapter has a typical length of its own, from 10 to some 2,000 tokens.
+    # Each adapter has its own typical length, from 10 to about 2,000 tokens.
     tokens = int(chance.lognormvariate(2.3 + 5 * adapter / ADAPTERS, 0.7)) + 1
     return predictor_pb2.Outcome(request="r", tenant=tenant, adapter=name, output_tokens=tokens)
 
@@ -51,7 +50,7 @@ def prompt(adapter: int) -> predictor_pb2.Prompt:
 
 
 async def ms_a_check(stub: "health_pb2_grpc.HealthAsyncStub", calls: int) -> float:
-    """The median of as many health checks."""
+    """The median time of `calls` health checks."""
     figures = []
     for _ in range(calls):
         started = time.perf_counter()
@@ -61,7 +60,7 @@ async def ms_a_check(stub: "health_pb2_grpc.HealthAsyncStub", calls: int) -> flo
 
 
 async def ms_a_prompt(stub: "predictor_pb2_grpc.PredictorAsyncStub", batch: int, calls: int) -> float:
-    """The median over `calls` calls of `batch` prompts each."""
+    """The median time of `calls` calls with `batch` prompts each."""
     chance = random.Random(batch)
     figures = []
     for _ in range(calls):

@@ -1,8 +1,7 @@
 """Tokens a second over one Runner.Generate stream: engine child → pipe → service → gRPC → a gateway's reader.
 
-The engine costs nothing here: each step gives every sequence one token. All three processes are real ones. The
-baseline is a bare gRPC stream: a server in a process of its own sends the same message again and again, and the same
-reader counts what comes. They alternate.
+The engine costs nothing here: each step gives every sequence one token. All three processes are real. The baseline is a
+bare gRPC stream: a server in another process repeats one message, and the same reader counts. The two alternate.
 
     python -m benchmarks.runner_stream [--sequences 32] [--seconds 2] [--pairs 4] [--json]
 """
@@ -87,7 +86,7 @@ class FreeEngine:
 
 
 class BareStream(runner_pb2_grpc.RunnerServicer):
-    """What gRPC alone does with such messages: one, made once, is sent again and again."""
+    """gRPC alone: it sends the same message again and again."""
 
     async def Generate(  # type: ignore[override] # noqa: N802 - gRPC's name; it writes to the context
         self,
@@ -109,17 +108,17 @@ class BareStream(runner_pb2_grpc.RunnerServicer):
 
 
 LAST = 1
-"""The choice that a reader names with its last request."""
+"""The choice number in a reader's last request."""
 
 
 async def serve_bare(address: str) -> None:
-    stream = BareStream()  # type: ignore[abstract] # nothing else of a runner is asked for here
+    stream = BareStream()  # type: ignore[abstract] # the benchmark calls nothing else of a runner
     async with serving(address, partial(runner_pb2_grpc.add_RunnerServicer_to_server, stream)):
         await asyncio.Event().wait()
 
 
 async def read(address: str, sequences: int, seconds: float) -> float:
-    """The gateway's side: tokens a second."""
+    """The gateway's end of the stream. Returns tokens a second."""
     async with open_channel(address) as channel:
         call = runner_pb2_grpc.RunnerStub(channel).Generate()
         try:
@@ -145,7 +144,7 @@ async def read(address: str, sequences: int, seconds: float) -> float:
 
 
 async def tokens_a_second(address: str, sequences: int, seconds: float) -> float:
-    """The reader has a process of its own: as a gateway would, and so that only the server's cost counts."""
+    """Read in another process, like a gateway, so that only the server's cost counts."""
     reader = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.runner_stream", "--read", address, "--sequences", str(sequences),
         "--seconds", str(seconds), stdout=asyncio.subprocess.PIPE,

@@ -1,11 +1,11 @@
-"""Time of one scheduling decision with 10,000 requests waiting for 1,000 adapters of 100 tenants.
+"""Measures one scheduling decision while 10,000 requests wait for 1,000 adapters of 100 tenants.
 
 A decision follows the end of one request: its promise is released, and the next request that fits is placed. The
 request that ends is chosen at random from the running ones. Then a new request joins the queue (not timed), so that
 10,000 always wait. Only the policy is measured: no sockets, no messages.
 
-The baseline does the same with the same requests, runners and rules, by a fair scan: at each decision it tries the
-queue in its order until no runner has enough free capacity for the smallest waiting request. It alternates with the
+The baseline has the same requests, runners and rules, but scans the queue fairly: at each decision it tries the
+requests in order until no runner has enough free capacity for the smallest waiting request. It alternates with the
 scheduler in one process. Both are measured by the CPU clock: a decision waits for nothing.
 
     python -m benchmarks.scheduler [--decisions 2000] [--scans 200] [--pairs 6] [--json]
@@ -149,7 +149,7 @@ class BaselineScheduler:
         }
         self._waiting: list[tuple[RequestClass, QueueKey, Request]] = []
         self._needs: Counter[int] = Counter()
-        """How many wait that need so many pages."""
+        """How many waiting requests need so many pages."""
         self._running: list[Request] = []
         self._fill()
         self._scan()
@@ -234,7 +234,7 @@ class GcCounter:
 
 
 def microseconds(side: ProductionScheduler | BaselineScheduler, decisions: int) -> list[tuple[float, bool]]:
-    """Of each decision, and whether the garbage collector ran in it."""
+    """The seconds of each decision, and whether the garbage collector ran in it."""
     collections = GcCounter()
     gc.callbacks.append(collections)
     try:
