@@ -17,7 +17,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def layout(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> AdapterLayout:
-    """Of an adapter that the real engine can load; what the fake one loads has no bytes."""
+    """The layout of an adapter that the real engine can load. Adapters of the fake engine have no bytes."""
     folder = save_adapter(tiny, "llama", RandomAdapter(4, 8), tmp_path_factory.mktemp("adapter") / "a", seed=1)
     return certify(folder, real(tiny, Size()).info).layout
 

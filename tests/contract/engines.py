@@ -1,4 +1,4 @@
-"""The engines that one contract holds for: the real one with a tiny model, and the fake one that stands in for it."""
+"""The engines that pass the same tests: the real one with a tiny model, and the fake one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from motet_runner.interface import EngineConfig
 from tests.support.fake_engine import FakeEngine
 
 PAGE_BYTES = 2 * 3 * 2 * 16 * 4 * 16
-"""Of the tiny model: keys and values of three layers with two heads, each 16 wide, in float32, for 16 tokens."""
+"""The page size of the tiny model: keys and values of three layers with two heads, each 16 wide, float32, 16 tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Size:
     slots: int = 2
     length: int = 512
     patience: int = 0
-    """Iterations that a sequence waits at its promise for the supervisor's answer."""
+    """How many iterations a sequence at the end of its promise waits for the supervisor's answer."""
 
 
 def fake(size: Size) -> FakeEngine:

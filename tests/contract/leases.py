@@ -1,4 +1,4 @@
-"""What an election relies on of the way to its Lease: over the double in memory, and over a real API server."""
+"""Tests for every client of a Lease, on which an election relies: the fake in memory, and a real API server."""
 
 import copy
 
@@ -20,7 +20,7 @@ def lease(namespace: str, name: str, *, holder: str = "first", term: int = 1) ->
 
 
 class LeaseClient:
-    """One candidate's way to one Lease."""
+    """One candidate's client of one Lease."""
 
     def __init__(self, api: LeaseApi, namespace: str, name: str) -> None:
         self.api, self.namespace, self.name = api, namespace, name

@@ -1,4 +1,4 @@
-"""What an engine promises to the service around it, of the real one and of the fake one that stands in for it."""
+"""What a runner's service expects of an engine: the real one and the fake one pass the same tests."""
 
 from dataclasses import replace
 
@@ -437,7 +437,7 @@ COMMANDS = st.lists(
 
 
 class Driven:
-    """An engine and a record of all that it has said, but for which tokens, and who came first within a step."""
+    """An engine and a record of its outputs, without the token values and without the order within a step."""
 
     def __init__(self, engine) -> None:
         self.engine = engine
@@ -480,7 +480,7 @@ class Driven:
 
 @pytest.fixture(scope="module")
 def pair(tiny):
-    """Without a host tier: which way of parking is cheaper is measured by the one, and pretended by the other."""
+    """Both engines, without host memory: the real one measures which park method is cheaper, the fake one cannot."""
     size = Size(pages=8, sequences=3, patience=2)
     return Driven(fake(size)), Driven(real(tiny, size))
 

@@ -1,4 +1,4 @@
-"""What a client may rely on over HTTP: of the whole stack, and of the small cluster behind the gateway's tests."""
+"""What clients expect over HTTP: the whole stack and the fake services of the gateway's tests pass the same tests."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ Figures = dict[str, float]
 
 @dataclass
 class Stream:
-    """As it was read; that each line is one that clients know is looked at here, once for all."""
+    """A stream as it was read. Reading it checks that clients know each kind of line."""
 
     headers: httpx2.Headers
     events: list[Json] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Server:
     base: str
     adapter: str
     of_runners: Callable[[], Figures] = dict
-    """Of runners that show no figures themselves."""
+    """Metrics of runners that serve none themselves."""
 
     def body(self, path: str, **more: Any) -> Json:
         return {"model": self.base, "temperature": 0, **ASKED[path]} | more
@@ -115,7 +115,7 @@ def json_of(answer: httpx2.Response) -> Json:
 
 
 def text_of(choice: Json) -> str:
-    """Of a choice of either endpoint, whole or a piece of it."""
+    """The text of a choice of either endpoint, whole or one chunk."""
     if "text" in choice:
         return str(choice["text"])
     return str((choice.get("message") or choice["delta"]).get("content") or "")
@@ -200,7 +200,7 @@ async def test_models_are_listed_with_every_field(server: Server) -> None:
 
 
 async def test_a_model_that_has_answered_is_ready(server: Server) -> None:
-    """Before that an adapter may be cold: it loads at its first request."""
+    """Before its first request an adapter may be cold: that request loads it."""
     models = await server.models()
     assert models[server.base]["state"] == "ready"
     assert models[server.adapter]["state"] in {"cold", "loading", "ready"}

@@ -1,4 +1,4 @@
-"""The Lease of the unit tests. `tests/kube/test_leases.py` asks the same of a real API server."""
+"""The Lease of the unit tests. `tests/kube/test_leases.py` runs the same tests on a real API server."""
 
 import pytest
 

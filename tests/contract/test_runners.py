@@ -1,4 +1,4 @@
-"""What a runner says to gateways over gRPC: the real service, and the small one behind the tests of the gateway."""
+"""What a runner sends to gateways over gRPC: the real service and the gateway tests' fake pass the same tests."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

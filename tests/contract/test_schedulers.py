@@ -1,4 +1,4 @@
-"""What a gateway is told by a scheduler: by the real one, and by the small one behind the gateway's tests."""
+"""What a scheduler sends to a gateway: the real one and the fake of the gateway's tests pass the same tests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +22,7 @@ from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
 
 SLOW = 0.1
-"""Seconds of a step that make an answer of 200 tokens outlast whatever a test does meanwhile."""
+"""With steps of so many seconds, an answer of 200 tokens lasts until the test ends."""
 
 INSTANCES = {"runner-0", "runner-1"}
 
@@ -34,9 +34,9 @@ class Fleet:
     address: str
     restart: Callable[[], Awaitable[object]]
     stop: Callable[[str], Awaitable[object]]
-    """A runner, by its name."""
+    """Start a runner with this name."""
     pace: Callable[[float], object]
-    """How long a step takes on all runners."""
+    """Set how long a step takes on all runners."""
 
     def start(self, request: str, **how) -> "asyncio.Future[list[int]]":
         return self.gateway.start(request, group=self.group, **how)
