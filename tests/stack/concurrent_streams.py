@@ -1,8 +1,8 @@
-"""Streams that a test disturbs together, each of them in its middle, however fast or slow the machine and the streams.
+"""Streams that a test disturbs at a moment when all of them are in their middle, also on a slow machine.
 
-A stream may be far behind the others: its adapter is still being loaded, or it went to another runner. Nobody can say
-how long that takes, so nothing is timed: until the test disturbs them, whoever gets past the middle hangs up and begins
-anew.
+A stream may be far behind the others: its adapter is still being loaded, or it went to another runner. How long that
+takes is unknown, so there is no timing: until the test disturbs them, a stream that gets past the middle is closed and
+begins again.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from tests.stack.served_models import ServedModel, StreamedAnswer, lean_stream, 
 
 
 class PastTheMiddle(Exception):
-    """Too far to be disturbed."""
+    """The stream is past its middle, before the disturbance."""
 
 
 class ConcurrentStreams:
-    """Of `streams` streams in turn of the voices; the middle is from token `first` to token `last`."""
+    """`streams` streams that use the models in turn. Their middle is from token `first` to token `last`."""
 
     def __init__(
         self, url: str, voices: Sequence[ServedModel], *, streams: int, tokens: int, first: int, last: int
@@ -36,7 +36,7 @@ class ConcurrentStreams:
         return [task.result() for task in tasks]
 
     async def in_the_middle(self) -> None:
-        """Wait until all are."""
+        """Wait until all streams are in their middle."""
         while not self.all_in_the_middle:
             await asyncio.sleep(0.005)
 
@@ -46,13 +46,13 @@ class ConcurrentStreams:
         return len(told) == len(self._asks) and self._first <= min(told) and max(told) <= self._last
 
     def disturb(self) -> None:
-        """To be called right before: from now on every stream goes on to its end."""
+        """Call this right before the disturbance: from now on every stream runs to its end."""
         assert self.all_in_the_middle
         self._disturbed = True
 
     @property
     def told(self) -> list[int]:
-        """How many tokens each has heard."""
+        """How many tokens each stream has received."""
         return [len(answer.tokens) for _, answer in sorted(self._now.items())]
 
     async def _stream(self, index: int) -> StreamedAnswer:

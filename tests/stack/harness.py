@@ -1,4 +1,4 @@
-"""The whole local stack, real processes and all, for tests that need it.
+"""The whole local stack with its real processes, for tests that need it.
 
     async def test_something(tmp_path: Path) -> None:
         with running_stack(tmp_path) as stack:
@@ -6,7 +6,7 @@
             stack.kill("scheduler")
             stack.until(lambda: stack.service("scheduler")["restarts"] == 1)
 
-`down` always runs at the end, and what it leaves behind is an error.
+`down` always runs at the end. The test fails if a process or a socket is left afterwards.
 """
 
 import json
@@ -32,7 +32,7 @@ from motet_cli.status import document_of
 from motet_operator.local.state_directory import StateDirectory
 
 REPORTS_AT_ONCE = {"MOTET_RUNNER_REPORT_SECONDS": "0.1"}
-"""For tests that look for the runner which has the streams."""
+"""The settings of a stack whose tests look for the runner that has the streams."""
 
 BUNDLED = Path(motet_cli.__file__).parent / "bundled"
 MOTET = (sys.executable, "-P", "-m", "motet_cli.main")
@@ -47,16 +47,16 @@ def free_port() -> int:
 @dataclass
 class LocalStack:
     folder: Path
-    """Of the test; the state directory lies in it."""
+    """The folder of the test, with the state directory in it."""
 
     manifests: Path | None = None
-    """None: the bundled ones."""
+    """The manifests; None for the bundled ones."""
 
     runners: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     data_dir: Path | None = None
-    """The state directory. None: `data` in the folder."""
+    """The state directory; None for `data` in the folder."""
 
     @property
     def data(self) -> Path:
@@ -101,13 +101,13 @@ class LocalStack:
         return self.motet("down")
 
     def status(self) -> dict[str, Any]:
-        """What `motet status --json` prints, without a process for each look."""
+        """What `motet status --json` prints, read without starting a process."""
         return document_of(StateDirectory.of(self.data))
 
-    # ----------------------------------------------------------------------------------------------- what it says
+    # ------------------------------------------------------------------------------------------------- observations
 
     def service(self, name: str) -> dict[str, Any]:
-        """One service of the status; `runner` or `runner-1` names a runner by its place in the order of names."""
+        """One service of the status. `runner` is the first runner in the order of names, `runner-1` the second."""
         services = self.status()["services"]
         if name.startswith("runner"):
             runners = sorted((one for one in services if one["kind"] == "runner"), key=lambda one: one["name"])
@@ -115,14 +115,14 @@ class LocalStack:
         return next(one for one in services if one["name"] == name)
 
     def sequences(self) -> dict[str, int]:
-        """How many are in the iterations of each runner, by its name, as it last reported."""
+        """How many sequences each runner had in its last report, by its name."""
         with self.http() as client:
             families = list(text_string_to_metric_families(client.get("/metrics").text))
         samples = [sample for family in families for sample in family.samples]
         return {one.labels["service"]: int(one.value) for one in samples if one.name == "motet_sequences_running"}
 
     def busiest_runner(self) -> tuple[str, int]:
-        """Its name, and how many sequences it has: one at least."""
+        """The runner with the most sequences, and how many it has: at least one."""
         self.until(lambda: any(self.sequences().values()))
         return max(self.sequences().items(), key=lambda one: one[1])
 
@@ -133,7 +133,7 @@ class LocalStack:
         return (self.data / "logs" / f"{name}.log").read_text()
 
     def http(self, **more: Any) -> httpx.Client:
-        # Plain HTTP: what it would read of authorities takes longer than a question, and tests ask in loops.
+        # Do not load authorities for plain HTTP: that takes longer than a request, and tests send many.
         return httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=False, **more)
 
     def openai(self, **more: Any) -> openai.OpenAI:
@@ -150,16 +150,16 @@ class LocalStack:
             )
         return answer.choices[0].message.content or ""
 
-    # ------------------------------------------------------------------------------------------------- accidents
+    # -------------------------------------------------------------------------------------------------- failures
 
     def kill(self, name: str, signum: signal.Signals = signal.SIGKILL) -> int:
-        """Returns the pid that was killed."""
+        """Kill a service with SIGKILL. Returns its pid."""
         pid = int(self.service(name)["pid"])
         os.kill(pid, signum)
         return pid
 
     def processes(self) -> list[int]:
-        """Everything that lives and belongs to this stack."""
+        """All living processes of this stack."""
         return [
             stat.identity.pid
             for stat in all_stats()
@@ -167,9 +167,9 @@ class LocalStack:
         ]
 
     def sockets(self) -> list[str]:
-        """Listening Unix sockets of this stack, and socket files that were left behind."""
+        """The listening Unix sockets of this stack, and socket files that are left."""
         lines = Path("/proc/net/unix").read_text().splitlines()
-        listening = [path for line in lines for path in line.split(maxsplit=7)[7:]]  # a path may hold spaces
+        listening = [path for line in lines for path in line.split(maxsplit=7)[7:]]  # a path may contain spaces
         folders = [str(self.data / "run")]
         recorded = self.data / "run" / "sockets"
         if recorded.exists():
@@ -193,7 +193,7 @@ def running_stack(
     runners: int | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[LocalStack]:
-    """A stack that is up. Afterwards it is down, and nothing of it is left."""
+    """A stack that is up. Afterwards it is taken down, and no process or socket may be left."""
     with taken_down(LocalStack(folder, manifests=manifests, runners=runners, env=env or {})) as stack:
         began = stack.up()
         assert began.returncode == 0, began.stdout + began.stderr + _logs(stack)
@@ -202,7 +202,7 @@ def running_stack(
 
 @contextmanager
 def taken_down(stack: LocalStack) -> Iterator[LocalStack]:
-    """Whoever brings it up: afterwards it is down, and nothing of it is left."""
+    """The test brings the stack up. Afterwards it is taken down, and no process or socket may be left."""
     try:
         yield stack
     except BaseException:
@@ -233,7 +233,7 @@ def _logs(stack: LocalStack, lines: int = 15) -> str:
 
 
 def copy_of_bundled(folder: Path, *, adapters: Sequence[str] | None = None, engine: str = "") -> Path:
-    """The bundled model as a manifest folder of the test's own, with one manifest an adapter."""
+    """Copy the bundled manifests into a folder of the test, with one manifest per adapter."""
     folder.mkdir(parents=True)
     (folder / "model").symlink_to(BUNDLED / "model")
     names = adapters if adapters is not None else sorted(path.name for path in (BUNDLED / "adapters").iterdir())

@@ -1,4 +1,4 @@
-"""The five services as pods run them, with an operator of a few lines: TCP, mutual TLS by role, probes over HTTP."""
+"""The five services as pods run them, with a fake operator: TCP, mutual TLS by role, probes over HTTP."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ class ServicesAsPods:
 
     @contextmanager
     def running(self, service: str, code: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-        """Of this version, or of what lies in a folder."""
+        """Run the services, of this version or of the version in a folder."""
         of_its_own = {
             "gateway": {"MOTET_GATEWAY_HOST": "127.0.0.1", "MOTET_GATEWAY_PORT": str(self.ports["gateway"])},
             "runner": {
@@ -86,7 +86,7 @@ class ServicesAsPods:
 
     def probe(self, service: str, what: str = "readyz") -> tuple[int, str]:
         try:
-            # Plain HTTP, and asked ten times a second: to read all authorities each time would be a third of a core.
+            # Do not load authorities for plain HTTP: ten times a second, that would take a third of a core.
             answer = httpx.get(f"http://127.0.0.1:{self.probes[service]}/{what}", timeout=2, verify=False)
         except httpx.HTTPError as error:
             return 0, str(error)
@@ -101,7 +101,7 @@ class ServicesAsPods:
 
     @asynccontextmanager
     async def operator(self) -> AsyncIterator[Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown]]:
-        """States one pool and one adapter."""
+        """A fake operator that declares one pool and one adapter."""
         pool = scheduler_pb2.PoolEntry(
             pool="default/demo",
             group="default/demo",
@@ -146,7 +146,7 @@ class ServicesAsPods:
                 await asyncio.sleep(0.2)
 
     async def stream(self, model: str, *, tokens: int) -> AsyncIterator[str]:
-        """An answer of so many tokens, as it comes. Raises an error unless it comes to its end."""
+        """Stream an answer of so many tokens. Raises an error if the stream breaks."""
         async with AsyncOpenAI(
             base_url=f"http://{self.address('gateway')}/v1", api_key="none", max_retries=0, timeout=60
         ) as client:

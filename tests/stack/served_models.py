@@ -1,8 +1,8 @@
-"""Random bases and adapters behind the whole stack, and transformers + PEFT as the judge of what they said.
+"""Random base models and adapters for the whole stack. transformers and PEFT check their answers.
 
-Through HTTP only tokens are seen: at every position, after what the stream itself said before, its token must
-be the reference's best, or within 1e-4 of it. The tokenizer writes every id as a word, so that the text of an answer
-gives its tokens back exactly.
+HTTP shows only tokens. At every position, given the stream's own tokens before it, the stream's token must be the best
+one of the reference, or within 1e-4 of it. The tokenizer writes every id as a word, so the text of an answer gives its
+tokens back exactly.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ NEAR_TIE = 1e-4
 @dataclass(frozen=True)
 class ServedModel:
     model: str
-    """As a client says it."""
+    """The name that clients use."""
     adapter: Path | None
 
 
@@ -39,15 +39,15 @@ class StreamedAnswer:
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
-    """When each chunk came, on the monotonic clock."""
+    """When each chunk arrived, on the monotonic clock."""
     reasons: list[str] = field(default_factory=list)
     request: str = ""
-    """The gateway's name for it."""
+    """The gateway's id of the request."""
     asked: float = 0.0
-    """When it was sent, on the same clock."""
+    """When the request was sent, on the same clock."""
     placed_after: float | None = None
-    """Seconds from the request's arrival to its place on a runner, as the gateway says in `server-timing`; None where
-    the stream was opened before that."""
+    """Seconds from the request's arrival until it was placed, from the gateway's `server-timing`; None if the stream
+    was opened before that."""
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -68,7 +68,7 @@ def add_pool(
     config: PreTrainedConfig | None = None,
     replicas: int = 1,
 ) -> tuple[Path, list[ServedModel]]:
-    """Write a base, its adapters and the manifests of a pool; returns the base and its voices, the base's own first."""
+    """Write a base model, its adapters and the manifests of a pool. Returns the base and all models, the base first."""
     pool = family.replace("_", "-")
     base = save_base(family, manifests / family, config=config)
     save_tokenizer(base)
@@ -124,7 +124,7 @@ async def lean_stream(
     *,
     heard: Callable[[StreamedAnswer], None] | None = None,
 ) -> StreamedAnswer:
-    """The same without a client library, which at thousands of chunks a second would be what a test measures."""
+    """The same without a client library: at thousands of chunks a second, the test would measure the library."""
     answer = StreamedAnswer(voice, prompt)
     host, port = url.removeprefix("http://").split(":")
     body = {"model": voice.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
@@ -163,9 +163,9 @@ async def lean_stream(
 
 
 def departures(logits: torch.Tensor, tokens: Sequence[int]) -> list[tuple[int, float]]:
-    """Where a stream said something else than the reference's best, and how much better the best would have been.
+    """The positions at which a stream's token is not the reference's best one, and by how much the best is better.
 
-    `logits` are the reference's after what the stream itself had said: what follows a departure is looked at, too.
+    `logits` are those of the reference after the stream's own tokens, so tokens after a departure are checked, too.
     """
     said = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     gaps = logits.max(dim=1).values - said
@@ -191,7 +191,7 @@ def all_departures(base: Path, answers: Sequence[StreamedAnswer]) -> list[tuple[
 
 
 def assert_right(base: Path, answers: Sequence[StreamedAnswer]) -> None:
-    """Every token of every answer is the reference's best, or as good; says how many were as good."""
+    """Every token of every answer is the reference's best, or as good. Prints how many were as good."""
     assert all(answer.tokens for answer in answers)
     found = all_departures(base, answers)
     print(f"{len(found)} tokens of {len(answers)} streams were another of two that are as good: {found}")

@@ -1,4 +1,4 @@
-"""The five services as pods run them: TCP, mutual TLS by role, probes over HTTP, and a polite end on SIGTERM."""
+"""The five services as pods run them: TCP, mutual TLS by role, probes over HTTP, and a graceful end on SIGTERM."""
 
 import asyncio
 import signal
@@ -29,7 +29,7 @@ async def test_services_serve_each_other_over_tls_through_a_rotation_and_end_pol
             assert await pods.ask("pirate")
             assert not await is_healthy(pods.address("scheduler"), "scheduler"), "plain text is refused"
 
-            # Every certificate is replaced under the running processes, by another authority's.
+            # While the processes run, every TLS certificate is replaced by one of another authority.
             pods.authority = Authority("next")
             for role in (*SERVICES, "operator"):
                 pods.issue(role)
@@ -40,7 +40,7 @@ async def test_services_serve_each_other_over_tls_through_a_rotation_and_end_pol
             await pods.until_ready("scheduler")
             assert await pods.ask("pirate"), "new handshakes use the new certificates"
 
-            # The runner lets a running answer come to its end.
+            # The runner finishes a running answer.
             runner = pods.processes["runner"]
             heard: list[str] = []
             async for text in pods.stream("demo", tokens=200):

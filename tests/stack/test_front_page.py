@@ -1,4 +1,4 @@
-"""What the front page promises: it runs on what `make up` installs, and the terminal that it shows is a real one."""
+"""The promises of README.md: it runs with what `make up` installs, and its picture shows a real terminal."""
 
 import os
 import re
@@ -21,7 +21,7 @@ NOT_NEEDED = ("pytest", "peft", "openai", "kubernetes", "psutil", "hypothesis", 
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """Of an environment as `make up` makes it."""
+    """The programs of an environment as `make up` makes it."""
     made = install("local", tmp_path / "environment")
     code = "import importlib.util as u, sys; print(*filter(u.find_spec, sys.argv[1:]))"
     found = subprocess.run(

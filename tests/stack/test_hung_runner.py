@@ -1,4 +1,4 @@
-"""A runner that hangs, or falls silent, under running streams: they go on elsewhere, and it comes back."""
+"""A runner hangs or stops reporting while it has streams: they continue on another runner, and it is restarted."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalStack
 
 
 def engine_of(runner: int) -> int:
-    """The runner's child that holds the model: of all it started, the one with the most threads to its name."""
+    """The runner's child with the engine: of its children, the one with the most threads."""
     children = [stat.identity.pid for stat in all_stats() if stat.parent == runner and not stat.dead]
     return max(children, key=lambda pid: sum(1 for _ in Path(f"/proc/{pid}/task").iterdir()))
 
@@ -69,7 +69,7 @@ async def test_a_runner_that_stands_still_is_replaced_and_its_streams_go_on_else
             victim = stack.service(name)
             runner = int(victim["pid"])
             stands_still = engine_of(runner) if part == "engine" else runner
-            if crowd.all_in_the_middle:  # still: to look took its time
+            if crowd.all_in_the_middle:  # check again: the look-ups took time
                 break
         crowd.disturb()
         os.kill(stands_still, signal.SIGSTOP)

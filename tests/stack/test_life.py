@@ -1,4 +1,4 @@
-"""Up, used, disturbed, down: the stack's own life, as a person meets it."""
+"""A stack from `motet up` to `motet down`, as a user sees it, also when processes die."""
 
 import json
 import os
@@ -28,12 +28,12 @@ SERVICES = {"operator", "gateway", "scheduler", "predictor", "supervisor", "runn
 
 @pytest.fixture(scope="module")
 def one_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    """One stack for all whose order does not matter: a start costs more than what most of these tests look at."""
+    """One stack for all tests that can run in any order: its start takes longer than most of them."""
     (folder := tmp_path_factory.mktemp("stack") / "a b").mkdir()
     manifests = copy_of_bundled(folder / "manifests", adapters=["pirate", "shouting"])
     with running_stack(folder, manifests=manifests) as stack:
         yield stack
-        # Half of it is dead, and so are the parent and the operator: `down` needs none of them.
+        # Half of the stack is dead, with the parent and the operator: `down` needs none of them.
         kill_parent(stack)
         for name in ("operator", "scheduler"):
             stack.kill(name)
@@ -42,7 +42,7 @@ def one_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 
 @pytest.fixture
 def shared(one_stack: LocalStack) -> LocalStack:
-    """As each test finds it: one runner, two adapters, and nothing on its way up or down from the test before."""
+    """The stack at the start of each test: one runner, two adapters, and no process starts or ends."""
 
     def is_calm() -> bool:
         status = one_stack.status()
@@ -112,7 +112,7 @@ def all_is_well(stack: LocalStack) -> None:
 
 
 def test_the_front_page_shows_what_is_printed(shared: LocalStack, tmp_path: Path) -> None:
-    """Its console and Python blocks, and its question by curl, at the port of this stack."""
+    """Its console and Python blocks, and its request with curl, at the port of this stack."""
     here = [replace(block, text=block.text.replace("http://127.0.0.1:8000", shared.url)) for block in blocks(README)]
     env = shared.environment()
     env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "MOTET_DATA_DIR": str(shared.data)}
@@ -123,7 +123,7 @@ def test_the_front_page_shows_what_is_printed(shared: LocalStack, tmp_path: Path
 
 
 def test_what_is_stopped_is_replaced(shared: LocalStack) -> None:
-    """SIGSTOP: it is there, holds its sockets, and answers nobody; SIGTERM would mean nothing to it."""
+    """After SIGSTOP a process exists and keeps its sockets, but does not answer; SIGTERM would not end it."""
     kill_parent(shared)
     impatient = replace(shared, env={"MOTET_OPERATOR_SILENT_SECONDS": "5"}).up()
     assert impatient.returncode == 0, impatient.stderr
@@ -143,7 +143,7 @@ def test_what_is_stopped_is_replaced(shared: LocalStack) -> None:
 
 @pytest.mark.parametrize("name", ["operator", "gateway", "scheduler", "predictor", "supervisor"])
 def test_any_killed_process_is_started_again(name: str, shared: LocalStack) -> None:
-    """A runner, too: in `test_streams_survive`, which has two, and streams."""
+    """`test_streams_survive` kills a runner: it has two runners and streams."""
     before = {one["name"]: one for one in shared.status()["services"]}
     killed = shared.kill(name)
 
@@ -162,7 +162,7 @@ def test_any_killed_process_is_started_again(name: str, shared: LocalStack) -> N
 def test_manifests_and_bytes_are_followed_without_a_restart(shared: LocalStack, tmp_path: Path) -> None:
     assert shared.manifests is not None
     pids = {one["name"]: one["pid"] for one in shared.status()["services"]}
-    mine = tmp_path / "mine"  # the stack's own folder has a space in its name, which no URI may have
+    mine = tmp_path / "mine"  # the stack's folder has a space in its name, which a URI may not contain
     shutil.copytree(BUNDLED / "adapters" / "shouting", mine)
     manifest = write_adapter(shared.manifests, "extra", uri=mine.as_uri())
     shared.until(lambda: any(one["name"] == "extra" and one["ready"] for one in shared.status()["adapters"]))
@@ -220,7 +220,7 @@ def test_up_after_everything_was_killed_waits_until_it_is_ready_again_and_tells_
     assert shared.manifests is not None
     for pid in shared.processes():
         os.kill(pid, signal.SIGKILL)
-    # A process that is about to be dead has no environment any more, and lives for a moment all the same.
+    # A process that is ending has no environment any more, but still lives for a moment.
     shared.until(lambda: not any(one["pid"] for one in shared.status()["services"]))
     dead = shared.status()
     assert not any(one["ready"] for one in dead["services"] + dead["pools"] + dead["adapters"])
@@ -264,7 +264,7 @@ def test_runners_are_added_replaced_and_taken_away_while_it_serves(shared: Local
 
     declare(1, maxConcurrentSequences=8)
     while runners() == [first] or len(runners()) > 1:
-        assert shared.ask("default/pirate", QUESTION)  # surge before drain: there is always one
+        assert shared.ask("default/pirate", QUESTION)  # surge before drain: there is always one runner
     assert first not in runners()
     shared.until(lambda: [one["ready"] for one in shared.status()["pools"]] == [1])
 
@@ -280,7 +280,7 @@ def test_a_killed_engine_takes_its_runner_along_and_both_come_back(shared: Local
 
 
 def test_no_zombie_is_left_of_all_these_deaths(shared: LocalStack) -> None:
-    """After the ones above, in whatever order they ran: `motet up` and the operator collect what dies below them."""
+    """After the tests above, in any order: `motet up` and the operator collect their dead children."""
     ours = set(shared.processes())
     shared.until(lambda: not [stat for stat in all_stats() if stat.dead and stat.parent in ours])
 

@@ -40,7 +40,7 @@ async def ask_all(stack: LocalStack, voices: list[ServedModel]) -> list[Streamed
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
-    """Three pools of three families in one stack, each asked by 32 clients at once."""
+    """Three pools of three model families in one stack. 32 clients send requests to each at the same time."""
     folder = tmp_path_factory.mktemp("voices")
     manifests = folder / "manifests"
     engine = {"kvCacheMiB": 32, "maxConcurrentSequences": 32, "prefillChunkTokens": 64}
@@ -50,7 +50,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
         folder, manifests=manifests, env={"MOTET_STEP_TRACE": str(folder / "trace.{instance}")}
     ) as stack:
         for family, (base, voices) in pools.items():
-            asyncio.run(ask_all(stack, voices))  # brings every adapter to the device
+            asyncio.run(ask_all(stack, voices))  # loads every adapter onto the device
             answers = asyncio.run(ask_all(stack, voices))
             [written] = folder.glob(f"trace.{family.replace('_', '-')}-*")
             found[family] = Served(base, answers, [json.loads(line) for line in written.read_text().splitlines()])

@@ -1,4 +1,4 @@
-"""Too little memory for what was promised: sequences outgrow their promises, are extended or parked, and come back."""
+"""Too little memory for all promises: sequences reach the end of theirs, and are extended, or parked and resumed."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ class House:
 
 
 def settled(stack: LocalStack, metric: str) -> dict[str, float]:
-    """A counter of the runner by its `method`, as the gateway's /metrics shows it."""
+    """A counter of the runner by its label `method`, from the gateway's /metrics."""
     with stack.http() as client:
         families = list(text_string_to_metric_families(client.get("/metrics").text))
     return {
@@ -51,7 +51,7 @@ def settled(stack: LocalStack, metric: str) -> dict[str, float]:
 
 
 async def learn_short_answers(house: House) -> None:
-    """20 answers a voice that end by a stop string after a token or two: true, short lengths."""
+    """Send 20 requests to each model. A stop string ends each answer after a token or two, so the lengths are short."""
     async with AsyncOpenAI(base_url=f"{house.stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         for turn in range(20):
             await asyncio.gather(
@@ -131,5 +131,5 @@ class TestPromisesForcedToOnePage:
         answer = await lean_stream(house.stack.url, house.voices[0], prompt_of(1, shortest=6, spread=1), 100)
         assert_right(house.base, [answer])
         promises = [pages for line in house.lines() for pages in line.get("promises", {}).values()]  # type: ignore[attr-defined]
-        # 106 tokens fit in seven pages: the last doubling is capped by the request's whole life.
+        # 106 tokens fit in seven pages: the last doubling is limited by the longest possible answer.
         assert promises == [1, 2, 4, 7]

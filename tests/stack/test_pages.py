@@ -1,4 +1,4 @@
-"""The tutorial for a laptop, typed by somebody who does nothing but read it."""
+"""The tutorial for a laptop: the test types every command of the page, in order."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Runners come with load and leave after it, on real processes, and no request fails on the way."""
+"""A pool gets more runners under load and fewer after it, with real processes, and no request fails."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 PLACES = 4
-"""In a runner's batch, of which the scheduler plans with three."""
+"""How many sequences fit into a runner's batch. The scheduler plans with three."""
 
 CLIENTS = 3 * 3
 TOKENS = 120
@@ -93,7 +93,7 @@ async def test_a_pool_grows_under_load_and_shrinks_after_it_without_a_failed_req
             await reaches(stack, 3)
             assert scaling_of(stack)[0] == "FollowingDemand"
             served = len(answers)
-            # Neither a scheduler nor an operator that begins anew takes anything away that it has not heard of.
+            # After a restart, neither scheduler nor operator removes a runner that has not reported yet.
             for name in ("scheduler", "operator"):
                 killed = stack.kill(name)
                 while (found := stack.service(name))["pid"] == killed or not found["ready"]:
@@ -101,7 +101,7 @@ async def test_a_pool_grows_under_load_and_shrinks_after_it_without_a_failed_req
                     await asyncio.sleep(0.05)
             await asyncio.to_thread(stack.until, lambda: len(answers) > served + CLIENTS, 60)
             assert pool_of(stack)["replicas"] == 3
-            busy.set()  # one client stays: runners leave while somebody is served
+            busy.set()  # one client stays: runners end while it is served
             await reaches(stack, 1)
             few.set()
         assert scaling_of(stack)[0] in ("FollowingDemand", "AtMinimum")
@@ -116,7 +116,7 @@ async def test_a_pool_at_zero_wakes_for_a_request_serves_it_and_goes_back_to_sle
     with running_stack(tmp_path, manifests=tmp_path / "manifests", env=TWENTIETH) as stack:
         assert pool_of(stack)["replicas"] == 0
         answers = []
-        # First nobody knows how the model reads, so the gateway holds it; then the scheduler's queue does.
+        # At first the gateway holds the request, since it has no tokenizer yet; then it waits in the scheduler's queue.
         for comment in ("queued position=1 (waiting for a runner of base-llama)", "no runner of this model is up"):
             heard: list[str] = []
             asked = asyncio.create_task(asyncio.to_thread(comments_and_words, stack, voices[0], heard))
@@ -136,7 +136,7 @@ async def test_a_pool_at_zero_wakes_for_a_request_serves_it_and_goes_back_to_sle
 
 
 def comments_and_words(stack: LocalStack, voice: ServedModel, heard: list[str]) -> list[str]:
-    """The words of one answer; what the stream says besides them goes to `heard` as it comes."""
+    """The text of one answer. Comments of the stream go to `heard` as they arrive."""
     body = {"model": voice.model, "prompt": prompt_of(1), "max_tokens": TOKENS, "temperature": 0, "stream": True}
     words: list[str] = []
     with (

@@ -1,4 +1,4 @@
-"""A stack whose model and adapters come from elsewhere: from a hub and the web, with the tenants' own Secrets."""
+"""A stack that fetches its model and adapters from a hub and the web, with the tenants' own Secrets."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -61,12 +61,12 @@ class House:
     stack: LocalStack
     hub: HubServer
     apply: Callable[[str], None]
-    """Write the manifests, with this in the source of the adapter that needs a token."""
+    """Write the manifests. The argument goes into the source of the adapter that needs a token."""
 
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A model from a hub; adapters from there, from the web and from a volume."""
+    """A stack with a model from a hub, and adapters from the hub, the web and a volume."""
     folder = tmp_path_factory.mktemp("sources")
     with in_a_thread(hub_server(folder)) as hub, in_a_thread(web_server(folder)) as web:
         hub.publish("motet/demo", BUNDLED / "model", revision="v1")

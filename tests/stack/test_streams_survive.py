@@ -1,7 +1,7 @@
-"""16 streams of 1,000 tokens while processes are killed: every token right, none twice, and nobody waits for the dead.
+"""16 streams of 1,000 tokens while processes are killed: every token is right, none comes twice, and no stream waits.
 
-Each kill comes while every stream is between its 8th and its 400th token. `make soak` tries more moments. Who would
-restart the dead stands still until everybody has been served without it: to wait for it would not help them.
+Each kill comes while every stream is between its 8th and its 400th token. `make soak` tries more moments. The process
+that would restart the killed one is stopped until all streams have continued, so waiting for a restart would not help.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ STREAMS = 16
 TOKENS = 1000
 LATEST = 400
 MORE = 50
-"""Tokens that come without the dead: more than can have been on their way when it died."""
+"""So many tokens come without the killed process: more than can have been in buffers when it died."""
 AWAY_S = 60
-"""After this its return is no longer held up, so that a run in which somebody waits for it has an end."""
+"""After so many seconds the killed process may return, so that the test ends also if a stream waits for it."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         folder / "manifests", "llama", engine=engine, specs=EIGHT[:3], config=llama(context=2048), replicas=2
     )
     env = REPORTS_AT_ONCE | {
-        "MOTET_OPERATOR_SILENT_SECONDS": str(2 * AWAY_S),  # one that stands still is not killed
+        "MOTET_OPERATOR_SILENT_SECONDS": str(2 * AWAY_S),  # a stopped process is not killed
         "MOTET_SUPERVISOR_HANG_SECONDS": str(2 * AWAY_S),  # no engine is so slow that its streams are moved
     }
     with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
@@ -66,25 +66,25 @@ class Disturbance:
 
     answers: list[StreamedAnswer]
     probe: StreamedAnswer
-    """Of a request that came right after the kill."""
+    """The answer to a request that came right after the kill."""
     placed_again: list[str]
-    """Streams that left their runner since the kill, each with the reason."""
+    """The requests that left their runner since the kill, each with the reason."""
     without: list[int]
     """Tokens that came to each stream while the victim was kept away."""
     killed: float
     freed: float
-    """When the victim might come back."""
+    """When the victim was allowed to return."""
     back: float
     """When it was ready again."""
 
 
 def lives_of(stack: LocalStack) -> dict[str, tuple[int, int]]:
-    """How often each process was started again, and its pid, by its name."""
+    """How often each process was restarted, and its pid, by its name."""
     return {one["name"]: (one["restarts"], one["pid"]) for one in stack.status()["services"]}
 
 
 def losses(stack: LocalStack) -> list[tuple[str, str]]:
-    """Each request that lost its runner so far and is to be placed again, and why, as the gateway's log says."""
+    """Each request that has lost its runner and is placed again, with the reason, from the gateway's log."""
     lines = [json.loads(line) for line in stack.log("gateway").splitlines() if "request_lost" in line]
     return [(one["request"], one["reason"]) for one in lines]
 
@@ -95,7 +95,7 @@ def since(before: list[int], now: list[int]) -> list[int]:
 
 @contextmanager
 def nobody_restarts(stack: LocalStack, name: str) -> Iterator[None]:
-    """Who would do it stands still: the operator, or what restarts the operator."""
+    """Stop the process that would restart the killed one: the operator, or the parent of the operator."""
     operator = int(stack.service("operator")["pid"])
     if name == "operator":
         found = read_stat(operator)
@@ -111,10 +111,10 @@ def nobody_restarts(stack: LocalStack, name: str) -> Iterator[None]:
 
 
 async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
-    """Run 16 streams, kill the victim once each has `at` tokens, place a new request, and let nobody restart the victim
-    until all go on; then wait for its return.
+    """Run 16 streams and kill the victim once each has `at` tokens. Send a new request. Prevent the victim's restart
+    until all streams have continued; then wait for its return.
 
-    `runner` is the one that has the streams.
+    The victim `runner` is the runner that has the streams.
     """
     crowd = ConcurrentStreams(house.stack.url, house.voices, streams=STREAMS, tokens=TOKENS, first=at, last=LATEST)
     async with asyncio.TaskGroup() as on:
@@ -127,7 +127,7 @@ async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
             pid = int(house.stack.service(name)["pid"])
             services = lives_of(house.stack)
             engine = [stat.identity for stat in all_stats() if stat.parent == pid and victim == "runner"]
-            if crowd.all_in_the_middle:  # still: to look took its time
+            if crowd.all_in_the_middle:  # check again: the look-ups took time
                 break
         with nobody_restarts(house.stack, name):
             lost = len(losses(house.stack))
@@ -179,7 +179,7 @@ def assert_nobody_waited(run: Disturbance, victim: str) -> None:
     print(f"{victim}: away for {run.freed - run.killed:.2f} s, ready again {run.back - run.freed:.2f} s later")
     print(f"{victim}: a new request had its first token {first - run.killed:.2f} s after the kill")
     assert min(run.without) >= MORE, f"tokens that came without the {victim}, by stream: {run.without}"
-    if victim == "scheduler":  # it is as quick to place a request as it was to begin
+    if victim == "scheduler":  # a restarted scheduler places a request as fast as it starts
         assert first - run.freed <= 2 * (run.back - run.freed)
     else:
         assert first <= run.freed, f"a new request waited for the {victim}"

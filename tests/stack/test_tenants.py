@@ -1,7 +1,6 @@
-"""Two tenants with keys of their own, through OpenAI's clients as they are, on two gateways of one stack.
+"""Two tenants with their own keys use OpenAI's clients, unchanged, on two gateways of one stack.
 
-Gateways know keys from the database that they share; the second one shares nothing else with the first but the
-services behind it.
+Both gateways read keys from one database. Apart from it and the services behind them, they share nothing.
 """
 
 import asyncio
@@ -34,21 +33,21 @@ from tests.stack.harness import BUNDLED, LocalStack, copy_of_bundled, free_port,
 pytestmark = pytest.mark.stack
 
 WITHIN_S = 5.0
-"""So soon a change of keys counts everywhere."""
+"""After so many seconds, every gateway knows a change of keys."""
 BASE = "motet-demo"
 QUESTION: list[Any] = [{"role": "user", "content": "Who rules Harrow?"}]
 SHORT: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
 LONG: dict[str, Any] = {"max_tokens": 4000, "temperature": 0, "stream": True, "extra_body": {"ignore_eos": True}}
 MORE = 20
-"""Tokens that come after something has ended: more than can have been on their way."""
+"""So many tokens come after a stream has ended: more than can have been in buffers."""
 
 ADAPTERS = {("acme", "pirate"): (), ("acme", "json"): ("zeta",), ("zeta", "shouting"): (), ("zeta", "oneword"): ("*",)}
-"""By tenant and name: with whom it is shared."""
+"""The tenants that an adapter is shared with, by its tenant and name."""
 MODELS = {
     "acme": {BASE, "pirate", "json", "zeta/oneword"},
     "zeta": {BASE, "shouting", "oneword", "acme/json"},
 }
-"""What each may use, as it says it."""
+"""The models that each tenant may use, by the names that it uses."""
 NOT_THERE = {
     "acme": [
         ("zeta/shouting", "zeta/shoutinq"),
@@ -57,12 +56,12 @@ NOT_THERE = {
     ],
     "zeta": [("acme/pirate", "acme/qirate"), ("pirate", "qirate"), ("demo:acme/pirate", "demo:acme/qirate")],
 }
-"""The other's own, each with a name that nobody has and that is as far from all others."""
+"""Adapters of the other tenant, each with a name that does not exist and is equally unlike all existing names."""
 SHARED_UNDER_ITS_SHORT_NAME = {"acme": "oneword", "zeta": "json"}
 
 
 class Counted:
-    """Requests that a client has sent, repeated ones included."""
+    """Counts the requests that a client has sent, with those that it repeated."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -74,7 +73,7 @@ class Counted:
         self.here(request)
 
     def http(self) -> httpx2.Client:
-        # Plain HTTP: what it would read of authorities takes longer than an answer.
+        # Do not load authorities for plain HTTP: that takes longer than an answer.
         return openai.DefaultHttpxClient(event_hooks={"request": [self.here]}, trust_env=False, verify=False)
 
     def async_http(self) -> httpx2.AsyncClient:
@@ -85,9 +84,9 @@ class Counted:
 class House:
     stack: LocalStack
     urls: tuple[str, str]
-    """Of the gateways."""
+    """The URLs of the gateways."""
     keys: dict[str, str]
-    """By who it is of; `<tenant>-<scope>` has that scope alone."""
+    """The keys by tenant; the key `<tenant>-<scope>` has only that scope."""
 
     def client(self, who: str, at: int, *, counted: Counted | None = None) -> OpenAI:
         http = (counted or Counted()).http()
@@ -112,14 +111,14 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     ):
         made = asyncio.run(make_keys(stack))
         house = House(stack, (stack.url, url), made)
-        # Before it knows of the first key everybody comes in.
+        # Before a gateway knows the first key, it admits every request.
         stack.until(lambda: not any(opens(house, "nobody", at) for at in (0, 1)))
         yield house
 
 
 @contextmanager
 def second_gateway(stack: LocalStack, folder: Path, *, log: Path) -> Iterator[str]:
-    """Its URL."""
+    """Run a second gateway. Returns its URL."""
     first = environment_of(stack.service("gateway")["pid"])
     shared = ("MOTET_DATABASE_URL", "MOTET_SCHEDULER_ADDRESS", "MOTET_PREDICTOR_ADDRESS")
     port = free_port()
@@ -149,7 +148,7 @@ def serves(http: httpx2.Client) -> bool:
 
 
 async def make_keys(stack: LocalStack) -> dict[str, str]:
-    """As `motet key create` does."""
+    """Create keys as `motet key create` does."""
     scopes = {"acme": KeyScope.USER, "zeta": KeyScope.USER}
     scopes |= {"acme-admin": KeyScope.ADMIN, "acme-monitor": KeyScope.MONITOR}
     made = {who: keys.new_key() for who in scopes}
@@ -196,7 +195,7 @@ def test_a_tenant_lists_and_uses_its_own_what_is_shared_and_the_base(house: Hous
 
 @on_either
 async def test_both_are_answered_by_their_own_adapters_at_once(house: House, at: int) -> None:
-    """In streams, which begin together; each says what the same question says alone."""
+    """The streams begin together; each has the same answer as when it runs alone."""
     asked = [(tenant, name) for tenant, names in MODELS.items() for name in sorted(names)]
     async with house.async_client("acme", at) as acme, house.async_client("zeta", at) as zeta:
         clients = {"acme": acme, "zeta": zeta}
@@ -252,7 +251,7 @@ def refused(ask: Callable[..., object], *how: object) -> openai.APIStatusError:
 
 
 def test_the_client_guide_does_what_it_says(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its reader is the tenant acme."""
+    """The tenant acme follows the guide."""
     monkeypatch.setenv("OPENAI_BASE_URL", f"{house.urls[0]}/v1")
     monkeypatch.setenv("OPENAI_API_KEY", house.keys["acme"])
     here, scratch = tmp_path / "reader", tmp_path / "scratch"
@@ -296,7 +295,7 @@ async def test_the_async_client_does_not_send_a_wrong_key_again_either(house: Ho
 def test_a_key_without_the_scope_to_call_models_is_refused_and_not_sent_again(
     house: House, who: str, at: int, way: str
 ) -> None:
-    """Whatever else it may do; and it learns nothing of which names there are."""
+    """Also with every other scope; and the error does not tell which names exist."""
     counted = Counted()
     with house.client(who, at, counted=counted) as client:
         errors = [refused(WAYS[way], client, name) for name in ("pirate", "zeta/shouting", "nobodys")]
@@ -323,7 +322,7 @@ def test_the_scope_monitor_alone_reads_figures(house: House, at: int) -> None:
 
 
 def test_the_tenant_goes_along_to_scheduler_predictor_figures_and_logs(house: House) -> None:
-    """And to the runner, which names it nowhere."""
+    """The runner gets it, too, and names it nowhere."""
     stack, adapter = house.stack, "acme/json"
     before = len(learned(stack))
     answers = {}
@@ -354,13 +353,13 @@ def test_the_tenant_goes_along_to_scheduler_predictor_figures_and_logs(house: Ho
 
 
 def noted(stack: LocalStack, service: str, event: str, named: str) -> dict[str, dict[str, Any]]:
-    """Lines of a log, by the request that they are about."""
+    """The lines of a log, by their request."""
     lines = [json.loads(line) for line in stack.log(service).splitlines()]
     return {line[named]: line for line in lines if line.get("event") == event}
 
 
 def learned(stack: LocalStack) -> list[tuple[str, str]]:
-    """Tenant and adapter of each answer that the predictor has been told of."""
+    """The tenant and adapter of each answer that the predictor has learned."""
 
     async def read() -> list[tuple[str, str]]:
         async with open_store(database(stack)) as store:
@@ -374,7 +373,7 @@ def learned(stack: LocalStack) -> list[tuple[str, str]]:
 
 @dataclass
 class Stream:
-    """One that runs until its key is revoked, or somebody has heard enough of it."""
+    """A stream that runs until its key is revoked, or until the test ends it."""
 
     client: AsyncOpenAI
     model: str
@@ -397,7 +396,7 @@ class Stream:
 
 
 async def test_a_key_counts_on_both_gateways_from_when_it_is_made_until_it_is_revoked(house: House) -> None:
-    """Streams that run with it end on both, and the other tenant's beside them on the same runner go on."""
+    """Streams with the revoked key end on both gateways; those of the other tenant on the same runner continue."""
     made = await asyncio.to_thread(house.stack.motet, "key", "create", "--tenant", "acme")
     assert made.returncode == 0, made.stderr
     since, key = time.monotonic(), made.stdout.strip()

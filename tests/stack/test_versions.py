@@ -1,4 +1,4 @@
-"""This version and the one before side by side, as an upgrade has them, and as the way back has them."""
+"""This version and the one before run side by side, as during an upgrade and during a rollback."""
 
 import asyncio
 import signal
@@ -39,7 +39,7 @@ async def test_row_45_a_runner_of_either_version_serves_beside_the_other_and_is_
                     answers.append([await pods.ask(model) for model in ("demo", "pirate")])
                     heard: list[str] = []
                     async for text in pods.stream("pirate", tokens=TOKENS):
-                        if not heard:  # the next one is to come: what runs here comes to its end
+                        if not heard:  # before the next runner starts, requests on this one finish
                             runner.send_signal(signal.SIGTERM)
                         heard.append(text)
                     answers[-1].append("".join(heard))
@@ -51,7 +51,7 @@ async def test_row_45_a_runner_of_either_version_serves_beside_the_other_and_is_
 
 
 def test_the_version_before_is_another(before: Path) -> None:
-    """Else nothing here says anything."""
+    """Otherwise the tests in this file would prove nothing."""
     asked = run_before(before, "-c", "import motet_runner; print(motet_runner.__file__)")
     assert Path(asked.stdout.strip()).parent == before / "motet_runner", asked
     ours = Path(motet_runner.__file__).parent

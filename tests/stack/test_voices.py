@@ -1,4 +1,4 @@
-"""The judge of what the whole stack says, itself."""
+"""Tests of the check that compares the stack's answers with the reference."""
 
 import torch
 
@@ -18,6 +18,6 @@ def test_a_wrong_token_after_a_near_tie_is_found() -> None:
 
 
 def test_at_a_near_tie_a_third_token_is_found() -> None:
-    """It is not one of the two that are as good."""
+    """It is not one of the two tokens that are equally good."""
     [(_, gap)] = departures(torch.tensor([[1.0, 1.0 - NEAR_TIE / 2, 0.0]]), [2])
     assert gap > NEAR_TIE
