@@ -1,10 +1,10 @@
-"""How fast this machine is just now: limits of CPU time are multiples of it, so that they hold on a slow one."""
+"""Measures how fast this machine is now. Limits of CPU time are multiples of it, so a slow machine keeps them, too."""
 
 import time
 
 
 def cpu_unit_seconds() -> float:
-    """CPU seconds of a fixed piece of work in Python: the best of three, some 0.05 s on a common machine."""
+    """CPU seconds of a fixed piece of work in Python: the best of three, about 0.05 s on a common machine."""
     return min(_once() for _ in range(3))
 
 

@@ -1,4 +1,4 @@
-"""A real gRPC service with one bidirectional stream of bytes, to talk about streams without talking about Motet."""
+"""A real gRPC service with one bidirectional stream of bytes, to test streams without the services of Motet."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -12,7 +12,7 @@ Talk = Callable[[AsyncIterator[bytes], Any], Any]
 
 
 class Echo:
-    """Answers each message with itself; keeps what it heard, per stream."""
+    """Answers each message with the same message, and records the messages of each stream."""
 
     def __init__(self) -> None:
         self.heard: list[list[bytes]] = []

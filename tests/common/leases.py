@@ -1,4 +1,4 @@
-"""One Lease as the API server keeps it, in memory, which can be told to fail; and one candidate's way to it."""
+"""A Lease in memory, like that of an API server, which a test can make fail; and one candidate's client of it."""
 
 import asyncio
 import copy
@@ -10,9 +10,9 @@ class FakeLeaseApi:
     def __init__(self) -> None:
         self.lease: KubeObject | None = None
         self.away = False
-        """No request gets through."""
+        """If true, no request arrives."""
         self.deaf = False
-        """Requests get through, answers do not."""
+        """If true, requests arrive and answers are lost."""
         self.refusing: StatusError | None = None
         self.version = 0
         self.writes = 0
@@ -27,7 +27,7 @@ class FakeLeaseApi:
         return self.lease["spec"]["holderIdentity"] if self.lease is not None else ""
 
     def write(self, lease: KubeObject) -> None:
-        """Whatever it says, as an administrator would."""
+        """Write it in any state, as an administrator would."""
         self.version += 1
         self.lease = copy.deepcopy(lease)
         self.lease["metadata"]["resourceVersion"] = str(self.version)
@@ -67,7 +67,7 @@ class FakeLeaseApi:
 
 
 class CuttableLeaseClient:
-    """One candidate's own way to the Lease, which can be cut."""
+    """One candidate's client of the Lease, which a test can cut off."""
 
     def __init__(self, leases: FakeLeaseApi) -> None:
         self._leases = leases

@@ -1,4 +1,4 @@
-"""Time that is handed in, and work that comes round again."""
+"""Clocks that are passed in, and periodic work."""
 
 import asyncio
 

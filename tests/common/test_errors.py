@@ -1,4 +1,4 @@
-"""One tree, one table: every error is said the same way by everybody, and is explained in the docs."""
+"""One tree and one table of errors: all services report an error in the same way, and the docs explain it."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ OURS = [kind for kind in every_error() if kind.__module__ == errors.__name__]
 
 
 def test_codes_are_unique() -> None:
-    # The root stands for what has no kind of its own, which is what Internal says.
+    # The root stands for errors without a class of their own: their code is that of Internal.
     codes = [kind.mapping.code for kind in OURS if kind is not MotetError]
     assert len(codes) == len(set(codes))
     assert set(TABLE) == set(codes)

@@ -1,4 +1,4 @@
-"""API keys: made, written, read, told from wrong ones."""
+"""API keys: how they are made, written and read, and how wrong ones are refused."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -74,7 +74,7 @@ def test_a_wrong_secret_and_an_unknown_id_open_nothing() -> None:
         ({"expires": NOW + timedelta(seconds=1)}, ""),
         ({"expires": NOW}, "expired"),
         ({"revoked": NOW}, "revoked"),
-        ({"revoked": NOW + timedelta(hours=1)}, "revoked"),  # by somebody whose clock is ahead
+        ({"revoked": NOW + timedelta(hours=1)}, "revoked"),  # on a machine whose clock is ahead
         ({"revoked": NOW, "expires": NOW}, "revoked"),
     ],
 )

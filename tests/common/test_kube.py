@@ -1,4 +1,4 @@
-"""The connection to the API server outlives what clusters do to it."""
+"""The connection to the API server survives new tokens, new authorities and restarts."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ PATH = "/api/v1/namespaces/here/configmaps/it"
 
 
 class Server:
-    """Answers as it is told to, in turn; then always the last."""
+    """Gives the answers of the test in turn, and then the last one again and again."""
 
     def __init__(self, *answers: tuple[int, Any]) -> None:
         self.answers = list(answers)

@@ -1,6 +1,6 @@
-"""Candidates for one Lease: never two, never a term twice, and nobody waits longer than need be.
+"""Candidates for one Lease: never two leaders, never a term twice, and no longer waits than necessary.
 
-In virtual time, but for what ends a process: a machine that is busy does not make them late.
+They run in virtual time, except where a process ends: so a busy machine does not make them late.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tests.common.waiting import until
 LEASE, RENEW, RETRY = 1.0, 0.6, 0.1
 SETTINGS = LeaseSettings(name="it", namespace="here", seconds=LEASE, renew_seconds=RENEW, retry_seconds=RETRY)
 PATIENCE_S = 60.0
-"""With what runs in real time."""
+"""The timeout of what runs in real time."""
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ async def test_a_later_term_that_a_peer_has_seen_is_exceeded_and_kept(leases: Fa
         assert leases.term == 42
         leader.raise_term_above(7, lambda: told.append(leader.term))
         await until(lambda: told == [42, 42])
-        leader.raise_term_above(99, lambda: told.append(leader.term))  # and left at once
+        leader.raise_term_above(99, lambda: told.append(leader.term))  # and resigned at once
     assert told == [42, 42]
     async with Candidate(leases) as successor:
         assert successor.term == 101
@@ -239,7 +239,7 @@ async def test_a_higher_term_is_in_the_lease_before_anyone_hears_of_it(leases: F
         await asyncio.sleep(3 * RETRY)
         assert (leader.term, told) == (1, []), "while it cannot be written the old one holds"
         leases.away = False
-        leases.deaf = True  # it is written, and nobody knows
+        leases.deaf = True  # it is written, but nobody has been told
         await until(lambda: leases.term == 42)
         assert (leader.term, told) == (1, [])
         leases.deaf = False
@@ -344,8 +344,8 @@ def test_who_was_not_there_to_hear_of_another_leader_ends_hard(how: str) -> None
         try:
             assert process.stdout is not None
             assert "leads\n" in iter(process.stdout.readline, "")
-            process.stdout.close()  # so that even its last word cannot be said
-            if how == "is stopped":  # and goes on when its time is over
+            process.stdout.close()  # so that it cannot even log its last line
+            if how == "is stopped":  # and continues when its time is over
                 process.send_signal(signal.SIGSTOP)
                 time.sleep(LEASE)
                 process.send_signal(signal.SIGCONT)

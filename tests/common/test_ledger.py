@@ -1,4 +1,4 @@
-"""The book of promises adds up, whatever happens in whatever order."""
+"""The sums of a ledger are right after any changes in any order."""
 
 import pytest
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ pages = st.integers(min_value=1, max_value=40)
 
 
 class Books(RuleBasedStateMachine):
-    """The ledger beside a dictionary that a child could check."""
+    """The ledger and a plain dictionary with the same promises."""
 
     @initialize(capacity=st.integers(min_value=0, max_value=100), overcommit=st.sampled_from([0.5, 1.0, 1.3]))
     def open(self, capacity: int, overcommit: float) -> None:

@@ -36,7 +36,7 @@ def test_a_bare_name_is_in_the_default_namespace() -> None:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        # Multi-head, grouped, multi-query; a head_dim of its own; GPT-2's names.
+        # Multi-head, grouped, multi-query; an explicit head_dim; GPT-2's names.
         ({"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 256}, KVShape(4, 8, 32, 2)),
         (
             {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256},

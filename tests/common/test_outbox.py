@@ -1,4 +1,4 @@
-"""What waits for a peer that reads slowly, or not at all."""
+"""Messages that wait for a peer which reads slowly or not at all."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -203,7 +203,7 @@ async def test_a_server_that_does_not_read_is_given_up_for_a_new_connection(addr
 
 
 async def test_a_slow_client_finds_the_newest_state_and_not_all_that_were(address: str) -> None:
-    """Over a real stream, ten thousand states of one thing leave a reader a handful to read."""
+    """Over a real stream, a slow reader gets only a few of ten thousand states of one thing."""
 
     class Talkative(Echo):
         async def talk(self, requests: AsyncIterator[bytes], context: Any) -> None:

@@ -1,4 +1,4 @@
-"""How often something may begin: three times at once, then once in each pause."""
+"""The start limit: three starts at once, then one in each pause."""
 
 import pytest
 from hypothesis import given
@@ -8,11 +8,11 @@ from motet.start_limit import AT_ONCE, StartLimiter
 
 PAUSE = 10
 steps = st.lists(st.integers(0, 25), max_size=200)
-"""How long it is from one attempt to the next."""
+"""The time from one attempt to the next."""
 
 
 def begins(paced: StartLimiter[str], now: float, times: int, name: str = "a") -> int:
-    """Of so many attempts."""
+    """The times of so many attempts."""
     begun = 0
     for _ in range(times):
         if paced.may_begin(name, now):

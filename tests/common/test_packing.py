@@ -1,4 +1,4 @@
-"""Messages that wait to be written travel together, and nobody notices."""
+"""Messages that wait to be written are sent together in one pack, and arrive unchanged and in order."""
 
 import asyncio
 

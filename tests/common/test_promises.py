@@ -1,4 +1,4 @@
-"""What a request is promised: the rule itself, and that all who live by it compute the same."""
+"""The rule for promises, and a check that scheduler, supervisor and runner compute the same."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Running quantiles of lengths: right within a bucket, honest about cut answers, small."""
+"""Running quantiles of lengths: right within a bucket, correct about cut answers, and small."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Who may call what, with real certificates over real gRPC."""
+"""Which role may call which method, with real TLS certificates over real gRPC."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -52,7 +52,7 @@ class Everything(
     supervisor_pb2_grpc.SupervisorServicer,
     predictor_pb2_grpc.PredictorServicer,
 ):
-    """Each method of each service, as far as being let in."""
+    """Has each method of each service; none does more than accept the call."""
 
     def __init__(self) -> None:
         self.reached: set[tuple[str, str]] = set()
@@ -97,7 +97,7 @@ async def everything(folders: dict[str, Path]) -> AsyncIterator[str]:
 
 
 async def outcome(channel: grpc.aio.Channel, method: str, *, streams_up: bool, streams_down: bool) -> grpc.StatusCode:
-    """Of an empty request."""
+    """The answer to an empty request."""
     kind = f"{'stream' if streams_up else 'unary'}_{'stream' if streams_down else 'unary'}"
     stub: Any = getattr(channel, kind)(method)
     call = stub(timeout=PATIENCE_S) if streams_up else stub(b"", timeout=PATIENCE_S)

@@ -102,7 +102,7 @@ async def test_after_a_restart_on_the_same_socket_a_link_is_back_and_greets_anew
 
 
 class Lingering(Echo):
-    """One whose handler has something left to do when it is cancelled."""
+    """Its handler still has something to do when it is cancelled."""
 
     async def talk(self, requests: AsyncIterator[bytes], context: Any) -> None:
         try:
@@ -371,7 +371,7 @@ def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 SILENCE_SECONDS = 13.0
-"""Ten, on a busy machine. A stopped process is a machine that vanished: its connection stays, and nobody answers."""
+"""Ten, on a busy machine. A stopped process is like a vanished machine: its connection stays, but nothing answers."""
 
 
 async def test_a_server_that_falls_silent_is_noticed_and_found_again() -> None:

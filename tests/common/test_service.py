@@ -120,7 +120,7 @@ async def test_work_runs_until_stop_is_set_and_is_then_cancelled() -> None:
     await asyncio.sleep(0)
     stop.set()
     await asyncio.wait_for(running, PATIENCE_S)
-    assert sorted(cancelled) in ([], ["a", "b"])  # what had not begun needs no cancelling
+    assert sorted(cancelled) in ([], ["a", "b"])  # a task that had not begun is not cancelled
 
 
 async def test_the_first_failure_cancels_the_rest_and_is_raised_as_itself() -> None:

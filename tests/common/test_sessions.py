@@ -1,4 +1,4 @@
-"""Who is connected to a server, over real gRPC: from a peer's hello to the end of its stream."""
+"""The sessions of a server, over real gRPC: from a peer's hello to the end of its stream."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ from tests.common.waiting import until
 
 
 class Clerk:
-    """Serves streams that begin with `hello <name>`; keeps what was told of them."""
+    """Serves streams that begin with `hello <name>`, and records when they open and close."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

@@ -1,4 +1,4 @@
-"""Figures on a socket, and log lines that machines and people can read."""
+"""Metrics on a socket, and log lines for machines and for people."""
 
 import asyncio
 import json
@@ -187,7 +187,7 @@ def test_a_full_disk_costs_lines_and_not_the_process() -> None:
 
 
 class Named:
-    """A counter by a name that users choose, of which two may stand in the label."""
+    """A counter with a label that users choose; the label may have two values."""
 
     def __init__(self, most: int = 2) -> None:
         self.registry, self.clock = CollectorRegistry(), FakeClock()

@@ -1,4 +1,4 @@
-"""What peers may say of terms, epochs and figures, and what is not believed."""
+"""Which terms, epochs and numbers of peers are accepted, and which are refused."""
 
 from math import inf, nan
 

@@ -1,4 +1,4 @@
-"""Peers that know each other by role, with real certificates over real gRPC."""
+"""Peers that check each other's role, with real TLS certificates over real gRPC."""
 
 import asyncio
 import subprocess
@@ -28,7 +28,7 @@ def authority() -> Authority:
 
 @asynccontextmanager
 async def server_of(folder: Path, echo: Echo | None = None) -> AsyncIterator[str]:
-    """Serves as the scheduler; gives its address."""
+    """Serve as the scheduler. Returns the address."""
     identity = TlsIdentity(folder, "scheduler")
     with acting_as(identity):
         roles = {**ROLES, "/test.Echo/Talk": frozenset({"gateway"})}
@@ -42,7 +42,7 @@ async def server_of(folder: Path, echo: Echo | None = None) -> AsyncIterator[str
 
 @asynccontextmanager
 async def linked(folder: Path | None, address: str, peer: str = "scheduler") -> AsyncIterator[Link[bytes, bytes]]:
-    """A gateway's link; without a folder it speaks plain text."""
+    """A gateway's link. Without a folder it uses plain text."""
     link: Link[bytes, bytes] = Link(peer, address, open_talk, greet=lambda: [b"hello"], receive=lambda _: None)
     with acting_as(TlsIdentity(folder, "gateway") if folder is not None else None):
         running = asyncio.create_task(link.run())
@@ -54,7 +54,7 @@ async def linked(folder: Path | None, address: str, peer: str = "scheduler") -> 
 
 
 async def complaint(folder: Path | None, address: str, peer: str = "scheduler") -> str:
-    """What a link that cannot connect says about it."""
+    """The error of a link that cannot connect."""
     use_plain_logs()
     with capture_logs() as logs:
         async with linked(folder, address, peer) as link:
@@ -85,7 +85,7 @@ async def test_a_client_without_a_certificate_of_the_authority_is_refused(author
     trusted = (theirs / "ca.crt").read_bytes()
 
     async def says(*pair: bytes) -> bytes:
-        """What the server answers to whoever trusts it and shows this certificate."""
+        """The server's answer to a client that trusts it and shows this TLS certificate."""
         credentials = grpc.ssl_channel_credentials(trusted, *pair)
         options = [("grpc.ssl_target_name_override", "scheduler.motet.internal")]
         async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
@@ -129,7 +129,7 @@ async def test_a_peer_of_another_authority_is_refused_with_the_reason(authority:
 
 
 async def test_peers_of_two_authorities_talk_while_both_trust_both(authority: Authority, tmp_path: Path) -> None:
-    """So an authority is replaced without a gap: both in every file, then new certificates, then the new alone."""
+    """This replaces an authority without a gap: both in every file, then new certificates, then only the new one."""
     ours, theirs = authority.issue(tmp_path / "g", "gateway"), Authority("new").issue(tmp_path / "s", "scheduler")
     both = (ours / "ca.crt").read_bytes() + (theirs / "ca.crt").read_bytes()
     for folder in (ours, theirs):
@@ -151,7 +151,7 @@ async def test_a_peer_whose_certificate_has_expired_is_refused_with_the_reason(
     ours, theirs = authority.issue(tmp_path / "g", "gateway"), authority.issue(tmp_path / "s", "scheduler")
     async with server_of(theirs) as address:
         authority.issue(theirs, "scheduler", life=-DAY)
-        # It keeps the one that it had: what is not valid by its own look is never taken.
+        # It keeps the one that it had: it never loads a certificate that is not valid by its own clock.
         async with linked(ours, address) as link:
             await until(lambda: link.connected)
     assert (
@@ -224,7 +224,7 @@ def test_files_that_will_not_do_are_named_with_the_fix(
 
 
 def mix(folder: Path, name: str) -> None:
-    """Take one file of another certificate."""
+    """Replace one file by that of another certificate."""
     (folder / "o" / name).replace(folder / name)
 
 

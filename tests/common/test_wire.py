@@ -1,4 +1,4 @@
-"""Two versions of Motet talk to each other during every upgrade: what has been said once keeps its meaning."""
+"""Two versions of Motet talk to each other during every upgrade, so fields and methods keep their meaning."""
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 
@@ -42,7 +42,7 @@ def test_a_changed_number_type_or_label_is_found() -> None:
 
 
 def test_every_enumeration_has_an_unspecified_zero() -> None:
-    """A peer that does not know a field reads zero: it must not mean anything."""
+    """A peer that does not know a field reads zero, so zero must not have a meaning."""
     for module in wire.MODULES:
         for enum in module.DESCRIPTOR.enum_types_by_name.values():
             assert enum.values_by_number[0].name.endswith("_UNSPECIFIED")

@@ -1,6 +1,6 @@
-"""An event loop whose time passes when nobody has anything left to do: hours take no time, and a busy machine no hours.
+"""An event loop whose time jumps to the next timer when all tasks wait. Hours take no time, also on a busy machine.
 
-What is tested `in_virtual_time` gets the loop's `time` as its clock. Threads and processes know nothing of it.
+What is tested `in_virtual_time` gets the loop's `time` as its clock. Threads and processes keep real time.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class _Selector(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """`timeout` is the time until the next timer; None: there is none, so only another thread can go on."""
+        """`timeout` is the time until the next timer. If None, there is no timer: only another thread can continue."""
         ready = super().select(timeout if timeout is None else 0)
         if not ready and timeout is not None and timeout > 0:
             self._loop.pass_by(timeout)

@@ -1,4 +1,4 @@
-"""Waiting for something to become true. The bound is for what never does, not for slow machines."""
+"""Waits until something becomes true. The limit ends tests that wait in vain; it is long enough for slow machines."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The messages and calls of the API as text, one line for each thing that two versions must agree on.
 
-`python -m tests.common.wire` writes them down after something has been added. It forgets nothing but what is reserved.
+`python -m tests.common.wire` records additions. It removes only what is reserved.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def lines(files: list[FileDescriptor] | None = None) -> list[str]:
 
 
 def reserved() -> set[str]:
-    """Fields that are gone, and whose numbers never come back, as `message = number`."""
+    """Removed fields, whose numbers are never used again, as `message = number`."""
     return {
         f"{name} = {number}"
         for module in MODULES
