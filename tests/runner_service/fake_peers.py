@@ -1,4 +1,4 @@
-"""The other ends of a runner's streams, as small as they can be: they record what comes and say what a test wants."""
+"""Fakes for the other ends of a runner's streams. They record what arrives and send what a test wants."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +24,7 @@ PATIENCE = PATIENCE_S
 
 
 async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE) -> Any:
-    """What `condition` gives, as soon as that is something."""
+    """Wait until `condition` gives something, and return it."""
     async with asyncio.timeout(seconds):
         while not (value := condition()):
             await asyncio.sleep(0.002)
@@ -32,7 +32,7 @@ async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE) -> A
 
 
 class Peer:
-    """One connection at a time is enough; `received` has the messages of all."""
+    """One connection at a time; `received` has the messages of all connections."""
 
     def __init__(self) -> None:
         self.received: list[Any] = []
@@ -68,7 +68,7 @@ class RecordingScheduler(Peer, scheduler_pb2_grpc.SchedulerServicer):
     async def adapter(
         self, name: str, *, stage: int = common_pb2.ADAPTER_STAGE_CERTIFIED, failed: bool = False
     ) -> scheduler_pb2.AdapterState:
-        """The first state of this adapter that has come so far, or failed. Before it there may be words of progress."""
+        """The first report that this adapter has reached the stage or failed. Reports of progress may come before."""
 
         def found() -> Any:
             states = [state for state in self.of("adapter") if state.ref.name == name]
@@ -190,14 +190,14 @@ class CheckingGateway:
 
 
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14)]
-"""Of a client: it takes some KiB that nobody reads, and not some MiB, which a busy machine needs long to make."""
+"""The options of a client that buffers only KiB, not MiB: a busy machine needs long to produce MiB."""
 
 
 @asynccontextmanager
 async def gateway_to(
     address: str, name: str = "g0", *, hello: bool = True, deaf: bool = False
 ) -> AsyncIterator[CheckingGateway]:
-    """A gateway's stream; a deaf one does not read by itself."""
+    """A gateway's stream. A `deaf` one does not read by itself."""
     async with grpc.aio.insecure_channel(address, SMALL_WINDOW) if deaf else open_channel(address) as channel:
         call = runner_pb2_grpc.RunnerStub(channel).Generate()
         gateway = CheckingGateway(call)

@@ -1,4 +1,4 @@
-"""The engine's process before it has an engine."""
+"""The engine's process before it has made an engine."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""A runner that is told to end: nothing new, what waits goes back, what runs may finish, and nothing is lost."""
+"""A runner drains: it accepts no new requests, returns those that wait, finishes those that run, and loses none."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ async def test_what_runs_ends_what_waits_goes_on_elsewhere_and_nothing_new_comes
         await until(lambda: leaving.service.draining)
         assert len(leaving.service.book) == 2
         engines.hurry()
-        await asyncio.wait_for(draining, PATIENCE_S)  # it ends when all is done
+        await asyncio.wait_for(draining, PATIENCE_S)  # it ends once all requests have ended
         for n, answer in enumerate(running):
             assert await answer == tokens_of((n,), 7, 100)
             assert house.gateway.asked[f"{n}"].moves == 0
@@ -154,7 +154,7 @@ async def test_the_last_word_holds_while_no_scheduler_is_heard(folder):
             await until(lambda: runner.service.draining)
         await asyncio.sleep(0.1)
         assert runner.service.draining
-        async with scheduler_at(address):  # of a version that does not say it any more, nor that it ended
+        async with scheduler_at(address):  # from a version that sends it no more, and does not say that the drain ended
             await until(lambda: not runner.service.draining)
 
 

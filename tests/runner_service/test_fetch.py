@@ -1,4 +1,4 @@
-"""Adapter bytes from a source into the shared disk cache."""
+"""Fetches of adapters from a source into the shared disk cache."""
 
 import asyncio
 import errno
@@ -163,7 +163,7 @@ async def test_weights_that_are_cut_short_leave_nothing(tmp_path, cache):
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """A file system with room for a few pages, where this machine lets us mount one."""
+    """A file system with space for a few pages, if this machine lets us mount one."""
     place = tmp_path / "small"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", place]
@@ -215,7 +215,7 @@ def test_what_a_dead_process_left_is_cleared_and_what_a_live_one_writes_is_not(t
 
 
 async def test_a_runner_that_starts_beside_a_fetch_breaks_nothing(tmp_path, cache, monkeypatch):
-    """It clears what nobody holds, and may come between the making of a folder and its lease."""
+    """It removes folders without a lock. It may start after a folder is made and before that is locked."""
     starts = [cache.prepare, lambda: None]
 
     def lease_beside_a_start(folder: Path) -> FolderLock:

@@ -1,4 +1,4 @@
-"""Runner.Generate over real gRPC: what gateways get, and what a runner does not take on."""
+"""Runner.Generate over real gRPC: what gateways get, and what a runner declines."""
 
 import asyncio
 import functools
@@ -19,10 +19,10 @@ from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_runner import in_process_runner
 
 STREAM_IS_OVER = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
-"""What a gateway's write meets once the runner has ended its stream: while the write is on its way, and after."""
+"""The errors of a gateway's write after the runner has ended the stream: during the write, and later."""
 
 SLOW = functools.partial(FakeEngine, step_seconds=0.02)
-"""An answer of 2000 tokens is never over before it is ended."""
+"""With such steps, an answer of 2000 tokens lasts until the test ends it."""
 
 
 async def test_a_gateway_gets_every_token_once_and_one_finish(folder):
@@ -193,7 +193,7 @@ async def test_the_scheduler_can_cancel(folder):
     ):
         await gateway.submit("a", max_tokens=2000)
         await until(lambda: gateway.tokens.get(("a", 1)) and scheduler.of("hello"))
-        for epoch in (2, 1):  # the first is about a placement that is not here
+        for epoch in (2, 1):  # the first one names a placement that this runner does not have
             order = scheduler_pb2.CancelRequest(term=1, request="a", epoch=epoch)
             scheduler.send(scheduler_pb2.AttachDown(cancel=order))
         assert (await gateway.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
@@ -207,7 +207,7 @@ async def test_a_gateway_that_does_not_read_is_dropped_and_stops_nobody(folder):
         gateway_to(runner.address, "deaf", deaf=True) as deaf,
     ):
         for n in range(16):
-            with suppress(*STREAM_IS_OVER):  # it may be dropped before it has said all
+            with suppress(*STREAM_IS_OVER):  # it may be dropped before it has sent everything
                 await deaf.submit(f"d{n}", max_tokens=1_000_000)
         await good.submit("a", max_tokens=50)
         await good.finished("a")
@@ -304,7 +304,7 @@ async def test_a_placement_that_comes_again_before_its_adapter_can_be_cancelled(
 
 
 async def test_a_placement_that_comes_again_before_the_end_of_its_stream_was_heard_is_the_new_streams(folder):
-    """The gateway knows that its stream is broken; to the runner it stands."""
+    """The gateway knows that its stream is broken; the runner does not know it yet."""
     engines = SlowEngines()
     async with (
         in_process_runner(folder, engine=engines, gateway_grace_seconds=0.0) as runner,
@@ -341,7 +341,7 @@ async def test_what_is_submitted_twice_or_by_two_gateways_runs_once(folder):
 
 
 async def test_a_refusal_of_the_first_life_of_a_placement_does_not_end_the_second(folder):
-    """The first was refused for want of pages, which came free before the second."""
+    """The first one was declined for lack of pages. Pages became free before the second one."""
     address = f"unix:{folder}/s.sock"
     async with (
         scheduler_at(address) as scheduler,

@@ -1,4 +1,4 @@
-"""A term that would be the last must not be adopted by a runner, whoever says it."""
+"""A runner does not accept the largest possible term from anybody."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The runner's streams to scheduler and supervisor: hellos, reports, orders, terms, self-protection."""
+"""The runner's streams to scheduler and supervisor: hellos, reports, orders, terms and self-protection."""
 
 import functools
 import threading
@@ -11,7 +11,7 @@ from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_runner import in_process_runner, write_adapter
 
 SLOW = functools.partial(FakeEngine, step_seconds=0.02)
-"""An answer of 2000 tokens is never over before it is ended."""
+"""With such steps, an answer of 2000 tokens lasts until the test ends it."""
 
 DEVICE = common_pb2.ADAPTER_STAGE_DEVICE
 
@@ -142,7 +142,7 @@ async def test_ensure_to_the_device_answers_when_it_is_there(folder):
         scheduler.ensure("a0", source, DEVICE)
         await scheduler.adapter("a0", stage=DEVICE)
         scheduler.received.clear()
-        scheduler.ensure("a0", source, DEVICE)  # again: at once, from what is known
+        scheduler.ensure("a0", source, DEVICE)  # the second time the answer comes at once
         await scheduler.adapter("a0", stage=DEVICE)
 
 
@@ -209,7 +209,7 @@ async def test_expect_brings_a_known_adapter_to_the_device(folder):
         scheduler.send(scheduler_pb2.AttachDown(expect=expect))
         await scheduler.adapter("a0", stage=DEVICE)
         async with gateway_to(runner.address) as gateway:
-            await gateway.submit("a", epoch=3)  # what was announced is newer
+            await gateway.submit("a", epoch=3)  # the announced adapter is newer
             await gateway.refusal("a", 3)
 
 
@@ -265,7 +265,7 @@ async def test_an_overflow_is_extended_by_the_supervisors_order(folder):
             )
             assert overflow.request.request == "a"
             assert overflow.pages_free > 250
-            for void in (promise + 5, promise):  # the first names a promise that is not the request's
+            for void in (promise + 5, promise):  # the first one names a promise that the request does not have
                 order = supervisor_pb2.Extend(
                     request="a", epoch=1, promise={"pages": void}, extended={"pages": extended}
                 )

@@ -1,4 +1,4 @@
-"""The loop around an engine, and the pipe it hangs on, without processes."""
+"""The loop around an engine, and the pipe between service and engine, without processes."""
 
 import socket
 import time
@@ -109,7 +109,7 @@ def test_whatever_comes_every_placement_ends_once_and_misses_no_token(commands):
             got.extend(one.tokens)
             if one.finish:
                 assert got == tokens_of(PROMPT, 0, len(got))
-                del tokens[key]  # its gateway may bring it again
+                del tokens[key]  # its gateway may submit it again
         closed += len(batch.refused) + len(batch.ended)
 
     for what, request, epoch in commands:
@@ -141,7 +141,7 @@ def test_a_pipe_never_blocks_and_loses_nothing():
         one, two = Pipe(ours), Pipe(theirs)
         messages = [b"x" * (300_000 + n) for n in range(5)]
         for message in messages:
-            one.send(message)  # far more than the socket holds, and nobody reads
+            one.send(message)  # far more than the socket's buffer holds, and the other end does not read
         got = []
         while len(got) < len(messages):
             one.exchange(0)

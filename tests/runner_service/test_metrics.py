@@ -1,4 +1,4 @@
-"""What a runner's figures name."""
+"""The labels of a runner's metrics."""
 
 from prometheus_client import CollectorRegistry, generate_latest
 

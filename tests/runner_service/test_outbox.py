@@ -1,4 +1,4 @@
-"""What a slow gateway finds when it reads at last."""
+"""What a slow gateway receives when it finally reads."""
 
 import asyncio
 import itertools

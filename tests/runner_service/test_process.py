@@ -1,4 +1,4 @@
-"""The runner as it runs: a process of its own with the engine in a spawned child, on a small random Llama."""
+"""The runner as a process with its engine in a spawned child, on a small random Llama."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def process(folder: Path, model: str, scheduler: str = "unix:/nonexistent"):
 
 @asynccontextmanager
 async def loaded(folder: Path, models: Path, scheduler: str = "unix:/nonexistent"):
-    """The process, its address, and what this machine needs to start one: on a busy one all takes longer."""
+    """The process, its address, and how long this machine needs to start one: a busy machine needs longer."""
     address = f"unix:{folder}/r.sock"
     with process(folder, (models / "base").as_uri(), scheduler) as running:
         began = time.monotonic()
@@ -95,7 +95,7 @@ async def test_two_adapters_stream_and_a_killed_engine_ends_the_runner(folder, m
         digests = {"base": ""} | {name: (await scheduler.adapter(name)).digest for name in ("a0", "a1")}
         async with gateway_to(address) as gateway:
             child = child_of(running)
-            child.suspend()  # none ends before all are there
+            child.suspend()  # no stream ends before all have begun
             for name, digest in digests.items():
                 await gateway.submit(name, prompt=PROMPT, max_tokens=40, adapter=digest)
             child.resume()
@@ -143,7 +143,7 @@ async def test_a_stopped_runner_leaves_nothing_behind(folder, models):
 
 
 async def test_the_engine_dies_with_a_killed_runner(folder, models):
-    """By the kernel: this one, which stands still, can do nothing itself."""
+    """The kernel ends it: the engine is stopped and cannot end itself."""
     with process(folder, (models / "base").as_uri()) as running:
         engines = psutil.Process(running.pid).children
         await until(lambda: any(map(is_loading, engines())), seconds=START_SECONDS)

@@ -1,4 +1,4 @@
-"""Which adapters a runner keeps on its disk: a bound, the longest unused goes first, what is in use stays."""
+"""Which adapters a runner keeps on its disk: up to a limit; the least recently used goes first, those in use stay."""
 
 import asyncio
 import shutil
@@ -233,7 +233,7 @@ async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(
 @pytest.mark.parametrize(
     "kept",
     [
-        b'{"rank": 4, "digest": "sha256:00", "mapped": 2}',  # before the layout was kept, too
+        b'{"rank": 4, "digest": "sha256:00", "mapped": 2}',  # from before certificates had the layout
         b'{"engine": "", "certificate": {}, "layout": {"stamp": [1], "rank": 4, "linears": []}}',
         b"[]",
         b"",
@@ -252,7 +252,7 @@ async def test_a_certificate_that_no_check_of_today_has_written_is_made_anew(ben
 
 
 async def test_changed_bytes_that_another_runner_has_removed_meanwhile_are_fetched_again(bench, monkeypatch):
-    """Runners of one machine share the cache."""
+    """Runners on one machine share the cache."""
     one = await bench.ensure(1)
     (one.folder / WEIGHTS_NAME).write_bytes(b"changed")
     bench.shelf.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed")))

@@ -1,4 +1,4 @@
-"""What gateways know of a suspect when its engine dies: everything up to the last iteration."""
+"""What gateways know about a suspect when its engine dies: everything up to the last iteration."""
 
 from functools import partial
 
@@ -71,7 +71,7 @@ def test_the_word_that_one_is_alone_leaves_before_its_iteration_and_is_taken_bac
 
 @pytest.mark.parametrize("how", ["finished", "cancelled"])
 def test_that_one_that_was_alone_has_ended_is_known_before_the_next_iteration(how):
-    """Else it would be blamed for a death that it has no part in."""
+    """Otherwise it would be blamed for a death that it did not cause."""
     loop = EngineLoop(FakeEngine())
     one = NewSequence(request="a", epoch=1, prompt=(1, 2), promise=1, sampling=Sampling(max_tokens=1), engines_lost=1)
     loop.apply([Add(one, 1)])

@@ -12,11 +12,11 @@ from tests.support.source_servers import hub_server, web_server
 
 SCALE = 0.1
 HUB_SCALE = 0.2
-"""The hub's library sleeps a second between two attempts, whatever the scale."""
+"""The hub's library sleeps a second between two attempts, at any time scale."""
 
 
 class Bench:
-    """A runner's fetching, with a cache of its own, and settings that a test may add to."""
+    """A runner's fetcher with its own cache. A test may add settings."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class Bench:
         return self._fetcher
 
     async def fetch(self, source: str, *, proven: bool = False, **how: object):
-        """As for the check of a new revision, unless its digest is proven."""
+        """Fetch as for the check of a new revision, unless its digest is known."""
         return await self.fetcher.fetch(
             FetchRequest(source=source, namespace="tenant-a", digest_verified=proven, **how)
         )
@@ -74,5 +74,5 @@ async def hub(tmp_path, bench):
 
 @pytest.fixture
 def adapter(tmp_path):
-    """With weights of a few hundred KiB, so that there is something to break off."""
+    """An adapter with weights of a few hundred KiB, so that a connection can break in the middle."""
     return write_adapter(tmp_path / "source", rank=512)

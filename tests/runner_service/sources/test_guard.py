@@ -1,4 +1,4 @@
-"""Which addresses a fetch may connect to, and that nothing gets past."""
+"""Which addresses a fetch may connect to. Every other connection is refused."""
 
 import ipaddress
 import socket

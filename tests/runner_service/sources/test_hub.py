@@ -1,4 +1,4 @@
-"""Adapters from a hub, by the hub's own client, against a server that speaks like one."""
+"""Fetches adapters with the hub's own client, from a fake hub."""
 
 import gzip
 

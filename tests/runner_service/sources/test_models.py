@@ -1,4 +1,4 @@
-"""Base models from hubs and the web: whole before the engine starts, gone on with, or refused in words."""
+"""Base models from hubs and the web: complete before the engine starts, resumed after breaks, or refused."""
 
 import asyncio
 import fcntl
@@ -96,7 +96,7 @@ async def test_two_runners_of_one_machine_fetch_a_model_once(web, loader, model)
 
 
 async def test_a_model_is_locked_by_a_file_that_is_open_for_writing(web, loader, model, monkeypatch):
-    """Network file systems lock nothing else, and several machines share a cache."""
+    """Network file systems lock no other files, and several machines share a cache."""
     locked = []
     flock = fcntl.flock
 
@@ -111,7 +111,7 @@ async def test_a_model_is_locked_by_a_file_that_is_open_for_writing(web, loader,
 
 
 async def test_the_second_start_of_a_pool_with_a_cache_downloads_nothing(web, tmp_path, model):
-    """Two runners of two machines, which have nothing in common but the cache. Each ends where it has the model."""
+    """Two runners on two machines share only the cache. Each ends once it has the model."""
     (model / "config.json").write_text('{"architectures": ["BartModel"], "is_encoder_decoder": true}')
     uri = web.put("/base/", model)
     cache = tmp_path / "claim"

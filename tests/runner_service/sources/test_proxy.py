@@ -1,4 +1,4 @@
-"""A proxy brings bytes and no rights: where it leads is looked at here, and it is asked for that address."""
+"""A proxy gives no permissions: the runner checks the target's address, and asks the proxy for that address."""
 
 import base64
 import socket
@@ -22,7 +22,7 @@ async def proxy(bench):
 
 @pytest.fixture
 async def inside(tmp_path, bench):
-    """A server at an address that nobody has allowed."""
+    """A server at an address that is not allowed."""
     async with web_server(tmp_path) as server:
         bench.settings["fetch_ca_file"] = str(server.ca_file)
         yield server
@@ -55,7 +55,7 @@ async def test_a_redirect_inside_is_not_followed_through_a_proxy(web, proxy, ben
 
 
 async def test_the_proxy_is_asked_for_the_address_that_was_looked_at_and_not_for_the_name(web, proxy, bench, adapter):
-    """Whatever the name is to the proxy: here it would lead elsewhere."""
+    """Also if the proxy resolves the name to another address."""
     proxy.names["localhost"] = "127.0.0.3"
     source = web.put("/pirate/", adapter).replace("127.0.0.1", "localhost")
     fetched = await bench.fetch(source)
@@ -78,7 +78,7 @@ async def test_a_hub_is_reached_through_the_proxy(tmp_path, proxy, bench, adapte
         hub.publish("org/pirate", adapter)
         assert (await bench.fetch("hf://org/pirate")).digest == adapter_digest(adapter)
         with pytest.raises(AdapterFetchFailed, match="not a public address"):
-            await bench.fetch(hub.url("/org/pirate/"))  # the hub's address is for the hub's URIs
+            await bench.fetch(hub.url("/org/pirate/"))  # the hub's setting counts only for URIs of the hub
     assert len(set(proxy.asked)) == 1
 
 

@@ -1,4 +1,4 @@
-"""Credentials: read by the child alone, from the API server or from manifests, and told to nobody."""
+"""Credentials: only the fetch process reads them, from the API server or from manifests, and nothing shows them."""
 
 import asyncio
 import base64
@@ -35,7 +35,7 @@ async def api(tmp_path, bench):
 
 @pytest.fixture
 def closed(web, adapter):
-    """A source that only the canary opens."""
+    """A source that accepts only the canary token."""
     web.authorization = f"Bearer {CANARY}"
     return web.put("/pirate/", adapter)
 

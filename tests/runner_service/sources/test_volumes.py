@@ -1,4 +1,4 @@
-"""Adapters on volumes that tenants write to: each volume is a world of its own."""
+"""Adapters on volumes that tenants write to. No path leads out of its volume or out of a tenant's folder."""
 
 import os
 import shutil
@@ -92,7 +92,7 @@ async def test_links_inside_a_volume_are_followed(volumes, bench):
 
 @pytest.fixture
 def shared(tmp_path, bench):
-    """A volume of two tenants, as a cluster mounts it and as a laptop has it: there no setting names volumes."""
+    """A volume of two tenants, as in a cluster and as on a laptop, where no setting names volumes."""
     volume = tmp_path / "volumes" / "shared"
     write_adapter(volume / "acme" / "pirate")
     write_adapter(volume / "zeta" / "poet", seed=1)
@@ -101,7 +101,7 @@ def shared(tmp_path, bench):
 
 @pytest.fixture(params=["cluster", "laptop"])
 def acme(request, shared, bench):
-    """Has what acme names fetched, as the operator orders it."""
+    """Fetch an adapter for acme, as the operator orders it."""
     if request.param == "cluster":
         bench.settings["volumes"] = str(shared.parent)
 
@@ -215,7 +215,7 @@ async def test_what_is_not_on_the_volume_yet_is_looked_for_again_after_minutes(v
 
 @pytest.fixture
 def layout(volumes):
-    """A volume that a hub's client has filled: blobs, snapshots of links to them, and refs."""
+    """A volume in the layout of a hub's client: blobs, snapshots with links to them, and refs."""
     root = volumes / "mine" / "models--org--pirate"
     for commit, seed in (("c1", 1), ("c2", 2)):
         write_adapter(root / "snapshots" / commit, seed=seed)

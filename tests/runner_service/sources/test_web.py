@@ -1,4 +1,4 @@
-"""Adapters from the web: a real server over TLS, the real child, and what goes wrong between them."""
+"""Adapters from the web: a real server over TLS, the real fetch process, and failures between them."""
 
 import asyncio
 import gzip
@@ -93,7 +93,7 @@ async def test_a_server_that_drips_is_given_up(web, bench, adapter):
 
 
 async def test_a_server_that_drips_just_enough_makes_way_in_the_end(web, bench, adapter):
-    """Its fetch fails with what came, and goes on from there."""
+    """Its fetch fails, keeps what has arrived, and later continues from there."""
     bench.settings |= {"fetch_stall_seconds": 10}
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = Drip(bytes=300)
@@ -296,7 +296,7 @@ async def test_row_32_an_odd_uri_is_refused_in_words(bench, uri, words):
 
 
 async def test_a_digest_alone_opens_nothing(web, bench, adapter):
-    """A tenant who has got hold of another's digest must still be able to open the source."""
+    """A tenant who knows another tenant's digest must still have access to the source."""
     fetched = await bench.fetch(web.put("/pirate/", adapter))
     with pytest.raises(AdapterFetchFailed, match="has no adapter_config"):
         await bench.fetch(web.url("/elsewhere/"), expected=fetched.digest)
@@ -314,5 +314,5 @@ async def test_orders_to_load_what_cannot_be_fetched_do_not_hammer_its_source(we
             await bench.fetch(source, expected=digest, proven=True)
     assert len(web.asked) == 1
     web.faults.clear()
-    checked = await bench.fetch(source, expected=digest)  # a changed spec is looked at at once
+    checked = await bench.fetch(source, expected=digest)  # a changed spec is tried at once
     assert checked.digest == digest
