@@ -1,4 +1,4 @@
-"""A gateway behind a real uvicorn server, with fake services behind it."""
+"""A gateway in a real uvicorn server, which uses fake services."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +25,7 @@ from tests.support.fake_services import FakeServices, mini_cluster
 
 @dataclass
 class Served:
-    """What a test talks to."""
+    """The gateway and the fake services of a test."""
 
     url: str
     gateway: Gateway

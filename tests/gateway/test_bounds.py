@@ -1,4 +1,4 @@
-"""What a client sends is bounded before anything is done with it, and every bound is named."""
+"""The gateway limits what clients send before it does anything with it. Each error names its limit."""
 
 import random
 import time
@@ -70,7 +70,7 @@ def test_a_stop_string_costs_no_more_memory_than_its_own_length() -> None:
 
 
 def test_the_worst_stop_strings_cost_little_for_each_token() -> None:
-    # One is always about to complete; the others begin everywhere in what it holds back, and never go on.
+    # One is always about to complete; the others begin everywhere in the text that is held back, and never continue.
     held = "ab" * (MAX_STOP_LENGTH // 2 - 1) + "zz"
     others = ["a" + "b" * i + "c" * (MAX_STOP_LENGTH - i - 1) for i in range(1, MAX_STOPS)]
     matcher = StopStrings([held, *others])
@@ -115,7 +115,7 @@ def test_a_list_of_nothing_but_mistakes_has_one_complaint(kind: type, field: str
         parse(kind, body).refuse_unsupported()
     assert caught.value.param is not None
     assert caught.value.param.startswith(field)
-    assert time.process_time() - began < 6 * cpu_unit_seconds()  # one for each takes more than 20
+    assert time.process_time() - began < 6 * cpu_unit_seconds()  # one search for each string takes more than 20
 
 
 # --------------------------------------------------------------------------------------------- parameters of others
@@ -205,7 +205,7 @@ def test_a_slip_of_the_pen_finds_the_name_among_ten_thousand(number: int, at: in
         wrong = right[:at] + "_" + right[at + 1 :]
     near = NAMES.nearest(wrong)
     assert near
-    if at < 9:  # a slip within the number is another customer's
+    if at < 9:  # a typing error within the number is another customer's number
         assert right in near
 
 

@@ -1,4 +1,4 @@
-"""Names: who may say which, and what they mean."""
+"""Names of models: which tenant may use which, and what they mean."""
 
 import contextlib
 import time
@@ -132,10 +132,10 @@ def of_acme(*share: str, admits: Sequence[str] = ("*",)) -> Catalog:
         (of_acme("zeta"), Caller("beta"), {"base"}),
         (of_acme("*"), Caller("beta"), {"base", "acme/legal"}),
         (of_acme("zeta", admits=["acme", "zeta"]), ZETA, {"base", "acme/legal"}),
-        # Never more than the pool admits.
+        # It is never shared with a tenant that the pool does not admit.
         (of_acme("zeta", admits=["acme"]), ZETA, set()),
         (of_acme("*", admits=["acme"]), ZETA, set()),
-        # An operator that says nothing of it: what is one's own is served, for otherwise it would not be here.
+        # From an operator that does not send it: a tenant's own adapter is served, otherwise it would not be listed.
         (of_acme("*", admits=[]), ZETA, set()),
         (of_acme(admits=[]), ACME, {"legal"}),
         (of_acme(admits=[]), ANONYMOUS, {"base", "acme/legal"}),
@@ -190,7 +190,7 @@ def test_pools_with_one_name_in_two_namespaces_are_told_apart() -> None:
 
 
 def test_a_name_that_one_may_not_use_takes_as_long_as_one_that_is_not_there() -> None:
-    """The least of many, taken in turns: what is left then is the work itself."""
+    """The least of many measurements, taken in turns: it has the fewest disturbances."""
     theirs = [adapter("acme", f"customer-{number:04}") for number in range(2000)]
     catalog = Catalog((group("small", "base"),), (*theirs, adapter("zeta", "own")))
 
@@ -215,14 +215,14 @@ def test_names_that_are_shared_with_all_are_kept_once_for_all_who_misspell() -> 
             catalog.resolve("acme/customer-000", Caller(tenant))
         return caught.value.message.partition("Nearest names: ")[2]
 
-    told("t0")  # what is kept for all is there now
+    told("t0")  # the shared cache is filled now
     tracemalloc.start()
     try:
         answers = {number: told(f"t{number}") for number in range(1, 49)}
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert kept / len(answers) < 30_000  # 2000 names take ten times that
+    assert kept / len(answers) < 30_000  # 2000 names would take ten times as long
     assert "acme/customer-0000" in answers.pop(1), "which is shared with it"
     assert not [answer for answer in answers.values() if "acme/customer-0000" in answer]
 
@@ -236,7 +236,7 @@ POOLS = ("small", "large")
 class House:
     catalog: Catalog
     without: Catalog
-    """The same without everything that the caller may not use."""
+    """The same catalog without everything that the caller may not use."""
     caller: Caller
 
 

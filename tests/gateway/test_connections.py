@@ -1,4 +1,4 @@
-"""Clients that send too much, too slowly, or do not read: each is bounded, and nobody else hears of it."""
+"""Clients that send too much, too slowly, or do not read: each is limited, and other clients notice nothing."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: appli
 
 
 class Raw:
-    """A client that says exactly what it is told to, and reads only when asked."""
+    """A client that sends exactly the bytes of the test, and reads only when the test does."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -78,7 +78,7 @@ async def test_headers_without_end_are_cut_off(served: Served, head: bytes, piec
         with contextlib.suppress(ConnectionError):
             await client.say(*(head[at : at + piece] for at in range(0, len(head), piece)))
         answer = await client.rest()
-        if answer.startswith(b"HTTP/1.1 "):  # it may have been cut before it was read
+        if answer.startswith(b"HTTP/1.1 "):  # the connection may have been closed before it was read
             assert answer.split()[1] in (b"431", b"400")
     assert (await served.http.get("/version")).status_code == 200
 
@@ -109,7 +109,7 @@ async def test_a_head_that_does_not_come_to_an_end_is_given_up(cluster: FakeServ
             await slow.say(b"GET / HTTP/1.1\r\nhost: loc")
             assert (await slow.rest()).startswith(b"HTTP/1.1 408 ")
             assert await silent.rest() == b""
-        async with raw(served) as client:  # also behind an answer
+        async with raw(served) as client:  # also after an answer
             await client.say(with_length(BODY))
             assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
             await asyncio.wait_for(client.reader.readuntil(b"}}"), PATIENCE_S)
@@ -129,7 +129,9 @@ async def test_what_stands_behind_a_body_breaks_into_no_answer(cluster: FakeServ
             assert b"408" not in await client.reader.readuntil(b"[DONE]")
 
     async with serve(cluster, header_seconds=1) as served:
-        await asyncio.gather(ask(b"\r\n"), ask(b"POST /v1"))  # old clients end a body so; others are ahead of us
+        await asyncio.gather(
+            ask(b"\r\n"), ask(b"POST /v1")
+        )  # old clients end a body like this; others send the next request early
 
 
 # ------------------------------------------------------------------------------------------------------------- bodies
@@ -192,7 +194,7 @@ async def test_an_upload_that_breaks_off_is_no_crash(
 async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(cluster: FakeServices) -> None:
     async with serve(cluster, unread_seconds=0.2, max_live_requests=1000) as served:
         async with raw(served) as client:
-            # Answers to requests that follow one another fill every buffer there is.
+            # Answers to pipelined requests fill every buffer.
             client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             await eventually(lambda: served.server.server_state.connections)
             for connection in served.server.server_state.connections:
@@ -224,11 +226,11 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_answer(cluster: FakeSe
         assert got == length
 
 
-# ------------------------------------------------------------------------------------- bodies that nobody wants to read
+# ------------------------------------------------------------------------------------------ bodies that are not read
 
 
 REFUSED = HEAD.replace(b"content-type: application/json", b"content-type: text/plain")
-"""By its head alone."""
+"""The gateway refuses it after its head."""
 
 
 @pytest.fixture
@@ -260,7 +262,7 @@ async def test_of_a_refused_body_no_more_is_read_than_a_bound(served: Served, le
             while True:
                 await client.say(piece)
                 sent += len(piece)
-        assert sent < 64 * 1024 * 1024  # what buffers hold in between
+        assert sent < 64 * 1024 * 1024  # what the buffers between them hold
         await eventually(lambda: not served.server.server_state.connections)
 
 
@@ -282,7 +284,7 @@ async def test_who_sends_the_rest_of_a_refused_body_goes_on_and_is_then_idle_lik
         await client.say(b"67890")
         await asyncio.sleep(2 * left_seconds)
         await refused(client)
-        await client.say(b"67890" + with_length(body))  # whose answer takes longer than one may be idle
+        await client.say(b"67890" + with_length(body))  # its answer takes longer than a connection may be idle
         assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
         await client.reader.readuntil(b"}}")
         await refused(client)
@@ -293,7 +295,7 @@ async def test_who_sends_the_rest_of_a_refused_body_goes_on_and_is_then_idle_lik
 
 
 async def test_an_upload_is_read_after_its_answer_has_begun(served: Served, left_seconds: float) -> None:
-    """Only an answer that has come to its end leaves a body that nobody reads."""
+    """Only a complete answer leaves a body unread."""
     async with raw(served) as client, asyncio.timeout(PATIENCE_S):
         await client.say(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY[:5])
         await asyncio.sleep(2 * left_seconds)

@@ -1,4 +1,4 @@
-"""Estimates: the predictor's within a budget, else our own; and nothing waits for a predictor that is away."""
+"""Estimates: from the predictor within a time limit, or else from the gateway; no request waits for longer."""
 
 import asyncio
 import gc
@@ -50,7 +50,7 @@ async def test_who_waits_behind_a_call_that_fails_is_answered_without_another(cl
         second = asyncio.create_task(length_header(served))
         assert [await first, await second] == ["max_tokens", "max_tokens"]
         assert cluster.predictor.asked == 1
-    gc.collect()  # an exception that nobody has read is told of then
+    gc.collect()  # asyncio logs an exception that was not retrieved
     assert crashed == []
 
 

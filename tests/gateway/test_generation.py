@@ -1,4 +1,4 @@
-"""One choice's life, with everything that can go wrong on the way, without a network."""
+"""The lifecycle of one choice with all failures, without a network."""
 
 from collections.abc import Sequence
 
@@ -141,7 +141,7 @@ def test_every_index_is_delivered_once_in_order_and_then_there_is_one_end(script
     def see(effects: Sequence[object]) -> None:
         nonlocal ends
         for effect in effects:
-            # A scheduler that places it all the same is told so; nothing else comes after the end.
+            # If the scheduler places it nevertheless, the gateway says that it ended, and sends nothing else.
             assert not ends or isinstance(effect, Dropped | ReportFinished)
             if isinstance(effect, Deliver):
                 delivered.extend(effect.tokens)
@@ -167,7 +167,7 @@ def test_every_index_is_delivered_once_in_order_and_then_there_is_one_end(script
                 see(generation.declined(max(epoch + drift, 0), NoRunner("no").to_proto()))
             case ("progress", count):
                 say(epoch, len(delivered), count)
-    # Whatever happened, a well-behaved runner brings it to its end.
+    # After any events, a runner that behaves well finishes it.
     if generation.phase is not GenerationPhase.ENDED:
         see(generation.placed(place(generation.epoch + 1)))
         while generation.phase is not GenerationPhase.ENDED:
@@ -198,7 +198,7 @@ def test_a_second_runner_that_fails_at_its_numbers_ends_it_with_their_error() ->
 def test_a_move_away_from_an_engine_that_hangs_counts_as_a_death_of_it() -> None:
     generation = placed_once()
     assert kinds(generation.placed(place(2, "b"))) == [CancelAtRunner, Submit]
-    assert generation.losses.engines_lost == 0  # a drain, say
+    assert generation.losses.engines_lost == 0  # for example by a drain
     assert kinds(generation.placed(place(3, "c"), engine_hung=True)) == [CancelAtRunner, Submit]
     assert generation.losses.engines_lost == 1
     generation.alone = True

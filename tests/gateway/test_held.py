@@ -1,4 +1,4 @@
-"""Requests for a model that has no runner: they wait, visibly, and the scheduler knows of them."""
+"""Requests for a model without a runner: they wait, clients see that, and the scheduler knows about them."""
 
 import asyncio
 import time
@@ -46,7 +46,7 @@ async def test_a_new_scheduler_hears_of_what_is_held_and_a_client_that_leaves_is
 
 
 async def test_a_gateway_that_never_met_a_runner_asks_for_one_to_read_with() -> None:
-    """The pool is at zero and its model is known, but the tokenizer is on other gateways' disks only."""
+    """The pool has no runner. Its model is known, but only other gateways have its tokenizer on disk."""
     async with mini_cluster() as cluster:
         scheduler = cluster.scheduler
         groups = list(scheduler.catalog().groups)

@@ -1,4 +1,4 @@
-"""Tenants with keys of their own on one gateway, over real sockets."""
+"""Tenants with their own API keys on one gateway, over real sockets."""
 
 import asyncio
 import dataclasses
@@ -30,7 +30,7 @@ from tests.support.postgresql import PostgreSQL
 COMPLETIONS = "/v1/completions"
 READ_SECONDS = 0.02
 WITHIN_S = 5.0
-"""So soon a change of keys counts everywhere."""
+"""After so many seconds, every gateway knows a change of keys."""
 BODY = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 4}
 EVERY_PATH = [
     ("POST", COMPLETIONS),
@@ -68,7 +68,7 @@ def is_shut(served: Served, key: str) -> bool:
 
 
 async def read_again(kept: MemoryKeySource) -> None:
-    """What is kept now is known to the gateway."""
+    """Wait until the gateway knows all keys that exist now."""
     seen = kept.reads
     await eventually(lambda: kept.reads >= seen + 2)
 
@@ -106,7 +106,7 @@ async def test_a_key_is_refused_before_anything_of_the_body_is_read(
         writer.write(f"{head}content-length: 1000000\r\n\r\n".encode())  # and nothing of it
         async with asyncio.timeout(PATIENCE_S):
             assert (await reader.readline()).startswith(b"HTTP/1.1 401")
-            await reader.read()  # to the end: the connection is not kept for a body that nobody waits for
+            await reader.read()  # to the end: the connection is closed, since nothing reads the rest of the body
         writer.close()
 
 
@@ -225,7 +225,7 @@ async def test_wrong_keys_are_all_answered_alike_and_the_rest_goes_on(
 
 
 async def test_as_many_wrong_keys_as_come_keep_nobody_else_out(cluster: FakeServices, kept: MemoryKeySource) -> None:
-    """On connections of their own, one behind the other without waiting for an answer."""
+    """On separate connections, one request after the other, without waiting for an answer."""
     key, made = kept.make("acme"), keys.new_key()
     known = keys.PresentedKey(id_of(key), made.secret)
     refused, ended = 0, False
@@ -295,7 +295,7 @@ async def test_a_key_does_what_its_scopes_allow(
 
 
 async def stream_until(served: Served, key: str, then: Any, **body: Any) -> list[str]:
-    """The lines of a long stream; `then` is called once tokens have come."""
+    """The lines of a long stream; `then` is called once tokens have arrived."""
     lines: list[str] = []
     asked = BODY | {"max_tokens": 400, "ignore_eos": True, "stream": True} | body
     async with (
@@ -319,7 +319,7 @@ async def test_a_stream_whose_key_is_revoked_ends_and_says_so(cluster: FakeServi
         said = json.loads(error)["error"]
         assert (said["code"], done) == ("invalid_api_key", "[DONE]")
         assert "was revoked" in said["message"]
-        assert '"finish_reason":"length"' in (await other)[-2]  # the tenant's other key goes on
+        assert '"finish_reason":"length"' in (await other)[-2]  # the tenant's other key stays valid
         await eventually(lambda: not cluster.runners[0].running)
         assert (await ask(served, revoked)).status_code == 401
 
@@ -407,7 +407,7 @@ async def test_a_key_that_opens_no_more_once_its_body_is_here_gets_no_answer(
         await eventually(served.gateway.access.keyring.take_used)
         kept.keys[id_of(key)] = change(kept.keys[id_of(key)])
         await read_again(kept)
-        kept.make("acme")  # also when there is other news since
+        kept.make("acme")  # also when other changes came since
         await read_again(kept)
         read_on.set()
         assert (await waiting).status_code == 401
@@ -504,7 +504,7 @@ async def test_keys_count_on_two_gateways_alike(cluster: FakeServices, kept: Mem
 async def test_a_key_in_postgresql_counts_on_two_gateways_within_5_s_of_being_made_and_of_being_revoked(
     cluster: FakeServices, postgresql: PostgreSQL
 ) -> None:
-    """As often as gateways read keys unless told otherwise. Its streams end on both, the other tenant's goes on."""
+    """Gateways read keys at the default interval. The tenant's streams end on both; the other tenant's continue."""
     runner = cluster.runners[0]
     runner.step_seconds = 0.02  # 400 tokens take 8 s
     url = await postgresql.new_database()

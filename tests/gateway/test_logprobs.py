@@ -1,4 +1,4 @@
-"""The bytes of an answer's tokens join to its text, whatever the tokenizer makes of characters and spaces."""
+"""The bytes of an answer's tokens join to its text, with any tokenizer."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def sentence_piece() -> Tokenizer:
-    """As Llama 2 has it: words begin with a mark for their space, and unknown characters are spelled in bytes."""
+    """A tokenizer like that of Llama 2: a mark stands for the space before a word, and bytes for unknown characters."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
     trainer = trainers.BpeTrainer(vocab_size=200, show_progress=False, limit_alphabet=40)

@@ -1,4 +1,4 @@
-"""How often a request is placed again, by what lost it."""
+"""How often a request is placed again, by the cause of the loss."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Templates on the event loop: the same text as in a process, and never much work."""
+"""Templates on the event loop: they give the same text as in a process, and never take long."""
 
 import asyncio
 import time
@@ -201,7 +201,7 @@ def test_what_is_no_template_is_an_error_of_its_own() -> None:
 
 @asynccontextmanager
 async def renderer(*known: TemplateText) -> AsyncIterator[ChatRenderer]:
-    """Has seen these templates."""
+    """A renderer that has rendered these templates."""
     made = ChatRenderer(RenderPool(processes=2, cpu_seconds=0.3, memory_bytes=64 << 20))
     try:
         for template in known:

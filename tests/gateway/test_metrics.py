@@ -1,4 +1,4 @@
-"""One text for all processes of a machine, valid for every scraper."""
+"""The metrics of all processes of a machine, in one text that every scraper can parse."""
 
 import asyncio
 from pathlib import Path
@@ -100,7 +100,7 @@ async def test_the_time_in_the_queue_is_told_by_class(served: Served) -> None:
 
 
 async def test_the_time_in_the_queue_has_its_class_also_when_the_revision_is_removed(served: Served) -> None:
-    """A placed request whose revision is removed starts again, and then the adapter may be gone."""
+    """If its revision is removed, a placed request starts again, and by then the adapter may be gone."""
     cluster = served.cluster
     gone = ModelNotFound("this revision of the adapter is no longer served").to_proto()
     for runner in cluster.runners:

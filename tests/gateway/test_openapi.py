@@ -1,4 +1,4 @@
-"""What /openapi.json says is what the gateway does: paths, bodies, answers, errors and headers."""
+"""/openapi.json describes what the gateway does: paths, bodies, answers, errors and headers."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def complaints(schema: Json, value: object) -> list[str]:
 
 
 def undescribed(schema: Json, value: object, where: str = "$") -> list[str]:
-    """Fields that are there and not in the description."""
+    """The fields that an answer has and the description lacks."""
     schema = resolved(schema)
     if isinstance(value, list):
         return [one for item in value for one in undescribed(schema.get("items", {}), item, f"{where}[]")]
@@ -64,7 +64,7 @@ def operation_of(path: str, method: str) -> Json:
 
 
 def check(answer: httpx2.Response) -> None:
-    """Status, media type, body and headers of an answer are described."""
+    """Check that the description has the answer's status, media type, body and headers."""
     request = answer.request
     described = operation_of(request.url.path, request.method)["responses"][str(answer.status_code)]
     headers = {
@@ -217,7 +217,7 @@ FIELDS: list[tuple[str, Json]] = [
     *((PLAIN, {"logprobs": value}) for value in (0, 20, 21)),
 ]
 ROLE_ALONE = {"messages": [{"role": "user"}]}
-"""Allowed by the schema: whether content is required depends on the role."""
+"""The schema allows it: whether content is required depends on the role."""
 
 
 @pytest.mark.parametrize(("path", "body"), FIELDS, ids=str)

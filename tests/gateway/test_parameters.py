@@ -1,4 +1,4 @@
-"""Whatever a client sends is either understood or refused in words."""
+"""The gateway supports each parameter of a client, or refuses it with a reason."""
 
 import asyncio
 from collections.abc import Iterator

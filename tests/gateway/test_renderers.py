@@ -1,4 +1,4 @@
-"""Chat templates are rendered where neither time nor memory can escape."""
+"""Chat templates are rendered in a process with limits of time and memory."""
 
 import asyncio
 import contextlib
@@ -108,7 +108,7 @@ async def test_a_template_without_end_delays_no_other() -> None:
         stuck = [asyncio.create_task(rendered(renderers, hostile, HELLO)) for _ in range(8)]
         for _ in range(3):
             assert await rendered(renderers, SAYS, HELLO) == "Hello"
-        assert len(children()) == 2  # the eight wait for one another
+        assert len(children()) == 2  # the eight wait for each other
         for task in stuck:
             task.cancel()
         await asyncio.gather(*stuck, return_exceptions=True)
@@ -176,11 +176,11 @@ async def test_a_process_that_dies_while_it_waits_costs_no_request() -> None:
         await rendered(renderers, SAYS, HELLO)
         (child,) = children()
         child.send_signal(signal.SIGKILL)
-        assert await rendered(renderers, SAYS, HELLO) == "Hello"  # nobody knows yet
+        assert await rendered(renderers, SAYS, HELLO) == "Hello"  # not known yet
         (child,) = children()
         child.send_signal(signal.SIGKILL)
         await eventually(lambda: not children())
-        assert await rendered(renderers, SAYS, HELLO) == "Hello"  # it was known before anybody asked
+        assert await rendered(renderers, SAYS, HELLO) == "Hello"  # it was known before the first request
 
 
 async def test_a_process_that_dies_at_work_is_no_fault_of_the_client() -> None:

@@ -1,5 +1,5 @@
-"""A prompt that kills engines, before the real scheduler, real runner services and the real dispatcher: it ends with an
-error of its own after the second engine, and its neighbours do not notice more than a pause."""
+"""A prompt that kills engines, with the real scheduler, real runner services and the real dispatcher: it ends with an
+error after the second engine has died, and other requests have only a pause."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -1,4 +1,4 @@
-"""An adapter changes to another revision while requests for it are between two steps: clients do not notice."""
+"""An adapter gets another revision while requests for it are between two steps: clients do not notice."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ NEW = "sha256:" + "e" * 64
 
 @pytest.fixture
 async def patient(cluster: FakeServices) -> AsyncIterator[Served]:
-    """Its estimator takes its time: so long is a request between the name and the queue."""
+    """Its estimator takes so long: a request waits between the look-up of its name and the queue."""
     async with serve(cluster, predict_budget_seconds=5) as served:
         cluster.predictor.slow_seconds = 0.2
         yield served

@@ -1,4 +1,4 @@
-"""Two tenants with keys of their own on one gateway: what each may use of the other's, over real sockets."""
+"""Two tenants with their own keys on one gateway: which adapters of the other one each may use, over real sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ FAILED = scheduler_pb2.ADAPTER_READINESS_FAILED
 
 @dataclass
 class Tenants:
-    """acme has adapters, and zeta asks."""
+    """acme has adapters, and zeta sends requests."""
 
     served: Served
     cluster: FakeServices
@@ -90,7 +90,7 @@ EVERY_WAY_TO_NAME_A_MODEL = [
 async def test_what_one_may_not_use_is_answered_as_what_is_not_there(
     tenants: Tenants, path: str, more: dict[str, Any], forbidden: str, missing: str
 ) -> None:
-    """Body, status and headers, whatever is asked for."""
+    """Body, status and headers of any request."""
     answers = [await tenants.ask(path, name, **more) for name in (forbidden, missing)]
     assert [answer.status_code for answer in answers] == [404, 404]
     bodies = [answer.text.replace(name, "NAME") for answer, name in zip(answers, (forbidden, missing), strict=True)]
@@ -144,7 +144,7 @@ async def test_without_a_model_that_one_may_use_a_name_has_to_be_given(tenants: 
 
 @pytest.mark.parametrize(("path", "more"), [("/tokenize", PROMPT), ("/detokenize", {"tokens": [1, 2]})])
 async def test_an_empty_name_names_nothing(tenants: Tenants, path: str, more: dict[str, Any]) -> None:
-    """Neither the base nor, for one who may use none, anything else."""
+    """A tenant that may use no adapter sees neither the base nor anything else."""
     tenants.cluster.scheduler.tenants = ["acme"]
     await tenants.publish()
     for key in (tenants.acme, tenants.zeta):
@@ -156,7 +156,7 @@ async def test_an_empty_name_names_nothing(tenants: Tenants, path: str, more: di
 
 
 async def test_what_is_used_is_the_callers(tenants: Tenants) -> None:
-    """The queue's lines, usage, lengths and what is remembered of prompts go by the tenant that these carry."""
+    """Queue, usage, lengths and the prompt cache depend on the tenant in these messages."""
     await tenants.share("zeta")
     assert (await tenants.ask("/v1/completions", "acme/sql", **PROMPT)).status_code == 200
     (enqueued,) = tenants.cluster.scheduler.enqueued
@@ -168,7 +168,7 @@ async def test_what_is_used_is_the_callers(tenants: Tenants) -> None:
 
 
 async def test_a_share_that_is_taken_back_ends_nothing_that_runs(tenants: Tenants) -> None:
-    """It goes on also on another runner, when its own dies."""
+    """It also continues on another runner when its own one dies."""
     await tenants.share("zeta")
     first, second = tenants.cluster.runners
     first.step_seconds = 0.01

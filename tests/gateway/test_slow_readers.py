@@ -1,4 +1,4 @@
-"""Streams whose clients read slowly: everything ends while a piece still waits to be written."""
+"""Streams whose clients read slowly: each way to end, while a chunk still waits to be written."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ TOKENS = 60
 
 
 class SlowReader:
-    """Takes nothing of the answer's body until it reads on."""
+    """A client that reads nothing of the answer's body until the test lets it continue."""
 
     def __init__(self, served: Served, **body: Any) -> None:
         asked = parse(CompletionBody, json.dumps(long_request(TOKENS) | body).encode())
@@ -32,7 +32,7 @@ class SlowReader:
         return await asyncio.Future()
 
     async def _send(self, message: Message) -> None:
-        """As the server: it waits before it writes."""
+        """Like the server, it waits before it writes."""
         if message["type"] == "http.response.body":
             self.waits.set()
             await self.read_on.wait()
@@ -87,7 +87,7 @@ async def test_a_failure_while_a_piece_waits_is_written(served: Served) -> None:
 
 @pytest.mark.parametrize("ends", [False, True])
 async def test_an_answer_that_is_ended_while_a_piece_waits_says_so(served: Served, ends: bool) -> None:
-    """Also when its last token came first."""
+    """Also if the last token came before."""
     served.cluster.runners[0].step_seconds = 0.001 if ends else 0.05
     client = SlowReader(served)
     await client.waits.wait()

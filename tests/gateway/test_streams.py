@@ -1,4 +1,4 @@
-"""Streams while things go wrong: runners die, repeat themselves or fall silent, schedulers restart, clients leave."""
+"""Streams during failures: runners die, repeat messages or send none, schedulers restart, clients disconnect."""
 
 import asyncio
 import contextlib
@@ -70,7 +70,7 @@ async def read(served: Served, body: dict[str, Any], into: Read | None = None) -
 
 @pytest.fixture
 async def pair():
-    """Two runners; the first one gets everything at first."""
+    """Two runners. At first, the first one gets every request."""
     async with mini_cluster(runners=2) as cluster, serve(cluster) as served:
         yield served
 
@@ -329,7 +329,9 @@ async def test_requests_wait_for_the_first_runner_of_their_group() -> None:
     async with mini_cluster() as cluster:
         runners, cluster.scheduler.runners = cluster.scheduler.runners, []
         async with serve(cluster, ready=False, hold_seconds=0.05) as served:
-            await eventually(lambda: served.gateway.catalog.known)  # else it would say that it waits for that
+            await eventually(
+                lambda: served.gateway.catalog.known
+            )  # otherwise the comment would say that it waits for the scheduler
             result = Read()
             task = asyncio.create_task(read(served, long_request(), result))
             await eventually(lambda: "queued position=1 (waiting for a runner of tiny)" in result.comments)
@@ -348,7 +350,7 @@ async def test_a_move_that_was_lost_with_the_stream_is_made_good_by_a_later_one(
     task = asyncio.create_task(read(pair, long_request(), result))
     await eventually(lambda: result.events)
     request = first.submits[0].request
-    await scheduler.stop()  # with the word of epoch 2, which the gateway never hears
+    await scheduler.stop()  # the gateway never receives this message of epoch 2
     scheduler._epochs[request] = 2
     await scheduler.start()
     await eventually(lambda: scheduler.hellos[1:])
@@ -367,7 +369,7 @@ async def test_a_refused_move_ends_the_request_at_once_and_frees_its_runner(serv
     task = asyncio.create_task(read(served, long_request(400), result))
     await eventually(lambda: result.events)
     request, failure = runner.submits[0].request, NoRunner("no other runner takes it").to_proto()
-    scheduler.say(scheduler.refusal(request, 0, failure))  # said before it was placed
+    scheduler.say(scheduler.refusal(request, 0, failure))  # sent before it was placed
     before = len(result.events)
     await eventually(lambda: len(result.events) > before + 2)
     scheduler.say(scheduler.refusal(request, 2, failure))

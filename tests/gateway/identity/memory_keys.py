@@ -1,4 +1,4 @@
-"""Keys that a test keeps, in place of a database."""
+"""API keys in memory instead of a database."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,7 +12,7 @@ USER = KeyScope.USER
 
 
 class MemoryKeySource:
-    """A source that can be away."""
+    """A source of keys that a test can make unavailable."""
 
     def __init__(self) -> None:
         self.keys: dict[str, ApiKey] = {}

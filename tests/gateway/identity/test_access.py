@@ -1,4 +1,4 @@
-"""Who needs a key where, before and after the first one was made."""
+"""Which requests need an API key, before and after the first key is made."""
 
 import asyncio
 import math
@@ -50,7 +50,7 @@ def needs_key(one: KeyAccess) -> bool:
 async def test_on_loopback_no_key_is_needed_before_the_first(host: str) -> None:
     kept = MemoryKeySource()
     one = access(kept, host=host)
-    with pytest.raises(StoreUnavailable):  # before anything is known
+    with pytest.raises(StoreUnavailable):  # before the gateway has read anything
         needs_key(one)
     await one.begin()
     assert not needs_key(one)
@@ -156,7 +156,7 @@ async def test_tenants_cannot_hold_off_who_decides_whether_keys_are_needed(tmp_p
 
 
 class Hangs(PosixPath):
-    """A file of a folder that does not answer, as one over a network."""
+    """A file in a folder that does not answer, like a network folder."""
 
     free = threading.Event()
 
@@ -188,7 +188,7 @@ async def test_a_state_directory_that_hangs_lets_nobody_in_and_holds_nobody_up(
         memory.free.set()
     kept.revoke(key)
     async with asyncio.timeout(PATIENCE_S):
-        while needs_key(other):  # what hung before comes to its end first
+        while needs_key(other):  # the read that hung before ends first
             await other.read()
         await one.read()
     assert needs_key(one)
@@ -219,10 +219,10 @@ async def test_a_gateway_that_needs_keys_is_not_ready_before_it_has_read_them(se
     assert "API keys" in one.unready_reason()
     kept.away = False
     await one.read()
-    assert one.unready_reason() == ""  # there are none, and that is known
+    assert one.unready_reason() == ""  # there are no keys, and the gateway knows that
     kept.away = True
     await one.read()
-    assert one.unready_reason() == ""  # known keys open for a while
+    assert one.unready_reason() == ""  # known keys stay valid for a while
 
 
 async def test_how_old_the_knowledge_of_keys_is_can_be_watched() -> None:
@@ -239,7 +239,7 @@ async def test_how_old_the_knowledge_of_keys_is_can_be_watched() -> None:
 
 
 async def test_each_outage_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the store, of notes in it, and of the file that says whether keys were made; all are tried again and again."""
+    """Failures of the store, of its notifications, and of the file that says whether keys exist; each is retried."""
     kept, today, memory = MemoryKeySource(), Today(), tmp_path / "state" / "keys-were-made"
     key = kept.make("acme")
     one, other = access(kept, auth="keys", today=today), access(MemoryKeySource(), memory=memory)
@@ -335,7 +335,7 @@ async def test_known_keys_are_not_trusted_for_ever_once_nobody_reads_them() -> N
     key = kept.make("acme")
     one = KeyAccess(Settings(auth="keys", keys_trusted_seconds=0), kept, gone=lambda _: None, clock=clock)
     await one.begin()
-    clock.advance(12)  # the next turn may be two seconds off, and take ten
+    clock.advance(12)  # the next read may begin in two seconds and take ten
     assert one.open(key)
     clock.advance(1)
     with pytest.raises(StoreUnavailable):

@@ -1,4 +1,4 @@
-"""Whoever asks a store hears of it, whatever the store's driver does."""
+"""A call to a store ends in time, also if the store's driver does not."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What a gateway that reads keys from PostgreSQL has to be allowed there."""
+"""The PostgreSQL permissions of a gateway that reads keys there."""
 
 from datetime import UTC, datetime
 
@@ -17,7 +17,7 @@ GRANTS = """
 CREATE ROLE a_gateway LOGIN PASSWORD 'its-own';
 GRANT SELECT, UPDATE (used) ON keys TO a_gateway;
 """
-"""As docs/security.md says."""
+"""Grant what docs/security.md says."""
 
 
 async def test_reading_keys_and_noting_their_use_is_all_it_takes(postgresql: PostgreSQL) -> None:

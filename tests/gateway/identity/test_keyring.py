@@ -17,11 +17,11 @@ USER = frozenset({KeyScope.USER})
 
 
 class Ring:
-    """One of a gateway that was started now."""
+    """The key ring of a gateway that has just started."""
 
     def __init__(self) -> None:
         self.gone: list[dict[str, str]] = []
-        """What was said, each time."""
+        """The answers, in order."""
         self.ring = Keyring(trusted_seconds=600, between_seconds=60, gone=lambda why: self.gone.append(dict(why)))
         self.keys: dict[str, ApiKey] = {}
 
@@ -140,7 +140,7 @@ def test_whoever_holds_a_key_that_opens_no_more_is_named_once(ring: Ring) -> Non
 
 
 def test_whoever_holds_a_key_that_means_something_else_now_is_named(ring: Ring) -> None:
-    """As in a file, where one id may be written anew."""
+    """As in a file, where a key may be replaced under the same id."""
     same, tenant, scopes, secret = (ring.make("acme") for _ in range(4))
     ring.read()
     for id_, change in (
@@ -207,7 +207,7 @@ def test_a_change_while_a_clock_is_set_back_names_who_is_gone(ring: Ring) -> Non
 
 
 def test_keys_that_have_not_changed_are_not_looked_at_again(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There may be very many, and requests wait meanwhile."""
+    """There may be very many keys, and requests wait during the check."""
     made = [ring.make("acme", expires=NOW + timedelta(days=1 + number)) for number in range(1000)]
     ring.read()
     looked: list[str] = []
@@ -226,7 +226,7 @@ def test_keys_that_have_not_changed_are_not_looked_at_again(ring: Ring, monkeypa
 
 
 def test_what_a_key_has_begun_ends_once_it_means_something_else(ring: Ring) -> None:
-    """However often keys are read meanwhile."""
+    """Also if keys are read often meanwhile."""
     made = {change: ring.make("acme") for change in ("nothing", "tenant", "hash", "expires", "revoked", "read anew")}
     ring.read()
     began = {change: ring.open(one) for change, one in made.items()}

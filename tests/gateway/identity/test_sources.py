@@ -1,4 +1,4 @@
-"""Where keys are read from: a database, a file, a folder."""
+"""The sources of API keys: a database, a file, a folder."""
 
 import asyncio
 import errno
@@ -51,7 +51,7 @@ class Reader:
         self._source, self._known = source, dict[str, ApiKey]()
 
     async def read(self) -> list[ApiKey] | None:
-        """All that are known now; None: the same as before."""
+        """All keys that are known now; None if they are the same as before."""
         said = await self._source.read()
         if isinstance(said, Change):
             for id_ in said.gone:
@@ -71,7 +71,7 @@ def stored_keys(url: str, **more: Any) -> Reader:
 
 async def test_keys_in_a_database_are_read_only_after_a_change(url: str) -> None:
     source = stored_keys(url)
-    assert await source.read() == []  # before the schema is there
+    assert await source.read() == []  # before the schema exists
     await migrate(url)
     assert await source.read() == []
     first, second = key(), key("zeta")
@@ -97,7 +97,7 @@ async def test_keys_in_a_database_are_read_only_after_a_change(url: str) -> None
 
 
 async def ends(source: Reader) -> dict[str, tuple[datetime | None, datetime | None]]:
-    """When each key expires and was revoked, after a change."""
+    """When each key expires and when it was revoked, after a change."""
     read = await source.read()
     assert read is not None
     return {one.id: (one.expires, one.revoked) for one in read}
@@ -143,7 +143,7 @@ async def make_many(url: str) -> None:
 
 
 async def test_in_a_minute_all_keys_are_read_again_whatever_it_looks_like(tmp_path: Path) -> None:
-    """As after a change by hand that says the same in sum. Not all at once: that would take long."""
+    """Like a change by hand that leaves all sums equal. Not all keys at once: that would take long."""
     url, clock = f"sqlite+aiosqlite:///{tmp_path}/motet.db", FakeClock()
     await make_many(url)
     source = stored_keys(url, clock=clock)
@@ -188,7 +188,7 @@ async def test_of_many_keys_only_few_are_read_after_a_change(url: str, read_key_
 async def test_reading_many_keys_goes_on_where_it_was_broken_off(
     url: str, read_key_ids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may be more than there is time for in one turn; and half of them are not told for all."""
+    """They may be more than one read has time for; half of them must not count as all."""
     await make_many(url)
     source, left, keys_in = stored_keys(url, clock=FakeClock()), 0, stored.keys_in
 
@@ -215,7 +215,7 @@ async def test_reading_many_keys_goes_on_where_it_was_broken_off(
 async def test_what_is_new_is_not_lost_with_an_answer_that_came_too_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a driver that cleans up when it is told to stop, and then goes on."""
+    """Like a driver that cleans up when it is cancelled, and then continues."""
     url, first, second = f"sqlite+aiosqlite:///{tmp_path}/motet.db", key(), key()
     await migrate(url)
     source, patience = stored_keys(url), BoundedCall(0.5)
@@ -239,7 +239,7 @@ async def test_what_is_new_is_not_lost_with_an_answer_that_came_too_late(
 
 @asynccontextmanager
 async def no_thread_free() -> AsyncIterator[None]:
-    """As while tenants have all of the event loop's threads count tokens."""
+    """As while tenants' requests use all threads of the event loop to count tokens."""
     free, loop = threading.Event(), asyncio.get_running_loop()
     threads = ThreadPoolExecutor(2)
     loop.set_default_executor(threads)
@@ -322,7 +322,7 @@ async def test_a_wrong_line_takes_no_other_key_away_and_is_not_repeated(
 
 
 async def test_a_mounted_secret_is_read_as_a_folder(tmp_path: Path) -> None:
-    """As a kubelet changes one: all files at once, by a link to another folder."""
+    """As a kubelet does it: all files at once, by a link to another folder."""
     mount, first, second = tmp_path / "mount", key(), key("zeta")
     for version, lines in (("..1", {"ours": first}), ("..2", {"ours": first, "theirs": second})):
         (mount / version).mkdir(parents=True)
@@ -430,7 +430,7 @@ async def test_what_this_user_may_not_look_at_is_away_and_not_empty(
 
 
 async def test_a_database_that_is_put_in_the_place_of_another_is_read(tmp_path: Path) -> None:
-    """As after a restore."""
+    """As after the database was restored."""
     file, restored = tmp_path / "motet.db", tmp_path / "restored.db"
     before, after = key(), key("zeta")
     for path, one in ((file, before), (restored, after)):
