@@ -329,9 +329,8 @@ async def test_requests_wait_for_the_first_runner_of_their_group() -> None:
     async with mini_cluster() as cluster:
         runners, cluster.scheduler.runners = cluster.scheduler.runners, []
         async with serve(cluster, ready=False, hold_seconds=0.05) as served:
-            await eventually(
-                lambda: served.gateway.catalog.known
-            )  # otherwise the comment would say that it waits for the scheduler
+            # Otherwise the comment would say that the request waits for the scheduler.
+            await eventually(lambda: served.gateway.catalog.known)
             result = Read()
             task = asyncio.create_task(read(served, long_request(), result))
             await eventually(lambda: "queued position=1 (waiting for a runner of tiny)" in result.comments)

@@ -1,6 +1,6 @@
-"""The Kubernetes API for the bench's own programs: JSON in, JSON out, and a watch that never ends.
+"""The Kubernetes API for the test cluster's own programs: JSON in, JSON out, and a watch that never ends.
 
-A client library of its own would hide what is under test; these are 100 lines of HTTP.
+A client library would hide what is under test; these are 100 lines of HTTP.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ def name_of(one: Object) -> tuple[str, str]:
 
 
 class Api:
-    """`async with`; one per program."""
+    """Use it with `async with`, once per program."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = yaml.safe_load(kubeconfig.read_text())
@@ -87,7 +87,7 @@ class Api:
         query: Mapping[str, str] | None = None,
         kind: str = "",
     ) -> Object:
-        """Raises ApiError for a refusal, OSError or TimeoutError for no answer."""
+        """Raises ApiError if the server refuses, OSError or TimeoutError if it does not answer."""
         assert self._session is not None
         content = None if body is None else orjson.dumps(body)
         headers = {} if body is None else {"Content-Type": kind or "application/json"}
@@ -105,7 +105,7 @@ class Api:
         return result
 
     async def follow(self, path: str, **query: str) -> AsyncIterator[tuple[str, Object]]:
-        """ADDED, MODIFIED and DELETED for every object at `path`, for ever. ("SYNCED", {}) follows each full list."""
+        """Yields ADDED, MODIFIED and DELETED for every object at `path`, without end. ("SYNCED", {}) follows a list."""
         known: dict[tuple[str, str], Object] = {}
         while True:
             try:
@@ -123,11 +123,17 @@ class Api:
                     else:
                         known[name_of(one)] = one
                     yield kind, one
-            except (ApiError, OSError, TimeoutError, ValueError, aiohttp.ClientError):  # also half a line, at a crash
+            except (
+                ApiError,
+                OSError,
+                TimeoutError,
+                ValueError,
+                aiohttp.ClientError,
+            ):  # also half a line, after a crash
                 await asyncio.sleep(0.2)
 
     async def _watch(self, path: str, version: str, query: Mapping[str, str]) -> AsyncIterator[tuple[str, Object]]:
-        """Until the server has enough of it."""
+        """Runs until the server closes the watch."""
         assert self._session is not None
         ask = {**query, "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
         async with self._session.get(path, params=ask, timeout=aiohttp.ClientTimeout(sock_connect=5)) as answer:
@@ -142,13 +148,13 @@ class Api:
 
 
 class Mirror:
-    """All objects of one kind, as of a moment ago."""
+    """All objects of one kind, as a watch reports them."""
 
     def __init__(self, api: Api, path: str, **query: str) -> None:
         self._api, self._path, self._query = api, path, query
         self.objects: dict[tuple[str, str], Object] = {}
         self.changed = asyncio.Event()
-        """For one waiter, who clears it."""
+        """For one waiting task, which clears it."""
         self.synced = asyncio.Event()
 
     async def run(self) -> None:

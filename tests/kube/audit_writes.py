@@ -1,4 +1,4 @@
-"""What writes have changed, by the audit log: a test that finds one too many shows what was in it."""
+"""What writes have changed, from the audit log: a test that finds an unexpected write shows its content."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ Entry = dict[str, Any]
 
 
 def quiet(cluster: Cluster, whose: str, *, quiet_s: float = 5, within_s: float = 60) -> None:
-    """Returns once such users have written nothing for a while: what was done before has had its consequences."""
+    """Returns once these users have written nothing for a while: the consequences of earlier changes are done."""
     deadline, seen, since = time.monotonic() + within_s, len(cluster.audit()), time.monotonic()
     while time.monotonic() - since < quiet_s:
         time.sleep(0.5)
@@ -22,7 +22,7 @@ def quiet(cluster: Cluster, whose: str, *, quiet_s: float = 5, within_s: float =
 
 
 def writes_of(entries: Iterable[Entry], whose: str) -> Iterator[Entry]:
-    """Writes of users whose name begins so; renewals of Leases aside."""
+    """The writes of users whose names begin with `whose`, without renewals of Leases."""
     for entry in entries:
         reads = entry["verb"] in ("get", "list", "watch")
         if entry["user"].get("username", "").startswith(whose) and not reads and "/leases/" not in entry["requestURI"]:
@@ -30,7 +30,7 @@ def writes_of(entries: Iterable[Entry], whose: str) -> Iterator[Entry]:
 
 
 def told(writes: Sequence[Entry], before: Iterable[Entry]) -> str:
-    """Each write with how it differs from the one before it to the same place, as far as the log has their bodies."""
+    """Each write and how it differs from the write before it to the same object, if the log has their bodies."""
     bodies = {entry["requestURI"]: entry.get("requestObject") for entry in before}
     lines = []
     for entry in writes:
@@ -52,7 +52,7 @@ def _differences(one: object, other: object, where: str = "") -> Iterator[str]:
 
 
 def _by_type(items: list[Any]) -> dict[str, Any]:
-    """Conditions by their type, anything else by its place."""
+    """Conditions by their type, other items by their position."""
     return {
         str(item["type"]) if isinstance(item, dict) and "type" in item else str(place): item
         for place, item in enumerate(items)

@@ -1,4 +1,4 @@
-"""Certificates of a control plane that lives for one test run, in a folder that goes with it."""
+"""The TLS certificates of a control plane of one test run, in a folder that is deleted with it."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFE = timedelta(days=1)
 SLACK = timedelta(hours=1)
-"""Clocks of one machine agree; of what is tested with a shifted clock they do not."""
+"""Validity begins so much earlier: tests may run a process with a shifted clock."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Pair:
 
 
 class ClusterAuthority:
-    """A certificate authority; `issue` writes PEM files beside its own."""
+    """A certificate authority. `issue` writes PEM files beside its own."""
 
     def __init__(self, folder: Path, name: str = "motet-test") -> None:
         self._folder = folder
@@ -37,7 +37,7 @@ class ClusterAuthority:
         return self._issue(name, _name(name), ExtendedKeyUsageOID.SERVER_AUTH, alternatives)
 
     def client(self, user: str, group: str | None = None) -> Pair:
-        """Kubernetes reads the user from the common name and the group from the organisation."""
+        """Kubernetes takes the user from the common name, and the group from the organisation."""
         return self._issue(user.replace(":", "-"), _name(user, group), ExtendedKeyUsageOID.CLIENT_AUTH)
 
     def _issue(
@@ -51,7 +51,7 @@ class ClusterAuthority:
 
 
 def token_keys(folder: Path) -> Pair:
-    """What the API server signs ServiceAccount tokens with; the "certificate" is the bare public key."""
+    """The key with which the API server signs ServiceAccount tokens; the "certificate" is the bare public key."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return Pair(_file(folder / "tokens.pub", public), _file(folder / "tokens.key", _pem(key)))

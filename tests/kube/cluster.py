@@ -1,4 +1,4 @@
-"""A cluster as a test sees it: kubectl, helm, and words for what tests do again and again."""
+"""A cluster as a test sees it: kubectl, helm, and methods for what tests do often."""
 
 import base64
 import http.client
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class CommandRefused(Exception):
-    """kubectl or helm said no. The text is what it wrote to stderr."""
+    """kubectl or helm failed. The text is what it wrote to stderr."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class EtcdStore:
     data: Path
 
     def snapshot(self, to: Path) -> None:
-        """A copy of all of it, taken while etcd stands still. The API server waits meanwhile."""
+        """Copy all of it while etcd is stopped. The API server waits meanwhile."""
         self.etcd.stop()
         shutil.copytree(self.data, to)
         self.etcd.start()
 
     def restore(self, snapshot: Path) -> None:
-        """As the manual has it: API servers first down and last up, for they remember what is not any more."""
+        """Restore it as the manual says: API servers stop first and start last, since they cache the newer state."""
         self.apiserver.kill()
         self.etcd.stop()
         shutil.rmtree(self.data)
@@ -57,30 +57,30 @@ class EtcdStore:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster to talk to, whoever runs it."""
+    """A cluster, started by the tests or by somebody else."""
 
     kubeconfig: Path
     folder: Path
-    """For kubectl's own caches, so that they are not the developer's."""
+    """The folder of kubectl's caches, so that it does not use those of the developer."""
     tool: Path
     audit_log: Path | None = None
-    """One JSON object per finished request, where we run the API server."""
+    """The audit log: one JSON object per finished request. None if the tests do not run the API server."""
     network: Network | None = None
-    """None for a cluster that is reached from where we are."""
+    """The network of the cluster; None if it can be reached from this process."""
     authority: ClusterAuthority | None = None
     apiserver: Program | None = None
-    """To be stopped, started, restarted, paused and resumed by tests that undo it."""
+    """The API server. A test may stop, start, restart, pause and resume it, and must undo that."""
     store: EtcdStore | None = None
-    """To be brought back to an earlier state, on a cluster that nobody else uses."""
+    """The store. A test may restore an earlier state, on a cluster of its own."""
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Where the cluster's addresses mean something. Every method here goes there by itself."""
+        """Enter the network in which the cluster's addresses exist. Every method here does so itself."""
         with nullcontext() if self.network is None else self.network.inside():
             yield
 
     def kubectl(self, *arguments: str, stdin: str = "", timeout_s: float = 60, kubeconfig: Path | None = None) -> str:
-        """What kubectl prints. Raises Refused with what it says when it fails."""
+        """What kubectl prints. If it fails, raises Refused with its message."""
         return self._run(
             str(self.tool),
             f"--kubeconfig={kubeconfig or self.kubeconfig}",
@@ -91,21 +91,21 @@ class Cluster:
         )
 
     def helm(self, *arguments: str, timeout_s: float = 300) -> str:
-        """What helm prints. Raises Refused with what it says when it fails."""
+        """What helm prints. If it fails, raises Refused with its message."""
         helm = find("helm")
         assert helm is not None, "helm is not built: run make kube"
         homes = {f"HELM_{kind}_HOME": str(self.folder / f"helm-{kind.lower()}") for kind in ("CACHE", "CONFIG", "DATA")}
         return self._run(str(helm), *arguments, timeout_s=timeout_s, env={**homes, "KUBECONFIG": str(self.kubeconfig)})
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """What `kubectl get` gives, without a kubectl where we know how."""
+        """What `kubectl get` prints, without kubectl if `kubectl_get` can do it."""
         asked = read(*arguments) if self.authority is not None else None
         if asked is None:
             result: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "--output=json"))
             return result
         try:
             return asked.shown(self.call("GET", asked.path))
-        except OSError as error:  # as kubectl fails, whatever stands between
+        except OSError as error:  # fail like kubectl, for any error on the way
             raise CommandRefused(str(error)) from error
 
     def items(self, *arguments: str) -> list[dict[str, Any]]:
@@ -113,9 +113,9 @@ class Cluster:
         return found
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The API server's answer, for those who ask often: kubectl costs a twentieth of a second each time.
+        """The API server's answer, for tests that ask often: kubectl takes a twentieth of a second each time.
 
-        Raises Refused, or OSError for no answer.
+        Raises Refused, or OSError if there is no answer.
         """
         content = None if body is None else json.dumps(body)
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
@@ -149,14 +149,15 @@ class Cluster:
         return trust
 
     def apply(self, *documents: dict[str, Any]) -> str:
-        """Server-side, as our own documentation does it."""
+        """Apply server-side, as the documentation does."""
         return self.kubectl("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(documents))
 
     def logs(self, pod: str, namespace: str, *arguments: str) -> str:
         return self.kubectl("logs", pod, f"--namespace={namespace}", *arguments)
 
     def wait_for(self, ask: Callable[[], T], what: str = "", *, within_s: float = 90) -> T:
-        """Ask until the answer is true-like, and give it. A refusal, a missing field or a failed assertion is a no."""
+        """Call it until it returns something true, and return that. An error, a missing field or a failed assertion
+        counts as false."""
         deadline = time.monotonic() + within_s
         while True:
             said: object = None
@@ -173,8 +174,8 @@ class Cluster:
             time.sleep(0.05)
 
     def let_namespaces_go(self) -> None:
-        """Before the API server goes. One that starts does not know our kinds at once: what a namespace that is deleted
-        then holds of them stays behind without it, for ever, and every operator of the tests after it sees that."""
+        """Wait before the API server stops. After a start it does not know our kinds at once. If a namespace is deleted
+        then, its objects of these kinds are never deleted, and the operators of later tests see them."""
         self.wait_for(
             lambda: all(one["status"]["phase"] == "Active" for one in self.items("namespaces")),
             "the end of namespaces that are deleted",
@@ -192,14 +193,14 @@ class Cluster:
         return self.kubectl("create", "token", account, f"--namespace={namespace}", *arguments).strip()
 
     def kubeconfig_for(self, account: str, namespace: str) -> Path:
-        """With which kubectl and clients are that ServiceAccount."""
+        """A kubeconfig for kubectl and clients to act as that ServiceAccount."""
         token = self.token_for(account, namespace)
         ours = yaml.safe_load(self.kubeconfig.read_text())
         cluster = next(entry["cluster"] for entry in ours["clusters"])
         return write_kubeconfig(self.folder / f"{namespace}-{account}.kubeconfig", cluster, {"token": token})
 
     def addresses(self, service: str, namespace: str) -> list[str]:
-        """Of the ready endpoints of a Service; what cluster DNS says in a pod."""
+        """The addresses of the ready endpoints of a Service, as cluster DNS gives them in a pod."""
         slices = self.items(
             "endpointslices", f"--namespace={namespace}", f"--selector=kubernetes.io/service-name={service}"
         )
@@ -228,7 +229,7 @@ class Cluster:
 
 
 def _refusal(said: bytes) -> str:
-    """In kubectl's words."""
+    """The object as kubectl names it."""
     try:
         status = json.loads(said)
         return f"Error from server ({status['reason']}): {status['message']}"
@@ -237,7 +238,7 @@ def _refusal(said: bytes) -> str:
 
 
 def identity(authority: ClusterAuthority, folder: Path, user: str, group: str | None = None) -> Path:
-    """A kubeconfig with a client certificate of that user, with everything inside so that it alone can be handed on."""
+    """A kubeconfig with a client certificate of that user. It contains everything, so the file alone is enough."""
     pair = authority.client(user, group)
     cluster = {
         "server": f"https://{CONTROL_PLANE}:{API_PORT}",

@@ -18,7 +18,7 @@ from tools.kube.binaries import find, uses_existing_cluster
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One control plane for the whole run. Tests share it: each works in a namespace, or with names, of its own."""
+    """One control plane for the whole run. Tests share it: each uses its own namespace or its own names."""
     folder = tmp_path_factory.mktemp("cluster")
     if uses_existing_cluster():
         kubectl = find("kubectl") or shutil.which("kubectl")
@@ -39,7 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def node(cluster: Cluster) -> Iterator[ClusterNode]:
-    """A node that runs pods, for the whole run; what a test breaks of it, it mends."""
+    """A node that runs pods, for the whole run. A test that breaks something on it repairs it."""
     if cluster.network is None:
         out_of_reach("runs pods on a node of our own, beside a control plane of our own")
     with addons(cluster), one_node(cluster, "node-1", 1) as running:
@@ -48,7 +48,7 @@ def node(cluster: Cluster) -> Iterator[ClusterNode]:
 
 @pytest.fixture
 def shell(cluster: Cluster, node: ClusterNode, tmp_path: Path) -> Iterator[Shell]:
-    """Of somebody who types what a page says, and has a cluster without Motet."""
+    """The shell of a reader who types the commands of a page, on a cluster without Motet."""
     tmp_path.chmod(0o755)
     with page_shell(cluster, tmp_path) as typing:
         yield typing
@@ -56,7 +56,7 @@ def shell(cluster: Cluster, node: ClusterNode, tmp_path: Path) -> Iterator[Shell
 
 @pytest.fixture(autouse=True)
 def inside(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test of a cluster runs where the cluster's addresses mean something; so does all that it starts."""
+    """A test of a cluster runs inside the cluster's network, and so do the processes that it starts."""
     if "cluster" not in request.fixturenames:
         yield
         return

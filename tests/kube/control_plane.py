@@ -1,7 +1,7 @@
 """A real Kubernetes control plane: etcd, kube-apiserver and kube-controller-manager, in a network of their own.
 
-Objects are stored, admitted, defaulted, collected and counted as on any cluster. What places pods and answers names is
-in `tests.kube.addons`, what runs them in `tests.kube.kubelet`. Everything lies in one folder and ends with the `with`.
+It stores, admits, defaults, collects and counts objects as on any cluster. `tests.kube.addons` places pods and answers
+DNS, `tests.kube.kubelet` runs pods. Everything lies in one folder and ends with the `with` block.
 """
 
 import ssl
@@ -34,13 +34,13 @@ rules:
     resources: [{group: motet.dev}]
   - {level: Metadata}
 """
-"""With the bodies of what the installed product writes about our own objects: see `tests.kube.audit_writes`."""
+"""The audit policy. It logs the bodies of the product's writes of its own objects: see `tests.kube.audit_writes`."""
 
 
 @contextmanager
 def control_plane(folder: Path, network: Network, *, node_grace_s: int = 16) -> Iterator[Cluster]:
-    """Start one and wait until it is ready; raises AssertionError with the logs when it does not get there. A node that
-    has been silent for `node_grace_s` counts as lost."""
+    """Start a control plane and wait until it is ready. If it does not become ready, raises AssertionError with the
+    logs. A node that does not report for `node_grace_s` counts as lost."""
     tools = {tool: found for tool in NEEDED if (found := find(tool)) is not None}
     plane = _Plane(folder, network, tools, node_grace_s)
     with ExitStack() as children:
@@ -59,14 +59,14 @@ def control_plane(folder: Path, network: Network, *, node_grace_s: int = 16) -> 
             EtcdStore(etcd, apiserver, plane.etcd_data),
         )
         first = "/api/v1/namespaces/default/serviceaccounts/default"
-        # Also makes what `call` keeps, before threads ask for it.
+        # This also fills the cache of `call`, before threads use it.
         cluster.wait_for(lambda: cluster.call("GET", first), "the first ServiceAccount")
         yield cluster
 
 
 @dataclass
 class _Plane:
-    """The three programs, with when each is ready."""
+    """The three programs, and how to see that each is ready."""
 
     folder: Path
     network: Network
@@ -105,7 +105,7 @@ class _Plane:
         names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
         names.append("kubernetes.default.svc.cluster.local")
         serving = self.authority.serving("kube-apiserver", [CONTROL_PLANE, FIRST_SERVICE, *names])
-        # Of an authority of its own: whoever it vouches for may say that he speaks for anybody.
+        # From a separate authority: a client with its certificate may act as any user.
         front = ClusterAuthority(self.folder, "front-proxy")
         to_extensions = front.client("front-proxy-client")
         to_kubelets = self.authority.client("kube-apiserver-kubelet-client", "system:masters")
@@ -135,7 +135,7 @@ class _Plane:
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--proxy-client-cert-file={to_extensions.certificate}",
             f"--proxy-client-key-file={to_extensions.key}",
-            # Extensions of the API are found by their endpoints: there is no kube-proxy behind a Service's address.
+            # The server finds API extensions by their endpoints: no kube-proxy serves a Service's address.
             "--enable-aggregator-routing",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={self.tokens.certificate}",
@@ -163,7 +163,7 @@ class _Plane:
             f"--tls-cert-file={serving.certificate}",
             f"--tls-private-key-file={serving.key}",
             "--leader-elect=false",
-            # Its own limit is 20 a second, and its accounts alone are more than a hundred requests at the start.
+            # Its default limit is 20 a second, and at the start its accounts alone need more than a hundred requests.
             "--kube-api-qps=1000",
             "--kube-api-burst=2000",
             "--use-service-account-credentials",

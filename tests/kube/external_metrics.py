@@ -1,6 +1,6 @@
-"""An external metrics API, as a metrics adapter or KEDA brings one: figures that a test sets, over HTTPS.
+"""An external metrics API, like that of a metrics adapter or KEDA: values that a test sets, over HTTPS.
 
-Registered with an APIService, so that a real HorizontalPodAutoscaler asks for it through the API server.
+An APIService registers it, so that a real HorizontalPodAutoscaler asks it through the API server.
 """
 
 import base64
@@ -27,13 +27,13 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 @dataclass
 class ExternalMetrics:
-    """The figures, and what was asked."""
+    """The values, and which requests came."""
 
     values: dict[Series, int] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
     def set(self, name: str, value: int | None, **labels: str) -> None:
-        """None: nobody knows any more."""
+        """None: the value is unknown."""
         series = (name, frozenset(labels.items()))
         self.values.pop(series, None)
         if value is not None:
@@ -70,7 +70,7 @@ class ExternalMetrics:
 
 @contextmanager
 def external_metrics(cluster: Cluster, namespace: str) -> Iterator[ExternalMetrics]:
-    """Serve it, registered, until the end of the block. Call it inside the cluster's network."""
+    """Register and serve it until the end of the block. Call it inside the cluster's network."""
     assert cluster.authority is not None, "registers an API with a control plane of our own"
     metrics = ExternalMetrics()
 
@@ -87,7 +87,7 @@ def external_metrics(cluster: Cluster, namespace: str) -> Iterator[ExternalMetri
             self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Nothing: the API server asks for its health every second."""
+            """Log nothing: the API server asks for its health every second."""
 
     pair = cluster.authority.serving(SERVICE, [f"{SERVICE}.{namespace}.svc"])
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

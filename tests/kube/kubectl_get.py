@@ -1,4 +1,4 @@
-"""What `kubectl get` asks the API server: for tests that wait, and ask twenty times a second until something is so."""
+"""Sends the requests of `kubectl get`, without kubectl: for tests that ask twenty times a second."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ _NAMES = {name: kind for kind, (_, *short) in (_KINDS | _KINDS_OF_NO_NAMESPACE).
 class Read:
     path: str
     managed_fields: bool = False
-    """Shown only to who asks for them."""
+    """Fields that kubectl shows only on request."""
 
     def shown(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """As kubectl prints it: each item says what it is."""
+        """Like kubectl: each item has its kind and version."""
         items = answer.get("items")
         if items is None:
             return self._without_managed_fields(answer)
@@ -46,7 +46,7 @@ class Read:
 
 
 def read(*arguments: str) -> Read | None:
-    """None: only kubectl knows what these mean."""
+    """None if only kubectl understands these arguments."""
     words = [one for one in arguments if not one.startswith("-")]
     options = _options(one for one in arguments if one.startswith("-"))
     if options is None or len(words) not in (1, 2) or words[0] not in _NAMES:

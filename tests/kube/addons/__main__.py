@@ -1,4 +1,4 @@
-"""`python -m tests.kube.addons`: cluster DNS and the placing of pods, which on a real cluster run as pods."""
+"""`python -m tests.kube.addons`: cluster DNS and a pod scheduler. On a real cluster both run as pods."""
 
 import argparse
 import asyncio

@@ -1,6 +1,6 @@
-"""Cluster DNS: `<service>.<namespace>.svc.cluster.local` is the addresses of its ready endpoints.
+"""Cluster DNS: `<service>.<namespace>.svc.cluster.local` gives the addresses of its ready endpoints.
 
-Also where a real one would answer a ClusterIP: there is no kube-proxy behind such an address here.
+It does so also where a real one gives a ClusterIP: this cluster has no kube-proxy for such an address.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _REFUSED_TO_KNOW = 3
 
 
 class ServiceNames:
-    """What a name means; None when nothing has it."""
+    """The addresses of a name; None if it does not exist."""
 
     def __init__(self, services: Mirror, slices: Mirror) -> None:
         self._services, self._slices = services, slices
@@ -30,7 +30,7 @@ class ServiceNames:
         if not name.lower().rstrip(".").endswith(f".{CLUSTER_DOMAIN}") or labels[-1:] != ["svc"]:
             return None
         match labels[:-1]:
-            case [_]:  # the domain of a namespace: search lists ask for it
+            case [_]:  # the domain of a namespace: clients ask for it because of search lists
                 return None
             case [service, namespace]:
                 return self._of(service, namespace, None)
@@ -68,7 +68,7 @@ class Resolver(asyncio.DatagramProtocol):
 
 
 def reply(query: bytes, answer: Answer) -> bytes | None:
-    """To a query with one question; None to what is not one."""
+    """The answer to a query with one question; None for anything else."""
     try:
         number, flags, questions = struct.unpack_from("!HHH", query)
         name, end = _name(query, 12)
@@ -81,8 +81,8 @@ def reply(query: bytes, answer: Answer) -> bytes | None:
     code = _REFUSED_TO_KNOW if addresses is None else 0
     wanted = list(addresses or ()) if kind in (_A, _ANY) and family == _IN else []
     random.shuffle(wanted)
-    wanted = wanted[:28]  # what a datagram of 512 bytes surely holds
-    # An answer, authoritative, with recursion available so that nobody asks elsewhere.
+    wanted = wanted[:28]  # so many always fit into a datagram of 512 bytes
+    # An authoritative answer. It says "recursion available", so clients ask no other server.
     head = struct.pack("!HHHHHH", number, 0x8480 | flags & 0x0100 | code, 1, len(wanted), 0, 0)
     records = b"".join(
         struct.pack("!HHHIH", 0xC00C, _A, _IN, TTL_S, 4) + ipaddress.IPv4Address(one).packed for one in wanted

@@ -1,6 +1,6 @@
-"""Where a pending pod goes: the part of the scheduler that tests need. Pure policy, and a loop that binds.
+"""Places pending pods, as far as tests need it: a pure policy, and a loop that binds.
 
-Nodes that are ready, tolerated, selected and have room; of these the one with the fewest pods.
+It chooses nodes that are ready, tolerated and selected and have free resources; of these, the one with the fewest pods.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ DEFAULT_SCHEDULER = "default-scheduler"
 
 
 def quantity(text: object) -> float:
-    """Raises ValueError for what is none."""
+    """Raises ValueError if it is not a quantity."""
     found = re.fullmatch(r"([0-9.]+(?:[eE][+-]?\d+)?)([numkMGTP]?i?)", str(text))
     if found is None or found[2] not in _SUFFIXES:
         raise ValueError(f"{text!r} is not a quantity")
@@ -28,7 +28,7 @@ def quantity(text: object) -> float:
 
 
 def requests(pod: Object) -> dict[str, float]:
-    """What a pod takes of a node; init containers run before the others, so the larger of the two counts."""
+    """What a pod takes of a node. Init containers run before the others, so the larger of the two counts."""
 
     def of(containers: Iterable[Object]) -> list[Mapping[str, float]]:
         return [
@@ -48,7 +48,7 @@ def requests(pod: Object) -> dict[str, float]:
 
 @dataclass
 class NodeCapacity:
-    """A node and what is left of it."""
+    """A node and its free resources."""
 
     node: Object
     free: dict[str, float] = field(init=False)
@@ -63,7 +63,7 @@ class NodeCapacity:
             self.free[name] = self.free.get(name, 0) - value
 
     def objection(self, pod: Object, needs: Mapping[str, float]) -> str:
-        """Why not here, in the scheduler's own words; empty when nothing is against it."""
+        """Why the pod cannot run here, in the scheduler's words; empty if it can."""
         conditions = {one["type"]: one["status"] for one in self.node["status"].get("conditions") or ()}
         if conditions.get("Ready") != "True" or self.node["spec"].get("unschedulable"):
             return "node(s) were unschedulable"
@@ -96,7 +96,7 @@ def _is_ours(pod: Object) -> bool:
 
 
 def place(pod: Object, rooms: Iterable[NodeCapacity]) -> NodeCapacity | str:
-    """The room to take, or why there is none."""
+    """The node to use, or why there is none."""
     needs = requests(pod)
     objections: dict[str, int] = {}
     fitting = []
@@ -117,7 +117,7 @@ class PodScheduler:
         self._pods = Mirror(api, "/api/v1/pods")
         self._nodes = Mirror(api, "/api/v1/nodes")
         self._bound: dict[str, str] = {}
-        """Node by UID of a pod, from our own binding until the watch shows it."""
+        """The node of a pod, by the pod's UID, from our binding until the watch shows it."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -128,7 +128,7 @@ class PodScheduler:
             while True:
                 try:
                     await self._round()
-                except Exception:  # one odd object must not keep all others from their place
+                except Exception:  # one invalid object must not prevent the placement of the others
                     traceback.print_exc()
                     await asyncio.sleep(1)
                     self._pods.changed.set()

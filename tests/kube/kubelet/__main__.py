@@ -28,7 +28,7 @@ class Kubelet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def follow_pods(self) -> None:
-        """A pod that is taken from this node by force ends too."""
+        """A pod that is deleted by force ends, too."""
         selector = f"spec.nodeName={self._machine.name}"
         async for kind, pod in self._machine.api.follow("/api/v1/pods", fieldSelector=selector):
             if kind == "SYNCED":
@@ -43,7 +43,7 @@ class Kubelet:
                 self._begin(uid, pod)
 
     def _begin(self, uid: str, pod: Object) -> None:
-        # A pod of the same name that is on its way out keeps its folder and address: both go by UID.
+        # An ending pod of the same name keeps its folder and address: both belong to the UID.
         worker = self._workers[uid] = PodWorker(self._machine, pod)
         worker.update(pod)
         task = self._tasks[uid] = asyncio.create_task(worker.run())
@@ -70,7 +70,7 @@ class Kubelet:
         return None
 
     async def fault(self, asked: dict[str, Any]) -> object:
-        """What a test asks for over the socket. Raises for what it does not know."""
+        """Do what a test asks for over the socket. Raises an error for unknown commands."""
         held = self._machine.faults
         match asked:
             case {"do": "silence", "on": on}:
@@ -143,7 +143,7 @@ async def run(given: argparse.Namespace) -> None:
 
 
 def isolate(folder: Path) -> None:
-    """What is mounted for pods is seen by nobody else and ends with this process."""
+    """Only this process sees the mounts of pods, and they end with it."""
     libc = ctypes.CDLL(None, use_errno=True)
     layers = folder / "layers"
     layers.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What probes and hooks do to a container: ask it over HTTP, TCP or gRPC, run something in it, or wait."""
+"""What probes and hooks do with a container: call it over HTTP, TCP or gRPC, run a command in it, or wait."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ Execute = Callable[[list[str], float], Awaitable[tuple[int, str]]]
 
 
 class ActionFailed(Exception):
-    """The action did not go well. The text is what the event says."""
+    """The action failed. The text is that of the event."""
 
 
 async def act(action: Object, container: Object, address: str, execute: Execute, timeout_s: float) -> None:
@@ -36,7 +36,7 @@ async def act(action: Object, container: Object, address: str, execute: Execute,
         raise ActionFailed(f"timed out after {timeout_s:g} s") from error
     except ActionFailed:
         raise
-    except Exception as error:  # whatever a probe runs into, it is the probe that failed
+    except Exception as error:  # any error means that the probe failed
         raise ActionFailed(str(error) or type(error).__name__) from error
 
 

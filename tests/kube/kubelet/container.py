@@ -1,4 +1,4 @@
-"""One container of a pod through its life: configured, started, probed, ended, started again."""
+"""The lifecycle of one container of a pod: configured, started, probed, ended, restarted."""
 
 import asyncio
 import os
@@ -30,11 +30,11 @@ SANDBOX = Path(__file__).with_name("sandbox.py")
 PREFIX, BASE = Path(sys.prefix), Path(sys.base_prefix)
 PATH = f"{PREFIX / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LEAST_GRACE_S = 2.0
-"""After a hook that took all the time there was."""
+"""After a hook that used the whole grace period."""
 
 
 class CannotStart(Exception):
-    """Waiting, with this reason and message, and tried again."""
+    """The container waits with this reason and message, and is tried again."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -64,21 +64,21 @@ class Container:
     ) -> None:
         self._home, self._machine, self.spec = home, home.machine, spec
         self.seen = ContainerState(spec["name"], spec["image"], restart_policy, is_init=is_init)
-        if before is not None:  # this kubelet began anew, and the container with it
+        if before is not None:  # the kubelet was restarted, and the container with it
             self.seen.restarts = before["restartCount"] + 1
             self.seen.last_state = before.get("state", {}) if "terminated" in before.get("state", {}) else {}
         self._backoff = RestartBackoff(self._machine.time_scale, at_once_first=True)
         self._process: subprocess.Popen[bytes] | None = None
         self._first: ProcessIdentity | None = None
-        """Of the container's own processes, the one that is number 1 inside."""
+        """The process that has number 1 inside the container."""
         self._env: dict[str, str] = {}
         self._over = asyncio.Event()
-        """The process that was started last has ended."""
+        """Whether the newest process has ended."""
         self._starts = 0
         self._began = 0.0
         self._deadline = 0.0
         self.reason = ""
-        """Why it ends, where its exit status does not say it."""
+        """Why it ends, if the exit status does not say it."""
 
     @property
     def folder(self) -> Path:
@@ -94,14 +94,14 @@ class Container:
 
     @property
     def _layers(self) -> Path:
-        """What it writes outside its volumes, in memory."""
+        """What it writes outside of its volumes; this is kept in memory."""
         return self._machine.folder / "layers" / f"{self._home.pod['metadata']['uid']}-{self.spec['name']}"
 
     def log(self, restart: int) -> Path:
         return self.folder / f"{restart}.log"
 
     async def run(self) -> None:
-        """Until it will not be started again."""
+        """Run it until it will not be restarted."""
         retry = RestartBackoff(self._machine.time_scale, at_once_first=False)
         while not self._home.stopping.is_set():
             try:
@@ -159,7 +159,7 @@ class Container:
             "HOME": "/root" if self._user(found)[0] == 0 else "/",
             **found.env,
             **(links if pod["spec"].get("enableServiceLinks", True) else {}),
-            # The real address: nothing stands behind the Service's own.
+            # The real address: the Service's own address does not work here.
             "KUBERNETES_SERVICE_HOST": CONTROL_PLANE,
             "KUBERNETES_SERVICE_PORT": str(API_PORT),
             "KUBERNETES_SERVICE_PORT_HTTPS": str(API_PORT),
@@ -304,7 +304,7 @@ class Container:
         if self._process is None:
             return
         health = asyncio.create_task(self._watch_health())
-        # The order to end may have come while it started.
+        # The request to end may have come while it started.
         late = asyncio.create_task(self.stop(self._home.grace_s)) if self._home.stopping.is_set() else None
         try:
             code = await ended(self._process)
@@ -408,7 +408,7 @@ class Container:
                 return False
             return True
 
-        # Those that kill are as patient as their manifest says, however quick the tests want to know of success.
+        # Probes that kill wait as long as their manifest says; only other waits are shorter in tests.
         scale, patience = self._machine.time_scale, 1.0
         if kind == "liveness":
             scale = 1.0
@@ -431,11 +431,11 @@ class Container:
         return grace
 
     def hurry(self, grace_s: float) -> None:
-        """It has no more than this from now."""
+        """Shorten its grace period to this, from now on."""
         self._deadline = min(self._deadline, time.monotonic() + grace_s)
 
     async def stop(self, grace_s: float) -> None:
-        """preStop, SIGTERM, and SIGKILL to what still runs when the time is up."""
+        """preStop, SIGTERM, and SIGKILL to processes that still run after the grace period."""
         process = self._process
         if process is None:
             return
@@ -454,7 +454,7 @@ class Container:
             send(self._first, signal.Signals[signum])
         while not self._over.is_set() and (left := self._deadline - time.monotonic()) > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), min(0.5, left))  # it may be told to hurry meanwhile
+                await asyncio.wait_for(self._over.wait(), min(0.5, left))  # the grace period may be shortened meanwhile
         if not self._over.is_set() and self._first is not None:
             send(self._first, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""The environment of a container: what it is given, what it refers to, and what a cluster adds unasked."""
+"""The environment of a container: its variables, references, and what a cluster adds."""
 
 import base64
 import re
@@ -17,7 +17,7 @@ class ConfigError(Exception):
 
 
 def expand(text: str, known: Mapping[str, str]) -> str:
-    """`$(NAME)` is the value if there is one and itself if not; `$$` is a dollar."""
+    """`$(NAME)` becomes the value, or stays if there is none; `$$` is a dollar."""
 
     def one(found: re.Match[str]) -> str:
         if found[0] == "$$":
@@ -28,7 +28,7 @@ def expand(text: str, known: Mapping[str, str]) -> str:
 
 
 def of_services(services: Mapping[tuple[str, str], Object], namespace: str) -> dict[str, str]:
-    """`<SERVICE>_PORT` and its like, for every Service of the namespace that has an address: "service links"."""
+    """Variables such as `<SERVICE>_PORT` for every Service of the namespace with an address: "service links"."""
     env: dict[str, str] = {}
     for (where, name), service in sorted(services.items()):
         address = service["spec"].get("clusterIP", "None")
@@ -112,7 +112,7 @@ def bytes_of(one: Object) -> dict[str, bytes]:
 
 
 def field(pod: Object, path: str) -> str:
-    """A `fieldRef`. Raises ConfigError for one that is not served."""
+    """The value of a `fieldRef`. Raises ConfigError for an unsupported one."""
     if found := re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path):
         return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))
     if path in ("metadata.labels", "metadata.annotations"):

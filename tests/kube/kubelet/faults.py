@@ -11,14 +11,14 @@ import orjson
 
 @dataclass
 class NodeFaults:
-    """What is to go wrong, until it is taken back."""
+    """The faults that are active until a test ends them."""
 
     lies: dict[tuple[str, str], bool] = field(default_factory=dict)
-    """What a probe says whatever is the case: by `namespace/pod` and liveness, readiness or startup."""
+    """The forced results of probes, by `namespace/pod` and liveness, readiness or startup."""
     start_delay_s: float = 0.0
-    """Before each container, as a slow image pull."""
+    """A wait before each container, like a slow image pull."""
     silent: bool = False
-    """The node tells the API server nothing: no Lease, no status, neither its own nor its pods'."""
+    """If true, the node sends the API server nothing: no Lease, no status of its own or of its pods."""
 
 
 Handler = Callable[[dict[str, Any]], Awaitable[object]]

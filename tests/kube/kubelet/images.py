@@ -1,5 +1,5 @@
-"""What an image runs. `motet/<deployable>` is that deployable of this checkout, as its Dockerfile says; there are no
-others but a few for tests of the bench itself.
+"""What an image runs. `motet/<deployable>` is that deployable of this checkout, as its Dockerfile says. Besides these,
+there are only a few images for tests of the test cluster itself.
 """
 
 import json
@@ -16,7 +16,7 @@ _MODULE = re.compile(r"motet_(\w+)(\.\w+)*")
 
 
 class NotPullable(Exception):
-    """There is no such image. The text is for the pod's status."""
+    """The image does not exist. The text is for the pod's status."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ def image(reference: str) -> Image:
 
 
 def deployables(one: Image) -> set[str]:
-    """What the modules that an image starts are called: `-m motet_gateway` is `gateway`."""
+    """The deployable of the module that an image starts: that of `-m motet_gateway` is `gateway`."""
     return {found[1] for part in one.entrypoint if (found := _MODULE.fullmatch(part))}
 
 
 def parse(dockerfile: str) -> Image:
-    """Of its last stage, what the bench needs."""
+    """The parts of a Dockerfile's last stage that the test cluster needs."""
     words: dict[str, str] = {}
     env: dict[str, str] = {}
     for instruction, rest in _instructions(dockerfile):
@@ -98,6 +98,6 @@ def _exec_form(text: str) -> tuple[str, ...]:
 
 
 def interpreter_folders(prefix: Path, base: Path) -> list[str]:
-    """What of this machine a container sees beside its system: this checkout and the interpreter it is tested with."""
+    """The folders of this machine that a container sees beside the system: this checkout and its interpreter."""
     wanted = {str(ROOT), str(prefix), str(prefix.resolve()), str(base), str(base.resolve())} - {"/usr"}
     return sorted(one for one in wanted if not any(one.startswith(f"{other}/") for other in wanted))

@@ -1,4 +1,4 @@
-"""What `kubectl logs` asks a node for, over HTTPS and for certificates of the cluster's authority only."""
+"""Serves `kubectl logs` over HTTPS, only for certificates of the cluster's authority."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""The Node object and its Lease: that the machine exists, what it has, and that it is alive."""
+"""The Node object and its Lease. They say that the machine exists, what it has, and that it is alive."""
 
 import asyncio
 from contextlib import suppress
@@ -11,7 +11,7 @@ from tests.kube.kubelet.status import now
 
 LEASE_S = 40
 RENEW_S = 2.0
-"""A kubelet's are 40 and 10; the controllers of this bench are as impatient as that."""
+"""A real kubelet has 40 and 10. The controllers of the test cluster expect these shorter times."""
 
 
 class Node:
@@ -26,7 +26,7 @@ class Node:
         self._lease: Object = {}
 
     async def register(self) -> None:
-        """A node that was here before is taken over. Raises what the API raises."""
+        """Register the node, or take over its existing object. Raises the errors of the API."""
         name, address = self._machine.name, self._machine.address
         node: Object = {
             "apiVersion": "v1",
@@ -67,7 +67,7 @@ class Node:
         ]
 
     async def stay_alive(self) -> None:
-        """Renew the Lease for ever, and say that the node is ready after somebody said that it is not."""
+        """Renew the Lease again and again. If a controller has marked the node as not ready, mark it as ready."""
         while True:
             if not self._machine.faults.silent:
                 with suppress(ApiError, OSError, TimeoutError):

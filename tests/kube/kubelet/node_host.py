@@ -1,4 +1,4 @@
-"""The node that pods share: who it is, what it may ask the API, and what it hands out."""
+"""The node that pods share: its identity, its API client, and its networks and processes."""
 
 import asyncio
 import os
@@ -27,8 +27,8 @@ class NodeHost:
     objects: NodeObjects
     services: Mirror
     time_scale: float
-    """Multiplies how long the kubelet waits of its own accord: back-off, the periods of startup and readiness probes.
-    Not how patient it is with others: time-outs, grace, and how long until a probe kills."""
+    """A factor on the kubelet's own waits: back-off, and the periods of startup and readiness probes. It does not
+    change timeouts, grace periods, and how long it takes until a probe kills."""
     gpus: int
     allocatable: Mapping[str, str]
     faults: NodeFaults = field(default_factory=NodeFaults)
@@ -60,7 +60,7 @@ class NodeHost:
         wire.cut()
 
     def take_gpus(self, uid: str, container: str, count: int) -> list[int]:
-        """The same ones for every run of a container."""
+        """The same values for every run of a container."""
         taken = {one for each in self._gpus_taken.values() for one in each}
         free = [one for one in range(self.gpus) if one not in taken]
         return self._gpus_taken.setdefault((uid, container), free[:count])
@@ -69,7 +69,7 @@ class NodeHost:
         self._gpus_taken = {key: taken for key, taken in self._gpus_taken.items() if key[0] != uid}
 
     def event(self, pod: Object, reason: str, message: str, *, warning: bool = False) -> None:
-        """Said once for each pod and message, and counted after that."""
+        """Written once for each pod and message, and counted after that."""
         task = asyncio.create_task(self._post(pod, reason, message, "Warning" if warning else "Normal"))
         self._posting.add(task)
         task.add_done_callback(self._posting.discard)
@@ -81,7 +81,7 @@ class NodeHost:
         with suppress(ApiError, OSError, TimeoutError):
             if (said := self._events.get(key)) is not None:
                 said["count"] += 1
-                if said["count"] in (2, 3, 5) or said["count"] % 10 == 0:  # a kubelet is held back in the same way
+                if said["count"] in (2, 3, 5) or said["count"] % 10 == 0:  # a real kubelet is limited in the same way
                     change = {"count": said["count"], "lastTimestamp": now()}
                     await self._api_patch(where, said["metadata"]["name"], change)
                 return
@@ -111,7 +111,7 @@ class NodeHost:
 
 
 class PodNetwork:
-    """The network of one pod: a namespace, and a cable from there to the node."""
+    """The network of one pod: a namespace, and a veth pair from there to the node."""
 
     _NODE_END = "169.254.1.1"
 
@@ -139,7 +139,7 @@ class PodNetwork:
         await _batch(["nsenter", f"--net={inside}", "ip", "-batch", "-"], inner)
 
     def cut(self) -> None:
-        """The kernel takes the cable away with the last process of the pod."""
+        """The kernel removes the veth pair with the last process of the pod."""
         with suppress(OSError):
             os.close(self.namespace)
 
@@ -151,18 +151,18 @@ async def _batch(command: list[str], lines: list[str]) -> None:
 
 
 _own: set[int] = set()
-"""Processes that somebody here waits for."""
+"""Processes that a task of this program waits for."""
 
 
 def spawn(command: Sequence[str | Path], **how: Any) -> subprocess.Popen[bytes]:
-    """In a session of its own, and not with asyncio's means: those wait in threads. Raises OSError."""
+    """Start it in a new session, and not with asyncio, which waits in threads. Raises OSError."""
     process = subprocess.Popen(command, start_new_session=True, **how)
     _own.add(process.pid)
     return process
 
 
 async def reap() -> None:
-    """Collect, for ever, what other processes left behind: a container does not end before all in it are collected."""
+    """Collect orphaned processes again and again: a container ends only once all its processes are collected."""
     while True:
         reap_orphans(_own)
         await asyncio.sleep(0.1)
@@ -194,7 +194,7 @@ async def _ended(process: subprocess.Popen[bytes]) -> int:
 async def run(
     command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 30, stdin: str = ""
 ) -> tuple[int, str]:
-    """Exit status and output. Killed, with all that it started, and TimeoutError when it takes longer."""
+    """Exit status and output. If it takes longer, it is killed with its children, and TimeoutError is raised."""
     process = spawn(
         command,
         env=env,

@@ -14,7 +14,7 @@ from tests.kube.kubelet.volumes import Volume, VolumeNotReady, Volumes
 from tests.kube.network import CLUSTER_DOMAIN, DNS
 
 REFRESH_S = 2.0
-"""How often files that come from the API are looked at again."""
+"""How often files from the API are read again."""
 
 
 class PodWorker:
@@ -25,9 +25,9 @@ class PodWorker:
         self.folder: Path = machine.folder / "pods" / f"{metadata['namespace']}_{metadata['name']}_{self.uid}"
         self.wire: PodNetwork | None = None
         self.stopping = asyncio.Event()
-        """Containers are ended and none is started any more."""
+        """Whether containers are being ended and none is started any more."""
         self._deleted = asyncio.Event()
-        """The API server wants it gone, or has forgotten it."""
+        """Whether the pod is deleted, or the API server does not have it any more."""
         self.volumes: Mapping[str, Volume] = {}
         self._volumes = Volumes(machine.api, machine.objects, self.folder / "volumes")
         self._started_at = pod["status"].get("startTime") or now()
@@ -37,7 +37,7 @@ class PodWorker:
         self._sent: Object = {}
         self._disputed = False
         self.grace_s: float = pod["spec"].get("terminationGracePeriodSeconds", 30)
-        """What containers get to end, once they are to."""
+        """The grace period of containers."""
         self.init, self.containers = self._make_containers()
 
     @property
@@ -70,7 +70,7 @@ class PodWorker:
     def update(self, pod: Object) -> None:
         """The API server has another version of it."""
         self._pod = pod
-        # The node controller calls the pods of a silent node unready, and leaves the rest to whoever knows better.
+        # The node controller marks the pods of a silent node as not ready, and leaves the rest to the kubelet.
         self._disputed |= bool(self._sent) and _is_ready(pod["status"]) != _is_ready(self._sent)
         self._dirty.set()
         if "deletionTimestamp" in pod["metadata"]:
@@ -102,7 +102,7 @@ class PodWorker:
                 self,
                 one,
                 is_init=True,
-                # An init container that ended well is done, whatever the pod does with the others.
+                # An init container that succeeded is done, also if other containers restart.
                 restart_policy=one.get("restartPolicy") or ("Never" if policy == "Never" else "OnFailure"),
                 before=before.get(one["name"]),
             )
@@ -171,7 +171,7 @@ class PodWorker:
                 one.seen.state, one.seen.restarts, one.seen.done = known["state"], known["restartCount"], True
 
     async def _prepare(self) -> bool:
-        """Volumes, an address, files; False when the pod is to end first."""
+        """Prepare volumes, an address and files. False if the pod is ended before."""
         while not self.stopping.is_set():
             try:
                 self.volumes = await self._volumes.prepare(self._pod)
@@ -257,7 +257,7 @@ class PodWorker:
         )
 
     async def _write_status(self) -> None:
-        """What changed goes to the API server, the newest only, until it knows the end."""
+        """Send each change to the API server, only the newest one, until it knows the end."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -290,7 +290,7 @@ class PodWorker:
         return False
 
     async def _let_go(self) -> None:
-        """All is over: the object may go."""
+        """The pod has ended, and its object may be deleted."""
         while True:
             try:
                 if not self.machine.faults.silent:
@@ -315,7 +315,7 @@ def _is_ready(status: Object) -> bool:
 
 
 def _settle(seen: ContainerState, *, ended_early: bool = False) -> None:
-    """Nothing more will happen to it. One that had no chance to begin must not look as if it had ended well."""
+    """The pod is final. One that never began must not look as if it had succeeded."""
     if seen.is_sidecar and "running" in seen.state:
         return  # its end is still to come
     seen.ready = seen.started = False

@@ -1,4 +1,4 @@
-"""A probe: asked again and again, believed when it said the same often enough."""
+"""A probe: it runs again and again, and its result counts once it was the same often enough."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,8 +12,8 @@ Ask = Callable[[], Awaitable[bool]]
 async def verdicts(
     probe: Object, ask: Ask, *, initially: bool | None, time_scale: float, patience: float = 1.0
 ) -> AsyncIterator[bool]:
-    """What to believe from now on, each time that changes; also each further time that a failed one fails, since a
-    container that was not stopped for the first failure is for the next. `patience` multiplies the failures it takes.
+    """Yields the probe's result each time it changes, and each further failure: a container that was not stopped after
+    the first failure is stopped after the next. `patience` multiplies the number of failures that it takes.
     """
     believed, run, last = initially, 0, None
     wanted = {True: probe.get("successThreshold", 1), False: ceil(probe.get("failureThreshold", 3) * patience)}
@@ -29,8 +29,8 @@ async def verdicts(
 
 
 class RestartBackoff:
-    """How long to wait before the next start: not at all, then ten seconds, doubling to five minutes; ten minutes of
-    running clear it."""
+    """How long to wait before the next start: zero, then ten seconds, doubled up to five minutes. A run of ten minutes
+    resets it."""
 
     FIRST_S, LAST_S, FORGIVEN_S = 10.0, 300.0, 600.0
 

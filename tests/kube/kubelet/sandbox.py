@@ -1,13 +1,13 @@
-"""Become a container: `python -I -S sandbox.py <spec.json> <pipe>`, started by the kubelet once per container run.
+"""Becomes a container: `python -I -S sandbox.py <spec.json> <pipe>`. The kubelet starts it for each container run.
 
-Own mounts, own processes, own host name and IPC, in the network of its pod. The root is an overlay of this machine's,
-in which /root, /home, /tmp and the like are empty, with exactly the interpreter and the checkout bound in; so what a
-container writes stays its own, and a user who may not look into somebody's home can run the interpreter that lies
-there. The first process has number 1, with what the kernel makes of that: a signal it does not handle is ignored, and
-all others end with it.
+It has its own mounts, processes, host name and IPC, in the network of its pod. The root is an overlay of this machine's
+root, in which /root, /home, /tmp and others are empty; only the interpreter and the checkout are mounted. So no other
+process sees what a container writes, and a user without access to a home folder can run the interpreter that lies
+there. The first process has number 1: the kernel ignores signals that it does not handle, and all others end with it.
 
-Standard library only, and little of it (not even pathlib): every container pays for the imports. Writes `pid <n>` to
-the pipe, and after it why the command could not be executed, if so. Ends as the container does (128 + signal).
+It imports only a little of the standard library (not even pathlib), since every container needs time for the imports.
+It writes `pid <n>` to the pipe, and then an error if the command cannot be executed. It ends with the container's exit
+status (128 + signal).
 """
 
 import ctypes
@@ -52,7 +52,7 @@ def bind(source: str, target: str, *, readonly: bool) -> None:
 
 
 def inside(root: str, path: str) -> str:
-    """Where `path` is for somebody whose root that is: symbolic links count from there."""
+    """Resolve `path` below another root: symbolic links start there."""
     parts, at, hops = path.strip("/").split("/"), root, 0
     while parts:
         part = parts.pop(0)
@@ -73,7 +73,7 @@ def inside(root: str, path: str) -> str:
 
 
 def place(root: str, path: str, *, like: str) -> str:
-    """A mount point for `like`, made in the overlay where it is missing."""
+    """A mount point for `like`. It is created in the overlay if it is missing."""
     target = inside(root, path)
     if os.path.isdir(like):
         os.makedirs(target, exist_ok=True)
@@ -125,7 +125,7 @@ def build_root(spec: dict) -> str:
 
 
 def become_container(spec: dict, root: str) -> None:
-    """Does not return, unless by an error."""
+    """Returns only with an error."""
     os.chdir(root)
     mount(".", "/", flags=MS_MOVE)
     os.chroot(".")

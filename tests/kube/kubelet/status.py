@@ -1,4 +1,4 @@
-"""What a pod's status says, from what its containers do. Pure: the same containers give the same words."""
+"""Computes a pod's status from its containers. Pure: the same containers give the same status."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ def waiting(reason: str, message: str = "") -> Object:
 
 @dataclass
 class ContainerState:
-    """A container as its status tells it."""
+    """A container as its status shows it."""
 
     name: str
     image: str
@@ -77,7 +77,7 @@ def conditions(
     has_network: bool,
     said: Sequence[Object] | None = None,
 ) -> list[Object]:
-    """In the kubelet's order and words; transitions are stamped where the status is not the one that was `said`."""
+    """In the kubelet's order and words. A condition gets a new transition time if its status differs from `said`."""
     initialized = [one.name for one in init if not (one.started if one.is_sidecar else one.exit_code == 0)]
     unready = [one.name for one in [*(one for one in init if one.is_sidecar), *containers] if not one.ready]
     finished = current in ("Succeeded", "Failed")
@@ -115,7 +115,7 @@ def _gates(pod: Object) -> list[str]:
 
 def _condition(before: Object | None, kind: str, met: bool, reason: str, message: str) -> Object:
     said: Object = {"type": kind, "status": str(met)}
-    # A merge patch keeps what it does not name.
+    # A merge patch keeps fields that it does not contain.
     said |= {"reason": None, "message": None} if met else {"reason": reason or None, "message": message or None}
     same = before is not None and before["status"] == said["status"]
     said["lastTransitionTime"] = before["lastTransitionTime"] if same and before is not None else now()
@@ -133,8 +133,8 @@ def status(
     over: Mapping[str, str],
     before: Sequence[Object] | None = None,
 ) -> Object:
-    """`over` replaces phase, reason and message where the pod as a whole ended for its own reason; `before` is what
-    the conditions were last said to be."""
+    """`over` replaces phase, reason and message if the whole pod ended for its own reason. `before` has the conditions
+    of the last status."""
     current = over.get("phase") or phase(containers, init)
     said: Object = {
         "phase": current,

@@ -1,4 +1,4 @@
-"""The volumes of a pod, as folders on this machine; what mounts them is the sandbox.
+"""The volumes of a pod, as folders on this machine. The sandbox mounts them.
 
 Files that come from the API (ConfigMap, Secret, downward API, tokens) are replaced in one step, as a kubelet does it:
 `..data` is a link to a folder, and each file a link through it.
@@ -20,7 +20,7 @@ from tests.kube.api import Api, ApiError, Object
 from tests.kube.kubelet.environment import ConfigError, bytes_of, field, resource
 
 _FRESH_S = 1.0
-"""How long an object that was read is good enough for another reader."""
+"""For how long another reader may use an object that was read."""
 
 _PATHS = {
     "ConfigMap": "configmaps",
@@ -45,7 +45,7 @@ class NodeObjects:
         self._locks: dict[tuple[str, str, str], asyncio.Lock] = {}
 
     async def get(self, kind: str, namespace: str, name: str, *, fresh: bool = False) -> Object | None:
-        """None when there is none, or when the node may not see it (yet)."""
+        """None if it does not exist, or if the node may not read it (yet)."""
         key = kind, namespace, name
         async with self._locks.setdefault(key, asyncio.Lock()):
             when, found = self._held.get(key, (0.0, None))
@@ -82,7 +82,7 @@ class Volumes:
         self._mounted: list[Path] = []
 
     async def prepare(self, pod: Object) -> dict[str, Volume]:
-        """Raises NotYet when something is missing; to be called again then, and from time to time to refresh."""
+        """Raises NotYet if something is missing. Call it again then, and now and then to refresh."""
         for volume in pod["spec"].get("volumes") or ():
             name = volume["name"]
             if name not in self._ready or name in self._written:
@@ -174,7 +174,7 @@ class Volumes:
         return {one["path"]: (data[one["key"]], one.get("mode", mode)) for one in chosen}
 
     async def _token(self, pod: Object, wanted: Object) -> bytes:
-        """Renewed after four fifths of its life, as kubelets do."""
+        """Renewed after four fifths of its validity, as kubelets do."""
         audience = wanted.get("audience", "")
         key = audience, wanted["path"]
         due, token = self._tokens.get(key, (0.0, b""))
@@ -215,7 +215,7 @@ class Volumes:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
             file.chmod(mode)
-            if mode == 0o600 and user is not None:  # a token, which its one user may read
+            if mode == 0o600 and user is not None:  # a token, which only its user may read
                 os.chown(file, user, -1)
             _own(file, group, 0o040)
         for inner in (folder, content):
