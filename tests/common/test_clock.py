@@ -6,7 +6,7 @@ from motet.clock import FakeClock, every, monotonic
 from tests.common.waiting import until
 
 
-def test_a_fake_clock_moves_only_when_told() -> None:
+def test_a_fake_clock_moves_only_when_it_is_set() -> None:
     clock = FakeClock(5.0)
     assert (clock(), clock()) == (5.0, 5.0)
     assert clock.advance(2.5) == 7.5
@@ -18,7 +18,7 @@ def test_the_real_clock_never_goes_back() -> None:
     assert readings == sorted(readings)
 
 
-async def test_work_comes_round_again_even_after_it_failed() -> None:
+async def test_periodic_work_runs_again_after_a_failure() -> None:
     turns: list[int] = []
 
     async def work() -> None:

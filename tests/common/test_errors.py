@@ -55,7 +55,7 @@ def test_the_code_of_a_newer_peer_becomes_internal_with_its_sentence() -> None:
     assert (error.message, error.retry_after) == ("new trouble", 3)
 
 
-def test_trying_again_is_only_suggested_where_it_can_help() -> None:
+def test_a_retry_is_only_suggested_when_it_can_help() -> None:
     for kind in OURS:
         row = kind.mapping
         assert row.retry_after == 0 or row.http in (429, 503, 504), kind

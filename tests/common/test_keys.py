@@ -35,7 +35,7 @@ def test_the_id_of_a_successor_follows_from_that_of_the_key_and_its_secret_from_
     assert keys.parse_key(str(one)) == one
 
 
-def test_what_is_kept_does_not_hold_the_secret() -> None:
+def test_the_stored_key_does_not_contain_the_secret() -> None:
     made = keys.new_key()
     assert made.secret.encode() not in made.hash
     assert len(made.hash) == 32
@@ -57,7 +57,7 @@ def test_what_is_kept_does_not_hold_the_secret() -> None:
         "motet_" * 200_000,
     ],
 )
-def test_what_has_not_the_form_of_a_key_is_none(text: str) -> None:
+def test_text_in_another_form_is_not_a_key(text: str) -> None:
     assert keys.parse_key(text) is None
 
 
@@ -109,7 +109,7 @@ LINE = json.loads(keys.to_line(kept(keys.new_key())))
         (json.dumps(LINE | {"expires": 5}), "'expires'"),
     ],
 )
-def test_a_line_that_is_no_key_says_why_and_not_what_it_holds(line: str, why: str) -> None:
+def test_an_invalid_line_gives_a_reason_without_its_content(line: str, why: str) -> None:
     with pytest.raises(ValueError, match=why) as caught:
         keys.from_line(line)
     assert not line or line not in str(caught.value)

@@ -88,7 +88,9 @@ async def test_a_refused_token_is_read_again_within_the_same_request(tmp_path: P
         (401, {"message": "Unauthorized"}, Unreachable, "401"),
     ],
 )
-async def test_what_a_no_means(tmp_path: Path, status: int, body: Any, expected: type[Exception], words: str) -> None:
+async def test_each_http_status_becomes_its_error(
+    tmp_path: Path, status: int, body: Any, expected: type[Exception], words: str
+) -> None:
     async with (
         Server((status, body)).up() as port,
         KubeApi(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "IT") as api,
@@ -97,7 +99,7 @@ async def test_what_a_no_means(tmp_path: Path, status: int, body: Any, expected:
             await api.get(PATH, seconds=PATIENCE_S)
 
 
-async def test_nobody_there_is_no_no(tmp_path: Path) -> None:
+async def test_an_unreachable_server_is_not_a_refusal(tmp_path: Path) -> None:
     async with Server((200, {})).up() as port:
         pass
     async with KubeApi(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "IT") as api:

@@ -53,7 +53,7 @@ async def candidates(leases: FakeLeaseApi, count: int) -> AsyncIterator[list[Can
 
 
 @in_virtual_time
-async def test_one_of_several_wins_and_the_others_know_where_it_is(leases: FakeLeaseApi) -> None:
+async def test_one_of_several_candidates_wins_and_the_others_know_its_address(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 4) as all_of_them:
         (leader,) = [one for one in all_of_them if one.leads]
         await asyncio.sleep(2 * LEASE)
@@ -83,7 +83,7 @@ async def test_a_leader_that_leaves_is_followed_at_once_in_a_higher_term(leases:
 
 
 @in_virtual_time
-async def test_between_two_leaders_there_is_no_address_to_go_to(leases: FakeLeaseApi) -> None:
+async def test_between_two_leaders_there_is_no_address(leases: FakeLeaseApi) -> None:
     async with Candidate(leases, "a:1"):
         pass
     assert leases.holder == ""
@@ -120,7 +120,7 @@ async def test_while_the_api_server_is_away_the_leader_leads_on_and_is_not_sure(
 
 
 @in_virtual_time
-async def test_who_alone_is_cut_off_is_not_sure_before_another_may_win_and_ends_when_it_hears(
+async def test_a_leader_that_is_cut_off_becomes_unsure_before_another_wins_and_then_ends(
     leases: FakeLeaseApi,
 ) -> None:
     async with candidates(leases, 2) as (leader, other):
@@ -141,7 +141,7 @@ async def test_who_alone_is_cut_off_is_not_sure_before_another_may_win_and_ends_
 
 
 @in_virtual_time
-async def test_who_is_sure_does_not_yield_to_hearsay(leases: FakeLeaseApi) -> None:
+async def test_a_sure_leader_ignores_claims_of_other_leaders(leases: FakeLeaseApi) -> None:
     async with Candidate(leases) as leader:
         leader.step_down_for(leader.term + 7)
         assert (leader.leads, leader.losses) == (True, [])
@@ -159,7 +159,7 @@ async def test_a_right_that_is_taken_away_for_a_while_costs_a_leader_nothing(lea
 
 
 @in_virtual_time
-async def test_a_loop_that_hangs_is_given_up_all_the_same(leases: FakeLeaseApi) -> None:
+async def test_leadership_ends_although_the_event_loop_hangs(leases: FakeLeaseApi) -> None:
     async with Candidate(leases, clock=monotonic) as leader:
         deadline = monotonic() + PATIENCE_S
         while not leader.losses:
@@ -170,7 +170,7 @@ async def test_a_loop_that_hangs_is_given_up_all_the_same(leases: FakeLeaseApi) 
 
 
 @in_virtual_time
-async def test_a_hiccup_of_the_api_server_costs_nothing(leases: FakeLeaseApi) -> None:
+async def test_a_short_failure_of_the_api_server_changes_no_leader(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 2) as (leader, other):
         for _ in range(3):
             leases.away = True
@@ -190,7 +190,7 @@ async def test_a_leader_whose_lease_another_holds_ends_at_once(leases: FakeLease
 
 
 @in_virtual_time
-async def test_a_lease_that_somebody_annotates_or_deletes_stays_the_leaders(leases: FakeLeaseApi) -> None:
+async def test_the_leader_keeps_a_lease_that_is_annotated_or_deleted(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 2) as (leader, other):
         assert leases.lease is not None
         leases.lease["metadata"]["labels"] = {"seen": "yes"}
@@ -205,7 +205,7 @@ async def test_a_lease_that_somebody_annotates_or_deletes_stays_the_leaders(leas
 
 
 @in_virtual_time
-async def test_a_victory_whose_news_was_lost_is_found_out(leases: FakeLeaseApi) -> None:
+async def test_a_candidate_that_won_without_an_answer_finds_out(leases: FakeLeaseApi) -> None:
     leases.deaf = True
     async with Candidate(leases) as candidate:
         assert not candidate.leads
@@ -230,7 +230,7 @@ async def test_a_later_term_that_a_peer_has_seen_is_exceeded_and_kept(leases: Fa
 
 
 @in_virtual_time
-async def test_a_higher_term_is_in_the_lease_before_anyone_hears_of_it(leases: FakeLeaseApi) -> None:
+async def test_a_higher_term_is_in_the_lease_before_it_is_announced(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 2) as (leader, other):
         told: list[int] = []
         leases.away = True
@@ -249,7 +249,7 @@ async def test_a_higher_term_is_in_the_lease_before_anyone_hears_of_it(leases: F
 
 
 @in_virtual_time
-async def test_who_asked_for_a_higher_term_and_lost_never_led_in_it(leases: FakeLeaseApi) -> None:
+async def test_a_candidate_that_loses_after_raising_the_term_never_led_in_it(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 2) as (leader, other):
         leader.line.cut = True
         leader.raise_term_above(41, lambda: None)
@@ -261,7 +261,7 @@ async def test_who_asked_for_a_higher_term_and_lost_never_led_in_it(leases: Fake
 
 @pytest.mark.parametrize("noted", ["many", str(2**64 - 1), "9" * 5000])
 @in_virtual_time
-async def test_a_damaged_term_is_succeeded_by_one_above_any_counter(leases: FakeLeaseApi, noted: str) -> None:
+async def test_after_a_damaged_term_the_next_one_is_above_any_counter(leases: FakeLeaseApi, noted: str) -> None:
     async with Candidate(leases):
         pass
     assert leases.lease is not None
@@ -271,7 +271,7 @@ async def test_a_damaged_term_is_succeeded_by_one_above_any_counter(leases: Fake
 
 
 @in_virtual_time
-async def test_a_lease_of_other_hands_counts_by_its_transitions(leases: FakeLeaseApi) -> None:
+async def test_the_term_of_a_foreign_lease_comes_from_its_transitions(leases: FakeLeaseApi) -> None:
     leases.write({"metadata": {"name": "it", "namespace": "here"}, "spec": {"leaseTransitions": 8}})
     async with Candidate(leases) as leader:
         assert leader.term == 9
@@ -284,7 +284,7 @@ def test_an_empty_lease_is_free() -> None:
 
 
 @in_virtual_time
-async def test_what_the_server_forbids_is_said_with_what_to_grant(leases: FakeLeaseApi) -> None:
+async def test_a_forbidden_request_says_what_to_grant(leases: FakeLeaseApi) -> None:
     leases.refusing = StatusError(FORBIDDEN, 'leases "it" is forbidden')
     with pytest.raises(SetupError, match=r"forbidden\. Grant .* get, create and update on leases"):
         async with Candidate(leases):
@@ -292,7 +292,7 @@ async def test_what_the_server_forbids_is_said_with_what_to_grant(leases: FakeLe
 
 
 @in_virtual_time
-async def test_a_server_that_is_away_at_the_start_is_waited_for(leases: FakeLeaseApi) -> None:
+async def test_a_candidate_waits_for_a_server_that_is_away_at_the_start(leases: FakeLeaseApi) -> None:
     leases.away = True
     async with Candidate(leases) as candidate:
         await asyncio.sleep(3 * RETRY)
@@ -302,7 +302,7 @@ async def test_a_server_that_is_away_at_the_start_is_waited_for(leases: FakeLeas
 
 
 @in_virtual_time
-async def test_every_start_is_a_candidate_of_its_own(leases: FakeLeaseApi) -> None:
+async def test_every_start_is_a_new_candidate(leases: FakeLeaseApi) -> None:
     assert Candidate(leases).identity != Candidate(leases).identity
 
 
@@ -339,7 +339,7 @@ asyncio.run(lead())
 
 
 @pytest.mark.parametrize("how", ["hangs", "is stopped"])
-def test_who_was_not_there_to_hear_of_another_leader_ends_hard(how: str) -> None:
+def test_a_leader_that_was_frozen_while_another_took_over_exits_at_once(how: str) -> None:
     with subprocess.Popen([sys.executable, "-c", LEAD, how], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -77,7 +77,7 @@ def test_a_promise_that_does_not_fit_changes_nothing() -> None:
     assert ledger.promise_of("a") == 8
 
 
-def test_over_full_books_take_nothing_new_but_let_promises_shrink() -> None:
+def test_an_overfull_ledger_takes_nothing_new_but_lets_promises_shrink() -> None:
     ledger: Ledger[str] = Ledger(10)
     ledger.adopt("a", 15)
     assert ledger.free == -5
@@ -87,7 +87,7 @@ def test_over_full_books_take_nothing_new_but_let_promises_shrink() -> None:
     assert ledger.promise("b", 10) is None
 
 
-def test_what_can_never_fit_is_known_at_once() -> None:
+def test_a_promise_that_can_never_fit_is_recognised_at_once() -> None:
     ledger: Ledger[str] = Ledger(10, overcommit=1.5)
     assert ledger.fits_when_empty(15)
     assert not ledger.fits_when_empty(16)

@@ -30,14 +30,14 @@ def emptied(outbox: Outbox[bytes]) -> list[bytes]:
     return list(iter(outbox.get_nowait, None))  # type: ignore[arg-type]
 
 
-def test_a_newer_message_replaces_one_about_the_same_and_comes_after_what_was_said_between() -> None:
+def test_a_newer_message_replaces_one_about_the_same_subject_and_goes_to_the_end() -> None:
     outbox: Outbox[bytes] = Outbox(subject=subject)
     for message in (b"hello", b"catalog=1", b"r1=3", b"placed r1", b"catalog=2", b"r2=1"):
         outbox.put(message)
     assert emptied(outbox) == [b"hello", b"r1=3", b"placed r1", b"catalog=2", b"r2=1"]
 
 
-def test_what_has_been_read_is_not_replaced() -> None:
+def test_a_message_that_was_read_is_not_replaced() -> None:
     outbox: Outbox[bytes] = Outbox(subject=subject)
     outbox.put(b"a=1")
     assert outbox.get_nowait() == b"a=1"
@@ -46,7 +46,7 @@ def test_what_has_been_read_is_not_replaced() -> None:
 
 
 @given(st.lists(st.sampled_from([b"a=1", b"a=2", b"b=1", b"b=2", b"one", b"two", b"read"])))
-def test_a_slow_reader_hears_what_a_fast_one_hears_without_what_was_out_of_date(said: list[bytes]) -> None:
+def test_a_slow_reader_gets_the_messages_of_a_fast_one_without_outdated_ones(said: list[bytes]) -> None:
     outbox: Outbox[bytes] = Outbox(subject=subject)
     heard: list[bytes] = []
     everything = [message for message in said if message != b"read"]
@@ -65,7 +65,7 @@ def test_a_slow_reader_hears_what_a_fast_one_hears_without_what_was_out_of_date(
         assert [m for m in heard if subject(m) == name][-1:] == last
 
 
-def test_it_is_full_beyond_its_limit_whatever_the_messages_weigh_and_not_once_it_is_read() -> None:
+def test_an_outbox_is_full_beyond_its_limit_until_it_is_read() -> None:
     for message in (b"", BLOCK):
         outbox: Outbox[bytes] = Outbox(LIMIT)
         count = 0
@@ -77,7 +77,7 @@ def test_it_is_full_beyond_its_limit_whatever_the_messages_weigh_and_not_once_it
         assert not outbox.full
 
 
-def test_what_replaces_does_not_fill() -> None:
+def test_a_replacing_message_does_not_fill_the_outbox() -> None:
     outbox: Outbox[bytes] = Outbox(LIMIT, subject=subject)
     for number in range(1000):
         outbox.put(b"catalog=%d" % number + BLOCK)

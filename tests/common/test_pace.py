@@ -27,7 +27,7 @@ def test_three_begin_at_once_and_one_after_each_pause() -> None:
 
 
 @given(steps)
-def test_whoever_begins_when_they_may_never_begins_more_than_three_and_one_in_each_pause(waits: list[int]) -> None:
+def test_there_are_never_more_than_three_starts_and_one_in_each_pause(waits: list[int]) -> None:
     paced, now = StartLimiter[str](PAUSE), 0
     began: list[int] = []
     for wait in waits:
@@ -40,7 +40,7 @@ def test_whoever_begins_when_they_may_never_begins_more_than_three_and_one_in_ea
 
 
 @given(steps)
-def test_whoever_waits_begins_at_the_time_that_is_told_within_a_pause(waits: list[int]) -> None:
+def test_a_start_that_waits_happens_at_the_given_time_within_a_pause(waits: list[int]) -> None:
     paced, now = StartLimiter[str](PAUSE), 0
     for wait in waits:
         now += wait
@@ -73,7 +73,7 @@ def test_without_a_pause_everything_begins_at_once(waits: list[int]) -> None:
         paced.expire(now)
 
 
-def test_what_begins_without_having_to_wait_counts_and_holds_up_for_one_pause_at_most() -> None:
+def test_an_unlimited_start_counts_and_delays_others_for_at_most_one_pause() -> None:
     paced = StartLimiter[str](PAUSE)
     for _ in range(50):
         paced.begun("a", 0)
@@ -97,7 +97,7 @@ def test_tidying_up_changes_nothing_while_the_clock_goes_forward(waits: list[int
         tidied.expire(now)
 
 
-def test_what_is_over_takes_no_memory() -> None:
+def test_expired_names_take_no_memory() -> None:
     paced = StartLimiter[str](PAUSE)
     for now in range(1000):
         paced.begun(f"{now}", now)
@@ -105,7 +105,7 @@ def test_what_is_over_takes_no_memory() -> None:
         assert len(paced) <= PAUSE
 
 
-def test_what_is_forgotten_begins_like_something_new() -> None:
+def test_an_expired_name_starts_like_a_new_one() -> None:
     paced = StartLimiter[str](PAUSE)
     begins(paced, 0, 5)
     paced.forget("a")

@@ -19,13 +19,13 @@ def outbox_with(*messages: runner_pb2.GenerateUp) -> Outbox[runner_pb2.GenerateU
     return outbox
 
 
-def test_one_message_travels_as_it_is() -> None:
+def test_one_message_is_sent_unpacked() -> None:
     alone = submit(0)
     assert packed(alone, outbox_with()) is alone
     assert list(unpacked(alone)) == [alone]
 
 
-def test_what_waits_travels_in_order_and_unchanged() -> None:
+def test_waiting_messages_are_sent_in_order_and_unchanged() -> None:
     messages = [submit(number) for number in range(5)]
     pack = packed(messages[0], outbox_with(*messages[1:]))
     assert list(unpacked(pack)) == messages

@@ -62,21 +62,21 @@ def watched(prompt, max_tokens, promise, made):
     ("prompt", "max_tokens", "pages"),
     [(16, 16, 2), (16, 17, 2), (16, 18, 3), (1, 1, 1), (32, 1, 2), (33, 1, 3)],
 )
-def test_the_last_token_of_an_answer_takes_no_room(prompt, max_tokens, pages):
+def test_the_last_token_of_an_answer_needs_no_memory(prompt, max_tokens, pages):
     assert promises.max_pages(prompt, max_tokens) == pages
 
 
-def test_without_a_word_about_its_length_an_answer_is_bounded_by_the_context():
+def test_without_max_tokens_the_context_limits_an_answer():
     assert promises.max_kv_tokens(5, 0, context_tokens=96) == 95
     assert promises.max_kv_tokens(90, 50, context_tokens=96) == 95
 
 
-def test_a_promise_doubles_up_to_the_longest_life_and_never_shrinks():
+def test_a_promise_doubles_up_to_the_longest_answer_and_never_shrinks():
     assert [promises.doubled_pages(pages, most=7) for pages in (1, 2, 4, 7, 9)] == [2, 4, 7, 7, 9]
 
 
 @given(prompt=lengths, max_tokens=lengths)
-def test_an_engine_uses_the_pages_of_the_longest_life_and_no_more(prompt, max_tokens):
+def test_an_engine_uses_at_most_the_pages_of_the_longest_answer(prompt, max_tokens):
     prompt, max_tokens = min(prompt, 80), min(max_tokens, 80)
     most = promises.max_pages(prompt, max_tokens)
     book = make_book(pages=most + 1)  # a context ends with the pages, last token included
@@ -106,7 +106,7 @@ def test_scheduler_supervisor_and_runner_agree(prompt, max_tokens, promise, made
 
 
 @given(prompt=lengths, max_tokens=lengths, delivered=st.integers(0, CONTEXT), q80=st.integers(0, CONTEXT))
-def test_a_first_promise_covers_what_is_there_and_never_more_than_can_be_used(prompt, max_tokens, delivered, q80):
+def test_a_first_promise_covers_the_prompt_and_never_more_than_can_be_used(prompt, max_tokens, delivered, q80):
     delivered = min(delivered, max_tokens - 1)
     request = scheduled(prompt, max_tokens, delivered=delivered, estimate=Estimate(q80=q80))
     promise = request.promise_on(CAPACITY, SchedulerConfig())

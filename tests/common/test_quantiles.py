@@ -78,7 +78,7 @@ def test_shares_add_up_to_one(seen: list[tuple[int, bool]], strength: float) -> 
         assert min(masses) >= 0
 
 
-def test_a_cut_answer_says_only_at_least() -> None:
+def test_a_cut_answer_is_only_a_lower_bound() -> None:
     honest = statistics_of(50, 60, 400, censored=(64, 64, 64))
     naive = statistics_of(50, 60, 400, 64, 64, 64)
     median, believed = honest.quantile(0.8), naive.quantile(0.8)
@@ -92,7 +92,7 @@ def test_answers_that_were_all_cut_point_beyond_the_cut() -> None:
     assert statistics_of(censored=(64,) * 5).quantile(0.5) == EDGES[bucket_of(EDGES[bucket_of(64)] * 2)]
 
 
-def test_a_cut_before_the_first_token_says_nothing() -> None:
+def test_a_cut_before_the_first_token_is_ignored() -> None:
     assert statistics_of(censored=(0, 0)).count == 0
 
 
@@ -109,7 +109,7 @@ def test_more_censoring_never_shortens_an_estimate(seen: list[tuple[int, bool]])
         assert long >= short
 
 
-def test_a_prior_speaks_first_and_is_outvoted_soon() -> None:
+def test_a_prior_counts_first_and_is_soon_outweighed() -> None:
     everybody = statistics_of(*[1000] * 20).bucket_shares()
     assert everybody is not None
     medians = []

@@ -42,7 +42,7 @@ def test_every_method_has_a_row_and_no_row_is_without_a_method() -> None:
     assert {f"/{one.containing_service.full_name}/{one.name}" for one in methods()} == set(ROLES)
 
 
-def test_no_method_of_ours_is_for_anybody() -> None:
+def test_each_method_of_ours_needs_a_role() -> None:
     assert [method for method, roles in ROLES.items() if method.startswith("/motet.") and roles is ANY_ROLE] == []
 
 
@@ -112,7 +112,7 @@ async def outcome(channel: grpc.aio.Channel, method: str, *, streams_up: bool, s
 
 
 @pytest.mark.parametrize("role", [*COMPONENTS, "cli", "stranger"])
-async def test_each_role_reaches_what_is_its_own_and_nothing_else(folders: dict[str, Path], role: str) -> None:
+async def test_each_role_may_call_only_its_own_methods(folders: dict[str, Path], role: str) -> None:
     async with everything(folders) as address:
         with acting(folders, role):
             async with open_channel(address, "scheduler") as channel:
@@ -142,7 +142,7 @@ async def test_a_runner_cannot_replace_the_catalog_and_is_told_why(folders: dict
         assert "Sync is for operator, and the caller's certificate says runner" in str(refusal.value.details())
 
 
-async def test_a_link_that_is_refused_says_so_once_and_does_not_hammer(folders: dict[str, Path]) -> None:
+async def test_a_refused_link_logs_it_once_and_retries_slowly(folders: dict[str, Path]) -> None:
     use_plain_logs()
     link: Link[Any, Any] = Link(
         "scheduler",
@@ -165,7 +165,7 @@ async def test_a_link_that_is_refused_says_so_once_and_does_not_hammer(folders: 
     assert len([line for line in logs if line["event"] == "call_refused"]) == 1
 
 
-async def test_a_method_without_a_row_is_for_nobody(folders: dict[str, Path]) -> None:
+async def test_no_role_may_call_a_method_without_a_row(folders: dict[str, Path]) -> None:
     async with everything(folders) as address:
         with acting(folders, "gateway"):
             async with open_channel(address, "scheduler") as channel:
@@ -188,7 +188,7 @@ async def test_a_certificate_with_two_roles_has_both(tmp_path: Path) -> None:
                     assert code is not grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_locally_roles_are_not_told_apart(tmp_path: Path) -> None:
+async def test_a_local_stack_does_not_check_roles(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with serving(address, Everything().add), open_channel(address) as channel:
         answer = await scheduler_pb2_grpc.SchedulerStub(channel).Explain(

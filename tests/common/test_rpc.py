@@ -79,7 +79,7 @@ async def test_a_link_greets_and_then_talks_both_ways_in_order(address: str) -> 
         assert client.events == ["opened"]
 
 
-async def test_a_link_waits_for_a_server_that_is_not_there_yet(address: str) -> None:
+async def test_a_link_waits_for_a_server_that_has_not_started(address: str) -> None:
     echo = Echo()
     async with linked(address) as client:
         await asyncio.sleep(0.2)
@@ -173,7 +173,7 @@ def test_a_peer_that_goes_away_writes_nothing_into_the_log_of_a_service(tmp_path
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-async def test_what_is_said_while_the_stream_is_down_is_dropped(address: str) -> None:
+async def test_messages_sent_while_the_stream_is_down_are_dropped(address: str) -> None:
     echo = Echo()
     async with linked(address) as client:
         assert not client.link.send(b"too early")
@@ -188,7 +188,7 @@ async def test_what_is_said_while_the_stream_is_down_is_dropped(address: str) ->
     assert echo.heard == [[b"hello"], [b"hello", b"now"]]
 
 
-async def test_a_refused_message_ends_the_stream_with_the_errors_words(address: str) -> None:
+async def test_a_refused_message_ends_the_stream_with_the_errors_text(address: str) -> None:
     echo = Echo()
     async with serving(address, echo.add), linked(address) as client:
         await until(lambda: client.link.send(b"nonsense"))
@@ -331,7 +331,7 @@ def test_waits_double_up_to_a_bound_and_start_over_after_a_success(tries: int) -
     assert backoff.next() <= 0.05 * 1.25
 
 
-async def test_an_outbox_never_blocks_who_puts() -> None:
+async def test_put_into_an_outbox_never_blocks() -> None:
     outbox: Outbox[bytes] = Outbox()
     for number in range(1000):
         outbox.put(b"%d" % number)

@@ -59,7 +59,7 @@ def test_a_signal_ends_a_process_in_order(signum: signal.Signals) -> None:
         assert "stopped" in logged
 
 
-def test_what_is_cancelled_at_the_end_is_no_error_and_what_goes_wrong_is() -> None:
+def test_a_cancelled_task_at_the_end_is_not_an_error_but_a_failure_is() -> None:
     for word, traceback in (("cancelled", False), ("wrong", True)):
         with process(word) as child:
             _, logged = child.communicate(timeout=PATIENCE_S)
@@ -67,7 +67,7 @@ def test_what_is_cancelled_at_the_end_is_no_error_and_what_goes_wrong_is() -> No
             assert ("Traceback" in logged) is traceback, logged
 
 
-def test_what_a_person_must_put_right_is_the_last_word_and_status_2() -> None:
+def test_a_setup_error_is_the_last_line_and_gives_status_2() -> None:
     with process("fail") as child:
         _, logged = child.communicate(timeout=PATIENCE_S)
         assert child.returncode == 2
@@ -178,7 +178,7 @@ def test_without_a_database_url_it_is_a_file_in_the_state_directory(
     assert Database().url(process) == "postgresql+asyncpg://db/motet"
 
 
-def test_in_a_pod_the_last_word_is_its_status_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_in_a_pod_the_last_line_is_the_termination_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     monkeypatch.setattr(service_main, "TERMINATION_LOG", log)
     service_main._last_word("nowhere to write")

@@ -98,7 +98,7 @@ async def test_a_second_hello_is_refused_and_cannot_leave_the_first_name_behind(
 
 
 @pytest.mark.parametrize("what", ["opened", "hello a", "one"])
-async def test_an_error_at_any_moment_leaves_nobody_behind(address: str, what: str) -> None:
+async def test_after_an_error_at_any_moment_no_session_is_left(address: str, what: str) -> None:
     clerk = Clerk()
     clerk.fails.add(what)
     async with clerk.serving(address), speaking(address, b"hello a", b"one") as call:
@@ -107,7 +107,7 @@ async def test_an_error_at_any_moment_leaves_nobody_behind(address: str, what: s
         assert not len(clerk.sessions)
 
 
-async def test_an_error_while_a_session_without_a_hello_opens_leaves_nobody_behind(address: str) -> None:
+async def test_after_an_error_while_a_session_without_a_hello_opens_none_is_left(address: str) -> None:
     clerk = Clerk()
     clerk.fails.add("opened")
     async with clerk.serving(address, peer="operator"), speaking(address) as call:
@@ -116,7 +116,7 @@ async def test_an_error_while_a_session_without_a_hello_opens_leaves_nobody_behi
         assert not len(clerk.sessions)
 
 
-async def test_a_session_without_a_hello_that_may_not_open_is_refused_in_words(address: str) -> None:
+async def test_a_session_without_a_hello_that_may_not_open_is_refused_with_a_reason(address: str) -> None:
     clerk = Clerk()
     clerk.fails.add("opened")
     clerk.error = Overloaded("come back later")
@@ -124,7 +124,7 @@ async def test_a_session_without_a_hello_that_may_not_open_is_refused_in_words(a
         assert await refusal(call) == "UNAVAILABLE: come back later"
 
 
-async def test_a_peer_that_connects_again_takes_its_place_and_the_old_end_is_not_told(address: str) -> None:
+async def test_a_peer_that_connects_again_replaces_its_session_without_a_close(address: str) -> None:
     clerk = Clerk()
     async with clerk.serving(address):
         async with speaking(address, b"hello a/first"):

@@ -74,7 +74,7 @@ async def test_probes_are_answered_beside_the_figures(tmp_path: Path) -> None:
         assert await probe("readyz") == ("503 Service Unavailable", "stopping"), "there is no way back"
 
 
-async def test_what_the_health_service_says_is_what_the_probe_says(tmp_path: Path) -> None:
+async def test_the_health_service_and_the_probe_agree(tmp_path: Path) -> None:
     address, health = f"unix:{tmp_path}/s.sock", Health()
     async with serving(address, ready=False, process=health) as server:
         assert (health.unready_reason(), await is_healthy(address)) == ("starting", False)
@@ -86,7 +86,7 @@ async def test_what_the_health_service_says_is_what_the_probe_says(tmp_path: Pat
     assert health.unready_reason() == "stopping"
 
 
-async def test_a_scraper_that_hangs_up_disturbs_nobody(tmp_path: Path) -> None:
+async def test_a_scraper_that_disconnects_disturbs_no_other(tmp_path: Path) -> None:
     path = tmp_path / "m.sock"
     async with serving_metrics(f"unix:{path}", new_registry()):
         for words in (b"", b"GET /met", b"x" * 200_000):
@@ -156,7 +156,7 @@ except RuntimeError:
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_a_failure_is_told_with_its_place_and_without_what_variables_hold(form: str) -> None:
+def test_a_logged_failure_has_its_line_and_no_values_of_variables(form: str) -> None:
     told = subprocess.run([sys.executable, "-c", FAIL, form], capture_output=True, text=True, check=True).stderr
     assert "RuntimeError: no room" in told
     assert "in answer" in told
@@ -180,7 +180,7 @@ def test_people_read_plain_lines() -> None:
     assert "\x1b" not in lines[0], "no colours where nobody looks"
 
 
-def test_a_full_disk_costs_lines_and_not_the_process() -> None:
+def test_with_a_full_disk_lines_are_lost_and_the_process_continues() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", SPEAK, "info", "json"], stderr=full, check=False)
     assert done.returncode == 0
@@ -204,13 +204,13 @@ class Named:
         return {sample.labels["who"] for family in families for sample in family.samples}
 
 
-def test_no_name_stands_in_a_label_unless_it_may() -> None:
+def test_a_label_has_only_allowed_names() -> None:
     named = Named(most=0)
     assert {named.use(name) for name in "abc"} == {""}
     assert named.shown() == {""}
 
 
-def test_a_name_that_is_no_longer_used_makes_room_and_takes_its_series_with_it() -> None:
+def test_an_unused_name_is_removed_with_its_series() -> None:
     named = Named()
     named.use("a")
     named.use("b")

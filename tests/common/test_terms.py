@@ -29,7 +29,7 @@ def test_a_term_far_above_the_highest_known_is_refused(highest: int, term: int) 
 
 
 @given(TERMS)
-def test_who_knows_nothing_takes_the_leaders_term_and_no_other(term: int) -> None:
+def test_a_peer_that_knows_no_term_takes_only_the_leaders(term: int) -> None:
     try:
         check_leaders_term(term, 0, "the scheduler")
     except InvalidRequest:
@@ -38,7 +38,7 @@ def test_who_knows_nothing_takes_the_leaders_term_and_no_other(term: int) -> Non
         check_leaders_term(7 + MAX_TERM_JUMP + 1, 7, "the scheduler")
 
 
-def test_liars_need_as_many_lies_as_there_are_elections() -> None:
+def test_false_terms_raise_the_term_by_one_per_election() -> None:
     term = 1
     for _ in range(1000):
         with pytest.raises(InvalidRequest):
@@ -52,7 +52,7 @@ def test_liars_need_as_many_lies_as_there_are_elections() -> None:
     ("text", "fits"),
     [("0", True), (str(HIGHEST_TERM), True), (str(LARGEST), False), ("-1", False), ("", False), ("9" * 5000, False)],
 )
-def test_what_is_kept_is_a_term_only_if_we_can_have_written_it(text: str, fits: bool) -> None:
+def test_a_stored_term_counts_only_if_we_can_have_written_it(text: str, fits: bool) -> None:
     assert is_term(text) is fits
 
 
@@ -80,7 +80,7 @@ def test_an_epoch_that_none_could_follow_is_refused() -> None:
         lambda x: runner_pb2.GenerateUp(submit={"sampling": {"logit_bias": {5: x}}}),
     ],
 )
-def test_a_figure_that_is_no_number_is_refused_by_its_name(message, figure) -> None:  # type: ignore[no-untyped-def]
+def test_a_value_that_is_not_a_number_is_refused_by_its_name(message, figure) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InvalidRequest, match="must be a finite number"):
         list(unpacked(message(figure)))
     assert list(unpacked(message(1.5)))
@@ -94,5 +94,5 @@ def test_messages_without_figures_and_tokens_are_not_looked_at() -> None:
 
 
 @pytest.mark.parametrize("seconds", [nan, inf, -1.0])
-def test_a_failure_asks_nobody_to_wait_for_ever(seconds: float) -> None:
+def test_the_retry_time_of_a_failure_is_limited(seconds: float) -> None:
     assert from_proto(common_pb2.Failure(code="overloaded", retry_after_seconds=seconds)).retry_after == 0.0

@@ -114,7 +114,7 @@ async def test_unix_sockets_stay_plain(authority: Authority, tmp_path: Path) -> 
                 assert await is_healthy(address)
 
 
-async def test_who_answers_in_another_role_is_refused_with_the_reason(authority: Authority, tmp_path: Path) -> None:
+async def test_a_server_in_another_role_is_refused_with_the_reason(authority: Authority, tmp_path: Path) -> None:
     ours, theirs = authority.issue(tmp_path / "g", "gateway"), authority.issue(tmp_path / "s", "scheduler")
     async with server_of(theirs) as address:
         said = await complaint(ours, address, "supervisor")
@@ -213,7 +213,7 @@ def break_authority(folder: Path) -> None:
         (lambda folder: Authority().issue(folder, "gateway", for_clients=False), "purpose"),
     ],
 )
-def test_files_that_will_not_do_are_named_with_the_fix(
+def test_unusable_files_are_named_with_the_fix(
     tmp_path: Path, authority: Authority, spoil: Callable[[Path], object], said: str
 ) -> None:
     folder = authority.issue(tmp_path, "gateway")

@@ -6,7 +6,7 @@ from motet.api.v1 import common_pb2
 from tests.common import wire
 
 
-def test_what_was_on_the_wire_keeps_its_number_its_name_and_its_type() -> None:
+def test_each_recorded_field_keeps_its_number_name_and_type() -> None:
     now, gone = set(wire.lines()), wire.reserved()
     changed = [
         line for line in wire.RECORD.read_text().splitlines() if line not in now and wire.field_of(line) not in gone
@@ -18,12 +18,12 @@ def test_what_was_on_the_wire_keeps_its_number_its_name_and_its_type() -> None:
     )
 
 
-def test_what_is_new_on_the_wire_is_written_down() -> None:
+def test_each_new_field_is_recorded() -> None:
     new = set(wire.lines()) - set(wire.RECORD.read_text().splitlines())
     assert not new, f"run `python -m tests.common.wire` to write it down, and look at what it changes: {sorted(new)}"
 
 
-def test_a_field_that_is_gone_is_not_written_down_for_ever() -> None:
+def test_a_removed_field_is_dropped_from_the_record() -> None:
     gone = wire.reserved()
     left = [line for line in wire.RECORD.read_text().splitlines() if wire.field_of(line) in gone]
     assert not left, f"run `python -m tests.common.wire`: {left}"

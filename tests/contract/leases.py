@@ -44,12 +44,12 @@ def said(body: KubeObject) -> tuple[object, object]:
 
 
 class LeaseContract:
-    async def test_what_is_not_there_is_not_found(self, line: LeaseClient) -> None:
+    async def test_a_missing_lease_is_not_found(self, line: LeaseClient) -> None:
         with pytest.raises(StatusError) as refused:
             await line.get()
         assert refused.value.status == NOT_FOUND
 
-    async def test_what_was_created_is_answered_with_its_version_and_read_back(self, line: LeaseClient) -> None:
+    async def test_a_created_lease_is_returned_with_its_version_and_can_be_read(self, line: LeaseClient) -> None:
         made = await line.post(line.lease())
         assert made["metadata"]["resourceVersion"]
         assert said(made) == said(line.lease())
@@ -57,14 +57,14 @@ class LeaseContract:
         assert said(read) == said(made)
         assert read["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
 
-    async def test_of_two_who_create_it_one_is_refused(self, line: LeaseClient) -> None:
+    async def test_of_two_creators_one_is_refused(self, line: LeaseClient) -> None:
         await line.post(line.lease())
         with pytest.raises(StatusError) as refused:
             await line.post(line.lease(holder="second"))
         assert refused.value.status == CONFLICT
         assert said(await line.get()) == said(line.lease())
 
-    async def test_who_has_the_last_version_may_write(self, line: LeaseClient) -> None:
+    async def test_a_writer_with_the_newest_version_may_write(self, line: LeaseClient) -> None:
         made = await line.post(line.lease())
         changed = made | {"spec": line.lease(holder="second")["spec"]}
         written = await line.put(changed)
@@ -72,7 +72,7 @@ class LeaseContract:
         assert said(written) == said(changed)
         assert said(await line.put(written | {"spec": made["spec"]})) == said(made), "the answer's version is the last"
 
-    async def test_who_has_an_older_version_is_refused_and_changes_nothing(self, line: LeaseClient) -> None:
+    async def test_a_writer_with_an_older_version_is_refused_and_changes_nothing(self, line: LeaseClient) -> None:
         made = await line.post(line.lease())
         await line.put(made | {"spec": line.lease(holder="second")["spec"]})
         with pytest.raises(StatusError) as refused:
@@ -80,9 +80,7 @@ class LeaseContract:
         assert refused.value.status == CONFLICT
         assert (await line.get())["spec"]["holderIdentity"] == "second"
 
-    async def test_what_was_removed_meanwhile_is_not_written_again_under_its_old_version(
-        self, line: LeaseClient
-    ) -> None:
+    async def test_a_removed_lease_cannot_be_written_with_its_old_version(self, line: LeaseClient) -> None:
         made = await line.post(line.lease())
         await self.remove(line)
         with pytest.raises(StatusError) as refused:
@@ -91,7 +89,7 @@ class LeaseContract:
         with pytest.raises(StatusError):
             await line.get()
 
-    async def test_what_an_administrator_writes_makes_every_version_an_old_one(self, line: LeaseClient) -> None:
+    async def test_an_administrators_write_makes_every_older_version_stale(self, line: LeaseClient) -> None:
         made = await line.post(line.lease())
         changed = copy.deepcopy(made)
         changed["spec"]["holderIdentity"] = "an administrator"

@@ -36,7 +36,7 @@ def on_device(engine):
 # ------------------------------------------------------------------------------------------------------------- tokens
 
 
-def test_it_says_how_large_it_is(engine_of):
+def test_an_engine_reports_its_sizes(engine_of):
     info = engine_of(Size(pages=8, host_pages=4, sequences=3, slots=2, length=100)).info
     assert (info.pages, info.page_tokens, info.max_sequences, info.adapter_slots) == (8, 16, 3, 2)
     assert info.host_bytes == 4 * info.page_bytes
@@ -50,7 +50,7 @@ def test_the_context_is_never_longer_than_the_memory(engine_of):
         engine.add(ask("a", prompt=100, max_tokens=29, promise=8))
 
 
-def test_everybody_gets_every_token_once_in_order(engine_of):
+def test_each_sequence_gets_every_token_once_in_order(engine_of):
     ran = run(engine_of(Size(pages=16)), *(ask(name, max_tokens=20 + n) for n, name in enumerate("abc")))
     for n, name in enumerate("abc"):
         outputs = [one for one in ran.outputs if one.request == name]
@@ -58,21 +58,21 @@ def test_everybody_gets_every_token_once_in_order(engine_of):
         assert [one.finish for one in outputs] == [None] * (19 + n) + [Finish.LENGTH]
 
 
-def test_delivered_tokens_count_and_are_not_said_again(engine_of):
+def test_delivered_tokens_count_and_are_not_sent_again(engine_of):
     whole = run(engine_of(Size()), ask("a")).tokens["a"]
     ran = run(engine_of(Size()), ask("a", epoch=2, delivered=tuple(whole[:30])))
     assert ran.outputs[0].index == 30
     assert ran.tokens["a"] == whole[30:]
 
 
-def test_a_stop_token_ends_it_and_is_said(engine_of):
+def test_a_stop_token_ends_the_sequence_and_is_sent(engine_of):
     whole = run(engine_of(Size()), ask("a")).tokens["a"]
     ran = run(engine_of(Size()), ask("a", stop_token_ids=frozenset({whole[9]})))
     assert ran.tokens["a"] == whole[: whole.index(whole[9]) + 1]
     assert ran.last["a"].finish is Finish.STOP
 
 
-def test_only_so_many_have_begun_and_the_others_wait_their_turn(engine_of):
+def test_at_most_max_sequences_run_and_the_others_wait(engine_of):
     engine = engine_of(Size(pages=32, sequences=2))
     ran = run(engine, *(ask(name, max_tokens=10) for name in "abcd"), steps=5)
     assert {name: entry.state for name, entry in book_of(engine).items()} == {
@@ -121,7 +121,7 @@ def test_a_suspect_is_announced_then_computed_alone_until_it_has_proved_itself(e
     ],
     ids=["empty", "silent", "too-long", "all-said", "no-pages", "too-many-pages", "negative-token", "unknown-token"],
 )
-def test_what_can_never_be_served_is_refused_for_good(engine_of, sequence, error):
+def test_an_impossible_request_is_refused_for_good(engine_of, sequence, error):
     engine = engine_of(Size(pages=8))
     with pytest.raises(error):
         engine.add(sequence)
@@ -129,7 +129,7 @@ def test_what_can_never_be_served_is_refused_for_good(engine_of, sequence, error
     assert engine.report().pages_promised == 0
 
 
-def test_what_does_not_fit_now_is_declined_and_leaves_no_trace(engine_of):
+def test_a_request_that_does_not_fit_now_is_declined_and_changes_nothing(engine_of):
     engine = engine_of(Size(pages=8))
     engine.add(ask("a", promise=6))
     with pytest.raises(Declined):
@@ -140,7 +140,7 @@ def test_what_does_not_fit_now_is_declined_and_leaves_no_trace(engine_of):
 
 
 @pytest.mark.parametrize("epoch", [2, 3])
-def test_the_same_or_a_lower_epoch_is_declined_and_the_one_that_is_here_goes_on(engine_of, epoch):
+def test_the_same_or_a_lower_epoch_is_declined_and_the_running_one_continues(engine_of, epoch):
     engine = engine_of(Size())
     ran = run(engine, ask("a", epoch=3), steps=5)
     with pytest.raises(Declined):
@@ -149,7 +149,7 @@ def test_the_same_or_a_lower_epoch_is_declined_and_the_one_that_is_here_goes_on(
     assert len(ran.tokens["a"]) == 40
 
 
-def test_a_higher_epoch_takes_the_place_and_the_pages_of_a_lower_one(engine_of):
+def test_a_higher_epoch_replaces_a_lower_one_and_gets_its_pages(engine_of):
     engine = engine_of(Size(pages=8))
     run(engine, ask("a", epoch=1, promise=8), steps=5)
     engine.add(ask("a", epoch=2, promise=5))
@@ -160,7 +160,7 @@ def test_a_higher_epoch_takes_the_place_and_the_pages_of_a_lower_one(engine_of):
     assert len(ran.tokens["a"]) == 40
 
 
-def test_newcomers_leave_room_for_the_parked_unless_a_supervisor_decides(engine_of):
+def test_new_sequences_leave_pages_for_parked_ones_unless_a_supervisor_decides(engine_of):
     engine = engine_of(Size(pages=8))
     engine.set_supervised(True)
     run(engine, ask("a", promise=6), steps=2)
@@ -175,7 +175,7 @@ def test_newcomers_leave_room_for_the_parked_unless_a_supervisor_decides(engine_
 # ------------------------------------------------------------------------------------------------------------- orders
 
 
-def test_orders_about_what_has_changed_are_void(engine_of):
+def test_orders_about_changed_sequences_are_ignored(engine_of):
     engine = engine_of(Size())
     engine.set_supervised(True)
     engine.add(ask("a", promise=2))
@@ -196,7 +196,7 @@ def test_orders_about_what_has_changed_are_void(engine_of):
     assert engine.report().pages_promised == 0
 
 
-def test_an_extension_ends_where_life_ends_and_fits_or_is_refused(engine_of):
+def test_an_extension_ends_at_the_longest_answer_and_fits_or_is_refused(engine_of):
     engine = engine_of(Size(pages=8))
     engine.set_supervised(True)
     engine.add(ask("a", prompt=20, max_tokens=40, promise=1))
@@ -235,14 +235,14 @@ def test_the_end_of_a_promise_is_announced_once(engine_of):
     assert len(ran.tokens["tight"]) == 40
 
 
-def test_alone_it_doubles_promises(engine_of):
+def test_without_a_supervisor_an_engine_doubles_promises(engine_of):
     engine = engine_of(Size(pages=16))
     ran = run(engine, ask("a", prompt=5, max_tokens=150, promise=1))
     assert [event.promise for event in ran.of(OverflowAhead)] == [1, 2, 4, 8]
     assert len(ran.tokens["a"]) == 150
 
 
-def test_alone_it_parks_the_newest_and_everybody_finishes(engine_of):
+def test_without_a_supervisor_an_engine_parks_the_newest_and_all_finish(engine_of):
     engine = engine_of(Size(pages=8))
     ran = run(engine, *(ask(name, prompt=5, max_tokens=100, promise=2) for name in "abc"))
     assert {name: len(tokens) for name, tokens in ran.tokens.items()} == dict.fromkeys("abc", 100)
@@ -253,7 +253,7 @@ def test_alone_it_parks_the_newest_and_everybody_finishes(engine_of):
 
 
 @pytest.mark.parametrize("method", ParkMethod)
-def test_a_parked_one_gives_everything_back_and_says_the_same_later(engine_of, method):
+def test_a_parked_sequence_frees_all_pages_and_later_continues_with_the_same_tokens(engine_of, method):
     whole = run(engine_of(Size()), ask("a")).tokens["a"]
     engine = engine_of(Size(host_pages=8))
     engine.set_supervised(True)
@@ -277,7 +277,7 @@ def test_a_parked_one_gives_everything_back_and_says_the_same_later(engine_of, m
     assert engine.report().host_bytes_free == 8 * engine.info.page_bytes
 
 
-def test_swap_without_room_on_the_host_becomes_recompute(engine_of):
+def test_swap_without_free_host_memory_becomes_recompute(engine_of):
     engine = engine_of(Size(host_pages=1))
     engine.set_supervised(True)
     ran = run(engine, ask("a"), steps=10)
@@ -287,7 +287,7 @@ def test_swap_without_room_on_the_host_becomes_recompute(engine_of):
     assert engine.report().host_bytes_free == engine.info.page_bytes
 
 
-def test_cancelling_a_parked_one_frees_the_host(engine_of):
+def test_cancelling_a_parked_sequence_frees_host_memory(engine_of):
     engine = engine_of(Size(host_pages=8))
     engine.set_supervised(True)
     run(engine, ask("a"), steps=10)
@@ -298,7 +298,7 @@ def test_cancelling_a_parked_one_frees_the_host(engine_of):
     assert engine.report().host_bytes_free == engine.info.host_bytes
 
 
-def test_nobody_is_parked_without_end(engine_of):
+def test_no_sequence_is_parked_without_end(engine_of):
     engine = engine_of(Size(pages=8))
     engine.set_supervised(True)
     run(engine, ask("a"), steps=2)
@@ -320,7 +320,7 @@ def test_promises_beyond_the_pages_are_kept_by_parking_the_newest(engine_of):
 # ----------------------------------------------------------------------------------------------------------- adapters
 
 
-def test_a_known_adapter_is_loaded_ahead_only_while_there_is_room(engine_of, layout):
+def test_a_known_adapter_is_prefetched_only_while_a_slot_is_free(engine_of, layout):
     engine = engine_of(Size(slots=2))
     for digest in (A, B, C):
         engine.load_adapter(digest, layout)
@@ -331,7 +331,7 @@ def test_a_known_adapter_is_loaded_ahead_only_while_there_is_room(engine_of, lay
     assert not engine.has_work()
 
 
-def test_the_least_recently_used_makes_room_and_never_a_live_one(engine_of, layout):
+def test_the_least_recently_used_adapter_is_evicted_and_never_a_used_one(engine_of, layout):
     engine = engine_of(Size(pages=32, slots=2))
     for digest in (A, B, C):
         engine.load_adapter(digest, layout)
@@ -349,7 +349,7 @@ def test_the_least_recently_used_makes_room_and_never_a_live_one(engine_of, layo
     assert {name: len(tokens) for name, tokens in ran.tokens.items()} == dict.fromkeys("abc", 40)
 
 
-def test_who_comes_before_its_adapter_waits_for_it_and_all_share_one_load(engine_of, layout):
+def test_sequences_wait_for_their_adapter_and_share_one_load(engine_of, layout):
     engine = engine_of(Size(pages=32))
     for name in "abc":
         engine.add(ask(name, adapter=A))
@@ -377,7 +377,7 @@ def test_a_dropped_adapter_stays_until_its_last_sequence_has_finished(engine_of,
     assert [event.digest for event in ran.of(AdapterEvicted)] == [A]
 
 
-def test_an_adapter_that_is_wanted_again_before_it_went_stays(engine_of, layout):
+def test_a_dropped_adapter_that_is_needed_again_stays(engine_of, layout):
     engine = engine_of(Size())
     engine.load_adapter(A, layout)
     ran = run(engine, ask("a", adapter=A), steps=4)
@@ -388,7 +388,7 @@ def test_an_adapter_that_is_wanted_again_before_it_went_stays(engine_of, layout)
     assert not ran.of(AdapterEvicted)
 
 
-def test_a_parked_one_lets_go_of_its_adapters_slot_and_gets_it_back(engine_of, layout):
+def test_a_parked_sequence_releases_its_adapters_slot_and_gets_one_again(engine_of, layout):
     engine = engine_of(Size(pages=16, slots=1, host_pages=8))
     engine.set_supervised(True)
     for digest in (A, B):
@@ -407,7 +407,7 @@ def test_a_parked_one_lets_go_of_its_adapters_slot_and_gets_it_back(engine_of, l
     assert {entry.digest for entry in engine.report().adapters} == {B}
 
 
-def test_that_an_adapter_has_left_is_said_even_when_there_is_nothing_to_compute(engine_of, layout):
+def test_an_evicted_adapter_is_reported_also_by_an_idle_engine(engine_of, layout):
     engine = engine_of(Size())
     engine.load_adapter(A, layout)
     run(engine)
@@ -487,7 +487,7 @@ def pair(tiny):
 
 @settings(max_examples=60)
 @given(COMMANDS)
-def test_both_say_the_same_to_any_orders(pair, commands):
+def test_both_engines_give_the_same_outputs_for_any_orders(pair, commands):
     for one in pair:
         one.said = []
         for command in [("supervised", False), ("overcommit", 1.0), *commands, ("supervised", False)]:

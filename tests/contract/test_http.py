@@ -223,7 +223,7 @@ async def test_an_adapter_is_known_by_three_names(server: Server) -> None:
     assert own["system_fingerprint"].startswith(base["system_fingerprint"] + "_")
 
 
-async def test_a_model_that_is_not_there_is_a_404_wherever_it_is_named(server: Server) -> None:
+async def test_an_unknown_model_is_a_404_in_every_endpoint(server: Server) -> None:
     name = f"{server.adapter}x"
     for path, body in [*ASKED.items(), ("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})]:
         answer = await server.http.post(path, json=body | {"model": name})
@@ -240,7 +240,7 @@ async def test_a_model_that_is_not_there_is_a_404_wherever_it_is_named(server: S
 
 
 @both
-async def test_a_whole_answer_says_what_it_is_and_counts_itself(server: Server, path: str) -> None:
+async def test_a_whole_answer_has_its_kind_and_its_usage(server: Server, path: str) -> None:
     answer = await server.http.post(path, json=server.body(path, max_tokens=100))
     content = json_of(answer)
     prefix, kind = {CHAT: ("chatcmpl", "chat.completion"), PLAIN: ("cmpl", "text_completion")}[path]
@@ -260,7 +260,7 @@ async def test_a_whole_answer_says_what_it_is_and_counts_itself(server: Server, 
 
 
 @both
-async def test_a_stream_says_the_same_in_pieces_and_ends_once(server: Server, path: str) -> None:
+async def test_a_stream_has_the_same_text_in_chunks_and_ends_once(server: Server, path: str) -> None:
     content = await server.ask(path, max_tokens=100)
     stream = await server.stream(path, max_tokens=100, stream_options={"include_usage": True})
     assert stream.headers["content-type"].startswith("text/event-stream")
@@ -284,7 +284,7 @@ async def test_a_stream_says_the_same_in_pieces_and_ends_once(server: Server, pa
 
 
 @both
-async def test_a_stream_comes_in_pieces_and_counts_them_for_those_who_ask(server: Server, path: str) -> None:
+async def test_a_stream_comes_in_chunks_and_has_usage_if_asked(server: Server, path: str) -> None:
     silent = await server.stream(path, max_tokens=60, ignore_eos=True)
     assert not any("usage" in event for event in silent.events)
     along = await server.stream(
@@ -321,7 +321,7 @@ async def test_an_answer_may_fill_the_context_and_no_more(server: Server) -> Non
 
 
 @both
-async def test_a_stop_string_ends_the_answer_and_is_no_part_of_it(server: Server, path: str) -> None:
+async def test_a_stop_string_ends_the_answer_and_is_left_out(server: Server, path: str) -> None:
     said = text_of((await server.ask(path, max_tokens=12, ignore_eos=True))["choices"][0])
     stop = said[5:9]
     before = said[: said.index(stop)]
@@ -343,7 +343,7 @@ async def test_a_stop_token_ends_the_answer_and_is_counted(server: Server) -> No
     assert content["usage"]["completion_tokens"] == at + 1
 
 
-async def test_an_answer_has_its_fewest_tokens(server: Server) -> None:
+async def test_an_answer_has_at_least_min_tokens(server: Server) -> None:
     short = (await server.ask(CHAT, max_tokens=200))["usage"]["completion_tokens"]
     longer = await server.ask(CHAT, max_tokens=200, min_tokens=short + 5)
     assert longer["usage"]["completion_tokens"] >= short + 5
@@ -437,7 +437,7 @@ async def test_tokens_can_be_counted_and_read_back(server: Server) -> None:
         assert await server.text(counted["tokens"]) == text
 
 
-async def test_what_is_counted_is_what_is_answered(server: Server) -> None:
+async def test_counted_tokens_equal_those_of_an_answer(server: Server) -> None:
     plain = await server.ask(PLAIN, max_tokens=6, ignore_eos=True)
     tokens = await server.tokens(**ASKED[PLAIN])
     assert plain["usage"]["prompt_tokens"] == len(tokens)
@@ -485,7 +485,7 @@ async def test_a_wrong_field_is_named(server: Server, streamed: bool) -> None:
         assert found == (400, "invalid_request_error", param, code), (wrong, error)
 
 
-async def test_what_is_no_request_for_an_answer_is_refused_in_the_same_shape(server: Server) -> None:
+async def test_an_invalid_request_is_refused_in_the_same_shape(server: Server) -> None:
     kind = {"content-type": "application/json"}
     for answer, status, code in [
         (await server.http.post(CHAT, content=b'{"model": ,}', headers=kind), 400, "invalid_value"),
@@ -503,7 +503,7 @@ async def test_what_is_no_request_for_an_answer_is_refused_in_the_same_shape(ser
 
 
 @both
-async def test_a_client_that_goes_away_frees_its_place(server: Server, path: str) -> None:
+async def test_a_client_that_disconnects_frees_its_place(server: Server, path: str) -> None:
     before = await server.figures()
     longest = (await server.models())[server.base]["max_model_len"] - 100
     body = server.body(path, max_tokens=longest, ignore_eos=True)

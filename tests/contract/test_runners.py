@@ -50,7 +50,7 @@ async def gateway(runner: tuple[str, str]) -> AsyncIterator[CheckingGateway]:
         yield one
 
 
-async def test_the_hello_is_answered_with_who_the_runner_is(gateway):
+async def test_the_hello_is_answered_with_the_runners_identity(gateway):
     await until(lambda: gateway.welcome)
     assert gateway.welcome.runner.instance == "r0"
     assert gateway.welcome.runner.incarnation
@@ -71,7 +71,7 @@ async def test_every_token_comes_once_in_order_and_the_last_with_the_finish(gate
     assert gateway.first_index["a", 1] == 0
 
 
-async def test_a_moved_request_goes_on_where_it_was(gateway):
+async def test_a_moved_request_continues_where_it_was(gateway):
     await gateway.submit("whole", max_tokens=20)
     await gateway.finished("whole")
     whole = gateway.tokens["whole", 1]
@@ -94,7 +94,7 @@ async def test_a_cancel_is_answered_with_the_end_and_nothing_comes_after_it(gate
     assert len(gateway.tokens["a", 1]) == said
 
 
-async def test_a_cancel_of_what_is_not_there_or_of_another_epoch_does_nothing(gateway):
+async def test_a_cancel_of_an_unknown_request_or_another_epoch_does_nothing(gateway):
     await gateway.submit("a", epoch=2, max_tokens=20)
     await gateway.cancel("a", 1)
     await gateway.cancel("b")
@@ -102,7 +102,7 @@ async def test_a_cancel_of_what_is_not_there_or_of_another_epoch_does_nothing(ga
     assert gateway.finish.keys() == {("a", 2)}
 
 
-async def test_a_higher_epoch_takes_the_place_of_the_older_one_which_ends(gateway):
+async def test_a_higher_epoch_replaces_the_older_one_which_ends(gateway):
     await gateway.submit("a", max_tokens=2000)
     have = await until(lambda: gateway.tokens.get(("a", 1)))
     await gateway.submit("a", epoch=2, max_tokens=10, delivered=tuple(have[:1]))
@@ -131,7 +131,7 @@ async def test_a_submit_has_exactly_one_choice(gateway):
     assert (await gateway.refusal("a")).failure.code == "invalid_value"
 
 
-async def test_what_is_submitted_twice_on_one_stream_runs_once(gateway):
+async def test_a_request_that_is_submitted_twice_on_one_stream_runs_once(gateway):
     for _ in range(2):
         await gateway.submit("a", max_tokens=40)
     await gateway.finished("a")
@@ -149,7 +149,7 @@ async def test_of_two_gateways_each_gets_only_its_own(runner):
         assert (set(one.tokens), set(two.tokens)) == ({("a", 1)}, {("b", 1)})
 
 
-async def test_what_a_lost_gateway_left_ends_and_another_may_bring_it_again(runner):
+async def test_requests_of_a_lost_gateway_end_and_another_may_submit_them_again(runner):
     async with gateway_to(runner[0], "g0") as one:
         await one.submit("a", max_tokens=300)
         have = tuple(await until(lambda: one.tokens.get(("a", 1))))

@@ -82,7 +82,7 @@ async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
             yield one
 
 
-async def test_the_catalog_says_who_serves_a_group_and_of_what_digests(fleet):
+async def test_the_catalog_lists_a_groups_runners_and_their_digests(fleet):
     group = fleet.catalog
     assert {runner.instance for runner in group.runners} == INSTANCES
     assert all(runner.address for runner in group.runners)
@@ -103,7 +103,7 @@ async def test_a_request_is_placed_under_the_leaders_term_with_a_promise(fleet):
     assert asked.placed.address == next(one.address for one in fleet.catalog.runners if one.instance == instance)
 
 
-async def test_what_a_lost_runner_had_goes_on_elsewhere_under_a_higher_epoch(fleet):
+async def test_requests_of_a_lost_runner_continue_elsewhere_under_a_higher_epoch(fleet):
     whole = await fleet.start("whole", max_tokens=200)
     fleet.pace(SLOW)
     answer = fleet.start("a", max_tokens=200)
@@ -131,7 +131,7 @@ async def test_a_new_scheduler_has_a_higher_term_and_running_requests_go_on(flee
     assert fleet.gateway.asked["b"].placed.term == fleet.gateway.term
 
 
-async def test_a_revision_that_nobody_serves_is_refused(fleet):
+async def test_a_revision_that_no_runner_serves_is_refused(fleet):
     with pytest.raises(ModelNotFound):
         await fleet.start("a", adapter="sha256:" + "0" * 64)
 
