@@ -141,7 +141,7 @@ async def test_a_leader_that_is_cut_off_becomes_unsure_before_another_wins_and_t
 
 
 @in_virtual_time
-async def test_a_sure_leader_ignores_claims_of_other_leaders(leases: FakeLeaseApi) -> None:
+async def test_a_sure_leader_does_not_step_down_for_a_higher_term(leases: FakeLeaseApi) -> None:
     async with Candidate(leases) as leader:
         leader.step_down_for(leader.term + 7)
         assert (leader.leads, leader.losses) == (True, [])
@@ -339,7 +339,7 @@ asyncio.run(lead())
 
 
 @pytest.mark.parametrize("how", ["hangs", "is stopped"])
-def test_a_leader_that_was_frozen_while_another_took_over_exits_at_once(how: str) -> None:
+def test_a_leader_that_missed_the_end_of_its_lease_exits_at_once(how: str) -> None:
     with subprocess.Popen([sys.executable, "-c", LEAD, how], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -38,7 +38,7 @@ def test_a_peer_that_knows_no_term_takes_only_the_leaders(term: int) -> None:
         check_leaders_term(7 + MAX_TERM_JUMP + 1, 7, "the scheduler")
 
 
-def test_false_terms_raise_the_term_by_one_per_election() -> None:
+def test_a_thousand_false_terms_do_not_reach_the_highest_term() -> None:
     term = 1
     for _ in range(1000):
         with pytest.raises(InvalidRequest):

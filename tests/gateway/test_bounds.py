@@ -106,7 +106,7 @@ def test_a_chat_of_very_many_turns_is_refused_with_its_bound() -> None:
         (DetokenizeBody, "tokens", b'"",'),
     ],
 )
-def test_a_list_of_nothing_but_mistakes_has_one_complaint(kind: type, field: str, element: bytes) -> None:
+def test_a_list_with_many_errors_gets_one_error_message(kind: type, field: str, element: bytes) -> None:
     count = 200_000
     rest = b"" if kind is DetokenizeBody else b'"messages":[{"role":"user"}],' if field != "messages" else b""
     body = b'{"model":"m",' + rest + b'"' + field.encode() + b'":[' + element * count + element[:-1] + b"]}"
@@ -135,7 +135,7 @@ def test_a_list_of_nothing_but_mistakes_has_one_complaint(kind: type, field: str
         {"thinking_token_budget": 0},
     ],
 )
-def test_what_would_change_answers_or_privacy_is_refused_by_name(more: dict) -> None:
+def test_unknown_fields_that_change_answers_or_privacy_are_refused_by_name(more: dict) -> None:
     error = refused(**more)
     (name,) = more
     assert isinstance(error, UnsupportedParameter)
@@ -223,7 +223,7 @@ def test_an_empty_chat_to_count_is_refused() -> None:
     assert caught.value.param == "messages"
 
 
-def test_an_error_repeats_only_a_part_of_what_is_no_text() -> None:
+def test_an_error_shows_only_a_part_of_a_value_that_is_not_text() -> None:
     body = parse(
         ChatBody, orjson.dumps({"model": "m", "messages": [{"role": "user", "content": [{"type": "x" * 90_000}]}]})
     )

@@ -86,7 +86,7 @@ def test_a_tenant_never_learns_anothers_names() -> None:
         assert "polite" not in caught.value.message.replace(f"'{name}'", "")
 
 
-def test_a_name_on_two_pools_has_to_say_which() -> None:
+def test_a_name_on_two_pools_needs_the_pool() -> None:
     with pytest.raises(InvalidRequest, match="'small:polite' or 'large:polite'"):
         CATALOG.resolve("polite", ANONYMOUS)
 
@@ -102,12 +102,12 @@ def test_a_wrong_name_is_answered_with_the_three_nearest() -> None:
         CATALOG.resolve("leagl", ANONYMOUS)
 
 
-def test_an_empty_catalog_says_so() -> None:
+def test_the_error_for_an_empty_catalog_says_that_it_is_empty() -> None:
     with pytest.raises(ModelNotFound, match="No model is served here yet"):
         Catalog().resolve("x", ANONYMOUS)
 
 
-def test_before_the_first_catalog_nobody_is_told_that_a_model_does_not_exist() -> None:
+def test_before_the_first_catalog_no_model_counts_as_missing() -> None:
     with pytest.raises(Overloaded):
         _ = CurrentCatalog().current
 
@@ -162,7 +162,7 @@ def test_a_name_that_another_shares_does_not_hide_ones_own() -> None:
     assert seen(catalog, ACME) == {"base", "legal", "zeta/legal"}
 
 
-def test_a_base_model_that_one_may_not_use_hides_nothing() -> None:
+def test_a_forbidden_base_model_hides_no_adapter_of_the_same_name() -> None:
     groups = (group("first", "base", tenants=["zeta"]), group("second", "base", tenants=["acme"]))
     catalog = Catalog(groups, (adapter("acme", "other", "first", model_name="base-2"),))
     assert catalog.resolve("base", ACME).group.group == "platform/second"
@@ -172,7 +172,7 @@ def test_a_base_model_that_one_may_not_use_hides_nothing() -> None:
     assert seen(hidden, ACME) == {"legal"}
 
 
-def test_of_a_name_on_two_pools_only_those_count_that_one_may_use() -> None:
+def test_of_a_name_on_two_pools_only_allowed_ones_count() -> None:
     both = (adapter("acme", "a", "small", "legal", ["zeta"]), adapter("acme", "b", "large", "legal"))
     catalog = Catalog((group("small", "tiny-1b"), group("large", "huge-70b")), both)
     assert catalog.resolve("acme/legal", ZETA).group.group == "platform/small"
@@ -189,7 +189,7 @@ def test_pools_with_one_name_in_two_namespaces_are_told_apart() -> None:
         catalog.resolve("legal", ACME)
 
 
-def test_a_name_that_one_may_not_use_takes_as_long_as_one_that_is_not_there() -> None:
+def test_a_forbidden_name_takes_as_long_as_an_unknown_one() -> None:
     """The least of many measurements, taken in turns: it has the fewest disturbances."""
     theirs = [adapter("acme", f"customer-{number:04}") for number in range(2000)]
     catalog = Catalog((group("small", "base"),), (*theirs, adapter("zeta", "own")))
@@ -205,7 +205,7 @@ def test_a_name_that_one_may_not_use_takes_as_long_as_one_that_is_not_there() ->
     assert 0.7 < forbidden / missing < 1.4
 
 
-def test_names_that_are_shared_with_all_are_kept_once_for_all_who_misspell() -> None:
+def test_suggestions_from_shared_names_are_cached_once_for_all_tenants() -> None:
     shared = [adapter(f"t{number % 50}", f"customer-{number:04}", share=["*"]) for number in range(2000)]
     other = adapter("acme", "customer-0000", share=["t1"])
     catalog = Catalog((group("small", "base"),), (*shared, other))
@@ -278,13 +278,13 @@ def outcome(catalog: Catalog, name: str, caller: Caller) -> tuple[object, ...]:
 
 
 @given(houses(), asked_for())
-def test_what_one_may_not_use_is_as_if_it_were_not_there(house: House, name: str) -> None:
+def test_a_forbidden_model_looks_like_an_unknown_one(house: House, name: str) -> None:
     assert outcome(house.catalog, name, house.caller) == outcome(house.without, name, house.caller)
     assert seen(house.catalog, house.caller) == seen(house.without, house.caller)
 
 
 @given(houses())
-def test_each_name_that_is_listed_means_what_is_listed(house: House) -> None:
+def test_each_listed_name_resolves_to_the_listed_model(house: House) -> None:
     listed = list(house.catalog.visible(house.caller))
     assert len({name for name, _ in listed}) == len(listed)
     for name, target in listed:

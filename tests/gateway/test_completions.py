@@ -85,7 +85,7 @@ async def test_a_stop_string_across_tokens_ends_the_answer_and_the_runners_work(
     assert served.cluster.scheduler.finished[0].reason == common_pb2.FINISH_REASON_STOP
 
 
-async def test_what_looked_like_a_stop_string_is_shown_at_the_end(served: Served) -> None:
+async def test_the_beginning_of_a_stop_string_is_shown_at_the_end(served: Served) -> None:
     whole = await complete(served, stop="foxes", max_tokens=100)
     assert whole["choices"][0]["text"] == PROMPT
 
@@ -97,7 +97,7 @@ async def test_stop_strings_wait_for_the_fewest_tokens(served: Served) -> None:
     assert long["choices"][0]["text"].startswith(PROMPT)
 
 
-async def test_a_stop_token_is_no_part_of_the_text(served: Served) -> None:
+async def test_a_stop_token_is_left_out_of_the_text(served: Served) -> None:
     token = served.cluster.tokenizer.encode("x").ids[-1]
     prompt = [*served.cluster.tokenizer.encode("ab").ids, token]
     whole = await complete(served, prompt=prompt, stop_token_ids=[token])

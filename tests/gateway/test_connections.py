@@ -83,7 +83,7 @@ async def test_headers_without_end_are_cut_off(served: Served, head: bytes, piec
     assert (await served.http.get("/version")).status_code == 200
 
 
-async def test_headers_that_are_too_large_are_a_431_that_says_so(served: Served) -> None:
+async def test_too_large_headers_are_a_431_with_a_reason(served: Served) -> None:
     async with raw(served) as client:
         await client.say(b"GET /version HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 40_000 + b"\r\n\r\n")
         answer = await client.rest()
@@ -117,7 +117,7 @@ async def test_a_head_that_does_not_come_to_an_end_is_given_up(cluster: FakeServ
             assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_what_stands_behind_a_body_breaks_into_no_answer(cluster: FakeServices) -> None:
+async def test_bytes_after_a_body_do_not_break_an_answer(cluster: FakeServices) -> None:
     cluster.runners[0].step_seconds = 0.1
     body = BODY.replace(b'"max_tokens":4', b'"max_tokens":30,"ignore_eos":true,"stream":true')
 
@@ -178,7 +178,7 @@ async def test_a_full_gateway_refuses_before_it_reads_a_body(cluster: FakeServic
 
 
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/tokenize"])
-async def test_an_upload_that_breaks_off_is_no_crash(
+async def test_an_upload_that_breaks_is_not_logged_as_a_crash(
     served: Served, path: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with raw(served) as client:
@@ -266,7 +266,7 @@ async def test_of_a_refused_body_no_more_is_read_than_a_bound(served: Served, le
         await eventually(lambda: not served.server.server_state.connections)
 
 
-async def test_who_sends_the_rest_of_a_refused_body_goes_on_and_is_then_idle_like_others(
+async def test_after_the_rest_of_a_refused_body_a_connection_is_idle_like_others(
     cluster: FakeServices, left_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle = 3 * left_seconds

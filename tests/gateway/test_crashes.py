@@ -65,7 +65,7 @@ async def test_a_crash_in_mid_answer_breaks_the_body(http: httpx2.AsyncClient) -
         await http.get("/amid")
 
 
-async def test_what_fastapi_validates_is_refused_in_the_same_shape(http: httpx2.AsyncClient) -> None:
+async def test_errors_of_fastapis_validation_have_the_same_shape(http: httpx2.AsyncClient) -> None:
     answer = await http.get("/number/seven")
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "number"

@@ -94,7 +94,7 @@ async def test_a_wrong_prompt_is_named(served: Served, body: dict[str, Any], par
     assert error_of(answer)["param"] == param
 
 
-async def test_a_prompt_beyond_the_context_says_both_numbers(served: Served) -> None:
+async def test_the_error_for_a_too_long_prompt_has_both_numbers(served: Served) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await served.openai.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "fox " * 600}], stream=True
@@ -104,14 +104,14 @@ async def test_a_prompt_beyond_the_context_says_both_numbers(served: Served) -> 
     assert "512 tokens" in caught.value.message
 
 
-async def test_malformed_json_says_where(served: Served) -> None:
+async def test_the_error_for_malformed_json_names_the_position(served: Served) -> None:
     answer = await served.http.post(CHAT, content=b'{"model": "tiny",,}', headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert "line 1 column 18" in error_of(answer)["message"]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"7", b'"x"', b"\xff"])
-async def test_a_body_that_is_no_object_is_refused(served: Served, content: bytes) -> None:
+async def test_a_body_that_is_not_an_object_is_refused(served: Served, content: bytes) -> None:
     answer = await served.http.post(CHAT, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert error_of(answer)["type"] == "invalid_request_error"
@@ -190,7 +190,7 @@ async def test_unknown_fields_are_ignored_and_counted(served: Served) -> None:
     assert served.registry.get_sample_value("motet_unknown_request_fields_total") == 2
 
 
-async def test_answers_say_how_their_time_was_spent(served: Served) -> None:
+async def test_answers_have_a_server_timing_header(served: Served) -> None:
     answer = await served.http.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
     assert answer.headers["x-motet-length"] == "model:v1"
     assert {part.partition(";")[0].strip() for part in answer.headers["server-timing"].split(",")} == {

@@ -40,7 +40,7 @@ async def test_a_slow_predictor_costs_its_budget_once(cluster: FakeServices) -> 
         await eventually(lambda: served.gateway.estimator.up)
 
 
-async def test_who_waits_behind_a_call_that_fails_is_answered_without_another(cluster: FakeServices) -> None:
+async def test_requests_behind_a_failing_call_are_answered_without_another_call(cluster: FakeServices) -> None:
     crashed: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: crashed.append(context))
     async with serve(cluster, predict_budget_seconds=0.3) as served:
@@ -67,7 +67,7 @@ async def test_the_estimate_reaches_the_scheduler_and_never_exceeds_the_limit(se
     assert estimate.source == "model:v1"
 
 
-async def test_true_lengths_are_reported_with_what_was_believed(served: Served) -> None:
+async def test_true_lengths_are_reported_with_the_estimate(served: Served) -> None:
     await length_header(served)
     await length_header(served, max_tokens=1)
     outcomes = served.cluster.predictor.outcomes

@@ -81,7 +81,7 @@ def test_the_end_comes_with_the_last_tokens() -> None:
     assert kinds(generation.step(step(1, 1, [11]))) == [Dropped]
 
 
-def test_a_decline_asks_for_another_place_unless_the_adapter_is_at_fault() -> None:
+def test_a_declined_request_is_placed_again_unless_its_adapter_failed() -> None:
     generation = placed_once()
     lost = generation.declined(1, NoRunner("not here").to_proto())
     assert kinds(lost) == [ReportLost]
@@ -91,13 +91,13 @@ def test_a_decline_asks_for_another_place_unless_the_adapter_is_at_fault() -> No
     assert kinds(ended) == [ReportFinished, FinishChoice]
 
 
-def test_leaving_the_queue_and_leaving_a_runner_are_told_to_different_ones() -> None:
+def test_a_cancel_goes_to_the_scheduler_from_the_queue_and_to_the_runner_from_a_runner() -> None:
     assert kinds(Generation().cancel("gone")) == [ReportCancelled]
     assert kinds(placed_once().cancel("gone")) == [CancelAtRunner, ReportFinished]
     assert kinds(placed_once().stop()) == [CancelAtRunner, ReportFinished, FinishChoice]
 
 
-def test_a_refusal_ends_what_waits_and_what_was_to_be_moved() -> None:
+def test_a_refusal_ends_a_waiting_request_and_one_that_should_move() -> None:
     assert kinds(Generation().refused(0, NoRunner("none"))) == [FinishChoice]
     assert kinds(placed_once().refused(1, NoRunner("none"))) == [CancelAtRunner, FinishChoice]
     assert kinds(placed_once().refused(2, NoRunner("none"))) == [CancelAtRunner, FinishChoice]
@@ -182,7 +182,7 @@ def test_a_runner_that_gives_up_is_left(finish: int) -> None:
     assert kinds(generation.step(step(1, 0, [], finish))) == [ReportLost]
 
 
-def test_a_second_runner_that_fails_at_its_numbers_ends_it_with_their_error() -> None:
+def test_a_second_numerical_failure_ends_the_request_with_its_error() -> None:
     generation = placed_once()
     failed = step(1, 0, [], common_pb2.FINISH_REASON_FAILED)
     failed.failure.CopyFrom(NotFinite("infinite").to_proto())
@@ -195,7 +195,7 @@ def test_a_second_runner_that_fails_at_its_numbers_ends_it_with_their_error() ->
     assert isinstance(end.how, NotFinite)
 
 
-def test_a_move_away_from_an_engine_that_hangs_counts_as_a_death_of_it() -> None:
+def test_a_move_away_from_a_hanging_engine_counts_as_its_death() -> None:
     generation = placed_once()
     assert kinds(generation.placed(place(2, "b"))) == [CancelAtRunner, Submit]
     assert generation.losses.engines_lost == 0  # for example by a drain
@@ -210,7 +210,7 @@ def test_a_move_away_from_an_engine_that_hangs_counts_as_a_death_of_it() -> None
     assert generation.phase is GenerationPhase.ENDED
 
 
-def test_a_death_while_it_was_alone_ends_it_and_a_new_place_begins_in_company() -> None:
+def test_a_death_while_the_request_was_alone_ends_it() -> None:
     generation = placed_once()
     assert kinds(generation.runner_lost("died", Loss.ENGINE_DIED)) == [ReportLost]
     generation.placed(place(2, "b"))

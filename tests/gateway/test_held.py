@@ -12,7 +12,7 @@ from tests.gateway.test_streams import Read, long_request, read
 from tests.support.fake_services import GROUP, mini_cluster
 
 
-async def test_what_waits_for_a_first_runner_is_reported_and_placed_when_it_comes() -> None:
+async def test_requests_that_wait_for_a_first_runner_are_reported_and_placed_when_it_comes() -> None:
     async with mini_cluster() as cluster:
         scheduler = cluster.scheduler
         runners, scheduler.runners = scheduler.runners, []
@@ -31,7 +31,7 @@ async def test_what_waits_for_a_first_runner_is_reported_and_placed_when_it_come
             await eventually(lambda: scheduler.held[-1] == {})
 
 
-async def test_a_new_scheduler_hears_of_what_is_held_and_a_client_that_leaves_is_not() -> None:
+async def test_a_new_scheduler_is_sent_held_requests_without_those_of_gone_clients() -> None:
     async with mini_cluster() as cluster:
         scheduler = cluster.scheduler
         scheduler.runners = []
@@ -45,7 +45,7 @@ async def test_a_new_scheduler_hears_of_what_is_held_and_a_client_that_leaves_is
             await eventually(lambda: scheduler.held[-1] == {})
 
 
-async def test_a_gateway_that_never_met_a_runner_asks_for_one_to_read_with() -> None:
+async def test_a_gateway_without_a_tokenizer_asks_for_a_runner() -> None:
     """The pool has no runner. Its model is known, but only other gateways have its tokenizer on disk."""
     async with mini_cluster() as cluster:
         scheduler = cluster.scheduler
@@ -63,7 +63,7 @@ async def test_a_gateway_that_never_met_a_runner_asks_for_one_to_read_with() -> 
             assert stream.finishes == ["length"]
 
 
-async def test_past_the_deadline_and_past_the_limit_clients_are_told_when_to_come_back() -> None:
+async def test_after_the_deadline_and_above_the_limit_errors_say_when_to_retry() -> None:
     async with mini_cluster() as cluster:
         cluster.scheduler.runners = []
         body = long_request(stream=False)

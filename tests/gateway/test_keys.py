@@ -89,7 +89,7 @@ async def test_nothing_is_answered_without_a_key(
         assert answer.headers["x-should-retry"] == "false"
 
 
-async def test_whoever_looks_after_machines_needs_no_key(cluster: FakeServices, kept: MemoryKeySource) -> None:
+async def test_probes_need_no_key(cluster: FakeServices, kept: MemoryKeySource) -> None:
     async with with_keys(cluster, kept) as served:
         for path in ("/health", "/ping"):
             assert (await served.http.get(path)).status_code == 200
@@ -127,7 +127,9 @@ async def test_each_tenant_has_its_own_names_on_every_gateway(cluster: FakeServi
                 await client.models.list()
 
 
-async def test_tenant_and_class_go_with_the_request_to_everybody(cluster: FakeServices, kept: MemoryKeySource) -> None:
+async def test_tenant_and_class_go_with_the_request_to_every_service(
+    cluster: FakeServices, kept: MemoryKeySource
+) -> None:
     async with with_keys(cluster, kept, names=8) as served:
         key = kept.make("acme")
         await read_again(kept)
@@ -142,7 +144,9 @@ async def test_tenant_and_class_go_with_the_request_to_everybody(cluster: FakeSe
         await eventually(lambda: count("motet_requests_total", labels) == 1)
 
 
-async def test_the_next_scheduler_hears_whose_requests_run(cluster: FakeServices, kept: MemoryKeySource) -> None:
+async def test_a_new_scheduler_is_sent_the_tenants_of_running_requests(
+    cluster: FakeServices, kept: MemoryKeySource
+) -> None:
     cluster.runners[0].step_seconds = 0.01
     key = kept.make("acme")
     async with with_keys(cluster, kept) as served:
@@ -204,7 +208,7 @@ async def test_a_key_of_a_megabyte_is_refused_and_the_next_request_is_served(
         assert (await ask(served, key)).status_code == 200
 
 
-async def test_wrong_keys_are_all_answered_alike_and_the_rest_goes_on(
+async def test_all_wrong_keys_get_the_same_answer_and_other_requests_continue(
     cluster: FakeServices, kept: MemoryKeySource
 ) -> None:
     key = kept.make("acme")
@@ -224,7 +228,7 @@ async def test_wrong_keys_are_all_answered_alike_and_the_rest_goes_on(
         assert count == len(wrong)
 
 
-async def test_as_many_wrong_keys_as_come_keep_nobody_else_out(cluster: FakeServices, kept: MemoryKeySource) -> None:
+async def test_any_number_of_wrong_keys_blocks_no_other_client(cluster: FakeServices, kept: MemoryKeySource) -> None:
     """On separate connections, one request after the other, without waiting for an answer."""
     key, made = kept.make("acme"), keys.new_key()
     known = keys.PresentedKey(id_of(key), made.secret)
@@ -413,9 +417,7 @@ async def test_a_key_that_opens_no_more_once_its_body_is_here_gets_no_answer(
         assert (await waiting).status_code == 401
 
 
-async def test_while_the_store_is_away_known_keys_go_on_and_nobody_else_comes_in(
-    cluster: FakeServices, kept: MemoryKeySource
-) -> None:
+async def test_while_the_store_is_away_only_known_keys_are_valid(cluster: FakeServices, kept: MemoryKeySource) -> None:
     known = kept.make("acme")
     async with with_keys(cluster, kept) as served:
         kept.away = True
@@ -443,7 +445,7 @@ async def test_known_keys_are_trusted_for_a_bounded_time(cluster: FakeServices, 
 # ------------------------------------------------------------------------------------------- before and after the first
 
 
-async def test_on_loopback_everybody_comes_in_until_the_first_key_was_made(
+async def test_on_loopback_all_requests_are_accepted_until_the_first_key_is_made(
     cluster: FakeServices, kept: MemoryKeySource
 ) -> None:
     async with with_keys(cluster, kept, auth=None) as served:
@@ -457,7 +459,7 @@ async def test_on_loopback_everybody_comes_in_until_the_first_key_was_made(
         assert (await served.http.post(COMPLETIONS, json=BODY)).status_code == 401
 
 
-async def test_on_loopback_nobody_comes_in_while_it_cannot_be_said_whether_a_key_was_made(
+async def test_on_loopback_all_requests_are_refused_while_it_is_unknown_whether_keys_exist(
     cluster: FakeServices, kept: MemoryKeySource
 ) -> None:
     async with with_keys(cluster, kept, auth=None) as served:
@@ -474,9 +476,7 @@ async def test_on_loopback_nobody_comes_in_while_it_cannot_be_said_whether_a_key
         assert (await served.http.get("/v1/models")).status_code == 200
 
 
-async def test_with_auth_none_everybody_is_tenant_default_whatever_they_send(
-    cluster: FakeServices, kept: MemoryKeySource
-) -> None:
+async def test_with_auth_none_every_caller_is_tenant_default(cluster: FakeServices, kept: MemoryKeySource) -> None:
     kept.make("acme")
     async with with_keys(cluster, kept, auth="none") as served:
         for headers in ({}, bearer("sk-anything")):

@@ -7,20 +7,20 @@ from motet_gateway.loss_limits import MAX_LOSSES, Loss, LossCounter
 
 
 @pytest.mark.parametrize("error", [Declined("full"), Overloaded("paused often"), NoRunner("away")])
-def test_where_there_is_no_room_the_request_is_not_at_fault(error: MotetError) -> None:
+def test_lack_of_pages_is_not_counted_against_the_request(error: MotetError) -> None:
     losses = LossCounter()
     assert all(losses.failed(error) is None for _ in range(1000))
     assert losses.engines_lost == 0
 
 
 @pytest.mark.parametrize("error", [NotFinite("infinite"), Internal("a defect")])
-def test_what_the_request_brings_about_itself_is_tried_on_one_other_runner(error: MotetError) -> None:
+def test_a_failure_that_the_request_may_cause_is_tried_on_one_other_runner(error: MotetError) -> None:
     losses = LossCounter()
     assert losses.failed(error) is None
     assert losses.failed(error) is error
 
 
-def test_an_engines_death_makes_a_suspect_and_the_one_that_was_alone_in_the_second_is_ended() -> None:
+def test_an_engines_death_makes_suspects_and_a_second_death_alone_ends_the_request() -> None:
     guilty, innocent = LossCounter(), LossCounter()
     assert guilty.lost(Loss.ENGINE_DIED, alone=False) is None
     assert innocent.lost(Loss.ENGINE_DIED, alone=False) is None
@@ -32,7 +32,7 @@ def test_an_engines_death_makes_a_suspect_and_the_one_that_was_alone_in_the_seco
     assert "2 engines" in end.message
 
 
-def test_one_broken_stream_says_nothing_against_a_request_and_the_second_one_does() -> None:
+def test_one_broken_stream_does_not_count_against_a_request_but_a_second_one_does() -> None:
     losses = LossCounter()
     losses.lost(Loss.STREAM_BROKE, alone=False)
     assert losses.engines_lost == 0
@@ -41,7 +41,7 @@ def test_one_broken_stream_says_nothing_against_a_request_and_the_second_one_doe
 
 
 @pytest.mark.parametrize("loss", list(Loss))
-def test_nobody_is_placed_again_for_ever(loss: Loss) -> None:
+def test_the_number_of_placements_is_limited(loss: Loss) -> None:
     losses = LossCounter()
     ends = [losses.lost(loss, alone=False) for _ in range(MAX_LOSSES + 1)]
     assert ends[:-1] == [None] * MAX_LOSSES

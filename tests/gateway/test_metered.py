@@ -98,7 +98,9 @@ def outcome(render: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", ALIKE)
 @given(said=messages, tools=st.sampled_from([None, [TOOL], [TOOL, TOOL]]))
-def test_it_renders_what_a_process_renders(name: str, said: list[dict[str, Any]], tools: list[Any] | None) -> None:
+def test_the_event_loop_renders_the_same_as_a_process(
+    name: str, said: list[dict[str, Any]], tools: list[Any] | None
+) -> None:
     special = {"bos_token": "<s>"}
     metered, plain = MeteredTemplate(ALIKE[name], special), ChatTemplate(ALIKE[name], special)
     context = encoded(said, extra={"tools": tools})
@@ -192,7 +194,7 @@ def test_nothing_can_be_written_that_pays_less() -> None:
             MeteredTemplate(text, {})
 
 
-def test_what_is_no_template_is_an_error_of_its_own() -> None:
+def test_an_invalid_template_has_its_own_error() -> None:
     with pytest.raises(ValueError, match="cannot be parsed"):
         MeteredTemplate("{% if %}", {})
     with pytest.raises(ValueError, match="longer than"):
@@ -236,7 +238,7 @@ async def test_long_messages_go_to_a_process() -> None:
         assert len(children()) == 1
 
 
-async def test_what_cannot_be_counted_goes_to_a_process() -> None:
+async def test_a_template_with_unknown_cost_goes_to_a_process() -> None:
     filters = TemplateText("{{ messages | map(attribute='content') | join }}", {})
     replaces = TemplateText("{{ messages[0].content.replace('l', 'L') }}", {})
     async with renderer(filters, replaces) as here:
@@ -263,7 +265,7 @@ async def test_a_template_that_was_slow_once_stays_in_processes(monkeypatch: pyt
             assert len(children()) == children_then
 
 
-async def test_a_refusal_is_the_clients_to_read_wherever_it_was_rendered() -> None:
+async def test_a_templates_refusal_reaches_the_client_in_both_ways_of_rendering() -> None:
     bundled = TemplateText(BUNDLED, {})
     async with renderer(bundled) as here:
         for text in ("Hello", "x" * SHORT_BYTES):

@@ -71,7 +71,7 @@ async def test_the_gateway_shows_everybodys_figures(cluster: FakeServices) -> No
     assert joined["motet_time_to_first_token_seconds"]
 
 
-async def test_clients_see_no_figures_unless_the_machine_is_one_persons_own(served: Served) -> None:
+async def test_clients_see_no_metrics_except_on_a_local_stack(served: Served) -> None:
     assert served.gateway.settings.metrics_dir is None
     for ask in (served.http.get, served.http.head):
         assert (await ask("/metrics")).status_code == 404
@@ -85,7 +85,7 @@ async def test_probes_answer_get_and_head(served: Served) -> None:
     assert (await served.http.get("/health")).content == b""
 
 
-async def test_figures_name_no_tenant_and_no_adapter_unless_the_platform_wants_it(served: Served) -> None:
+async def test_metrics_name_no_tenant_and_no_adapter_by_default(served: Served) -> None:
     await served.http.post("/v1/completions", json={"model": "legal", "prompt": "Hi", "max_tokens": 3})
     text = generate_latest(served.registry).decode()
     assert 'motet_requests_total{adapter="",code="200",tenant=""} 1.0' in text

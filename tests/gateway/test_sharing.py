@@ -87,7 +87,7 @@ EVERY_WAY_TO_NAME_A_MODEL = [
         ("acme/sql", "none/sql"),
     ],
 )
-async def test_what_one_may_not_use_is_answered_as_what_is_not_there(
+async def test_a_forbidden_model_is_answered_like_an_unknown_one(
     tenants: Tenants, path: str, more: dict[str, Any], forbidden: str, missing: str
 ) -> None:
     """Body, status and headers of any request."""
@@ -107,7 +107,7 @@ async def test_a_digest_of_anothers_adapter_names_nothing(tenants: Tenants) -> N
 
 
 @pytest.mark.parametrize(("path", "more"), EVERY_WAY_TO_NAME_A_MODEL)
-async def test_what_is_shared_is_served(tenants: Tenants, path: str, more: dict[str, Any]) -> None:
+async def test_a_shared_adapter_is_served(tenants: Tenants, path: str, more: dict[str, Any]) -> None:
     await tenants.share("zeta")
     for name in ("acme/sql", f"{POOL}:acme/sql", f"{GROUP}:acme/sql"):
         assert (await tenants.ask(path, name, **more)).status_code == 200
@@ -126,13 +126,13 @@ async def test_each_lists_what_it_may_use(tenants: Tenants) -> None:
     assert set(await tenants.models(tenants.acme)) == {"tiny", "sql", "broken"}
 
 
-async def test_who_may_only_use_an_adapter_is_not_told_where_it_comes_from(tenants: Tenants) -> None:
+async def test_a_tenant_that_may_only_use_an_adapter_does_not_learn_its_source(tenants: Tenants) -> None:
     await tenants.share("zeta")
     assert (await tenants.models(tenants.zeta))["acme/sql"]["root"] is None
     assert (await tenants.models(tenants.acme))["sql"]["root"] == "file:///adapters/sql"
 
 
-async def test_without_a_model_that_one_may_use_a_name_has_to_be_given(tenants: Tenants) -> None:
+async def test_without_an_allowed_model_a_request_must_name_one(tenants: Tenants) -> None:
     async def count(key: str) -> int:
         return (await tenants.served.http.post("/tokenize", json=PROMPT, headers=bearer(key))).status_code
 
@@ -155,7 +155,7 @@ async def test_an_empty_name_names_nothing(tenants: Tenants, path: str, more: di
         assert "at least 1 character" in error["message"]
 
 
-async def test_what_is_used_is_the_callers(tenants: Tenants) -> None:
+async def test_usage_counts_for_the_caller(tenants: Tenants) -> None:
     """Queue, usage, lengths and the prompt cache depend on the tenant in these messages."""
     await tenants.share("zeta")
     assert (await tenants.ask("/v1/completions", "acme/sql", **PROMPT)).status_code == 200

@@ -100,7 +100,7 @@ async def test_sixteen_streams_survive_their_runner(pair: Served) -> None:
 
 
 @pytest.mark.parametrize("fault", ["repeats_steps", "speaks_of_the_past"])
-async def test_what_comes_twice_or_too_late_is_dropped(served: Served, fault: str) -> None:
+async def test_repeated_and_late_steps_are_dropped(served: Served, fault: str) -> None:
     setattr(served.cluster.runners[0], fault, True)
     stream = await read(served, long_request())
     assert stream.text == expected(served.cluster, 60)
@@ -121,7 +121,7 @@ async def test_a_decline_is_not_seen_by_the_client(pair: Served) -> None:
     assert [lost.epoch for lost in pair.cluster.scheduler.lost] == [1]
 
 
-async def test_a_decline_of_a_past_term_says_nothing_about_the_present_placement(pair: Served) -> None:
+async def test_a_decline_of_a_past_term_does_not_affect_the_present_placement(pair: Served) -> None:
     pair.cluster.scheduler.term = 7
     first = pair.cluster.runners[0]
     first.step_seconds = 0.1
@@ -139,7 +139,7 @@ async def test_a_decline_of_a_past_term_says_nothing_about_the_present_placement
     assert pair.cluster.scheduler.lost == []
 
 
-async def test_a_move_stops_the_old_runner_and_goes_on_at_the_new_one(pair: Served) -> None:
+async def test_a_move_cancels_on_the_old_runner_and_continues_on_the_new_one(pair: Served) -> None:
     first, second = pair.cluster.runners
     first.step_seconds = 0.1
     result = Read()
@@ -170,7 +170,7 @@ async def test_a_placement_of_a_past_term_is_ignored(served: Served) -> None:
     assert len(served.cluster.runners[0].submits) == 1
 
 
-async def test_a_restarted_scheduler_is_told_what_runs_and_what_waits(served: Served) -> None:
+async def test_a_restarted_scheduler_is_sent_running_and_waiting_requests(served: Served) -> None:
     scheduler, runner = served.cluster.scheduler, served.cluster.runners[0]
     runner.step_seconds = 0.1
     running = Read()
@@ -342,7 +342,7 @@ async def test_requests_wait_for_the_first_runner_of_their_group() -> None:
             assert (await served.http.get("/health")).status_code == 200
 
 
-async def test_a_move_that_was_lost_with_the_stream_is_made_good_by_a_later_one(pair: Served) -> None:
+async def test_a_lost_move_is_replaced_by_a_later_one(pair: Served) -> None:
     scheduler, (first, second) = pair.cluster.scheduler, pair.cluster.runners
     first.step_seconds = 0.1
     result = Read()
@@ -378,7 +378,7 @@ async def test_a_refused_move_ends_the_request_at_once_and_frees_its_runner(serv
     await eventually(lambda: not runner.running)
 
 
-async def test_a_refusal_of_an_earlier_scheduler_is_not_heard(served: Served) -> None:
+async def test_a_refusal_of_an_earlier_scheduler_is_ignored(served: Served) -> None:
     scheduler = served.cluster.scheduler
     scheduler.holds = True
     task = asyncio.create_task(read(served, long_request(5)))
@@ -402,7 +402,7 @@ async def test_a_gateway_that_is_older_than_its_scheduler_holds_requests() -> No
             assert (await task).finishes == ["length"]
 
 
-async def test_an_adapter_that_failed_its_checks_is_said_so(served: Served) -> None:
+async def test_the_error_says_that_the_adapter_failed_its_checks(served: Served) -> None:
     failure = AdapterFetchFailed("no adapter_config.json").to_proto()
     served.cluster.add_adapter("bad", digest="", state=scheduler_pb2.ADAPTER_READINESS_FAILED, failure=failure)
     served.cluster.scheduler.publish()
@@ -413,7 +413,7 @@ async def test_an_adapter_that_failed_its_checks_is_said_so(served: Served) -> N
     assert answer.headers["x-should-retry"] == "false"
 
 
-async def test_a_fetch_that_is_repeated_by_itself_makes_no_client_wait_and_tells_none_what_is_its_owners(
+async def test_a_repeated_fetch_delays_no_client_and_shows_its_error_only_to_the_owner(
     served: Served,
 ) -> None:
     owners = "the runners may not read Secret acme/hub-token. Grant it: kubectl -n acme create role motet-hub-token"

@@ -22,7 +22,7 @@ def welcome(term: int) -> scheduler_pb2.ServeDown:
     [welcome(LARGEST), scheduler_pb2.ServeDown(placed=scheduler_pb2.Placed(request="a", epoch=1, term=LARGEST))],
 )
 @pytest.mark.parametrize("known", [0, 5])
-async def test_no_word_in_the_last_term_keeps_a_gateway_from_hearing_the_next(
+async def test_a_message_in_the_last_term_does_not_block_later_schedulers(
     known: int, poison: scheduler_pb2.ServeDown
 ) -> None:
     dispatcher = Dispatcher(

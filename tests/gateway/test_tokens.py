@@ -109,7 +109,7 @@ def test_templates_may_break_loops_and_mark_generations() -> None:
     assert template(text + "{% generation %}x{% endgeneration %}").render(HELLO) == "1x"
 
 
-def test_a_template_refuses_in_its_own_words() -> None:
+def test_a_templates_own_refusal_reaches_the_client() -> None:
     with pytest.raises(CannotRender, match="roles must alternate") as caught:
         template("{{ raise_exception('roles must alternate') }}").render(HELLO)
     assert caught.value.param == "messages"
@@ -129,7 +129,7 @@ def test_a_template_cannot_leave_its_sandbox(text: str) -> None:
         template(text).render(HELLO)
 
 
-def test_a_template_cannot_see_what_lies_under_python() -> None:
+def test_a_template_cannot_reach_pythons_internals() -> None:
     assert template("{{ messages[0].content.format.__globals__ }}").render(HELLO) == ""
 
 
@@ -139,14 +139,14 @@ def test_a_template_cannot_write_without_end() -> None:
         template(text).render(HELLO)
 
 
-def test_the_answer_goes_on_within_the_final_message() -> None:
+def test_the_answer_continues_the_final_message() -> None:
     text = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]\n{% endfor %}"
     messages = [*HELLO, {"role": "assistant", "content": "I think "}]
     rendered = template(text).render(messages, continue_final_message=True)
     assert rendered.endswith("[assistant]I think ")
 
 
-def test_a_folder_without_template_says_what_to_call_instead(tmp_path: Path) -> None:
+def test_without_a_template_the_error_names_the_other_endpoint(tmp_path: Path) -> None:
     for name, data in tiny_assets(template=None).items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(InvalidRequest, match="/v1/completions"):
@@ -163,7 +163,7 @@ def test_recommended_sampling_comes_from_the_models_folder(tmp_path: Path) -> No
     assert model.context_length == 512
 
 
-def test_a_broken_tokenizer_is_said_so(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_has_its_own_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(Internal, match=r"tokenizer\.json"):
         ModelTokenizer.from_folder(tmp_path)

@@ -4,7 +4,7 @@ from motet.clock import FakeClock
 from motet_gateway.usage import WINDOW_SECONDS, RecentUsage
 
 
-def test_what_ended_and_what_runs_is_added_up_per_tenant() -> None:
+def test_ended_and_running_requests_are_summed_per_tenant() -> None:
     usage = RecentUsage(FakeClock())
     usage.add("a", 5, 7)
     usage.add("b", 1, 1)

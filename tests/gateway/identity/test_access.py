@@ -69,7 +69,7 @@ async def test_elsewhere_a_gateway_without_keys_does_not_start(host: str) -> Non
     assert "MOTET_GATEWAY_AUTH=none" in caught.value.message
 
 
-async def test_elsewhere_it_starts_with_keys_also_when_none_opens() -> None:
+async def test_elsewhere_the_gateway_starts_with_keys_also_if_none_is_valid() -> None:
     kept = MemoryKeySource()
     kept.revoke(kept.make("acme"))
     one = access(kept, host=ELSEWHERE)
@@ -77,7 +77,7 @@ async def test_elsewhere_it_starts_with_keys_also_when_none_opens() -> None:
     assert needs_key(one)
 
 
-async def test_elsewhere_it_starts_while_nobody_can_say_whether_there_are_keys_and_lets_nobody_in() -> None:
+async def test_elsewhere_the_gateway_starts_and_refuses_all_while_the_keys_are_unknown() -> None:
     kept = MemoryKeySource()
     key = kept.make("acme")
     kept.away = True
@@ -91,7 +91,7 @@ async def test_elsewhere_it_starts_while_nobody_can_say_whether_there_are_keys_a
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ELSEWHERE])
-async def test_where_keys_are_asked_for_it_starts_without_one(host: str) -> None:
+async def test_a_gateway_that_needs_keys_starts_without_one(host: str) -> None:
     kept = MemoryKeySource()
     one = access(kept, host=host, auth="keys")
     await one.begin()
@@ -117,7 +117,7 @@ async def test_a_file_of_keys_asks_for_keys(host: str, tmp_path: Path) -> None:
     assert needs_key(one)
 
 
-async def test_on_loopback_an_outage_at_start_lets_nobody_in() -> None:
+async def test_on_loopback_an_outage_at_the_start_refuses_all_requests() -> None:
     kept = MemoryKeySource()
     kept.away = True
     one = access(kept)
@@ -129,7 +129,7 @@ async def test_on_loopback_an_outage_at_start_lets_nobody_in() -> None:
     assert not needs_key(one)
 
 
-async def test_on_loopback_nobody_comes_in_while_it_cannot_be_said_whether_a_key_was_made() -> None:
+async def test_on_loopback_all_requests_are_refused_while_it_is_unknown_whether_keys_exist() -> None:
     kept = MemoryKeySource()
     one = access(kept)
     await one.begin()
@@ -148,7 +148,7 @@ async def test_on_loopback_nobody_comes_in_while_it_cannot_be_said_whether_a_key
     assert needs_key(one)
 
 
-async def test_tenants_cannot_hold_off_who_decides_whether_keys_are_needed(tmp_path: Path) -> None:
+async def test_tenants_cannot_delay_the_decision_whether_keys_are_needed(tmp_path: Path) -> None:
     one = access(MemoryKeySource(), memory=tmp_path / "keys-were-made")
     async with no_thread_free(), asyncio.timeout(5):
         await one.begin()
@@ -169,7 +169,7 @@ class Hangs(PosixPath):
         super().touch(mode, exist_ok)
 
 
-async def test_a_state_directory_that_hangs_lets_nobody_in_and_holds_nobody_up(
+async def test_with_a_hanging_state_directory_requests_are_refused_without_delay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("motet_gateway.identity.access.STORE_TIMEOUT_SECONDS", 0.05)
@@ -238,7 +238,7 @@ async def test_how_old_the_knowledge_of_keys_is_can_be_watched() -> None:
     assert access(kept, auth="none").read_age() == 0
 
 
-async def test_each_outage_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_each_outage_is_logged_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Failures of the store, of its notifications, and of the file that says whether keys exist; each is retried."""
     kept, today, memory = MemoryKeySource(), Today(), tmp_path / "state" / "keys-were-made"
     key = kept.make("acme")
@@ -330,7 +330,7 @@ async def test_a_driver_that_cancels_its_own_work_does_not_end_the_reader(monkey
     await asyncio.wait({reading})
 
 
-async def test_known_keys_are_not_trusted_for_ever_once_nobody_reads_them() -> None:
+async def test_known_keys_expire_when_they_are_no_longer_read() -> None:
     kept, clock = MemoryKeySource(), FakeClock()
     key = kept.make("acme")
     one = KeyAccess(Settings(auth="keys", keys_trusted_seconds=0), kept, gone=lambda _: None, clock=clock)

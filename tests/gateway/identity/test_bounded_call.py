@@ -41,19 +41,19 @@ async def break_down() -> str:
     raise ValueError("broken")
 
 
-async def test_what_is_answered_or_raised_is_passed_on(asked: BoundedCall) -> None:
+async def test_a_bounded_call_passes_on_results_and_errors(asked: BoundedCall) -> None:
     assert await asked.ask(answer) == "an answer"
     with pytest.raises(ValueError, match="broken"):
         await asked.ask(break_down)
 
 
-async def test_a_driver_that_gives_up_ends_nobody_else(asked: BoundedCall) -> None:
+async def test_a_driver_that_cancels_itself_ends_no_other_task(asked: BoundedCall) -> None:
     with pytest.raises(StoreUnavailable, match="cancelled the call"):
         await asked.ask(give_up)
     assert await asked.ask(answer) == "an answer"
 
 
-async def test_what_hangs_is_left_after_a_while(asked: BoundedCall) -> None:
+async def test_a_hanging_call_is_left_after_a_while(asked: BoundedCall) -> None:
     with pytest.raises(StoreUnavailable, match=r"no answer within 0\.05 seconds"):
         await asked.ask(hang)
     assert await asked.ask(answer) == "an answer"
@@ -82,7 +82,7 @@ async def test_while_something_cannot_be_stopped_nothing_else_is_asked(asked: Bo
     assert await asked.ask(answer) == "an answer"
 
 
-async def test_whoever_asks_can_be_cancelled(asked: BoundedCall) -> None:
+async def test_the_caller_can_be_cancelled(asked: BoundedCall) -> None:
     asking = asyncio.create_task(BoundedCall(60).ask(hang))
     await asyncio.sleep(0)
     asking.cancel()

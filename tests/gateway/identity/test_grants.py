@@ -20,7 +20,7 @@ GRANT SELECT, UPDATE (used) ON keys TO a_gateway;
 """Grant what docs/security.md says."""
 
 
-async def test_reading_keys_and_noting_their_use_is_all_it_takes(postgresql: PostgreSQL) -> None:
+async def test_a_gateway_needs_only_permission_to_read_keys_and_note_their_use(postgresql: PostgreSQL) -> None:
     owners = await postgresql.new_database()
     await migrate(owners)
     made, now = keys.new_key(), datetime.now(UTC)

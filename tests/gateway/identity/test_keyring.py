@@ -49,7 +49,7 @@ def test_a_key_opens_for_its_tenant(ring: Ring) -> None:
     assert ring.open(zeta) == Caller("zeta", zeta.id, USER)
 
 
-def test_what_is_wrong_with_a_key_is_told_only_to_its_owner(ring: Ring) -> None:
+def test_only_the_owner_of_a_key_learns_what_is_wrong_with_it(ring: Ring) -> None:
     expired, revoked = ring.make("acme", expires=NOW), ring.make("acme", revoked=NOW)
     ring.read()
     for written, why in ((expired, "expired"), (revoked, "revoked")):
@@ -76,7 +76,7 @@ def test_while_the_store_is_away_known_keys_open_and_unknown_ones_are_not_called
     assert len(said) == 1
 
 
-def test_a_wrong_secret_and_an_unknown_id_are_the_same_work_and_the_same_words(
+def test_a_wrong_secret_and_an_unknown_id_take_as_long_and_have_the_same_error(
     ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, revoked = ring.make("acme"), ring.make("zeta", revoked=NOW)
@@ -109,7 +109,7 @@ def test_known_keys_are_trusted_for_a_bounded_time(ring: Ring) -> None:
     assert ring.open(known, after=700)
 
 
-def test_known_keys_are_not_trusted_for_ever_when_nobody_says_any_more_what_there_is(ring: Ring) -> None:
+def test_known_keys_expire_when_the_store_stays_away(ring: Ring) -> None:
     known = ring.make("acme")
     ring.read()
     assert ring.open(known, after=660)
@@ -117,14 +117,14 @@ def test_known_keys_are_not_trusted_for_ever_when_nobody_says_any_more_what_ther
         ring.open(known, after=661)
 
 
-def test_before_anything_was_read_nobody_comes_in(ring: Ring) -> None:
+def test_before_keys_were_read_all_requests_are_refused(ring: Ring) -> None:
     with pytest.raises(StoreUnavailable):
         ring.open(keys.new_key())
     with pytest.raises(StoreUnavailable):
         ring.open("anything")
 
 
-def test_whoever_holds_a_key_that_opens_no_more_is_named_once(ring: Ring) -> None:
+def test_a_key_that_is_no_longer_valid_is_reported_once(ring: Ring) -> None:
     stays, revoked, forgotten = ring.make("acme"), ring.make("acme"), ring.make("zeta")
     expires = ring.make("acme", expires=NOW + timedelta(seconds=10))
     ring.read()
@@ -139,7 +139,7 @@ def test_whoever_holds_a_key_that_opens_no_more_is_named_once(ring: Ring) -> Non
     assert ring.open(stays, after=12)
 
 
-def test_whoever_holds_a_key_that_means_something_else_now_is_named(ring: Ring) -> None:
+def test_a_key_with_another_meaning_is_reported(ring: Ring) -> None:
     """As in a file, where a key may be replaced under the same id."""
     same, tenant, scopes, secret = (ring.make("acme") for _ in range(4))
     ring.read()
@@ -155,7 +155,7 @@ def test_whoever_holds_a_key_that_means_something_else_now_is_named(ring: Ring) 
     assert ring.open(tenant, after=2).tenant == "zeta"
 
 
-def test_a_clock_that_goes_forward_and_back_again_locks_nobody_out(ring: Ring) -> None:
+def test_a_clock_that_jumps_forward_and_back_invalidates_no_key(ring: Ring) -> None:
     key = ring.make("acme", expires=NOW + timedelta(days=1))
     ring.read()
     ring.ring.unchanged(now=NOW + timedelta(days=2), at=2)
@@ -167,7 +167,7 @@ def test_a_clock_that_goes_forward_and_back_again_locks_nobody_out(ring: Ring) -
     assert ring.gone[1:] == [{key.id: "expired"}]
 
 
-def test_what_has_changed_is_learned_and_the_rest_stays(ring: Ring) -> None:
+def test_changed_keys_are_read_and_the_others_stay(ring: Ring) -> None:
     stays, revoked, forgotten, moved, rotated = (ring.make("acme") for _ in range(5))
     expires = ring.make("acme", expires=NOW + timedelta(seconds=3))
     ring.read()
@@ -196,7 +196,7 @@ def test_what_has_changed_is_learned_and_the_rest_stays(ring: Ring) -> None:
     assert ring.open(stays, after=600 + 5)
 
 
-def test_a_change_while_a_clock_is_set_back_names_who_is_gone(ring: Ring) -> None:
+def test_a_change_while_the_clock_is_set_back_reports_removed_keys(ring: Ring) -> None:
     expired, forgotten = ring.make("acme", expires=NOW + timedelta(hours=1)), ring.make("acme")
     ring.read()
     ring.ring.unchanged(now=NOW + timedelta(hours=2), at=2)
@@ -225,7 +225,7 @@ def test_keys_that_have_not_changed_are_not_looked_at_again(ring: Ring, monkeypa
     assert set(looked) == {made[7].id, made[0].id}
 
 
-def test_what_a_key_has_begun_ends_once_it_means_something_else(ring: Ring) -> None:
+def test_streams_of_a_key_end_once_its_meaning_changes(ring: Ring) -> None:
     """Also if keys are read often meanwhile."""
     made = {change: ring.make("acme") for change in ("nothing", "tenant", "hash", "expires", "revoked", "read anew")}
     ring.read()
@@ -244,7 +244,7 @@ def test_what_a_key_has_begun_ends_once_it_means_something_else(ring: Ring) -> N
     }
 
 
-def test_why_a_key_does_not_open_is_the_same_whoever_asks(ring: Ring) -> None:
+def test_the_reason_why_a_key_is_invalid_is_always_the_same(ring: Ring) -> None:
     expired, revoked = ring.make("acme", expires=NOW), ring.make("acme", revoked=NOW)
     ring.read()
     said = {id_: ring.ring.refusal_reason(id_, NOW) for id_ in (expired.id, revoked.id, "nobody's")}

@@ -142,7 +142,7 @@ async def make_many(url: str) -> None:
         await connection.execute(text(MANY_ROWS[store.dialect]))
 
 
-async def test_in_a_minute_all_keys_are_read_again_whatever_it_looks_like(tmp_path: Path) -> None:
+async def test_every_minute_all_keys_are_read_again(tmp_path: Path) -> None:
     """Like a change by hand that leaves all sums equal. Not all keys at once: that would take long."""
     url, clock = f"sqlite+aiosqlite:///{tmp_path}/motet.db", FakeClock()
     await make_many(url)
@@ -185,7 +185,7 @@ async def test_of_many_keys_only_few_are_read_after_a_change(url: str, read_key_
     await source.close()
 
 
-async def test_reading_many_keys_goes_on_where_it_was_broken_off(
+async def test_reading_many_keys_continues_where_it_was_interrupted(
     url: str, read_key_ids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may be more than one read has time for; half of them must not count as all."""
@@ -212,9 +212,7 @@ async def test_reading_many_keys_goes_on_where_it_was_broken_off(
     await source.close()
 
 
-async def test_what_is_new_is_not_lost_with_an_answer_that_came_too_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_change_in_a_late_answer_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Like a driver that cleans up when it is cancelled, and then continues."""
     url, first, second = f"sqlite+aiosqlite:///{tmp_path}/motet.db", key(), key()
     await migrate(url)
@@ -251,7 +249,7 @@ async def no_thread_free() -> AsyncIterator[None]:
         await asyncio.gather(*blocked)
 
 
-async def test_tenants_cannot_hold_off_who_reads_keys(tmp_path: Path) -> None:
+async def test_tenants_cannot_delay_the_reading_of_keys(tmp_path: Path) -> None:
     file, url, one = tmp_path / "keys", f"sqlite+aiosqlite:///{tmp_path}/motet.db", key()
     file.write_text(keys.to_line(one))
     await migrate(url)
@@ -287,7 +285,7 @@ async def test_a_database_that_is_gone_is_away_and_not_empty(tmp_path: Path) -> 
     await source.close()
 
 
-async def test_what_is_no_database_is_away(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_counts_as_unavailable(tmp_path: Path) -> None:
     (tmp_path / "motet.db").write_bytes(b"something else" * 1000)
     source = stored_keys(f"sqlite+aiosqlite:///{tmp_path}/motet.db")
     with pytest.raises(StoreUnavailable, match="not a database"):
@@ -353,7 +351,7 @@ async def test_a_line_that_breaks_the_reader_of_lines_takes_no_other_key_away(tm
     assert await FileKeys(file).read() == [good]
 
 
-async def test_what_could_not_be_read_is_not_called_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreadable_file_does_not_count_as_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, one = tmp_path / "keys", key()
     file.write_text(keys.to_line(one))
     source = FileKeys(file)
@@ -414,7 +412,7 @@ async def test_a_mounted_secret_that_changes_while_it_is_read_is_read_as_it_was(
 
 
 @pytest.mark.parametrize("form", ["{0}/motet.db", "{0}/folder"])
-async def test_what_this_user_may_not_look_at_is_away_and_not_empty(
+async def test_an_unreadable_folder_counts_as_unavailable_and_not_as_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     path = Path(form.format(tmp_path))
