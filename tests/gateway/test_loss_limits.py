@@ -7,7 +7,7 @@ from motet_gateway.loss_limits import MAX_LOSSES, Loss, LossCounter
 
 
 @pytest.mark.parametrize("error", [Declined("full"), Overloaded("paused often"), NoRunner("away")])
-def test_lack_of_pages_is_not_counted_against_the_request(error: MotetError) -> None:
+def test_declines_and_missing_runners_do_not_count_against_the_request(error: MotetError) -> None:
     losses = LossCounter()
     assert all(losses.failed(error) is None for _ in range(1000))
     assert losses.engines_lost == 0

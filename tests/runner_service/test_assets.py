@@ -112,7 +112,7 @@ def test_an_optional_file_that_comes_changes_or_goes_is_another_digest(tmp_path,
     assert adapter_digest(folder) == without
 
 
-def test_what_does_not_change_answers_does_not_change_the_digest(tmp_path):
+def test_files_that_do_not_change_answers_do_not_change_the_digest(tmp_path):
     folder = write_adapter(tmp_path / "a")
     before = adapter_digest(folder)
     for name in (
@@ -127,7 +127,7 @@ def test_what_does_not_change_answers_does_not_change_the_digest(tmp_path):
     assert adapter_digest(folder) == before
 
 
-def test_what_a_gateway_would_read_of_a_model_belongs_to_an_adapters_digest():
+def test_the_files_that_a_gateway_reads_belong_to_an_adapters_digest():
     assert set(ASSET_FILES) - {"config.json"} <= set(ADAPTER_OPTIONAL_FILES)
 
 

@@ -5,7 +5,7 @@ import gc
 from motet_runner.engine_process import without_collections
 
 
-def test_what_is_imported_is_walked_neither_meanwhile_nor_later() -> None:
+def test_objects_made_without_collections_are_never_scanned() -> None:
     with without_collections():
         assert not gc.isenabled()
         made: list[object] = [[]]

@@ -15,7 +15,7 @@ from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
 
 
-async def test_what_runs_ends_what_waits_goes_on_elsewhere_and_nothing_new_comes(folder):
+async def test_in_a_drain_running_requests_end_waiting_ones_move_and_no_new_ones_come(folder):
     async with in_process_system(folder) as house:
         leaving = await house.runner("r0", engines := SlowEngines(max_sequences=2))
         running = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=100) for n in range(2)]
@@ -35,7 +35,7 @@ async def test_what_runs_ends_what_waits_goes_on_elsewhere_and_nothing_new_comes
         assert house.gateway.declines == 0, "the scheduler knows"
 
 
-async def test_what_still_runs_at_the_end_moves_with_the_tokens_that_it_has(folder):
+async def test_requests_that_run_at_the_deadline_move_with_their_tokens(folder):
     async with in_process_system(folder) as house:
         leaving = await house.runner("r0", SlowEngines())
         answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(4)]
@@ -49,7 +49,7 @@ async def test_what_still_runs_at_the_end_moves_with_the_tokens_that_it_has(fold
             assert [instance for _, instance in house.gateway.asked[f"{n}"].placements] == ["r0", "r1"]
 
 
-async def test_what_waits_is_handed_back_at_once(folder):
+async def test_waiting_requests_are_returned_at_once(folder):
     patient = {"time_scale": 1.0, "adapter_wait_seconds": 60}
     engines = SlowEngines()
     async with in_process_runner(folder, engine=engines, **patient) as runner, gateway_to(runner.address) as gateway:
@@ -69,7 +69,7 @@ async def test_what_waits_is_handed_back_at_once(folder):
         assert len(gateway.tokens["first", 1]) == 300
 
 
-async def test_a_scheduler_that_comes_while_it_drains_hears_of_it(folder):
+async def test_a_scheduler_that_connects_during_a_drain_is_told(folder):
     address = f"unix:{folder}/s.sock"
     slow = SlowEngines()
     async with (
@@ -127,7 +127,7 @@ async def test_a_runner_whose_drain_is_taken_back_takes_work_again_and_is_ready(
         await gateway.finished("b")
 
 
-async def test_a_runner_that_ends_takes_no_work_whatever_a_scheduler_says(folder):
+async def test_an_ending_runner_declines_requests_also_when_its_drain_is_taken_back(folder):
     address, health = f"unix:{folder}/s.sock", Health()
     async with (
         scheduler_at(address) as scheduler,
@@ -145,7 +145,7 @@ async def test_a_runner_that_ends_takes_no_work_whatever_a_scheduler_says(folder
         assert (await gateway.refusal("a")).failure.code == "declined"
 
 
-async def test_the_last_word_holds_while_no_scheduler_is_heard(folder):
+async def test_the_last_drain_order_holds_while_no_scheduler_is_connected(folder):
     address = f"unix:{folder}/s.sock"
     async with in_process_runner(folder, scheduler=address) as runner:
         async with scheduler_at(address) as scheduler:
@@ -158,7 +158,7 @@ async def test_the_last_word_holds_while_no_scheduler_is_heard(folder):
             await until(lambda: not runner.service.draining)
 
 
-async def test_a_word_of_a_past_term_does_not_take_a_drain_back(folder):
+async def test_a_message_of_a_past_term_does_not_take_a_drain_back(folder):
     address = f"unix:{folder}/s.sock"
     async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address) as runner:
         await until(lambda: scheduler.of("hello"))

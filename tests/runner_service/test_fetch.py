@@ -36,7 +36,7 @@ async def test_a_fetched_adapter_lies_under_its_digest(tmp_path, cache):
     assert contents(cache) == [fetched.digest.removeprefix("sha256:")]
 
 
-async def test_a_template_of_its_own_comes_along_and_makes_another_digest(tmp_path, cache):
+async def test_an_adapters_own_template_is_fetched_and_changes_the_digest(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
     fetcher = Fetcher(cache)
     without = await fetcher.fetch(FetchRequest(source=source.as_uri()))
@@ -67,14 +67,14 @@ async def test_an_optional_file_beyond_its_bound_is_refused_by_name(tmp_path, ca
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-async def test_what_only_looks_like_an_optional_file_is_refused(tmp_path, cache, make):
+async def test_an_optional_file_that_is_not_a_regular_file_is_refused(tmp_path, cache, make):
     source = write_adapter(tmp_path / "a")
     make(source / "tokenizer_config.json")
     with pytest.raises(AdapterFetchFailed, match=r"tokenizer_config\.json is not a file"):
         await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
 
 
-async def test_all_who_ask_at_once_share_one_copy(tmp_path, cache):
+async def test_concurrent_fetches_share_one_copy(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     fetcher = Fetcher(cache)
     found = await asyncio.gather(*(fetcher.fetch(FetchRequest(source=source)) for _ in range(20)))
@@ -82,7 +82,7 @@ async def test_all_who_ask_at_once_share_one_copy(tmp_path, cache):
     assert fetcher.copies == 1
 
 
-async def test_who_asks_after_the_bytes_changed_gets_the_new_ones(tmp_path, cache):
+async def test_a_fetch_after_the_bytes_changed_gets_the_new_ones(tmp_path, cache):
     source = write_adapter(tmp_path / "a", seed=1)
     fetcher = Fetcher(cache)
     first = asyncio.create_task(fetcher.fetch(FetchRequest(source=source.as_uri())))
@@ -131,7 +131,7 @@ async def test_a_source_that_cannot_be_read_says_why(cache, uri, words):
         await Fetcher(cache).fetch(FetchRequest(source=uri))
 
 
-async def test_a_pickled_adapter_is_refused_with_the_way_out(tmp_path, cache):
+async def test_a_pickled_adapter_is_refused_with_advice(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
     (source / "adapter_model.safetensors").rename(source / "adapter_model.bin")
     with pytest.raises(AdapterFetchFailed, match=r"adapter_model\.bin.*only safetensors"):
@@ -173,7 +173,7 @@ def full_disk(tmp_path):
     subprocess.run(["umount", place], check=True)
 
 
-async def test_a_full_disk_is_said_clearly_and_leaves_nothing(tmp_path, full_disk):
+async def test_a_full_disk_gives_a_clear_error_and_leaves_no_files(tmp_path, full_disk):
     source = write_adapter(tmp_path / "a", rank=256)
     cache = DiskCache(full_disk / "cache", max_adapter_bytes=1 << 20)
     cache.prepare()
@@ -204,7 +204,7 @@ def test_no_space_names_the_cache_and_what_is_needed(tmp_path):
     assert "needs 12345 bytes" in sentence
 
 
-def test_what_a_dead_process_left_is_cleared_and_what_a_live_one_writes_is_not(tmp_path, cache):
+def test_files_of_a_dead_process_are_removed_and_those_of_a_live_one_are_kept(tmp_path, cache):
     left, live = cache.folder / ".fetch-1-1", cache.folder / ".fetch-2-1"
     left.mkdir()
     live.mkdir()

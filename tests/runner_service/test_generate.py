@@ -91,7 +91,7 @@ async def test_a_submit_has_exactly_one_choice(folder):
         assert "one choice" in declined.failure.message
 
 
-async def test_what_the_engine_declines_reaches_gateway_and_scheduler(folder):
+async def test_a_decline_of_the_engine_reaches_gateway_and_scheduler(folder):
     address = f"unix:{folder}/s.sock"
     async with (
         scheduler_at(address) as scheduler,
@@ -199,7 +199,7 @@ async def test_the_scheduler_can_cancel(folder):
         assert (await gateway.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
 
 
-async def test_a_gateway_that_does_not_read_is_dropped_and_stops_nobody(folder):
+async def test_a_gateway_that_does_not_read_is_dropped_and_delays_no_other(folder):
     engine = functools.partial(FakeEngine, pages=1 << 20, max_model_length=1 << 20)
     async with (
         in_process_runner(folder, engine=engine, outbox_kib=16) as runner,
@@ -273,7 +273,7 @@ async def test_a_restarted_runner_is_another_incarnation(folder):
             assert (await gateway.refusal("a")).failure.code == "declined"
 
 
-async def test_a_placement_that_comes_again_on_another_stream_is_not_closed_by_the_end_of_the_first(folder):
+async def test_a_placement_submitted_again_on_another_stream_survives_the_end_of_the_first(folder):
     engines = SlowEngines()
     async with in_process_runner(folder, engine=engines, gateway_grace_seconds=1000) as runner:
         async with gateway_to(runner.address) as first:
@@ -303,7 +303,7 @@ async def test_a_placement_that_comes_again_before_its_adapter_can_be_cancelled(
         assert len(runner.service.book) == 0
 
 
-async def test_a_placement_that_comes_again_before_the_end_of_its_stream_was_heard_is_the_new_streams(folder):
+async def test_a_placement_submitted_again_before_its_stream_ended_belongs_to_the_new_stream(folder):
     """The gateway knows that its stream is broken; the runner does not know it yet."""
     engines = SlowEngines()
     async with (
@@ -321,7 +321,7 @@ async def test_a_placement_that_comes_again_before_the_end_of_its_stream_was_hea
         assert len(runner.service.book) == 0
 
 
-async def test_what_is_submitted_twice_or_by_two_gateways_runs_once(folder):
+async def test_a_request_submitted_twice_or_by_two_gateways_runs_once(folder):
     async with (
         in_process_runner(folder, engine=SLOW) as runner,
         gateway_to(runner.address) as gateway,
@@ -340,7 +340,7 @@ async def test_what_is_submitted_twice_or_by_two_gateways_runs_once(folder):
         assert another.tokens.keys() == {("b", 1)}
 
 
-async def test_a_refusal_of_the_first_life_of_a_placement_does_not_end_the_second(folder):
+async def test_a_refusal_of_the_first_submit_does_not_end_the_second(folder):
     """The first one was declined for lack of pages. Pages became free before the second one."""
     address = f"unix:{folder}/s.sock"
     async with (

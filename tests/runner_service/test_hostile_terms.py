@@ -9,7 +9,7 @@ from motet_runner.accepted_requests import AcceptedRequests
 LARGEST = 2**64 - 1
 
 
-def test_a_submit_in_the_last_term_is_declined_and_the_scheduler_still_heard() -> None:
+def test_a_submit_in_the_last_term_is_declined_and_the_scheduler_still_counts() -> None:
     book = AcceptedRequests()
     with pytest.raises(InvalidRequest, match="not believed"):
         book.check(runner_pb2.Submit(request="a", epoch=1, term=LARGEST))

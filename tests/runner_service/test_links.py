@@ -20,7 +20,7 @@ def places(folder):
     return f"unix:{folder}/s.sock", f"unix:{folder}/v.sock"
 
 
-async def test_the_hello_says_who_what_and_where(folder):
+async def test_the_hello_has_identity_capacity_and_address(folder):
     address, _ = places(folder)
     async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address) as runner:
         (hello,) = await until(lambda: scheduler.of("hello"))
@@ -34,7 +34,7 @@ async def test_the_hello_says_who_what_and_where(folder):
         assert hello.base.digest != hello.base.asset_digest
 
 
-async def test_a_new_scheduler_hears_of_live_requests_and_the_highest_term(folder):
+async def test_a_new_scheduler_is_sent_live_requests_and_the_highest_term(folder):
     address, _ = places(folder)
     async with (
         in_process_runner(folder, scheduler=address, engine=SLOW) as runner,
@@ -52,7 +52,7 @@ async def test_a_new_scheduler_hears_of_live_requests_and_the_highest_term(folde
                 assert live.promise.pages == 126
 
 
-async def test_reports_hold_the_whole_book(folder):
+async def test_reports_have_all_requests(folder):
     address, _ = places(folder)
     async with (
         scheduler_at(address) as scheduler,
@@ -79,7 +79,7 @@ async def test_reports_hold_the_whole_book(folder):
         assert numbers == sorted(set(numbers))
 
 
-async def test_an_engine_that_hangs_is_reported_as_standing_still(folder):
+async def test_a_hanging_engine_is_reported_as_hung(folder):
     _, address = places(folder)
     may_go_on = threading.Event()
 
@@ -346,7 +346,7 @@ async def test_without_a_supervisor_the_runner_protects_itself(folder):
         assert runner.service.metrics.self_parks._value.get() > 0
 
 
-async def test_a_muted_supervisor_makes_the_runner_protect_itself(folder):
+async def test_a_runner_with_a_silent_supervisor_protects_itself(folder):
     _, address = places(folder)
     tight = SlowEngines(pages=8)
     async with (
@@ -365,7 +365,7 @@ async def test_a_muted_supervisor_makes_the_runner_protect_itself(folder):
         assert any(parked.by_itself for parked in supervisor.of("parked"))
 
 
-async def test_a_supervisor_that_comes_back_is_told_all(folder):
+async def test_a_supervisor_that_reconnects_is_sent_everything(folder):
     _, address = places(folder)
     async with (
         in_process_runner(folder, supervisor=address, engine=SLOW) as runner,

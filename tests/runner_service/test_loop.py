@@ -36,7 +36,7 @@ def sequences(batch, stream=1):
     return list(runner_pb2.GenerateDown.FromString(batch.steps[stream]).step.sequences)
 
 
-def test_an_idle_loop_says_nothing_and_waits_for_ever():
+def test_an_idle_loop_sends_nothing_and_waits():
     loop = EngineLoop(FakeEngine())
     assert loop.turn() is None
     assert loop.command_wait_seconds() is None
@@ -78,7 +78,7 @@ def test_a_cancel_of_another_epoch_does_nothing():
     assert not loop.turn().ended
 
 
-def test_an_epoch_that_was_overtaken_is_refused():
+def test_an_older_epoch_is_refused():
     loop = EngineLoop(FakeEngine())
     loop.apply([add("a", epoch=2), add("a", epoch=1)])
     (refused,) = loop.turn().refused
@@ -93,7 +93,7 @@ COMMANDS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(COMMANDS)
-def test_whatever_comes_every_placement_ends_once_and_misses_no_token(commands):
+def test_after_any_messages_every_placement_ends_once_and_misses_no_token(commands):
     engine = FakeEngine(pages=12, max_sequences=3)
     loop = EngineLoop(engine)
     tokens, brought, added, closed = {}, set(), 0, 0

@@ -19,7 +19,7 @@ def read(message):
     return runner_pb2.GenerateDown.FromString(message)
 
 
-async def test_steps_that_wait_leave_as_one_message_in_order():
+async def test_waiting_steps_are_sent_as_one_message_in_order():
     merged = itertools.count()
     outbox = StepOutbox(1 << 20, lambda: next(merged))
     for n in range(5):
@@ -48,7 +48,7 @@ async def test_a_refusal_between_steps_keeps_its_place():
     assert kinds == ["step", "declined", "step"]
 
 
-async def test_it_is_full_beyond_its_limit_and_not_once_it_is_read():
+async def test_a_step_outbox_is_full_beyond_its_limit_until_it_is_read():
     outbox = StepOutbox(100)
     while not outbox.full:
         outbox.put(step(1, ("a", 0, 5)))

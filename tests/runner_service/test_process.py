@@ -181,7 +181,7 @@ def without(name):
         (broken_json, ""),
     ],
 )
-def test_a_model_that_cannot_be_served_ends_with_a_sentence(folder, make, words):
+def test_a_model_that_cannot_be_served_ends_the_runner_with_a_reason(folder, make, words):
     path = make(folder)
     with process(folder, path.as_uri()) as running:
         assert running.wait(START_SECONDS) == 2

@@ -82,7 +82,7 @@ def bench(tmp_path):
     bench.shelf.close()
 
 
-async def test_the_longest_unused_leaves_the_disk_first(bench):
+async def test_the_least_recently_used_leaves_the_disk_first(bench):
     first, second = await bench.ensure(1), await bench.ensure(2)
     bench.shelf.take(first.digest)
     third = await bench.ensure(3)
@@ -134,7 +134,7 @@ async def test_a_certificate_for_another_base_model_counts_for_nothing(bench, tm
     other.shelf.close()
 
 
-async def test_what_an_older_checker_let_pass_is_checked_again_and_may_be_refused(bench, tmp_path):
+async def test_an_adapter_passed_by_an_older_checker_is_checked_again(bench, tmp_path):
     first = await bench.ensure(1)
     assert first.certificate.checker == CHECK_VERSION
     bench.shelf.close()
@@ -152,7 +152,7 @@ async def test_what_an_older_checker_let_pass_is_checked_again_and_may_be_refuse
     stricter.shelf.close()
 
 
-async def test_what_was_checked_for_other_numbers_or_ranks_is_checked_again(bench, tmp_path):
+async def test_an_adapter_checked_for_another_dtype_or_rank_is_checked_again(bench, tmp_path):
     first = await bench.ensure(1)
     bench.shelf.close()
     other = Bench(tmp_path, engine="float16, rank 8", refuses="LORA")
@@ -172,14 +172,14 @@ async def test_a_certificate_from_before_checkers_had_versions_counts_for_nothin
     again.shelf.close()
 
 
-async def test_a_refused_adapter_is_not_on_the_shelf(bench):
+async def test_a_refused_adapter_is_not_in_the_registry(bench):
     with pytest.raises(AdapterIncompatible):
         await bench.ensure(1, refuse=True)
     assert not bench.shelf.resident([])
     assert (await bench.ensure(2)).certificate is not None
 
 
-async def test_all_who_wait_for_an_adapter_hear_of_it(bench):
+async def test_all_requests_that_wait_for_an_adapter_continue(bench):
     digest = (await bench.ensure(1)).digest
     bench.shelf.drop(digest)
     waiting = [asyncio.create_task(bench.shelf.arrival(digest)) for _ in range(3)]

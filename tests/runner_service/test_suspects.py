@@ -21,7 +21,7 @@ def marks(gateway, request):
 
 
 @pytest.mark.parametrize("how", [{"engine": SLOW}, {"command": DEADLY_ENGINE}], ids=["thread", "process"])
-async def test_the_death_of_an_engine_is_told_and_who_was_alone_in_it(folder, how):
+async def test_an_engines_death_is_reported_with_the_request_that_was_alone_in_it(folder, how):
     async with in_process_runner(folder, **how) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("neighbour", max_tokens=2000)
         await until(lambda: gateway.tokens.get(("neighbour", 1)))
@@ -32,7 +32,7 @@ async def test_the_death_of_an_engine_is_told_and_who_was_alone_in_it(folder, ho
         assert "engine has ended" in gateway.engine_died
 
 
-async def test_a_suspect_that_can_be_computed_goes_on_in_company(folder):
+async def test_a_suspect_that_can_be_computed_continues_with_others(folder):
     engines = SlowEngines()
     async with in_process_runner(folder, engine=engines) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("neighbour", max_tokens=100)
@@ -56,7 +56,7 @@ async def test_a_stopped_runner_does_not_say_that_its_engine_died(folder):
         assert not gateway.engine_died
 
 
-def test_the_word_that_one_is_alone_leaves_before_its_iteration_and_is_taken_back_after_it():
+def test_that_a_request_is_alone_is_sent_before_its_iteration_and_revoked_after_it():
     loop = EngineLoop(FakeEngine())
     one = NewSequence(request="a", epoch=1, prompt=(1, 2), promise=2, sampling=Sampling(max_tokens=9), engines_lost=1)
     loop.apply([Add(one, 1)])
@@ -70,7 +70,7 @@ def test_the_word_that_one_is_alone_leaves_before_its_iteration_and_is_taken_bac
 
 
 @pytest.mark.parametrize("how", ["finished", "cancelled"])
-def test_that_one_that_was_alone_has_ended_is_known_before_the_next_iteration(how):
+def test_the_end_of_a_request_that_was_alone_is_sent_before_the_next_iteration(how):
     """Otherwise it would be blamed for a death that it did not cause."""
     loop = EngineLoop(FakeEngine())
     one = NewSequence(request="a", epoch=1, prompt=(1, 2), promise=1, sampling=Sampling(max_tokens=1), engines_lost=1)

@@ -17,7 +17,7 @@ def pods(tmp_path: Path) -> ServicesAsPods:
     return ServicesAsPods(tmp_path)
 
 
-async def test_services_serve_each_other_over_tls_through_a_rotation_and_end_politely(pods: ServicesAsPods) -> None:
+async def test_services_use_tls_through_a_rotation_and_end_gracefully(pods: ServicesAsPods) -> None:
     with ExitStack() as stack:
         for service in SERVICES:
             stack.enter_context(pods.running(service))

@@ -54,7 +54,7 @@ def longest_silence(answer: StreamedAnswer) -> float:
 
 
 @pytest.mark.parametrize("part", ["engine", "service"])
-async def test_a_runner_that_stands_still_is_replaced_and_its_streams_go_on_elsewhere(
+async def test_a_stopped_runner_is_replaced_and_its_streams_continue_elsewhere(
     house: tuple[LocalStack, Path, list[ServedModel]], part: str
 ) -> None:
     stack, base, voices = house

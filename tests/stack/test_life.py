@@ -122,7 +122,7 @@ def test_the_front_page_shows_what_is_printed(shared: LocalStack, tmp_path: Path
         type_page(typed, shell, Python())
 
 
-def test_what_is_stopped_is_replaced(shared: LocalStack) -> None:
+def test_a_stopped_process_is_replaced(shared: LocalStack) -> None:
     """After SIGSTOP a process exists and keeps its sockets, but does not answer; SIGTERM would not end it."""
     kill_parent(shared)
     impatient = replace(shared, env={"MOTET_OPERATOR_SILENT_SECONDS": "5"}).up()
@@ -214,7 +214,7 @@ def test_up_again_adopts_what_a_killed_parent_left(shared: LocalStack) -> None:
     shared.until(lambda: len(shared.status()["services"]) == len(pids))
 
 
-def test_up_after_everything_was_killed_waits_until_it_is_ready_again_and_tells_of_a_broken_adapter(
+def test_up_after_everything_was_killed_waits_until_ready_and_reports_a_broken_adapter(
     shared: LocalStack, tmp_path: Path
 ) -> None:
     assert shared.manifests is not None
@@ -269,7 +269,7 @@ def test_runners_are_added_replaced_and_taken_away_while_it_serves(shared: Local
     shared.until(lambda: [one["ready"] for one in shared.status()["pools"]] == [1])
 
 
-def test_a_killed_engine_takes_its_runner_along_and_both_come_back(shared: LocalStack) -> None:
+def test_a_killed_engine_ends_its_runner_and_both_are_restarted(shared: LocalStack) -> None:
     runner = shared.service("runner")
     children = [stat for stat in all_stats() if stat.parent == runner["pid"] and not stat.dead]
     engine = max(children, key=lambda stat: stat.identity.pid)  # the other one is the resource tracker
@@ -279,7 +279,7 @@ def test_a_killed_engine_takes_its_runner_along_and_both_come_back(shared: Local
     shared.until(lambda: shared.ask("default/pirate", QUESTION))
 
 
-def test_no_zombie_is_left_of_all_these_deaths(shared: LocalStack) -> None:
+def test_no_zombie_process_is_left(shared: LocalStack) -> None:
     """After the tests above, in any order: `motet up` and the operator collect their dead children."""
     ours = set(shared.processes())
     shared.until(lambda: not [stat for stat in all_stats() if stat.dead and stat.parent in ours])

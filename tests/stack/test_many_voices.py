@@ -58,7 +58,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_32_streams_of_ten_voices_say_what_peft_says(family: str, served: dict[str, Served]) -> None:
+def test_32_streams_of_ten_models_equal_peft(family: str, served: dict[str, Served]) -> None:
     answers = served[family].answers
     assert all(len(answer.tokens) == DECODED and answer.reasons == ["length"] for answer in answers)
     assert all(pages_for(len(answer.prompt) + DECODED) >= 3 for answer in answers)

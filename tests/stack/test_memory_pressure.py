@@ -85,7 +85,7 @@ class TestAQuarterOfTheMemory:
         with running_stack(folder, manifests=folder / "manifests", env={"MOTET_STEP_TRACE": str(trace)}) as stack:
             yield House(stack, base, voices, trace)
 
-    async def test_16_long_streams_come_out_right_with_parks_of_both_methods(self, house: House) -> None:
+    async def test_16_long_streams_are_right_with_parks_of_both_methods(self, house: House) -> None:
         await learn_short_answers(house)
         answers = await long_streams(house)
         assert all(len(answer.tokens) == TOKENS and answer.reasons == ["length"] for answer in answers)
@@ -127,7 +127,7 @@ class TestPromisesForcedToOnePage:
         with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
             yield House(stack, base, voices, trace)
 
-    async def test_a_promise_doubles_each_time_it_is_outgrown(self, house: House) -> None:
+    async def test_a_promise_doubles_each_time_its_end_is_reached(self, house: House) -> None:
         answer = await lean_stream(house.stack.url, house.voices[0], prompt_of(1, shortest=6, spread=1), 100)
         assert_right(house.base, [answer])
         promises = [pages for line in house.lines() for pages in line.get("promises", {}).values()]  # type: ignore[attr-defined]

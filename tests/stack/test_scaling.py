@@ -111,7 +111,7 @@ async def test_a_pool_grows_under_load_and_shrinks_after_it_without_a_failed_req
     assert_right(base, answers[:: max(1, len(answers) // 20)])
 
 
-async def test_a_pool_at_zero_wakes_for_a_request_serves_it_and_goes_back_to_sleep(tmp_path: Path) -> None:
+async def test_a_pool_at_zero_starts_a_runner_for_a_request_and_ends_it_afterwards(tmp_path: Path) -> None:
     base, voices = scaled_pool(tmp_path / "manifests", low=0, high=2, replicas=0)
     with running_stack(tmp_path, manifests=tmp_path / "manifests", env=TWENTIETH) as stack:
         assert pool_of(stack)["replicas"] == 0

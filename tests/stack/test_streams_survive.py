@@ -190,7 +190,7 @@ async def test_the_control_plane_may_die_under_running_streams(house: House, vic
     assert_whole(house, await disturbed(house, victim, at=20), victim)
 
 
-async def test_the_streams_of_a_killed_runner_go_on_elsewhere(house: House) -> None:
+async def test_the_streams_of_a_killed_runner_continue_elsewhere(house: House) -> None:
     assert_whole(house, await disturbed(house, "runner", at=60), "runner")
 
 

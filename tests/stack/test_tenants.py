@@ -181,7 +181,7 @@ of_either = pytest.mark.parametrize("tenant", ["acme", "zeta"])
 
 @on_either
 @of_either
-def test_a_tenant_lists_and_uses_its_own_what_is_shared_and_the_base(house: House, tenant: str, at: int) -> None:
+def test_a_tenant_lists_and_uses_its_own_and_shared_adapters_and_the_base(house: House, tenant: str, at: int) -> None:
     with house.client(tenant, at) as client:
         assert {model.id for model in client.models.list()} == MODELS[tenant]
         for name in MODELS[tenant]:
@@ -233,7 +233,7 @@ by_every_way = pytest.mark.parametrize("way", WAYS)
 @on_either
 @of_either
 @by_every_way
-def test_the_others_names_are_as_those_of_nobody(house: House, tenant: str, at: int, way: str) -> None:
+def test_names_of_another_tenant_look_like_unknown_ones(house: House, tenant: str, at: int, way: str) -> None:
     with house.client(tenant, at) as client:
         for name, nobodys in NOT_THERE[tenant]:
             theirs, missing = refused(WAYS[way], client, name), refused(WAYS[way], client, nobodys)
@@ -321,7 +321,7 @@ def test_the_scope_monitor_alone_reads_figures(house: House, at: int) -> None:
 # ------------------------------------------------------------------------------------------------- what goes along
 
 
-def test_the_tenant_goes_along_to_scheduler_predictor_figures_and_logs(house: House) -> None:
+def test_the_tenant_is_sent_to_scheduler_predictor_metrics_and_logs(house: House) -> None:
     """The runner gets it, too, and names it nowhere."""
     stack, adapter = house.stack, "acme/json"
     before = len(learned(stack))
@@ -395,7 +395,7 @@ class Stream:
         self.ended = time.monotonic()
 
 
-async def test_a_key_counts_on_both_gateways_from_when_it_is_made_until_it_is_revoked(house: House) -> None:
+async def test_a_key_is_valid_on_both_gateways_until_it_is_revoked(house: House) -> None:
     """Streams with the revoked key end on both gateways; those of the other tenant on the same runner continue."""
     made = await asyncio.to_thread(house.stack.motet, "key", "create", "--tenant", "acme")
     assert made.returncode == 0, made.stderr

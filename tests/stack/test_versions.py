@@ -23,7 +23,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("others_are_old", [False, True], ids=["beside-this-version", "beside-the-version-before"])
-async def test_row_45_a_runner_of_either_version_serves_beside_the_other_and_is_followed_by_it_and_back(
+async def test_row_45_runners_of_two_versions_serve_side_by_side_and_replace_each_other(
     tmp_path: Path, before: Path, others_are_old: bool
 ) -> None:
     pods, answers = ServicesAsPods(tmp_path), []

@@ -5,7 +5,7 @@ import torch
 from tests.stack.served_models import NEAR_TIE, departures
 
 
-def test_the_reference_said_again_departs_nowhere() -> None:
+def test_the_references_own_answer_has_no_departure() -> None:
     logits = torch.randn(50, 32, generator=torch.Generator().manual_seed(1))
     assert departures(logits, logits.argmax(dim=1).tolist()) == []
 

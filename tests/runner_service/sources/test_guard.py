@@ -42,7 +42,7 @@ def test_an_address_of_the_internet_is_public(address):
 
 
 @pytest.mark.parametrize("entry", ["10.0.0.0/8", "10.1.2.3", "10.1.2.3/24"])
-def test_what_the_platform_names_is_let_through_and_nothing_else(entry):
+def test_only_addresses_that_the_platform_names_are_allowed(entry):
     guard = NetworkGuard([entry])
     guard.check(socket.AF_INET, ("10.1.2.3", 443))
     guard.check(socket.AF_INET6, ("::ffff:10.1.2.3", 443, 0, 0))
@@ -50,7 +50,7 @@ def test_what_the_platform_names_is_let_through_and_nothing_else(entry):
         guard.check(socket.AF_INET, ("192.168.0.1", 443))
 
 
-def test_a_host_that_the_platform_names_is_let_through_wherever_it_is():
+def test_a_host_that_the_platform_names_is_allowed_at_any_address():
     NetworkGuard(["localhost"]).check(socket.AF_INET, ("127.0.0.1", 443))
     with pytest.raises(AdapterFetchFailed):
         NetworkGuard(["localhost"]).check(socket.AF_INET, ("127.0.0.2", 443))
@@ -63,7 +63,7 @@ def test_sockets_of_this_machine_are_refused():
         NetworkGuard(["0.0.0.0/0"]).check(socket.AF_UNIX, "/run/docker.sock")
 
 
-def test_once_on_it_sits_before_every_connection_of_the_process():
+def test_the_guard_checks_every_connection_of_the_process():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         code = (

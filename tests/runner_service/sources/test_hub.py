@@ -31,7 +31,7 @@ async def test_an_adapter_comes_from_a_hub(hub, bench, adapter):
     assert not bench.partial()
 
 
-async def test_nothing_but_an_adapters_own_files_is_taken(hub, bench, adapter):
+async def test_only_an_adapters_own_files_are_fetched(hub, bench, adapter):
     (adapter / "adapter_model.bin").write_bytes(b"a pickle")
     (adapter / "README.md").write_text("hello")
     (adapter / "checkpoint-500").mkdir()
@@ -51,7 +51,7 @@ async def test_an_adapters_own_template_and_tokens_come_too(hub, bench, adapter)
     assert (fetched.folder / "chat_template.jinja").exists()
 
 
-async def test_what_an_earlier_attempt_brought_and_is_gone_since_is_not_taken(hub, bench, adapter):
+async def test_a_file_of_an_earlier_attempt_that_was_removed_since_is_not_used(hub, bench, adapter):
     (adapter / "chat_template.jinja").write_text("{{ messages }}")
     first = hub.publish("org/pirate", adapter)
     hub.faults[f"/org/pirate/resolve/{first}/chat_template.jinja"] = Cut(after=5, times=1000)
@@ -73,7 +73,7 @@ async def test_a_revision_is_a_branch_a_tag_or_a_commit(hub, bench, adapter, tmp
         assert (await bench.fetch("hf://org/pirate", revision=revision)).digest == adapter_digest(other)
 
 
-async def test_a_connection_to_a_hub_that_breaks_off_is_gone_on_with(hub, bench, adapter):
+async def test_a_broken_connection_to_a_hub_is_continued(hub, bench, adapter):
     commit = hub.publish("org/pirate", adapter)
     weights = f"/org/pirate/resolve/{commit}/adapter_model.safetensors"
     hub.faults[weights] = Cut(after=20_000)
@@ -81,7 +81,7 @@ async def test_a_connection_to_a_hub_that_breaks_off_is_gone_on_with(hub, bench,
     assert [one.method for one in hub.asked_for("safetensors")].count("GET") == 2
 
 
-async def test_bytes_that_are_not_what_the_hub_lists_are_not_taken(hub, bench, adapter):
+async def test_bytes_that_differ_from_the_hubs_listing_are_refused(hub, bench, adapter):
     hub.publish("org/pirate", adapter)
     hub.wrong_sum = True
     with pytest.raises(AdapterFetchFailed, match="arrived damaged"):
@@ -99,7 +99,7 @@ async def test_a_hub_that_lists_without_an_end_does_not_fill_the_memory(hub, ben
     assert hub.sent < 64 << 20
 
 
-async def test_a_hub_that_packs_its_listing_is_not_unpacked(hub, bench, adapter):
+async def test_a_compressed_listing_of_a_hub_is_refused(hub, bench, adapter):
     hub.publish("org/pirate", adapter)
     packed = gzip.compress(b" " * (64 << 20))
     hub.faults["/api/models/org/pirate/revision/main"] = StatusInstead(
@@ -117,7 +117,7 @@ async def test_weights_beyond_the_bound_are_refused_by_the_listing(hub, bench, a
     assert not [one for one in hub.asked if "/resolve/" in one.path]
 
 
-async def test_a_repository_with_only_a_pickle_is_refused_with_the_way_out(hub, bench, adapter):
+async def test_a_repository_with_only_a_pickle_is_refused_with_advice(hub, bench, adapter):
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     hub.publish("org/pirate", adapter)
     with pytest.raises(AdapterFetchFailed, match=r"has adapter_model\.bin but no") as failed:
@@ -125,7 +125,7 @@ async def test_a_repository_with_only_a_pickle_is_refused_with_the_way_out(hub, 
     assert failed.value.reason == "FormatRejected"
 
 
-async def test_what_a_hub_does_not_have_is_said(hub, bench, adapter):
+async def test_the_error_says_what_a_hub_does_not_have(hub, bench, adapter):
     hub.publish("org/pirate", adapter)
     with pytest.raises(AdapterFetchFailed, match="no repository hf://org/poet"):
         await bench.fetch("hf://org/poet")
@@ -142,7 +142,7 @@ async def test_a_hub_that_is_in_trouble_is_asked_again_soon(hub, bench, adapter)
     assert 0 < failed.value.retry_after < 10 * bench.scale
 
 
-async def test_a_hub_that_nobody_answers_for_is_asked_again_soon(bench):
+async def test_an_unreachable_hub_is_asked_again_soon(bench):
     bench.settings["hub_endpoint"] = "https://127.0.0.1:1"
     with pytest.raises(AdapterFetchFailed, match="connection refused") as failed:
         await bench.fetch("hf://org/pirate")

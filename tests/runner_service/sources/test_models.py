@@ -138,7 +138,7 @@ async def test_the_second_start_of_a_pool_with_a_cache_downloads_nothing(web, tm
     assert len(web.asked) == asked
 
 
-async def test_a_model_whose_shards_break_off_is_gone_on_with(web, loader, model):
+async def test_a_model_whose_shards_break_is_continued(web, loader, model):
     uri = web.put("/base/", model)
     for n in (1, 2, 3):
         web.faults[f"/base/model-0000{n}-of-00003.safetensors"] = Cut(after=30_000, times=2)
@@ -166,7 +166,7 @@ async def test_a_model_whose_server_drips_is_given_up(web, loader, model):
         await loader.load(uri)
 
 
-async def test_the_fetch_of_a_model_is_told_of(web, loader, model):
+async def test_the_fetch_of_a_model_is_logged_and_counted(web, loader, model):
     with structlog.testing.capture_logs() as logs:
         await loader.load(web.put("/base/", model))
     assert [line["event"] for line in logs][:1] == ["model_fetch_started"]
@@ -202,7 +202,7 @@ async def test_a_model_larger_than_it_may_be_is_not_begun(hub, loader, model):
     assert not [one for one in hub.asked_for(".safetensors") if one.method == "GET"]
 
 
-async def test_a_model_of_another_digest_is_looked_at_again_in_the_next_life(web, loader, model, tmp_path):
+async def test_a_model_of_another_digest_is_checked_again_after_a_restart(web, loader, model, tmp_path):
     uri = web.put("/base/", model)
     folder = await loader.load(uri)
     asked = len(web.asked)
@@ -230,14 +230,14 @@ async def test_a_server_in_trouble_is_asked_again_a_few_times_and_then_the_runne
     assert base_digest(await loader.load(uri)) == base_digest(model)
 
 
-async def test_an_unknown_scheme_names_those_there_are(loader):
+async def test_the_error_for_an_unknown_scheme_lists_the_known_ones(loader):
     with pytest.raises(ModelFolderError, match="hf://org/name or https://host/folder/"):
         await loader.load("s3://bucket/base")
     with pytest.raises(SetupError, match="MOTET_RUNNER_MODEL_URI is not set"):
         await loader.load("")
 
 
-async def test_a_runner_that_cannot_have_its_model_ends_with_status_2_and_a_last_word(tmp_path, hub):
+async def test_a_runner_without_its_model_ends_with_status_2_and_a_reason(tmp_path, hub):
     environment = os.environ | {
         "MOTET_RUNNER_MODEL_URI": "hf://org/base",
         "MOTET_RUNNER_HUB_ENDPOINT": hub.base,

@@ -28,7 +28,7 @@ async def inside(tmp_path, bench):
         yield server
 
 
-async def test_what_is_not_allowed_directly_is_not_allowed_through_a_proxy(inside, proxy, bench, adapter):
+async def test_an_address_that_is_refused_directly_is_refused_through_a_proxy(inside, proxy, bench, adapter):
     source = inside.put("/pirate/", adapter)
     for uri in (source, source.replace("127.0.0.1", "localhost")):
         with pytest.raises(AdapterFetchFailed, match="not a public address"):
@@ -36,7 +36,7 @@ async def test_what_is_not_allowed_directly_is_not_allowed_through_a_proxy(insid
     assert (proxy.asked, inside.asked) == ([], [])
 
 
-async def test_the_proxys_own_machine_is_no_source(inside, proxy, bench):
+async def test_the_proxys_own_machine_is_refused_as_a_source(inside, proxy, bench):
     with pytest.raises(AdapterFetchFailed, match="not a public address"):
         await bench.fetch(f"https://127.0.0.1:{proxy.port}/a/")
     assert proxy.asked == []
@@ -54,7 +54,7 @@ async def test_a_redirect_inside_is_not_followed_through_a_proxy(web, proxy, ben
     assert {end.rpartition(":")[0] for end in proxy.asked} == {"127.0.0.1"}
 
 
-async def test_the_proxy_is_asked_for_the_address_that_was_looked_at_and_not_for_the_name(web, proxy, bench, adapter):
+async def test_the_proxy_is_asked_for_the_checked_address_and_not_for_the_name(web, proxy, bench, adapter):
     """Also if the proxy resolves the name to another address."""
     proxy.names["localhost"] = "127.0.0.3"
     source = web.put("/pirate/", adapter).replace("127.0.0.1", "localhost")
@@ -65,7 +65,7 @@ async def test_the_proxy_is_asked_for_the_address_that_was_looked_at_and_not_for
     assert "localhost" not in " ".join(proxy.asked + proxy.headers)
 
 
-async def test_a_proxy_that_guards_by_itself_is_given_names_where_the_platform_says_so(inside, proxy, bench, adapter):
+async def test_a_proxy_with_its_own_guard_gets_names_if_the_platform_says_so(inside, proxy, bench, adapter):
     bench.settings["fetch_proxy_guards"] = True
     source = inside.put("/pirate/", adapter).replace("127.0.0.1", "localhost")
     assert (await bench.fetch(source)).digest == adapter_digest(adapter)
@@ -91,14 +91,14 @@ async def test_the_proxys_own_name_and_password_reach_the_proxy_alone(web, proxy
 
 
 @pytest.mark.parametrize("answer", ["403 Forbidden", "407 Proxy Authentication Required", "banana"])
-async def test_a_proxy_that_refuses_is_told_of_by_its_answer(web, proxy, bench, adapter, answer):
+async def test_the_error_shows_the_answer_of_a_proxy_that_refuses(web, proxy, bench, adapter, answer):
     proxy.answer = answer
     with pytest.raises(AdapterFetchFailed, match=r"the proxy (answers 40|does not answer as)") as failed:
         await bench.fetch(web.put("/pirate/", adapter))
     assert 0 < failed.value.retry_after < 100 * bench.scale
 
 
-def test_a_name_of_which_one_address_is_inside_is_refused_as_a_whole(monkeypatch):
+def test_a_name_with_one_private_address_is_refused(monkeypatch):
     def answers(*_, **__):
         return [(socket.AF_INET, 1, 6, "", (address, 0)) for address in ("1.1.1.1", "1.1.1.1", "10.0.0.1")]
 
@@ -118,6 +118,6 @@ def test_a_name_that_cannot_be_resolved_here_says_what_to_do(monkeypatch):
 
 
 @pytest.mark.parametrize("proxy", ["proxy:3128", "socks5://proxy:1080", "http://", "http://a b"])
-def test_a_proxy_that_is_no_url_is_refused_at_the_start(proxy):
+def test_a_proxy_setting_that_is_not_a_url_is_refused_at_the_start(proxy):
     with pytest.raises(ValidationError, match="fetch_proxy"):
         Settings(fetch_proxy=proxy)

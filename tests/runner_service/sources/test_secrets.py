@@ -66,7 +66,7 @@ async def test_a_secret_that_was_not_granted_says_how_to_grant_it(api, closed, b
     assert failed.value.retry_after > 100 * bench.scale, "looked at again after minutes"
 
 
-async def test_a_secret_that_is_not_there_is_named(api, closed, bench):
+async def test_the_error_names_a_missing_secret(api, closed, bench):
     api.granted.add("tenant-a/key")
     with pytest.raises(AdapterFetchFailed, match="there is no Secret tenant-a/key") as failed:
         await bench.fetch(closed, credentials="tenant-a/key")

@@ -156,7 +156,7 @@ async def test_row_32_a_tenants_folder_that_is_itself_a_link_moves_no_bounds(sha
 
 
 @pytest.mark.parametrize("what", ["poet", "none", "layout"])
-async def test_a_link_into_anothers_folder_tells_nothing_of_what_is_there(shared, acme, what):
+async def test_a_link_into_another_tenants_folder_does_not_reveal_what_exists(shared, acme, what):
     (shared / "zeta/layout/snapshots/c1").mkdir(parents=True)
     (shared / "acme/link").symlink_to(f"../zeta/{what}")
     with pytest.raises(AdapterFetchFailed) as failed:
@@ -177,7 +177,7 @@ async def test_the_volume_itself_may_be_reached_over_a_link(tmp_path, shared, be
         await bench.fetch(f"{volume}/zeta/poet", volume=volume, folder="acme")
 
 
-async def test_what_was_cached_before_a_folder_was_asked_for_is_read_again(shared, acme):
+async def test_a_cached_adapter_is_checked_again_when_a_folder_is_required(shared, acme):
     (shared / "acme/link").symlink_to("../zeta/poet")
     stolen = await acme("acme/link", folder="")
     with pytest.raises(AdapterFetchFailed, match="leads out of the folder acme"):
@@ -207,7 +207,7 @@ async def test_a_sparse_giant_is_refused_unread(volumes, bench):
     assert failed.value.reason == "TooLarge"
 
 
-async def test_what_is_not_on_the_volume_yet_is_looked_for_again_after_minutes(volumes, bench):
+async def test_a_folder_missing_on_the_volume_is_tried_again_after_minutes(volumes, bench):
     with pytest.raises(AdapterFetchFailed, match="there is no folder") as failed:
         await bench.fetch((volumes / "mine/later").as_uri())
     assert failed.value.retry_after == pytest.approx(300 * bench.scale, rel=0.25)

@@ -27,7 +27,7 @@ async def test_an_adapter_comes_from_a_folder_on_the_web(web, bench, adapter):
 
 
 @pytest.mark.parametrize("status", [404, 403, 410])
-async def test_optional_files_come_where_they_are_and_are_not_missed_where_not(web, bench, adapter, status):
+async def test_optional_files_are_fetched_if_they_exist(web, bench, adapter, status):
     (adapter / "chat_template.jinja").write_text("{{ messages }}")
     source = web.put("/pirate/", adapter)
     for name in set(ADAPTER_OPTIONAL_FILES) - {"chat_template.jinja"}:
@@ -45,7 +45,7 @@ async def test_an_optional_file_that_may_be_there_is_not_left_out_because_the_se
     assert bench.cached() == []
 
 
-async def test_a_connection_that_breaks_off_is_gone_on_with_where_it_broke(web, bench, adapter):
+async def test_a_broken_download_continues_where_it_broke(web, bench, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = Cut(after=20_000, times=3)
     fetched = await bench.fetch(source)
@@ -63,7 +63,7 @@ async def test_a_file_that_changes_between_two_attempts_is_begun_again(web, benc
     assert (await bench.fetch(source)).digest == adapter_digest(changed)
 
 
-async def test_what_an_earlier_attempt_brought_is_not_fetched_again(web, bench, adapter):
+async def test_files_of_an_earlier_attempt_are_not_fetched_again(web, bench, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = StatusInstead(503)
     with pytest.raises(AdapterFetchFailed, match="answers 503") as failed:
@@ -92,7 +92,7 @@ async def test_a_server_that_drips_is_given_up(web, bench, adapter):
     assert failed.value.retry_after > 0
 
 
-async def test_a_server_that_drips_just_enough_makes_way_in_the_end(web, bench, adapter):
+async def test_a_fetch_from_a_very_slow_server_fails_in_the_end(web, bench, adapter):
     """Its fetch fails, keeps what has arrived, and later continues from there."""
     bench.settings |= {"fetch_stall_seconds": 10}
     source = web.put("/pirate/", adapter)
@@ -213,7 +213,7 @@ async def test_row_33_a_redirect_to_a_loopback_address_is_not_followed(web, benc
 @pytest.mark.parametrize(
     "address", ["127.0.0.1", "[::1]", "localhost", "169.254.169.254", "10.0.0.1", "[::ffff:10.0.0.1]", "0.0.0.0"]
 )
-async def test_row_33_no_source_leads_to_what_is_not_public(bench, address):
+async def test_row_33_no_source_leads_to_a_private_address(bench, address):
     with pytest.raises(AdapterFetchFailed, match="not a public address"):
         await bench.fetch(f"https://{address}/latest/meta-data/")
 
@@ -251,13 +251,13 @@ async def test_a_redirect_to_a_store_is_followed_without_the_credentials(web, be
         assert "authorization" not in store.asked[0].headers
 
 
-async def test_a_server_whose_certificate_nobody_vouches_for_is_not_trusted(web, bench, adapter):
+async def test_a_server_with_an_untrusted_certificate_is_refused(web, bench, adapter):
     bench.settings["fetch_ca_file"] = ""
     with pytest.raises(AdapterFetchFailed, match="FETCH_CA_FILE"):
         await bench.fetch(web.put("/pirate/", adapter))
 
 
-async def test_what_is_not_there_is_looked_for_again_after_minutes(web, bench):
+async def test_a_missing_source_is_tried_again_after_minutes(web, bench):
     with pytest.raises(AdapterFetchFailed, match=r"has no adapter_config\.json") as failed:
         await bench.fetch(web.url("/nowhere/"))
     assert failed.value.retry_after == pytest.approx(300 * bench.scale, rel=0.25)
@@ -289,13 +289,13 @@ async def test_each_failure_that_may_pass_is_waited_for_longer(web, bench, adapt
         ("https://[", "no URI"),
     ],
 )
-async def test_row_32_an_odd_uri_is_refused_in_words(bench, uri, words):
+async def test_row_32_an_odd_uri_is_refused_with_a_reason(bench, uri, words):
     with pytest.raises(AdapterFetchFailed, match=words) as failed:
         await bench.fetch(uri)
     assert "geheim" not in failed.value.message
 
 
-async def test_a_digest_alone_opens_nothing(web, bench, adapter):
+async def test_a_digest_alone_gives_no_access_to_a_source(web, bench, adapter):
     """A tenant who knows another tenant's digest must still have access to the source."""
     fetched = await bench.fetch(web.put("/pirate/", adapter))
     with pytest.raises(AdapterFetchFailed, match="has no adapter_config"):
@@ -306,7 +306,7 @@ async def test_a_digest_alone_opens_nothing(web, bench, adapter):
     assert len(web.asked) == asked, "from there it is known"
 
 
-async def test_orders_to_load_what_cannot_be_fetched_do_not_hammer_its_source(web, bench, adapter):
+async def test_repeated_orders_for_an_unfetchable_adapter_do_not_overload_its_source(web, bench, adapter):
     source, digest = web.put("/pirate/", adapter), adapter_digest(adapter)
     web.faults[CONFIG] = StatusInstead(403)
     for _ in range(5):
