@@ -1,4 +1,4 @@
-"""What a process says in its metrics."""
+"""Reads the metrics and health of a process."""
 
 import urllib.error
 import urllib.request
@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def page(address: str, path: str = "metrics") -> tuple[int, str]:
-    """What is answered on a health port; status 0 when nothing is."""
+    """The answer of a health port; status 0 if there is none."""
     try:
         with urllib.request.urlopen(f"http://{address}/{path}", timeout=5) as answer:
             return answer.status, answer.read().decode()
@@ -18,7 +18,7 @@ def page(address: str, path: str = "metrics") -> tuple[int, str]:
 
 
 def metric(address: str, name: str, **labels: str) -> float:
-    """The sum of a metric over the labels that are left open. Raises OSError when nobody answers."""
+    """The sum of a metric over all labels that are not given. Raises OSError if the process does not answer."""
     status, text = page(address)
     if status != 200:
         raise ConnectionError(f"{address} does not tell its metrics: {status} {text}")

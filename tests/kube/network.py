@@ -1,11 +1,11 @@
-"""A network of its own for each run: one namespace with the nodes, from which a cable leads to that of each pod.
+"""A separate network for each run: one namespace with the nodes, and a veth pair from it to that of each pod.
 
-Every pod has an address and all ports, as on a real cluster; nothing outside can be reached from inside, and nothing of
-it is seen outside. Namespaces have no names: they end with the last process that is in them.
+Every pod has an address and all ports, as on a real cluster. There is no connection between inside and outside. The
+namespaces have no names: each ends with its last process.
 
     10.244.255.1      the API server (and etcd, and the controllers), on the loopback
     10.244.255.<10+n> node n, on the loopback
-    10.244.<n>.<m>    pods of node n, each at the end of a cable
+    10.244.<n>.<m>    pods of node n, each at the end of a veth pair
     10.0.0.0/24       services; of these only cluster DNS, 10.0.0.10, answers: there is no kube-proxy
 """
 
@@ -22,7 +22,7 @@ CONTROL_PLANE = "10.244.255.1"
 API_PORT = 6443
 SERVICES = "10.0.0.0/24"
 FIRST_SERVICE = "10.0.0.1"
-"""Of the range above the API server gives itself the first address, as `kubernetes.default`."""
+"""The API server takes the first address of the range above, as `kubernetes.default`."""
 DNS = "10.0.0.10"
 CLUSTER_DOMAIN = "cluster.local"
 
@@ -31,7 +31,7 @@ _OWN = Path("/proc/thread-self/ns/net")
 
 
 class CannotIsolate(Exception):
-    """This process may not make namespaces. The text says what is missing."""
+    """This process may not create namespaces. The text says what is missing."""
 
 
 def node_address(number: int) -> str:
@@ -48,7 +48,7 @@ def pods_of(number: int) -> str:
 
 
 class Network:
-    """One network namespace, as long as this object is open or a process is in it."""
+    """One network namespace. It exists while this object is open or a process is in it."""
 
     def __init__(self) -> None:
         if missing := [tool for tool in ("ip", "nsenter", "setpriv") if shutil.which(tool) is None]:
@@ -57,12 +57,12 @@ class Network:
 
     @property
     def path(self) -> Path:
-        """For `nsenter --net=`, while this process lives."""
+        """The path for `nsenter --net=`, while this process lives."""
         return Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Put the calling thread into the network, with all threads and processes that it starts meanwhile."""
+        """Move the calling thread into the network, with all threads and processes that it starts meanwhile."""
         before = os.open(_OWN, os.O_RDONLY)
         try:
             _enter(self._descriptor)
@@ -74,13 +74,13 @@ class Network:
             os.close(before)
 
     def add_address(self, address: str) -> None:
-        """Raises CalledProcessError when it is there already."""
+        """Raises CalledProcessError if the address exists already."""
         self.ip("address", "add", f"{address}/32", "dev", "lo")
 
     @contextmanager
     def cut(self, one: str, other: str = "0.0.0.0/0", *, both: bool = True) -> Iterator[None]:
-        """Between these addresses (or ranges) nothing passes, and nobody is told: what is sent is lost. Not `both`:
-        only what the first sends to the other."""
+        """Drop everything between these addresses (or ranges) without an error. If not `both`, drop only what the first
+        sends to the other."""
         rules = [["from", one, "to", other], *([["from", other, "to", one]] if both else [])]
         for rule in rules:
             self.ip("rule", "add", "pref", "50", *rule, "blackhole")
@@ -102,7 +102,7 @@ class Network:
 
 @contextmanager
 def network() -> Iterator[Network]:
-    """Raises CannotIsolate where this process may not."""
+    """Raises CannotIsolate if this process lacks permission."""
     made = Network()
     try:
         try:
@@ -118,7 +118,7 @@ def _furnish(made: Network) -> None:
     made.ip("link", "set", "lo", "up")
     with made.inside():
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-    # The kernel looks for its own addresses before all rules; `cut` wants to be asked before that.
+    # The kernel looks up local addresses before all rules; the rules of `cut` must come before that.
     made.ip("rule", "add", "pref", "100", "lookup", "local")
     made.ip("rule", "del", "pref", "0")
     for address in (CONTROL_PLANE, DNS):
@@ -126,7 +126,7 @@ def _furnish(made: Network) -> None:
 
 
 def new_namespace() -> int:
-    """Its descriptor. A thread of its own makes it, since `unshare` moves whoever calls it. Raises CannotIsolate."""
+    """Its descriptor. A new thread creates it, since `unshare` moves the calling thread. Raises CannotIsolate."""
     made: list[int | OSError] = []
 
     def make() -> None:

@@ -1,4 +1,4 @@
-"""Nodes as a test has them: started, broken, asked for what their pods do."""
+"""Nodes for tests, which can start them, break them and run commands in their pods."""
 
 import json
 import socket
@@ -15,12 +15,12 @@ from tests.kube.programs import Program
 from tests.repo.tree import ROOT
 
 TIME_SCALE = 0.1
-"""Of the tests' kubelets: a tenth of the usual back-off and of the periods of startup and readiness probes."""
+"""The kubelets of tests use a tenth of the usual back-off, and of the periods of startup and readiness probes."""
 
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """A kubelet that runs pods. Pods are named `namespace/name`; no container means the first one."""
+    """A kubelet that runs pods. A pod is named as `namespace/name`. Without a container, the first one is meant."""
 
     name: str
     address: str
@@ -30,31 +30,31 @@ class ClusterNode:
     program: Program
 
     def kill(self, pod: str, container: str = "") -> None:
-        """SIGKILL to all processes of a container."""
+        """Send SIGKILL to all processes of a container."""
         self._signal(pod, container, 9)
 
     def out_of_memory(self, pod: str, container: str = "") -> None:
-        """As the kernel does it, and with the reason that a runtime finds in the cgroup."""
+        """Kill it like the kernel when memory is exhausted, with the reason that a runtime reads from the cgroup."""
         self._signal(pod, container, 9, "OOMKilled")
 
     def pause(self, pod: str, container: str = "") -> None:
-        """SIGSTOP: alive, connected, silent."""
+        """Send SIGSTOP: the processes live, keep their connections, and send nothing."""
         self._signal(pod, container, 19)
 
     def resume(self, pod: str, container: str = "") -> None:
         self._signal(pod, container, 18)
 
     def lie(self, pod: str, probe: str, says: bool | None) -> None:
-        """What the pod's liveness, readiness or startup probe finds from now on; None for the truth."""
+        """Force the result of the pod's liveness, readiness or startup probe; None ends that."""
         self._ask(do="lie", pod=pod, probe=probe, says=says)
 
     def delay_starts(self, seconds: float) -> None:
-        """Of every container from now on."""
+        """How long each container waits before its start, from now on."""
         self._ask(do="delay", seconds=seconds)
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """It runs its pods and tells nobody: no Lease, no status."""
+        """The node runs its pods and reports nothing: no Lease, no status."""
         self._ask(do="silence", on=True)
         try:
             yield
@@ -63,11 +63,11 @@ class ClusterNode:
                 self._ask(do="silence", on=False)
 
     def lose(self) -> None:
-        """Power cut: every process of the node is gone at once. `program.start()` brings the node back."""
+        """A power cut: every process of the node ends at once. `program.start()` starts the node again."""
         self.program.kill()
 
     def execute(self, pod: str, *command: str, container: str = "", timeout_s: float = 20) -> tuple[int, str]:
-        """Exit status and output of a command in a container, as `kubectl exec` would give them."""
+        """Exit status and output of a command in a container, like `kubectl exec`."""
         code, said = self._ask(do="exec", pod=pod, container=container, command=command, timeout_s=timeout_s)
         return code, said
 
@@ -75,7 +75,7 @@ class ClusterNode:
         self._ask(do="signal", pod=pod, container=container, signal=number, reason=reason)
 
     def _ask(self, **asked: object) -> Any:
-        """Raises AssertionError with what the kubelet says against it."""
+        """Send a command to the kubelet. If it refuses, raises AssertionError with its reason."""
         with socket.socket(socket.AF_UNIX) as wire:
             wire.settimeout(30)
             wire.connect(str(self.folder / "faults.sock"))
@@ -96,7 +96,7 @@ def node(
     labels: dict[str, str] | None = None,
     time_scale: float = TIME_SCALE,
 ) -> Iterator[ClusterNode]:
-    """One more node, ready; with it go its pods. `number` (1 to 99) is unlike any other's and gives its addresses."""
+    """One more ready node. Its pods end with it. `number` (1 to 99) must be unique and determines its addresses."""
     assert cluster.network is not None, "nodes are added to our own cluster only"
     assert cluster.authority is not None
     folder = cluster.folder / name
@@ -118,18 +118,18 @@ def node(
     program = Program(command, cluster.folder / f"{name}.log", cluster.network, is_ready, cwd=ROOT)
     with program:
         cluster.kubectl("wait", "--for=condition=Ready", f"node/{name}", "--timeout=30s")
-        # The controllers keep pods off a new node until they have seen that it is ready.
+        # The controllers place no pods on a new node until they have seen that it is ready.
         cluster.wait_for(lambda: not cluster.get("node", name)["spec"].get("taints"), f"{name} without taints")
         try:
             yield ClusterNode(name, address, pods_of(number), folder, program)
-        finally:  # first of all nothing is to be placed here any more
+        finally:  # first, no more pods may be placed here
             with suppress(Exception):
                 cluster.kubectl("delete", "node", name, "--wait=false", "--ignore-not-found")
 
 
 @contextmanager
 def addons(cluster: Cluster) -> Iterator[Program]:
-    """Cluster DNS and the placing of pods."""
+    """Run cluster DNS and the pod scheduler."""
     assert cluster.network is not None
     assert cluster.authority is not None
     ready = cluster.folder / "addons-ready"

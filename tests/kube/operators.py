@@ -1,4 +1,4 @@
-"""The operator as a process on the test cluster: with a ServiceAccount's rights, beside others of its kind or alone."""
+"""The operator as a process on the test cluster, with a ServiceAccount's permissions, alone or with replicas."""
 
 import os
 import sys
@@ -20,12 +20,12 @@ from tests.repo.tree import ROOT
 
 TIME_SCALE = 0.05
 LEASE_SECONDS = 60
-"""Three seconds on our clock: a busy machine must not lose its leader by itself."""
+"""Three seconds of real time: on a busy machine the leader must not lose its Lease."""
 
 TEMPLATE = {
     "metadata": {},
     "spec": {
-        # Nobody's: these pods are about what the operator writes, and stay pending beside a node that would run them.
+        # No node matches: tests look only at what the operator writes, and these pods must stay pending.
         "schedulerName": "nobody",
         "containers": [
             {
@@ -57,7 +57,7 @@ LEASE_RULES = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "
 
 @dataclass(frozen=True)
 class OperatorNamespaces:
-    """Where one test's operators are at home: a namespace for themselves, one for pools, and the rights for both."""
+    """The namespaces of one test's operators: one for themselves, one for pools, and the permissions for both."""
 
     cluster: Cluster
     name: str
@@ -139,12 +139,12 @@ def apply_definitions(cluster: Cluster) -> None:
 
 def _wait_until_served(cluster: Cluster, definition: str) -> None:
     waiting = ("wait", "--for=condition=Established", f"crd/{definition}", "--timeout=20s")
-    cluster.wait_for(lambda: cluster.kubectl(*waiting))  # with no conditions yet at all, kubectl gives up at once
+    cluster.wait_for(lambda: cluster.kubectl(*waiting))  # without any conditions, kubectl fails at once
 
 
 @contextmanager
 def definition_gone(cluster: Cluster, name: str = "loraadapters.motet.dev") -> Iterator[None]:
-    """A definition is deleted, and everything of its kind with it; in the end it is made again as it was."""
+    """Delete a definition, and with it all objects of its kind. At the end, create it again."""
     found = cluster.get("crd", name)
     written = {field: value for field, value in found["metadata"].items() if field in ("name", "labels", "annotations")}
     again = {"apiVersion": found["apiVersion"], "kind": found["kind"], "metadata": written, "spec": found["spec"]}
@@ -157,7 +157,7 @@ def definition_gone(cluster: Cluster, name: str = "loraadapters.motet.dev") -> I
 
 
 def role(site: OperatorNamespaces, rules: list[dict[str, Any]]) -> dict[str, Any]:
-    """The operator's Role in the namespace of its pools, to be applied with other rules."""
+    """The operator's Role in the namespace of its pools. A test may apply it with other rules."""
     account = {"kind": "ServiceAccount", "name": "operator", "namespace": site.home}
     return granted("Role", site.name, site.pools, rules, account)[0]
 
@@ -184,13 +184,13 @@ def granted(
 
 @dataclass
 class OperatorProcess:
-    """One replica."""
+    """One replica of the operator."""
 
     site: OperatorNamespaces
     name: str = "operator-0"
     lease: bool = False
     kubeconfig: Path | None = None
-    """Another way to the API server, such as through a proxy."""
+    """Another kubeconfig, such as one through a proxy."""
 
     env: dict[str, str] = field(default_factory=dict)
     port: int = 9090
@@ -234,11 +234,11 @@ class OperatorProcess:
         return self.ask("readyz")[0] == 200
 
     def ask(self, path: str) -> tuple[int, str]:
-        """What it answers on its health port; status 0 when it does not."""
+        """The answer of its health port; status 0 if there is none."""
         with self.site.cluster.inside():
             return page(f"{CONTROL_PLANE}:{self.port}", path)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric over the labels that are left open. Raises OSError when it does not answer."""
+        """The sum of a metric over all labels that are not given. Raises OSError if it does not answer."""
         with self.site.cluster.inside():
             return metric(f"{CONTROL_PLANE}:{self.port}", name, **labels)

@@ -1,4 +1,4 @@
-"""Somebody who reads a page and types what it says, on the test cluster."""
+"""Types the commands of a page on the test cluster."""
 
 import os
 import shutil
@@ -13,14 +13,14 @@ from tests.kube.product import provide_volume, remove
 from tests.repo.tree import ROOT
 from tools.kube.binaries import find
 
-# What pages take from the repository.
+# What pages use of the repository.
 FOLDERS = ("charts", "examples", "crds")
 
 
 @contextmanager
 def page_shell(cluster: Cluster, folder: Path, *, timeout_s: float = 330) -> Iterator[Shell]:
-    """In a copy of the repository, with kubectl, helm and motet in the PATH, and a cluster that has a volume to give.
-    What is left of the product in the end goes."""
+    """A shell in a copy of the repository, with kubectl, helm and motet in the PATH, and a cluster with a free volume.
+    At the end, what is left of the product is removed."""
     here, tools, scratch = (folder / name for name in ("motet", "tools", "scratch"))
     for name in FOLDERS:
         ignored = shutil.ignore_patterns(".mypy_cache", "__pycache__", "volumes")
@@ -41,7 +41,7 @@ def page_shell(cluster: Cluster, folder: Path, *, timeout_s: float = 330) -> Ite
         "LANG": "C.UTF-8",
     }
     with cluster.inside():
-        remove(cluster)  # what other tests have left of our definitions is not Helm's
+        remove(cluster)  # definitions that other tests have left do not belong to Helm
         provide_volume(cluster, folder)
         try:
             with Shell(here, scratch=scratch, env=env, timeout_s=timeout_s) as shell:

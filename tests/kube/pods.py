@@ -1,4 +1,4 @@
-"""Manifests of small pods, for tests that are about pods and not about what runs in them."""
+"""Manifests of small pods, for tests of pods themselves."""
 
 import uuid
 from typing import Any
@@ -7,7 +7,7 @@ from tests.kube.cluster import Cluster, CommandRefused
 
 
 def pod(namespace: str, *containers: dict[str, Any], name: str = "", **spec: Any) -> dict[str, Any]:
-    """Ends within a second when asked to, unless `spec` says otherwise."""
+    """A pod that ends within a second when asked, unless `spec` says otherwise."""
     metadata: dict[str, Any] = {"name": name or f"pod-{uuid.uuid4().hex[:6]}", "namespace": namespace}
     metadata |= {part: spec.pop(part) for part in ("labels", "annotations", "finalizers") if part in spec}
     named = [{"name": "main", **one} for one in containers]
@@ -26,7 +26,7 @@ def python(code: str, **more: Any) -> dict[str, Any]:
 
 
 IDLE = "trap 'exit 0' TERM; sleep 600 & wait"
-"""A script that waits to be ended."""
+"""A script that runs until it is ended."""
 
 
 class Pods:
@@ -46,7 +46,7 @@ class Pods:
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
     def path(self, name: str) -> str:
-        """How a node calls it."""
+        """The name that a node uses."""
         return f"{self.namespace}/{name}"
 
     def get(self, name: str) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Pods:
         return False
 
     def finish(self, *containers: dict[str, Any], **spec: Any) -> str:
-        """Run it once, to its end, and give what it wrote."""
+        """Run it once, to its end. Returns its output."""
         name = self.run(*containers, **{"restartPolicy": "Never", **spec})
         self.cluster.wait_for(lambda: self.status(name)["phase"] in ("Succeeded", "Failed"), f"{name}: an end")
         return self.logs(name)
@@ -101,5 +101,5 @@ class Pods:
         return self.cluster.logs(name, self.namespace, *arguments)
 
     def delete(self, name: str, *arguments: str) -> None:
-        """And wait until it is gone."""
+        """Delete it and wait until it is gone."""
         self.cluster.kubectl("delete", "pod", name, f"--namespace={self.namespace}", *arguments)

@@ -1,4 +1,4 @@
-"""The product on the test cluster, as a person installs it: both charts, the demo volume, a pool, tenants' adapters."""
+"""The product on the test cluster, as a user installs it: both charts, the demo volume, a pool, tenants' adapters."""
 
 import asyncio
 import base64
@@ -26,17 +26,17 @@ EXAMPLES = ROOT / "examples" / "cluster"
 MANIFESTS = EXAMPLES / "manifests"
 TENANTS = ("acme", "zeta")
 GUESTS = ("afterwards", "gone", "quietly")
-"""Tenants that come and go while tests run, and have keys all the while."""
+"""Tenants that tests create and delete. They always have keys."""
 KEYS = f"{RELEASE}-keys"
 """The Secret in which the chart looks for API keys."""
 FIXED = {"mode": "Disabled", "minReplicas": None, "maxReplicas": None}
 ADAPTERS = ("acme/pirate", "acme/shouting", "zeta/json", "zeta/oneword")
 
-# One machine of two cores plays the whole cluster.
+# The whole cluster runs on one machine with two cores.
 SMALL: dict[str, Any] = {
     "gateway": {"replicas": 1},
     "scheduler": {"replicas": 2},
-    # Tests change their pool many times in a minute, and would wait for the pause of one that never stops changing.
+    # Tests change their pool many times a minute. They would have to wait for the rate limit of such changes.
     "operator": {"replicas": 2, "env": {"MOTET_CLUSTER_ROLLOUT_SECONDS": "1"}},
 }
 
@@ -45,15 +45,15 @@ SMALL: dict[str, Any] = {
 class Product:
     cluster: Cluster
     keys: Mapping[str, PresentedKey]
-    """What the clients of each tenant send. Empty: they send none."""
+    """The API keys that each tenant's clients send. Empty if they send none."""
 
     def credential(self, tenant: str) -> dict[str, str]:
         """The header of a tenant's clients."""
         return {"authorization": f"Bearer {self.keys[tenant]}"} if self.keys else {}
 
     def gateway(self) -> str:
-        """The address of a gateway. There is no kube-proxy here, so who asks chooses as it would, for each connection:
-        one that is ready, or when there is none one that is going and still answers."""
+        """The address of a gateway. There is no kube-proxy, so the client chooses like it, for each connection: a ready
+        gateway, or if there is none, one that is ending and still answers."""
         slices = self.cluster.call(
             "GET",
             f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM}/endpointslices"
@@ -87,7 +87,7 @@ class Product:
             connection.close()
 
     def models(self, tenant: str) -> list[str]:
-        """As that tenant calls those that it may use."""
+        """The models that the tenant may use, by the names that it uses."""
         return sorted(model["id"] for model in self.ask("/v1/models", tenant=tenant)["data"])
 
     def answer(self, model: str, question: str, *, max_tokens: int = 32) -> str:
@@ -119,13 +119,13 @@ class Product:
         return self.cluster.get("spool", "demo", f"--namespace={POOLS}")
 
     def runners(self) -> list[dict[str, Any]]:
-        """Runner pods that are not leaving."""
+        """Runner pods that are not ending."""
         pods = self.cluster.items("pods", f"--namespace={POOLS}", "--selector=motet.dev/pool=demo")
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def told_by_runners(self, name: str) -> dict[str, float]:
-        """A metric of each runner, by the pod's name. Runners bring most of theirs up to date once a second. Raises
-        LookupError or OSError for one that does not answer."""
+        """A metric of each runner, by the pod's name. Runners update most metrics once a second. Raises LookupError or
+        OSError if a runner does not answer."""
         return {pod["metadata"]["name"]: metric(f"{pod['status']['podIP']}:9090", name) for pod in self.runners()}
 
     def on_devices(self) -> float:
@@ -133,19 +133,19 @@ class Product:
         return sum(self.told_by_runners("motet_adapters_on_device").values())
 
     def sequences(self) -> dict[str, float]:
-        """In the iterations of each runner."""
+        """The number of sequences in the iterations of each runner."""
         return self.told_by_runners("motet_sequences_running")
 
 
 def tenant_of(model: str) -> str:
-    """Whose clients ask for it here: an adapter's owner, and for a base one that its pool admits."""
+    """The tenant whose clients use the model here: an adapter's owner, or for a base a tenant that its pool admits."""
     tenant, slash, _ = model.partition("/")
     return tenant if slash else TENANTS[0]
 
 
 def served_after(product: Product, name: str) -> float:
-    """Seconds from an adapter's manifest to its first token, and no trace of it afterwards. The base is there and the
-    bytes are on a volume: what is left is to see it, check it and say so."""
+    """Seconds from an adapter's manifest to its first token. The adapter is removed afterwards. The base is loaded and
+    the bytes are on a volume, so the time is that of noticing, checking and loading it."""
     adapter = {
         "apiVersion": "motet.dev/v1alpha1",
         "kind": "LoRAAdapter",
@@ -165,7 +165,7 @@ def served_after(product: Product, name: str) -> float:
 
 @dataclass
 class ClientStream:
-    """One streamed answer, as it came."""
+    """One streamed answer, as it arrived."""
 
     model: str
     text: str = ""
@@ -184,7 +184,7 @@ class ClientStream:
 async def stream(
     product: Product, model: str, *, tokens: int, question: str = "Tell me about Brindle."
 ) -> ClientStream:
-    """Greedy, of exactly `tokens` tokens. What goes wrong is in `problem`."""
+    """One greedy answer of exactly `tokens` tokens. An error is in `problem`."""
     answer = ClientStream(model)
     body = {
         "model": model,
@@ -224,11 +224,11 @@ async def stream(
 
 
 async def _connect(product: Product) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Raises OSError when a gateway that is named does not take the connection. One that has gone since it was named is
-    no failure: kube-proxy would not have led there."""
+    """Raises OSError if a listed gateway does not accept the connection. If it ended after it was listed, that is not a
+    failure: kube-proxy would not have chosen it."""
 
     async def named() -> str:
-        # The API server's bad moments are not the product's.
+        # Failures of the API server do not count as failures of the product.
         return await asyncio.to_thread(product.cluster.wait_for, product.gateway, "a gateway's address")
 
     while True:
@@ -255,7 +255,7 @@ def _hear(answer: ClientStream, event: dict[str, Any]) -> None:
 
 
 class ClientLoad:
-    """So many clients, each asking again as soon as it was answered, until the block ends."""
+    """So many clients. Each sends its next request as soon as it has an answer, until the block ends."""
 
     def __init__(self, product: Product, clients: int, *, tokens: int) -> None:
         self._product, self._clients, self._tokens = product, clients, tokens
@@ -281,13 +281,13 @@ class ClientLoad:
         return [f"{one.model}: {one.problem or one.reasons}" for one in self.answers if not one.complete]
 
     def assert_nobody_noticed(self) -> None:
-        """There were answers, and each came to its end."""
+        """Check that there were answers, and that each is complete."""
         assert self.answers, "nobody asked anything"
         assert not self.failed, f"{len(self.failed)} of {len(self.answers)} failed: {self.failed}"
 
 
 def bring_demo(product: Product, folder: Path, **pool: Any) -> None:
-    """What `kubectl apply` of the example makes, until all is ready; but the pool does not scale by itself."""
+    """Apply the example and wait until all of it is ready. The pool does not scale by itself."""
     fill_volume(product, folder)
     product.cluster.kubectl("apply", "--server-side", f"--filename={MANIFESTS}")
     product.patch_pool(autoscaling=FIXED, **pool)
@@ -301,7 +301,7 @@ def bring_demo(product: Product, folder: Path, **pool: Any) -> None:
 
 
 def lines_of(made: Mapping[str, PresentedKey]) -> dict[str, str]:
-    """What is kept of each tenant's key, which calls models."""
+    """The stored form of each tenant's key with scope user."""
     scopes, now = frozenset({KeyScope.USER}), datetime.now(UTC)
     return {
         tenant: keys.to_line(ApiKey(id=one.id, tenant=tenant, scopes=scopes, hash=one.hash, created=now))
@@ -310,24 +310,24 @@ def lines_of(made: Mapping[str, PresentedKey]) -> dict[str, str]:
 
 
 def keep_keys(cluster: Cluster, made: Mapping[str, PresentedKey]) -> None:
-    """These and no others, where the gateways look."""
+    """Write these keys, and only these, to the Secret of the gateways."""
     data = {tenant: base64.b64encode(line.encode()).decode() for tenant, line in lines_of(made).items()}
     cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": KEYS, "namespace": SYSTEM}, "data": data})
 
 
 @contextmanager
 def installed(cluster: Cluster, folder: Path, values: dict[str, Any] | None = None) -> Iterator[Product]:
-    """Both charts, and the namespaces they want. Everything goes again. Tenants have keys, unless the values say that
-    gateways ask for none."""
+    """Install both charts and their namespaces. Everything is removed afterwards. Tenants have keys, unless the values
+    say that gateways need none."""
     chosen = {**SMALL, "crds": {"install": False}, **(values or {})}
     asks = chosen["gateway"].get("auth") != "none"
     made = {tenant: keys.new_key() for tenant in (*TENANTS, *GUESTS)} if asks else {}
     file = folder / "values.yaml"
     file.write_text(yaml.safe_dump(chosen))
-    remove(cluster)  # what other tests have left of our definitions is not Helm's
+    remove(cluster)  # definitions that other tests have left do not belong to Helm
     cluster.kubectl("apply", "--server-side", f"--filename={EXAMPLES / 'namespaces.yaml'}")
     if made:
-        keep_keys(cluster, made)  # before the gateways start: a kubelet takes its time to renew what is mounted
+        keep_keys(cluster, made)  # before the gateways start: a kubelet updates mounted files late
     cluster.helm("install", "motet-crds", str(ROOT / "charts/motet-crds"), "--namespace=default")
     try:
         cluster.helm(
@@ -340,21 +340,21 @@ def installed(cluster: Cluster, folder: Path, values: dict[str, Any] | None = No
 
 
 def remove(cluster: Cluster) -> None:
-    """All of it, however much of it is there."""
+    """Remove the product, also if it is only partly installed."""
     # Everything ends at the same time: pods take seconds to go.
     cluster.kubectl("delete", "namespace", *TENANTS, POOLS, "--ignore-not-found", "--wait=false")
     for command in (("uninstall", RELEASE, f"--namespace={SYSTEM}"), ("uninstall", "motet-crds")):
-        with suppress(CommandRefused):  # when the installation itself has failed
+        with suppress(CommandRefused):  # if the installation itself has failed
             cluster.helm(*command)
     everywhere = (*TENANTS, POOLS, SYSTEM)
     cluster.kubectl("delete", "namespace", *everywhere, "--ignore-not-found", "--timeout=90s", timeout_s=100)
     cluster.kubectl("delete", "pv", "motet-demo", "--ignore-not-found", "--timeout=60s")
-    # Kept by the chart, since tenants' objects go with them.
+    # The chart keeps them, since tenants' objects would be deleted with them.
     cluster.kubectl("delete", "crd", "loraadapters.motet.dev", "servingpools.motet.dev", "--ignore-not-found")
 
 
 def provide_volume(cluster: Cluster, folder: Path) -> None:
-    """What the example's claim will be bound to. Clusters have a provisioner; here a volume is a folder."""
+    """The volume for the example's claim. Real clusters have a provisioner; here a volume is a folder."""
     volume = folder / "volume"
     volume.mkdir(mode=0o777, exist_ok=True)
     volume.chmod(0o777)
@@ -375,7 +375,7 @@ def provide_volume(cluster: Cluster, folder: Path) -> None:
 
 
 def fill_volume(product: Product, folder: Path) -> None:
-    """The example's claim and Job."""
+    """Apply the example's claim and Job."""
     provide_volume(product.cluster, folder)
     product.cluster.kubectl("apply", "--server-side", f"--filename={EXAMPLES / 'demo-volume.yaml'}")
     product.cluster.kubectl(

@@ -1,4 +1,4 @@
-"""A program of the bench: started with a log, watched until it is ready, stopped, frozen and started again."""
+"""A program of the test cluster: it can be started with a log, watched until ready, stopped, paused and restarted."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ STOP_WITHIN_S = 20.0
 
 
 class Program:
-    """Runs inside the network between `with` and its end. A test run that is killed takes it along."""
+    """Runs inside the network during the `with` block. It also ends if the test run is killed."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Program:
         return self._process.pid
 
     def start(self, *, wait: bool = True) -> None:
-        """Raises AssertionError with the end of the log when it does not become ready, and has ended it then."""
+        """Start it and wait until it is ready. Otherwise it is ended, and AssertionError has the end of its log."""
         with self.log.open("ab") as output, self._network.inside():
             self._process = subprocess.Popen(
                 self._command,
@@ -66,7 +66,7 @@ class Program:
         try:
             self.wait_until_ready()
         except BaseException:
-            self.kill()  # or the next on its port would be taken for ready
+            self.kill()  # otherwise the next program on its port would count as ready
             raise
 
     def wait_until_ready(self, within_s: float = START_WITHIN_S) -> None:
@@ -82,7 +82,7 @@ class Program:
         assert code is None, f"{self.log.stem} ended with {code}:\n{self.tail()}"
 
     def stop(self) -> None:
-        """Also one that is frozen, has ended, or never began."""
+        """Stop it, also if it is paused, has ended, or never began."""
         if self._process is None:
             return
         self._process.terminate()
@@ -94,19 +94,19 @@ class Program:
         self._process = None
 
     def kill(self) -> None:
-        """As a power cut does it."""
+        """Kill it, like a power cut."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def restart(self) -> None:
-        """As after a crash. An API server that is asked to end waits for its clients instead, up to a minute."""
+        """Restart it, as after a crash. An API server that is asked to end waits up to a minute for its clients."""
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        """Freeze it: connections stay open and nothing answers."""
+        """Pause it: connections stay open, but it does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

@@ -1,4 +1,4 @@
-"""A way to the API server on which things go wrong when a test says so."""
+"""A proxy before the API server, with failures that a test sets."""
 
 import asyncio
 import json
@@ -23,12 +23,12 @@ WRITES = ("POST", "PUT", "PATCH", "DELETE")
 HOP_BY_HOP = ("transfer-encoding", "content-encoding", "content-length", "connection", "keep-alive")
 
 Answer = tuple[int, dict[str, Any]]
-"""Instead of the API server's: a status and what is said."""
+"""An answer instead of the API server's: a status and a message."""
 
 
 @dataclass(frozen=True)
 class ProxiedRequest:
-    """A request that came through."""
+    """A request that was passed on."""
 
     at: float
     method: str
@@ -49,22 +49,22 @@ def status(code: int, reason: str, message: str = "as the test asked for") -> An
 
 @dataclass
 class ProxyFaults:
-    """Nothing goes wrong unless one of these is set. Functions are called in the proxy's own thread."""
+    """Nothing fails unless one of these is set. The proxy's own thread calls the functions."""
 
     down: bool = False
-    """Connections end as soon as something is asked on them."""
+    """If true, a connection closes as soon as a request arrives on it."""
 
     silent: bool = False
-    """What is asked is not answered until this is over."""
+    """Requests are not answered until this event."""
 
     answer: Callable[[str, str], Answer | None] = lambda method, path: None
-    """By method and path: an answer of our own, and the API server never hears of it."""
+    """Gives the proxy's own answer for a method and path; the API server does not get the request."""
 
     written: Callable[[ProxiedRequest], None] = lambda seen: None
-    """After the API server has carried a write out, and before whoever asked hears of it."""
+    """Called after the API server has done a write, and before the client gets the answer."""
 
     event: Callable[[str, dict[str, Any]], bool] = lambda path, event: True
-    """By the path that is watched and the event: whether it is passed on."""
+    """Whether an event is passed on, by the path of the watch and the event."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Proxy:
     _muted: set[web.StreamResponse] = field(default_factory=set)
 
     def writes(self, *, since: float = 0.0, leases: bool = False) -> list[ProxiedRequest]:
-        """Those that were carried out, without the Lease's."""
+        """Writes that were done, without those of the Lease."""
         return [
             one
             for one in list(self.seen)
@@ -86,11 +86,11 @@ class Proxy:
 
     @property
     def watches(self) -> int:
-        """Open at the moment, and not muted."""
+        """Watches that are open and not muted."""
         return len(self._open() - self._muted)
 
     def _open(self) -> set[web.StreamResponse]:
-        """Without those of clients that have gone, of which we hear with the next event only."""
+        """Without those of clients that have disconnected, which shows only with the next event."""
         return {
             watch
             for watch, request in list(self._watches.items())
@@ -98,12 +98,12 @@ class Proxy:
         }
 
     def mute_watches(self) -> None:
-        """Those that are open now stay open and say nothing more; new ones do."""
+        """Watches that are open now stay open and send nothing more; new ones work."""
         self._muted |= set(self._watches)
 
     def say_on_watches(self, event: dict[str, Any], *, of: str = "", last: bool = False) -> int:
-        """Put an event of our own on every open watch whose path has `of` in it, and if it is the `last`, nothing more.
-        How many there are."""
+        """Send an event on every open watch whose path contains `of`; if `last`, nothing more follows. Returns the
+        number of these watches."""
 
         async def say() -> int:
             watches = [watch for watch in self._open() if of in self._watches[watch].path]
@@ -170,7 +170,7 @@ class Proxy:
 
 @contextmanager
 def proxy(cluster: Cluster, kubeconfig: Path, port: int = 6444) -> Iterator[Proxy]:
-    """In front of the API server, for whoever uses `.kubeconfig`: as `kubeconfig`, but through the proxy."""
+    """Run the proxy. Its `.kubeconfig` is like `kubeconfig`, but goes through the proxy."""
     made = Proxy(ProxyFaults())
     ours = yaml.safe_load(kubeconfig.read_text())
     made.kubeconfig = write_kubeconfig(

@@ -1,5 +1,5 @@
-"""What somebody does with pools and adapters, step after step: once beside an operator that lives, and once beside one
-that is killed after each of its writes."""
+"""Repeats a series of changes of pools and adapters: once with an operator that lives, and once with one that is killed
+after each of its writes."""
 
 import json
 import os
@@ -23,14 +23,14 @@ Object = dict[str, Any]
 
 WITHIN_S = 60.0
 QUIET_S = 1.5
-"""An operator that has found everything done and has written nothing for so long has nothing to write."""
+"""An operator that has found everything done, and has written nothing for so long, has nothing to write."""
 
 _PASSING = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "lastTransitionTime")
-"""Differs between two of the same."""
+"""Fields that differ between two equal objects."""
 
 
 class SiteState:
-    """What there is at a site, and who has written it."""
+    """The objects of a site, and who has written them."""
 
     def __init__(self, home: OperatorNamespaces) -> None:
         self._home, self._cluster = home, home.cluster
@@ -58,16 +58,16 @@ class SiteState:
         return [one for one in self("pods") if "deletionTimestamp" not in one["metadata"]]
 
     def make_ready(self, pod: Object) -> None:
-        """Nothing runs it here, so it is made ready as a kubelet would."""
+        """Make a pod ready, as a kubelet would: nothing runs it here."""
         container = {"name": "runner", "ready": True, "restartCount": 0, "image": "", "imageID": ""}
         status = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
-        with suppress(CommandRefused):  # somebody else was faster
+        with suppress(CommandRefused):  # another writer was faster
             self._cluster.call("PUT", path, pod | {"status": status | {"containerStatuses": [container]}})
 
     def state(self) -> Object:
-        """Everything that does not differ between two worlds in which the same was done."""
+        """Everything that is equal at two sites with the same changes."""
         return {
             "pools": _sorted({**_lasting(one), "name": one["metadata"]["name"]} for one in self("servingpools")),
             "adapters": _sorted({**_lasting(one), "name": one["metadata"]["name"]} for one in self("loraadapters")),
@@ -96,7 +96,7 @@ class SiteState:
         }
 
     def history(self) -> list[Object]:
-        """Every write at the site since then that was carried out, Events and Leases aside."""
+        """Every write at the site since then that was done, without Events and Leases."""
         with self._audit.open("rb") as log:
             log.seek(self._began)
             entries = [json.loads(line) for line in log.read().splitlines() if line.endswith(b"}")]
@@ -129,14 +129,14 @@ def _drains(pod: Object) -> bool:
 
 
 def _is_done(pod: Object) -> bool:
-    """Its time to drain is over: it may overlap with its successor. So may one of which the scheduler says that nothing
-    is left on it, and no pod tells that: the schedulers here do not say it."""
+    """Whether its time to drain is over: then it may overlap with its successor. So may a pod which the scheduler
+    reports as drained, which no pod shows; the schedulers here do not report it."""
     until = pod["metadata"].get("annotations", {}).get("motet.dev/draining-until")
     return until is not None and datetime.fromisoformat(until) <= datetime.now(UTC)
 
 
 def _told(pod: Object) -> str:
-    """What tells one runner from another."""
+    """What identifies a runner."""
     metadata = pod["metadata"]
     marks = metadata.get("annotations") or {}
     ready = "ready" if _is_ready(pod) else "not ready"
@@ -144,7 +144,7 @@ def _told(pod: Object) -> str:
 
 
 def reason(it: Object, condition: str = "Ready") -> str:
-    """Empty while it says nothing, or nothing yet about what it is now."""
+    """Empty while there is no status of its present generation."""
     conditions = it.get("status", {}).get("conditions", [])
     generation = it["metadata"]["generation"]
     return next(
@@ -158,15 +158,15 @@ class Scenario:
     name: str
     change: Callable[[], object]
     reached: Callable[[SiteState], bool]
-    """Whether everything is as it should be after it."""
+    """Whether everything is as it should be after this step."""
 
     most: int
-    """Runners of one pool at any time until then, whoever dies. One that drains counts until its time is over."""
+    """How many runners one pool has at any time until then. One that drains counts until its time is over."""
 
 
 @dataclass
 class Outcome:
-    """What came of a flow."""
+    """The result of a flow."""
 
     state: Object
     writes: Counter[str]
@@ -176,8 +176,8 @@ class Outcome:
     """What was created for its runners, by kind."""
 
     told: Callable[[], Object]
-    """What the scheduler knows of pools and adapters: at the end of the flow, or now where an operator was killed. Its
-    last life has nothing to write and yet tells the scheduler everything, which may take longer than the quiet."""
+    """What the scheduler knows about pools and adapters: at the end of the flow, or later if an operator was killed.
+    The last operator writes nothing, but sends the scheduler everything, which may take longer than the quiet time."""
 
     lives: int = 1
 
@@ -188,13 +188,13 @@ class Outcome:
 
 @dataclass
 class ReadyMaker:
-    """Makes pods ready in a thread of its own, and counts."""
+    """Makes pods ready in a separate thread, and counts them."""
 
     world: SiteState
     most: int = 0
     done_at_once: bool = False
-    """Whoever drains may overlap with its successor: of runners that it has never heard the scheduler of the version
-    before says at once that nothing is left on them."""
+    """A draining runner may overlap with its successor: the scheduler of the version before reports runners that it
+    does not know as drained at once."""
 
     excess: list[str] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -249,8 +249,7 @@ def undisturbed(cluster: Cluster, home: OperatorNamespaces, flows: Sequence[Scen
 
 
 def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> Generator[Outcome, None, None]:
-    """The same, with an operator that writes once in each of its lives. A flow ends with a life in which there was
-    nothing to write."""
+    """The same, with an operator that is killed after each write. A flow ends when an operator has nothing to write."""
     world, died = SiteState(home), threading.Event()
     operator = OperatorProcess(home, kubeconfig=door.kubeconfig, env={"MOTET_CLUSTER_WRITERS": "1"})
 
@@ -262,7 +261,7 @@ def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> 
     def has_nothing_to_write(flow: Scenario) -> bool:
         deadline = time.monotonic() + WITHIN_S
         while not died.wait(0.2):
-            with suppress(OSError, LookupError):  # it is not up yet, or what it writes is not there yet
+            with suppress(OSError, LookupError):  # it is not up yet, or its write has not arrived
                 if operator.metric("motet_reconciles_total") >= 1 and flow.reached(world):
                     return not died.wait(QUIET_S)
             assert time.monotonic() < deadline, f"{flow.name}: nothing is written, and it is not done: {world.state()}"
@@ -282,7 +281,7 @@ def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> 
                     operator.program.kill()
                     lives += 1
                     operator.program.start(wait=False)
-                    died.clear()  # not before: what the life before had under way may still arrive
+                    died.clear()  # not before: a write of the killed operator may still arrive
                 outcome = _outcome(home, world, before, partial(_known_to, scheduler))
                 outcome.lives = lives
                 assert not kubelet.excess, f"{flow.name}: {kubelet.excess}"
@@ -293,7 +292,7 @@ def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> 
 
 
 def _known_to(scheduler: SchedulerProgram) -> Object:
-    # An operator tells pools in the order in which it met them: they came one by one, or all at its start.
+    # An operator sends pools in the order in which it saw them: one by one, or all at its start.
     return {"pools": _sorted(scheduler.told().get("pools", [])), "adapters": scheduler.adapters()}
 
 

@@ -1,4 +1,4 @@
-"""A scheduler as a process beside the operators of a site, without gateways and runners."""
+"""Runs a scheduler process for the operators of a site, without gateways and runners."""
 
 import json
 import os
@@ -9,12 +9,12 @@ from tests.kube.operators import TIME_SCALE, OperatorNamespaces
 from tests.kube.programs import Program
 
 WAITS_FOR_RUNNERS = {"MOTET_SCHEDULER_FORGET_RUNNER_SECONDS": "86400"}
-"""Of a runner that it has never heard a scheduler soon says that nothing is left on it. Where nothing runs the runners
-this one says it of none, so that each drains until its deadline."""
+"""A scheduler soon reports a runner that it does not know as drained. With this setting it reports none, so that each
+runner drains until its deadline: nothing runs the runners here."""
 
 
 class SchedulerProgram(Program):
-    """Where the site's operators expect it. What it was told last is on its disk."""
+    """A scheduler at the address that the site's operators expect. Its disk has the catalog that it got last."""
 
     def __init__(self, home: OperatorNamespaces, name: str = "scheduler", *, env: dict[str, str] | None = None) -> None:
         folder = home.folder / name
@@ -35,13 +35,13 @@ class SchedulerProgram(Program):
         )
 
     def told(self) -> dict[str, Any]:
-        """The last catalog; empty before the first."""
+        """The newest catalog; empty before the first one."""
         if not self._catalog.exists():
             return {}
         remembered: dict[str, Any] = json.loads(self._catalog.read_bytes())["remembered"]
         return remembered
 
     def adapters(self) -> dict[str, dict[str, Any]]:
-        """Those of the last catalog by `namespace/name`, each as it was stated."""
+        """The adapters of the newest catalog by `namespace/name`, each as it was declared."""
         specs = [one["spec"] for one in self.told().get("adapters", ())]
         return {f"{spec['ref']['namespace']}/{spec['ref']['name']}": spec for spec in specs}

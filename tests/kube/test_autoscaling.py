@@ -24,7 +24,7 @@ from tests.support.in_process_services import until
 
 pytestmark = [
     pytest.mark.kube,
-    pytest.mark.own_cluster,  # a cluster has one external metrics API, its own
+    pytest.mark.own_cluster,  # a cluster has only one external metrics API
 ]
 
 DESIRED = "motet_pool_desired_replicas"
@@ -43,7 +43,7 @@ def metrics(cluster: Cluster, home: OperatorNamespaces) -> Iterator[ExternalMetr
 
 
 def autoscaler(home: OperatorNamespaces, pool: str) -> dict[str, Any]:
-    """The example's, for a pool of the test."""
+    """The autoscaler of the example, for a pool of the test."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "autoscaling" / "hpa.yaml").read_text())
     document["metadata"] = {"name": pool, "namespace": home.pools}
     spec = document["spec"]
@@ -127,7 +127,7 @@ def test_runners_that_drain_do_not_count_for_an_autoscaler(
     figure = {"pool_namespace": home.pools, "pool": "draining"}
 
     def serve() -> bool:
-        """Nothing runs pods here, so they are made ready as a kubelet would."""
+        """Make pods ready, as a kubelet would: nothing runs them here."""
         where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=draining")
         pods = cluster.items("pods", *where)
         status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -171,7 +171,7 @@ def test_an_autoscaler_on_a_pool_that_scales_itself_is_a_conflict_until_one_of_t
     assert "kube-controller-manager writes spec.replicas" in pool.scaling["message"]
     assert (pool.spec, pool.desired, pool.pods) == (4, 2, 2), "what there is stays"
     before = len(cluster.audit())
-    for figure in (1, 5, 3):  # the other one goes on
+    for figure in (1, 5, 3):  # the other one continues
         metrics.set(DESIRED, figure, pool_namespace=home.pools, pool="both")
         cluster.wait_for(lambda: pool.spec == figure, f"the autoscaler's {figure}", within_s=60)  # noqa: B023
     cluster.wait_for(lambda: pool.scaling["message"], "a last look")
@@ -217,7 +217,7 @@ def test_without_autoscaling_the_last_word_of_a_person_counts(cluster: Cluster, 
 
 @pytest.fixture
 def scheduler(cluster: Cluster, home: OperatorNamespaces) -> Iterator[str]:
-    """A real one, whose Unix socket is seen from every network."""
+    """A real scheduler. Its Unix socket can be reached from every network."""
     address = f"unix:{home.folder}/scheduler.sock"
     env = {
         "MOTET_DATA_DIR": str(home.folder / "scheduler"),

@@ -1,4 +1,4 @@
-"""The control plane that the other tests here trust is a real one."""
+"""The control plane of these tests behaves like a real one."""
 
 import json
 import subprocess

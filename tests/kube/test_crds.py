@@ -1,4 +1,4 @@
-"""A real API server makes of our CRDs what offline validation promises: each rule, in the same words."""
+"""A real API server enforces each rule of our CRDs, with the same messages as offline validation."""
 
 import json
 import re
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.kube
 
 @pytest.fixture(scope="module")
 def tenant(cluster: Cluster) -> Iterator[str]:
-    """A namespace in a cluster that knows our kinds."""
+    """A namespace in a cluster with our CRDs."""
     for kind in CUSTOM_RESOURCES:
         cluster.apply(yaml.safe_load((ROOT / "crds" / kind.file_name).read_text()))
         cluster.kubectl("wait", "--for=condition=Established", f"crd/{kind.crd_name}", "--timeout=20s")

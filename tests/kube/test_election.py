@@ -115,7 +115,7 @@ async def test_an_api_server_that_restarts_costs_a_leader_nothing(
     assert cluster.apiserver is not None
     cluster.let_namespaces_go()
     losses: list[str] = []
-    patient = settings(namespace, seconds=60, renew_seconds=40)  # this test holds up its own event loop
+    patient = settings(namespace, seconds=60, renew_seconds=40)  # this test blocks its own event loop
     async with KubeApi(account, "the test") as api, Election(api, patient, lost=losses.append) as election:
         cluster.apiserver.restart()
         written: list[str] = []
@@ -169,7 +169,7 @@ class SchedulerProcess:
 async def replicas(
     folder: Path, namespace: str, kubeconfig: Path, lease: dict[str, float]
 ) -> AsyncIterator[list[SchedulerProcess]]:
-    """The first leads."""
+    """Two schedulers; the first one leads."""
     both = [SchedulerProcess(folder, name, namespace, kubeconfig, lease) for name in ("a", "b")]
     async with AsyncExitStack() as stack:
         for one in both:
@@ -203,7 +203,7 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
         operator.state()
         operating = asyncio.create_task(operator.link.run())
         clients.callback(operating.cancel)
-        # They know the standby alone, which sends them to the leader.
+        # They know only the standby, which sends them to the leader.
         runner = in_process_runner(
             folder,
             instance="r0",
@@ -228,7 +228,7 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
         assert lease_in(cluster, namespace)["spec"]["holderIdentity"].startswith("b-")
         assert await running == tokens_of((5,), 7, 1500)
         assert len(gateway.asked["running"].placements) == 1, "what ran was not touched"
-        # The one that went comes back as the standby.
+        # The killed one returns as the standby.
         await leader.start()
         assert gateway.term == 2
 

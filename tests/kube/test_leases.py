@@ -1,4 +1,4 @@
-"""What the Lease of the unit tests stands in for."""
+"""Runs the tests of Leases on a real API server."""
 
 from collections.abc import AsyncIterator
 

@@ -19,7 +19,7 @@ WATCHES = len(WATCHED)
 """Of an operator with pools in one namespace."""
 
 QUICK_RESYNC = {"MOTET_CLUSTER_RESYNC_SECONDS": "40"}
-"""Two seconds on our clock."""
+"""Two seconds of real time."""
 
 LASTING_WATCHES = {"MOTET_TIME_SCALE": "1"}
 """As long as elsewhere: one that is opened anew within a test would bring what another did not."""
@@ -110,7 +110,7 @@ def test_row_3_how_long_a_watch_has_said_nothing_is_a_metric(
         time.sleep(3)
         cluster.apply(home.adapter("unheard", tenant, pool="nowhere"))
         time.sleep(2)
-        assert age() > time.monotonic() - since - 1.5  # it is told every second
+        assert age() > time.monotonic() - since - 1.5  # it is updated every second
 
 
 @pytest.mark.parametrize("code", [410, 429, 500, 504])
@@ -125,7 +125,7 @@ def test_row_4_an_error_on_a_watch_is_followed_by_a_new_one(
         cluster.wait_for(lambda: cluster.items("deployments", *where))
         uids = [one["metadata"]["uid"] for one in cluster.items("deployments", *where)]
         cluster.wait_for(lambda: door.watches == WATCHES)
-        # Whoever stays with them hears nothing for more than a minute.
+        # A client that keeps them gets no event for more than a minute.
         said = {"type": "ERROR", "object": status(code, "Expired")[1]}
         assert door.say_on_watches(said, last=True) == WATCHES
         cluster.wait_for(lambda: door.watches == WATCHES, "new watches")
@@ -185,7 +185,7 @@ def test_row_9_conflicts_on_every_other_write_delay_and_lose_nothing(
         return dice.choice([status(409, "Conflict"), status(422, "Invalid")])
 
     def made(pool: str) -> dict[str, object]:
-        """What the operator has written of a pool and its adapters, with the pool's name taken out."""
+        """What the operator has written about a pool and its adapters, without the pool's name."""
         where = (f"--namespace={home.pools}", f"--selector=motet.dev/pool={pool}")
         cluster.wait_for(lambda: len(cluster.items("pods", *where)) == 2)
         for name in names:
@@ -221,7 +221,7 @@ def test_row_9_conflicts_on_every_other_write_delay_and_lose_nothing(
 
 
 def _lasting(it: Any, names: dict[str, str]) -> Any:
-    """Without what differs between two pools, and from one moment to the next."""
+    """The object without fields that differ between two pools or change with time."""
     if isinstance(it, dict):
         passing = ("lastTransitionTime", "observedGeneration", "pod-template-hash")
         return {key: _lasting(value, names) for key, value in it.items() if key not in passing}
@@ -343,7 +343,7 @@ def test_row_8_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wa
 def test_a_leader_whose_renewals_are_lost_writes_nothing_and_ends_when_it_hears_of_another(
     cluster: Cluster, home: OperatorNamespaces
 ) -> None:
-    """Everything but its Lease is within its reach, so that it knows very well what is to be written."""
+    """It can reach everything except its Lease, so it knows what it would have to write."""
     tenant = home.tenant("unsure")
     with (
         proxy(cluster, home.kubeconfig, 6445) as its,

@@ -1,4 +1,4 @@
-"""What the operator's image holds is enough to be ready on a cluster, and to act there."""
+"""The operator's image contains all that the operator needs on a cluster."""
 
 from collections.abc import Iterator
 from pathlib import Path

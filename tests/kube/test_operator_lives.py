@@ -1,4 +1,4 @@
-"""The operator's own lives on a real API server: idle, replaced, killed at any moment; and what it must not touch."""
+"""The operator on a real API server while it is idle, replaced or killed at any moment; and what it must not change."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def lists(home: OperatorNamespaces) -> int:
 def settled(
     home: OperatorNamespaces, operator: OperatorProcess, *, quiet_s: float = 1.5, within_s: float = 40
 ) -> list[str]:
-    """All writes, once none has come for a while after it has looked around."""
+    """All writes, once the operator has listed everything and has written nothing for a while."""
     # A replica is ready before it leads: it has not written anything then because it has not begun.
     home.cluster.wait_for(lambda: operator.metric("motet_reconciles_total") >= 1, "the first round", within_s=within_s)
     deadline, before, since = time.monotonic() + within_s, writes(home), time.monotonic()
@@ -78,7 +78,7 @@ def test_when_nothing_changes_nothing_is_written_and_a_restart_writes_nothing_ei
 
 
 def writes_what_is_new(home: OperatorNamespaces, operator: OperatorProcess, tenant: str) -> None:
-    """Where nobody leads nothing is written, either."""
+    """Without a leader nothing is written, either."""
     assert operator.metric("motet_operator_leader") == 1
     name, before = f"new-{len(writes(home))}", operator.metric("motet_kubernetes_writes_total")
     home.cluster.apply(home.adapter(name, tenant))
@@ -171,7 +171,7 @@ def test_a_pool_that_shrinks_loses_the_newest_and_one_that_changes_gets_another_
 
 
 def upgraded(home: OperatorNamespaces) -> None:
-    """The platform's template is another from now on."""
+    """Change the platform's template."""
     home.template.write_text(home.template.read_text().replace("motet/runner:test", "motet/runner:next"))
 
 
@@ -221,9 +221,9 @@ def test_another_version_of_the_operator_restarts_no_runner(cluster: Cluster, ho
 def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(
     cluster: Cluster, home: OperatorNamespaces
 ) -> None:
-    """Row 13, as far as the operator goes: it neither ends nor forgets, and watches the kind that has come back."""
+    """Row 13 for the operator: it neither ends nor forgets, and watches the kind again once it exists again."""
     tenant = home.tenant()
-    env = {"MOTET_CLUSTER_RESYNC_SECONDS": "20", "MOTET_CLUSTER_VANISHED_SECONDS": "12000"}  # ten minutes on our clock
+    env = {"MOTET_CLUSTER_RESYNC_SECONDS": "20", "MOTET_CLUSTER_VANISHED_SECONDS": "12000"}  # ten minutes of real time
 
     def alone() -> bool:
         """The operator knows of this adapter and no other: what other tests have left goes in its own time."""
@@ -350,8 +350,8 @@ def test_row_1_an_operator_that_dies_after_every_single_write_gets_there_all_the
     crashes: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whatever is done to pools and adapters, and wherever in it the operator dies: what comes of it is what comes of
-    one undisturbed life, and nothing is made twice."""
+    """After any changes of pools and adapters, and deaths of the operator at any write, the result is that of an
+    operator that never died, and nothing is created twice."""
     doing = flows(home, pools, adapters, runners)
     expected = undisturbed(cluster, home, doing)
     lives = 0

@@ -1,4 +1,4 @@
-"""What the operator may not see or write, and what it cannot read: it tells, harms nothing, and goes on."""
+"""Objects that the operator may not see or write, or cannot read: it reports them, harms nothing, and continues."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tests.repo.tree import ROOT
 pytestmark = pytest.mark.kube
 
 QUICK_RESYNC = {"MOTET_CLUSTER_RESYNC_SECONDS": "40"}
-"""Two seconds on our clock."""
+"""Two seconds of real time."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_one_namespace_that_may_not_be_seen_stops_neither_the_operator_nor_what_
     there["metadata"]["namespace"] = other
     cluster.apply(home.pool("here"), there)
     cluster.apply(home.adapter("legal", tenant, "there") | {"spec": _served_by("there", other)})
-    with OperatorProcess(home, env=env):  # nobody has granted anything there
+    with OperatorProcess(home, env=env):  # it has no permissions there
         cluster.wait_for(lambda: reason(home, "here") == "RunnersStarting")
         cluster.wait_for(lambda: reason(home, "there", other) == "PermissionDenied")
         assert deployments(cluster, home.pools)
@@ -159,7 +159,7 @@ def _is_in_force(cluster: Cluster, home: OperatorNamespaces) -> bool:
     try:
         where = f"--namespace={home.pools}"
         cluster.kubectl("create", "deployment", "try", "--image=none", "--dry-run=server", where)
-    except Exception as error:  # the API server's no, in whatever shape kubectl has it
+    except Exception as error:  # the refusal of the API server, in any form that kubectl prints
         return "a Deployment needs a team" in str(error)
     return False
 

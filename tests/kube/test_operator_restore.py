@@ -1,4 +1,4 @@
-"""The API server's store is brought back to an earlier state, under an operator that has seen later ones."""
+"""The API server's store is restored to an earlier state while an operator runs that has seen a later one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ SCARCE_LOOKS = {"MOTET_TIME_SCALE": "1", "MOTET_CLUSTER_RESYNC_SECONDS": "4000"}
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """One of our own: everybody else's objects would go back, too."""
+    """A separate control plane: otherwise the objects of all other tests would be restored, too."""
     if missing := [tool for tool in NEEDED if find(tool) is None]:
         lacking(f"{', '.join(missing)} (make kube)")
     with network() as own, control_plane(tmp_path, own) as started:

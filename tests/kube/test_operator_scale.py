@@ -1,4 +1,4 @@
-"""Ten thousand adapters, with runners on nodes that only pretend (KWOK). Long: part of `make soak`."""
+"""Ten thousand adapters, with runners on simulated nodes (KWOK). Long: part of `make soak`."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the operator on a cluster tells a real scheduler, and when."""
+"""What the operator on a cluster sends a real scheduler, and when."""
 
 import time
 from collections.abc import Iterator

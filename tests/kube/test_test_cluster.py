@@ -1,4 +1,4 @@
-"""The bench keeps to itself: its networks are apart, and nothing of it outlives a run."""
+"""The test cluster is isolated: its networks are separate, and no process remains after a run."""
 
 import socket
 import subprocess

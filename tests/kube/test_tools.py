@@ -1,4 +1,4 @@
-"""Where the Kubernetes tools are looked for, and that what builds them is current. Needs no cluster."""
+"""Where the tests find the Kubernetes tools, and that their build is current. Needs no cluster."""
 
 import os
 import shutil

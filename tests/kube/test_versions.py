@@ -15,12 +15,12 @@ from tests.support.previous_version import version_before
 pytestmark = pytest.mark.kube
 
 MOST = 3
-"""Runners at any time: two, and one more while others are replaced."""
+"""How many runners there are at any time: two, and one more during a rollout."""
 
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What makes a process one of the version before."""
+    """The environment that makes a process run the version before."""
     installed = version_before(tmp_path_factory.mktemp("before"))
     return {"PYTHONPATH": os.pathsep.join((str(installed), os.environ.get("PYTHONPATH", "")))}
 
@@ -69,7 +69,7 @@ def _has_rolled(home: OperatorNamespaces, where: tuple[str, ...]) -> bool:
 
 
 def test_the_version_before_is_what_runs(before: dict[str, str]) -> None:
-    """Else nothing here says anything."""
+    """Otherwise the tests in this file would prove nothing."""
     here = Path(__file__).parents[2] / "operator" / "motet_operator" / "sync.py"
     there = Path(before["PYTHONPATH"].split(os.pathsep)[0], "motet_operator", "sync.py")
     assert there.read_text() != here.read_text()

@@ -1,1 +1,1 @@
-"""What installs the product by its charts, as its users do. The others in tests/kube start parts of it as processes."""
+"""Tests that install the product by its charts, as users do. Others in tests/kube start parts of it as processes."""

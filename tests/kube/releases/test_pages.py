@@ -1,4 +1,4 @@
-"""The tutorial and the guides, typed by somebody who does nothing but read them."""
+"""The tutorial and the guides: the tests type every command, in order."""
 
 import pytest
 
@@ -11,11 +11,11 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(1500)]
 TUTORIAL = ROOT / "docs" / "tutorials" / "kubernetes.md"
 GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("tenant", "platform")]
 MADE_BY_THE_GUIDES = {"clusterrolebinding.rbac.authorization.k8s.io/motet-platform"}
-"""What the reader of a guide gives to people, and takes from them."""
+"""The permissions that the reader of a guide gives to people, and takes back."""
 
 
 def test_the_pages_lead_from_an_empty_cluster_through_the_guides_and_back(cluster: Cluster, shell: Shell) -> None:
-    """The guides go on from the tutorial, so its last step, which removes everything, comes after them."""
+    """The guides continue after the tutorial, so its last step, which removes everything, runs after them."""
 
     def everything() -> set[str]:
         kinds = "namespaces,crds,clusterroles,clusterrolebindings,flowschemas,validatingadmissionpolicies"

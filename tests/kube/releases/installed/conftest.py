@@ -1,6 +1,6 @@
-"""One installation of the product, which all tests of this folder share. What a test changes of it, it takes back.
+"""One installation of the product, which all tests of this folder share. A test undoes its changes.
 
-The files run in the order of their names. What counts rights comes last, on an installation that has seen everything.
+The files run in the order of their names. The test that counts permissions is last: by then all have been used.
 """
 
 import json
@@ -30,14 +30,14 @@ def product(cluster: Cluster, node: ClusterNode, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture
 def two_runners(product: Product) -> Iterator[list[str]]:
-    """The names of two runner pods; one again afterwards."""
+    """The names of two runner pods. Afterwards there is one again."""
     product.patch_pool(replicas=2)
     product.cluster.wait_for(lambda: product.pool()["status"]["readyReplicas"] == 2, "two runners", within_s=120)
     yield [pod["metadata"]["name"] for pod in product.runners()]
     product.patch_pool(replicas=1)
 
     def alone() -> bool:
-        """Of what the pool says now: a test may have left it rolling."""
+        """Compare with the pool's present status: a test may have left a rollout."""
         pool = product.pool()
         status = pool["status"]
         assert status["observedGeneration"] == pool["metadata"]["generation"]
@@ -48,7 +48,7 @@ def two_runners(product: Product) -> Iterator[list[str]]:
 
 
 def widen(source: Path, target: Path, *, rank: int) -> None:
-    """The same adapter of a higher rank: what comes to it does nothing."""
+    """The same adapter with a higher rank: the additional weights are zero."""
     target.mkdir()
     config = json.loads((source / "adapter_config.json").read_text())
     (target / "adapter_config.json").write_text(json.dumps(config | {"r": rank}))
@@ -59,4 +59,4 @@ def widen(source: Path, target: Path, *, rank: int) -> None:
     }
     save_file(wide, target / "adapter_model.safetensors")
     for path in (target, *target.iterdir()):
-        path.chmod(0o755)  # for the runners' own user
+        path.chmod(0o755)  # for the user of the runners

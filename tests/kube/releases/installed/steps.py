@@ -13,7 +13,7 @@ def volume_of(product: Product) -> Path:
 
 
 def bring_storyteller(product: Product, namespace: str) -> None:
-    """A new tenant's adapter, of which nobody else has the bytes, on a device."""
+    """Load a new tenant's adapter, with bytes that no other adapter has, onto a device."""
     adapters = volume_of(product) / "adapters"
     shutil.copytree(adapters / "acme" / "storyteller", adapters / namespace / "storyteller", dirs_exist_ok=True)
     product.cluster.apply(
@@ -45,12 +45,12 @@ def wait_for_runners(product: Product, count: int) -> None:
 
 
 def wait_for_silence(product: Product) -> None:
-    """Before streams are counted: a runner says how many it has a moment later than it has them."""
+    """Wait before streams are counted: a runner reports their number a moment later."""
     product.cluster.wait_for(lambda: not any(product.sequences().values()), "silence")
 
 
 def wait_for_streams(product: Product, count: int = 1) -> dict[str, float]:
-    """How many each runner has, once so many have begun."""
+    """How many streams each runner has, once so many have begun."""
 
     def so_many() -> dict[str, float]:
         sequences = product.sequences()

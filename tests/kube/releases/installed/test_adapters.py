@@ -1,4 +1,4 @@
-"""Adapters on a cluster: what tenants and platform teams see, with every part real but the machines."""
+"""Adapters on a cluster: what tenants and platform teams see. Every part is real, except the machines."""
 
 import time
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_helm_finds_everything_in_place(product: Product) -> None:
 
 def test_nothing_is_written_when_nothing_changes(product: Product) -> None:
     def nothing_leaves() -> bool:
-        """Tests come in any order. What the one before has ended may take a while to go, and going is a change."""
+        """Pods that an earlier test has ended may take a while to go, and their end is a change."""
         pods = [pod for where in (SYSTEM, POOLS) for pod in product.cluster.items("pods", f"--namespace={where}")]
         alone = len(product.cluster.items("deployments", f"--namespace={POOLS}")) == 1
         return alone and not any("deletionTimestamp" in pod["metadata"] for pod in pods)
@@ -90,7 +90,7 @@ def test_nothing_is_written_when_nothing_changes(product: Product) -> None:
 
 
 def test_an_adapter_is_served_once_it_is_applied(product: Product) -> None:
-    """How soon is for `benchmarks/operator.py`."""
+    """`benchmarks/operator.py` measures how long it takes."""
     took = [served_after(product, f"tales-{index}") for index in range(3)]
     print(f"applied to first token: {', '.join(f'{seconds:.2f} s' for seconds in took)}")
 

@@ -1,4 +1,4 @@
-"""A pool that changes, and upgrades of the product: nobody notices."""
+"""Changes of a pool and upgrades of the product: clients notice nothing."""
 
 import asyncio
 import time
@@ -55,7 +55,7 @@ def test_a_rollout_that_no_node_has_room_for_says_so_while_the_old_runner_serves
     try:
 
         def pending() -> float:
-            """When a pod was found to have no place."""
+            """When the pod scheduler found no node for a pod."""
             for pod in product.runners():
                 for one in pod["status"].get("conditions", ()):
                     if one["type"] == "PodScheduled" and "Insufficient nvidia.com/gpu" in one.get("message", ""):
@@ -107,7 +107,7 @@ async def test_an_upgrade_of_every_part_and_its_rollback_fail_no_request(product
 
 
 def _everything(product: Product) -> dict[str, bool]:
-    """Our pods by uid, with whether each is ready. A pod that is going is one of them."""
+    """Our pods by uid, and whether each is ready. Ending pods are included."""
     return {
         pod["metadata"]["uid"]: any(
             one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ())

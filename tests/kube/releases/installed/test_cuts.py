@@ -1,4 +1,4 @@
-"""Parts that cannot reach each other, or the API server: clients see a pause at most."""
+"""Parts that cannot reach each other or the API server: clients see at most a pause."""
 
 import asyncio
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 @dataclass(frozen=True)
 class Steadfast(Product):
-    """Goes on with the gateway it knew, as kube-proxy does while the API server is away."""
+    """Continues with the gateway that it knows, like kube-proxy while the API server is away."""
 
     known: str = ""
 
@@ -32,7 +32,7 @@ async def test_row_2_while_the_api_server_is_away_everybody_is_served(product: P
         return sorted(one["spec"]["holderIdentity"] for one in leases)
 
     def starts() -> dict[str, int]:
-        """Of those that stay: others may be on their way out from the test before."""
+        """Only pods that stay: others may be ending since the test before."""
         pods = [*cluster.items("pods", f"--namespace={SYSTEM}"), *product.runners()]
         return {
             pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"]
@@ -46,7 +46,7 @@ async def test_row_2_while_the_api_server_is_away_everybody_is_served(product: P
     apiserver.kill()
     try:
         async with ClientLoad(known, 4, tokens=60) as load:
-            await asyncio.sleep(13)  # who leads is sure of it for ten
+            await asyncio.sleep(13)  # a leader is sure of it for ten
     finally:
         apiserver.start()  # from this thread: it ends with the one that began it
     load.assert_nobody_noticed()
@@ -57,7 +57,7 @@ async def test_row_2_while_the_api_server_is_away_everybody_is_served(product: P
 
 
 CUTS = [("gateway", "runner", True), ("runner", "gateway", False), ("scheduler", "runner", True)]
-"""Who is cut off from whom, and whether both ways. The runner is the one with more streams."""
+"""Which parts are cut off from each other, and whether in both directions. The runner is the one with more streams."""
 
 
 @pytest.mark.own_cluster
@@ -95,7 +95,7 @@ async def test_row_48_a_gateway_that_is_cut_off_from_the_scheduler_goes_on_with_
     undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
     await asyncio.to_thread(wait_for_silence, product)
     running = [asyncio.create_task(stream(product, model, tokens=600)) for model in ADAPTERS]
-    await asyncio.to_thread(wait_for_streams, product, len(running))  # one that is not placed yet would wait, too
+    await asyncio.to_thread(wait_for_streams, product, len(running))  # a request that is not placed yet would wait, too
     addresses = _addresses(product, product.runners()[0]["metadata"]["name"])
     with cluster.network.cut(addresses["gateway"], addresses["scheduler"]):
         waiting = [asyncio.create_task(stream(product, model, tokens=20)) for model in ADAPTERS]
@@ -108,14 +108,14 @@ async def test_row_48_a_gateway_that_is_cut_off_from_the_scheduler_goes_on_with_
 
 
 def _wait_for_a_trace(product: Product, scheduler: str, cut_off: str) -> None:
-    """Somebody has noticed that a runner is cut off from the scheduler, or from a gateway."""
+    """Whether a service has noticed that a runner is cut off from the scheduler or from a gateway."""
     name = "motet_attached_runners" if cut_off == "scheduler" else "motet_lost_placements_total"
     before = metric(f"{scheduler}:9090", name)
     product.cluster.wait_for(lambda: metric(f"{scheduler}:9090", name) != before, f"a change of {name}", within_s=60)
 
 
 def _addresses(product: Product, runner: str) -> dict[str, str]:
-    """Of a runner, the gateway, and the scheduler that leads."""
+    """The addresses of a runner, the gateway, and the leading scheduler."""
     lease = product.cluster.get("lease", f"{RELEASE}-scheduler", f"--namespace={SYSTEM}")
     leader = lease["spec"]["holderIdentity"].rpartition("-")[0]
     pods = {pod["metadata"]["name"]: pod for pod in product.cluster.items("pods", f"--namespace={SYSTEM}")}

@@ -13,12 +13,12 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 
 def sending(product: Product, key: PresentedKey) -> Product:
-    """Whose clients all send this one."""
+    """All clients of this product send this key."""
     return Product(product.cluster, dict.fromkeys(product.keys, key))
 
 
 def refusal_of(call: Callable[[], object]) -> str:
-    """Empty when there is none."""
+    """The message of a refused call; empty if it succeeds."""
     try:
         call()
     except AssertionError as refusal:
@@ -40,7 +40,7 @@ def test_nobody_comes_in_without_a_key_that_is_kept(product: Product) -> None:
 
 
 def test_before_the_first_key_a_gateway_is_ready_and_lets_nobody_in(product: Product) -> None:
-    """As after an installation, when there is no Secret yet."""
+    """The state after an installation, without the Secret."""
     cluster, here = product.cluster, f"--namespace={SYSTEM}"
     gateways = ("pods", here, "--selector=app.kubernetes.io/component=gateway")
 
@@ -62,7 +62,7 @@ def test_before_the_first_key_a_gateway_is_ready_and_lets_nobody_in(product: Pro
 
 def test_each_tenant_has_its_own_names_and_the_base(product: Product) -> None:
     names = {"acme": ["motet-demo", "pirate", "shouting"], "zeta": ["json", "motet-demo", "oneword"]}
-    # Of what the tests before have deleted a gateway may still be about to hear.
+    # A gateway may not know yet what earlier tests have deleted.
     product.cluster.wait_for(lambda: {tenant: product.models(tenant) for tenant in names} == names, "those names")
     body = {"prompt": QUESTION, "max_tokens": 8, "temperature": 0}
     own, long = (product.ask("/v1/completions", body | {"model": name}) for name in ("pirate", "acme/pirate"))

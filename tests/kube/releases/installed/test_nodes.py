@@ -20,7 +20,7 @@ async def test_row_44_a_node_with_the_only_runner_is_drained_under_load_without_
     product: Product, cluster: Cluster
 ) -> None:
     with one_node(cluster, "node-2", 2) as second:
-        # As Karpenter begins. The runner moves for that alone; the rest of the system stays.
+        # Karpenter begins with this taint. It alone makes the runner move; the other pods stay.
         cluster.kubectl("taint", "nodes", "node-1", "karpenter.sh/disrupted=:NoSchedule")
         try:
             await asyncio.to_thread(_wait_for_the_only_runner_on, product, second.name)
@@ -55,7 +55,7 @@ async def test_row_44_a_node_with_the_only_runner_is_drained_under_load_without_
 async def test_row_44_a_node_that_is_lost_costs_its_clients_a_pause(
     product: Product, cluster: Cluster, two_runners: list[str], by: str
 ) -> None:
-    """Its pods are deleted by somebody who knows that it is gone, or after the minutes that Kubernetes waits."""
+    """Its pods are deleted by an administrator, or after the minutes that Kubernetes waits."""
 
     def serving_on(*nodes: str) -> dict[str, str]:
         """Both runners, by their nodes. The pool's count alone may be from before one was deleted."""
@@ -66,7 +66,7 @@ async def test_row_44_a_node_that_is_lost_costs_its_clients_a_pause(
         return found if found.keys() == set(nodes) else {}
 
     with _small_batches(product), one_node(cluster, "node-2", 2) as second:
-        # Pods go where there are fewest.
+        # The pod scheduler prefers the node with the fewest pods.
         cluster.kubectl(
             "delete", "pod", product.runners()[1]["metadata"]["name"], f"--namespace={POOLS}", "--wait=false"
         )
@@ -91,7 +91,7 @@ async def test_row_44_a_node_that_is_lost_costs_its_clients_a_pause(
 
 @contextmanager
 def _small_batches(product: Product) -> Iterator[None]:
-    """Runners that take two sequences each: the fullest one takes all that it can."""
+    """Runners with two sequences each: the scheduler fills one runner before it uses the next."""
 
     def rolled() -> bool:
         status = product.pool()["status"]
@@ -108,13 +108,13 @@ def _small_batches(product: Product) -> Iterator[None]:
 
 
 def _on_all(sequences: dict[str, float]) -> dict[str, float] | None:
-    """The same, once each runner has some."""
+    """The sequences of each runner, once each has some."""
     return sequences if len(sequences) > 1 and all(sequences.values()) else None
 
 
 @asynccontextmanager
 async def serving_runners(cluster: Cluster) -> AsyncIterator[list[frozenset[str]]]:
-    """Which runners were ready and not leaving, after each change of any of them."""
+    """Which runners were ready and not ending, after each change of any of them."""
     pods: dict[str, dict[str, Any]] = {}
     told: list[frozenset[str]] = []
     synced = asyncio.Event()

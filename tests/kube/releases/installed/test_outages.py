@@ -1,4 +1,4 @@
-"""Parts that are killed, hang or are away: serving goes on."""
+"""Parts are killed, hang or are away: requests are still served."""
 
 import asyncio
 
@@ -60,12 +60,12 @@ async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(produc
     running = [asyncio.create_task(stream(product, model, tokens=600)) for model in ADAPTERS]
     await asyncio.to_thread(wait_for_streams, product)
     await asyncio.to_thread(node.kill, f"{SYSTEM}/{first}")
-    # New requests wait for whoever leads next; those that ran go on meanwhile.
+    # New requests wait for the next leader; running ones continue meanwhile.
     running += [asyncio.create_task(stream(product, model, tokens=20)) for model in ADAPTERS]
     answers = await asyncio.gather(*running)
     assert [answer.problem for answer in answers if not answer.complete] == []
     assert [answer.tokens for answer in answers] == [600] * len(ADAPTERS) + [20] * len(ADAPTERS)
-    # The other knew of no adapter what it is served with before a runner had said so again.
+    # The other scheduler knew no adapter's certificate before a runner had reported it again.
     assert await asyncio.to_thread(ready_since) == before
 
 
@@ -160,7 +160,7 @@ def test_row_14_what_went_while_no_operator_ran_leaves_the_runners_once_one_is_b
 
     def nothing_else() -> bool:
         for name in ADAPTERS:
-            product.answer(name, QUESTION, max_tokens=1)  # a runner that has just come may hold fewer
+            product.answer(name, QUESTION, max_tokens=1)  # a new runner may hold fewer
         return product.on_devices() == before
 
     cluster.wait_for(nothing_else, "nothing that other tests have left", within_s=60)

@@ -1,4 +1,4 @@
-"""Least privilege, both ways: what the chart grants is used, and what is used is granted. The audit log tells."""
+"""Least privilege, checked with the audit log: all that the chart grants is used, and all that is used is granted."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -17,15 +17,15 @@ WITH_RIGHTS = ("operator", "scheduler")
 class Right(NamedTuple):
     group: str
     resource: str
-    """With its subresource."""
+    """The resource with its subresource."""
     verb: str
     namespace: str
-    """Where; empty: in all."""
+    """The namespace; empty for all namespaces."""
 
 
 @pytest.fixture(scope="module")
 def used_in_full(product: Product, node: ClusterNode) -> Product:
-    """A product that has done everything once for which it has a right."""
+    """A product that has used each of its permissions once."""
     product.patch_pool(replicas=2)
     product.cluster.wait_for(lambda: product.pool()["status"]["readyReplicas"] == 2, "two runners", within_s=120)
     product.cluster.helm("test", RELEASE, f"--namespace={SYSTEM}")
@@ -47,7 +47,7 @@ def _say_the_same_twice(product: Product) -> None:
 
 def _hang_a_runner(product: Product, node: ClusterNode) -> None:
     hung = product.runners()[0]["metadata"]["name"]
-    node.lie(f"{POOLS}/{hung}", "liveness", True)  # else the kubelet would be faster than the operator
+    node.lie(f"{POOLS}/{hung}", "liveness", True)  # otherwise the kubelet would be faster than the operator
     node.pause(f"{POOLS}/{hung}")
 
     def replaced() -> bool:
@@ -90,11 +90,11 @@ def test_every_right_is_used_and_none_is_missed(used_in_full: Product, component
     account = f"{RELEASE}-{component}"
     granted = set(_granted(used_in_full.cluster, account))
     assert granted, "it has rights"
-    # By its uid: one of the same name may have been there before, and its pods outlive their rights when they go.
+    # By its uid: pods of an earlier account with the same name may still run without permissions.
     uid = used_in_full.cluster.get("serviceaccount", account, f"--namespace={SYSTEM}")["metadata"]["uid"]
     entries = [entry for entry in used_in_full.cluster.audit() if entry["user"].get("uid") == uid]
     forbidden = [entry for entry in entries if entry["annotations"].get("authorization.k8s.io/decision") == "forbid"]
-    # Not all that was forbidden: an API server that has just been started does not know its roles yet.
+    # Not everything that was forbidden: a new API server does not know its roles yet.
     refused = {right for entry in forbidden for right in _asked(entry)}
     assert {right for right in refused if not any(_covers(one, right) for one in granted)} == set(), "never granted"
     used = {right for entry in entries for right in _asked(entry)}
@@ -108,7 +108,7 @@ def test_nobody_else_has_any(used_in_full: Product) -> None:
 
 
 def _granted(cluster: Cluster, account: str, home: str = SYSTEM) -> Iterable[Right]:
-    """What our own roles give an account; what every account may do anyway is left out."""
+    """The permissions that our roles give an account, without those that every account has."""
     subject = {"kind": "ServiceAccount", "name": account, "namespace": home}
     for kind in ("clusterrolebindings", "rolebindings"):
         for binding in cluster.items(kind, "--all-namespaces"):
@@ -131,7 +131,7 @@ def _asked(entry: dict[str, Any]) -> Iterable[Right]:
     resource = it["resource"] + (f"/{it['subresource']}" if "subresource" in it else "")
     verbs = [entry["verb"]]
     if entry["verb"] == "patch" and entry["responseStatus"]["code"] == 201:
-        verbs.append("create")  # the server asks for that, too, before it applies what is not there yet
+        verbs.append("create")  # the server also checks this permission before it applies a new object
     for verb in verbs:
         yield Right(it.get("apiGroup", ""), resource, verb, it.get("namespace", ""))
 
