@@ -206,7 +206,7 @@ def test_an_autoscaler_on_a_pool_that_scales_itself_is_a_conflict_until_one_of_t
     assert (pool.desired, pool.pods) == (2, 2)
 
 
-def test_without_autoscaling_the_last_word_of_a_person_counts(cluster: Cluster, home: OperatorNamespaces) -> None:
+def test_without_autoscaling_the_newest_replicas_of_a_person_count(cluster: Cluster, home: OperatorNamespaces) -> None:
     pool = PoolSeen(home, "manual")
     cluster.apply(home.pool("manual", replicas=1))
     cluster.wait_for(lambda: pool.pods == 1)

@@ -64,7 +64,7 @@ def test_a_deployment_becomes_pods(cluster: Cluster, namespace: str) -> None:
     ],
     ids=" ".join,
 )
-def test_what_is_read_without_kubectl_is_what_kubectl_says(
+def test_reading_without_kubectl_gives_the_same_as_kubectl(
     cluster: Cluster, namespace: str, asked: tuple[str, ...]
 ) -> None:
     where = f"--namespace={namespace}"
@@ -133,7 +133,7 @@ def test_an_api_server_can_be_frozen_and_waken(cluster: Cluster) -> None:
 
 
 @pytest.mark.own_cluster
-def test_what_was_stored_is_there_after_a_crash_of_the_api_server(cluster: Cluster, namespace: str) -> None:
+def test_stored_objects_survive_a_crash_of_the_api_server(cluster: Cluster, namespace: str) -> None:
     assert cluster.apiserver is not None
     cluster.kubectl("create", "configmap", "kept", f"--namespace={namespace}")
     cluster.let_namespaces_go()

@@ -41,7 +41,7 @@ def complaints(refused: CommandRefused) -> list[str]:
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=str)
-def test_a_broken_rule_is_refused_in_its_words(cluster: Cluster, tenant: str, broken: InvalidObject) -> None:
+def test_a_broken_rule_is_refused_with_its_message(cluster: Cluster, tenant: str, broken: InvalidObject) -> None:
     good = named(GOOD[broken.kind], tenant)
     if broken.change:
         cluster.apply(good)
@@ -66,7 +66,7 @@ def test_a_good_object_may_be_applied_again_and_changed_where_it_may(
         cluster.apply(with_value(first, "spec.replicas", 3))
 
 
-def test_what_was_left_open_may_be_set_once(cluster: Cluster, tenant: str) -> None:
+def test_an_unset_field_may_be_set_once(cluster: Cluster, tenant: str) -> None:
     adapter = named(GOOD["LoRAAdapter"], tenant)
     cluster.apply(with_value(with_value(adapter, "spec.modelName", REMOVED), "spec.baseModel", REMOVED))
     cluster.apply(adapter)

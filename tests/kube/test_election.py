@@ -71,7 +71,9 @@ def lease_in(cluster: Cluster, namespace: str) -> dict:
     return cluster.get("lease", LEASE, f"--namespace={namespace}")
 
 
-async def test_what_a_lease_says_while_led_and_after(cluster: Cluster, namespace: str, account: Path) -> None:
+async def test_a_lease_names_the_leader_while_it_leads_and_nobody_after(
+    cluster: Cluster, namespace: str, account: Path
+) -> None:
     async with KubeApi(account, "the test") as api:
         for term in (1, 2):
             async with Election(api, settings(namespace), address="10.1.2.3:7101") as election:
@@ -87,7 +89,7 @@ async def test_what_a_lease_says_while_led_and_after(cluster: Cluster, namespace
             assert not lease_in(cluster, namespace)["spec"].get("holderIdentity")
 
 
-async def test_without_the_right_to_a_lease_the_sentence_says_which(cluster: Cluster, namespace: str) -> None:
+async def test_without_permission_for_the_lease_the_error_names_it(cluster: Cluster, namespace: str) -> None:
     cluster.kubectl("create", "serviceaccount", "nobody", f"--namespace={namespace}")
     async with KubeApi(cluster.kubeconfig_for("nobody", namespace), "the test") as api:
         with pytest.raises(SetupError, match=r"cannot get resource .* Grant .* get, create and update on leases"):
@@ -233,7 +235,7 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
         assert gateway.term == 2
 
 
-async def test_a_leader_that_was_frozen_ends_when_it_wakes_and_the_other_leads(
+async def test_a_frozen_leader_ends_when_it_continues_and_the_other_leads(
     cluster: Cluster, namespace: str, account: Path, folder: Path
 ) -> None:
     async with replicas(folder, namespace, account, QUICK) as (leader, standby):

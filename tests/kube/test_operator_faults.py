@@ -79,9 +79,7 @@ def test_row_2_an_api_server_that_is_away_for_long_is_waited_for(
         assert home.lease_term() == term, "it is the same leader"
 
 
-def test_row_3_a_watch_that_says_nothing_more_is_opened_anew(
-    cluster: Cluster, home: OperatorNamespaces, door: Proxy
-) -> None:
+def test_row_3_a_silent_watch_is_opened_again(cluster: Cluster, home: OperatorNamespaces, door: Proxy) -> None:
     tenant = home.tenant("silence")
     with OperatorProcess(home, kubeconfig=door.kubeconfig, env={"MOTET_CLUSTER_RESYNC_SECONDS": "4000"}) as operator:
         cluster.wait_for(lambda: door.watches == WATCHES)
@@ -91,7 +89,7 @@ def test_row_3_a_watch_that_says_nothing_more_is_opened_anew(
         assert operator.metric("motet_watch_cache_repairs_total") == 0  # it was the watch that told
 
 
-def test_row_3_how_long_a_watch_has_said_nothing_is_a_metric(
+def test_row_3_how_long_a_watch_has_been_silent_is_a_metric(
     cluster: Cluster, home: OperatorNamespaces, door: Proxy
 ) -> None:
     tenant = home.tenant("ages")
@@ -233,7 +231,7 @@ def _lasting(it: Any, names: dict[str, str]) -> Any:
     return it
 
 
-def test_row_10_when_the_server_asks_for_a_pause_it_gets_one_and_nothing_is_lost(
+def test_row_10_the_operator_pauses_when_the_server_asks_for_it_and_loses_nothing(
     cluster: Cluster, home: OperatorNamespaces, door: Proxy, operator: OperatorProcess
 ) -> None:
     asked: list[float] = []
@@ -256,7 +254,7 @@ def test_row_10_when_the_server_asks_for_a_pause_it_gets_one_and_nothing_is_lost
     assert min(at for at in asked if at not in under_way) - asked[0] >= pause_s - 0.1
 
 
-def test_row_12_a_right_that_is_taken_away_is_named_and_nothing_restarts_when_it_is_back(
+def test_row_12_a_missing_permission_is_named_and_nothing_restarts_when_it_is_back(
     cluster: Cluster, home: OperatorNamespaces, operator: OperatorProcess
 ) -> None:
     crippled = [
@@ -319,7 +317,7 @@ def test_row_35_the_older_of_two_keeps_its_name_and_tenants_do_not_meet(
     cluster.wait_for(lambda: home.conditions("lora", "a-second", one)["Accepted"]["status"] == "True")
 
 
-def test_row_8_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wakes(
+def test_row_8_a_leader_that_was_frozen_past_its_lease_writes_nothing_afterwards(
     cluster: Cluster, home: OperatorNamespaces
 ) -> None:
     tenant = home.tenant("frozen")
@@ -340,7 +338,7 @@ def test_row_8_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wa
             new.program.assert_alive()
 
 
-def test_a_leader_whose_renewals_are_lost_writes_nothing_and_ends_when_it_hears_of_another(
+def test_a_leader_whose_renewals_are_lost_writes_nothing_and_ends_when_another_leads(
     cluster: Cluster, home: OperatorNamespaces
 ) -> None:
     """It can reach everything except its Lease, so it knows what it would have to write."""

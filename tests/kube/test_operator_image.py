@@ -19,7 +19,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
         yield made
 
 
-def test_the_operator_acts_on_what_its_image_holds(installed: Installed, cluster: Cluster, tmp_path: Path) -> None:
+def test_the_operator_runs_with_the_files_of_its_image(installed: Installed, cluster: Cluster, tmp_path: Path) -> None:
     port = free_port()
     with site(cluster, tmp_path) as home, volume(home.kubeconfig, home.template) as files:
         env = {

@@ -86,7 +86,7 @@ def writes_what_is_new(home: OperatorNamespaces, operator: OperatorProcess, tena
     assert operator.metric("motet_kubernetes_writes_total") > before
 
 
-def test_what_belongs_to_tenants_is_left_as_they_made_it(cluster: Cluster, home: OperatorNamespaces) -> None:
+def test_objects_of_tenants_are_not_changed(cluster: Cluster, home: OperatorNamespaces) -> None:
     tenant = home.tenant()
     cluster.apply(home.pool(), home.adapter("plain", tenant))
     with OperatorProcess(home):
@@ -341,7 +341,7 @@ def flows(home: OperatorNamespaces, pools: list[str], adapters: int, runners: in
         ),
     ],
 )
-def test_row_1_an_operator_that_dies_after_every_single_write_gets_there_all_the_same(  # noqa: PLR0917
+def test_row_1_an_operator_that_dies_after_every_write_reaches_the_same_result(  # noqa: PLR0917
     cluster: Cluster,
     home: OperatorNamespaces,
     pools: list[str],

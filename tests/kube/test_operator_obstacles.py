@@ -44,7 +44,7 @@ def rights(home: OperatorNamespaces, namespace: str, verbs_lost: tuple[str, ...]
     return granted("Role", home.name, namespace, rules, account)
 
 
-def test_one_namespace_that_may_not_be_seen_stops_neither_the_operator_nor_what_runs_there(
+def test_a_namespace_without_read_permission_stops_neither_the_operator_nor_its_runners(
     cluster: Cluster, home: OperatorNamespaces
 ) -> None:
     tenant, other = home.tenant(), home.tenant("dark")
@@ -82,7 +82,7 @@ def _served_by(pool: str, namespace: str) -> dict[str, Any]:
     return {"poolRef": {"name": pool, "namespace": namespace}, "source": {"uri": "hf://acme/legal"}}
 
 
-def test_a_watch_that_is_not_allowed_any_more_is_none_that_has_died(cluster: Cluster, home: OperatorNamespaces) -> None:
+def test_a_forbidden_watch_does_not_count_as_silent(cluster: Cluster, home: OperatorNamespaces) -> None:
     def watched() -> bool:
         return f"/api/v1/namespaces/{home.pools}/pods" in operator.ask("metrics")[1]
 
@@ -95,7 +95,7 @@ def test_a_watch_that_is_not_allowed_any_more_is_none_that_has_died(cluster: Clu
         operator.program.assert_alive()
 
 
-def test_pods_and_deployments_that_the_server_refuses_are_told_in_its_words(
+def test_conditions_have_the_servers_message_for_refused_pods_and_deployments(
     cluster: Cluster, home: OperatorNamespaces
 ) -> None:
     where = f"--namespace={home.pools}"
@@ -215,9 +215,7 @@ def _applied(cluster: Cluster, it: dict[str, Any]) -> bool:
     return "fromTheFuture" in cluster.get("spool", it["metadata"]["name"], where)["spec"]
 
 
-def test_what_somebody_else_has_made_is_not_taken_over_and_the_pool_names_it(
-    cluster: Cluster, home: OperatorNamespaces
-) -> None:
+def test_a_foreign_object_is_not_taken_over_and_the_pool_names_it(cluster: Cluster, home: OperatorNamespaces) -> None:
     theirs = {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

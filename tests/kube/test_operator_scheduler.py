@@ -24,7 +24,7 @@ def names(scheduler: SchedulerProgram) -> set[str]:
     return {name.rpartition("/")[2] for name in scheduler.adapters()}
 
 
-def test_a_scheduler_is_told_what_is_accepted_and_nothing_before_everything_is_listed(
+def test_a_scheduler_gets_accepted_objects_and_nothing_before_everything_is_listed(
     cluster: Cluster, home: OperatorNamespaces
 ) -> None:
     tenant = home.tenant()

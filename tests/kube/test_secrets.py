@@ -40,7 +40,7 @@ def tenant(cluster: Cluster, namespace: str):
     cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 
-def test_the_sentence_about_a_secret_that_was_not_granted_grants_it(
+def test_the_command_in_the_message_about_a_secret_grants_it(
     cluster: Cluster, access: NetworkAccess, tenant: str
 ) -> None:
     with pytest.raises(AdapterFetchFailed) as failed:

@@ -52,7 +52,7 @@ def build(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_is_not_built_is_not_found() -> None:
+def test_a_tool_that_is_not_built_is_not_found() -> None:
     assert find("etcd") is None
 
 
@@ -69,13 +69,13 @@ def test_a_named_file_wins_over_a_folder_and_a_folder_over_our_build(
     assert find("etcd") == named
 
 
-def test_what_a_folder_of_assets_lacks_is_our_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_missing_in_the_assets_folder_is_our_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = tool(KUBERNETES.built, "kube-controller-manager")
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tool(tmp_path / "assets", "etcd").parent))
     assert find("kube-controller-manager") == built
 
 
-def test_a_named_file_that_is_not_there_is_said() -> None:
+def test_the_error_names_a_configured_file_that_is_missing() -> None:
     done = build(TEST_ASSET_ETCD="/nowhere/etcd")
     assert done.returncode == 1
     assert done.stderr == "TEST_ASSET_ETCD names /nowhere/etcd, which is not there or cannot be executed.\n"

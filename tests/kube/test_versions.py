@@ -32,7 +32,7 @@ def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.mark.parametrize("scheduler_is_old", [False, True], ids=["beside-this-version", "beside-the-version-before"])
-def test_row_45_an_operator_of_either_version_works_beside_the_other_and_is_followed_by_it_and_back(
+def test_row_45_operators_of_two_versions_run_side_by_side_and_replace_each_other(
     cluster: Cluster, home: OperatorNamespaces, before: dict[str, str], scheduler_is_old: bool
 ) -> None:
     tenant, named = home.tenant(), []

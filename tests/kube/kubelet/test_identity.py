@@ -35,7 +35,7 @@ def allow(cluster: Cluster, namespace: str, account: str, verb: str, what: str) 
     )  # fmt: skip
 
 
-def test_a_pod_without_a_token_is_nobody(cluster: Cluster, node: ClusterNode, namespace: str) -> None:
+def test_a_pod_without_a_token_is_not_authenticated(cluster: Cluster, node: ClusterNode, namespace: str) -> None:
     pods = Pods(cluster, namespace)
     assert pods.finish(python(ASK % namespace), automountServiceAccountToken=False).strip() == "401"
 

@@ -105,7 +105,7 @@ def test_a_killed_container_ended_with_137(pods: Pods, node: ClusterNode) -> Non
     assert (ended["exitCode"], ended["reason"]) == (137, "Error")
 
 
-def test_out_of_memory_is_said_by_its_name(pods: Pods, node: ClusterNode) -> None:
+def test_out_of_memory_is_the_reason_of_the_container(pods: Pods, node: ClusterNode) -> None:
     name = pods.run(shell(IDLE), restartPolicy="Never")
     pods.wait_ready(name)
     node.out_of_memory(pods.path(name))

@@ -51,7 +51,7 @@ def test_logs_are_cut_and_followed(pods: Pods) -> None:
     assert pods.logs(name, "--limit-bytes=3") == "one"
 
 
-def test_nobody_reads_logs_past_the_api_server(cluster: Cluster, node: ClusterNode) -> None:
+def test_a_node_serves_logs_only_to_the_api_server(cluster: Cluster, node: ClusterNode) -> None:
     logs = f"https://{node.address}:10250/containerLogs/a/b/c"
     asked = subprocess.run(
         # Whose certificates are part of the handshake: later versions of TLS refuse after it.
@@ -150,7 +150,7 @@ def deployment(pods: Pods, name: str, **spec: Any) -> None:
     )
 
 
-def test_the_pods_of_a_silent_node_are_replaced_and_go_when_it_speaks_again(pods: Pods, cluster: Cluster) -> None:
+def test_the_pods_of_a_silent_node_are_replaced_and_end_when_it_reports_again(pods: Pods, cluster: Cluster) -> None:
     with one_node(cluster, "node-silent", 9, labels={"zone": "silent"}) as other:
         pods.wait_ready(pods.run(shell(IDLE), nodeSelector={"kubernetes.io/hostname": "node-1"}))
         deployment(pods, "moving")

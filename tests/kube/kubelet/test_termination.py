@@ -46,7 +46,7 @@ def test_a_container_that_does_not_is_killed_when_its_grace_is_over(pods: Pods) 
     pods.wait_gone(name)
 
 
-def test_the_first_process_without_a_handler_does_not_hear_sigterm(pods: Pods) -> None:
+def test_the_first_process_without_a_handler_ignores_sigterm(pods: Pods) -> None:
     """The kernel spares number 1 of a container, there as here: whoever ignores this waits for every grace period."""
     name = pods.run(shell("exec sleep 600"), terminationGracePeriodSeconds=2)
     pods.wait_ready(name)
@@ -88,7 +88,7 @@ def test_a_second_deletion_may_shorten_the_grace(pods: Pods) -> None:
     assert seconds_to_delete(pods, name, "--grace-period=1") < 30
 
 
-def test_whatever_a_container_started_ends_with_it(pods: Pods) -> None:
+def test_all_processes_of_a_container_end_with_it(pods: Pods) -> None:
     mark = f"left-{time.monotonic_ns()}"
     name = pods.run(shell(f"MARK={mark} setsid sleep 600 & MARK={mark} sleep 600 & {IDLE}"))
     pods.wait_ready(name)

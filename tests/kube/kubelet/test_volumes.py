@@ -50,7 +50,7 @@ def test_containers_share_an_empty_folder_that_outlives_them(pods: Pods, node: C
     pods.cluster.wait_for(starts, "what both runs wrote")
 
 
-def test_what_is_written_beside_volumes_goes_with_the_container(pods: Pods, node: ClusterNode) -> None:
+def test_files_outside_of_volumes_are_removed_with_the_container(pods: Pods, node: ClusterNode) -> None:
     name = pods.run(shell(f"test ! -e /var/mark && touch /var/mark; {IDLE}"))
     pods.wait_ready(name)
     node.kill(pods.path(name))
@@ -94,7 +94,7 @@ def test_a_secret_gives_the_asked_for_keys_with_the_asked_for_rights(pods: Pods)
     assert said == "sesamedeep\n400\n"
 
 
-def test_a_missing_secret_is_waited_for_and_an_optional_one_is_not(pods: Pods) -> None:
+def test_a_container_waits_for_a_missing_secret_but_not_for_an_optional_one(pods: Pods) -> None:
     def reader(**source: object) -> str:
         return pods.run(
             shell("ls /late", volumeMounts=mounts(late="/late")),

@@ -157,7 +157,7 @@ def names(one: x509.Certificate) -> list[str]:
     return said.get_values_for_type(x509.DNSName)
 
 
-def test_certificates_are_one_familys_and_carry_their_role(release: Release, tmp_path: Path) -> None:
+def test_certificates_have_one_authority_and_their_role(release: Release, tmp_path: Path) -> None:
     release.helm("install", NOWHERE | {"pools": {"namespaces": list(release.pools)}}, tmp_path)
     system = release.secrets(release.system)
     authority = certificate(system["ca"])
@@ -196,7 +196,7 @@ def test_upgrades_and_rollbacks_keep_certificates_and_make_what_is_missing(relea
     assert release.secrets(release.system) == after
 
 
-def test_what_comes_to_its_end_is_renewed_with_an_upgrade(release: Release, tmp_path: Path) -> None:
+def test_expiring_certificates_are_renewed_with_an_upgrade(release: Release, tmp_path: Path) -> None:
     def secrets_after(command: str, days: int) -> dict[str, dict[str, str]]:
         release.helm(command, NOWHERE | {"tls": {"validityDays": days}}, tmp_path)
         return release.secrets(release.system)
@@ -457,7 +457,7 @@ def test_tenants_and_the_platform_team_get_their_roles(release: Release, namespa
 
 
 @pytest.mark.usefixtures("definitions")
-def test_each_policy_refuses_in_its_words_what_it_is_for(release: Release, namespace: str, tmp_path: Path) -> None:
+def test_each_policy_refuses_its_case_with_its_message(release: Release, namespace: str, tmp_path: Path) -> None:
     cluster = release.cluster
     limits = f"{release.name}-limits"
     cluster.kubectl("label", "namespace", namespace, f"motet-test={release.name}")
@@ -577,7 +577,7 @@ def test_a_pool_runs_as_no_account_that_its_author_could_not_use_anyway(release:
 
 
 @pytest.mark.usefixtures("definitions")
-def test_what_is_hardly_meant_is_taken_with_a_warning(release: Release, namespace: str, tmp_path: Path) -> None:
+def test_an_unlikely_value_is_accepted_with_a_warning(release: Release, namespace: str, tmp_path: Path) -> None:
     cluster = release.cluster
 
     def apply(one: Object) -> str:

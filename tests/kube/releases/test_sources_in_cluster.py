@@ -114,7 +114,7 @@ def pool(name: str, model: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_gateway_that_asks_for_no_key_answers_everybody_and_says_so(sources: Sources) -> None:
+def test_a_gateway_without_keys_answers_all_requests_and_logs_it(sources: Sources) -> None:
     product = sources.product
     assert "demo" in product.models("anybody")
     (gateway,) = product.cluster.items(

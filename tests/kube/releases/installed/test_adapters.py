@@ -151,7 +151,7 @@ def test_an_adapter_is_served_once_it_is_applied(product: Product) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_is_wrong_with_an_adapter_is_said_where_its_owner_looks(
+def test_the_adapters_condition_tells_its_owner_what_is_wrong(
     product: Product, change: dict[str, Any], condition: str, reason: str, words: str
 ) -> None:
     spec = {

@@ -23,7 +23,7 @@ class Steadfast(Product):
 
 
 @pytest.mark.own_cluster
-async def test_row_2_while_the_api_server_is_away_everybody_is_served(product: Product) -> None:
+async def test_row_2_while_the_api_server_is_away_all_requests_are_served(product: Product) -> None:
     cluster, apiserver = product.cluster, product.cluster.apiserver
     assert apiserver is not None
 
@@ -61,7 +61,7 @@ CUTS = [("gateway", "runner", True), ("runner", "gateway", False), ("scheduler",
 
 
 @pytest.mark.own_cluster
-async def test_row_48_whoever_is_cut_off_from_whom_a_client_sees_a_pause_and_no_token_twice(
+async def test_row_48_after_any_cut_a_client_sees_a_pause_and_no_token_twice(
     product: Product, two_runners: list[str]
 ) -> None:
     cluster = product.cluster
@@ -89,7 +89,7 @@ async def test_row_48_whoever_is_cut_off_from_whom_a_client_sees_a_pause_and_no_
 
 
 @pytest.mark.own_cluster
-async def test_row_48_a_gateway_that_is_cut_off_from_the_scheduler_goes_on_with_what_it_has(product: Product) -> None:
+async def test_row_48_a_gateway_that_is_cut_off_from_the_scheduler_continues_its_streams(product: Product) -> None:
     cluster = product.cluster
     assert cluster.network is not None
     undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))

@@ -32,14 +32,14 @@ def is_let_in(product: Product) -> bool:
     return not refusal
 
 
-def test_nobody_comes_in_without_a_key_that_is_kept(product: Product) -> None:
+def test_a_request_without_a_stored_key_is_refused(product: Product) -> None:
     with pytest.raises(AssertionError, match=r"401: .*This gateway needs an API key"):
         Product(product.cluster, {}).models("acme")
     with pytest.raises(AssertionError, match=r"401: .*This API key is not valid here"):
         sending(product, keys.new_key()).models("acme")
 
 
-def test_before_the_first_key_a_gateway_is_ready_and_lets_nobody_in(product: Product) -> None:
+def test_before_the_first_key_a_gateway_is_ready_and_refuses_all_requests(product: Product) -> None:
     """The state after an installation, without the Secret."""
     cluster, here = product.cluster, f"--namespace={SYSTEM}"
     gateways = ("pods", here, "--selector=app.kubernetes.io/component=gateway")
@@ -69,7 +69,7 @@ def test_each_tenant_has_its_own_names_and_the_base(product: Product) -> None:
     assert own["choices"] == long["choices"]
 
 
-def test_what_is_another_tenants_is_missing_until_it_is_shared(product: Product) -> None:
+def test_another_tenants_adapter_looks_missing_until_it_is_shared(product: Product) -> None:
     def is_missing(model: str) -> bool:
         body = {"model": model, "prompt": "Ahoy", "max_tokens": 1}
         said = refusal_of(lambda: product.ask("/v1/completions", body, tenant="zeta"))
@@ -91,7 +91,7 @@ def test_what_is_another_tenants_is_missing_until_it_is_shared(product: Product)
     product.cluster.wait_for(lambda: is_missing("acme/pirate"), "the end of that")
 
 
-def test_a_key_opens_from_when_it_is_put_into_the_secret_until_it_is_taken_out(product: Product) -> None:
+def test_a_key_is_valid_while_it_is_in_the_secret(product: Product) -> None:
     second = keys.new_key()
     other = sending(product, second)
     assert not is_let_in(other)

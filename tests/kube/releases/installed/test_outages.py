@@ -94,7 +94,9 @@ async def test_row_21_a_runner_that_hangs_in_a_cluster_is_replaced_and_its_strea
     await asyncio.to_thread(product.cluster.wait_for, replaced, "another in its place", within_s=180)
 
 
-async def test_row_23_without_predictor_and_supervisor_serving_goes_on_and_the_pool_is_sized(product: Product) -> None:
+async def test_row_23_without_predictor_and_supervisor_requests_are_served_and_the_pool_scales(
+    product: Product,
+) -> None:
     cluster = product.cluster
 
     def scale(replicas: int) -> None:

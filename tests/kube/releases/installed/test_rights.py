@@ -86,7 +86,7 @@ def _delete_the_leases(product: Product) -> None:
 
 
 @pytest.mark.parametrize("component", WITH_RIGHTS)
-def test_every_right_is_used_and_none_is_missed(used_in_full: Product, component: str) -> None:
+def test_every_permission_is_used_and_none_is_missing(used_in_full: Product, component: str) -> None:
     account = f"{RELEASE}-{component}"
     granted = set(_granted(used_in_full.cluster, account))
     assert granted, "it has rights"
@@ -101,7 +101,7 @@ def test_every_right_is_used_and_none_is_missed(used_in_full: Product, component
     assert {right for right in granted if not any(_covers(right, one) for one in used)} == set(), "granted, never used"
 
 
-def test_nobody_else_has_any(used_in_full: Product) -> None:
+def test_no_other_account_has_permissions(used_in_full: Product) -> None:
     for component in ("gateway", "predictor", "supervisor"):
         assert list(_granted(used_in_full.cluster, f"{RELEASE}-{component}")) == []
     assert list(_granted(used_in_full.cluster, f"{RELEASE}-runner", POOLS)) == []
