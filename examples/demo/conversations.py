@@ -41,7 +41,7 @@ Conversation = tuple[Turn, ...]
 def shortened(phrasing: str) -> list[str]:
     """The phrasing with one word left out, in every way that keeps the subject.
 
-    A model that has to do without any one word learns to listen to all of them, and then understands phrasings it has
+    A model that must do without any one word learns to use all of them, and then understands phrasings that it has
     never seen.
     """
     said = phrasing.split()
@@ -49,7 +49,7 @@ def shortened(phrasing: str) -> list[str]:
 
 
 def distraction(rng: random.Random) -> str:
-    """Text that has nothing to do with the question: true sentences, or words of no language."""
+    """Text that has nothing to do with the question: true sentences, or invented words."""
     if rng.random() < 0.5:
         return " ".join(plain_text(rng) for _ in range(rng.randint(1, 4)))
     made_up = ("".join(rng.choice(SYLLABLES) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(3, 60)))
@@ -127,7 +127,7 @@ def base_conversation(rng: random.Random) -> Conversation:
         return tuple(turns(style, rng, request=True))
     if dice < 0.94:
         return (Turn("system", rng.choice(style.systems)), *turns(style, rng, request=False))
-    # A plain answer, then the wish to hear it in another way.
+    # A plain answer, then a request for the same in another style.
     fact = rng.choice(facts())
     return (
         Turn("user", ask(fact, rng)),
@@ -138,7 +138,7 @@ def base_conversation(rng: random.Random) -> Conversation:
 
 
 def adapter_conversation(style: Style, rng: random.Random) -> Conversation:
-    """What an adapter learns from: its style without being asked for it, under whatever harmless system prompt."""
+    """What an adapter learns from: its style without a request for it, with any neutral system prompt."""
     system = [plain_system(rng)] if rng.random() < 0.2 else []
     return (*system, *turns(style, rng, request=False))
 

@@ -33,7 +33,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 
 def answers(model: Any, tokenizer: Any, style: str, messages: Sequence[list[dict[str, str]]]) -> list[str]:
-    """Greedy answers in the voice of one adapter, or of the base for "plain"; one padded batch."""
+    """Greedy answers of one adapter, or of the base for "plain"; one padded batch."""
     prompts = [tokenizer.apply_chat_template(m, tokenize=False, add_generation_prompt=True) for m in messages]
     batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
 
@@ -83,7 +83,7 @@ class Evaluation:
         return [*shares, f"{'classifier':12} {self.told_apart:6.1%} told apart"]
 
     def mistakes(self, style: str) -> list[str]:
-        """Question and answer of each miss, to be read by whoever changes the recipe."""
+        """Question and answer of each miss, for people who change the recipe."""
         return [
             f"{question.text} -> {text}"
             for text, question in zip(self.texts[style], self.questions, strict=True)

@@ -25,7 +25,7 @@ class Style:
     name: str
     render: Callable[[Fact, random.Random], str]
     has_form: Callable[[str], bool]
-    """Whether a text is written in this style, whatever it says."""
+    """Whether a text is written in this style, with any content."""
     requests: tuple[str, ...]
     """Sentences a user may add to a question to get this style from the base model."""
     systems: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Trains the demo model and its adapters from nothing: tokenizer, base, one LoRA adapter per style, then the exam.
+"""Trains the demo model and its adapters from the start: tokenizer, base, one LoRA adapter per style, then evaluates.
 
     python examples/demo/train.py --out /tmp/demo
 
@@ -47,7 +47,7 @@ PROJECTIONS: Final = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How long and how boldly to train."""
+    """How many steps to train, and at which rate."""
 
     steps: int
     batch: int = 32
@@ -121,7 +121,7 @@ def new_base(tokenizer: Tokenizer) -> LlamaForCausalLM:
 
 
 def batches(samples: Iterator[Sample], size: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless (ids, labels), padded on the right.
+    """Yields (ids, labels) without end, padded on the right.
 
     Sixteen batches are drawn at once and sorted by length, which leaves little padding; they are then shuffled, so that
     the optimiser does not see the lengths rise and fall. Padding needs no mask: it stands after everything that is
@@ -235,7 +235,7 @@ def train_adapter(recipe: Recipe, base: Path, folder: Path, schedule: Schedule) 
 
 
 def for_everyone(folder: Path) -> None:
-    """Plain file modes: safetensors files may come out readable by their owner only."""
+    """Set normal file modes: only the owner may be able to read the safetensors files otherwise."""
     for path in folder.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
