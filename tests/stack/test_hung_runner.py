@@ -28,7 +28,7 @@ HANG_S = 2.0
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalStack, Path, list[ServedModel]]]:
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalStack, Path, list[ServedModel]]]:
     folder = tmp_path_factory.mktemp("hung")
     engine = {"kvCacheMiB": 64, "maxConcurrentSequences": STREAMS}
     base, voices = add_pool(
@@ -55,9 +55,9 @@ def longest_silence(answer: StreamedAnswer) -> float:
 
 @pytest.mark.parametrize("part", ["engine", "service"])
 async def test_a_stopped_runner_is_replaced_and_its_streams_continue_elsewhere(
-    house: tuple[LocalStack, Path, list[ServedModel]], part: str
+    deployed: tuple[LocalStack, Path, list[ServedModel]], part: str
 ) -> None:
-    stack, base, voices = house
+    stack, base, voices = deployed
     await asyncio.to_thread(stack.until, lambda: all(one["ready"] for one in stack.status()["services"]))
     restarts = {one["name"]: one["restarts"] for one in stack.status()["services"]}
     crowd = ConcurrentStreams(stack.url, voices, streams=STREAMS, tokens=TOKENS, first=20, last=TOKENS // 2)

@@ -28,7 +28,7 @@ ENOUGH_MIB = 16  # 16 streams of 1,000 tokens at 768 bytes a token
 
 
 @dataclass
-class House:
+class Deployed:
     stack: LocalStack
     base: Path
     voices: list[ServedModel]
@@ -50,24 +50,26 @@ def settled(stack: LocalStack, metric: str) -> dict[str, float]:
     }
 
 
-async def learn_short_answers(house: House) -> None:
+async def learn_short_answers(deployed: Deployed) -> None:
     """Send 20 requests to each model. A stop string ends each answer after a token or two, so the lengths are short."""
-    async with AsyncOpenAI(base_url=f"{house.stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    async with AsyncOpenAI(base_url=f"{deployed.stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         for turn in range(20):
             await asyncio.gather(
                 *(
                     client.completions.create(
                         model=voice.model, prompt=prompt_of(turn * 10 + n), max_tokens=TOKENS, stop=["w"], temperature=0
                     )
-                    for n, voice in enumerate(house.voices)
+                    for n, voice in enumerate(deployed.voices)
                 )
             )
 
 
-async def long_streams(house: House) -> list[StreamedAnswer]:
+async def long_streams(deployed: Deployed) -> list[StreamedAnswer]:
     return await asyncio.gather(
         *(
-            lean_stream(house.stack.url, house.voices[index % len(house.voices)], prompt_of(index, spread=40), TOKENS)
+            lean_stream(
+                deployed.stack.url, deployed.voices[index % len(deployed.voices)], prompt_of(index, spread=40), TOKENS
+            )
             for index in range(STREAMS)
         )
     )
@@ -75,7 +77,7 @@ async def long_streams(house: House) -> list[StreamedAnswer]:
 
 class TestAQuarterOfTheMemory:
     @pytest.fixture(scope="class")
-    def house(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    def deployed(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         folder = tmp_path_factory.mktemp("quarter")
         engine = {"kvCacheMiB": ENOUGH_MIB // 4, "maxConcurrentSequences": 32}
         base, voices = add_pool(
@@ -83,40 +85,40 @@ class TestAQuarterOfTheMemory:
         )
         trace = folder / "trace.jsonl"
         with running_stack(folder, manifests=folder / "manifests", env={"MOTET_STEP_TRACE": str(trace)}) as stack:
-            yield House(stack, base, voices, trace)
+            yield Deployed(stack, base, voices, trace)
 
-    async def test_16_long_streams_are_right_with_parks_of_both_methods(self, house: House) -> None:
-        await learn_short_answers(house)
-        answers = await long_streams(house)
+    async def test_16_long_streams_are_right_with_parks_of_both_methods(self, deployed: Deployed) -> None:
+        await learn_short_answers(deployed)
+        answers = await long_streams(deployed)
         assert all(len(answer.tokens) == TOKENS and answer.reasons == ["length"] for answer in answers)
-        assert_right(house.base, answers)
-        parks, resumes = settled(house.stack, "motet_parks_total"), settled(house.stack, "motet_resumes_total")
+        assert_right(deployed.base, answers)
+        parks, resumes = settled(deployed.stack, "motet_parks_total"), settled(deployed.stack, "motet_resumes_total")
         print(f"parks {parks}, resumes {resumes}")
         for method in ("swap", "recompute"):
             assert parks[method] > 0
             assert resumes[method] > 0
 
-    def test_the_length_header_says_who_estimated(self, house: House) -> None:
+    def test_the_length_header_says_who_estimated(self, deployed: Deployed) -> None:
         def source() -> str:
-            body = {"model": house.voices[1].model, "prompt": [5, 6, 7], "max_tokens": 50, "stop": ["w"]}
-            with house.stack.http() as client:
+            body = {"model": deployed.voices[1].model, "prompt": [5, 6, 7], "max_tokens": 50, "stop": ["w"]}
+            with deployed.stack.http() as client:
                 answer = client.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
             return str(answer.headers["x-motet-length"])
 
         for _ in range(20):
             source()
-        house.stack.until(lambda: source().startswith("model:"))
-        stopped = house.stack.kill("predictor", signal.SIGSTOP)
-        house.stack.until(lambda: source() == "tenant")
-        house.stack.kill("predictor", signal.SIGKILL)
-        house.stack.until(lambda: source().startswith("model:"))
-        assert house.stack.service("predictor")["pid"] != stopped
+        deployed.stack.until(lambda: source().startswith("model:"))
+        stopped = deployed.stack.kill("predictor", signal.SIGSTOP)
+        deployed.stack.until(lambda: source() == "tenant")
+        deployed.stack.kill("predictor", signal.SIGKILL)
+        deployed.stack.until(lambda: source().startswith("model:"))
+        assert deployed.stack.service("predictor")["pid"] != stopped
 
 
 class TestPromisesForcedToOnePage:
     @pytest.fixture(scope="class")
-    def house(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    def deployed(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         folder = tmp_path_factory.mktemp("forced")
         engine = {"kvCacheMiB": ENOUGH_MIB, "maxConcurrentSequences": 32}
         base, voices = add_pool(
@@ -125,11 +127,11 @@ class TestPromisesForcedToOnePage:
         trace = folder / "trace.jsonl"
         env = {"MOTET_STEP_TRACE": str(trace), "MOTET_SCHEDULER_FORCE_PROMISE_PAGES": "1"}
         with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
-            yield House(stack, base, voices, trace)
+            yield Deployed(stack, base, voices, trace)
 
-    async def test_a_promise_doubles_each_time_its_end_is_reached(self, house: House) -> None:
-        answer = await lean_stream(house.stack.url, house.voices[0], prompt_of(1, shortest=6, spread=1), 100)
-        assert_right(house.base, [answer])
-        promises = [pages for line in house.lines() for pages in line.get("promises", {}).values()]  # type: ignore[attr-defined]
+    async def test_a_promise_doubles_each_time_its_end_is_reached(self, deployed: Deployed) -> None:
+        answer = await lean_stream(deployed.stack.url, deployed.voices[0], prompt_of(1, shortest=6, spread=1), 100)
+        assert_right(deployed.base, [answer])
+        promises = [pages for line in deployed.lines() for pages in line.get("promises", {}).values()]  # type: ignore[attr-defined]
         # 106 tokens fit in seven pages: the last doubling is limited by the longest possible answer.
         assert promises == [1, 2, 4, 7]

@@ -57,7 +57,7 @@ ON_A_VOLUME = {"own": "acme/pirate", "others": "zeta/json", "linked": "acme/borr
 
 
 @dataclass
-class House:
+class Deployed:
     stack: LocalStack
     hub: HubServer
     apply: Callable[[str], None]
@@ -65,7 +65,7 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     """A stack with a model from a hub, and adapters from the hub, the web and a volume."""
     folder = tmp_path_factory.mktemp("sources")
     with in_a_thread(hub_server(folder)) as hub, in_a_thread(web_server(folder)) as web:
@@ -94,23 +94,23 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             "MOTET_RUNNER_FETCH_ALLOWED_HOSTS": '["127.0.0.1"]',
         }
         with running_stack(folder, manifests=manifests, env=env) as stack:
-            yield House(stack, hub, apply)
+            yield Deployed(stack, hub, apply)
 
 
-def test_a_model_and_adapters_from_a_hub_and_the_web_with_a_tenants_secret(house: House) -> None:
-    stack = house.stack
+def test_a_model_and_adapters_from_a_hub_and_the_web_with_a_tenants_secret(deployed: Deployed) -> None:
+    stack = deployed.stack
     assert stack.ask("acme/shouting", QUESTION).isupper()
     stack.until(lambda: _reason(stack, "pirate") == "CredentialsInvalid")
-    house.apply(", credentialsSecretRef: {name: key}")
+    deployed.apply(", credentialsSecretRef: {name: key}")
     stack.until(lambda: stack.adapter("pirate")["ready"])
     assert stack.ask("acme/pirate", QUESTION) != stack.ask("acme/shouting", QUESTION)
     told = [path for path in stack.data.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
     assert not told
-    assert len(house.hub.asked_for("/model.safetensors")) == 2, "its head and its bytes, once"
+    assert len(deployed.hub.asked_for("/model.safetensors")) == 2, "its head and its bytes, once"
 
 
-def test_on_a_laptop_too_a_tenant_reads_its_own_folder_of_a_shared_volume(house: House) -> None:
-    stack = house.stack
+def test_on_a_laptop_too_a_tenant_reads_its_own_folder_of_a_shared_volume(deployed: Deployed) -> None:
+    stack = deployed.stack
     stack.until(lambda: stack.adapter("own")["ready"])
     stack.until(lambda: _reason(stack, "linked") == "FetchFailed")
     assert "leads out of the folder acme of its volume" in _said(stack, "linked", "ArtifactReady")["message"]

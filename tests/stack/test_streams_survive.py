@@ -39,14 +39,14 @@ AWAY_S = 60
 
 
 @dataclass
-class House:
+class Deployed:
     stack: LocalStack
     base: Path
     voices: list[ServedModel]
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     folder = tmp_path_factory.mktemp("survive")
     engine = {"kvCacheMiB": 64, "maxConcurrentSequences": 24}
     base, voices = add_pool(
@@ -57,7 +57,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         "MOTET_SUPERVISOR_HANG_SECONDS": str(2 * AWAY_S),  # no engine is so slow that its streams are moved
     }
     with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
-        yield House(stack, base, voices)
+        yield Deployed(stack, base, voices)
 
 
 @dataclass
@@ -110,32 +110,34 @@ def nobody_restarts(stack: LocalStack, name: str) -> Iterator[None]:
         os.kill(keeper, signal.SIGCONT)
 
 
-async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
+async def disturbed(deployed: Deployed, victim: str, *, at: int) -> Disturbance:
     """Run 16 streams and kill the victim once each has `at` tokens. Send a new request. Prevent the victim's restart
     until all streams have continued; then wait for its return.
 
     The victim `runner` is the runner that has the streams.
     """
-    crowd = ConcurrentStreams(house.stack.url, house.voices, streams=STREAMS, tokens=TOKENS, first=at, last=LATEST)
+    crowd = ConcurrentStreams(
+        deployed.stack.url, deployed.voices, streams=STREAMS, tokens=TOKENS, first=at, last=LATEST
+    )
     async with asyncio.TaskGroup() as on:
         streams = on.create_task(crowd.run())
         while True:
             await crowd.in_the_middle()
             name = victim
             if victim == "runner":
-                name, _ = await asyncio.to_thread(house.stack.busiest_runner)
-            pid = int(house.stack.service(name)["pid"])
-            services = lives_of(house.stack)
+                name, _ = await asyncio.to_thread(deployed.stack.busiest_runner)
+            pid = int(deployed.stack.service(name)["pid"])
+            services = lives_of(deployed.stack)
             engine = [stat.identity for stat in all_stats() if stat.parent == pid and victim == "runner"]
             if crowd.all_in_the_middle:  # check again: the look-ups took time
                 break
-        with nobody_restarts(house.stack, name):
-            lost = len(losses(house.stack))
+        with nobody_restarts(deployed.stack, name):
+            lost = len(losses(deployed.stack))
             crowd.disturb()
             before = crowd.told
             os.kill(pid, signal.SIGKILL)
             killed = time.monotonic()
-            probe = on.create_task(lean_stream(house.stack.url, house.voices[0], prompt_of(99), 2))
+            probe = on.create_task(lean_stream(deployed.stack.url, deployed.voices[0], prompt_of(99), 2))
             with suppress(TimeoutError):
                 async with asyncio.timeout(AWAY_S):
                     while min(since(before, crowd.told)) < MORE:
@@ -145,27 +147,27 @@ async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
             without, freed = since(before, crowd.told), time.monotonic()
 
         def has_returned() -> bool:
-            found = house.stack.service(name)
+            found = deployed.stack.service(name)
             return bool(found["ready"] and found["pid"] != pid)
 
-        await asyncio.to_thread(house.stack.until, has_returned)
+        await asyncio.to_thread(deployed.stack.until, has_returned)
         back = time.monotonic()
-    again, (restarts, _) = lives_of(house.stack), services.pop(name)
+    again, (restarts, _) = lives_of(deployed.stack), services.pop(name)
     assert again.pop(name)[0] == restarts + 1
     assert again == services, "only who was killed is started again"
     assert bool(engine) == (victim == "runner")
     assert not any(map(is_alive, engine)), "an engine dies with its runner"
     names = {answer.request for answer in streams.result()}
     assert len(names) == STREAMS
-    placed_again = [f"{request}: {why}" for request, why in losses(house.stack)[lost:] if request in names]
+    placed_again = [f"{request}: {why}" for request, why in losses(deployed.stack)[lost:] if request in names]
     return Disturbance(streams.result(), probe.result(), placed_again, without, killed, freed, back)
 
 
-def assert_whole(house: House, run: Disturbance, victim: str) -> None:
+def assert_whole(deployed: Deployed, run: Disturbance, victim: str) -> None:
     for answer in run.answers:
         assert len(answer.tokens) == TOKENS
         assert answer.reasons == ["length"]
-    assert_right(house.base, run.answers)
+    assert_right(deployed.base, run.answers)
     if victim == "runner":
         assert run.placed_again
     else:
@@ -186,16 +188,16 @@ def assert_nobody_waited(run: Disturbance, victim: str) -> None:
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "predictor", "supervisor", "operator"])
-async def test_the_control_plane_may_die_under_running_streams(house: House, victim: str) -> None:
-    assert_whole(house, await disturbed(house, victim, at=20), victim)
+async def test_the_control_plane_may_die_under_running_streams(deployed: Deployed, victim: str) -> None:
+    assert_whole(deployed, await disturbed(deployed, victim, at=20), victim)
 
 
-async def test_the_streams_of_a_killed_runner_continue_elsewhere(house: House) -> None:
-    assert_whole(house, await disturbed(house, "runner", at=60), "runner")
+async def test_the_streams_of_a_killed_runner_continue_elsewhere(deployed: Deployed) -> None:
+    assert_whole(deployed, await disturbed(deployed, "runner", at=60), "runner")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("at", [8, 90, 170, 250])
 @pytest.mark.parametrize("victim", ["scheduler", "predictor", "supervisor", "operator", "runner"])
-async def test_any_process_may_die_at_any_moment(house: House, victim: str, at: int) -> None:
-    assert_whole(house, await disturbed(house, victim, at=at), victim)
+async def test_any_process_may_die_at_any_moment(deployed: Deployed, victim: str, at: int) -> None:
+    assert_whole(deployed, await disturbed(deployed, victim, at=at), victim)

@@ -81,7 +81,7 @@ class Counted:
 
 
 @dataclass
-class House:
+class Deployed:
     stack: LocalStack
     urls: tuple[str, str]
     """The URLs of the gateways."""
@@ -98,7 +98,7 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     folder = tmp_path_factory.mktemp("tenants")
     manifests = copy_of_bundled(folder / "manifests", adapters=[], engine='{"maxModelLength": 4096}')
     for (tenant, name), share in ADAPTERS.items():
@@ -110,10 +110,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         second_gateway(stack, folder / "second", log=folder / "second.log") as url,
     ):
         made = asyncio.run(make_keys(stack))
-        house = House(stack, (stack.url, url), made)
+        deployed = Deployed(stack, (stack.url, url), made)
         # Before a gateway knows the first key, it admits every request.
-        stack.until(lambda: not any(opens(house, "nobody", at) for at in (0, 1)))
-        yield house
+        stack.until(lambda: not any(opens(deployed, "nobody", at) for at in (0, 1)))
+        yield deployed
 
 
 @contextmanager
@@ -164,8 +164,8 @@ def database(stack: LocalStack) -> str:
     return f"sqlite+aiosqlite:///{stack.data}/motet.db"
 
 
-def opens(house: House, who: str, at: int) -> bool:
-    with house.client(who, at) as client:
+def opens(deployed: Deployed, who: str, at: int) -> bool:
+    with deployed.client(who, at) as client:
         try:
             client.models.list()
         except openai.AuthenticationError:
@@ -181,8 +181,10 @@ of_either = pytest.mark.parametrize("tenant", ["acme", "zeta"])
 
 @on_either
 @of_either
-def test_a_tenant_lists_and_uses_its_own_and_shared_adapters_and_the_base(house: House, tenant: str, at: int) -> None:
-    with house.client(tenant, at) as client:
+def test_a_tenant_lists_and_uses_its_own_and_shared_adapters_and_the_base(
+    deployed: Deployed, tenant: str, at: int
+) -> None:
+    with deployed.client(tenant, at) as client:
         assert {model.id for model in client.models.list()} == MODELS[tenant]
         for name in MODELS[tenant]:
             assert client.models.retrieve(name).id == name
@@ -194,10 +196,10 @@ def test_a_tenant_lists_and_uses_its_own_and_shared_adapters_and_the_base(house:
 
 
 @on_either
-async def test_both_are_answered_by_their_own_adapters_at_once(house: House, at: int) -> None:
+async def test_both_are_answered_by_their_own_adapters_at_once(deployed: Deployed, at: int) -> None:
     """The streams begin together; each has the same answer as when it runs alone."""
     asked = [(tenant, name) for tenant, names in MODELS.items() for name in sorted(names)]
-    async with house.async_client("acme", at) as acme, house.async_client("zeta", at) as zeta:
+    async with deployed.async_client("acme", at) as acme, deployed.async_client("zeta", at) as zeta:
         clients = {"acme": acme, "zeta": zeta}
         streams = await asyncio.gather(*(told(chunks(clients[who], name)) for who, name in asked))
         said = dict(zip(asked, streams, strict=True))
@@ -233,8 +235,8 @@ by_every_way = pytest.mark.parametrize("way", WAYS)
 @on_either
 @of_either
 @by_every_way
-def test_names_of_another_tenant_look_like_unknown_ones(house: House, tenant: str, at: int, way: str) -> None:
-    with house.client(tenant, at) as client:
+def test_names_of_another_tenant_look_like_unknown_ones(deployed: Deployed, tenant: str, at: int, way: str) -> None:
+    with deployed.client(tenant, at) as client:
         for name, nobodys in NOT_THERE[tenant]:
             theirs, missing = refused(WAYS[way], client, name), refused(WAYS[way], client, nobodys)
             assert type(theirs) is openai.NotFoundError
@@ -250,10 +252,12 @@ def refused(ask: Callable[..., object], *how: object) -> openai.APIStatusError:
     return caught.value
 
 
-def test_the_client_guide_does_what_it_says(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_guide_does_what_it_says(
+    deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tenant acme follows the guide."""
-    monkeypatch.setenv("OPENAI_BASE_URL", f"{house.urls[0]}/v1")
-    monkeypatch.setenv("OPENAI_API_KEY", house.keys["acme"])
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{deployed.urls[0]}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", deployed.keys["acme"])
     here, scratch = tmp_path / "reader", tmp_path / "scratch"
     here.mkdir()
     scratch.mkdir()
@@ -266,13 +270,13 @@ def test_the_client_guide_does_what_it_says(house: House, tmp_path: Path, monkey
 
 @on_either
 @by_every_way
-def test_a_wrong_key_is_refused_and_not_sent_again(house: House, at: int, way: str) -> None:
-    known = keys.parse_key(house.keys["acme"])
+def test_a_wrong_key_is_refused_and_not_sent_again(deployed: Deployed, at: int, way: str) -> None:
+    known = keys.parse_key(deployed.keys["acme"])
     assert known is not None
     wrong = ("sk-of-somebody-else", str(keys.new_key()), str(keys.PresentedKey(known.id, keys.new_key().secret)))
     counted = Counted()
     for key in wrong:
-        with house.client(key, at, counted=counted) as client:
+        with deployed.client(key, at, counted=counted) as client:
             error = refused(WAYS[way], client, "pirate")
             assert type(error) is openai.AuthenticationError
             assert error.code == "invalid_api_key"
@@ -281,9 +285,9 @@ def test_a_wrong_key_is_refused_and_not_sent_again(house: House, at: int, way: s
 
 
 @on_either
-async def test_the_async_client_does_not_send_a_wrong_key_again_either(house: House, at: int) -> None:
+async def test_the_async_client_does_not_send_a_wrong_key_again_either(deployed: Deployed, at: int) -> None:
     counted = Counted()
-    async with house.async_client(str(keys.new_key()), at, counted=counted) as client:
+    async with deployed.async_client(str(keys.new_key()), at, counted=counted) as client:
         with pytest.raises(openai.AuthenticationError):
             await client.chat.completions.create(model="pirate", messages=QUESTION)
     assert counted.sent == 1
@@ -293,11 +297,11 @@ async def test_the_async_client_does_not_send_a_wrong_key_again_either(house: Ho
 @by_every_way
 @pytest.mark.parametrize("who", ["acme-admin", "acme-monitor"])
 def test_a_key_without_the_scope_to_call_models_is_refused_and_not_sent_again(
-    house: House, who: str, at: int, way: str
+    deployed: Deployed, who: str, at: int, way: str
 ) -> None:
     """Also with every other scope; and the error does not tell which names exist."""
     counted = Counted()
-    with house.client(who, at, counted=counted) as client:
+    with deployed.client(who, at, counted=counted) as client:
         errors = [refused(WAYS[way], client, name) for name in ("pirate", "zeta/shouting", "nobodys")]
         errors.append(refused(client.models.list))
     assert {type(error) for error in errors} == {openai.PermissionDeniedError}
@@ -308,11 +312,11 @@ def test_a_key_without_the_scope_to_call_models_is_refused_and_not_sent_again(
 
 
 @on_either
-def test_the_scope_monitor_alone_reads_figures(house: House, at: int) -> None:
-    with httpx2.Client(base_url=house.urls[at], trust_env=False, verify=False) as http:
+def test_the_scope_monitor_alone_reads_figures(deployed: Deployed, at: int) -> None:
+    with httpx2.Client(base_url=deployed.urls[at], trust_env=False, verify=False) as http:
         answers = {
             who: http.get("/metrics", headers={"authorization": f"Bearer {key}"}).status_code
-            for who, key in house.keys.items()
+            for who, key in deployed.keys.items()
         }
         assert http.get("/metrics").status_code == 401
     assert answers == {"acme": 403, "zeta": 403, "acme-admin": 403, "acme-monitor": 200}
@@ -321,13 +325,13 @@ def test_the_scope_monitor_alone_reads_figures(house: House, at: int) -> None:
 # ------------------------------------------------------------------------------------------------- what goes along
 
 
-def test_the_tenant_is_sent_to_scheduler_predictor_metrics_and_logs(house: House) -> None:
+def test_the_tenant_is_sent_to_scheduler_predictor_metrics_and_logs(deployed: Deployed) -> None:
     """The runner gets it, too, and names it nowhere."""
-    stack, adapter = house.stack, "acme/json"
+    stack, adapter = deployed.stack, "acme/json"
     before = len(learned(stack))
     answers = {}
     for tenant, name in (("acme", "json"), ("zeta", "acme/json")):
-        with house.client(tenant, 0) as client:
+        with deployed.client(tenant, 0) as client:
             said = client.chat.completions.with_raw_response.create(model=name, messages=QUESTION, **SHORT)
         answers[said.headers["x-motet-request"]] = tenant
 
@@ -337,7 +341,7 @@ def test_the_tenant_is_sent_to_scheduler_predictor_metrics_and_logs(house: House
         noted(stack, "scheduler", "request_placed", "request"),
     )
     for request, tenant in answers.items():
-        written = keys.parse_key(house.keys[tenant])
+        written = keys.parse_key(deployed.keys[tenant])
         assert written is not None
         line = answered[request]
         assert (line["tenant"], line["adapter"], line["key"]) == (tenant, adapter, written.id)
@@ -346,7 +350,7 @@ def test_the_tenant_is_sent_to_scheduler_predictor_metrics_and_logs(house: House
     stack.until(lambda: len(learned(stack)) >= before + 2)
     assert {(tenant, adapter) for tenant in answers.values()} <= set(learned(stack))
 
-    with stack.http(headers={"authorization": f"Bearer {house.keys['acme-monitor']}"}) as http:
+    with stack.http(headers={"authorization": f"Bearer {deployed.keys['acme-monitor']}"}) as http:
         figures = http.get("/metrics").text
     for tenant in answers.values():
         assert f'motet_requests_total{{adapter="{adapter}",code="200",service="gateway",tenant="{tenant}"}}' in figures
@@ -395,22 +399,22 @@ class Stream:
         self.ended = time.monotonic()
 
 
-async def test_a_key_is_valid_on_both_gateways_until_it_is_revoked(house: House) -> None:
+async def test_a_key_is_valid_on_both_gateways_until_it_is_revoked(deployed: Deployed) -> None:
     """Streams with the revoked key end on both gateways; those of the other tenant on the same runner continue."""
-    made = await asyncio.to_thread(house.stack.motet, "key", "create", "--tenant", "acme")
+    made = await asyncio.to_thread(deployed.stack.motet, "key", "create", "--tenant", "acme")
     assert made.returncode == 0, made.stderr
     since, key = time.monotonic(), made.stdout.strip()
-    while not all([await asyncio.to_thread(opens, house, key, at) for at in (0, 1)]):
+    while not all([await asyncio.to_thread(opens, deployed, key, at) for at in (0, 1)]):
         assert time.monotonic() - since < WITHIN_S
         await asyncio.sleep(0.1)
 
-    clients = {(who, at): house.async_client(who, at) for who in (key, "zeta") for at in (0, 1)}
+    clients = {(who, at): deployed.async_client(who, at) for who in (key, "zeta") for at in (0, 1)}
     ours = [Stream(clients[key, at], "pirate") for at in (0, 1)]
     theirs = [Stream(clients["zeta", at], "shouting") for at in (0, 1)]
     running = [asyncio.create_task(one.run()) for one in (*ours, *theirs)]
     await at_least([*ours, *theirs], [1] * 4)
 
-    revoked = await asyncio.to_thread(house.stack.motet, "key", "revoke", key.split("_")[1])
+    revoked = await asyncio.to_thread(deployed.stack.motet, "key", "revoke", key.split("_")[1])
     assert revoked.returncode == 0, revoked.stderr
     since = time.monotonic()
     async with asyncio.timeout(WITHIN_S):
@@ -421,7 +425,7 @@ async def test_a_key_is_valid_on_both_gateways_until_it_is_revoked(house: House)
         assert one.error.code == "invalid_api_key"
         assert "was revoked meanwhile" in one.error.message
     for at in (0, 1):
-        with house.client(key, at) as client:
+        with deployed.client(key, at) as client:
             for way in WAYS.values():
                 error = refused(way, client, "pirate")
                 assert type(error) is openai.AuthenticationError
