@@ -28,7 +28,7 @@ INSTANCES = {"runner-0", "runner-1"}
 
 
 @dataclass
-class Fleet:
+class SystemUnderTest:
     gateway: FakeGateway
     group: str
     address: str
@@ -48,7 +48,7 @@ class Fleet:
 
 
 @asynccontextmanager
-async def small(_: Path) -> AsyncIterator[Fleet]:
+async def small(_: Path) -> AsyncIterator[SystemUnderTest]:
     async with mini_cluster(runners=2) as cluster:
         runners = {runner.instance: runner for runner in cluster.runners}
 
@@ -59,31 +59,33 @@ async def small(_: Path) -> AsyncIterator[Fleet]:
         address = cluster.scheduler.address
         async with small_gateway("g0", scheduler=address) as gateway:
             stop = lambda name: runners[name].stop()  # noqa: E731
-            yield Fleet(gateway, SMALL_GROUP, address, cluster.scheduler.restart, stop, pace)
+            yield SystemUnderTest(gateway, SMALL_GROUP, address, cluster.scheduler.restart, stop, pace)
 
 
 @asynccontextmanager
-async def real(folder: Path) -> AsyncIterator[Fleet]:
+async def real(folder: Path) -> AsyncIterator[SystemUnderTest]:
     async with AsyncExitStack() as stack:
-        house = await stack.enter_async_context(in_process_system(folder))
+        in_process = await stack.enter_async_context(in_process_system(folder))
         engines = SlowEngines(0.0)
         for name in sorted(INSTANCES):
-            await house.runner(name, engines)
-        control = house.control
-        stop = lambda name: house.runners[name].stop()  # noqa: E731
-        yield Fleet(house.gateway, GROUP, control.scheduler_address, control.restart_scheduler, stop, engines.hurry)
+            await in_process.runner(name, engines)
+        control = in_process.control
+        stop = lambda name: in_process.runners[name].stop()  # noqa: E731
+        yield SystemUnderTest(
+            in_process.gateway, GROUP, control.scheduler_address, control.restart_scheduler, stop, engines.hurry
+        )
 
 
 @pytest.fixture(params=[small, real], ids=["small", "real"])
-async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
+async def system(request: pytest.FixtureRequest) -> AsyncIterator[SystemUnderTest]:
     with short_folder() as folder:
         async with request.param(folder) as one:
             await until(lambda: one.catalog)
             yield one
 
 
-async def test_the_catalog_lists_a_groups_runners_and_their_digests(fleet):
-    group = fleet.catalog
+async def test_the_catalog_lists_a_groups_runners_and_their_digests(system):
+    group = system.catalog
     assert {runner.instance for runner in group.runners} == INSTANCES
     assert all(runner.address for runner in group.runners)
     assert group.base_digest.startswith("sha256:")
@@ -91,55 +93,55 @@ async def test_the_catalog_lists_a_groups_runners_and_their_digests(fleet):
     assert group.max_model_length > 0
 
 
-async def test_a_request_is_placed_under_the_leaders_term_with_a_promise(fleet):
-    assert len(await fleet.start("a", max_tokens=20)) == 20
-    asked = fleet.gateway.asked["a"]
+async def test_a_request_is_placed_under_the_leaders_term_with_a_promise(system):
+    assert len(await system.start("a", max_tokens=20)) == 20
+    asked = system.gateway.asked["a"]
     ((epoch, instance),) = asked.placements
     assert epoch == 1
     assert instance in INSTANCES
-    assert asked.placed.term == fleet.gateway.term >= 1
+    assert asked.placed.term == system.gateway.term >= 1
     assert asked.placed.incarnation
     assert asked.placed.promise.pages > 0
-    assert asked.placed.address == next(one.address for one in fleet.catalog.runners if one.instance == instance)
+    assert asked.placed.address == next(one.address for one in system.catalog.runners if one.instance == instance)
 
 
-async def test_requests_of_a_lost_runner_continue_elsewhere_under_a_higher_epoch(fleet):
-    whole = await fleet.start("whole", max_tokens=200)
-    fleet.pace(SLOW)
-    answer = fleet.start("a", max_tokens=200)
-    asked = fleet.gateway.asked["a"]
+async def test_requests_of_a_lost_runner_continue_elsewhere_under_a_higher_epoch(system):
+    whole = await system.start("whole", max_tokens=200)
+    system.pace(SLOW)
+    answer = system.start("a", max_tokens=200)
+    asked = system.gateway.asked["a"]
     await until(lambda: asked.tokens)
     ((epoch, instance),) = asked.placements
-    await fleet.stop(instance)
-    fleet.pace(0.0)
+    await system.stop(instance)
+    system.pace(0.0)
     assert await answer == whole
     assert asked.placements[-1][0] > epoch
     assert asked.placements[-1][1] == (INSTANCES - {instance}).pop()
 
 
-async def test_a_new_scheduler_has_a_higher_term_and_running_requests_go_on(fleet):
-    term = fleet.gateway.term
-    fleet.pace(SLOW)
-    answer = fleet.start("a", max_tokens=300)
-    await until(lambda: fleet.gateway.asked["a"].tokens)
-    await fleet.restart()
-    await until(lambda: fleet.gateway.term > term)
-    fleet.pace(0.0)
+async def test_a_new_scheduler_has_a_higher_term_and_running_requests_go_on(system):
+    term = system.gateway.term
+    system.pace(SLOW)
+    answer = system.start("a", max_tokens=300)
+    await until(lambda: system.gateway.asked["a"].tokens)
+    await system.restart()
+    await until(lambda: system.gateway.term > term)
+    system.pace(0.0)
     assert len(await answer) == 300
-    assert len(fleet.gateway.asked["a"].placements) == 1
-    assert len(await fleet.start("b", max_tokens=5)) == 5
-    assert fleet.gateway.asked["b"].placed.term == fleet.gateway.term
+    assert len(system.gateway.asked["a"].placements) == 1
+    assert len(await system.start("b", max_tokens=5)) == 5
+    assert system.gateway.asked["b"].placed.term == system.gateway.term
 
 
-async def test_a_revision_that_no_runner_serves_is_refused(fleet):
+async def test_a_revision_that_no_runner_serves_is_refused(system):
     with pytest.raises(ModelNotFound):
-        await fleet.start("a", adapter="sha256:" + "0" * 64)
+        await system.start("a", adapter="sha256:" + "0" * 64)
 
 
-async def test_a_stream_that_begins_without_a_hello_is_refused(fleet):
-    async with open_channel(fleet.address) as channel:
+async def test_a_stream_that_begins_without_a_hello_is_refused(system):
+    async with open_channel(system.address) as channel:
         call = scheduler_pb2_grpc.SchedulerStub(channel).Serve()
-        await call.write(scheduler_pb2.ServeUp(enqueue=scheduler_pb2.Enqueue(request="a", group=fleet.group)))
+        await call.write(scheduler_pb2.ServeUp(enqueue=scheduler_pb2.Enqueue(request="a", group=system.group)))
         with pytest.raises(grpc.aio.AioRpcError) as error:
             async with asyncio.timeout(PATIENCE_S):
                 while True:

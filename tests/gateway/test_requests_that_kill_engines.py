@@ -53,10 +53,10 @@ class Client:
 
 
 @asynccontextmanager
-async def dispatcher_of(house: InProcessSystem) -> AsyncIterator[Dispatcher]:
+async def dispatcher_of(system: InProcessSystem) -> AsyncIterator[Dispatcher]:
     dispatcher = Dispatcher(
         "g-real",
-        house.control.scheduler_address,
+        system.control.scheduler_address,
         CurrentCatalog(),
         Metrics(CollectorRegistry()),
         connect_seconds=PATIENCE_S,
@@ -95,7 +95,7 @@ def ask(dispatcher: Dispatcher, name: str, prompt: tuple[int, ...], max_tokens: 
     return client
 
 
-async def poison_among_neighbours(house: InProcessSystem, dispatcher: Dispatcher) -> None:
+async def poison_among_neighbours(system: InProcessSystem, dispatcher: Dispatcher) -> None:
     neighbours = [ask(dispatcher, f"n{n}", (n + 1, 2, 3)) for n in range(3)]
     await until(lambda: all(client.tokens for client in neighbours))
     poison = ask(dispatcher, "poison", (1, DEADLY))
@@ -105,7 +105,7 @@ async def poison_among_neighbours(house: InProcessSystem, dispatcher: Dispatcher
     for n, client in enumerate(neighbours):
         assert await client.over() is EndReason.LENGTH
         assert client.tokens == tokens_of((n + 1, 2, 3), SEED, LENGTH)
-    died = [name for name, runner in house.runners.items() if runner.over]
+    died = [name for name, runner in system.runners.items() if runner.over]
     assert len(died) == 2, "the third runner never saw it"
 
 
@@ -114,19 +114,19 @@ async def test_a_prompt_that_kills_engines_is_ended_after_the_second_and_its_nei
     how: dict[str, Any] = {"command": DEADLY_ENGINE} if process else {}
     engine = partial(FakeEngine, step_seconds=0.005, deadly=DEADLY)
     with short_folder() as folder:
-        async with in_process_system(folder) as house, dispatcher_of(house) as dispatcher:
+        async with in_process_system(folder) as system, dispatcher_of(system) as dispatcher:
             for name in ("r0", "r1", "r2"):
-                await house.runner(name, engine, **how)
-            await poison_among_neighbours(house, dispatcher)
+                await system.runner(name, engine, **how)
+            await poison_among_neighbours(system, dispatcher)
 
 
 async def test_a_runner_that_goes_without_a_word_makes_nobody_a_suspect(folder: Path) -> None:
-    async with in_process_system(folder) as house, dispatcher_of(house) as dispatcher:
-        await house.runner("r0", SlowEngines())
+    async with in_process_system(folder) as system, dispatcher_of(system) as dispatcher:
+        await system.runner("r0", SlowEngines())
         client = ask(dispatcher, "a", (1, 2, 3))
         await until(lambda: client.tokens)
-        await house.runner("r1", engines := SlowEngines())
-        await house.runners["r0"].stop()
+        await system.runner("r1", engines := SlowEngines())
+        await system.runners["r0"].stop()
         await until(lambda: client.placed_times == 2)
         assert dispatcher._live["a"].generation.losses.engines_lost == 0
         engines.hurry()

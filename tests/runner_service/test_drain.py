@@ -16,11 +16,11 @@ from tests.support.in_process_system import in_process_system
 
 
 async def test_in_a_drain_running_requests_end_waiting_ones_move_and_no_new_ones_come(folder):
-    async with in_process_system(folder) as house:
-        leaving = await house.runner("r0", engines := SlowEngines(max_sequences=2))
-        running = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=100) for n in range(2)]
-        await until(lambda: all(one.tokens for one in house.gateway.live()))
-        await house.runner("r1")
+    async with in_process_system(folder) as system:
+        leaving = await system.runner("r0", engines := SlowEngines(max_sequences=2))
+        running = [system.gateway.start(f"{n}", prompt=(n,), max_tokens=100) for n in range(2)]
+        await until(lambda: all(one.tokens for one in system.gateway.live()))
+        await system.runner("r1")
         draining = asyncio.create_task(leaving.service.drain(3600))
         await until(lambda: leaving.service.draining)
         assert len(leaving.service.book) == 2
@@ -28,25 +28,25 @@ async def test_in_a_drain_running_requests_end_waiting_ones_move_and_no_new_ones
         await asyncio.wait_for(draining, PATIENCE_S)  # it ends once all requests have ended
         for n, answer in enumerate(running):
             assert await answer == tokens_of((n,), 7, 100)
-            assert house.gateway.asked[f"{n}"].moves == 0
-        new = await house.gateway.ask("new", prompt=(9,), max_tokens=4)
+            assert system.gateway.asked[f"{n}"].moves == 0
+        new = await system.gateway.ask("new", prompt=(9,), max_tokens=4)
         assert new == tokens_of((9,), 7, 4)
-        assert [instance for _, instance in house.gateway.asked["new"].placements] == ["r1"]
-        assert house.gateway.declines == 0, "the scheduler knows"
+        assert [instance for _, instance in system.gateway.asked["new"].placements] == ["r1"]
+        assert system.gateway.declines == 0, "the scheduler knows"
 
 
 async def test_requests_that_run_at_the_deadline_move_with_their_tokens(folder):
-    async with in_process_system(folder) as house:
-        leaving = await house.runner("r0", SlowEngines())
-        answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(4)]
-        await until(lambda: all(one.tokens for one in house.gateway.live()))
-        await house.runner("r1")
+    async with in_process_system(folder) as system:
+        leaving = await system.runner("r0", SlowEngines())
+        answers = [system.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(4)]
+        await until(lambda: all(one.tokens for one in system.gateway.live()))
+        await system.runner("r1")
         await leaving.service.drain(0.3)
         assert len(leaving.service.book) == 0
         await leaving.stop()
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, 150)
-            assert [instance for _, instance in house.gateway.asked[f"{n}"].placements] == ["r0", "r1"]
+            assert [instance for _, instance in system.gateway.asked[f"{n}"].placements] == ["r0", "r1"]
 
 
 async def test_waiting_requests_are_returned_at_once(folder):
