@@ -144,7 +144,7 @@ async def test_without_an_allowed_model_a_request_must_name_one(tenants: Tenants
 
 @pytest.mark.parametrize(("path", "more"), [("/tokenize", PROMPT), ("/detokenize", {"tokens": [1, 2]})])
 async def test_an_empty_name_names_nothing(tenants: Tenants, path: str, more: dict[str, Any]) -> None:
-    """A tenant that may use no adapter sees neither the base nor anything else."""
+    """An empty name means neither the base nor, for a tenant that may use no base, anything else."""
     tenants.cluster.scheduler.tenants = ["acme"]
     await tenants.publish()
     for key in (tenants.acme, tenants.zeta):

@@ -171,7 +171,7 @@ class ClientStream:
     text: str = ""
     chunks: int = 0
     tokens: int = 0
-    """What the gateway says it was."""
+    """The gateway's own count of the answer's tokens."""
 
     reasons: list[str] = field(default_factory=list)
     problem: str = ""

@@ -17,7 +17,7 @@ GRANTS = """
 CREATE ROLE a_gateway LOGIN PASSWORD 'its-own';
 GRANT SELECT, UPDATE (used) ON keys TO a_gateway;
 """
-"""Grant what docs/security.md says."""
+"""The permissions that docs/security.md lists."""
 
 
 async def test_a_gateway_needs_only_permission_to_read_keys_and_note_their_use(postgresql: PostgreSQL) -> None:
