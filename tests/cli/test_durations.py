@@ -24,11 +24,11 @@ def test_a_number_and_a_unit(text: str, length: timedelta) -> None:
 
 @pytest.mark.parametrize("text", ["", "90", "d", "-1h", "1.5h", "1y", "1h30m", "٣d", "9" * 5000 + "d"])
 def test_anything_else_is_told_how_to_write_it(text: str) -> None:
-    with pytest.raises(ValueError, match="a whole number and s, m, h or d, such as 30m, 12h or 90d"):
+    with pytest.raises(ValueError, match="a whole number with s, m, h or d, such as 30m, 12h or 90d"):
         duration(text)
 
 
 @pytest.mark.parametrize("text", ["36501d", "999999999d"])
 def test_a_length_beyond_any_calendar_is_told_the_longest(text: str) -> None:
-    with pytest.raises(ValueError, match="at the most"):
+    with pytest.raises(ValueError, match="at most"):
         duration(text)

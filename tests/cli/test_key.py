@@ -131,7 +131,7 @@ def test_a_key_is_alone_on_standard_output_and_in_words_without_its_secret(motet
 
 
 def test_the_first_key_says_what_it_changes_and_the_second_does_not(motet: Motet) -> None:
-    said = "from now on gateways ask everybody for a key, on this machine too"
+    said = "From now on gateways require a key from every client, also on this machine"
     assert said in motet("key", "create", "--tenant", "acme").stderr
     assert said not in motet("key", "create", "--tenant", "acme").stderr
 
@@ -215,7 +215,7 @@ def test_without_a_database_there_are_no_keys_and_none_is_made(motet: Motet, tmp
     assert listed(motet) == []
     done = motet("key", "ls")
     assert (done.status, done.stdout) == (0, "")
-    assert "`motet key create --tenant NAMESPACE` makes one" in done.stderr
+    assert "There are no keys. Make one: motet key create --tenant NAMESPACE" in done.stderr
     assert motet("key", "revoke", NOBODYS).status == 1
     assert not (tmp_path / "state").exists()
 
