@@ -27,5 +27,5 @@ use_plain_logs()
 # For the control plane and the many calls of kubectl and helm, which spend up to a fifth of their time on garbage.
 os.environ.setdefault("GOGC", "400")
 
-pytest_plugins = ["tests.support.key_rows", "tests.support.machine", "tests.support.postgresql"]
+pytest_plugins = ["tests.support.machine", "tests.support.postgresql"]
 """Fixtures and marks that are not tied to a folder of tests."""

@@ -31,6 +31,7 @@ from motet_gateway.identity.key_sources import NoKeys
 from motet_gateway.identity.keyring import Keyring
 from motet_gateway.settings import Settings as GatewaySettings
 from tests.cli.test_commands import motet as in_a_process
+from tests.support.key_rows import record_read_key_ids
 from tests.support.postgresql import PostgreSQL
 
 NOBODYS = "0123456789abcdef"
@@ -539,7 +540,8 @@ def test_what_is_no_key_is_not_hashed_and_not_repeated(motet: Motet, given: str)
     assert not given.strip() or given.strip() not in done.stderr
 
 
-def test_creating_or_ending_one_key_does_not_read_all(motet: Motet, read_key_ids: list[str]) -> None:
+def test_creating_or_ending_one_key_does_not_read_all(motet: Motet, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_key_ids = record_read_key_ids(monkeypatch)
     """There may be very many."""
     made = [id_of(motet("key", "create", "--tenant", "acme").key) for _ in range(3)]
     assert read_key_ids == []

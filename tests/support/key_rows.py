@@ -8,9 +8,8 @@ from motet.keys import ApiKey
 from motet.store import keys
 
 
-@pytest.fixture
-def read_key_ids(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The id of each key whose row was read since the test began, in order."""
+def record_read_key_ids(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The id of each key whose row is read from now on, in order."""
     read: list[str] = []
     key_of_row = keys._key
 

@@ -26,6 +26,7 @@ from motet.store.tables import ApiKeyRow
 from motet_gateway.identity import key_sources
 from motet_gateway.identity.bounded_call import BoundedCall
 from motet_gateway.identity.key_sources import Change, DatabaseKeys, FileKeys, KeySource
+from tests.support.key_rows import record_read_key_ids
 from tests.support.postgresql import PostgreSQL
 
 NOW = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
@@ -163,7 +164,8 @@ async def test_every_minute_all_keys_are_read_again(tmp_path: Path) -> None:
     await source.close()
 
 
-async def test_of_many_keys_only_few_are_read_after_a_change(url: str, read_key_ids: list[str]) -> None:
+async def test_of_many_keys_only_few_are_read_after_a_change(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_key_ids = record_read_key_ids(monkeypatch)
     await make_many(url)
     source = stored_keys(url, clock=FakeClock())
     found = await source.read()
@@ -185,10 +187,9 @@ async def test_of_many_keys_only_few_are_read_after_a_change(url: str, read_key_
     await source.close()
 
 
-async def test_reading_many_keys_continues_where_it_was_interrupted(
-    url: str, read_key_ids: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reading_many_keys_continues_where_it_was_interrupted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be more than one read has time for; half of them must not count as all."""
+    read_key_ids = record_read_key_ids(monkeypatch)
     await make_many(url)
     source, left, keys_in = stored_keys(url, clock=FakeClock()), 0, stored.keys_in
 
