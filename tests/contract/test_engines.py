@@ -26,7 +26,7 @@ R = RequestId
 
 
 def book_of(engine):
-    return {entry.request: entry for entry in engine.report().book}
+    return {entry.request: entry for entry in engine.report().sequences}
 
 
 def on_device(engine):
@@ -341,7 +341,7 @@ def test_the_least_recently_used_adapter_is_evicted_and_never_a_used_one(engine_
     assert on_device(engine) == {B, C}
     ran = run(engine, ask("b", adapter=B), ask("c", adapter=C), steps=2)
     engine.add(ask("a", adapter=A))
-    while len(engine.report().book) == 3:
+    while len(engine.report().sequences) == 3:
         assert on_device(engine) == {B, C}
         assert book_of(engine)["a"].state is State.LOADING
         ran.take(engine)

@@ -84,7 +84,7 @@ def bench(tmp_path):
 
 async def test_the_least_recently_used_leaves_the_disk_first(bench):
     first, second = await bench.ensure(1), await bench.ensure(2)
-    bench.shelf.take(first.digest)
+    bench.shelf.for_request(first.digest)
     third = await bench.ensure(3)
     assert bench.cached() == {first.digest, third.digest}
     assert DropAdapter(second.digest) in bench.posted
@@ -116,7 +116,7 @@ async def test_a_certificate_is_kept_and_not_made_twice(bench, tmp_path):
     first = await bench.ensure(1)
     bench.shelf.close()
     again = Bench(tmp_path)
-    found = again.shelf.layout_of(first.digest)
+    found = again.shelf.for_request(first.digest)
     assert found is not None
     assert found.certificate == first.certificate
     assert again.checks == 0
@@ -127,7 +127,7 @@ async def test_a_certificate_is_kept_and_not_made_twice(bench, tmp_path):
 async def test_a_certificate_for_another_base_model_counts_for_nothing(bench, tmp_path):
     first = await bench.ensure(1)
     other = Bench(tmp_path, base=Digest("sha256:" + "c" * 64))
-    assert other.shelf.layout_of(first.digest) is None
+    assert other.shelf.for_request(first.digest) is None
     checked = await other.ensure(1)
     assert other.checks == 1
     assert checked.certificate.base_digest.endswith("c")
@@ -139,7 +139,7 @@ async def test_an_adapter_passed_by_an_older_checker_is_checked_again(bench, tmp
     assert first.certificate.checker == CHECK_VERSION
     bench.shelf.close()
     newer = Bench(tmp_path, checker=CHECK_VERSION + 1)
-    assert newer.shelf.layout_of(first.digest) is None
+    assert newer.shelf.for_request(first.digest) is None
     checked = await newer.ensure(1)
     assert (newer.checks, checked.certificate.checker) == (1, CHECK_VERSION + 1)
     newer.shelf.close()
@@ -147,7 +147,7 @@ async def test_an_adapter_passed_by_an_older_checker_is_checked_again(bench, tmp
     assert first.digest in stricter.cached()
     with pytest.raises(AdapterIncompatible):
         await stricter.ensure_digest(1, first.digest)
-    assert stricter.shelf.layout_of(first.digest) is None
+    assert stricter.shelf.for_request(first.digest) is None
     assert not any(isinstance(command, LoadAdapter) for command in stricter.posted)
     stricter.shelf.close()
 
@@ -156,7 +156,7 @@ async def test_an_adapter_checked_for_another_dtype_or_rank_is_checked_again(ben
     first = await bench.ensure(1)
     bench.shelf.close()
     other = Bench(tmp_path, engine="float16, rank 8", refuses="LORA")
-    assert other.shelf.layout_of(first.digest) is None
+    assert other.shelf.for_request(first.digest) is None
     with pytest.raises(AdapterIncompatible):
         await other.ensure_digest(1, first.digest)
     other.shelf.close()
@@ -168,7 +168,7 @@ async def test_a_certificate_from_before_checkers_had_versions_counts_for_nothin
     kept = first.folder / "certificate.json"
     kept.write_text(kept.read_text().replace('"checker"', '"mapped"'))
     again = Bench(tmp_path)
-    assert again.shelf.layout_of(first.digest) is None
+    assert again.shelf.for_request(first.digest) is None
     again.shelf.close()
 
 
@@ -182,7 +182,7 @@ async def test_a_refused_adapter_is_not_in_the_registry(bench):
 async def test_all_requests_that_wait_for_an_adapter_continue(bench):
     digest = (await bench.ensure(1)).digest
     bench.shelf.drop(digest)
-    waiting = [asyncio.create_task(bench.shelf.arrival(digest)) for _ in range(3)]
+    waiting = [asyncio.create_task(bench.shelf.wait_for(digest)) for _ in range(3)]
     await asyncio.sleep(0)
     await bench.ensure(1)
     await asyncio.gather(*waiting)
@@ -211,12 +211,12 @@ async def test_cached_bytes_that_changed_are_noticed_when_a_load_fails_and_fetch
     with weights.open("r+b") as file:
         file.write(b"\xff")
     assert bench.shelf.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed"))) is one
-    assert bench.shelf.take(one.digest) is None
+    assert bench.shelf.for_request(one.digest) is None
     with pytest.raises(AdapterFetchFailed, match="have changed"):
         await bench.ensure_digest(1, one.digest)
     assert one.digest not in bench.cached()
     again = await bench.ensure(1)
-    assert bench.shelf.take(again.digest) is again
+    assert bench.shelf.for_request(again.digest) is again
 
 
 async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(bench, tmp_path):
@@ -224,7 +224,7 @@ async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(
     bench.shelf.close()
     (one.folder / WEIGHTS_NAME).touch()
     again = Bench(tmp_path)
-    assert again.shelf.layout_of(one.digest) is None
+    assert again.shelf.for_request(one.digest) is None
     assert (await again.ensure(1)).digest == one.digest
     assert again.checks == 1
     again.shelf.close()
@@ -245,7 +245,7 @@ async def test_a_certificate_that_no_check_of_today_has_written_is_made_anew(ben
     bench.shelf.close()
     (first.folder / "certificate.json").write_bytes(kept)
     again = Bench(tmp_path)
-    assert again.shelf.layout_of(first.digest) is None
+    assert again.shelf.for_request(first.digest) is None
     assert (await again.ensure(1)).checked is not None
     assert again.checks == 1
     again.shelf.close()
@@ -265,4 +265,4 @@ async def test_changed_bytes_that_another_runner_has_removed_meanwhile_are_fetch
     with pytest.raises(AdapterFetchFailed, match="have changed"):
         await bench.ensure_digest(1, one.digest)
     monkeypatch.undo()
-    assert bench.shelf.take((await bench.ensure(1)).digest) is not None
+    assert bench.shelf.for_request((await bench.ensure(1)).digest) is not None

@@ -155,7 +155,7 @@ class GenerateService:
             term=submit.term,
         )
         self._book.add(placement)
-        if sequence.adapter == BASE or self._shelf.layout_of(sequence.adapter) is not None:
+        if sequence.adapter == BASE or self._shelf.for_request(sequence.adapter) is not None:
             self._start(placement, sequence)
         else:
             key = (submit.request, submit.epoch)
@@ -179,7 +179,7 @@ class GenerateService:
         try:
             async with asyncio.timeout(self._adapter_wait):
                 await self._shelf.wait_for(placement.adapter)
-            if self._shelf.layout_of(placement.adapter) is not None:
+            if self._shelf.for_request(placement.adapter) is not None:
                 self._start(placement, sequence)
                 return
             failure = Declined(f"adapter {placement.adapter} left again before the request could start")

@@ -101,7 +101,7 @@ class AdapterRegistry:
     def get(self, digest: str) -> RegisteredAdapter | None:
         return self._shelved.get(Digest(digest))
 
-    def layout_of(self, digest: Digest) -> RegisteredAdapter | None:
+    def for_request(self, digest: Digest) -> RegisteredAdapter | None:
         """The adapter, if it is checked. The engine is sent its layout unless it has loaded it. None while the adapter
         isn't ready for requests."""
         one = self._shelved.get(digest) or self._adopt(digest)
@@ -114,7 +114,7 @@ class AdapterRegistry:
         return one
 
     async def wait_for(self, digest: Digest) -> None:
-        """Wait until `layout_of` returns this adapter. Raises the error of its fetch or check."""
+        """Wait until `for_request` returns this adapter. Raises the error of its fetch or check."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._arrivals.setdefault(digest, set())
         waiting.add(future)
@@ -171,7 +171,7 @@ class AdapterRegistry:
 
     def expect(self, digest: Digest, seconds: float) -> None:
         """A request for this adapter will come: start to load it, and keep it for `seconds`."""
-        one = self.layout_of(digest)
+        one = self.for_request(digest)
         if one is not None:
             one.wanted_until = self._clock() + seconds
 
