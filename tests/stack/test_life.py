@@ -224,7 +224,7 @@ def test_up_after_everything_was_killed_waits_until_ready_and_reports_a_broken_a
     shared.until(lambda: not any(one["pid"] for one in shared.status()["services"]))
     dead = shared.status()
     assert not any(one["ready"] for one in dead["services"] + dead["pools"] + dead["adapters"])
-    assert f"`motet up --data-dir '{shared.data}'` starts it" in shared.motet("status").stdout
+    assert f"Start it: motet up --data-dir '{shared.data}'" in shared.motet("status").stdout
 
     (tmp_path / "empty").mkdir()
     broken = write_adapter(shared.manifests, "broken", uri=(tmp_path / "empty").as_uri())
