@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def found() -> list[tuple[str, str]]:
     rules = {*LINT["ignore"], *(rule for rules in LINT["per-file-ignores"].values() for rule in rules)}
     options = ["--select", ",".join(sorted(rules)), "--config", "lint.per-file-ignores={}"]
     said = subprocess.run(
-        ["ruff", "check", "--exit-zero", "--output-format", "json", *options, "."],
+        [sys.executable, "-m", "ruff", "check", "--exit-zero", "--output-format", "json", *options, "."],
         cwd=ROOT,
         check=True,
         capture_output=True,
