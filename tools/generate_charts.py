@@ -21,6 +21,8 @@ SETTINGS = ROOT / "docs" / "reference" / "settings.md"
 BEGIN, END = "<!-- values: written by tools/generate_charts.py -->", "<!-- end of values -->"
 NOTE = "# Written by tools/generate_charts.py (`make generate`). Change values.schema.json, not this file.\n"
 WIDTH = 120
+CODE_OR_LESS_THAN = re.compile("`[^`]*`|<")
+"""Markdown decodes entities in text, but not in code."""
 
 Schema = dict[str, Any]
 
@@ -68,9 +70,13 @@ def values_file(section: Schema, depth: int = 0) -> Iterator[str]:
 def table(section: Schema) -> str:
     rows = ["| value | default | meaning |", "| --- | --- | --- |"]
     for path, value in values(section):
-        meaning = value["description"].replace("|", "\\|").replace("<", "&lt;")
+        meaning = CODE_OR_LESS_THAN.sub(_escaped, value["description"]).replace("|", "\\|")
         rows.append(f"| `{'.'.join(path)}` | `{_flow(value['default'])}` | {meaning} |")
     return "\n".join(rows)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "&lt;" if found[0] == "<" else found[0]
 
 
 def _flow(value: Any) -> str:

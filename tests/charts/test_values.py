@@ -73,6 +73,11 @@ def test_every_value_has_a_line_in_the_readme() -> None:
             assert f"| `{path.removeprefix('/').replace('/', '.')}` |" in readme, path
 
 
+def test_code_in_the_readme_has_no_entities() -> None:
+    """Markdown does not decode them in code: a reader would see `&lt;fullname>`."""
+    assert re.findall(r"`[^`\n]*&\w+;[^`\n]*`", (MOTET / "README.md").read_text()) == []
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
