@@ -30,7 +30,7 @@ _FAILURE_REASONS = {
 }
 """Reasons by error code (motet.errors), for failures that have no reason of their own."""
 
-_CERTIFYING = frozenset(("UnknownField", "UnmappedTensors", "ShapeMismatch", "NoEffect", "ReferenceMismatch"))
+_CERTIFYING = frozenset(("UnknownField", "UnmappedTensors", "ShapeMismatch", "NoEffect"))
 """Failures of complete, well-formed files that do not fit the base model."""
 
 _ELSEWHERE = frozenset(("FetchFailed", "NoSpace"))

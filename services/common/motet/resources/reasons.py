@@ -32,8 +32,6 @@ _CERTIFYING = {
     "trained on.",
     "NoEffect": "The adapter changes nothing: all its weights are zero. It was saved before training, or by a script "
     "that left out the trained weights. Save it again after training.",
-    "ReferenceMismatch": "A runner's results with this adapter differ from the reference. The adapter is not served. "
-    "Report it.",
 }
 _REFUSED = {
     "PoolNotFound": "`spec.poolRef` names no existing group of pools. Create the adapter again with another name "
