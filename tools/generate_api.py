@@ -1,6 +1,6 @@
 """Write the Python modules of motet.api.v1 from their .proto files (`make generate`).
 
-The result is committed beside its source; tests/repo compares. `--out DIR` writes elsewhere.
+The results are committed; tests/repo compares them with what this tool writes now. `--out DIR` writes elsewhere.
 """
 
 import argparse
@@ -14,9 +14,11 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMON = ROOT / "services" / "common"
 PROTOS = COMMON / "motet" / "api" / "v1"
 
+NOTE = "# Generated from {proto}: change that, not this file, and run `make generate`.\n"
+
 
 def generate(out: Path) -> list[Path]:
-    """Generate into `out` (the folder that holds the package `motet`) and name the files written."""
+    """Write into `out`, the folder with the package `motet`. Returns the files."""
     names = sorted(p.relative_to(COMMON).as_posix() for p in PROTOS.glob("*.proto"))
     arguments = [
         "protoc",
@@ -29,8 +31,12 @@ def generate(out: Path) -> list[Path]:
         *names,
     ]
     if protoc.main(arguments) != 0:
-        sys.exit("protoc refused the .proto files above")
-    return sorted((out / "motet" / "api" / "v1").glob("*_pb2*"))
+        sys.exit("protoc did not accept the .proto files; its messages are above")
+    written = sorted((out / "motet" / "api" / "v1").glob("*_pb2*"))
+    for path in written:
+        proto = PROTOS / f"{path.name.partition('_pb2')[0]}.proto"
+        path.write_text(NOTE.format(proto=proto.relative_to(ROOT)) + path.read_text())
+    return written
 
 
 if __name__ == "__main__":

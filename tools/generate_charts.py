@@ -1,8 +1,8 @@
-"""Write from the chart's values.schema.json its values.yaml and the table of its README (`make generate`).
+"""Write values.yaml of the chart and the table in its README from its values.schema.json (`make generate`).
 
-The schema is the one source of names, explanations and defaults. Only the settings that it knows come from elsewhere,
-from the page that tools/generate_docs.py writes. The result is committed; tests/repo writes it again and compares.
-`--out DIR` writes elsewhere.
+The schema has the name, the description and the default of each value. This tool also writes the names of all settings
+into it, from the page that tools/generate_docs.py writes. The results are committed; tests/repo compares them with what
+the tool writes now. `--out DIR` writes elsewhere.
 """
 
 import argparse
@@ -18,8 +18,9 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "motet"
 SETTINGS = ROOT / "docs" / "reference" / "settings.md"
-BEGIN, END = "<!-- values: written by tools/generate_charts.py -->", "<!-- end of values -->"
-NOTE = "# Written by tools/generate_charts.py (`make generate`). Change values.schema.json, not this file.\n"
+NOTE = "# Generated from charts/motet/values.schema.json: change that, not this file, and run `make generate`.\n"
+BEGIN = "<!-- Generated from charts/motet/values.schema.json: change that, not this table, and run `make generate`. -->"
+END = "<!-- end of the table of values -->"
 WIDTH = 120
 CODE_OR_LESS_THAN = re.compile("`[^`]*`|<")
 """Markdown decodes entities in text, but not in code."""

@@ -1,6 +1,6 @@
 """Write crds/, and the same as templates of the chart motet-crds, from motet.resources (`make generate`).
 
-The result is committed; tests/repo writes it again and compares. `--out DIR` writes elsewhere.
+The results are committed; tests/repo compares them with what this tool writes now. `--out DIR` writes elsewhere.
 """
 
 import argparse
@@ -16,14 +16,14 @@ ROOT = Path(__file__).resolve().parent.parent
 CRDS = ROOT / "crds"
 TEMPLATES = ROOT / "charts" / "motet-crds" / "templates"
 
-NOTE = "# Written by tools/generate_crds.py (`make generate`). Change motet.resources, not this file.\n"
+NOTE = "# Generated from services/common/motet/resources: change that, not this file, and run `make generate`.\n"
 
 
 def generate(out: Path, templates: Path) -> list[Path]:
-    """Write every CRD into both folders and name the files."""
+    """Write every CRD into both folders. Returns the files."""
     written = []
     for kind in CUSTOM_RESOURCES:
-        # Through JSON, so that no part is shared and YAML needs no anchors.
+        # A copy through JSON: YAML would write anchors for parts that two fields share.
         definition = json.loads(json.dumps(custom_resource_definition(kind)))
         written += [_write(out / kind.file_name, definition), _write(templates / kind.file_name, _kept(definition))]
     return written
@@ -38,7 +38,7 @@ def _kept(definition: dict[str, Any]) -> dict[str, Any]:
 def _write(path: Path, definition: dict[str, Any]) -> Path:
     text = yaml.safe_dump(definition, sort_keys=False, allow_unicode=True, width=120)
     if "{{" in text:
-        raise ValueError(f"{path.name} holds {{{{, which Helm would take for a template")
+        raise ValueError(f"{path.name} contains {{{{, which Helm would read as a template")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(NOTE + text, encoding="utf-8")
     return path

@@ -1,7 +1,7 @@
 """Write docs/reference from the code (`make generate`): API, settings, metrics, errors, manifest fields, CRDs.
 
-It fails for anything that has no explanation where it is defined. The result is committed;
-tests/repo writes it again and compares. `--out DIR` writes elsewhere.
+It fails for everything that is defined without a docstring or a description. The results are committed; tests/repo
+compares them with what this tool writes now. `--out DIR` writes elsewhere.
 """
 
 import argparse
@@ -42,9 +42,6 @@ PACKAGES = {
     "motet_cli": "Command line",
 }
 
-NOTE = "<!-- Written by tools/generate_docs.py (`make generate`). Change the code, not this page. -->\n"
-
-
 Schema = dict[str, Any]
 Schemas = dict[str, Schema]
 
@@ -62,6 +59,10 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def code(text: object) -> str:
     return f"`{text}`" if str(text) else ""
+
+
+def note(origin: str) -> str:
+    return f"<!-- Generated from {origin}: change that, not this file, and run `make generate`. -->\n"
 
 
 def flat(text: str) -> str:
@@ -112,7 +113,7 @@ def settings_page() -> str:
     from motet.settings import RENAMED
 
     parts = [
-        NOTE,
+        note("each package's settings.py"),
         "# Settings\n",
         flat("""Every process reads its settings from the environment, once, when it starts. Lists are written as JSON.
         A wrong value ends the process with exit status 2 and a sentence that names the variable. `motet up` sets what
@@ -175,7 +176,7 @@ def metrics_of(package: str) -> list[list[str]]:
 
 def metrics_page() -> str:
     parts = [
-        NOTE,
+        note("each package's metrics.py"),
         "# Metrics\n",
         flat("""In the Prometheus text format. Locally each process serves its own on a Unix socket, and the gateway's
         `/metrics` appends all of them with a label `service`. Beside these every process has the usual `process_`,
@@ -205,7 +206,7 @@ def errors_by_code() -> dict[str, type[MotetError]]:
 
 def errors_page() -> str:
     parts = [
-        NOTE,
+        note("services/common/motet/errors.py and services/gateway/motet_gateway/errors.py"),
         "# Errors\n",
         flat("""All errors of Motet: the code and the type that HTTP clients read as `error.code` and `error.type`, the
         gRPC status between processes, and whether trying again makes sense. Every message says what is wrong and what
@@ -251,7 +252,7 @@ def api_page() -> str:
     without_effect = ", ".join(map(code, sorted(Body.hints - Body.model_fields.keys() - {"best_of", "suffix"})))
     return "\n".join(
         [
-            NOTE,
+            note("services/gateway/motet_gateway/openapi"),
             "# API\n",
             flat("""What the gateway takes and answers over HTTP. OpenAI's clients work with it: give them the gateway's
             address with `/v1` as the base URL. `/openapi.json` has the same description, for generators of clients.""")
@@ -442,7 +443,7 @@ def manifests_page() -> str:
     from motet.resources.planned_fields import PLANNED_FIELDS, PLANNED_SCHEMES, PLANNED_VALUES
 
     parts = [
-        NOTE,
+        note("services/common/motet/resources"),
         "# Manifest fields\n",
         flat("""`motet up -f FOLDER` reads every `*.yaml` in the folder; `v1` `Namespace` and `Secret` objects may lie
         beside these two kinds. The namespace of an object is its tenant.""")
@@ -490,7 +491,7 @@ def crds_page() -> str:
 
     conditions = {ADAPTER.name: ADAPTER_CONDITIONS, POOL.name: POOL_CONDITIONS}
     parts = [
-        NOTE,
+        note("services/common/motet/resources"),
         "# Custom resources in a cluster\n",
         flat("""The fields of `spec` are those of [manifests](manifests.md), with the same bounds. This page has what a
         cluster adds: short names, columns, rules with their sentences, and what the operator reports. The definitions
@@ -527,7 +528,7 @@ def conditions_page() -> str:
     from motet.resources.status import ADAPTER_CONDITIONS, POOL_CONDITIONS
 
     parts = [
-        NOTE,
+        note("services/common/motet/resources"),
         "# Conditions and their reasons\n",
         flat("""What `kubectl describe`, `kubectl wait --for=condition=…` and `motet status` show. Reasons are stable;
         messages are for people and may change. An absent condition is unknown. `Reconciling` is present while work is
@@ -561,7 +562,7 @@ PAGES = {
 
 
 def generate(out: Path) -> list[Path]:
-    """Write every page into `out` and name the files."""
+    """Write every page into `out`. Returns the files."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name, page in PAGES.items():

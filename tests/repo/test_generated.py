@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from motet.settings import RENAMED
-from tests.repo.tree import GENERATED_API, ROOT, tracked
+from tests.repo.tree import GENERATED_API, ROOT, package_folders, tracked
 from tools.gate.__main__ import BASE as OF_THE_GATE
 
 
@@ -57,6 +59,24 @@ def test_the_reference_pages_equal_the_code(tmp_path: Path) -> None:
     written, committed = contents(tmp_path, "*.md"), contents(ROOT / "docs" / "reference", "*.md")
     assert written.keys() == committed.keys()
     assert [name for name in written if written[name] != committed[name]] == [], "run `make generate`"
+
+
+GENERATED_FILES = (
+    *GENERATED_API.glob("*_pb2*"),
+    *(ROOT / "crds").glob("*.yaml"),
+    *(ROOT / "charts" / "motet-crds" / "templates").glob("*.yaml"),
+    ROOT / "charts" / "motet" / "values.yaml",
+    *(ROOT / "docs" / "reference").glob("*.md"),
+)
+
+
+@pytest.mark.parametrize("path", GENERATED_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_generated_file_begins_with_what_to_change_and_how(path: Path) -> None:
+    first_line = path.read_text().partition("\n")[0].removeprefix("<!-- ").removeprefix("# ").removesuffix(" -->")
+    found = re.fullmatch(r"Generated from (.+): change that, not this file, and run `make generate`\.", first_line)
+    assert found is not None, first_line
+    origins = found[1].removeprefix("each package's ").split(" and ")
+    assert [one for one in origins if not any((folder / one).exists() for folder in (ROOT, *package_folders()))] == []
 
 
 def test_pages_speak_only_of_variables_that_exist() -> None:
