@@ -1,18 +1,17 @@
-# Motet. `make help` lists the words; each is short because the work is in the tools they call.
+# Motet. `make help` lists the targets.
 
 VENV    := .venv
 BIN     := $(VENV)/bin
-# Installed and up to date: all that tests and checks need, too; or what running needs, which is enough for `make up`
-# until somebody asks for more.
+# Files that say what is installed and up to date. STAMP: all that the targets need. RUNS: only what `make up` needs.
 STAMP   := $(VENV)/.up-to-date
 RUNS    := $(VENV)/.can-run
 TO_RUN  := $(if $(wildcard $(STAMP)),$(STAMP),$(RUNS))
-# What is torch called in pyproject.toml? Installed first, on its own, so that TORCH_INDEX applies to it and to nothing else.
+# The requirement of torch in pyproject.toml. torch is installed first and alone: TORCH_INDEX applies to nothing else.
 TORCH   := $(shell sed -n 's/^ *"\(torch>=[^"]*\)",*$$/\1/p' pyproject.toml)
 COMMA   := ,
 PYTHON  ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
              "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
-# What `make check` can afford: the repository's own tests, the shared core, and policies without a process or a socket.
+# The tests of `make check`: of the repository itself, of the shared core, and of policies without processes or sockets.
 FAST    := tests/repo tests/docs tests/common tests/store tests/resources tests/kernels \
            $(filter-out tests/common/%, $(wildcard \
              tests/*/plan tests/*/policy tests/*/reconcile tests/*/test_policy*.py tests/*/test_model.py))
@@ -29,16 +28,16 @@ venv: $(STAMP)  ## Set up .venv for everything below (TORCH_INDEX=URL takes torc
 HAS_TORCH = $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'
 PIP       = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-# $(call install,EXTRA,WHAT): the product with an extra of pyproject.toml, into .venv, which is made if it is not there.
+# $(call install,EXTRA,WHAT): install the product with an extra of pyproject.toml into .venv, and make .venv if necessary.
 define install
-@test -n "$(PYTHON)" || { echo "Motet needs Python 3.11 or newer; none was found. Say where it is: make PYTHON=/path/to/python3.11 $(or $(firstword $(MAKECMDGOALS)),venv)" >&2; exit 1; }
+@test -n "$(PYTHON)" || { echo "Motet needs Python 3.11 or newer, and none was found. Name it: make PYTHON=/path/to/python3.11 $(or $(firstword $(MAKECMDGOALS)),venv)" >&2; exit 1; }
 @"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 @test -x $(BIN)/python || { echo "Setting up $(VENV) with $$($(PYTHON) --version)."; "$(PYTHON)" -m venv $(VENV); }
-@echo "Downloading from the Python package index what $(VENV) lacks:"
+@echo "Downloading into $(VENV), from the Python package index:"
 @$(HAS_TORCH) || echo "  torch        runs the model. $(if $(TORCH_INDEX),From $(TORCH_INDEX).,With its GPU libraries it is about 3 GB; without a GPU, TORCH_INDEX=URL of a CPU-only index saves most of that.)"
 $(if $(wildcard $(RUNS) $(STAMP)),,@echo "  the product  servers (grpcio$(COMMA) fastapi)$(COMMA) model code (transformers$(COMMA) tokenizers)$(COMMA) database (sqlalchemy): about 70 MB.")
 $(2)
-@echo "Nothing is installed elsewhere. This runs again only when pyproject.toml or constraints.txt change."
+@echo "Nothing is installed outside of $(VENV). This runs again only after pyproject.toml or constraints.txt have changed."
 @$(HAS_TORCH) || $(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
 @$(PIP) --quiet --editable '.[$(1)]'
 @touch $@
@@ -50,7 +49,7 @@ $(RUNS): pyproject.toml constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	$(call install,dev,@echo "  the rest     what tests and checks need (pytest$(COMMA) peft$(COMMA) openai$(COMMA) kubernetes$(COMMA) ruff$(COMMA) mypy): about 90 MB.")
 
-up: $(TO_RUN)  ## Start the whole system with the bundled model; ctrl-C stops it (UP_ARGS='-f folder --runners 2').
+up: $(TO_RUN)  ## Start the whole system with the bundled model; ctrl-C stops it (UP_ARGS='-f FOLDER --runners 2').
 	@$(BIN)/motet up $(UP_ARGS)
 
 down: $(TO_RUN)  ## Stop a system that was started with --detach.
@@ -59,35 +58,35 @@ down: $(TO_RUN)  ## Stop a system that was started with --detach.
 status: $(TO_RUN)  ## Show services, pools and adapters.
 	@$(BIN)/motet status $(STATUS_ARGS)
 
-test: venv  ## Run the tests that this machine can run, without the long ones (KUBE=no: none of a cluster; TEST_ARGS='-k name').
+test: venv  ## Run the tests that this machine can run, without the long ones (KUBE=no: none of a cluster; TEST_ARGS='-k NAME').
 	@$(BIN)/python -m tools.gate $(if $(filter no,$(KUBE)),--no-kube) $(GATE_ARGS) -- $(TEST_ARGS)
 
-lint: venv  ## Format, lint, types, import contracts, the newest commit's subject.
+lint: venv  ## Check format, style, types, import contracts and the newest commit's subject.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m tools.type_check
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.commit_subject
 
-check: lint  ## What lint does, and fast tests; under three minutes.
+check: lint  ## Run lint and the fast tests; takes less than three minutes.
 	$(BIN)/python -m pytest -q $(FAST)
 
-format: venv  ## Put the code in the house's form.
+format: venv  ## Format the code and fix what ruff can fix.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: venv  ## Run every benchmark; fails at the end if one missed its target (BENCH_ARGS=--json for scripts).
+bench: venv  ## Run all benchmarks; fails at the end if one missed its target (BENCH_ARGS=--json for scripts).
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 soak: venv  ## Run the long tests.
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(TEST_ARGS) || { code=$$?; \
 	  test $$code -ne 5 || echo "There are no long tests yet." >&2; exit $$code; }
 
-compat: venv  ## Run the tests against other versions of models, clients and libraries.
+compat: venv  ## Run the tests with other versions of models, clients and libraries.
 	@test -d tests/compat || { echo "There are no compatibility tests yet." >&2; exit 1; }
 	@$(BIN)/python -m pytest --timeout 7200 tests/compat $(TEST_ARGS)
 
-kube:  ## Build the Kubernetes tools of the cluster tests into your cache; needs Go, takes minutes once.
+kube:  ## Build the Kubernetes tools for the tests of a cluster into your cache; needs Go, takes minutes once.
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 kube" >&2; exit 1; }
 	@"$(PYTHON)" -m tools.kube.build $(KUBE_ARGS)
 
@@ -97,7 +96,7 @@ generate: venv  ## Write the generated files again: gRPC modules, CRDs, the char
 	@$(BIN)/python tools/generate_docs.py
 	@$(BIN)/python tools/generate_charts.py
 
-site: venv  ## Build the pages of docs/ into build/site, which a browser opens without a server.
+site: venv  ## Build the pages of docs/ into build/site; a browser opens them without a server.
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 train: venv  ## Train the bundled model and its adapters again (about a quarter of an hour on two cores).

@@ -1,6 +1,6 @@
-"""The subject of the newest commit, for `make lint`: `area: what changes`, in at most 72 characters.
+"""Checks the subject of the newest commit, for `make lint`: `area: what changes`, in at most 72 characters.
 
-It ignores a merge, a tree without git, and a tree inside another repository.
+It does not check a merge, a tree without git, or a tree inside another repository.
 """
 
 import re
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MOST_CHARACTERS = 72
+MAX_CHARACTERS = 72
 IN_FORM = re.compile(r"[a-z][\w./-]*(?:, [a-z][\w./-]*)*: \S")
 """One or more areas, separated by commas, and what changes."""
 
@@ -17,15 +17,15 @@ def faults(subject: str) -> list[str]:
     found = []
     if not IN_FORM.match(subject):
         found.append("it does not begin with `area: `")
-    if len(subject) > MOST_CHARACTERS:
-        found.append(f"it has {len(subject)} characters; at most {MOST_CHARACTERS} are read everywhere")
+    if len(subject) > MAX_CHARACTERS:
+        found.append(f"it has {len(subject)} characters; at most {MAX_CHARACTERS} are allowed")
     if subject.endswith("."):
         found.append("it ends with a full stop")
     return found
 
 
 def subject_of(commit: str) -> str | None:
-    """The subject of a commit as git stores it; None for a merge. A shallow clone has the parents there, too."""
+    """The subject of a commit as git stores it; None for a merge. In a shallow clone, too, it names the parents."""
     head, _, message = commit.partition("\n\n")
     if len(re.findall(r"^parent ", head, re.MULTILINE)) > 1:
         return None

@@ -1,7 +1,7 @@
 """mkdocs calls this module while it builds docs/ into a site (mkdocs.yml): it adds pages for all linked files.
 
-A page may link to any file of the repository; on GitHub that opens the file. A site has only docs/, so each linked file
-becomes a page of the site, outside of the navigation and the search. So the site needs no address of the repository.
+A page may link to any file of the repository, and GitHub opens that file. A site has only docs/, so each linked file
+becomes a page of the site, outside of the navigation and the search. The site never links to the repository.
 """
 
 import posixpath
@@ -17,14 +17,14 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = "docs/"
 MADE = "repository/"
-"""The folder of the site with the pages made here."""
+"""The folder of the site with the pages that this module adds."""
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)(?P<target>[^)#\s]+)(?P<fragment>#[^)\s]+)?(?=\))")
 LEXERS = {"": "text", ".tpl": "text", ".txt": "text", ".pyi": "python"}
 HIDDEN = re.compile(r"[._]|.*\.egg-info$")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for every file that a page links to, and that such pages link to."""
+    """Add a page for every linked file, and for the files that an added page links to."""
     open_pages = [(f"{DOCS}{file.src_uri}", file.content_string) for file in files.documentation_pages()]
     made: set[str] = set()
     while open_pages:
@@ -42,12 +42,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     here = page.file.src_uri
     path = here.removeprefix(MADE).removesuffix(".md") if here.startswith(MADE) else f"{DOCS}{here}"
     if here.startswith(MADE) and not path.endswith(".md"):
-        return markdown  # in a code block, what looks like a link is code
+        return markdown  # a file in a code block has no links
     return LINK.sub(partial(_rewritten, here, path), markdown)
 
 
 def linked_files(path: str, text: str) -> Iterator[str]:
-    """The files and folders outside of docs that a page links to, by their path from the root."""
+    """The files and folders outside of docs/ that a page links to, as paths from the root."""
     for link in LINK.finditer(text):
         target = target_of(path, link["target"])
         if not f"{target}/".startswith(DOCS) and (ROOT / target).exists():

@@ -116,8 +116,8 @@ def settings_page() -> str:
         note("each package's settings.py"),
         "# Settings\n",
         flat("""Every process reads its settings from the environment, once, when it starts. Lists are written as JSON.
-        A wrong value ends the process with exit status 2 and a sentence that names the variable. `motet up` sets what
-        connects the processes; the rest passes through from its own environment.""")
+        If a value is wrong, the process ends with exit status 2 and names the variable. `motet up` sets what connects
+        the processes; they inherit the rest from its environment.""")
         + "\n",
     ]
     for package, title in PACKAGES.items():
@@ -139,7 +139,7 @@ def settings_page() -> str:
     renamed = [[code(new), code(old)] for old, new in sorted(RENAMED.items(), key=lambda pair: pair[1])]
     parts += [
         "## Renamed\n",
-        "Where an old name is still set, the process ends with exit status 2 and says the new one.\n",
+        "If an old name is still set, the process ends with exit status 2 and says the new name.\n",
         table(["variable", "old name"], renamed),
     ]
     return "\n".join(parts)
@@ -179,9 +179,9 @@ def metrics_page() -> str:
         note("each package's metrics.py"),
         "# Metrics\n",
         flat("""In the Prometheus text format. Locally each process serves its own on a Unix socket, and the gateway's
-        `/metrics` appends all of them with a label `service`. Beside these every process has the usual `process_`,
-        `python_info` and `python_gc_` metrics. Histograms appear as `_bucket`, `_sum` and `_count`. Counters grow from
-        the start of the process; look at their rate. The labels `tenant`, `adapter` and those that list adapters are
+        `/metrics` appends all of them with a label `service`. Every process also has the usual metrics
+        `process_`, `python_info` and `python_gc_`. Histograms appear as `_bucket`, `_sum` and `_count`. Counters begin
+        at 0 when a process starts; look at their rate. The labels `tenant`, `adapter` and those that list adapters are
         empty unless MOTET_METRICS_NAMES says how many may be named.""")
         + "\n",
     ]
@@ -445,8 +445,8 @@ def manifests_page() -> str:
     parts = [
         note("services/common/motet/resources"),
         "# Manifest fields\n",
-        flat("""`motet up -f FOLDER` reads every `*.yaml` in the folder; `v1` `Namespace` and `Secret` objects may lie
-        beside these two kinds. The namespace of an object is its tenant.""")
+        flat("""`motet up -f FOLDER` reads every `*.yaml` in the folder: objects of these two kinds and `v1` objects
+        `Namespace` and `Secret`. The namespace of an object is its tenant.""")
         + "\n",
     ]
     for kind in (ServingPool, LoRAAdapter):
@@ -457,7 +457,10 @@ def manifests_page() -> str:
         coming = [[code(path), what] for path, what in PLANNED_FIELDS[name].items()]
         for path, values in PLANNED_VALUES.get(name, {}).items():
             coming += [[code(f"{path}: {value}"), what] for value, what in values.items()]
-        parts += ["Not yet; validation says so:\n", table(["field", "comes with"], coming)]
+        parts += [
+            "Motet does not have these fields and values yet; validation refuses them:\n",
+            table(["field", "comes with"], coming),
+        ]
     schemes = [[code(f"{scheme}://"), what] for scheme, what in PLANNED_SCHEMES.items()]
     parts += ["## Sources to come\n", table(["URI", "comes with"], schemes)]
     return "\n".join(parts)
@@ -493,9 +496,9 @@ def crds_page() -> str:
     parts = [
         note("services/common/motet/resources"),
         "# Custom resources in a cluster\n",
-        flat("""The fields of `spec` are those of [manifests](manifests.md), with the same bounds. This page has what a
-        cluster adds: short names, columns, rules with their sentences, and what the operator reports. The definitions
-        lie in `crds/`; `kubectl get motet -A` shows both kinds.""")
+        flat("""The fields of `spec` are those of [manifests](manifests.md), with the same bounds. This page has what is
+        only in a cluster: short names, columns, rules with their messages, and what the operator reports. The
+        definitions are in `crds/`; `kubectl get motet -A` shows objects of both kinds.""")
         + "\n",
     ]
     for kind in CUSTOM_RESOURCES:
@@ -512,12 +515,12 @@ def crds_page() -> str:
             f"{kind.meaning} `kubectl get {kind.short}`.\n",
             "Columns:\n",
             table(["column", "from", "shown", "meaning"], columns),
-            "Conditions; what is absent is unknown:\n",
+            "Conditions; an absent condition is Unknown:\n",
             table(["type", "True when"], [[code(name), what] for name, what in conditions[kind.name].items()]),
             "Status:\n",
             table(["field", "value", "meaning"], status),
-            "Rules. The same sentences come from offline validation; a few only a cluster can tell:\n",
-            table(["field", "sentence"], rules_of(schema)),
+            "Rules. Offline validation checks most of them, too, with the same messages:\n",
+            table(["field", "message"], rules_of(schema)),
         ]
     return "\n".join(parts)
 
@@ -531,7 +534,7 @@ def conditions_page() -> str:
         note("services/common/motet/resources"),
         "# Conditions and their reasons\n",
         flat("""What `kubectl describe`, `kubectl wait --for=condition=…` and `motet status` show. Reasons are stable;
-        messages are for people and may change. An absent condition is unknown. `Reconciling` is present while work is
+        messages are for people and may change. An absent condition is Unknown. `Reconciling` is present while work is
         in progress, `Stalled` while nothing will happen until somebody changes something; both repeat the reason of the
         condition that causes them.""")
         + "\n",

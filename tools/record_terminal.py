@@ -2,9 +2,8 @@
 
     python -m tools.record_terminal [--out FILE] [--port 8000]
 
-It is a real run: a shell gets COMMANDS one after the other, and the picture shows what they print. They use a separate
-state directory; the picture shows the usual name for it. Run it again when a command changes or
-prints something else.
+It is a real run: a shell runs COMMANDS, and the picture shows what they print. They use a temporary state directory;
+the picture shows the name of the default one. Run it again when a command changes or prints something else.
 """
 
 import argparse
@@ -53,7 +52,7 @@ class Typed:
 
 
 def run_all(folder: Path, port: int) -> Iterator[Typed]:
-    """Run the commands. Raises CommandFailed. In either case nothing runs afterwards."""
+    """Run the commands. Raises CommandFailed. In either case no process of Motet runs afterwards."""
     data = folder / "motet"
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MOTET_")}
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
@@ -87,7 +86,7 @@ def run(command: str, folder: Path, env: dict[str, str]) -> str:
 
 
 def drawn(session: list[Typed]) -> str:
-    """The picture as an SVG. Lines break where a terminal of that width breaks them."""
+    """The picture as an SVG. Lines break where a terminal with WIDTH columns breaks them."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False)
     for typed in session:
         console.print(Text.assemble(("$ ", "bold green"), (typed.command, "bold")), overflow="fold")
@@ -104,8 +103,8 @@ def drawn(session: list[Typed]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=PICTURE, help="where the picture goes")
-    parser.add_argument("--port", type=int, default=PORT, help="a free one, if another process listens there")
+    parser.add_argument("--out", type=Path, default=PICTURE, help="the file to write")
+    parser.add_argument("--port", type=int, default=PORT, help="a free port, if another process listens on this one")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="motet-"))
     try:

@@ -1,7 +1,7 @@
-"""Runs mypy for `make lint`. A fresh clone begins with the cache of another one: seconds of CPU instead of a minute.
+"""Runs mypy for `make lint`. A fresh clone copies the cache of another one, which saves almost a minute.
 
-mypy uses a cached result while the file has the same hash, in any folder. Each checkout has its own cache, which begins
-as a copy. In a shared cache, checkouts that differ would overwrite each other's results.
+mypy uses a cached result while the file has the same hash, in any folder. Each checkout has its own copy: in a shared
+cache, checkouts that differ would overwrite each other's results.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ def run(mypy: Sequence[str], own: Path = OWN, kept: Path = KEPT) -> int:
 
 
 def _copy(source: Path, target: Path, *, lock: Path) -> None:
-    """Save the cache complete or not at all. Without disk space or permission there is none, and mypy takes longer."""
+    """Copy the cache, complete or not at all. If it cannot be written, mypy only takes longer."""
     unfinished = target.with_name(f"{target.name}.unfinished")
     with suppress(OSError):
         lock.parent.mkdir(parents=True, exist_ok=True)

@@ -78,7 +78,7 @@ def test_a_tool_missing_in_the_assets_folder_is_our_build(tmp_path: Path, monkey
 def test_the_error_names_a_configured_file_that_is_missing() -> None:
     done = build(TEST_ASSET_ETCD="/nowhere/etcd")
     assert done.returncode == 1
-    assert done.stderr == "TEST_ASSET_ETCD names /nowhere/etcd, which is not there or cannot be executed.\n"
+    assert done.stderr == "TEST_ASSET_ETCD names /nowhere/etcd, which does not exist or is not executable.\n"
 
 
 def test_nothing_is_built_where_everything_is_given(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_nothing_is_built_where_everything_is_given(tmp_path: Path) -> None:
         for name, _ in module.packages:
             tool(tmp_path / "assets", name)
     done = build(KUBEBUILDER_ASSETS=str(tmp_path / "assets"), PATH="")
-    assert (done.returncode, done.stderr) == (0, "Nothing to build: every tool is there already.\n")
+    assert (done.returncode, done.stderr) == (0, "Nothing to build: all tools exist.\n")
 
 
 def test_beside_an_existing_cluster_only_clients_are_built(tmp_path: Path) -> None:
@@ -99,13 +99,13 @@ def test_beside_an_existing_cluster_only_clients_are_built(tmp_path: Path) -> No
 def test_without_go_it_says_what_to_do() -> None:
     done = build(PATH="")
     assert done.returncode == 1
-    assert "Install Go, or say where ready tools are" in done.stderr
+    assert "Install Go, or set KUBEBUILDER_ASSETS" in done.stderr
 
 
 def test_an_unknown_tool_is_named_beside_the_known_ones() -> None:
     done = build("kubelet")
     assert done.returncode == 2
-    assert "there is no tool kubelet; there are etcd, kube-apiserver" in done.stderr
+    assert "there is no tool kubelet; the tools are etcd, kube-apiserver" in done.stderr
 
 
 def test_another_state_of_the_modules_is_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:

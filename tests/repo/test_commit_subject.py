@@ -30,7 +30,7 @@ def test_a_subject_in_the_form_has_no_faults(subject: str) -> None:
 @pytest.mark.parametrize(
     ("subject", "fault"),
     [
-        (f"{LONGEST}x", "it has 73 characters; at most 72 are read everywhere"),
+        (f"{LONGEST}x", "it has 73 characters; at most 72 are allowed"),
         ("Refuse large bodies", "it does not begin with `area: `"),
         ("Gateway: refuse large bodies", "it does not begin with `area: `"),
         ("the gateway and its keys: refuse large bodies", "it does not begin with `area: `"),

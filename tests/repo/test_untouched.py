@@ -156,8 +156,8 @@ def test_a_verdict_names_what_has_changed_since_when() -> None:
     paths = ("docs/x.md", "tests/kube/kubelet/pod.py", "tests/kube/nodes.py")
     changes = {name: Change(paths if name == "bench" else (), "since 1a2b") for name in BY_NAME}
     bench, operator, *_ = map(str, verdicts(changes))
-    assert bench.endswith("(since 1a2b tests/kube/kubelet/pod.py and 1 more changed).")
-    assert operator == "Left out: the operator on a real API server (since 1a2b nothing changed that they use)."
+    assert bench.endswith("(tests/kube/kubelet/pod.py and 1 more changed since 1a2b).")
+    assert operator == "Left out: the operator on a real API server (nothing that they use changed since 1a2b)."
 
 
 # ---------------------------------------------------------------------------------------------------------- the green

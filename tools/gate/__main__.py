@@ -1,4 +1,4 @@
-"""`make test`: the tests that this machine can run, in lanes side by side, with one closing line for all of them.
+"""`make test`: runs the tests that this machine can run, in lanes side by side, with one closing line for all.
 
     python -m tools.gate [--no-kube] [--leave-out-untouched] [--slowest N] [--rerun N] [-- arguments of pytest]
 
@@ -30,7 +30,7 @@ def say(text: str = "") -> None:
     print(text, flush=True)  # noqa: T201
 
 
-def look() -> MachineFacts:
+def read_machine_facts() -> MachineFacts:
     existing = uses_existing_cluster()
     tools = [tool for module in MODULES for tool, _ in module.packages]
     wanted = [tool for tool in tools if not (existing and tool in NOT_NEEDED_BESIDE_A_CLUSTER)]
@@ -48,43 +48,45 @@ def names_paths(arguments: list[str]) -> bool:
 
 
 def untouched(machine: str) -> list[SelectionResult]:
-    """What has changed since the commit that the caller says was green, or else since those that were green here."""
+    """What has changed since the commit in MOTET_CI_BASE, or else since each family was green on this machine."""
     base = os.environ.get(BASE)
     if base:
         return verdicts(dict.fromkeys((family.name for family in FAMILIES), change.since(base)))
     kept = records.green(machine)
-    never = Change(None, f"no commit at which they were green is known, nor told by {BASE}")
+    never = Change(None, f"no commit is known at which they were green, and {BASE} names none")
     return verdicts(
         {family.name: change.since(kept[family.name]) if family.name in kept else never for family in FAMILIES}
     )
 
 
-def keep(chosen: RunPlan, ran: list[LaneResult], seconds: float, machine: str, commit: str | None) -> None:
+def record_run(chosen: RunPlan, ran: list[LaneResult], seconds: float, machine: str, commit: str | None) -> None:
     if not chosen.whole or not all(one.came_to_its_end for one in ran):
         return
     lanes = {one.lane.name: round(one.seconds, 1) for one in ran}
     files = seconds_of_files({name: took for one in ran for name, took in one.tests.items()})
     records.write(chosen.kind, RunRecord(round(seconds, 1), lanes, files))
     if commit is not None and commit == change.committed():
-        again = [family for family in FAMILIES if family not in [one.family for one in chosen.left_out]]
-        passed = green(again, files, set[str]().union(*(one.not_passed for one in ran)))
+        not_left_out = [family for family in FAMILIES if family not in [one.family for one in chosen.left_out]]
+        passed = green(not_left_out, files, set[str]().union(*(one.not_passed for one in ran)))
         records.write_green(machine, [family.name for family in passed], commit)
 
 
-def again(ran: list[LaneResult], most: int) -> LaneResult | None:
-    """If all failures are in few files, run these tests once more, with nothing beside them."""
+def rerun_failed(ran: list[LaneResult], max_files: int) -> LaneResult | None:
+    """Run failed tests once more, with nothing beside them, if all failures are in few files."""
     failed = [test for one in ran for test in one.failed]
     counts = sum((one.counts for one in ran), Counter[str]())
-    if not all(one.came_to_its_end for one in ran) or not may_run_again(failed, counts, most):
+    if not all(one.came_to_its_end for one in ran) or not may_run_again(failed, counts, max_files):
         return None
-    say("Once more, with nothing beside it, what failed:")
+    say("These tests failed. They run once more, with nothing beside them:")
     for test in failed:
         say(f"  {test}")
     (once_more,) = asyncio.run(Lanes((alone(failed),), say).run())
     return once_more
 
 
-def close(chosen: RunPlan, ran: list[LaneResult], once_more: LaneResult | None, seconds: float, count: int) -> int:
+def print_summary(
+    chosen: RunPlan, ran: list[LaneResult], once_more: LaneResult | None, seconds: float, count: int
+) -> int:
     """Print the summary. Returns the exit status."""
     if count:
         say(f"The {count} slowest tests:")
@@ -96,7 +98,7 @@ def close(chosen: RunPlan, ran: list[LaneResult], once_more: LaneResult | None, 
     if len(ran) > 1 or once_more is not None:
         runs = [*ran, once_more] if once_more is not None else ran
         say(", ".join(f"{one.lane.name}: {spelled(one.seconds)}" for one in runs))
-        for line in [*map(str, chosen.left_out), *(line for one in ran for line in one.bad)]:
+        for line in [*map(str, chosen.left_out), *(line for one in ran for line in one.failure_lines)]:
             say(line if status else line.replace("FAILED", "RERUN", 1).replace("ERROR", "RERUN", 1))
         say(closing_line(counts, seconds))
     return status
@@ -108,7 +110,7 @@ def main() -> int:
     parser.add_argument(
         "--leave-out-untouched",
         action="store_true",
-        help=f"leave out slow tests of what cannot have been touched since {BASE}, or since they were green here",
+        help=f"leave out slow tests that no change since {BASE}, or since they were green here, can affect",
     )
     parser.add_argument("--slowest", type=int, default=0, metavar="N", help="name the N slowest tests at the end")
     parser.add_argument(
@@ -116,12 +118,12 @@ def main() -> int:
         type=int,
         default=0,
         metavar="N",
-        help="run once more, with nothing beside it, what failed, if it lies in at most N files",
+        help="run failed tests once more, with nothing beside them, if they are in at most N files",
     )
     parser.add_argument("pytest", nargs="*", help="passed to pytest, after --")
     options = parser.parse_args()
     try:
-        machine = look()
+        machine = read_machine_facts()
     except FileNotFoundError as error:
         sys.exit(f"{error}.")
     identity, commit = change.machine(own_cluster=machine.own_cluster), change.committed()
@@ -137,12 +139,12 @@ def main() -> int:
     say()
     began = time.monotonic()
     if chosen.build and subprocess.run([sys.executable, "-m", "tools.kube.build"], check=False).returncode:
-        say("The tests that need a Kubernetes control plane cannot run.")
+        say("The Kubernetes tools were not built: tests that need a control plane cannot run.")
     ran = asyncio.run(Lanes(chosen.lanes, say).run())
-    once_more = again(ran, options.rerun)
+    once_more = rerun_failed(ran, options.rerun)
     seconds = time.monotonic() - began
-    keep(chosen, ran, seconds, identity, commit)
-    return close(chosen, ran, once_more, seconds, options.slowest)
+    record_run(chosen, ran, seconds, identity, commit)
+    return print_summary(chosen, ran, once_more, seconds, options.slowest)
 
 
 if __name__ == "__main__":

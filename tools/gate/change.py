@@ -15,7 +15,7 @@ class _Refused(Exception):
 
 
 def since(commit: str) -> Change:
-    """The changes since a commit, with those that are not committed. Unknown if this checkout lacks the commit."""
+    """The changes since a commit, committed or not. Unknown if the commit is not an ancestor of this checkout."""
     short = commit[:12] if re.fullmatch(r"[0-9a-f]{40}", commit) else commit
     try:
         _git("merge-base", "--is-ancestor", f"{commit}^{{commit}}", "HEAD")
@@ -27,7 +27,7 @@ def since(commit: str) -> Change:
 
 
 def committed() -> str | None:
-    """The commit of this checkout, if nothing has changed since."""
+    """The commit of this checkout; None if files have changed since."""
     try:
         commit = _git("rev-parse", "--verify", "HEAD").strip()
         return None if _git("diff", "--name-only", "HEAD", "--") or _untracked() else commit
@@ -36,7 +36,7 @@ def committed() -> str | None:
 
 
 def machine(*, own_cluster: bool) -> str:
-    """What tests find outside of the checkout. A test that was green on another machine may be red here."""
+    """A hash of what tests use outside of the checkout. A test that was green on another machine may be red here."""
     packages = sorted(f"{one.name} {one.version}" for one in importlib.metadata.distributions())
     said = "\n".join((sys.version, platform.platform(), f"own cluster: {own_cluster}", *packages))
     return hashlib.sha256(said.encode()).hexdigest()[:16]

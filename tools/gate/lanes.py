@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 from tools.gate.plan import SIDE_BY_SIDE, Lane
 from tools.gate.summary import counts_of, failed_tests, files_not_passed, seconds_of_tests
 
-LONGEST_LINE = 1 << 24
+MAX_LINE_BYTES = 1 << 24
 CAME_TO_ITS_END = (0, 1)
 """Statuses of pytest: all passed, some failed."""
 
@@ -26,7 +26,7 @@ class LaneResult:
     status: int
     seconds: float
     counts: Counter[str]
-    bad: list[str]
+    failure_lines: list[str]
     """The lines that name what failed."""
     tests: dict[str, float]
     """The seconds of each test."""
@@ -51,13 +51,13 @@ class Lanes:
         self._stopped = False
 
     async def run(self) -> list[LaneResult]:
-        """Run all lanes, some side by side: when one ends, the next one begins. On one core, one after the other."""
+        """Run all lanes, SIDE_BY_SIDE at a time. On one core, run them one after the other."""
         for one in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(one, self._stop)
         return list(await asyncio.gather(*map(self._run, self._lanes)))
 
     def _stop(self) -> None:
-        """Send ctrl-C to every lane, however this program is stopped: a killed pytest would leave processes behind."""
+        """Send SIGINT to every lane, also after a SIGTERM: a killed pytest would leave processes behind."""
         self._stopped = True
         for process in self._processes:
             if process.returncode is None:
@@ -74,16 +74,17 @@ class Lanes:
         with tempfile.TemporaryDirectory(prefix="motet-gate-") as folder:
             report = Path(folder) / "report.xml"
             process = await self._start(lane, report)
-            counts, bad = await self._read(lane, process)
+            counts, failure_lines = await self._read(lane, process)
             status = await process.wait()
             ended = report.exists()
             said = ET.parse(report).getroot() if ended else ET.Element("nothing")  # noqa: S314 pytest wrote it
-        if not ended:  # the status alone is not enough
-            bad.append(f"ERROR the lane {lane.name} ended with status {status} before its tests had")
+        if not ended:  # the status may be 0 all the same
+            failure_lines.append(f"ERROR lane {lane.name} ended with status {status} before all its tests had run")
             counts, status = Counter({"error": 1}), status or 1
         seconds = time.monotonic() - began
         tests = seconds_of_tests(said)
-        return LaneResult(lane, status, seconds, counts, bad, tests, files_not_passed(said), failed_tests(said))
+        failed = failed_tests(said)
+        return LaneResult(lane, status, seconds, counts, failure_lines, tests, files_not_passed(said), failed)
 
     async def _start(self, lane: Lane, report: Path) -> asyncio.subprocess.Process:
         threads = max(1, self._cores // self._side_by_side)
@@ -95,7 +96,7 @@ class Lanes:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={"OMP_NUM_THREADS": str(threads)} | os.environ,
-            limit=LONGEST_LINE,
+            limit=MAX_LINE_BYTES,
             process_group=0,  # a terminal's ctrl-C reaches the lanes through `_stop`, once
         )
         self._processes.append(process)
@@ -103,11 +104,11 @@ class Lanes:
 
     async def _read(self, lane: Lane, process: asyncio.subprocess.Process) -> tuple[Counter[str], list[str]]:
         assert process.stdout is not None
-        counts, bad = Counter[str](), []
+        counts, failure_lines = Counter[str](), []
         async for raw in process.stdout:
             line = raw.decode(errors="replace").rstrip("\n")
             counts = closing if (closing := counts_of(line)) is not None else counts
             if line.startswith(("FAILED ", "ERROR ")):
-                bad.append(line)
+                failure_lines.append(line)
             self._say(line if len(self._lanes) == 1 else f"{lane.name:>8} | {line}")
-        return counts, bad
+        return counts, failure_lines

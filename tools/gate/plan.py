@@ -1,4 +1,4 @@
-"""Decides what `make test` runs, in which lanes, and what it leaves out and why. Pure: facts in, a plan out."""
+"""Decides what `make test` runs, in which lanes, and what it leaves out and why. Pure: takes facts, returns a plan."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +13,15 @@ LANES = {
     "charts": ("tests/kube/releases",),
     "images": ("tests/images",),
 }
-"""The lanes in the order in which they begin. The longest is first, so that none runs alone at the end. If a lane names
-a folder inside another lane's folder, only the first one runs it. Each lane of a cluster has its own control plane."""
+"""The lanes in the order in which they begin. The longest is first, so that it does not run alone at the end. If a lane
+names a folder inside the folder of another lane, only the former runs it. Each lane of tests/kube has its own control
+plane."""
 OF_A_CLUSTER = "tests/kube"
 SIDE_BY_SIDE = 3
 """How many lanes run at a time. Two would not keep two cores busy, since tests wait for processes."""
 IN_FILE_ORDER = ("-p", "no:randomly")
-"""Tests of a cluster run in file order: those of a module share one installation, and all share one control plane. A
-random order would find what one test leaves behind for the next, not defects. All other tests run in any order."""
+"""Tests of a cluster run in file order: those of a module share one installation, and all share one control plane. In a
+random order, they would fail because of what other tests leave behind. All other tests run in random order."""
 BUILD_MINUTES = 8
 
 
@@ -116,17 +117,17 @@ def _elsewhere(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
 
 
 def _about_the_cluster(machine: MachineFacts) -> Iterable[str]:
-    end = "they fail, because CI is set" if machine.strict else "left out"
+    end = "fail, because CI is set" if machine.strict else "are left out"
     if machine.missing_tools and machine.go:
         yield (
-            f"First: build {', '.join(machine.missing_tools)} from source, which this machine never did: about "
-            f"{BUILD_MINUTES} minutes if it is all of them, once. KUBE=no leaves out the tests of a cluster."
+            f"First: build {', '.join(machine.missing_tools)} from source, because this machine lacks them. All tools "
+            f"take about {BUILD_MINUTES} minutes, once. KUBE=no leaves out the tests of a cluster."
         )
     elif machine.missing_tools:
         tools = ", ".join(machine.missing_tools)
-        yield f"The tests that need {tools}: {end}. There is no Go to build them with (make kube says more)."
+        yield f"The tests that need {tools} {end}: Go, which builds them, is not installed (make kube says more)."
     if machine.own_cluster and not machine.root:
-        yield f"The tests of a cluster: {end}. They run in a network namespace of their own, which only root may make."
+        yield f"The tests of a cluster {end}: they run in a network namespace of their own, which only root may make."
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def announced(chosen: RunPlan, last: RunRecord | None) -> list[str]:
     if last is not None:
         lanes.append(f"Last time it took {spelled(last.seconds)} in all.")
     elif chosen.whole:
-        lanes.append("How long it takes is not known: it has not come to its end here before.")
+        lanes.append("How long it takes is not known: these tests have never been run to the end on this machine.")
     return [*lanes, *chosen.notes]
 
 

@@ -1,4 +1,5 @@
-"""Stores how long the last runs took, and what was green when. It lies outside the tree: CI deletes its checkouts."""
+"""Stores how long the last runs took, and at which commit each family was green. The file is outside of the checkout:
+CI deletes its checkouts."""
 
 import json
 import os
@@ -11,7 +12,7 @@ from tools.kube.binaries import cache
 
 FILE = cache().parent / "tests.json"
 GREEN = "green"
-"""This key stands beside the kinds of runs."""
+"""The key of the green commits. All other keys are kinds of runs."""
 
 
 def read(kind: str) -> RunRecord | None:
@@ -35,7 +36,7 @@ def green(machine: str) -> dict[str, str]:
 
 
 def write_green(machine: str, families: Iterable[str], commit: str) -> None:
-    """Records of another machine are removed, since they are of no use here."""
+    """Add to the records, and remove those of another machine."""
     commits = green(machine) | dict.fromkeys(families, commit)
     _write(GREEN, {"machine": machine, "commits": commits})
 

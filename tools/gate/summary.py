@@ -11,8 +11,8 @@ ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "war
 COUNTED_IN_PLURAL = ("warning", "error")
 NOT_PASSED = ("failure", "error", "skipped")
 """The elements with which a JUnit report marks a test that has not passed."""
-AFTER_IT = "failed on teardown"
-"""How a JUnit report of pytest begins an error of a teardown."""
+TEARDOWN_ERROR = "failed on teardown"
+"""How the message of an error in a teardown begins in a JUnit report of pytest."""
 
 _CLOSING = re.compile(r"^=* ?(?P<counts>(?:\d+ \w+(?:, )?)+|no tests ran) in [\d.]+s(?: \([\d:]+\))? ?=*$")
 
@@ -42,7 +42,7 @@ def exit_status(of_lanes: Sequence[int]) -> int:
 
 
 def seconds_of_tests(report: Element) -> dict[str, float]:
-    """The seconds of each test in a JUnit report of pytest, by the name that pytest takes."""
+    """The seconds of each test in a JUnit report of pytest, by the name with which pytest runs it."""
     seconds = defaultdict[str, float](float)
     for case in report.iter("testcase"):
         seconds[f"{_file(case)}::{case.get('name', '')}"] += float(case.get("time", 0))
@@ -68,20 +68,20 @@ def failed_tests(report: Element) -> list[str]:
         case
         for case in report.iter("testcase")
         if case.find("failure") is not None
-        or any(not error.get("message", "").startswith(AFTER_IT) for error in case.iter("error"))
+        or any(not error.get("message", "").startswith(TEARDOWN_ERROR) for error in case.iter("error"))
     ]
     return [_as_typed(case) for case in cases]
 
 
-def may_run_again(failed: Collection[str], counts: Mapping[str, int], most: int) -> bool:
-    """Whether all failures are tests in few files (one fixture may serve all tests of its file). A broken teardown is
-    never run again."""
+def may_run_again(failed: Collection[str], counts: Mapping[str, int], max_files: int) -> bool:
+    """Whether all failures are tests in at most `max_files` files. It counts files because one broken fixture fails all
+    tests of its file. A test with a broken teardown never runs again."""
     files = {test.partition("::")[0] for test in failed}
-    return 0 < len(files) <= most and len(failed) == counts.get("failed", 0) + counts.get("error", 0)
+    return 0 < len(files) <= max_files and len(failed) == counts.get("failed", 0) + counts.get("error", 0)
 
 
 def passed_again(counts: Mapping[str, int], tests: int) -> Counter[str]:
-    """The counts with tests that passed when run once more, as pytest counts them."""
+    """The counts after the failed tests have passed in a rerun, as pytest counts them."""
     rest = Counter({word: count for word, count in counts.items() if word not in ("failed", "error")})
     return rest + Counter(passed=tests, rerun=tests)
 
@@ -92,15 +92,14 @@ def slowest(tests: Mapping[str, float], count: int) -> Iterable[str]:
 
 
 def _file(case: Element) -> str:
-    """The file that pytest runs. A report names the file in which the function is written, which may be that of a base
-    class."""
+    """The file that pytest runs. A report names the file with the function, which may be that of a base class."""
     names = case.get("classname", "").split(".")
     module = next((number for number, name in enumerate(names, 1) if name.startswith("test_")), 0)
     return "/".join(names[:module]) + ".py" if module else case.get("file", "")
 
 
 def _as_typed(case: Element) -> str:
-    """The name of a test as pytest takes it, with its class if it has one."""
+    """The name with which pytest runs a test, with its class if it has one."""
     file = _file(case)
     classes = case.get("classname", "").removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
     return "::".join([file, *filter(None, classes.split(".")), case.get("name", "")])

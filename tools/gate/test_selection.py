@@ -1,7 +1,8 @@
-"""Decides which slow tests a change cannot affect. Pure: changes in; out, what may be left out and why.
+"""Decides which slow tests a change cannot affect. Pure: takes changes, returns what may be left out and why.
 
-Only `.ci/run` leaves tests out; `make test` runs everything. If a path is in no rule, or the change is unknown, nothing
-is left out. `tests/repo/test_untouched.py` compares each family with what its tests import, start and read.
+Only `.ci/run` leaves tests out; `make test` runs everything. Nothing is left out if the change is unknown, or if it
+includes a path without a rule. `tests/repo/test_untouched.py` compares each family with the files that its tests
+import, start and read.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -84,8 +85,8 @@ FAMILIES = (
         ("tests/images/test_installation.py",),
         (
             *(*EVERY_TEST, "tests/images/", "services/*/Dockerfile", "operator/Dockerfile"),
-            # The wheel is made of all packages and says what README.md says; those that are started are the scheduler,
-            # the operator and the migrations. The others are started by `make soak`.
+            # The wheel contains all packages, and README.md as its description. These tests start the scheduler, the
+            # operator and the migrations; `make soak` starts the others.
             *(*PACKAGES, "README.md", "LICENSE", "services/common/", "services/scheduler/", "operator/"),
         ),
     ),
@@ -131,12 +132,12 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Change:
-    """What has changed since a family was green."""
+    """The files that have changed since a commit."""
 
     paths: tuple[str, ...] | None
     """The changed paths; None if they are unknown."""
     said: str
-    """The commit since which they changed, or why they are unknown."""
+    """The commit, as `since …`; or why the paths are unknown."""
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,10 @@ def _verdict(family: Family, change: Change) -> SelectionResult:
     if change.paths is None:
         return SelectionResult(family, False, change.said)
     if unknown := [path for path in change.paths if not any(_matches(known, path) for known in KNOWN)]:
-        return SelectionResult(family, False, f"{change.said} {_named(unknown)} changed, which may touch anything")
+        return SelectionResult(family, False, f"{_named(unknown)} changed {change.said}, which may affect any test")
     if touching := [path for path in change.paths if family.is_touched_by(path)]:
-        return SelectionResult(family, False, f"{change.said} {_named(touching)} changed")
-    return SelectionResult(family, True, f"{change.said} nothing changed that they use")
+        return SelectionResult(family, False, f"{_named(touching)} changed {change.said}")
+    return SelectionResult(family, True, f"nothing that they use changed {change.said}")
 
 
 def green(not_left_out: Sequence[Family], ran: Collection[str], not_passed: Collection[str]) -> list[Family]:

@@ -1,7 +1,7 @@
-"""The Kubernetes tools of the cluster tests: which there are, which Go module builds each, and where they lie.
+"""The Kubernetes tools for the tests of a cluster: their names, the Go module that builds each, and their files.
 
-The order is that of envtest: variables such as `TEST_ASSET_KUBE_APISERVER` name one file, `KUBEBUILDER_ASSETS` names a
-folder; without them, it is our own build (`make kube`) in the user's cache.
+The environment may name a file, in the order of envtest: variables such as `TEST_ASSET_KUBE_APISERVER` name one file,
+`KUBEBUILDER_ASSETS` names a folder. Without them, our own build (`make kube`) in the user's cache is used.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Module:
-    """A Go module beside this file. Each has its own dependencies: each was tested with other versions of them."""
+    """A Go module beside this file. Each has its own dependencies: its tools were tested with these versions."""
 
     name: str
     release: str
@@ -25,7 +25,7 @@ class Module:
     packages: tuple[tuple[str, str], ...]
     """The tools: each file name with the Go package of its main function."""
     stamped: tuple[str, ...] = ()
-    """Linker variables, with {version}, {major} and {minor}, for tools whose source does not contain the version."""
+    """Linker variables that set the version, with {version}, {major} and {minor}. Go modules do not contain it."""
 
     @property
     def folder(self) -> Path:
@@ -40,7 +40,7 @@ class Module:
 
     @cached_property
     def flags(self) -> tuple[str, ...]:
-        """The same source gives the same bytes wherever it is built: no paths, no symbols, no version control."""
+        """Flags with which the same source gives the same bytes everywhere: no paths, symbols or version control."""
         major, minor, _ = self.version.removeprefix("v").split(".", 2)
         values = {"version": self.version, "major": major, "minor": minor}
         linker = ["-s", "-w", *(f"-X={variable.format(**values)}" for variable in self.stamped)]
@@ -61,7 +61,7 @@ def _kubernetes_version(package: str) -> tuple[str, ...]:
         "gitVersion": "{version}",
         "gitMajor": "{major}",
         "gitMinor": "{minor}",
-        "gitCommit": "",  # git fills it in an archive; modules carry the template
+        "gitCommit": "",  # without this it is the placeholder that git replaces in an archive
         "gitTreeState": "clean",
         "buildDate": "1970-01-01T00:00:00Z",
     }
@@ -109,10 +109,10 @@ def given(tool: str) -> Path | None:
     variable = f"TEST_ASSET_{tool.upper().replace('-', '_')}"
     if named := os.environ.get(variable):
         if not os.access(named, os.X_OK):
-            raise FileNotFoundError(f"{variable} names {named}, which is not there or cannot be executed")
+            raise FileNotFoundError(f"{variable} names {named}, which does not exist or is not executable")
         return Path(named)
     if folder := os.environ.get("KUBEBUILDER_ASSETS"):
-        # envtest's folders have an API server, etcd and kubectl; the other tools are built.
+        # A folder of envtest has only an API server, etcd and kubectl. The other tools are those we build.
         inside = Path(folder) / tool
         return inside if os.access(inside, os.X_OK) else None
     return None

@@ -1,9 +1,9 @@
-"""Build the Kubernetes tools of the cluster tests into the user's cache (`make kube`). Run from the repository's root:
+"""Build the Kubernetes tools for the tests of a cluster into the user's cache (`make kube`). Run it from the root:
 `python -m tools.kube.build [tool ...]`.
 
 The Go client downloads the sources and checks them against the go.sum files beside this one. A tool is not built if it
-is current, or if the environment names it (see binaries.py). Each file appears complete or not at all. Of several
-builds at the same time, one works and the others wait for it.
+is current, or if the environment names it (see binaries.py). Each file appears complete or not at all. If several
+builds run at the same time, one builds and the others wait for it.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from pathlib import Path
 from tools.kube.binaries import MODULES, NOT_NEEDED_BESIDE_A_CLUSTER, Module, cache, find, uses_existing_cluster
 
 NO_GO = """\
-The Kubernetes tools are built from source, and that needs Go 1.26 or newer; no `go` was found in PATH.
-Install Go, or say where ready tools are: KUBEBUILDER_ASSETS=FOLDER with etcd, kube-apiserver, kube-controller-manager
-and kubectl in it. Without them the tests on a real control plane are skipped; everything else works."""
+Building the Kubernetes tools needs Go 1.26 or newer, and there is no `go` in PATH.
+Install Go, or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver, kube-controller-manager and kubectl.
+Without these tools, tests on a real control plane are skipped; everything else works."""
 
 
 def say(text: str) -> None:
@@ -31,13 +31,13 @@ def say(text: str) -> None:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """A lock that the kernel releases when its process ends, also if it is killed."""
+    """Hold a lock, which the kernel releases when the process ends, also if it is killed."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("Another build of the Kubernetes tools is running; waiting for it.")
+            say("Another build of the Kubernetes tools is running. Waiting for it.")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -49,7 +49,7 @@ def build(module: Module, tool: str, package: str) -> None:
     subprocess.run(
         ["go", "build", *module.flags, "-o", partial, package],
         cwd=module.folder,
-        # The module is not part of a go.work of the caller, and C compilers differ.
+        # A go.work of the caller does not list this module. Without cgo, no C compiler is needed.
         env=os.environ | {"CGO_ENABLED": "0", "GOWORK": "off"},
         check=True,
     )
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("tools", nargs="*", metavar="tool", help=f"only these of: {', '.join(known)}")
     asked = parser.parse_args().tools
     if unknown := sorted(set(asked) - set(known)):
-        parser.error(f"there is no tool {unknown[0]}; there are {', '.join(known)}")
+        parser.error(f"there is no tool {unknown[0]}; the tools are {', '.join(known)}")
     wanted = set(asked or known) - (NOT_NEEDED_BESIDE_A_CLUSTER if uses_existing_cluster() else set())
 
     try:
@@ -73,16 +73,16 @@ def main() -> None:
     except FileNotFoundError as error:
         sys.exit(f"{error}.")
     if not missing:
-        say("Nothing to build: every tool is there already.")
+        say("Nothing to build: all tools exist.")
         return
     if shutil.which("go") is None:
         sys.exit(NO_GO)
 
     say(f"Building {', '.join(missing)} into {cache()}.")
-    say("From nothing that takes about eight minutes on two cores, 1.2 GB of sources and 4 GB of Go's build cache.")
+    say("The first build takes eight minutes on two cores, and disk: 1.2 GB for sources, 4 GB for Go's build cache.")
     with locked(cache() / "lock"):
         for module, tool, package in all_tools:
-            # Look again: another build may have made it while this one waited.
+            # Check again: another build may have made it while this one waited.
             if tool in missing and find(tool) is None:
                 build(module, tool, package)
 
@@ -91,6 +91,8 @@ if __name__ == "__main__":
     try:
         main()
     except subprocess.CalledProcessError:
-        sys.exit("That failed; what Go says is above. What was built stays: `make kube` goes on from here.")
+        sys.exit(
+            "The build failed; Go's messages are above. Finished tools are kept: run `make kube` again to continue."
+        )
     except KeyboardInterrupt:
-        sys.exit("Stopped. What was built stays: `make kube` goes on from here.")
+        sys.exit("Stopped. Finished tools are kept: run `make kube` again to continue.")

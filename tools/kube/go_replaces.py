@@ -1,9 +1,9 @@
-"""Keeps the replace lines of kubernetes/go.mod equal to what Kubernetes itself requires.
+"""Writes the replace lines of kubernetes/go.mod, which depend on the version of Kubernetes.
 
 Kubernetes requires its staging modules (k8s.io/api and so on) at v0.0.0 and replaces them with folders of its own tree.
-Go ignores the replace lines of a dependency, so a module that builds Kubernetes says where each of them is published:
-`k8s.io/X => k8s.io/X v0.N.P` for Kubernetes v1.N.P. This script reads the list from the go.mod of the version that
-ours requires. `--check` writes nothing and fails if the lines are not current.
+Go ignores the replace lines of a dependency. So our module must replace each of them with its published version:
+`k8s.io/X => k8s.io/X v0.N.P` for Kubernetes v1.N.P. This script reads the list from the go.mod of the version that our
+go.mod requires. `--check` writes nothing and fails if the lines are not current.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def parsed(mod: Path) -> dict[str, Any]:
 
 def published(version: str, *, offline: bool = False) -> Path | None:
     """The go.mod of this Kubernetes in Go's cache. None if offline and it was never downloaded."""
-    # Run it outside of our module, which may not resolve yet.
+    # Run go outside of our module: its replace lines may not be current yet.
     with tempfile.TemporaryDirectory() as outside:
         command = ["go", "list", "-m", "-f", "{{.GoMod}}", f"{KUBERNETES}@{version}"]
         env = os.environ | ({"GOPROXY": "off"} if offline else {})
@@ -65,14 +65,14 @@ def present(ours: dict[str, Any]) -> Replaces:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="change nothing, fail if the lines are not current")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the lines are not current")
     check = parser.parse_args().check
 
     ours = parsed(MODULE / "go.mod")
     version = required(ours)[KUBERNETES]
     theirs = published(version)
     if theirs is None:
-        sys.exit(f"Go did not give the go.mod of {KUBERNETES} {version}: what it says is above.")
+        sys.exit(f"Go did not return the go.mod of {KUBERNETES} {version}. Its message is above.")
     have, want = present(ours), wanted(parsed(theirs), version)
     if have == want:
         return
