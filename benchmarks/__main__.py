@@ -1,7 +1,7 @@
 """Runs every benchmark, one after the other: `python -m benchmarks [arguments for each]`.
 
-A benchmark that lacks hardware or a peer is skipped and says why. All run, also after one has failed; the status is the
-worst one.
+A benchmark is skipped, and says why, if this machine lacks what it needs. All others run, also after one has failed.
+The exit status is 1 if a benchmark missed a target or failed.
 """
 
 import subprocess

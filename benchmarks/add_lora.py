@@ -1,7 +1,8 @@
 """Measures add_lora against a loop over adapters and against the linear of the base model.
 
-The loop multiplies the rows of one adapter after the other: the simplest way to write it. Every row needs the linear in
-any case. Each of the two alternates with add_lora in this process, on one thread. No GPU is needed or used.
+The loop, which is the simplest code for this, multiplies the rows of one adapter after the other. The linear is what
+every row costs without an adapter. Each of the two alternates with add_lora in this process, on one thread. It does not
+use a GPU.
 
     python -m benchmarks.add_lora [--width 1024] [--rank 16] [--calls 20] [--pairs 10] [--json]
 """
@@ -34,20 +35,20 @@ class Variants:
     linear: Callable[[], object]
 
 
-def sides(traffic: str, rows: int, width: int, rank: int) -> Variants:
+def variants(traffic: str, rows: int, width: int, rank: int) -> Variants:
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(width, width, generator=generator)
     x, y = torch.randn(rows, width, generator=generator), torch.zeros(rows, width)
     owners = sorted(TRAFFIC[traffic](rows))
     slots = {owner: slot for slot, owner in enumerate(dict.fromkeys(owners))}
-    group = rank_class_of(rank)
-    weights = LoraWeights(width, width, RANKS[group] * len(slots), torch.float32, "cpu")
+    rank_class = rank_class_of(rank)
+    weights = LoraWeights(width, width, RANKS[rank_class] * len(slots), torch.float32, "cpu")
     matrices = []
     for slot in slots.values():
         a, b = torch.randn(rank, width, generator=generator), torch.randn(width, rank, generator=generator)
-        weights.write(group, slot, a, b)
+        weights.write(rank_class, slot, a, b)
         matrices.append((a.t().contiguous(), b.t().contiguous()))
-    batch = make_batch([Segment(group, slots[owner], row, row + 1) for row, owner in enumerate(owners)])
+    batch = make_batch([Segment(rank_class, slots[owner], row, row + 1) for row, owner in enumerate(owners)])
     spans = [(owners.index(owner), owners.index(owner) + owners.count(owner), slot) for owner, slot in slots.items()]
 
     def loop() -> None:
@@ -76,7 +77,7 @@ async def measure(given: argparse.Namespace) -> list[Result]:
     results = []
     for traffic in TRAFFIC:
         for rows in ROWS:
-            by = sides(traffic, rows, given.width, given.rank)
+            by = variants(traffic, rows, given.width, given.rank)
             ours = microseconds(by.ours, given.calls)
             for warm in (by.ours, by.loop, by.linear):
                 await microseconds(warm, 5)()
@@ -95,10 +96,10 @@ async def measure(given: argparse.Namespace) -> list[Result]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--calls", type=int, default=20, help="behind each figure")
-    parser.add_argument("--pairs", type=int, default=10, help="quiet pairs to find")
+    parser.add_argument("--width", type=int, default=1024, help="inputs and outputs of the linear")
+    parser.add_argument("--rank", type=int, default=16, help="rank of every adapter")
+    parser.add_argument("--calls", type=int, default=20, help="calls per figure")
+    parser.add_argument("--pairs", type=int, default=10, help="quiet pairs to measure")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():

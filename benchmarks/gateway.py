@@ -1,9 +1,10 @@
 """Measures the gateway against a bare ASGI application that echoes a body of the same size.
 
-The gateway is the real process. Fake services in another process answer over real gRPC, with 16 tokens in 16 steps that
-16 requests share. The echo runs in a real uvicorn, too. This process sends the load over connections that it keeps
-open. It also measures API keys, in this process: reading the head of a request and finding the caller, with one of ten
-thousand keys and without a key; and refusing a key with a wrong secret, against a key that does not exist.
+The gateway is the real process. Fake services in another process answer over real gRPC: 16 tokens in 16 steps, and 16
+requests share each step. The echo runs in a real uvicorn, too. This process sends the requests over open connections.
+
+It also measures API keys, in this process: how long it takes to read the head of a request and to find the caller, with
+one of ten thousand keys and without a key; and to refuse a key with a wrong secret, against a key that does not exist.
 
     python -m benchmarks.gateway [--requests 400] [--pairs 8] [--json]
 """
@@ -42,9 +43,10 @@ CPU_BUDGET_US = 800
 AUTH_BUDGET_US = 15
 AUTH_KEYS, AUTH_REQUESTS, AUTH_TURNS = 10_000, 200, 50
 REFUSED_BUDGET_US = 100
-"""With this target, 10,000 wrong keys a second leave time for other requests."""
-REFUSED_APART = 0.1
-"""A share of the time that refusing takes. A client cannot measure smaller differences over a network."""
+"""With this target, a gateway that receives 10,000 wrong keys a second still has time for other requests."""
+MAX_REFUSED_DIFFERENCE = 0.1
+"""The time to refuse a known key may differ from that for an unknown key by this share. A client cannot measure smaller
+differences over a network."""
 LATENCY_BUDGET_MS = 5
 READY_SECONDS = 60
 
@@ -129,7 +131,7 @@ def free_port() -> int:
 
 
 class BenchConnection:
-    """A minimal HTTP/1.1 client. It costs nearly nothing compared with what is measured."""
+    """A minimal HTTP/1.1 client. It costs little CPU time compared with the gateway."""
 
     def __init__(self, port: int, body: dict[str, object]) -> None:
         content = json.dumps(body).encode()
@@ -217,7 +219,7 @@ async def until_ready(port: int) -> None:
 
 
 class CpuPerRequest:
-    """Measures microseconds of CPU time per request, of a process and of those that it has started."""
+    """Measures the microseconds of CPU time per request, of a process with its child processes."""
 
     def __init__(self, process: psutil.Process, opened: list[BenchConnection], requests: int) -> None:
         self._process = process
@@ -244,8 +246,7 @@ class Head:
 
 
 class AuthenticationCost:
-    """Measures microseconds of CPU time per request, to read its head and find the caller, or to refuse a key that does
-    not exist."""
+    """Measures the microseconds of CPU time per request in which a head is read and a caller is found or refused."""
 
     def __init__(self, access: "KeyAccess", key: keys.PresentedKey | None, send: "Send | None" = None) -> None:
         from prometheus_client import CollectorRegistry
@@ -277,11 +278,11 @@ async def _nothing(_scope: "Scope", _receive: "Receive", _send: "Send") -> None:
 
 
 async def _never() -> "Message":
-    raise RuntimeError("a body was read before it was known who asks")
+    raise RuntimeError("a body was read before the caller was known")
 
 
 async def _unsent(message: "Message") -> None:
-    raise RuntimeError(f"a key was refused: {message}")
+    raise RuntimeError(f"a valid key was refused: {message}")
 
 
 async def _refused(message: "Message") -> None:
@@ -325,17 +326,25 @@ async def measure_keys(pairs: int) -> list[Result]:
     for side in (with_key, without, wrong, unknown):
         await side()  # warm
     asked = await alternate(with_key, without, pairs=pairs, turns=AUTH_TURNS)
-    print(f"reading a head and who asks, with a key against without: {asked}")
+    print(f"reading a head and finding the caller, with a key against no key: {asked}")
     refused = await alternate(wrong, unknown, pairs=pairs, turns=AUTH_TURNS)
-    print(f"refusing a wrong secret of a key that there is against a key that nobody has: {refused}")
+    print(f"refusing a key with a wrong secret against a key that does not exist: {refused}")
     more, cost, apart = asked.difference, percentile(refused.a, 0.5), abs(refused.ratio - 1)
     budget, cost_budget = f"≤ {AUTH_BUDGET_US}", f"≤ {REFUSED_BUDGET_US}"
-    between = f"{1 - REFUSED_APART:g} … {1 + REFUSED_APART:g}"
-    nobodys = "an id that nobody has"
+    between = f"{1 - MAX_REFUSED_DIFFERENCE:g} … {1 + MAX_REFUSED_DIFFERENCE:g}"
+    unknown_id = "an id that no key has"
     return [
         Result("gateway_auth_us", more, "µs", budget, more <= AUTH_BUDGET_US, "no key is needed", asked),
         Result("gateway_refused_us", cost, "µs", cost_budget, cost <= REFUSED_BUDGET_US),
-        Result("gateway_refused_known_id", refused.ratio, "×", between, apart <= REFUSED_APART, nobodys, refused),
+        Result(
+            "gateway_refused_known_id",
+            refused.ratio,
+            "×",
+            between,
+            apart <= MAX_REFUSED_DIFFERENCE,
+            unknown_id,
+            refused,
+        ),
     ]
 
 
@@ -390,10 +399,10 @@ def results(plain: Pairs, stream: Pairs, latencies: list[float]) -> list[Result]
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--requests", type=int, default=400, help="per side of a pair")
-    parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--cluster", action="store_true", help="be the cluster (used by the benchmark itself)")
-    parser.add_argument("--echo", type=int, metavar="PORT", help="be the echo (used by the benchmark itself)")
+    parser.add_argument("--requests", type=int, default=400, help="requests per figure")
+    parser.add_argument("--pairs", type=int, default=8, help="quiet pairs to measure")
+    parser.add_argument("--cluster", action="store_true", help="run the fake services (the benchmark itself uses this)")
+    parser.add_argument("--echo", type=int, metavar="PORT", help="run the echo (the benchmark itself uses this)")
     given = parser.parse_args()
     if given.cluster:
         uvloop.run(serve_cluster())

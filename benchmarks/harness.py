@@ -1,13 +1,13 @@
 """How all benchmarks measure and print their results.
 
-One process compares two things, alternating A B B A, so that a machine that becomes slower affects both alike. The
-result is the median of the paired ratios, with its spread. While a pair runs, the harness measures the CPU time of
-other processes; it discards a disturbed pair and measures again. On a machine that is never quiet it keeps the least
-disturbed pairs, and the report says so.
+One process compares two things and alternates between them, A B B A: if the machine becomes slower, both are affected
+alike. The result is the median of the ratios of all pairs, with its spread. The harness also measures the CPU time that
+other processes take while a pair runs. It discards a disturbed pair and measures again. On a machine that is never
+quiet, it keeps the least disturbed pairs, and the report says so.
 
 With `--json` the last line printed is one object: {"benchmark", "machine", "results": [{"name", "value", "unit",
-"target", "holds"}]}; a result that was measured in pairs has "against" {"baseline", "ratio", "spread", "pairs",
-"discarded", "disturbed"} beside it.
+"target", "holds"}]}. A result that was measured in pairs also has "against" {"baseline", "ratio", "spread", "pairs",
+"discarded", "disturbed"}.
 
 A benchmark ends with status 3 when a result misses its target, and with 77 when this machine lacks what it needs.
 """
@@ -27,8 +27,8 @@ from typing import Any, NoReturn
 import psutil
 
 QUIET_SHARE = 0.10
-"""The share of all cores' time that other processes may take in a pair. A background daemon takes less; a build or a
-second benchmark takes more."""
+"""The share of the time of all cores that other processes may take in a pair. Background daemons take less; a build or
+a second benchmark takes more."""
 
 MISSED, SKIPPED = 3, 77
 """Exit statuses. 1 is that of a traceback; 77 is automake's status for a skipped test."""
@@ -36,15 +36,15 @@ MISSED, SKIPPED = 3, 77
 
 @dataclass(slots=True)
 class OtherLoad:
-    """The share of all cores' time that processes outside of the measurement took."""
+    """The share of the time of all cores that processes outside of the measurement took."""
 
     share: float = 0.0
 
 
 @contextmanager
 def measuring_other_load(own: Iterable[psutil.Process] = ()) -> Iterator[OtherLoad]:
-    """Computes the share when the block ends. The measurement includes this process, the processes `own`, and every
-    child that ends within the block and is waited for."""
+    """Computes the share when the block ends. Not counted are this process, the processes `own`, and children that end
+    within the block and are waited for."""
     processes = [psutil.Process(), *own]
     foreign = OtherLoad()
     busy, ours, began = _busy_seconds(), _seconds_of(processes), time.perf_counter()
@@ -61,13 +61,13 @@ def cpu_seconds(process: psutil.Process) -> float:
     if sys.platform != "linux":
         times = process.cpu_times()
         return float(times.user + times.system)
-    # The CPU clock of the process, numbered as in clock_getcpuclockid(3): nanoseconds, where /proc has ticks.
+    # The id of the CPU clock of a process, as in clock_getcpuclockid(3). It counts nanoseconds; /proc counts ticks.
     return time.clock_gettime((~process.pid << 3) | 2)
 
 
 def _busy_seconds() -> float:
     times = psutil.cpu_times()
-    # User time includes guests already. Time stolen by other machines disturbs like that of processes.
+    # User time already includes guests. Time that other virtual machines take disturbs as much as other processes.
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
@@ -78,7 +78,7 @@ def _seconds_of(processes: Sequence[psutil.Process]) -> float:
 
 @dataclass(slots=True)
 class Pairs:
-    """The values of both sides, one of each per pair."""
+    """The figures of both sides, A and B, one of each per pair."""
 
     a: list[float] = field(default_factory=list)
     b: list[float] = field(default_factory=list)
@@ -108,13 +108,13 @@ class Pairs:
         return percentile(self.ratios, 0.1), percentile(self.ratios, 0.9)
 
     def beside(self, a: list[float], b: list[float]) -> "Pairs":
-        """Another figure of the same pairs, which has the same disturbances."""
+        """Another figure of the same pairs: they were disturbed as much."""
         return replace(self, a=a, b=b)
 
     def __str__(self) -> str:
         low, high = self.spread
-        quiet = f"foreign CPU {max(self.foreign):.0%} at most, {self.discarded} pairs discarded"
-        loud = " (never quiet: the least disturbed pairs)" if self.disturbed else ""
+        quiet = f"other processes at most {max(self.foreign):.0%} of the CPU, {self.discarded} pairs discarded"
+        loud = " (the machine was never quiet: these are the least disturbed pairs)" if self.disturbed else ""
         return f"ratio {self.ratio:.3f} [{low:.3f} … {high:.3f}] over {len(self.a)} pairs, {quiet}{loud}"
 
 
@@ -165,13 +165,13 @@ async def alternate(
     quiet_share: float = QUIET_SHARE,
     turns: int = 1,
 ) -> Pairs:
-    """Measure A B, B A, A B … until there are enough quiet pairs, at most `attempts` (three times as many). If a pair
-    has several `turns`, it consists of their medians: when both sides take milliseconds, a core that is slow for half
-    a second would slow only one of them."""
+    """Measure A B, B A, A B … until there are enough quiet pairs, at most `attempts` pairs (default:
+    three times as many). A pair with several `turns` has the median of each side. Use them when a side takes
+    milliseconds: if a core is slow for half a second, that would otherwise affect one side of a pair only."""
     tried: list[tuple[float, float, float]] = []
     quiet = 0
-    most = attempts or 3 * pairs
-    while quiet < pairs and len(tried) < most:
+    max_attempts = attempts or 3 * pairs
+    while quiet < pairs and len(tried) < max_attempts:
         firsts, seconds = list[float](), list[float]()
         with measuring_other_load(own) as foreign:
             for turn in range(turns):
@@ -203,7 +203,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """A parser with the options of all benchmarks."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the results as one JSON object, last")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object, in the last line")
     return parser
 
 
@@ -227,7 +227,7 @@ def _processor() -> str:
 
 
 def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
-    """Print the results as a table, and as JSON in the last line when asked. Ends the process if one of them misses its
+    """Print the results as a table, and as JSON in the last line if `as_json`. Ends the process if a result misses its
     target."""
     width = max(len(result.name) for result in results)
     for result in results:
@@ -241,6 +241,6 @@ def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
 
 
 def skip(why: str) -> NoReturn:
-    """End the process: this machine lacks something that the benchmark needs."""
+    """End the process, because this machine lacks something that the benchmark needs."""
     print(f"skipped: {why}")
     sys.exit(SKIPPED)

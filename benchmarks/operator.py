@@ -1,15 +1,15 @@
 """Measures the operator on a real API server: how fast adapters get their status, and what the operator costs.
 
     sync_1000_s        1,000 adapters in 50 namespaces, from the start of the process to the last status
-    reconciles_per_s   statuses a second between the first write and the last
-    idle_writes        writes in the half minute afterwards, Lease renewals aside (audit log); lists and rounds included
+    reconciles_per_s   statuses per second between the first and the last one
+    idle_writes        writes in the half minute afterwards, without renewals of the Lease; from the audit log
     operator_mib       peak resident memory
     takeover_s         from the leader's SIGKILL, and from its SIGTERM, to the next leader's first write
-    apply_to_served_s  from an adapter's manifest to its first token, by the whole product; the bytes are on a volume
+    apply_to_served_s  from an adapter's manifest to its first token, with the whole product; its files are on a volume
 
-etcd, API server, controller-manager and this benchmark share the machine with the operator. The baseline is an operator
-in the style of kopf's documentation: a handler for creation that patches status. The two alternate on the same objects,
-measured by the clock (which includes the API server's time) and by the operator's own CPU time. Run it with
+The control plane and this benchmark share the machine with the operator. The baseline is an operator as kopf's
+documentation writes one: a handler for creation that patches the status. The two alternate on the same objects, and are
+measured by the clock (which includes the API server's time) and by their own CPU time. Run it with
 `python -m benchmarks.operator`.
 """
 
@@ -56,7 +56,7 @@ REAL_TIME = {
     "MOTET_LEASE_RENEW_SECONDS": "10",
     "MOTET_LEASE_RETRY_SECONDS": "2",
 }
-"""The values of production. The operators of tests are quicker, and their Leases longer."""
+"""The values of production. In tests, operators use shorter times, but longer Leases."""
 
 BASELINE = """
 import asyncio, os, sys
@@ -119,13 +119,13 @@ async def populate(api: Api, home: OperatorNamespaces, adapters: int, namespaces
 
 
 async def wait_for_status(
-    api: Api, tenants: Sequence[str], adapters: int, alive: Callable[[], None], within_s: float
+    api: Api, tenants: Sequence[str], adapters: int, check_alive: Callable[[], None], within_s: float
 ) -> None:
-    """Wait until all adapters have their status. The more there are, the less often it lists them, since a list of all
-    slows the API server's writes."""
+    """Wait until all adapters have their status. The more there are, the less often it lists them: a list of all slows
+    the API server's writes."""
     deadline, mine, done = time.monotonic() + within_s, set(tenants), 0
     while time.monotonic() < deadline:
-        alive()
+        check_alive()
         items, _ = await api.list(ADAPTERS, *(tenants if len(tenants) == 1 else ()))
         done = sum(
             (it.get("status") or {}).get("observedGeneration") == it["metadata"]["generation"]
@@ -135,7 +135,7 @@ async def wait_for_status(
         if done >= adapters:
             return
         await asyncio.sleep(max(0.1, adapters / 500))
-    raise AssertionError(f"not told within {within_s} s: {done} of {adapters}")
+    raise AssertionError(f"only {done} of {adapters} adapters had their status after {within_s} s")
 
 
 def last_status(cluster: Cluster, tenants: Sequence[str]) -> datetime:
@@ -184,7 +184,7 @@ def peak_mib(pid: int) -> float:
 async def sync(api: Api, home: OperatorNamespaces, adapters: int, namespaces: int, within_s: float) -> list[Result]:
     began = time.monotonic()
     tenants = await populate(api, home, adapters, namespaces, "many")
-    print(f"{adapters} adapters made in {time.monotonic() - began:.1f} s; now the operator starts, from cold")
+    print(f"{adapters} adapters created in {time.monotonic() - began:.1f} s. Starting the operator.")
     operator = OperatorProcess(home, "cold", env={**REAL_TIME, "MOTET_CLUSTER_RESYNC_SECONDS": "10"})
     began_at = datetime.now(UTC)
     operator.program.start(wait=False)
@@ -204,9 +204,9 @@ async def sync(api: Api, home: OperatorNamespaces, adapters: int, namespaces: in
     finally:
         operator.program.stop()
     print(
-        f"{adapters} adapters in {namespaces} namespaces: told in {took:.1f} s, {work.writes} writes, "
-        f"{work.per_second:.0f} statuses a second; {idle.writes} writes in {IDLE_S:.0f} s afterwards; "
-        f"peak {peak:.0f} MiB; CPU: {shares}; others took {foreign.share:.0%} of the machine"
+        f"{adapters} adapters in {namespaces} namespaces: last status after {took:.1f} s, {work.writes} writes, "
+        f"{work.per_second:.0f} statuses per second; {idle.writes} writes in {IDLE_S:.0f} s afterwards; "
+        f"peak memory {peak:.0f} MiB; CPU: {shares}; other processes took {foreign.share:.0%} of the machine"
     )
     return [
         Result(f"sync_{adapters}_s", took, "s", f"<= {SYNC_TARGET_S:.0f} s", took <= SYNC_TARGET_S),
@@ -239,7 +239,7 @@ async def takeover(api: Api, home: OperatorNamespaces, *, polite: bool) -> float
 
 @dataclass(frozen=True)
 class Comparison:
-    """How long the status of new adapters takes, by an operator in kopf's usual style (A) and by ours (B)."""
+    """How long the statuses of new adapters take, with an operator as in kopf's documentation (A) and with ours (B)."""
 
     wall: Pairs
     cpu: Pairs
@@ -280,14 +280,14 @@ async def compare_with_kopf(api: Api, home: OperatorNamespaces, adapters: int, p
         lambda: measure(usual, cpu_of_theirs),
         lambda: measure(lambda: OperatorProcess(home, "pair", env=REAL_TIME).program, cpu_of_ours),
         pairs=pairs,
-        attempts=pairs,  # so no pair is discarded, and all figures are of the same pairs
+        attempts=pairs,  # no pair is discarded, so all figures are of the same pairs
     )
     return Comparison(wall, wall.beside(cpu_of_theirs, cpu_of_ours))
 
 
 async def measure(cluster: Cluster, folder: Path, given: argparse.Namespace) -> list[Result]:
     results = []
-    if given.only in (None, "served"):  # first: it leaves nothing behind, and needs an empty cluster
+    if given.only in (None, "served"):  # the first: it needs an empty cluster, and removes all that it creates
         results += served(cluster, folder)
     async with admin_api(cluster) as api:
         if given.only in (None, "sync"):
@@ -313,8 +313,8 @@ async def takeovers(api: Api, cluster: Cluster, folder: Path) -> list[Result]:
 async def baseline(api: Api, cluster: Cluster, folder: Path, given: argparse.Namespace) -> list[Result]:
     with site(cluster, folder) as home:
         both = await compare_with_kopf(api, home, given.pair_adapters, given.pairs)
-    print(f"{given.pair_adapters} new adapters, kopf's usual way against ours, at best:")
-    for what, pairs in (("by the clock", both.wall), ("of CPU", both.cpu)):
+    print(f"{given.pair_adapters} new adapters, an operator as in kopf's documentation against ours, the best figures:")
+    for what, pairs in (("by the clock", both.wall), ("of CPU time", both.cpu)):
         print(f"  {min(pairs.a):.1f} s against {min(pairs.b):.1f} s {what}; {pairs}")
     usual = "an operator as kopf's documentation writes one"
     return [
@@ -327,24 +327,24 @@ def served(cluster: Cluster, folder: Path) -> list[Result]:
     with addons(cluster), node(cluster, "node-1", 1), installed(cluster, folder) as product:
         bring_demo(product, folder)
         took = [served_after(product, f"tales-{index}") for index in range(5)]
-    print(f"applied to first token: {', '.join(f'{seconds:.2f} s' for seconds in took)}")
+    print(f"from the manifest to the first token: {', '.join(f'{seconds:.2f} s' for seconds in took)}")
     median = statistics.median(took)
     return [Result("apply_to_served_s", median, "s", f"<= {SERVED_TARGET_S:.0f} s", median <= SERVED_TARGET_S)]
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--adapters", type=int, default=1000)
-    parser.add_argument("--namespaces", type=int, default=50)
-    parser.add_argument("--within", type=float, default=180.0, help="seconds after which it has failed")
-    parser.add_argument("--pairs", type=int, default=2, help="pairs against the baseline")
-    parser.add_argument("--pair-adapters", type=int, default=300)
-    parser.add_argument("--only", choices=("served", "sync", "takeover", "baseline"), help="one part of it")
+    parser.add_argument("--adapters", type=int, default=1000, help="adapters to create")
+    parser.add_argument("--namespaces", type=int, default=50, help="namespaces of these adapters")
+    parser.add_argument("--within", type=float, default=180.0, help="seconds after which the benchmark fails")
+    parser.add_argument("--pairs", type=int, default=2, help="pairs of our operator and the baseline")
+    parser.add_argument("--pair-adapters", type=int, default=300, help="adapters to create for each side of a pair")
+    parser.add_argument("--only", choices=("served", "sync", "takeover", "baseline"), help="measure only this part")
     given = parser.parse_args()
     if missing := [tool for tool in NEEDED if find(tool) is None]:
-        skip(f"make kube builds what is missing: {', '.join(missing)}")
+        skip(f"{', '.join(missing)} must be built first (make kube)")
     if uses_existing_cluster():
-        skip("a cluster that belongs to somebody else is not measured")
+        skip("USE_EXISTING_CLUSTER is set, and this benchmark measures only its own cluster")
     try:
         results = in_own_cluster(given)
     except CannotIsolate as error:

@@ -1,8 +1,8 @@
 """Measures how long an estimate takes. The predictor is a process, and the calls are those of a gateway.
 
-The budget is 2 ms for a prompt alone and 0.2 ms a prompt in a batch of 32 (docs: services/predictor/README.md). It has
-learned 50,000 answers of 1,000 adapters. Before each call it learns one more answer per prompt, so results cached in
-the call before would be stale. The baseline is a health check: the same process and Unix socket, but no work.
+The targets are 2 ms for a single prompt and 0.2 ms per prompt for 32 prompts (see services/predictor/README.md). The
+predictor has learned 50,000 answers of 1,000 adapters. Before each call it learns one more answer per prompt: so it
+cannot answer from a cache. The baseline is a health check: the same process and Unix socket, but no work.
 
     python -m benchmarks.predictor [--calls 50] [--pairs 8] [--json]
 """
@@ -86,7 +86,7 @@ async def predictor() -> AsyncIterator[tuple[psutil.Process, grpc.aio.Channel]]:
             )
         try:
             async with asyncio.timeout(30):
-                while not await is_healthy(address):  # noqa: ASYNC110 - it says so to nobody
+                while not await is_healthy(address):  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(0.05)
             async with open_channel(address) as channel:
                 yield psutil.Process(child.pid), channel
@@ -108,7 +108,7 @@ async def measure(calls: int, pairs: int) -> list[Result]:
             both = await alternate(
                 partial(ms_a_prompt, stub, batch, calls), partial(ms_a_check, health, calls), pairs=pairs, own=[process]
             )
-            print(f"a prompt in a batch of {batch} against a health check: {both}")
+            print(f"a prompt, {batch} in a call, against a health check: {both}")
             figure, target = percentile(both.a, 0.5), f"<= {budget} ms a prompt"
             results.append(
                 Result(f"predict_batch_{batch}", figure, "ms", target, figure <= budget, "a health check", both)
@@ -118,8 +118,8 @@ async def measure(calls: int, pairs: int) -> list[Result]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--calls", type=int, default=50, help="calls behind each figure")
-    parser.add_argument("--pairs", type=int, default=8, help="quiet pairs to find")
+    parser.add_argument("--calls", type=int, default=50, help="calls per figure")
+    parser.add_argument("--pairs", type=int, default=8, help="quiet pairs to measure")
     given = parser.parse_args()
     report("predictor", asyncio.run(measure(given.calls, given.pairs)), as_json=given.json)
 

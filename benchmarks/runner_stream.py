@@ -1,7 +1,8 @@
-"""Tokens a second over one Runner.Generate stream: engine child → pipe → service → gRPC → a gateway's reader.
+"""Measures tokens per second over one Runner.Generate stream: engine process → pipe → service → gRPC → reader.
 
-The engine costs nothing here: each step gives every sequence one token. All three processes are real. The baseline is a
-bare gRPC stream: a server in another process repeats one message, and the same reader counts. The two alternate.
+The engine computes nothing: each iteration gives every sequence one token. The engine, the service and the reader are
+three processes, as in production. The baseline is a bare gRPC stream: a server in another process repeats one message,
+and the same reader counts. The two alternate.
 
     python -m benchmarks.runner_stream [--sequences 32] [--seconds 2] [--pairs 4] [--json]
 """
@@ -46,7 +47,7 @@ NOWHERE = "unix:/nonexistent"
 
 
 class FreeEngine:
-    """An engine whose iterations cost next to nothing."""
+    """An engine whose iterations cost almost nothing."""
 
     def __init__(self, _: EngineConfig) -> None:
         self.info = EngineInfo(
@@ -86,7 +87,7 @@ class FreeEngine:
 
 
 class BareStream(runner_pb2_grpc.RunnerServicer):
-    """gRPC alone: it sends the same message again and again."""
+    """gRPC without a runner: it sends the same message again and again."""
 
     async def Generate(  # type: ignore[override] # noqa: N802 - gRPC's name; it writes to the context
         self,
@@ -118,11 +119,11 @@ async def serve_bare(address: str) -> None:
 
 
 async def read(address: str, sequences: int, seconds: float) -> float:
-    """The gateway's end of the stream. Returns tokens a second."""
+    """Read as a gateway does. Returns tokens per second."""
     async with open_channel(address) as channel:
         call = runner_pb2_grpc.RunnerStub(channel).Generate()
         try:
-            await call.write(runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway="bench")))
+            await call.write(runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway="benchmark")))
             for n in range(sequences):
                 submit = runner_pb2.Submit(
                     request=f"request-{n:024d}", epoch=1, promise=common_pb2.Promise(pages=1), prompt_ids=[1],
@@ -158,7 +159,7 @@ async def bare_server(folder: Path) -> AsyncIterator[str]:
     address = f"unix:{folder}/b.sock"
     server = await asyncio.create_subprocess_exec(sys.executable, "-m", "benchmarks.runner_stream", "--bare", address)
     try:
-        while not await is_healthy(address):  # noqa: ASYNC110 - it says so to nobody
+        while not await is_healthy(address):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.05)
         yield address
     finally:
@@ -176,8 +177,8 @@ async def runner(folder: Path) -> AsyncIterator[str]:
     process = ProcessSettings(data_dir=folder, log_level="error")
     addresses = Addresses(scheduler_address=NOWHERE, supervisor_address=NOWHERE)
     command = (sys.executable, "-m", "benchmarks.runner_stream", "--child")
-    host = ProcessEngineClient(settings.engine_config(settings.model_folder()), process, command)
-    service = RunnerService(settings, process, addresses, host, CollectorRegistry())
+    client = ProcessEngineClient(settings.engine_config(settings.model_folder()), process, command)
+    service = RunnerService(settings, process, addresses, client, CollectorRegistry())
     running = asyncio.create_task(service.run())
     try:
         await service.ready.wait()
@@ -199,7 +200,7 @@ async def measure(sequences: int, seconds: float, pairs: int) -> list[Result]:
                 pairs=pairs,
                 own=own,
             )
-    print(f"{sequences} sequences, tokens a second of the runner against a bare gRPC stream: {both}")
+    print(f"{sequences} sequences, tokens per second of the runner against a bare gRPC stream: {both}")
     figure = percentile(both.a, 0.5)
     return [
         Result(
@@ -211,9 +212,9 @@ async def measure(sequences: int, seconds: float, pairs: int) -> list[Result]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--sequences", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=2.0, help="behind each figure")
-    parser.add_argument("--pairs", type=int, default=4, help="quiet pairs to find")
+    parser.add_argument("--sequences", type=int, default=32, help="sequences on the stream")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per figure")
+    parser.add_argument("--pairs", type=int, default=4, help="quiet pairs to measure")
     for part in ("--read", "--bare"):
         parser.add_argument(part, metavar="ADDRESS", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,12 +1,12 @@
 """Measures one scheduling decision while 10,000 requests wait for 1,000 adapters of 100 tenants.
 
-A decision follows the end of one request: its promise is released, and the next request that fits is placed. The
-request that ends is chosen at random from the running ones. Then a new request joins the queue (not timed), so that
-10,000 always wait. Only the policy is measured: no sockets, no messages.
+A decision follows the end of one request: the scheduler releases its promise and places the next request that fits. The
+request that ends is a random one of those that run. Then a new request joins the queue, so that 10,000 always wait.
+This is not measured. Only the policy is measured: no sockets, no messages.
 
-The baseline has the same requests, runners and rules, but scans the queue fairly: at each decision it tries the
-requests in order until no runner has enough free capacity for the smallest waiting request. It alternates with the
-scheduler in one process. Both are measured by the CPU clock: a decision waits for nothing.
+The baseline has the same requests, runners and rules, but scans the queue: at each decision it tries the requests in
+order until no runner has enough free capacity for the smallest waiting request. It alternates with the scheduler in one
+process. Both are measured by CPU time.
 
     python -m benchmarks.scheduler [--decisions 2000] [--scans 200] [--pairs 6] [--json]
 """
@@ -43,7 +43,7 @@ from motet_scheduler.policy.values import (
 )
 
 QUEUED, ADAPTERS, TENANTS = 10_000, 1_000, 100
-FLEETS = (3, 16)
+RUNNER_COUNTS = (3, 16)
 TARGET_US, TARGET_P99_US = 100, 1_000
 GROUP = GroupName("default/demo")
 CAPACITY = Capacity(pages=1024, max_sequences=64, adapter_slots=32)
@@ -72,7 +72,7 @@ def identity(index: int) -> RunnerIdentity:
 
 
 class Arrivals:
-    """The same stream of requests for both sides: adapters by Zipf's law, a tenant for each tenth adapter."""
+    """The same requests for both sides. Zipf's law chooses the adapter; each tenant has ten adapters."""
 
     def __init__(self) -> None:
         self._chance = random.Random(1)
@@ -96,7 +96,7 @@ class Arrivals:
 
 
 class ProductionScheduler:
-    """The production scheduler."""
+    """Measures the scheduler of production."""
 
     def __init__(self, runners: int) -> None:
         self.placed = 0
@@ -136,7 +136,7 @@ class ProductionScheduler:
 
 
 class BaselineScheduler:
-    """The baseline: a sorted list, tried from its beginning at each decision, until no capacity is free."""
+    """The baseline. The queue is a sorted list, and each decision scans it from its beginning."""
 
     def __init__(self, runners: int) -> None:
         self._now = 1000.0
@@ -148,8 +148,8 @@ class BaselineScheduler:
             for index in range(runners)
         }
         self._waiting: list[tuple[RequestClass, QueueKey, Request]] = []
-        self._needs: Counter[int] = Counter()
-        """How many waiting requests need so many pages."""
+        self._waiting_by_pages: Counter[int] = Counter()
+        """Pages → the number of waiting requests that need so many."""
         self._running: list[Request] = []
         self._fill()
         self._scan()
@@ -179,7 +179,7 @@ class BaselineScheduler:
             if not isinstance(outcome, Chosen):
                 left.append(entry)
                 continue
-            self._needs[outcome.promise.pages] -= 1
+            self._waiting_by_pages[outcome.promise.pages] -= 1
             runner = outcome.runner
             request.epoch += 1
             request.placement = Placement(runner.instance, "1", request.epoch, self._now)
@@ -188,7 +188,7 @@ class BaselineScheduler:
         self._waiting = left
 
     def _has_capacity(self) -> bool:
-        least = min(pages for pages, waiting in self._needs.items() if waiting)
+        least = min(pages for pages, waiting in self._waiting_by_pages.items() if waiting)
         return any(one.has_capacity and one.ledger.free >= least for one in self._runners.values())
 
     def _fill(self) -> None:
@@ -208,13 +208,13 @@ class BaselineScheduler:
                 asked_at=self._now,
                 sequence=next(self._sequence),
             )
-            self._needs[request.requirement_on(CAPACITY, CONFIG).promise.pages] += 1
+            self._waiting_by_pages[request.requirement_on(CAPACITY, CONFIG).promise.pages] += 1
             insort(self._waiting, (request.request_class, request.key, request), key=lambda entry: entry[:2])
 
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Keep the garbage collector from scanning the objects that are alive now."""
+    """The garbage collector does not scan the objects that exist now."""
     gc.collect()
     gc.freeze()
     try:
@@ -234,7 +234,7 @@ class GcCounter:
 
 
 def microseconds(side: ProductionScheduler | BaselineScheduler, decisions: int) -> list[tuple[float, bool]]:
-    """The seconds of each decision, and whether the garbage collector ran in it."""
+    """The microseconds of each decision, and whether the garbage collector ran in it."""
     collections = GcCounter()
     gc.callbacks.append(collections)
     try:
@@ -254,18 +254,18 @@ def p99(figures: list[tuple[float, bool]]) -> float:
 async def against_the_scan(
     ours: ProductionScheduler, scan: BaselineScheduler, decisions: int, scans: int, pairs: int
 ) -> Pairs:
-    async def a() -> float:
+    async def median_of_ours() -> float:
         return percentile([value for value, _ in microseconds(ours, decisions)], 0.5)
 
-    async def b() -> float:
+    async def median_of_scan() -> float:
         return percentile([value for value, _ in microseconds(scan, scans)], 0.5)
 
-    return await alternate(b, a, pairs=pairs)
+    return await alternate(median_of_scan, median_of_ours, pairs=pairs)
 
 
 async def measure(decisions: int, scans: int, pairs: int) -> list[Result]:
     results = []
-    for runners in FLEETS:
+    for runners in RUNNER_COUNTS:
         ours, scan = ProductionScheduler(runners), BaselineScheduler(runners)
         microseconds(ours, decisions)
         both = await against_the_scan(ours, scan, decisions, scans, pairs)
@@ -281,15 +281,15 @@ async def measure(decisions: int, scans: int, pairs: int) -> list[Result]:
         print(f"{runners} runners: a fair scan of the queue against the scheduler: {both}")
         print(
             f"{runners} runners: {placed:.2f} requests placed a decision, in {fmean(values):.0f} us on average, "
-            f"p50 {percentile(values, 0.5):.0f}, p90 {percentile(values, 0.9):.0f}: either the next in line fits at "
-            "once, or the oldest of every tenant is tried on every runner"
+            f"p50 {percentile(values, 0.5):.0f}, p90 {percentile(values, 0.9):.0f}: either the first request of the "
+            "queue fits, or the oldest request of every tenant is tried on every runner"
         )
         print(
             f"{runners} runners: p99 {tail:.0f} us; the garbage collector ran in {sum(slow)} of the "
             f"{len(slow)} slowest decisions, at worst {max(values):.0f} us; "
-            f"with what lives frozen (gc.freeze) p99 {p99(cold):.0f} us, at worst {max(v for v, _ in cold):.0f} us"
+            f"with gc.freeze p99 {p99(cold):.0f} us, at worst {max(v for v, _ in cold):.0f} us"
         )
-        suffix = "" if runners == FLEETS[0] else f"_{runners}_runners"
+        suffix = "" if runners == RUNNER_COUNTS[0] else f"_{runners}_runners"
         results += [
             Result(f"scheduler_decision_us{suffix}", figure, "us", f"<= {TARGET_US} us", figure <= TARGET_US),
             Result(f"scheduler_fair_scan_us{suffix}", baseline, "us"),
@@ -301,9 +301,9 @@ async def measure(decisions: int, scans: int, pairs: int) -> list[Result]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--decisions", type=int, default=2000, help="of the scheduler, behind each figure")
-    parser.add_argument("--scans", type=int, default=200, help="decisions of the baseline, behind each figure")
-    parser.add_argument("--pairs", type=int, default=6, help="quiet pairs to find")
+    parser.add_argument("--decisions", type=int, default=2000, help="decisions of the scheduler per figure")
+    parser.add_argument("--scans", type=int, default=200, help="decisions of the baseline per figure")
+    parser.add_argument("--pairs", type=int, default=6, help="quiet pairs to measure")
     given = parser.parse_args()
     report("scheduler", asyncio.run(measure(given.decisions, given.scans, given.pairs)), as_json=given.json)
 

@@ -16,5 +16,5 @@ def test_where_the_scan_stops_nobody_waits_who_would_fit() -> None:
             if isinstance(choose(request, runners, CONFIG, scan._now), Chosen)
         ]
         assert fits == []
-        assert sum(scan._needs.values()) == len(scan._waiting)
+        assert sum(scan._waiting_by_pages.values()) == len(scan._waiting)
         scan._fill()
