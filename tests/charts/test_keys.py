@@ -152,7 +152,7 @@ def test_the_notes_say_how_to_make_the_first_key_in_a_secret(options: tuple[str,
 
 
 def test_the_notes_warn_of_gateways_that_ask_for_no_key_until_clients_are_named() -> None:
-    warning, open_ = "WARNING: everybody in reach of the gateway", "--set=gateway.auth=none"
+    warning, open_ = "WARNING: everybody who reaches the gateway", "--set=gateway.auth=none"
     clients = "--set=networkPolicy.clients[0].namespaceSelector.matchLabels.proxy=yes"
     assert warning not in notes()
     assert warning in notes(open_)
@@ -198,9 +198,9 @@ class AsksForAKey(Version):
 @pytest.mark.parametrize(
     ("auth", "gateway", "said"),
     [
-        ("none", Version, "the gateway is there, version 1.2.3"),
-        ("keys", AsksForAKey, "the gateway is there, and asks for a key"),
-        ("none", AsksForAKey, "the gateway is there, and asks for a key"),
+        ("none", Version, "the gateway answers; its version is 1.2.3"),
+        ("keys", AsksForAKey, "the gateway answers, and asks for a key"),
+        ("none", AsksForAKey, "the gateway answers, and asks for a key"),
     ],
 )
 def test_helm_test_is_content_with_a_gateway(
@@ -212,7 +212,7 @@ def test_helm_test_is_content_with_a_gateway(
 def test_helm_test_names_a_gateway_that_should_ask_for_a_key(
     check: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(AssertionError, match=r"gateway\.auth is keys, and the gateway answers who sends none"):
+    with pytest.raises(AssertionError, match=r"gateway\.auth is keys, but the gateway answers without a key"):
         ask(check, monkeypatch, "keys", Version)
 
 

@@ -1,4 +1,4 @@
-"""`helm test`: what an installation must be able to do. Needs nothing but Python's standard library."""
+"""`helm test`: checks an installation. Needs only Python's standard library."""
 
 import json
 import os
@@ -11,18 +11,18 @@ from pathlib import Path
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DEFINITIONS = ("loraadapters.motet.dev", "servingpools.motet.dev")
-PATIENCE_SECONDS = 60.0
+MAX_WAIT_SECONDS = 60.0
 INVALID = {
     "apiVersion": "motet.dev/v1alpha1",
     "kind": "LoRAAdapter",
     "metadata": {"name": "helm-test"},
     "spec": {"poolRef": {"name": "any"}, "source": {}},
 }
-"""It names no source, which the schema must not let pass."""
+"""The schema must refuse it: it has no source."""
 
 
 def api(path: str, body: object = None) -> dict:
-    """What the API server answers. Raises HTTPError for a refusal."""
+    """The API server's answer. Raises HTTPError if it refuses."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
     host = f"[{host}]" if ":" in host else host
     request = urllib.request.Request(
@@ -52,11 +52,11 @@ def an_invalid_adapter_is_refused() -> str:
     try:
         api(f"/apis/motet.dev/v1alpha1/namespaces/{namespace}/loraadapters?dryRun=All", INVALID)
     except urllib.error.HTTPError as refusal:
-        sentence = json.load(refusal)["message"]
+        message = json.load(refusal)["message"]
         if refusal.code == 422:
-            return f"an adapter without a source is refused: {sentence}"
-        raise AssertionError(f"an invalid adapter got {refusal.code}, not 422: {sentence}") from None
-    raise AssertionError("an adapter without a source was accepted: the resource definitions are not ours")
+            return f"an adapter without a source is refused: {message}"
+        raise AssertionError(f"an invalid adapter got {refusal.code}, not 422: {message}") from None
+    raise AssertionError("an adapter without a source was accepted: the CustomResourceDefinitions are not those of Motet")
 
 
 def the_gateway_answers() -> str:
@@ -67,22 +67,22 @@ def the_gateway_answers() -> str:
     except urllib.error.HTTPError as refusal:
         with refusal:
             if refusal.code == 401 and "www-authenticate" in refusal.headers:
-                return "the gateway is there, and asks for a key"
+                return "the gateway answers, and asks for a key"
             raise
     if os.environ.get("GATEWAY_AUTH") == "keys":
-        raise AssertionError("gateway.auth is keys, and the gateway answers who sends none")
-    return f"the gateway is there, version {version}"
+        raise AssertionError("gateway.auth is keys, but the gateway answers without a key")
+    return f"the gateway answers; its version is {version}"
 
 
 def main() -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + MAX_WAIT_SECONDS
     for check in (definitions_are_established, an_invalid_adapter_is_refused, the_gateway_answers):
         while True:
             try:
                 print(f"ok    {check()}", flush=True)
                 break
             except (AssertionError, OSError) as error:
-                # Routes and permissions of a pod that has just started may take a moment.
+                # When a pod has just started, its routes and permissions may not work yet.
                 if time.monotonic() > deadline:
                     print(f"FAILED {check.__name__}: {error}", flush=True)
                     sys.exit(1)

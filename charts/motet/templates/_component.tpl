@@ -1,13 +1,13 @@
 {{/*
-One of our services: ServiceAccount, Deployment, Service and PodDisruptionBudget.
+The objects of a component: ServiceAccount, Deployment, Service and PodDisruptionBudget.
 
   root       the chart's root
-  component  its name, which is also that of its section in the values
+  component  its name, and that of its section in the values
   env        its own settings
-  token      whether it speaks with the API server
+  token      whether it uses the API server
   recreate   whether the old pod must be gone before the new one starts
-  preStop    seconds that a pod waits after it was told to go, until nobody sends it anything
-  mounts, volumes, init, annotations, databaseUrl   YAML to add, where a component has more
+  preStop    seconds that a pod continues after it was told to end, until others send it nothing more
+  mounts, volumes, init, annotations, databaseUrl   YAML to add
 */}}
 {{- define "motet.component" -}}
 {{- $root := .root -}}
@@ -55,7 +55,7 @@ spec:
     spec:
       serviceAccountName: {{ $name }}
       automountServiceAccountToken: {{ .token | default false }}
-      # Variables such as MOTET_GATEWAY_PORT=tcp://… would be taken for settings.
+      # Otherwise Kubernetes sets variables such as MOTET_GATEWAY_PORT=tcp://…, which are names of settings.
       enableServiceLinks: false
       securityContext: {{- include "motet.podSecurity" . | nindent 8 }}
       terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds }}
@@ -133,7 +133,7 @@ spec:
   {{- if $values.service }}
   type: {{ $values.service.type }}
   {{- else }}
-  # Streams live long: each client picks a pod when it connects, and knows when that one is gone.
+  # Headless: streams stay open for long, so each client chooses a pod, and notices when the pod is gone.
   clusterIP: None
   {{- end }}
   selector: {{- include "motet.selector" . | nindent 4 }}
@@ -146,7 +146,7 @@ spec:
     {{- end }}
 {{- if $values.service }}
 ---
-# Apart, so that a load balancer of the one above cannot show them to the world.
+# A Service of its own: a load balancer for the Service above must not make the metrics public.
 apiVersion: v1
 kind: Service
 metadata:
@@ -170,7 +170,7 @@ metadata:
   labels: {{- $labels | nindent 4 }}
 spec:
   maxUnavailable: {{ $budget.maxUnavailable }}
-  # A pod that does not work must not keep a node from being drained.
+  # A pod that is not ready must not block the drain of a node.
   unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels: {{- include "motet.selector" . | nindent 6 }}

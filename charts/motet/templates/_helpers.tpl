@@ -1,12 +1,12 @@
 {{- define "motet.fullname" -}}
 {{- $name := .Values.fullnameOverride | default .Release.Name -}}
 {{- if not (regexMatch "^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$" $name) -}}
-{{- fail (printf "objects cannot be called %s-gateway and the like: name the release, or set fullnameOverride, with at most 40 lower-case letters, digits and hyphens, beginning with a letter" $name) -}}
+{{- fail (printf "%s cannot begin the names of objects: give the release another name, or set fullnameOverride, to at most 40 lower-case letters, digits and hyphens that begin with a letter and do not end with a hyphen" $name) -}}
 {{- end -}}
 {{- $name -}}
 {{- end -}}
 
-{{/* Of a part of this release: (root, component). */}}
+{{/* The labels of the objects of a component: (root, component). */}}
 {{- define "motet.labels" -}}
 app.kubernetes.io/name: motet-{{ .component }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -16,14 +16,14 @@ app.kubernetes.io/part-of: motet
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end -}}
 
-{{/* Never changes: a Deployment's selector cannot. */}}
+{{/* It must never change: Kubernetes does not allow it for a Deployment. */}}
 {{- define "motet.selector" -}}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 app.kubernetes.io/part-of: motet
 {{- end -}}
 
-{{/* Every runner, whichever pool of whichever namespace it belongs to; the operator labels them so. */}}
+{{/* The labels that the operator gives to all runners, of any pool and namespace. */}}
 {{- define "motet.runners" -}}
 app.kubernetes.io/component: runner
 app.kubernetes.io/part-of: motet
@@ -37,7 +37,7 @@ app.kubernetes.io/part-of: motet
 @{{ $image.digest }}
 {{- else -}}
 {{- $tag := $image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion -}}
-{{- if eq $tag "latest" }}{{ fail (printf "the image tag of %s is latest, and nobody could say what runs: name a version" .component) }}{{ end -}}
+{{- if eq $tag "latest" }}{{ fail (printf "the image tag of %s is latest, which does not say what runs: set a version" .component) }}{{ end -}}
 :{{ $tag }}
 {{- end -}}
 {{- end -}}
@@ -51,7 +51,7 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* host:port of one of our services, as other pods dial it: (root, component). */}}
+{{/* The host:port at which other pods reach a component: (root, component). */}}
 {{- define "motet.address" -}}
 {{ include "motet.fullname" .root }}-{{ .component }}.{{ .root.Release.Namespace }}.svc:{{ include "motet.port" .component }}
 {{- end -}}
@@ -60,7 +60,7 @@ imagePullSecrets:
 {{- get (dict "gateway" 8000 "scheduler" 7101 "predictor" 7102 "supervisor" 7103 "runner" 7110) . -}}
 {{- end -}}
 
-{{/* What Pod Security calls restricted. */}}
+{{/* As the level `restricted` of Pod Security requires. */}}
 {{- define "motet.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -79,8 +79,9 @@ capabilities:
 {{- end -}}
 
 {{/*
-The environment of a container: (root, component, env). What a pod knows of itself comes first, because the rest refers
-to it. Each name is written once, whoever sets it: the user's word for this component, then for all, then ours.
+The environment of a container: (root, component, env). The fields of the pod come first, because other variables refer to
+them. Each variable is written once. If several set it, the values' env of the component wins, then their env of all
+components, then `env`, then what is written here.
 */}}
 {{- define "motet.env" -}}
 {{- $own := (index .root.Values .component).env -}}
@@ -105,8 +106,8 @@ to it. Each name is written once, whoever sets it: the user's word for this comp
 {{- end }}
 {{- end -}}
 
-{{/* Of a container that does one thing to the database and ends. */}}
-{{- define "motet.speaksToNobody" -}}
+{{/* The settings of a container that migrates the database and ends: it serves nothing. */}}
+{{- define "motet.migrationEnv" -}}
 MOTET_METRICS_ADDRESS: ""
 MOTET_TLS_DIR: ""
 {{- end -}}
@@ -116,7 +117,7 @@ MOTET_TLS_DIR: ""
 - name: tls
   secret:
     secretName: {{ include "motet.fullname" .root }}-{{ .component }}-tls
-    # The group is the pod's own; nobody else may read the key.
+    # Readable by the pod's group (fsGroup) only.
     defaultMode: 0440
 {{- end }}
 {{- end -}}
@@ -127,7 +128,7 @@ MOTET_TLS_DIR: ""
 {{- end }}
 {{- end -}}
 
-{{/* Of the values' `authorities`: a ConfigMap with certificates to trust, and where they are then. */}}
+{{/* The file with the certificates of the ConfigMap that the values call `authorities`. */}}
 {{- define "motet.authoritiesFile" -}}
 /etc/motet/authorities/ca.crt
 {{- end -}}
@@ -147,7 +148,7 @@ MOTET_TLS_DIR: ""
 {{- end -}}
 {{- end -}}
 
-{{/* Where the database's URL lies, or nothing: the Secret of the release, or (root, hook) the one of its hook. */}}
+{{/* The Secret with the database's URL, as YAML; empty without a database. */}}
 {{- define "motet.databaseSecret" -}}
 {{- if .Values.database.existingSecret.name -}}
 name: {{ .Values.database.existingSecret.name }}
@@ -158,7 +159,7 @@ key: url
 {{- end -}}
 {{- end -}}
 
-{{/* Where the URL lies with which gateways read API keys. */}}
+{{/* The Secret with the URL with which gateways read API keys, as YAML. */}}
 {{- define "motet.gatewaysDatabaseSecret" -}}
 {{- with .Values.gateway.database.existingSecret -}}
 {{- if .name -}}
@@ -170,7 +171,7 @@ key: {{ .key }}
 {{- end -}}
 {{- end -}}
 
-{{/* Where gateways look for API keys: secret, database, or nothing when they ask for none. */}}
+{{/* Where gateways find API keys: secret or database; empty if they ask for none. */}}
 {{- define "motet.keysAreIn" -}}
 {{- if eq .Values.gateway.auth "keys" -}}
 {{- if and (include "motet.databaseSecret" .) (not .Values.gateway.keysSecret) -}}

@@ -478,7 +478,7 @@ def test_each_policy_refuses_its_case_with_its_message(release: Release, namespa
 
     prefixed = (
         "spec.source must begin with one of https://ours.example/{namespace}/, pvc://shared/teams/{namespace}/ "
-        "({namespace} is this one's name)"
+        "({namespace} is the name of its namespace)"
     )
     cases: list[tuple[str, Object, str]] = [
         *(("", on_a_volume(path), prefixed) for path in ("teams/zeta/a", f"teams/{namespace}-2/a", namespace, "teams")),
@@ -490,17 +490,17 @@ def test_each_policy_refuses_its_case_with_its_message(release: Release, namespa
         (
             "",
             {"source": {"uri": ours}},
-            "spec.source.digest must be set in this namespace: write the one that status shows where it may be absent",
+            "spec.source.digest must be set in this namespace: where it is not required, an adapter's status shows it",
         ),
         (
             "tess",
             {},
-            "spec.poolRef names a pool that you may not use: ask the platform team for the verb `use` on it",
+            "spec.poolRef names a pool that you may not use: ask the platform team for the permission to `use` it",
         ),
         (
             "",
             {"placement": {"maxReplicas": 3}},
-            f"spec.placement.maxReplicas must be set, and not above maxReplicas of this namespace's ConfigMap {limits}",
+            f"spec.placement.maxReplicas must be set, to at most maxReplicas in this namespace's ConfigMap {limits}",
         ),
     ]
     release.helm("install", NOWHERE, tmp_path)
@@ -601,12 +601,12 @@ def test_an_unlikely_value_is_accepted_with_a_warning(release: Release, namespac
 
     release.helm("install", NOWHERE, tmp_path)
     suspended = "Warning: Validation failed for ValidatingAdmissionPolicy"
-    cluster.wait_for(lambda: "spec.placement.minReplicas keeps nothing" in apply(adapter(suspend=True, replicas=1)))
+    cluster.wait_for(lambda: "spec.placement.minReplicas has no effect" in apply(adapter(suspend=True, replicas=1)))
     assert suspended in apply(adapter(suspend=True, replicas=1))
     assert cluster.get("loraadapters.motet.dev", "mine", f"--namespace={namespace}")["spec"]["suspend"] is True
     assert apply(adapter(suspend=False, replicas=1)) == apply(adapter(suspend=True, replicas=0)) == ""
     for engine, lowered in (({"maxLoraRank": 128}, False), ({}, True), ({"maxLoraRank": 32}, True), ({}, False)):
-        assert ("spec.engine.maxLoraRank is lowered" in apply(pool(**engine))) is lowered, engine
+        assert ("spec.engine.maxLoraRank becomes lower" in apply(pool(**engine))) is lowered, engine
     found = cluster.get("servingpools.motet.dev", "strange", f"--namespace={namespace}")
     assert "maxLoraRank" not in found["spec"]["engine"]
 
@@ -660,7 +660,7 @@ def check(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "ACCOUNT", account)
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(module, "MAX_WAIT_SECONDS", 2.0)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", CONTROL_PLANE)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(API_PORT))
     return module
