@@ -1,6 +1,6 @@
 """An engine's process that ends at once and sends nothing when it computes a prompt with the token `DEADLY`.
 
-`ChildHost(config, process, DEADLY_ENGINE)` starts it as it starts the real one.
+`ProcessEngineClient(config, process, DEADLY_ENGINE)` starts it as it starts the real one.
 """
 
 import os

@@ -8,7 +8,8 @@ from motet.rpc import Outbox
 
 
 class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
-    """Holds encoded `GenerateDown` messages; the engine encodes the steps. `full`: the gateway counts as lost.
+    """Holds encoded `GenerateDown` messages; the engine encodes the steps. If it is `full`, the service
+    treats the gateway as lost.
 
     Two steps are merged by joining their bytes. For protobuf the result is one message, and its step has the sequences
     of both, in order: that is how protobuf merges a member of a oneof.

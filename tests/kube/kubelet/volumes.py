@@ -82,7 +82,7 @@ class Volumes:
         self._mounted: list[Path] = []
 
     async def prepare(self, pod: Object) -> dict[str, Volume]:
-        """Raises NotYet if something is missing. Call it again then, and now and then to refresh."""
+        """Raises VolumeNotReady if something is missing: call it again later. Later calls also renew the content."""
         for volume in pod["spec"].get("volumes") or ():
             name = volume["name"]
             if name not in self._ready or name in self._written:

@@ -52,7 +52,7 @@ class LoraLinears:
 
 
 def bytes_of(linears: dict[str, nn.Module], rows: int, dtype: torch.dtype) -> int:
-    """What `rows` rows take in all linears together, and the copies beside them that a batch may need (`Weights`)."""
+    """What `rows` rows take in all linears together, with the copies that a batch may need (see `LoraWeights`)."""
     of_a_row: int = sum(sum(_shape(path, module)) for path, module in linears.items()) * dtype.itemsize
     return 2 * rows * of_a_row
 

@@ -107,7 +107,7 @@ class DesiredReplicas:
 
 
 def required_replicas(load: PoolLoad, *, queue_patience: float) -> RequiredReplicas:
-    """What the load asks for, whatever there is. `patience` is how long a request may wait for a place."""
+    """The runners that the load requires. A request may wait in the queue for `queue_patience` seconds."""
     return max(_requirements(load, queue_patience), key=lambda need: need.replicas)
 
 
