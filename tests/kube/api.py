@@ -1,6 +1,6 @@
 """The Kubernetes API for the test cluster's own programs: JSON in, JSON out, and a watch that never ends.
 
-A client library would hide what is under test; these are 100 lines of HTTP.
+It uses HTTP without a client library, which would hide what is under test.
 """
 
 import asyncio
@@ -129,7 +129,7 @@ class Api:
                 TimeoutError,
                 ValueError,
                 aiohttp.ClientError,
-            ):  # also half a line, after a crash
+            ):  # the last line may be incomplete after a crash
                 await asyncio.sleep(0.2)
 
     async def _watch(self, path: str, version: str, query: Mapping[str, str]) -> AsyncIterator[tuple[str, Object]]:

@@ -80,7 +80,7 @@ class Cluster:
             yield
 
     def kubectl(self, *arguments: str, stdin: str = "", timeout_s: float = 60, kubeconfig: Path | None = None) -> str:
-        """What kubectl prints. If it fails, raises Refused with its message."""
+        """What kubectl prints. Raises CommandRefused with its message if it fails."""
         return self._run(
             str(self.tool),
             f"--kubeconfig={kubeconfig or self.kubeconfig}",
@@ -91,7 +91,7 @@ class Cluster:
         )
 
     def helm(self, *arguments: str, timeout_s: float = 300) -> str:
-        """What helm prints. If it fails, raises Refused with its message."""
+        """What helm prints. Raises CommandRefused with its message if it fails."""
         helm = find("helm")
         assert helm is not None, "helm is not built: run make kube"
         homes = {f"HELM_{kind}_HOME": str(self.folder / f"helm-{kind.lower()}") for kind in ("CACHE", "CONFIG", "DATA")}
@@ -115,7 +115,7 @@ class Cluster:
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The API server's answer, for tests that ask often: kubectl takes a twentieth of a second each time.
 
-        Raises Refused, or OSError if there is no answer.
+        Raises CommandRefused, or OSError if there is no answer.
         """
         content = None if body is None else json.dumps(body)
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"

@@ -1,7 +1,7 @@
 """A real Kubernetes control plane: etcd, kube-apiserver and kube-controller-manager, in a network of their own.
 
-It stores, admits, defaults, collects and counts objects as on any cluster. `tests.kube.addons` places pods and answers
-DNS, `tests.kube.kubelet` runs pods. Everything lies in one folder and ends with the `with` block.
+It stores and admits objects, sets defaults and removes garbage, as on any cluster. `tests.kube.addons` places pods and
+answers DNS, `tests.kube.kubelet` runs pods. All files are in one folder, and all processes end with the `with` block.
 """
 
 import ssl
@@ -163,7 +163,7 @@ class _Plane:
             f"--tls-cert-file={serving.certificate}",
             f"--tls-private-key-file={serving.key}",
             "--leader-elect=false",
-            # Its default limit is 20 a second, and at the start its accounts alone need more than a hundred requests.
+            # The default is 20 requests a second. Creating its accounts at the start takes more than a hundred.
             "--kube-api-qps=1000",
             "--kube-api-burst=2000",
             "--use-service-account-credentials",

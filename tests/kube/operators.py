@@ -25,7 +25,7 @@ LEASE_SECONDS = 60
 TEMPLATE = {
     "metadata": {},
     "spec": {
-        # No node matches: tests look only at what the operator writes, and these pods must stay pending.
+        # No scheduler has this name, so pods stay pending: these tests check only what the operator writes.
         "schedulerName": "nobody",
         "containers": [
             {

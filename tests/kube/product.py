@@ -91,7 +91,7 @@ class Product:
         return sorted(model["id"] for model in self.ask("/v1/models", tenant=tenant)["data"])
 
     def answer(self, model: str, question: str, *, max_tokens: int = 32) -> str:
-        """Greedy."""
+        """The answer with temperature 0."""
         body = {
             "model": model,
             "messages": [{"role": "user", "content": question}],
@@ -145,7 +145,7 @@ def tenant_of(model: str) -> str:
 
 def served_after(product: Product, name: str) -> float:
     """Seconds from an adapter's manifest to its first token. The adapter is removed afterwards. The base is loaded and
-    the bytes are on a volume, so the time is that of noticing, checking and loading it."""
+    the bytes are on a volume, so this is the time to notice, check and load it."""
     adapter = {
         "apiVersion": "motet.dev/v1alpha1",
         "kind": "LoRAAdapter",

@@ -90,7 +90,7 @@ class Proxy:
         return len(self._open() - self._muted)
 
     def _open(self) -> set[web.StreamResponse]:
-        """Without those of clients that have disconnected, which shows only with the next event."""
+        """Open watches. A watch of a client that has disconnected stays in `_watches` until its next event."""
         return {
             watch
             for watch, request in list(self._watches.items())

@@ -23,14 +23,14 @@ Object = dict[str, Any]
 
 WITHIN_S = 60.0
 QUIET_S = 1.5
-"""An operator that has found everything done, and has written nothing for so long, has nothing to write."""
+"""An operator has nothing to write if everything is done and it has written nothing for so long."""
 
 _PASSING = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "lastTransitionTime")
 """Fields that differ between two equal objects."""
 
 
 class SiteState:
-    """The objects of a site, and who has written them."""
+    """The objects of a site and their writes."""
 
     def __init__(self, home: OperatorNamespaces) -> None:
         self._home, self._cluster = home, home.cluster
@@ -129,8 +129,8 @@ def _drains(pod: Object) -> bool:
 
 
 def _is_done(pod: Object) -> bool:
-    """Whether its time to drain is over: then it may overlap with its successor. So may a pod which the scheduler
-    reports as drained, which no pod shows; the schedulers here do not report it."""
+    """Whether its time to drain is over. Then it may overlap with its successor. This would also be so after the
+    scheduler has reported it as drained, but the schedulers here never do."""
     until = pod["metadata"].get("annotations", {}).get("motet.dev/draining-until")
     return until is not None and datetime.fromisoformat(until) <= datetime.now(UTC)
 
@@ -144,7 +144,7 @@ def _told(pod: Object) -> str:
 
 
 def reason(it: Object, condition: str = "Ready") -> str:
-    """Empty while there is no status of its present generation."""
+    """The reason of a condition; empty if the status is of an older generation."""
     conditions = it.get("status", {}).get("conditions", [])
     generation = it["metadata"]["generation"]
     return next(
@@ -161,7 +161,7 @@ class Scenario:
     """Whether everything is as it should be after this step."""
 
     most: int
-    """How many runners one pool has at any time until then. One that drains counts until its time is over."""
+    """The most runners that a pool may have during this step. A draining runner counts until its time is over."""
 
 
 @dataclass
@@ -170,14 +170,14 @@ class Outcome:
 
     state: Object
     writes: Counter[str]
-    """Of the operator, by what they are."""
+    """The operator's writes, by verb and kind."""
 
     made: Counter[str]
-    """What was created for its runners, by kind."""
+    """The objects that were created for runners, by kind."""
 
     told: Callable[[], Object]
-    """What the scheduler knows about pools and adapters: at the end of the flow, or later if an operator was killed.
-    The last operator writes nothing, but sends the scheduler everything, which may take longer than the quiet time."""
+    """The pools and adapters that the scheduler knows, at the end of the flow. If operators were killed, call it later:
+    the last one sends the scheduler everything, which may take longer than QUIET_S."""
 
     lives: int = 1
 
@@ -193,8 +193,8 @@ class ReadyMaker:
     world: SiteState
     most: int = 0
     done_at_once: bool = False
-    """A draining runner may overlap with its successor: the scheduler of the version before reports runners that it
-    does not know as drained at once."""
+    """Whether a draining runner may overlap with its successor from the beginning. The scheduler of the version before
+    reports runners that it does not know as drained at once."""
 
     excess: list[str] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -249,7 +249,7 @@ def undisturbed(cluster: Cluster, home: OperatorNamespaces, flows: Sequence[Scen
 
 
 def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> Generator[Outcome, None, None]:
-    """The same, with an operator that is killed after each write. A flow ends when an operator has nothing to write."""
+    """Run the flows with an operator that is killed after each write. A flow ends when it has nothing to write."""
     world, died = SiteState(home), threading.Event()
     operator = OperatorProcess(home, kubeconfig=door.kubeconfig, env={"MOTET_CLUSTER_WRITERS": "1"})
 
@@ -261,7 +261,7 @@ def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> 
     def has_nothing_to_write(flow: Scenario) -> bool:
         deadline = time.monotonic() + WITHIN_S
         while not died.wait(0.2):
-            with suppress(OSError, LookupError):  # it is not up yet, or its write has not arrived
+            with suppress(OSError, LookupError):  # it has not started yet, or its write has not arrived
                 if operator.metric("motet_reconciles_total") >= 1 and flow.reached(world):
                     return not died.wait(QUIET_S)
             assert time.monotonic() < deadline, f"{flow.name}: nothing is written, and it is not done: {world.state()}"
@@ -281,7 +281,7 @@ def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> 
                     operator.program.kill()
                     lives += 1
                     operator.program.start(wait=False)
-                    died.clear()  # not before: a write of the killed operator may still arrive
+                    died.clear()  # only now: a write of the killed operator may arrive after its death
                 outcome = _outcome(home, world, before, partial(_known_to, scheduler))
                 outcome.lives = lives
                 assert not kubelet.excess, f"{flow.name}: {kubelet.excess}"
@@ -292,7 +292,7 @@ def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> 
 
 
 def _known_to(scheduler: SchedulerProgram) -> Object:
-    # An operator sends pools in the order in which it saw them: one by one, or all at its start.
+    # Sorted: the order of pools depends on whether the operator saw them one by one or all at its start.
     return {"pools": _sorted(scheduler.told().get("pools", [])), "adapters": scheduler.adapters()}
 
 

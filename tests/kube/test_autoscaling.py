@@ -127,7 +127,7 @@ def test_runners_that_drain_do_not_count_for_an_autoscaler(
     figure = {"pool_namespace": home.pools, "pool": "draining"}
 
     def serve() -> bool:
-        """Make pods ready, as a kubelet would: nothing runs them here."""
+        """Make pods ready, as a kubelet would: no kubelet runs here."""
         where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=draining")
         pods = cluster.items("pods", *where)
         status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -246,7 +246,7 @@ async def test_a_held_request_brings_the_first_pod_and_its_absence_takes_it_away
         held = scheduler_pb2.Held(groups=[scheduler_pb2.HeldGroup(group=f"{home.pools}/sleepy", requests=1)])
         await until(lambda: gateway.link.send(scheduler_pb2.ServeUp(held=held)))
         await asyncio.to_thread(cluster.wait_for, lambda: (pool.desired, pool.pods) == (1, 1))
-        # For a moment after its start the scheduler waits for runners, and takes the first pod for one of before.
+        # Just after its start, the scheduler counts the first pod as a runner that served before the start.
         await asyncio.to_thread(cluster.wait_for, lambda: "1 request held" in pool.scaling["message"])
         gateway.link.send(scheduler_pb2.ServeUp(held=scheduler_pb2.Held()))
         await asyncio.to_thread(cluster.wait_for, lambda: (pool.desired, pool.pods) == (0, 0))

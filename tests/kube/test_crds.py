@@ -36,7 +36,7 @@ def named(good: dict[str, Any], tenant: str, name: str = "") -> dict[str, Any]:
 
 
 def complaints(refused: CommandRefused) -> list[str]:
-    """One for each field, as `field: kind of error: …: sentence`."""
+    """The complaints, one for each field, as `field: kind of error: …: message`."""
     return [line.removeprefix("* ") for line in re.split(r"\n|is invalid: ", str(refused)) if line]
 
 

@@ -41,7 +41,7 @@ def account(cluster: Cluster, namespace: str) -> Path:
             "kind": "Role",
             "metadata": metadata,
             "rules": [
-                # A name cannot be asked for when the object is not there yet.
+                # RBAC cannot limit `create` to a name.
                 {**group, "verbs": ["create"]},
                 {**group, "verbs": ["get", "update"], "resourceNames": [LEASE]},
             ],

@@ -16,13 +16,13 @@ from tests.kube.proxy import Proxy, proxy, status
 pytestmark = pytest.mark.kube
 
 WATCHES = len(WATCHED)
-"""Of an operator with pools in one namespace."""
+"""The watches of an operator with pools in one namespace."""
 
 QUICK_RESYNC = {"MOTET_CLUSTER_RESYNC_SECONDS": "40"}
 """Two seconds of real time."""
 
 LASTING_WATCHES = {"MOTET_TIME_SCALE": "1"}
-"""As long as elsewhere: one that is opened anew within a test would bring what another did not."""
+"""Watches are not opened again within a test: a new watch would show the event that the old one has lost."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_row_3_a_silent_watch_is_opened_again(cluster: Cluster, home: OperatorNa
         sees_changes(home, tenant, "while-it-speaks")
         door.mute_watches()
         sees_changes(home, tenant, "while-it-is-silent", within_s=75 * TIME_SCALE + 8)
-        assert operator.metric("motet_watch_cache_repairs_total") == 0  # it was the watch that told
+        assert operator.metric("motet_watch_cache_repairs_total") == 0  # a watch reported it, not a resync
 
 
 def test_row_3_how_long_a_watch_has_been_silent_is_a_metric(
@@ -129,7 +129,7 @@ def test_row_4_an_error_on_a_watch_is_followed_by_a_new_one(
         cluster.wait_for(lambda: door.watches == WATCHES, "new watches")
         repaired = operator.metric("motet_watch_cache_repairs_total")
         sees_changes(home, tenant, f"after-{code}")
-        assert operator.metric("motet_watch_cache_repairs_total") == repaired  # it was the watch that told
+        assert operator.metric("motet_watch_cache_repairs_total") == repaired  # a watch reported it, not a resync
         assert [one["metadata"]["uid"] for one in cluster.items("deployments", *where)] == uids
 
 
@@ -150,7 +150,7 @@ def test_row_5_an_event_that_never_came_is_made_up_for(
 def _lose_an_event(cluster: Cluster, home: OperatorNamespaces, door: Proxy, lost: str) -> None:
     tenant = home.tenant("missed")
     name = f"missed-{lost.lower()}"
-    cluster.wait_for(lambda: door.watches == WATCHES)  # a list that comes later would have it
+    cluster.wait_for(lambda: door.watches == WATCHES)  # a list after the event would contain it
     if lost != "ADDED":
         sees_changes(home, tenant, name)
     door.faults.event = lambda path, event: (
@@ -183,7 +183,7 @@ def test_row_9_conflicts_on_every_other_write_delay_and_lose_nothing(
         return dice.choice([status(409, "Conflict"), status(422, "Invalid")])
 
     def made(pool: str) -> dict[str, object]:
-        """What the operator has written about a pool and its adapters, without the pool's name."""
+        """The objects and statuses that the operator has written for a pool, without the pool's name."""
         where = (f"--namespace={home.pools}", f"--selector=motet.dev/pool={pool}")
         cluster.wait_for(lambda: len(cluster.items("pods", *where)) == 2)
         for name in names:
@@ -214,7 +214,7 @@ def test_row_9_conflicts_on_every_other_write_delay_and_lose_nothing(
 
     cluster.wait_for(the_same, "the same as without conflicts")
     assert refused.total() > 5
-    # Each refusal brings one more attempt. What else is asked is what changed meanwhile: a few times for each object.
+    # One more attempt follows each refusal. Each object has a few requests more, because it changed meanwhile.
     assert all(asked[path] - refused[path] <= 10 for path in asked), asked
 
 
@@ -250,7 +250,7 @@ def test_row_10_the_operator_pauses_when_the_server_asks_for_it_and_loses_nothin
     cluster.apply(*(home.adapter(name, tenant, "nowhere") for name in names))
     for name in names:
         cluster.wait_for(lambda name=name: home.ready_reason("lora", name, tenant) == "PoolNotFound")
-    under_way = [at for at in asked if at - asked[0] < 0.5]  # had been sent by then
+    under_way = [at for at in asked if at - asked[0] < 0.5]  # they were sent before the first answer
     assert min(at for at in asked if at not in under_way) - asked[0] >= pause_s - 0.1
 
 
@@ -304,7 +304,7 @@ def test_row_35_the_older_of_two_keeps_its_name_and_tenants_do_not_meet(
     one, other = home.tenant("one"), home.tenant("other")
     cluster.apply(home.pool("names"))
     cluster.apply(home.adapter("first", one, "names", modelName="twin"))
-    time.sleep(1.1)  # ages are told apart by the second
+    time.sleep(1.1)  # timestamps have whole seconds
     cluster.apply(home.adapter("a-second", one, "names", modelName="twin"))
     cluster.apply(home.adapter("elsewhere", other, "names", modelName="twin"))
     cluster.wait_for(lambda: home.ready_reason("lora", "a-second", one) == "NameConflict")
@@ -341,7 +341,7 @@ def test_row_8_a_leader_that_was_frozen_past_its_lease_writes_nothing_afterwards
 def test_a_leader_whose_renewals_are_lost_writes_nothing_and_ends_when_another_leads(
     cluster: Cluster, home: OperatorNamespaces
 ) -> None:
-    """It can reach everything except its Lease, so it knows what it would have to write."""
+    """It can reach everything except its Lease, so it knows what should be written."""
     tenant = home.tenant("unsure")
     with (
         proxy(cluster, home.kubeconfig, 6445) as its,

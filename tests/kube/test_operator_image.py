@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.soak]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
-    """Made before the test enters the cluster's network: no package registry is there."""
+    """It is installed before the test enters the cluster's network, which has no package registry."""
     with installation("operator", build_wheel(tmp_path_factory.mktemp("wheel"))) as made:
         yield made
 

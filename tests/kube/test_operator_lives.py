@@ -27,7 +27,7 @@ def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def writes(home: OperatorNamespaces) -> list[str]:
-    """Of the operator so far, by the audit log; Lease renewals aside."""
+    """The operator's writes so far, from the audit log, without renewals of the Lease."""
     return [
         f"{entry['verb']} {entry['requestURI']} {entry['responseStatus']['code']}"
         for entry in home.cluster.audit(home.user)
@@ -36,7 +36,7 @@ def writes(home: OperatorNamespaces) -> list[str]:
 
 
 def lists(home: OperatorNamespaces) -> int:
-    """Of all adapters, by the operator so far."""
+    """The number of times that the operator has listed all adapters."""
     mine = home.cluster.audit(home.user)
     return sum(entry["verb"] == "list" and entry["objectRef"]["resource"] == "loraadapters" for entry in mine)
 
@@ -45,7 +45,7 @@ def settled(
     home: OperatorNamespaces, operator: OperatorProcess, *, quiet_s: float = 1.5, within_s: float = 40
 ) -> list[str]:
     """All writes, once the operator has listed everything and has written nothing for a while."""
-    # A replica is ready before it leads: it has not written anything then because it has not begun.
+    # Wait for its first round: a replica is ready before it leads, and writes nothing until it leads.
     home.cluster.wait_for(lambda: operator.metric("motet_reconciles_total") >= 1, "the first round", within_s=within_s)
     deadline, before, since = time.monotonic() + within_s, writes(home), time.monotonic()
     while time.monotonic() - since < quiet_s:
@@ -66,7 +66,7 @@ def test_when_nothing_changes_nothing_is_written_and_a_restart_writes_nothing_ei
         cluster.wait_for(lambda: home.ready_reason("lora", "quiet-4", tenant) == "WaitingForRunner")
         before = settled(home, operator)
         rounds, seen = operator.metric("motet_reconciles_total"), lists(home)
-        # Five lists of everything, watches that come and go, and a look at it all.
+        # Five resyncs, watches that are opened again, and a round.
         cluster.wait_for(lambda: lists(home) >= seen + 5, "five more lists", within_s=60)
         cluster.wait_for(lambda: operator.metric("motet_reconciles_total") > rounds, "a round", within_s=60)
         assert writes(home) == before
@@ -78,7 +78,7 @@ def test_when_nothing_changes_nothing_is_written_and_a_restart_writes_nothing_ei
 
 
 def writes_what_is_new(home: OperatorNamespaces, operator: OperatorProcess, tenant: str) -> None:
-    """Without a leader nothing is written, either."""
+    """Check that this operator leads and writes. Otherwise a test that expects no writes would prove nothing."""
     assert operator.metric("motet_operator_leader") == 1
     name, before = f"new-{len(writes(home))}", operator.metric("motet_kubernetes_writes_total")
     home.cluster.apply(home.adapter(name, tenant))
@@ -106,7 +106,7 @@ def test_another_replica_takes_over(cluster: Cluster, home: OperatorNamespaces, 
         OperatorProcess(home, "one", lease=True, port=9091) as one,
         OperatorProcess(home, "other", lease=True, port=9092) as other,
     ):
-        # Both are ready, which a replica is before it leads.
+        # A replica is ready before it leads.
         leading = lambda: [replica for replica in (one, other) if replica.metric("motet_operator_leader")]  # noqa: E731
         (leader,) = cluster.wait_for(leading, "a leader")
         standby = other if leader is one else one
@@ -128,7 +128,7 @@ def test_a_pool_that_shrinks_loses_the_newest_and_one_that_changes_gets_another_
     quick = {"replicas": 1, "drainTimeoutSeconds": 1}
 
     def pods() -> list[str]:
-        """Those that stay. Nothing runs them here, so they are made ready as a kubelet would."""
+        """Pods that are not ending. Make them ready, as a kubelet would: no kubelet runs here."""
         found = [one for one in cluster.items("pods", *where) if "deletionTimestamp" not in one["metadata"]]
         for one in found:
             if not one.get("status", {}).get("containerStatuses"):
@@ -150,7 +150,7 @@ def test_a_pool_that_shrinks_loses_the_newest_and_one_that_changes_gets_another_
     with OperatorProcess(home):
         cluster.apply(home.pool(**quick))
         (oldest,) = cluster.wait_for(pods)
-        time.sleep(1.1)  # ages are told apart by the second
+        time.sleep(1.1)  # timestamps have whole seconds
         cluster.kubectl("scale", "spool/demo", where[0], "--replicas=3")
         cluster.wait_for(lambda: len(pods()) == 3)
         cluster.wait_for(lambda: home.ready_reason("spool", "demo", home.pools) == "AllRunnersReady")
@@ -176,14 +176,14 @@ def upgraded(home: OperatorNamespaces) -> None:
 
 
 def test_an_operator_goes_on_with_the_template_that_it_started_with(cluster: Cluster, home: OperatorNamespaces) -> None:
-    """As the one of before does where an upgrade fails: what the next one shall read is not its own."""
+    """If an upgrade fails, the operator before it continues. It must not read the template of the upgrade."""
     with OperatorProcess(home) as operator:
         cluster.apply(home.pool())
         cluster.wait_for(lambda: home.ready_reason("spool", "demo", home.pools))
         (before,) = cluster.wait_for(lambda: cluster.items("deployments", f"--namespace={home.pools}"))
         upgraded(home)
         began = operator.metric("motet_reconciles_total")
-        # A change of every kind that is looked at with what is known of the platform.
+        # Changes for which the operator uses the template again.
         for replicas in (2, 3):
             cluster.apply(home.pool(replicas=replicas))
             where = ("deployment", before["metadata"]["name"], f"--namespace={home.pools}")
@@ -210,7 +210,7 @@ def test_another_version_of_the_operator_restarts_no_runner(cluster: Cluster, ho
         cluster.wait_for(lambda: cluster.get("spool", "demo", where)["status"]["updateRevision"])
     before = cluster.items("deployments,pods,poddisruptionbudgets", where)
     with OperatorProcess(home, env=env):
-        # It looks at everything and does what is asked for.
+        # It runs a round and does what the manifest says.
         cluster.apply(home.pool(replicas=3))
         cluster.wait_for(lambda: len(cluster.items("pods", where)) == 3)
     after = {one["metadata"]["uid"]: one for one in cluster.items("deployments,pods,poddisruptionbudgets", where)}
@@ -221,12 +221,12 @@ def test_another_version_of_the_operator_restarts_no_runner(cluster: Cluster, ho
 def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(
     cluster: Cluster, home: OperatorNamespaces
 ) -> None:
-    """Row 13 for the operator: it neither ends nor forgets, and watches the kind again once it exists again."""
+    """Row 13: the operator does not end, keeps the adapters, and watches the kind again when it exists again."""
     tenant = home.tenant()
     env = {"MOTET_CLUSTER_RESYNC_SECONDS": "20", "MOTET_CLUSTER_VANISHED_SECONDS": "12000"}  # ten minutes of real time
 
     def alone() -> bool:
-        """The operator knows of this adapter and no other: what other tests have left goes in its own time."""
+        """The operator knows only this adapter. Adapters of earlier tests may still be ending."""
         found = cluster.items("loraadapters", "--all-namespaces")
         return len(found) == operator.metric("motet_declared_objects", kind="LoRAAdapter") == 1
 
@@ -247,7 +247,7 @@ def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(
 
 
 def flows(home: OperatorNamespaces, pools: list[str], adapters: int, runners: int) -> list[Scenario]:
-    """What a platform and its tenants do with pools and adapters, from nothing to nothing. Every fourth adapter has a
+    """Changes of pools and adapters by the platform team and tenants, from none to none. Every fourth adapter names a
     pool that does not exist."""
     cluster = home.cluster
     tenants = [home.tenant(f"tenant-{number}") for number in range(2)]
@@ -273,7 +273,7 @@ def flows(home: OperatorNamespaces, pools: list[str], adapters: int, runners: in
             cluster.kubectl("delete", "lora", name, f"--namespace={named[name][0]}")
 
     def serve(replicas: int) -> Callable[[SiteState], bool]:
-        """Each pool with so many, all of its newest revision and none on its way out."""
+        """Each pool has so many runners, all of its newest revision, and none is ending."""
 
         def reached(world: SiteState) -> bool:
             found = world("servingpools")
@@ -292,7 +292,7 @@ def flows(home: OperatorNamespaces, pools: list[str], adapters: int, runners: in
         return reached
 
     def adapters_say(number: int, condition: str, **reasons: int) -> Callable[[SiteState], bool]:
-        """So many adapters, so many of them with these reasons, and each pool counts those that are its own."""
+        """There are so many adapters, so many of them have these reasons, and each pool counts its own."""
 
         def reached(world: SiteState) -> bool:
             found = world("loraadapters")
@@ -350,8 +350,8 @@ def test_row_1_an_operator_that_dies_after_every_write_reaches_the_same_result( 
     crashes: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """After any changes of pools and adapters, and deaths of the operator at any write, the result is that of an
-    operator that never died, and nothing is created twice."""
+    """After the same changes, an operator that died after any write has the same result as one that never died, and
+    nothing is created twice."""
     doing = flows(home, pools, adapters, runners)
     expected = undisturbed(cluster, home, doing)
     lives = 0

@@ -29,7 +29,7 @@ def reason(home: OperatorNamespaces, pool: str, namespace: str = "", condition: 
 
 
 def deployments(cluster: Cluster, namespace: str) -> list[tuple[str, int]]:
-    """By uid and generation: whoever writes one, changes that."""
+    """The uid and generation of each: every write changes one of them."""
     found = cluster.items("deployments", f"--namespace={namespace}")
     return sorted((one["metadata"]["uid"], one["metadata"]["generation"]) for one in found)
 
@@ -53,7 +53,7 @@ def test_a_namespace_without_read_permission_stops_neither_the_operator_nor_its_
     there["metadata"]["namespace"] = other
     cluster.apply(home.pool("here"), there)
     cluster.apply(home.adapter("legal", tenant, "there") | {"spec": _served_by("there", other)})
-    with OperatorProcess(home, env=env):  # it has no permissions there
+    with OperatorProcess(home, env=env):  # it has no permissions in the other namespace
         cluster.wait_for(lambda: reason(home, "here") == "RunnersStarting")
         cluster.wait_for(lambda: reason(home, "there", other) == "PermissionDenied")
         assert deployments(cluster, home.pools)
@@ -89,7 +89,7 @@ def test_a_forbidden_watch_does_not_count_as_silent(cluster: Cluster, home: Oper
     with OperatorProcess(home, env=QUICK_RESYNC) as operator:
         cluster.wait_for(watched)
         cluster.apply(*rights(home, home.pools, ("watch",)))
-        cluster.wait_for(lambda: not watched(), "that nobody waits for its word")  # once it is opened anew
+        cluster.wait_for(lambda: not watched(), "the metric of the watch to end")  # when the watch is opened again
         cluster.apply(*rights(home, home.pools))
         cluster.wait_for(watched)
         operator.program.assert_alive()
@@ -183,7 +183,7 @@ def test_after_a_rollback_a_pool_with_a_field_of_the_future_keeps_what_it_has(
         fields = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
         fields["fromTheFuture"] = {"type": "boolean"}
     try:
-        # By force: a chart's test may have left it to Helm.
+        # With force: Helm may own the fields after a test of the charts.
         forced = ("apply", "--server-side", "--force-conflicts", "--filename=-")
         cluster.kubectl(*forced, stdin=yaml.safe_dump(definition))
         cluster.wait_for(lambda: _applied(cluster, home.pool(replicas=2, fromTheFuture=True)), "the new schema")

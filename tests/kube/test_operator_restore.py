@@ -15,8 +15,8 @@ pytestmark = pytest.mark.kube
 
 IN_SYNC_WITHIN_S = 10.0
 
-SCARCE_LOOKS = {"MOTET_TIME_SCALE": "1", "MOTET_CLUSTER_RESYNC_SECONDS": "4000"}
-"""Nobody finds out because it was time to look, or because a watch had lived long enough."""
+NO_RESYNC = {"MOTET_TIME_SCALE": "1", "MOTET_CLUSTER_RESYNC_SECONDS": "4000"}
+"""With these settings there is no resync, and no watch ends by its age, within this test."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_row_7_after_a_restore_of_etcd_the_operator_is_in_sync_without_a_restart
 ) -> None:
     assert cluster.store is not None
     tenant = home.tenant("restored")
-    with OperatorProcess(home, env=SCARCE_LOOKS, lease=True) as operator:
+    with OperatorProcess(home, env=NO_RESYNC, lease=True) as operator:
 
         def deployments(pool: str) -> list[str]:
             where = (f"--namespace={home.pools}", f"--selector=motet.dev/pool={pool}")
@@ -59,11 +59,11 @@ def test_row_7_after_a_restore_of_etcd_the_operator_is_in_sync_without_a_restart
         cluster.kubectl("delete", "lora", "deleted-since", f"--namespace={tenant}")
         cluster.apply(home.pool("made-since", replicas=1), home.adapter("made-since", tenant, "made-since"))
         cluster.wait_for(lambda: says("changed-since", "Suspended") and says("made-since", "WaitingForRunner"))
-        # The store takes a while to get where it was.
+        # After the restore, revisions stay below those that the operator has seen for a while.
         cluster.apply(*(_config_map(f"number-{number}", tenant) for number in range(200)))
 
         cluster.store.restore(copy)
-        assert says("changed-since", "WaitingForRunner")  # nobody remembers otherwise
+        assert says("changed-since", "WaitingForRunner")  # the store has the earlier state
         cluster.apply(home.adapter("afterwards", tenant, "kept"))
         cluster.apply(home.adapter("deleted-since", tenant, "kept", suspend=True))
         cluster.apply(home.adapter("kept", tenant, "kept", suspend=True))
@@ -74,15 +74,16 @@ def test_row_7_after_a_restore_of_etcd_the_operator_is_in_sync_without_a_restart
                 and says("deleted-since", "Suspended")
                 and says("kept", "Suspended")
                 and deployments("afterwards")
-                # It may have been made once more by who had not noticed yet.
+                # The operator may have created it again before it noticed the restore.
                 and not deployments("made-since")
             ),
-            "that what is said after the restore is heard",
+            "the operator to act on changes after the restore",
             within_s=IN_SYNC_WITHIN_S,
         )
         for resource in ("loraadapters", "servingpools", "deployments"):
             assert operator.metric("motet_kubernetes_store_rewinds_total", resource=resource) >= 1
-        cluster.apply(home.adapter("changed-since", tenant, "kept", suspend=True))  # by a watch, and by no look
+        # A watch must report it: there is no resync.
+        cluster.apply(home.adapter("changed-since", tenant, "kept", suspend=True))
         cluster.wait_for(lambda: says("changed-since", "Suspended"), within_s=IN_SYNC_WITHIN_S)
         operator.program.assert_alive()
         assert (home.lease_term(), operator.program.pid) == (term, process)

@@ -61,8 +61,8 @@ STAGES = [
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One that has patience with nodes: on a busy machine KWOK's are silent for a while, and their pods would count as
-    lost. Nobody else's tests meet ten thousand objects."""
+    """A control plane of its own: other tests must not see ten thousand objects. Its controllers wait long before they
+    treat a silent node as lost: on a busy machine the nodes of KWOK are silent for a while."""
     if missing := [tool for tool in (*NEEDED, "kwok") if find(tool) is None]:
         lacking(f"{', '.join(missing)} (make kube)")
     folder = tmp_path_factory.mktemp("cluster")
@@ -80,7 +80,7 @@ def home(cluster: Cluster, tmp_path: Path) -> Iterator[OperatorNamespaces]:
 
 @pytest.fixture
 def pretender(cluster: Cluster, tmp_path: Path) -> Iterator[Program]:
-    """A node on which every pod is at once ready."""
+    """A node on which every pod is ready at once."""
     kwok = find("kwok")
     assert kwok is not None
     assert cluster.network is not None
@@ -120,7 +120,8 @@ async def test_ten_thousand_adapters_have_their_status_in_time(
                     f"all runners of {name}",
                     within_s=120,
                 )
-            await asyncio.sleep(MAX_PENDING / EVENTS_PER_SECOND + 5)  # Events are rationed, and the last come late
+            # Events have a rate limit, so the last ones arrive late.
+            await asyncio.sleep(MAX_PENDING / EVENTS_PER_SECOND + 5)
             before = len(cluster.audit(home.user))
             await asyncio.sleep(IDLE_S)
             idle, peak = load_of(home, since=before), peak_mib(operator.program.pid)

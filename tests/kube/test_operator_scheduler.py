@@ -20,7 +20,7 @@ def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def names(scheduler: SchedulerProgram) -> set[str]:
-    """Of the adapters in the last catalog, without their namespace."""
+    """The names of the adapters in the newest catalog, without their namespaces."""
     return {name.rpartition("/")[2] for name in scheduler.adapters()}
 
 
@@ -54,7 +54,7 @@ def test_a_scheduler_gets_accepted_objects_and_nothing_before_everything_is_list
 
 
 def test_a_scheduler_keeps_its_catalog_while_a_definition_is_gone(cluster: Cluster, home: OperatorNamespaces) -> None:
-    """Row 13: nobody has asked for the adapters to go. Ten seconds of grace on our clock."""
+    """Row 13: nobody has deleted the adapters. They are kept for ten seconds of real time."""
     tenant = home.tenant()
     cluster.apply(home.pool(), *(home.adapter(name, tenant) for name in ("legal", "medical")))
     env = {"MOTET_CLUSTER_RESYNC_SECONDS": "20", "MOTET_CLUSTER_VANISHED_SECONDS": "200"}
@@ -65,5 +65,5 @@ def test_a_scheduler_keeps_its_catalog_while_a_definition_is_gone(cluster: Clust
             assert names(scheduler) == {"legal", "medical"}
         cluster.apply(home.adapter("later", tenant))
         cluster.wait_for(lambda: names(scheduler) == {"legal", "medical", "later"}, within_s=9)
-        cluster.wait_for(lambda: names(scheduler) == {"later"}, "what there is after the grace")
+        cluster.wait_for(lambda: names(scheduler) == {"later"}, "the adapters that exist, after these ten seconds")
         operator.program.assert_alive()

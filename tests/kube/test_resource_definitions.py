@@ -19,5 +19,5 @@ def test_every_definition_is_accepted_and_established(cluster: Cluster, file: Pa
     cluster.kubectl("wait", "--for=condition=Established", f"--filename={file}", "--timeout=20s")
     for definition in yaml.safe_load_all(file.read_text()):
         conditions = cluster.get("customresourcedefinition", definition["metadata"]["name"])["status"]["conditions"]
-        # A schema that is not structural is accepted and then pruned wrongly; the server says so here only.
+        # The server accepts a schema that is not structural, but prunes fields wrongly. Only this condition says so.
         assert [one for one in conditions if one["type"] == "NonStructuralSchema"] == []

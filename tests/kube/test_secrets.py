@@ -19,7 +19,7 @@ LITERAL = "--from-literal=token=open-sesame"
 
 @pytest.fixture
 def access(cluster: Cluster, namespace: str, tmp_path: Path) -> NetworkAccess:
-    """As a runner has it in its pod: the token of its own service account."""
+    """Access as a runner has it in its pod, with the token of its ServiceAccount."""
     cluster.kubectl("create", "serviceaccount", "motet-runner", f"--namespace={namespace}")
     token = cluster.kubectl("create", "token", "motet-runner", f"--namespace={namespace}", "--duration=10m")
     (tmp_path / "token").write_text(token)

@@ -1,4 +1,4 @@
-"""Where the tests find the Kubernetes tools, and that their build is current. Needs no cluster."""
+"""Tests find the Kubernetes tools, and their build is current. These tests need no cluster."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         monkeypatch.delenv(variable, raising=False)
     forget_folders()
     yield
-    forget_folders()  # or later tests would look for their tools here
+    forget_folders()  # otherwise later tests look for their tools in this folder
 
 
 def forget_folders() -> None:

@@ -15,7 +15,7 @@ from tests.support.previous_version import version_before
 pytestmark = pytest.mark.kube
 
 MOST = 3
-"""How many runners there are at any time: two, and one more during a rollout."""
+"""The most runners at any time: two, and one more during a rollout."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_row_45_operators_of_two_versions_run_side_by_side_and_replace_each_othe
                 cluster.wait_for(lambda: scheduler.adapters().keys() == {f"{tenant}/{one}" for one in named})
                 for one in named:
                     cluster.wait_for(lambda: home.conditions("lora", one, tenant)["Accepted"]["status"] == "True")  # noqa: B023
-                # The two make other pods of one pool: each rolls it once, and then it rests.
+                # The pods of the two versions differ: each version rolls the pool once.
                 cluster.wait_for(lambda: _has_rolled(home, where), "two runners of one revision", within_s=60)
                 assert scheduler.told()["pools"][0]["replicas"] == 2
                 operator.program.assert_alive()

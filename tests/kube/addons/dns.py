@@ -1,6 +1,6 @@
 """Cluster DNS: `<service>.<namespace>.svc.cluster.local` gives the addresses of its ready endpoints.
 
-It does so also where a real one gives a ClusterIP: this cluster has no kube-proxy for such an address.
+A real cluster DNS gives a ClusterIP for most Services. This cluster has no kube-proxy, so nothing serves a ClusterIP.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class ServiceNames:
         if not name.lower().rstrip(".").endswith(f".{CLUSTER_DOMAIN}") or labels[-1:] != ["svc"]:
             return None
         match labels[:-1]:
-            case [_]:  # the domain of a namespace: clients ask for it because of search lists
+            case [_]:  # a namespace: clients ask for such names because of their search lists
                 return None
             case [service, namespace]:
                 return self._of(service, namespace, None)

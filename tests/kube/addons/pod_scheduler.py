@@ -1,6 +1,7 @@
 """Places pending pods, as far as tests need it: a pure policy, and a loop that binds.
 
-It chooses nodes that are ready, tolerated and selected and have free resources; of these, the one with the fewest pods.
+It uses nodes that are ready, tolerated, selected, and have free resources. Of these, it chooses the one with the fewest
+pods.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ DEFAULT_SCHEDULER = "default-scheduler"
 
 
 def quantity(text: object) -> float:
-    """Raises ValueError if it is not a quantity."""
+    """The number of a quantity such as `100m` or `1Gi`. Raises ValueError if it is not a quantity."""
     found = re.fullmatch(r"([0-9.]+(?:[eE][+-]?\d+)?)([numkMGTP]?i?)", str(text))
     if found is None or found[2] not in _SUFFIXES:
         raise ValueError(f"{text!r} is not a quantity")
@@ -28,7 +29,7 @@ def quantity(text: object) -> float:
 
 
 def requests(pod: Object) -> dict[str, float]:
-    """What a pod takes of a node. Init containers run before the others, so the larger of the two counts."""
+    """The resources that a pod takes. Init containers run before the others, so the larger of the two sums counts."""
 
     def of(containers: Iterable[Object]) -> list[Mapping[str, float]]:
         return [
@@ -117,7 +118,7 @@ class PodScheduler:
         self._pods = Mirror(api, "/api/v1/pods")
         self._nodes = Mirror(api, "/api/v1/nodes")
         self._bound: dict[str, str] = {}
-        """The node of a pod, by the pod's UID, from our binding until the watch shows it."""
+        """UID of a pod → the node to which it was bound, until the watch shows the binding."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

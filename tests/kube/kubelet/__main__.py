@@ -28,7 +28,7 @@ class Kubelet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def follow_pods(self) -> None:
-        """A pod that is deleted by force ends, too."""
+        """Start a worker for each pod. A pod that was deleted by force ends, too."""
         selector = f"spec.nodeName={self._machine.name}"
         async for kind, pod in self._machine.api.follow("/api/v1/pods", fieldSelector=selector):
             if kind == "SYNCED":
@@ -100,7 +100,7 @@ class Kubelet:
 
 
 def _inside(container: Container) -> list[Stat]:
-    """All processes of a container, its first one first."""
+    """All processes of a container; the first is the one with number 1."""
     assert container.first is not None
     own = Path(f"/proc/{container.first.pid}/ns/pid").readlink()
 
@@ -143,7 +143,7 @@ async def run(given: argparse.Namespace) -> None:
 
 
 def isolate(folder: Path) -> None:
-    """Only this process sees the mounts of pods, and they end with it."""
+    """Only this process sees the mounts of pods, and they are removed when it ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     layers = folder / "layers"
     layers.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ class ActionFailed(Exception):
 
 
 async def act(action: Object, container: Object, address: str, execute: Execute, timeout_s: float) -> None:
-    """Raises Failed."""
+    """Raises ActionFailed."""
     try:
         async with asyncio.timeout(timeout_s):
             if "exec" in action:
@@ -41,7 +41,7 @@ async def act(action: Object, container: Object, address: str, execute: Execute,
 
 
 def port(given: int | str, container: Object) -> int:
-    """A number, or the name of one of the container's ports."""
+    """The number of a port that is given as a number or by its name in the container."""
     if isinstance(given, int):
         return given
     named = {one.get("name"): one["containerPort"] for one in container.get("ports") or ()}

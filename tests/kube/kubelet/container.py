@@ -34,7 +34,7 @@ LEAST_GRACE_S = 2.0
 
 
 class CannotStart(Exception):
-    """The container waits with this reason and message, and is tried again."""
+    """The container cannot start now. Its status has this reason and message, and it is tried again."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -78,7 +78,7 @@ class Container:
         self._began = 0.0
         self._deadline = 0.0
         self.reason = ""
-        """Why it ends, if the exit status does not say it."""
+        """Why it ended, if the exit status does not say it."""
 
     @property
     def folder(self) -> Path:
@@ -94,7 +94,7 @@ class Container:
 
     @property
     def _layers(self) -> Path:
-        """What it writes outside of its volumes; this is kept in memory."""
+        """The folder, in memory, of what it writes outside of its volumes."""
         return self._machine.folder / "layers" / f"{self._home.pod['metadata']['uid']}-{self.spec['name']}"
 
     def log(self, restart: int) -> Path:
@@ -300,11 +300,11 @@ class Container:
         }
 
     async def _attend(self) -> None:
-        """Watch over the process from its start to its end."""
+        """Run probes and hooks from the start of the process to its end."""
         if self._process is None:
             return
         health = asyncio.create_task(self._watch_health())
-        # The request to end may have come while it started.
+        # The pod may have been asked to end while this container started.
         late = asyncio.create_task(self.stop(self._home.grace_s)) if self._home.stopping.is_set() else None
         try:
             code = await ended(self._process)
@@ -339,7 +339,7 @@ class Container:
         return ""
 
     async def execute(self, command: list[str], timeout_s: float) -> tuple[int, str]:
-        """Run something in the container, as its user. Raises Failed when it does not run, TimeoutError like `run`."""
+        """Run a command in the container, as its user. Raises ActionFailed if it cannot run; TimeoutError as `run`."""
         if self._first is None:
             raise ActionFailed("container not running")
         spec = orjson.loads((self.folder / "sandbox.json").read_bytes())
@@ -408,7 +408,7 @@ class Container:
                 return False
             return True
 
-        # Probes that kill wait as long as their manifest says; only other waits are shorter in tests.
+        # A probe that kills takes as long as its manifest says. Only other waits are shorter in tests.
         scale, patience = self._machine.time_scale, 1.0
         if kind == "liveness":
             scale = 1.0

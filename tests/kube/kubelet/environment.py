@@ -17,7 +17,7 @@ class ConfigError(Exception):
 
 
 def expand(text: str, known: Mapping[str, str]) -> str:
-    """`$(NAME)` becomes the value, or stays if there is none; `$$` is a dollar."""
+    """Replace `$(NAME)` by its value. It stays if it has none; `$$` becomes `$`."""
 
     def one(found: re.Match[str]) -> str:
         if found[0] == "$$":
@@ -52,7 +52,7 @@ def of_services(services: Mapping[tuple[str, str], Object], namespace: str) -> d
 def resolve(
     container: Object, pod: Object, objects: Mapping[tuple[str, str], Object | None], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """`given`, what `envFrom` adds, what `env` says. `objects` holds every ConfigMap and Secret that `wanted` names."""
+    """The variables: `given`, then those of `envFrom`, then those of `env`. `objects` has all that `wanted` returns."""
     env = dict(given)
     for source in container.get("envFrom") or ():
         kind, reference = _kind_of(source, "Ref")
@@ -78,7 +78,7 @@ def resolve(
 
 
 def wanted(container: Object) -> set[tuple[str, str]]:
-    """Kind (`ConfigMap`, `Secret`) and name of what `resolve` will look for."""
+    """Kind (`ConfigMap` or `Secret`) and name of each object that `resolve` needs."""
     sources = [_kind_of(one, "Ref") for one in container.get("envFrom") or ()]
     for variable in container.get("env") or ():
         source = variable.get("valueFrom") or {}
@@ -129,7 +129,7 @@ def field(pod: Object, path: str) -> str:
 
 
 def resource(pod: Object, container: Object, reference: Object) -> str:
-    """A `resourceFieldRef`: a whole number of `divisor`s, rounded up; what has no limit has the node's."""
+    """The value of a `resourceFieldRef` in units of `divisor`, rounded up. Without a limit, it is that of the node."""
     spec = pod["spec"]
     if other := reference.get("containerName"):
         container = next(one for one in [*spec["containers"], *spec.get("initContainers", ())] if one["name"] == other)

@@ -1,4 +1,4 @@
-"""Faults that a test asks for, over a socket in the kubelet's folder: one line of JSON each way."""
+"""Faults that a test orders over a socket in the kubelet's folder. Orders and answers are lines of JSON."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ async def serve(socket: Path, handler: Handler) -> asyncio.AbstractServer:
         try:
             try:
                 said: object = {"ok": await handler(orjson.loads(await reader.readline()))}
-            except Exception as error:  # the test that asked gets to see it
+            except Exception as error:  # the test receives it
                 said = {"error": f"{type(error).__name__}: {error}"}
             writer.write(orjson.dumps(said) + b"\n")
             await writer.drain()

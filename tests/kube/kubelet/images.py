@@ -28,7 +28,7 @@ class Image:
     folder: str = "/"
     env: dict[str, str] = field(default_factory=dict)
     users: tuple[tuple[str, int], ...] = ()
-    """Name and number of those that its build adds."""
+    """The names and numbers of the users that its build adds."""
 
 
 FOR_TESTS = {
@@ -39,7 +39,7 @@ FOR_TESTS = {
 
 
 def image(reference: str) -> Image:
-    """Raises NotPullable."""
+    """What the image runs. Raises NotPullable if it does not exist."""
     found = _REFERENCE.fullmatch(reference)
     name = found["name"] if found else ""
     owner, _, deployable = name.rpartition("/")
@@ -55,7 +55,7 @@ def image(reference: str) -> Image:
 
 
 def deployables(one: Image) -> set[str]:
-    """The deployable of the module that an image starts: that of `-m motet_gateway` is `gateway`."""
+    """The deployable of each module that the image starts: `-m motet_gateway` is `gateway`."""
     return {found[1] for part in one.entrypoint if (found := _MODULE.fullmatch(part))}
 
 

@@ -12,7 +12,7 @@ from tests.kube.kubelet.container import Container
 PORT = 10250
 
 Find = Callable[[str, str, str], Container | None]
-"""By namespace, pod and container."""
+"""Finds a container by namespace, pod and container name."""
 
 
 async def serve(address: str, certificate: Path, key: Path, authority: str, find: Find) -> web.AppRunner:

@@ -1,4 +1,4 @@
-"""The Node object and its Lease. They say that the machine exists, what it has, and that it is alive."""
+"""Writes the Node object and its Lease: what resources the node has, and that it is alive."""
 
 import asyncio
 from contextlib import suppress
@@ -11,7 +11,7 @@ from tests.kube.kubelet.status import now
 
 LEASE_S = 40
 RENEW_S = 2.0
-"""A real kubelet has 40 and 10. The controllers of the test cluster expect these shorter times."""
+"""The real values are 40 and 10. The controllers of the test cluster expect these shorter times."""
 
 
 class Node:
@@ -67,7 +67,7 @@ class Node:
         ]
 
     async def stay_alive(self) -> None:
-        """Renew the Lease again and again. If a controller has marked the node as not ready, mark it as ready."""
+        """Renew the Lease until cancelled. If a controller has marked the node as not ready, mark it as ready."""
         while True:
             if not self._machine.faults.silent:
                 with suppress(ApiError, OSError, TimeoutError):

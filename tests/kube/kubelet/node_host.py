@@ -43,7 +43,7 @@ class NodeHost:
         return node_address(self.number)
 
     async def connect_pod(self) -> "PodNetwork":
-        """A network for a pod. Addresses come in turn, so that one that was just given back is not the next. Raises
+        """A network for a pod. Addresses are used in turn, so that a freed one is not used again at once. Raises
         OSError."""
         for _ in range(253):
             self._cursor = self._cursor % 253 + 1
@@ -60,7 +60,7 @@ class NodeHost:
         wire.cut()
 
     def take_gpus(self, uid: str, container: str, count: int) -> list[int]:
-        """The same values for every run of a container."""
+        """The GPUs of a container. All its runs have the same ones."""
         taken = {one for each in self._gpus_taken.values() for one in each}
         free = [one for one in range(self.gpus) if one not in taken]
         return self._gpus_taken.setdefault((uid, container), free[:count])
@@ -69,7 +69,7 @@ class NodeHost:
         self._gpus_taken = {key: taken for key, taken in self._gpus_taken.items() if key[0] != uid}
 
     def event(self, pod: Object, reason: str, message: str, *, warning: bool = False) -> None:
-        """Written once for each pod and message, and counted after that."""
+        """Write an Event once for each pod and message; after that, only its count changes."""
         task = asyncio.create_task(self._post(pod, reason, message, "Warning" if warning else "Normal"))
         self._posting.add(task)
         task.add_done_callback(self._posting.discard)
@@ -151,25 +151,25 @@ async def _batch(command: list[str], lines: list[str]) -> None:
 
 
 _own: set[int] = set()
-"""Processes that a task of this program waits for."""
+"""Processes for which a task of this program waits. `reap` leaves them alone."""
 
 
 def spawn(command: Sequence[str | Path], **how: Any) -> subprocess.Popen[bytes]:
-    """Start it in a new session, and not with asyncio, which waits in threads. Raises OSError."""
+    """Start it in a new session. asyncio is not used, since it waits in threads. Raises OSError."""
     process = subprocess.Popen(command, start_new_session=True, **how)
     _own.add(process.pid)
     return process
 
 
 async def reap() -> None:
-    """Collect orphaned processes again and again: a container ends only once all its processes are collected."""
+    """Collect orphaned processes until cancelled: a container ends only when all its processes are collected."""
     while True:
         reap_orphans(_own)
         await asyncio.sleep(0.1)
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:
-    """Its exit status, without a thread that waits for it."""
+    """Wait for its exit status, without a thread."""
     try:
         return await _ended(process)
     finally:

@@ -1,4 +1,4 @@
-"""One pod from the moment this node has it until the API server forgets it."""
+"""One pod, from its assignment to this node until it is deleted from the API server."""
 
 import asyncio
 import shutil
@@ -25,9 +25,9 @@ class PodWorker:
         self.folder: Path = machine.folder / "pods" / f"{metadata['namespace']}_{metadata['name']}_{self.uid}"
         self.wire: PodNetwork | None = None
         self.stopping = asyncio.Event()
-        """Whether containers are being ended and none is started any more."""
+        """Set when containers are being ended and no more are started."""
         self._deleted = asyncio.Event()
-        """Whether the pod is deleted, or the API server does not have it any more."""
+        """Set when the pod is being deleted, or when the API server no longer has it."""
         self.volumes: Mapping[str, Volume] = {}
         self._volumes = Volumes(machine.api, machine.objects, self.folder / "volumes")
         self._started_at = pod["status"].get("startTime") or now()
@@ -62,13 +62,13 @@ class PodWorker:
         self._dirty.set()
 
     async def rest(self, seconds: float) -> bool:
-        """Wait; True at once when the pod is to end."""
+        """Wait. Returns True, at once, if the pod should end."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.stopping.wait(), seconds)
         return self.stopping.is_set()
 
     def update(self, pod: Object) -> None:
-        """The API server has another version of it."""
+        """Take over a new version of the pod's object."""
         self._pod = pod
         # The node controller marks the pods of a silent node as not ready, and leaves the rest to the kubelet.
         self._disputed |= bool(self._sent) and _is_ready(pod["status"]) != _is_ready(self._sent)
@@ -78,7 +78,7 @@ class PodWorker:
             self._deleted.set()
 
     def forgotten(self) -> None:
-        """The API server does not have it any more, whether it ended or not."""
+        """The API server no longer has the pod, which may still run."""
         self._stop(0)
         self._deleted.set()
 
@@ -117,7 +117,7 @@ class PodWorker:
         return init, main
 
     async def run(self) -> None:
-        """Until it has ended and the API server knows."""
+        """Run the pod until it has ended and the API server has its last status."""
         writer = asyncio.create_task(self._write_status())
         refresher = asyncio.create_task(self._refresh())
         try:
@@ -160,7 +160,7 @@ class PodWorker:
             _settle(one.seen)
 
     def _restore(self) -> None:
-        """It had ended before this kubelet began."""
+        """Take over a pod that had ended before this kubelet started."""
         said = self._pod["status"]
         self._over = {name: said[name] for name in ("phase", "reason", "message") if name in said}
         statuses = {
@@ -171,7 +171,7 @@ class PodWorker:
                 one.seen.state, one.seen.restarts, one.seen.done = known["state"], known["restartCount"], True
 
     async def _prepare(self) -> bool:
-        """Prepare volumes, an address and files. False if the pod is ended before."""
+        """Prepare volumes, an address and files. False if the pod should end before that is done."""
         while not self.stopping.is_set():
             try:
                 self.volumes = await self._volumes.prepare(self._pod)
@@ -202,7 +202,7 @@ class PodWorker:
         (self.folder / "hosts").write_text(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{self.address}\t{name}\n{aliases}")
 
     async def _initialize(self, tasks: asyncio.TaskGroup, sidecars: list[asyncio.Task[None]]) -> bool:
-        """Init containers one after the other; a sidecar has to have started. False when one failed for good."""
+        """Run init containers one after the other; a sidecar only has to start. False if one has failed finally."""
         for one in self.init:
             if one.seen.is_sidecar:
                 sidecars.append(tasks.create_task(one.run()))
@@ -257,7 +257,7 @@ class PodWorker:
         )
 
     async def _write_status(self) -> None:
-        """Send each change to the API server, only the newest one, until it knows the end."""
+        """Send the newest status to the API server after each change, until it has the last one."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -279,7 +279,7 @@ class PodWorker:
             await self.machine.api.patch(f"{self.path}/status", {"metadata": {"uid": self.uid}, "status": said})
         except ApiError as error:
             if error.status in (404, 409):
-                return True  # another pod of this name, or none
+                return True  # the object is of another pod of this name, or is gone
             await asyncio.sleep(0.2)
         except (OSError, TimeoutError):
             await asyncio.sleep(0.2)
@@ -290,7 +290,7 @@ class PodWorker:
         return False
 
     async def _let_go(self) -> None:
-        """The pod has ended, and its object may be deleted."""
+        """The pod has ended: allow the deletion of its object."""
         while True:
             try:
                 if not self.machine.faults.silent:
@@ -315,9 +315,9 @@ def _is_ready(status: Object) -> bool:
 
 
 def _settle(seen: ContainerState, *, ended_early: bool = False) -> None:
-    """The pod is final. One that never began must not look as if it had succeeded."""
+    """The status of an ended pod. A container that never began must not look as if it had succeeded."""
     if seen.is_sidecar and "running" in seen.state:
-        return  # its end is still to come
+        return  # it still runs
     seen.ready = seen.started = False
     seen.done = True
     if "terminated" in seen.state:

@@ -1,4 +1,4 @@
-"""A probe: it runs again and again, and its result counts once it was the same often enough."""
+"""Runs a probe repeatedly. Its result counts after it was the same several times, as the manifest says."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,8 +29,8 @@ async def verdicts(
 
 
 class RestartBackoff:
-    """How long to wait before the next start: zero, then ten seconds, doubled up to five minutes. A run of ten minutes
-    resets it."""
+    """The wait before the next start: zero, then ten seconds, then doubled each time up to five minutes. A run of ten
+    minutes resets it."""
 
     FIRST_S, LAST_S, FORGIVEN_S = 10.0, 300.0, 600.0
 

@@ -1,9 +1,9 @@
 """Becomes a container: `python -I -S sandbox.py <spec.json> <pipe>`. The kubelet starts it for each container run.
 
 It has its own mounts, processes, host name and IPC, in the network of its pod. The root is an overlay of this machine's
-root, in which /root, /home, /tmp and others are empty; only the interpreter and the checkout are mounted. So no other
-process sees what a container writes, and a user without access to a home folder can run the interpreter that lies
-there. The first process has number 1: the kernel ignores signals that it does not handle, and all others end with it.
+root. /root, /home, /tmp and others are empty there; only the interpreter and the checkout are mounted in them. So no
+other process sees what a container writes, and a user without access to a home folder can run an interpreter there. The
+first process has number 1: it receives only signals that it handles, and all other processes end with it.
 
 It imports only a little of the standard library (not even pathlib), since every container needs time for the imports.
 It writes `pid <n>` to the pipe, and then an error if the command cannot be executed. It ends with the container's exit
@@ -24,7 +24,7 @@ CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 EMPTY = {"root": 0o755, "home": 0o755, "tmp": 0o1777, "run": 0o755, "mnt": 0o755, "srv": 0o755, "var/tmp": 0o1777}
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-# What a container runtime leaves a root user by default.
+# The capabilities that container runtimes leave to root by default.
 DEFAULT_CAPABILITIES = {
     "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8,
     "NET_BIND_SERVICE": 10, "NET_RAW": 13, "SYS_CHROOT": 18, "MKNOD": 27, "AUDIT_WRITE": 29, "SETFCAP": 31,
@@ -52,7 +52,7 @@ def bind(source: str, target: str, *, readonly: bool) -> None:
 
 
 def inside(root: str, path: str) -> str:
-    """Resolve `path` below another root: symbolic links start there."""
+    """Resolve `path` below another root: absolute symbolic links begin at that root."""
     parts, at, hops = path.strip("/").split("/"), root, 0
     while parts:
         part = parts.pop(0)
@@ -113,7 +113,7 @@ def build_root(spec: dict) -> str:
     for one in sorted(spec["mounts"], key=lambda each: each["target"].count("/")):
         bind(one["source"], place(root, one["target"], like=one["source"]), readonly=one["readonly"])
     for path in spec["keep"]:
-        if not same(path, inside(root, path)):  # a checkout in /tmp, where the pod has a volume
+        if not same(path, inside(root, path)):  # such as a checkout in /tmp, if the pod has a volume there
             bind(path, place(root, path, like=path), readonly=True)
     os.makedirs(inside(root, spec["cwd"]), exist_ok=True)
     with open(inside(root, "/etc/passwd"), "a") as passwords:
@@ -143,7 +143,7 @@ def become_container(spec: dict, root: str) -> None:
     os.setgroups(spec["groups"])
     os.setresgid(spec["gid"], spec["gid"], spec["gid"])
     os.setresuid(spec["uid"], spec["uid"], spec["uid"])
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # again: a change of user clears it
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # set it again: a change of user clears it
     if spec["no_new_privileges"]:
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     os.umask(0o022)
@@ -157,7 +157,7 @@ def main() -> None:
     with open(sys.argv[1]) as file:
         spec = json.load(file)
     pipe = int(sys.argv[2])
-    os.set_inheritable(pipe, False)  # an executed command closes it: that is how the kubelet learns of success
+    os.set_inheritable(pipe, False)  # executing the command closes it, which tells the kubelet that it started
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         if spec["network"] is not None:

@@ -17,7 +17,7 @@ def waiting(reason: str, message: str = "") -> Object:
 
 @dataclass
 class ContainerState:
-    """A container as its status shows it."""
+    """What a pod's status is computed from, for one container."""
 
     name: str
     image: str
@@ -58,7 +58,7 @@ class ContainerState:
 
 
 def phase(containers: Sequence[ContainerState], init: Sequence[ContainerState]) -> str:
-    """Of a pod: Pending until every container began, then Running until none will run again."""
+    """The phase of a pod: Pending until all containers have begun, then Running until none will run again."""
     if any(one.done and one.exit_code not in (0, None) for one in init if not one.is_sidecar):
         return "Failed"
     if any("waiting" in one.state and not one.last_state and not one.done for one in containers):
@@ -77,7 +77,7 @@ def conditions(
     has_network: bool,
     said: Sequence[Object] | None = None,
 ) -> list[Object]:
-    """In the kubelet's order and words. A condition gets a new transition time if its status differs from `said`."""
+    """The conditions, in the kubelet's order and words. A status that differs from `said` has a new transition time."""
     initialized = [one.name for one in init if not (one.started if one.is_sidecar else one.exit_code == 0)]
     unready = [one.name for one in [*(one for one in init if one.is_sidecar), *containers] if not one.ready]
     finished = current in ("Succeeded", "Failed")

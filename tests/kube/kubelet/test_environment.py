@@ -1,4 +1,4 @@
-"""The environment of a container: references, expansion, and what a cluster adds unasked."""
+"""The environment of a container: references, expansion, and the variables that a cluster adds."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who a pod is: the token it is given is its own, and no other opens the API."""
+"""The identity of a pod: it has a token of its own, and the API accepts no other."""
 
 import base64
 import json
@@ -61,7 +61,7 @@ def test_a_token_is_bound_to_its_pod_and_dies_with_it(cluster: Cluster, node: Cl
     assert claims["sub"] == f"system:serviceaccount:{namespace}:default"
     assert claims["kubernetes.io"]["pod"]["name"] == name
     pods.delete(name)
-    # The API server remembers for ten seconds what it found good; it was not asked about this one before.
+    # The API server caches valid tokens for ten seconds. It has not seen this one before.
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
     said = json.loads(cluster.kubectl("create", "--filename=-", "--output=json", stdin=json.dumps(review)))
     assert not said["status"].get("authenticated"), said

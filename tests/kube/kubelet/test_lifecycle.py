@@ -1,5 +1,5 @@
-"""A pod from its first container to its last, as "Pod Lifecycle" and "Init Containers" of the Kubernetes documentation
-tell it: phases, conditions, states, restarts, back-off.
+"""The lifecycle of a pod, as "Pod Lifecycle" and "Init Containers" of the Kubernetes documentation describe it: phases,
+conditions, states, restarts, back-off.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ pytestmark = pytest.mark.kube
 
 
 def state(pods: Pods, name: str, container: str = "main") -> tuple[str, str]:
-    """Of a container: the state, and its reason."""
+    """The state of a container and its reason."""
     return states(pods.status(name))[container]
 
 
 def states(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """The same of all containers, as one answer has them."""
+    """The state of each container and its reason, from one status."""
     every = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
     found = {one["name"]: next(iter(one["state"].items())) for one in every}
     return {name: (kind, said.get("reason", "")) for name, (kind, said) in found.items()}
@@ -80,7 +80,7 @@ def test_crashes_are_followed_by_longer_and_longer_waits(pods: Pods) -> None:
     name = pods.run(shell("exit 1"))
 
     def backing_off(seconds: int) -> dict[str, Any]:
-        """The pod's status meanwhile."""
+        """The pod's status during a back-off of so many seconds."""
         status = pods.status(name)
         said = status["containerStatuses"][0]["state"]["waiting"]
         assert said["reason"] == "CrashLoopBackOff"
@@ -89,7 +89,7 @@ def test_crashes_are_followed_by_longer_and_longer_waits(pods: Pods) -> None:
 
     (container,) = pods.cluster.wait_for(lambda: backing_off(10), "back-off")["containerStatuses"]
     assert container["lastState"]["terminated"]["exitCode"] == 1
-    assert container["restartCount"] == 1  # the first restart comes at once
+    assert container["restartCount"] == 1  # the first restart is immediate
     longer = pods.cluster.wait_for(lambda: backing_off(20), "a longer back-off")
     (ready,) = (one for one in longer["conditions"] if one["type"] == "Ready")
     assert ready["reason"] == "ContainersNotReady"
@@ -249,7 +249,7 @@ def test_a_job_has_failed_when_its_pods_failed_too_often(pods: Pods) -> None:
 
 
 def test_a_container_is_alone_in_its_world(pods: Pods) -> None:
-    """Own processes, own host name, own root; no home, no temporary files, no devices of this machine."""
+    """It has its own processes, host name and root, and no home, temporary files or devices of this machine."""
     code = """
 import os, socket
 print(os.getpid(), socket.gethostname(), os.listdir("/tmp"), len([one for one in os.listdir("/proc") if one.isdigit()]))
@@ -258,6 +258,6 @@ print(os.path.exists("/dev/sda"), os.path.exists("/dev/vda"), os.environ["HOSTNA
 """
     name = pods.run(python(code), restartPolicy="Never", hostname="inside")
     pods.wait_phase(name, "Succeeded")
-    # The checkout is there, wherever it lies.
+    # The checkout is mounted where it is on this machine.
     kept = [ROOT.parts[2]] if ROOT.is_relative_to("/tmp") else []
     assert pods.logs(name) == f"1 inside {kept} 1\nFalse False inside\n"

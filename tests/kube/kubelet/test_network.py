@@ -1,4 +1,4 @@
-"""Pods find each other by name and meet at addresses of their own."""
+"""Pods find each other by name. Each has an address of its own."""
 
 import socket
 import subprocess
@@ -27,7 +27,7 @@ def service(pods: Pods, name: str, **spec: Any) -> None:
 
 
 def lookup(pods: Pods, *names: str) -> list[list[str]]:
-    """What a pod finds for each name, by `getaddrinfo`."""
+    """The addresses that a pod finds for each name, with `getaddrinfo`."""
     code = """
 import socket, sys
 for name in sys.argv[1:]:
@@ -155,5 +155,5 @@ def test_the_tests_are_inside_and_nothing_outside_is_reached(cluster: Cluster, n
 
 
 def test_the_other_tests_are_not_inside() -> None:
-    """This one asks for no cluster."""
+    """This test does not use the cluster."""
     assert f" {DNS}/" not in subprocess.run(["ip", "address"], capture_output=True, text=True, check=True).stdout

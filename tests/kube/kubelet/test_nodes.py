@@ -1,4 +1,4 @@
-"""What a node tells of itself and its pods, what is placed on it, and what becomes of its pods when it is gone."""
+"""What a node reports about itself and its pods, which pods are placed on it, and what happens to them without it."""
 
 import subprocess
 import time
@@ -54,7 +54,7 @@ def test_logs_are_cut_and_followed(pods: Pods) -> None:
 def test_a_node_serves_logs_only_to_the_api_server(cluster: Cluster, node: ClusterNode) -> None:
     logs = f"https://{node.address}:10250/containerLogs/a/b/c"
     asked = subprocess.run(
-        # Whose certificates are part of the handshake: later versions of TLS refuse after it.
+        # TLS 1.2 refuses a client certificate within the handshake; later versions refuse it afterwards.
         ["curl", "--silent", "--insecure", "--tls-max", "1.2", "--max-time", "20", logs],
         check=False,
         capture_output=True,
@@ -126,7 +126,7 @@ def test_a_drained_node_gets_no_pods_and_loses_those_it_has(pods: Pods, cluster:
 
 
 def deployment(pods: Pods, name: str, **spec: Any) -> None:
-    """One that does not wait for a node which is not ready."""
+    """Create a Deployment whose pods leave a node at once when it is not ready."""
     gone = [
         {"key": f"node.kubernetes.io/{kind}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0}
         for kind in ("not-ready", "unreachable")
@@ -159,19 +159,19 @@ def test_the_pods_of_a_silent_node_are_replaced_and_end_when_it_reports_again(po
             found = cluster.items("pods", f"--namespace={pods.namespace}", "--selector=app=moving")
             return [one["spec"].get("nodeName", "") for one in found if one["status"]["phase"] == "Running"]
 
-        # It goes to the node with fewer pods, which is the new one.
+        # The pod scheduler places it on the node with fewer pods, which is the new one.
         cluster.wait_for(lambda: running() == [other.name], "the pod")
         with other.silent():
             cluster.wait_for(lambda: ready(cluster, other.name) == "Unknown", "the controllers to notice", within_s=60)
             cluster.wait_for(lambda: "node-1" in running(), "a replacement")
-            assert other.name in running()  # nobody knows better
+            assert other.name in running()  # the API server does not know yet that the node is gone
         cluster.wait_for(lambda: ready(cluster, other.name) == "True", "its return")
         cluster.wait_for(lambda: running() == ["node-1"], "the end of the old one")
         cluster.kubectl("delete", "deployment", "moving", f"--namespace={pods.namespace}")
 
 
 def marked(mark: str) -> int:
-    """Processes on this machine that were started with this mark."""
+    """The number of processes on this machine that were started with this mark."""
     return sum(environment_of(stat.identity.pid).get("MARK") == mark for stat in all_stats() if not stat.dead)
 
 

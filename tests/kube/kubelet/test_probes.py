@@ -1,5 +1,7 @@
-"""What probes decide, as "Liveness, Readiness and Startup Probes" of the Kubernetes documentation tells it. Readiness
-and startup are asked for ten times as often as is written here; what kills is as patient as is written.
+"""What probes decide, as "Liveness, Readiness and Startup Probes" of the Kubernetes documentation describes it.
+
+Readiness and startup probes run ten times as often as the manifests here say. A probe that kills takes as long as its
+manifest says.
 """
 
 import time
@@ -39,7 +41,7 @@ def file_exists(name: str, **more: int) -> dict[str, Any]:
 
 
 def wait_refused(pods: Pods, name: str) -> None:
-    """Until a readiness probe has been heard and said no."""
+    """Wait until a readiness probe has failed."""
     pods.cluster.wait_for(lambda: "Readiness probe failed" in str(pods.events(name)), "the probe's no")
 
 
@@ -59,7 +61,7 @@ def test_a_container_is_ready_when_its_probe_says_so_and_not_ready_when_it_no_lo
     pods.wait_ready(name)
     node.execute(pods.path(name), "rm", "/tmp/ready")
     pods.wait_condition(name, "Ready", "False")
-    assert restarts(pods, name) == 0  # it is left alone
+    assert restarts(pods, name) == 0  # it is not restarted
     assert "Unhealthy" in {event["reason"] for event in pods.events(name)}
 
 
@@ -68,7 +70,7 @@ def test_a_container_that_is_no_longer_alive_is_started_again(pods: Pods, node: 
     pods.wait_ready(name)
     node.execute(pods.path(name), "rm", "/tmp/alive")
     pods.cluster.wait_for(lambda: restarts(pods, name) == 1, "a restart")
-    assert pods.container(name)["lastState"]["terminated"]["exitCode"] == 0  # it was asked to end, and did
+    assert pods.container(name)["lastState"]["terminated"]["exitCode"] == 0  # it ended after SIGTERM
     assert "failed liveness probe, will be restarted" in str(pods.events(name))
 
 

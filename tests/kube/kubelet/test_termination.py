@@ -1,4 +1,4 @@
-"""How a pod ends, as "Termination of Pods" of the Kubernetes documentation tells it."""
+"""How a pod ends, as "Termination of Pods" of the Kubernetes documentation describes it."""
 
 import time
 from typing import Any
@@ -38,7 +38,7 @@ def test_a_container_that_does_not_is_killed_when_its_grace_is_over(pods: Pods) 
         return grace == 0
 
     pods.cluster.wait_for(confirmed, "the node's word that nothing is left")
-    # What a finalizer holds stays visible with its end, and goes when it is let go.
+    # A finalizer keeps the ended pod visible. Without the finalizer, the pod is deleted.
     pods.cluster.kubectl(
         *("patch", "pod", name, f"--namespace={pods.namespace}", "--type=merge"),
         '--patch={"metadata":{"finalizers":null}}',
@@ -47,7 +47,8 @@ def test_a_container_that_does_not_is_killed_when_its_grace_is_over(pods: Pods) 
 
 
 def test_the_first_process_without_a_handler_ignores_sigterm(pods: Pods) -> None:
-    """The kernel spares number 1 of a container, there as here: whoever ignores this waits for every grace period."""
+    """The kernel ignores it for process 1 of a container, also on a real node. Such a container takes the whole grace
+    period to end."""
     name = pods.run(shell("exec sleep 600"), terminationGracePeriodSeconds=2)
     pods.wait_ready(name)
     assert seconds_to_delete(pods, name) >= 2

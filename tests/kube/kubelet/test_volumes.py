@@ -1,4 +1,4 @@
-"""What a container finds in its volumes, and who may read and write it."""
+"""The files in a container's volumes, and who may read and write them."""
 
 import json
 from pathlib import Path

@@ -20,7 +20,7 @@ from tests.kube.api import Api, ApiError, Object
 from tests.kube.kubelet.environment import ConfigError, bytes_of, field, resource
 
 _FRESH_S = 1.0
-"""For how long another reader may use an object that was read."""
+"""How long an object that was read is used again."""
 
 _PATHS = {
     "ConfigMap": "configmaps",
@@ -37,7 +37,7 @@ class VolumeNotReady(Exception):
 
 
 class NodeObjects:
-    """ConfigMaps, Secrets and claims as the node may read them, each asked for once a second at most."""
+    """ConfigMaps, Secrets and claims, as the node may read them. It reads each at most once a second."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -45,7 +45,7 @@ class NodeObjects:
         self._locks: dict[tuple[str, str, str], asyncio.Lock] = {}
 
     async def get(self, kind: str, namespace: str, name: str, *, fresh: bool = False) -> Object | None:
-        """None if it does not exist, or if the node may not read it (yet)."""
+        """The object; None if it does not exist, or if the node may not read it (yet)."""
         key = kind, namespace, name
         async with self._locks.setdefault(key, asyncio.Lock()):
             when, found = self._held.get(key, (0.0, None))
@@ -60,7 +60,7 @@ class NodeObjects:
                 except (OSError, TimeoutError):
                     if found is None:
                         raise
-                    return found  # as kubelets do: what is known is good enough while the API server is away
+                    return found  # like a kubelet, use the last known object while the API server cannot be reached
                 self._held[key] = time.monotonic(), found
             return found
 
@@ -72,7 +72,7 @@ class Volume:
 
 
 class Volumes:
-    """Of one pod."""
+    """The volumes of one pod."""
 
     def __init__(self, api: Api, objects: NodeObjects, folder: Path) -> None:
         self._api, self._objects, self._folder = api, objects, folder
@@ -121,7 +121,7 @@ class Volumes:
         )
 
     def _empty_dir(self, pod: Object, folder: Path, source: Object) -> Volume:
-        folder.mkdir(parents=True, exist_ok=True)  # it outlives a kubelet
+        folder.mkdir(parents=True, exist_ok=True)  # it stays when the kubelet restarts
         if source.get("medium") == "Memory":
             size = f",size={int(quantity(source['sizeLimit']))}" if "sizeLimit" in source else ""
             done = ctypes.CDLL(None).mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, f"mode=777{size}".encode())
@@ -174,7 +174,7 @@ class Volumes:
         return {one["path"]: (data[one["key"]], one.get("mode", mode)) for one in chosen}
 
     async def _token(self, pod: Object, wanted: Object) -> bytes:
-        """Renewed after four fifths of its validity, as kubelets do."""
+        """A token. Like a kubelet, renew it after four fifths of its validity."""
         audience = wanted.get("audience", "")
         key = audience, wanted["path"]
         due, token = self._tokens.get(key, (0.0, b""))
@@ -253,14 +253,14 @@ def _fs_group(pod: Object) -> int | None:
 
 
 def _only_user(pod: Object) -> int | None:
-    """The user that all containers run as, where the pod says so."""
+    """The user of all containers, if the pod names one user for all."""
     whole = (pod["spec"].get("securityContext") or {}).get("runAsUser")
     each = {(one.get("securityContext") or {}).get("runAsUser", whole) for one in pod["spec"]["containers"]}
     return each.pop() if len(each) == 1 else None
 
 
 def _own(path: Path, group: int | None, mode: int) -> None:
-    """Give it to the pod's group, with these rights besides what it has."""
+    """Give it to the pod's group, and add these permissions."""
     if group is not None:
         os.chown(path, -1, group)
         path.chmod(path.stat().st_mode | mode)

@@ -1,4 +1,4 @@
-"""The charts on a real API server: every object is accepted, rights are what they seem, certificates stay."""
+"""The charts on a real API server: it accepts every object, permissions are as documented, TLS certificates stay."""
 
 import base64
 import contextlib
@@ -37,12 +37,12 @@ pytestmark = pytest.mark.kube
 
 Object = dict[str, Any]
 FOREIGN = {"cert-manager.io/v1", "monitoring.coreos.com/v1"}
-"""Kinds of other projects, whose definitions are not here."""
+"""Kinds of other projects, whose definitions this cluster does not have."""
 NOWHERE: Object = {
     **{name: {"nodeSelector": {"motet.dev/test": "no-such-node"}} for name in COMPONENTS},
     "crds": {"install": False},
 }
-"""So that pods stay pending where a node is running for other tests."""
+"""With this, pods stay pending, also if a node runs for other tests."""
 ADAPTER: Object = {
     "apiVersion": "motet.dev/v1alpha1",
     "kind": "LoRAAdapter",
@@ -53,7 +53,7 @@ ADAPTER: Object = {
 
 @dataclass(frozen=True)
 class Release:
-    """A name that no other test has, a namespace for it, and two for its pools: all as strict as Pod Security gets."""
+    """A release with a unique name, its namespace, and two for its pools. Pod Security is `restricted` in all three."""
 
     cluster: Cluster
     name: str
@@ -70,7 +70,7 @@ class Release:
         return with_values({"pools": {"namespaces": list(self.pools[:1])}} | values, folder)
 
     def objects(self, values: Object, folder: Path) -> list[Object]:
-        """As rendered, without what other projects define."""
+        """The rendered objects, without kinds of other projects."""
         text = self.cluster.helm(
             "template", self.name, str(MOTET), f"--namespace={self.system}", self.values(values, folder)
         )
@@ -81,7 +81,7 @@ class Release:
         self.cluster.helm(command, self.name, str(MOTET), f"--namespace={self.system}", self.values(values, folder))
 
     def secrets(self, namespace: str) -> dict[str, dict[str, str]]:
-        """Those of the chart, by what follows the release's name."""
+        """The chart's Secrets, by their names without the release's name."""
         found = self.cluster.items("secrets", f"--namespace={namespace}", "--selector=app.kubernetes.io/part-of=motet")
         return {one["metadata"]["name"].removeprefix(f"{self.name}-"): one["data"] for one in found}
 
@@ -112,7 +112,7 @@ def definitions(cluster: Cluster) -> None:
 def test_the_server_accepts_every_object(release: Release, values: Object, tmp_path: Path) -> None:
     namespaces = list(release.pools) if "pools" in values else [release.pools[0]]
     objects = release.objects(values | {"crds": {"install": False}, "pools": {"namespaces": namespaces}}, tmp_path)
-    release.cluster.apply(*of_kind(objects, "ServiceAccount"))  # a pod is refused without its account
+    release.cluster.apply(*of_kind(objects, "ServiceAccount"))  # the API server refuses a pod without its account
     said = release.cluster.kubectl(
         *("apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename=-", "--output=name"),
         stdin=yaml.safe_dump_all(objects),
@@ -183,7 +183,7 @@ def test_upgrades_and_rollbacks_keep_certificates_and_make_what_is_missing(relea
     assert release.secrets(release.system) == before
     assert release.secrets(release.pools[0]) == runner
 
-    # A namespace more, and one certificate that somebody wants anew.
+    # One more namespace; and a TLS certificate that was deleted so that the chart makes a new one.
     cluster.kubectl("delete", "secret", f"{release.name}-gateway-tls", f"--namespace={release.system}")
     release.helm("upgrade", NOWHERE | {"pools": {"namespaces": list(release.pools)}}, tmp_path)
     after = release.secrets(release.system)
@@ -191,7 +191,7 @@ def test_upgrades_and_rollbacks_keep_certificates_and_make_what_is_missing(relea
     for made in (after["gateway-tls"], release.secrets(release.pools[1])["runner-tls"]):
         certificate(made).verify_directly_issued_by(certificate(before["ca"]))
 
-    # Whoever makes them from now on finds them there until then.
+    # With another tls.source, the Secrets stay until others replace them.
     release.helm("upgrade", NOWHERE | {"tls": {"source": "Existing"}}, tmp_path)
     assert release.secrets(release.system) == after
 
@@ -206,7 +206,7 @@ def test_expiring_certificates_are_renewed_with_an_upgrade(release: Release, tmp
     renewed = secrets_after("upgrade", 600)
     assert {name for name in made if made[name] == renewed[name]} == {"ca"}
     certificate(renewed["gateway-tls"]).verify_directly_issued_by(certificate(made["ca"]))
-    # An authority that would not outlive what it signs goes, too, although that is felt.
+    # The authority is replaced, too, if it would end before the certificates that it signs.
     assert [name for name, one in secrets_after("upgrade", 2000).items() if one == renewed[name]] == []
 
 
@@ -225,7 +225,7 @@ def test_definitions_and_certificates_are_left_and_a_second_installation_takes_o
     release: Release, tmp_path: Path
 ) -> None:
     cluster = release.cluster
-    # In a cluster of its own the definitions would come with the release; here other tests own them, too.
+    # Other tests own the definitions, too. On a cluster of its own the release would create them.
     whole = [*("--take-ownership", "--force-conflicts", f"--namespace={release.system}")]
     cluster.helm("install", f"{release.name}-crds", str(CRDS), *whole)
     release.helm("install", NOWHERE, tmp_path)
@@ -253,7 +253,7 @@ def test_an_upgrade_that_fails_leaves_the_operator_of_before_the_template_that_i
     ours = f"app.kubernetes.io/component=operator,app.kubernetes.io/instance={release.name}"
 
     def sets() -> dict[str, str]:
-        """The operator's ReplicaSets by the template that their pods start with."""
+        """The operator's ReplicaSets by the ConfigMap with the runner template of their pods."""
         return {
             volume["configMap"]["name"]: one["metadata"]["name"]
             for one in cluster.items("replicasets", here, f"--selector={ours}")
@@ -274,7 +274,7 @@ def test_an_upgrade_that_fails_leaves_the_operator_of_before_the_template_that_i
     (first,) = cluster.wait_for(sets)
     before = templates()
     values = release.values(upgraded("debug"), tmp_path)
-    with pytest.raises(CommandRefused):  # no pod of this test ever starts
+    with pytest.raises(CommandRefused):  # pods of this test never start
         cluster.helm("upgrade", release.name, str(MOTET), here, values, "--wait", "--timeout=10s")
     cluster.wait_for(lambda: len(sets()) == 2)
     assert templates()[first] == before[first]
@@ -282,7 +282,7 @@ def test_an_upgrade_that_fails_leaves_the_operator_of_before_the_template_that_i
     with pytest.raises(CommandRefused, match="immutable"):
         cluster.kubectl("patch", "configmap", first, here, '--patch={"data": {"template.yaml": "another"}}')
 
-    # Two upgrades later it is still that operator that runs; once it is gone for good, so is what it started with.
+    # After two upgrades that operator still runs. When it is gone, its ConfigMap is removed, too.
     release.helm("upgrade", upgraded("warning"), tmp_path)
     cluster.wait_for(lambda: len(sets()) == 3)
     assert templates()[first] == before[first]
@@ -290,7 +290,7 @@ def test_an_upgrade_that_fails_leaves_the_operator_of_before_the_template_that_i
     cluster.wait_for(lambda: first not in sets())
     release.helm("upgrade", upgraded("error"), tmp_path)
     assert first not in templates()
-    # One that has not changed is the same one, and nothing of it is restarted.
+    # An unchanged template keeps its ConfigMap, and the operator does not restart.
     release.helm("upgrade", upgraded("error") | {"logLevel": "debug", "gateway": {"replicas": 1}}, tmp_path)
     assert set(templates()) >= set(cluster.wait_for(sets))
 
@@ -300,7 +300,7 @@ def test_an_upgrade_that_fails_leaves_the_operator_of_before_the_template_that_i
 
 @pytest.fixture
 def postgresql(cluster: Cluster) -> Iterator[PostgreSQL]:
-    """A server that pods reach."""
+    """A PostgreSQL server that pods can reach."""
     if find_postgresql("postgres") is None:
         lacking(MISSING)
     with tempfile.TemporaryDirectory(prefix="motet-postgresql-") as folder, cluster.inside():
@@ -331,7 +331,7 @@ async def test_nothing_starts_before_the_database_has_its_schema(
     with pytest.raises(CommandRefused, match="pre-install"):
         cluster.helm("install", release.name, str(MOTET), system, wrong, "--timeout=2m")
     assert cluster.items("deployments", system) == []
-    # What failed is kept, so that people can see why.
+    # A failed Job is kept, so that people can read its log.
     (pod, *_) = cluster.items("pods", system, "--selector=app.kubernetes.io/component=migrate")
     said = cluster.logs(pod["metadata"]["name"], release.system)
     assert "lets nobody in with this user and password. Correct them in MOTET_DATABASE_URL." in said
@@ -440,7 +440,7 @@ def test_tenants_and_the_platform_team_get_their_roles(release: Release, namespa
             return False
         return said.strip() == "yes"
 
-    # The cluster's own roles are put together by a controller.
+    # A controller aggregates our roles into those of the cluster.
     cluster.wait_for(
         lambda: may("edith", "create", "loraadapters.motet.dev") and may("vera", "get", "servingpools.motet.dev")
     )
@@ -558,7 +558,7 @@ def test_a_pool_runs_as_no_account_that_its_author_could_not_use_anyway(release:
     tries = count()
 
     def policy_acts() -> bool:
-        """It does a moment after it was made. A pool that came before may keep its account: each try is a new one."""
+        """Whether the new policy acts yet. Each attempt creates another pool: an existing one may keep its account."""
         try:
             apply("paul", "cluster-admin", name=f"early-{next(tries)}")
         except CommandRefused as error:
@@ -571,7 +571,7 @@ def test_a_pool_runs_as_no_account_that_its_author_could_not_use_anyway(release:
     with pytest.raises(CommandRefused, match=refused):
         apply("paul", "another")
     apply("edith", "another")
-    apply("paul", "another", replicas=2)  # what is there already is not his doing
+    apply("paul", "another", replicas=2)  # he does not change the account
     with pytest.raises(CommandRefused, match=refused):
         apply("paul", "another", name="second")
 
@@ -581,7 +581,7 @@ def test_an_unlikely_value_is_accepted_with_a_warning(release: Release, namespac
     cluster = release.cluster
 
     def apply(one: Object) -> str:
-        """What the server warns of."""
+        """The warnings of the server."""
         try:
             cluster.kubectl(
                 *("apply", "--server-side", "--warnings-as-errors", f"--namespace={namespace}", "--filename=-"),
@@ -635,14 +635,14 @@ def test_the_operators_requests_have_a_flow_of_their_own(release: Release, tmp_p
 
 
 def authority(cluster: Cluster) -> str:
-    """Who signed the API server's certificate, as PEM."""
+    """The authority that signed the API server's certificate, as PEM."""
     said = yaml.safe_load(cluster.kubeconfig.read_text())["clusters"][0]["cluster"]["certificate-authority-data"]
     return base64.b64decode(said).decode()
 
 
 @pytest.fixture
 def check(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script of `helm test` with the account and the rights of its pod, which in a pod it finds mounted."""
+    """The script of `helm test`, with the account and permissions that it has in its pod."""
     cluster = release.cluster
     objects = release.objects(NOWHERE, tmp_path)
     of_the_test = [one for one in objects if one["metadata"]["labels"]["app.kubernetes.io/component"] == "test"]
@@ -668,7 +668,7 @@ def check(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[str]:
-    """A real one, without anybody to serve."""
+    """The address of a real gateway, without runners."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Where models and adapters come from on a cluster: a hub and the web, over TLS, opened by tenants' own Secrets."""
+"""Models and adapters from a hub and from the web, over TLS, with the Secrets of tenants."""
 
 import re
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ AUTHORITIES = "mirrors"
 
 @dataclass(frozen=True)
 class Sources:
-    """A cluster with a pool whose model came from the hub, and no volume anywhere."""
+    """A cluster with a pool whose model is from the hub. Nothing is on a volume."""
 
     product: Product
     hub: HubServer
@@ -47,7 +47,7 @@ class Sources:
         return found
 
     def wait_for_reason(self, what: str, reason: str, words: str) -> str:
-        """The message of why `lora/<name>` or `spool/<name>` is not ready, once it is this reason and says this."""
+        """Wait until `lora/<name>` or `spool/<name>` is not ready for this reason. Returns the message."""
         cluster = self.product.cluster
         namespace = POOLS if what.startswith("spool/") else "acme"
 
@@ -61,7 +61,7 @@ class Sources:
         return cluster.wait_for(message, f"{reason} of {what}", within_s=60)
 
     def do_as_it_says(self, message: str) -> None:
-        """Type the commands of a condition's message."""
+        """Run the commands in a condition's message."""
         commands = re.findall(r"kubectl (-n [^;]+)", message)
         assert len(commands) == 2, message
         for command in commands:
@@ -73,13 +73,13 @@ def sources(cluster: Cluster, node: ClusterNode, tmp_path_factory: pytest.TempPa
     folder = tmp_path_factory.mktemp("sources")
     folder.chmod(0o755)
     values: dict[str, Any] = {
-        # Whoever reaches this gateway comes in; the other installations ask for keys.
+        # This gateway asks for no keys; those of the other installations do.
         "gateway": {"replicas": 1, "auth": "none"},
         "runner": {
             "authorities": {"configMapName": AUTHORITIES},
             "env": {
                 "MOTET_RUNNER_FETCH_ALLOWED_HOSTS": f'["{CONTROL_PLANE}"]',
-                # After a grant it is looked at again within five minutes; here within fifteen seconds.
+                # After a grant, the runner tries again within five minutes; with this scale, within fifteen seconds.
                 "MOTET_TIME_SCALE": "0.05",
             },
         },

@@ -37,7 +37,7 @@ def two_runners(product: Product) -> Iterator[list[str]]:
     product.patch_pool(replicas=1)
 
     def alone() -> bool:
-        """Compare with the pool's present status: a test may have left a rollout."""
+        """Whether one runner serves, by the pool's current status: a test may have left a rollout."""
         pool = product.pool()
         status = pool["status"]
         assert status["observedGeneration"] == pool["metadata"]["generation"]

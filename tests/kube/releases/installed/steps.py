@@ -45,12 +45,12 @@ def wait_for_runners(product: Product, count: int) -> None:
 
 
 def wait_for_silence(product: Product) -> None:
-    """Wait before streams are counted: a runner reports their number a moment later."""
+    """Wait until no runner reports a stream. The reports are a moment late."""
     product.cluster.wait_for(lambda: not any(product.sequences().values()), "silence")
 
 
 def wait_for_streams(product: Product, count: int = 1) -> dict[str, float]:
-    """How many streams each runner has, once so many have begun."""
+    """Wait until so many streams have begun. Returns the number of each runner."""
 
     def so_many() -> dict[str, float]:
         sequences = product.sequences()

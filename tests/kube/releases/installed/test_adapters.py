@@ -73,13 +73,13 @@ def test_helm_finds_everything_in_place(product: Product) -> None:
 
 def test_nothing_is_written_when_nothing_changes(product: Product) -> None:
     def nothing_leaves() -> bool:
-        """Pods that an earlier test has ended may take a while to go, and their end is a change."""
+        """Whether no pod is ending: pods of an earlier test may take a while, and each end is a change."""
         pods = [pod for where in (SYSTEM, POOLS) for pod in product.cluster.items("pods", f"--namespace={where}")]
         alone = len(product.cluster.items("deployments", f"--namespace={POOLS}")) == 1
         return alone and not any("deletionTimestamp" in pod["metadata"] for pod in pods)
 
     product.wait_ready("spool", POOLS, "demo")
-    product.cluster.wait_for(nothing_leaves, "what is on its way out to be gone", within_s=120)
+    product.cluster.wait_for(nothing_leaves, "ending pods to be gone", within_s=120)
     ours = f"system:serviceaccount:{SYSTEM}:"
     quiet(product.cluster, ours)
     before = len(product.cluster.audit())

@@ -14,7 +14,7 @@ from tests.repo.tree import ROOT
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 TOLD_WITHIN_S = 5.0
-"""Between what Kubernetes says of a pod and what its pool says."""
+"""How long after a change of a pod the pool may show it."""
 
 
 async def test_a_pool_grows_and_shrinks_under_load_without_a_failed_request(product: Product) -> None:
@@ -55,7 +55,7 @@ def test_a_rollout_that_no_node_has_room_for_says_so_while_the_old_runner_serves
     try:
 
         def pending() -> float:
-            """When the pod scheduler found no node for a pod."""
+            """The time at which the pod scheduler found no node for a pod."""
             for pod in product.runners():
                 for one in pod["status"].get("conditions", ()):
                     if one["type"] == "PodScheduled" and "Insufficient nvidia.com/gpu" in one.get("message", ""):
@@ -107,7 +107,7 @@ async def test_an_upgrade_of_every_part_and_its_rollback_fail_no_request(product
 
 
 def _everything(product: Product) -> dict[str, bool]:
-    """Our pods by uid, and whether each is ready. Ending pods are included."""
+    """Uid of each of our pods → whether it is ready. Ending pods are included."""
     return {
         pod["metadata"]["uid"]: any(
             one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ())
@@ -120,8 +120,8 @@ def _everything(product: Product) -> dict[str, bool]:
 
 
 def test_an_upgrade_that_fails_rolls_no_pool(product: Product) -> None:
-    """The runners' template is another in it, and its operator never starts: the one of before goes on, and comes back
-    when its pods are made anew."""
+    """The upgrade has another runner template, and its operator never starts. The operator before it continues, and its
+    pods can be replaced."""
     cluster, system = product.cluster, f"--namespace={SYSTEM}"
     operators = ("pods", system, "--selector=app.kubernetes.io/component=operator")
 
@@ -144,7 +144,7 @@ def test_an_upgrade_that_fails_rolls_no_pool(product: Product) -> None:
             cluster.helm(*upgrade, system, "--wait", "--timeout=10s")
         assert [image.partition(":")[0] for image in waiting_for_an_image()] == ["motet/nothing"]
         cluster.kubectl("delete", *operators, "--timeout=60s", timeout_s=70)
-        served_after(product, "meanwhile")  # by an operator that has begun since
+        served_after(product, "meanwhile")  # by an operator that has started since
         assert runners() == before
     finally:
         cluster.helm("rollback", RELEASE, system, "--wait", "--timeout=2m")

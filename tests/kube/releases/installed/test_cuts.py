@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 @dataclass(frozen=True)
 class Steadfast(Product):
-    """Continues with the gateway that it knows, like kube-proxy while the API server is away."""
+    """Keeps using the gateway that it knows, like kube-proxy while the API server cannot be reached."""
 
     known: str = ""
 
@@ -32,7 +32,7 @@ async def test_row_2_while_the_api_server_is_away_all_requests_are_served(produc
         return sorted(one["spec"]["holderIdentity"] for one in leases)
 
     def starts() -> dict[str, int]:
-        """Only pods that stay: others may be ending since the test before."""
+        """The restarts of each pod, without ending pods: the test before may have ended some."""
         pods = [*cluster.items("pods", f"--namespace={SYSTEM}"), *product.runners()]
         return {
             pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"]
@@ -46,9 +46,9 @@ async def test_row_2_while_the_api_server_is_away_all_requests_are_served(produc
     apiserver.kill()
     try:
         async with ClientLoad(known, 4, tokens=60) as load:
-            await asyncio.sleep(13)  # a leader is sure of it for ten
+            await asyncio.sleep(13)  # a leader may act for ten seconds after its last renewal
     finally:
-        apiserver.start()  # from this thread: it ends with the one that began it
+        apiserver.start()  # from this thread: the process ends with the thread that started it
     load.assert_nobody_noticed()
     print(f"{len(load.answers)} answers while the API server was away")
     bring_storyteller(product, "afterwards")
@@ -95,7 +95,7 @@ async def test_row_48_a_gateway_that_is_cut_off_from_the_scheduler_continues_its
     undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
     await asyncio.to_thread(wait_for_silence, product)
     running = [asyncio.create_task(stream(product, model, tokens=600)) for model in ADAPTERS]
-    await asyncio.to_thread(wait_for_streams, product, len(running))  # a request that is not placed yet would wait, too
+    await asyncio.to_thread(wait_for_streams, product, len(running))  # all are placed before the cut
     addresses = _addresses(product, product.runners()[0]["metadata"]["name"])
     with cluster.network.cut(addresses["gateway"], addresses["scheduler"]):
         waiting = [asyncio.create_task(stream(product, model, tokens=20)) for model in ADAPTERS]
@@ -108,7 +108,7 @@ async def test_row_48_a_gateway_that_is_cut_off_from_the_scheduler_continues_its
 
 
 def _wait_for_a_trace(product: Product, scheduler: str, cut_off: str) -> None:
-    """Whether a service has noticed that a runner is cut off from the scheduler or from a gateway."""
+    """Wait until a service has noticed that a runner is cut off from the scheduler or from a gateway."""
     name = "motet_attached_runners" if cut_off == "scheduler" else "motet_lost_placements_total"
     before = metric(f"{scheduler}:9090", name)
     product.cluster.wait_for(lambda: metric(f"{scheduler}:9090", name) != before, f"a change of {name}", within_s=60)

@@ -62,7 +62,7 @@ def test_before_the_first_key_a_gateway_is_ready_and_refuses_all_requests(produc
 
 def test_each_tenant_has_its_own_names_and_the_base(product: Product) -> None:
     names = {"acme": ["motet-demo", "pirate", "shouting"], "zeta": ["json", "motet-demo", "oneword"]}
-    # A gateway may not know yet what earlier tests have deleted.
+    # A gateway may still know adapters that earlier tests have deleted.
     product.cluster.wait_for(lambda: {tenant: product.models(tenant) for tenant in names} == names, "those names")
     body = {"prompt": QUESTION, "max_tokens": 8, "temperature": 0}
     own, long = (product.ask("/v1/completions", body | {"model": name}) for name in ("pirate", "acme/pirate"))

@@ -55,10 +55,10 @@ async def test_row_44_a_node_with_the_only_runner_is_drained_under_load_without_
 async def test_row_44_a_node_that_is_lost_costs_its_clients_a_pause(
     product: Product, cluster: Cluster, two_runners: list[str], by: str
 ) -> None:
-    """Its pods are deleted by an administrator, or after the minutes that Kubernetes waits."""
+    """An administrator deletes its pods, or Kubernetes does after some minutes."""
 
     def serving_on(*nodes: str) -> dict[str, str]:
-        """Both runners, by their nodes. The pool's count alone may be from before one was deleted."""
+        """The node of each ready runner. The pool's count alone may be from before a runner was deleted."""
         assert product.pool()["status"]["readyReplicas"] == 2
         serving = [pod for pod in product.runners() if _serves(pod)]
         assert len(serving) == 2
@@ -114,7 +114,7 @@ def _on_all(sequences: dict[str, float]) -> dict[str, float] | None:
 
 @asynccontextmanager
 async def serving_runners(cluster: Cluster) -> AsyncIterator[list[frozenset[str]]]:
-    """Which runners were ready and not ending, after each change of any of them."""
+    """Collects, after each change of a runner, the set of runners that were ready and not ending."""
     pods: dict[str, dict[str, Any]] = {}
     told: list[frozenset[str]] = []
     synced = asyncio.Event()

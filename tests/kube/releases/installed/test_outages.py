@@ -1,4 +1,4 @@
-"""Parts are killed, hang or are away: requests are still served."""
+"""Parts are killed, hang or are stopped: requests are still served."""
 
 import asyncio
 
@@ -65,7 +65,7 @@ async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(produc
     answers = await asyncio.gather(*running)
     assert [answer.problem for answer in answers if not answer.complete] == []
     assert [answer.tokens for answer in answers] == [600] * len(ADAPTERS) + [20] * len(ADAPTERS)
-    # The other scheduler knew no adapter's certificate before a runner had reported it again.
+    # The new leader knows no certificate of an adapter until a runner has reported it again.
     assert await asyncio.to_thread(ready_since) == before
 
 
@@ -112,7 +112,7 @@ async def test_row_23_without_predictor_and_supervisor_requests_are_served_and_t
         assert found["status"] == "True", found
         return str(found["reason"])
 
-    # Another figure takes the field back from whoever has scaled by hand before; in this mode it starts no runner.
+    # Writing another number takes the field from the person who scaled by hand. In this mode it starts no runner.
     another = product.pool()["spec"]["replicas"] + 1
     product.patch_pool(replicas=another, autoscaling={"mode": "Builtin", "minReplicas": 1, "maxReplicas": 2})
     try:
@@ -162,7 +162,7 @@ def test_row_14_what_went_while_no_operator_ran_leaves_the_runners_once_one_is_b
 
     def nothing_else() -> bool:
         for name in ADAPTERS:
-            product.answer(name, QUESTION, max_tokens=1)  # a new runner may hold fewer
+            product.answer(name, QUESTION, max_tokens=1)  # a new runner may have fewer adapters
         return product.on_devices() == before
 
     cluster.wait_for(nothing_else, "nothing that other tests have left", within_s=60)

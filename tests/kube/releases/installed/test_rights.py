@@ -47,7 +47,8 @@ def _say_the_same_twice(product: Product) -> None:
 
 def _hang_a_runner(product: Product, node: ClusterNode) -> None:
     hung = product.runners()[0]["metadata"]["name"]
-    node.lie(f"{POOLS}/{hung}", "liveness", True)  # otherwise the kubelet would be faster than the operator
+    # Otherwise the kubelet would restart it before the operator replaces it.
+    node.lie(f"{POOLS}/{hung}", "liveness", True)
     node.pause(f"{POOLS}/{hung}")
 
     def replaced() -> bool:
@@ -90,11 +91,11 @@ def test_every_permission_is_used_and_none_is_missing(used_in_full: Product, com
     account = f"{RELEASE}-{component}"
     granted = set(_granted(used_in_full.cluster, account))
     assert granted, "it has rights"
-    # By its uid: pods of an earlier account with the same name may still run without permissions.
+    # Compare uids: pods of an earlier account with this name may still run, without permissions.
     uid = used_in_full.cluster.get("serviceaccount", account, f"--namespace={SYSTEM}")["metadata"]["uid"]
     entries = [entry for entry in used_in_full.cluster.audit() if entry["user"].get("uid") == uid]
     forbidden = [entry for entry in entries if entry["annotations"].get("authorization.k8s.io/decision") == "forbid"]
-    # Not everything that was forbidden: a new API server does not know its roles yet.
+    # Other refusals do not count: a new API server does not know its roles yet.
     refused = {right for entry in forbidden for right in _asked(entry)}
     assert {right for right in refused if not any(_covers(one, right) for one in granted)} == set(), "never granted"
     used = {right for entry in entries for right in _asked(entry)}
