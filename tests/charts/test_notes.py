@@ -57,7 +57,9 @@ def test_they_have_nothing_to_warn_of_once_all_is_set() -> None:
 def test_they_warn_of_names_in_figures_that_every_pod_may_read() -> None:
     with_names = (*CAREFUL, "--set=metrics.names=200")
     assert "WARNING: metrics.names is set" in notes(*with_names)
-    assert "(networkPolicy.enabled is false). Set networkPolicy.metrics" in notes(*with_names, "--set=networkPolicy.enabled=false")
+    assert "(networkPolicy.enabled is false). Set networkPolicy.metrics" in notes(
+        *with_names, "--set=networkPolicy.enabled=false"
+    )
     prometheus = "--set=networkPolicy.metrics[0].namespaceSelector.matchLabels.team=prometheus"
     assert "WARNING" not in notes(*with_names, prometheus)
 

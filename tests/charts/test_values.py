@@ -107,7 +107,7 @@ def test_code_in_the_readme_has_no_entities() -> None:
         ),
         (
             "tls.source=CertManager",
-            "tls.certManager.issuerRef.name is empty: set it to the ClusterIssuer that signs, or set tls.source to Chart",
+            "tls.certManager.issuerRef.name is empty: name the ClusterIssuer that signs, or set tls.source to Chart",
         ),
         (
             "scheduler.image.tag=latest",
@@ -125,7 +125,9 @@ def test_a_mistake_is_refused_by_its_name(given: str, sentence: str) -> None:
 def test_a_release_that_no_service_can_be_called_after_needs_another_name(name: str) -> None:
     with pytest.raises(HelmFailed) as refused:
         helm("template", name, str(MOTET))
-    assert f"{name} cannot begin the names of objects: give the release another name, or set fullnameOverride" in str(refused.value)
+    assert f"{name} cannot begin the names of objects: give the release another name, or set fullnameOverride" in str(
+        refused.value
+    )
     assert f"name: {'m' * 40}-gateway\n" in helm("template", name, str(MOTET), f"--set=fullnameOverride={'m' * 40}")
 
 

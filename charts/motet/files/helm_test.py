@@ -56,7 +56,9 @@ def an_invalid_adapter_is_refused() -> str:
         if refusal.code == 422:
             return f"an adapter without a source is refused: {message}"
         raise AssertionError(f"an invalid adapter got {refusal.code}, not 422: {message}") from None
-    raise AssertionError("an adapter without a source was accepted: the CustomResourceDefinitions are not those of Motet")
+    raise AssertionError(
+        "an adapter without a source was accepted: the CustomResourceDefinitions are not those of Motet"
+    )
 
 
 def the_gateway_answers() -> str:
