@@ -1,4 +1,4 @@
-"""The charts as Helm renders them, with sets of values that between them use every template and every switch."""
+"""The charts as Helm renders them, with sets of values that together use every template and every switch."""
 
 import json
 import os
@@ -94,15 +94,15 @@ VARIANTS: dict[str, Object] = {
         },
     },
 }
-"""By what they are for."""
+"""Sets of values, by what they are for."""
 
 
 class HelmFailed(Exception):
-    """The text is what Helm wrote to stderr."""
+    """Its text is what Helm wrote to stderr."""
 
 
 def helm(*arguments: str, environment: Mapping[str, str] | None = None, timeout_s: float = 120) -> str:
-    """What Helm prints. Raises HelmFailed."""
+    """Returns what Helm prints. Raises HelmFailed."""
     tool = find("helm")
     assert tool is not None, "run make kube"
     with tempfile.TemporaryDirectory() as own:
@@ -128,14 +128,14 @@ def with_values(values: Object, folder: Path) -> str:
 
 
 def render(values: Object | None = None, *, chart: Path = MOTET) -> list[Object]:
-    """Every object of the chart, those of hooks too."""
+    """Returns every object of the chart, also those of hooks."""
     objects: list[Object] = json.loads(_rendered(json.dumps(values or {}), chart))
     return objects
 
 
 @cache
 def _rendered(values: str, chart: Path) -> str:
-    """As JSON, which is quickly read again for a test that may do with the objects what it likes."""
+    """Cached as JSON, which is fast to read again: each test gets objects of its own, and may change them."""
     with tempfile.TemporaryDirectory() as own:
         given = with_values(json.loads(values), Path(own))
         text = helm("template", RELEASE, str(chart), f"--namespace={NAMESPACE}", given)
@@ -167,7 +167,7 @@ def runner_template(objects: list[Object]) -> Object:
 
 
 def pod_templates(objects: list[Object]) -> dict[str, Object]:
-    """Every pod that the chart makes or has made, by who makes it."""
+    """Every pod that the chart or the operator makes, by who makes it."""
     found = {title(one): one["spec"]["template"] for one in of_kind(objects, "Deployment", "Job")}
     found |= {title(one): one for one in of_kind(objects, "Pod")}
     return found | {"the operator's runner": runner_template(objects)}

@@ -1,4 +1,4 @@
-"""What the chart makes for other people's operators, whose kinds no server of ours knows."""
+"""What the chart makes for other operators. No API server of the tests knows their kinds."""
 
 from base64 import b64decode
 
@@ -15,7 +15,7 @@ MONITORS: Object = {
 }
 
 
-def test_nothing_of_them_is_made_unless_asked_for() -> None:
+def test_the_chart_makes_none_of_them_by_default() -> None:
     assert of_kind(render(), "ServiceMonitor", "PodMonitor", "Certificate") == []
 
 
@@ -62,8 +62,8 @@ def test_cert_manager_makes_every_secret_that_is_mounted() -> None:
     assert made == wanted | {(where, "motet-runner-tls"): ["runner.motet.internal"] for where in ("a", "b")}
 
 
-def test_each_certificate_of_the_chart_carries_one_role() -> None:
-    """A server lets in by the names in a certificate: one more would be one more part that its holder can play."""
+def test_each_certificate_of_the_chart_has_one_role() -> None:
+    """A server decides by the names in a certificate: with a second name its owner could act in a second role."""
     made = {}
     for one in of_kind(render({"pools": {"namespaces": ["a"]}}), "Secret"):
         if one["metadata"]["name"].endswith("-tls"):
@@ -73,7 +73,7 @@ def test_each_certificate_of_the_chart_carries_one_role() -> None:
     assert made == {f"motet-{name}-tls": [f"{name}.motet.internal"] for name in (*COMPONENTS, "runner")}
 
 
-def test_existing_secrets_are_left_to_whoever_made_them() -> None:
+def test_with_existing_secrets_the_chart_makes_none() -> None:
     objects = render({"tls": {"source": "Existing"}})
     assert of_kind(objects, "Secret", "Certificate") == []
     for template in pod_templates(objects).values():

@@ -1,4 +1,4 @@
-"""Where the chart's gateways find API keys, and what it says about the first one."""
+"""Where the chart's gateways find API keys, and what the notes say about the first key."""
 
 import importlib.util
 import json
@@ -34,7 +34,7 @@ def settings(values: Object) -> Object:
 
 
 @pytest.mark.parametrize("name", ["", "voices"])
-def test_without_a_word_gateways_ask_for_keys_of_a_secret_called_after_the_release(name: str) -> None:
+def test_by_default_gateways_read_keys_from_a_secret_named_after_the_release(name: str) -> None:
     objects = render({"fullnameOverride": name})
     spec = named(objects, "Deployment", f"{name or 'motet'}-gateway")["spec"]["template"]["spec"]
     found = environment(spec["containers"][0])
@@ -64,19 +64,19 @@ def test_keys_in_the_database_are_read_from_there() -> None:
     assert trusted(template) == ({"name": "who-signs", "key": "ca.crt"}, {"PGSSLROOTCERT"})
 
 
-def test_keys_in_a_secret_are_mounted_as_a_folder_that_the_kubelet_renews() -> None:
+def test_keys_in_a_secret_are_mounted_as_a_folder_that_the_kubelet_updates() -> None:
     spec = gateway(IN_SECRET)
     (mount,) = [one for one in spec["containers"][0]["volumeMounts"] if one["name"] == "keys"]
     assert mount == {"name": "keys", "mountPath": settings(IN_SECRET)["MOTET_GATEWAY_KEYS_FILE"], "readOnly": True}
     assert "MOTET_DATABASE_URL" not in settings(IN_SECRET)
 
 
-def test_a_secret_of_keys_may_be_made_later_and_is_not_everybodys() -> None:
+def test_a_secret_of_keys_is_optional_and_not_readable_for_all() -> None:
     (volume,) = [one for one in gateway(IN_SECRET)["volumes"] if one["name"] == "keys"]
     assert volume["secret"] == {"secretName": "api-keys", "optional": True, "defaultMode": 0o440}
 
 
-def test_gateways_reach_the_database_only_for_keys() -> None:
+def test_gateways_reach_the_database_only_if_keys_are_there() -> None:
     for values, reaches in ((FOR_EVERYBODY, False), (IN_SECRET, False), (IN_DATABASE, True)):
         objects = render(values)
         assert passes(objects, pods(objects)["gateway"], DATABASE, 5432) is reaches
@@ -107,25 +107,25 @@ def test_gateways_may_have_an_account_of_their_own_in_the_database() -> None:
     assert passes(render(OWN_ACCOUNT), pods(render(OWN_ACCOUNT))["gateway"], DATABASE, 5432)
 
 
-def test_an_account_of_their_own_outlives_a_change_of_the_owners() -> None:
+def test_gateways_with_an_account_of_their_own_do_not_restart_when_the_url_changes() -> None:
     def template(url: str) -> Object:
         return pod_templates(render(OWN_ACCOUNT | {"database": {"url": url}}))[f"Deployment {NAMESPACE}/motet-gateway"]
 
     assert template(URL) == template(URL.replace("secret", "another"))
 
 
-def test_an_account_in_no_database_is_refused() -> None:
+def test_an_account_without_a_database_is_refused() -> None:
     with pytest.raises(HelmFailed, match=r"gateway\.database\.existingSecret .*: set database, too"):
         helm("template", "motet", str(MOTET), "--set=gateway.database.existingSecret.name=postgres-gateways")
 
 
 @pytest.mark.parametrize("instead", [IN_SECRET["gateway"], FOR_EVERYBODY["gateway"]])
-def test_an_account_is_not_used_where_no_keys_are_read_with_it(instead: Object) -> None:
+def test_an_account_is_not_used_if_gateways_read_no_keys_with_it(instead: Object) -> None:
     found = settings({"gateway": OWN_ACCOUNT["gateway"] | instead, "database": {"url": URL}})
     assert "MOTET_DATABASE_URL" not in found
 
 
-def test_the_notes_have_the_first_key_made_by_who_may_write_it() -> None:
+def test_the_notes_create_the_first_key_in_a_pod_that_may_write_it() -> None:
     said = notes(f"--set=database.url={URL}", "--set=gateway.database.existingSecret.name=postgres-gateways")
     assert "exec deployment/motet-predictor -- motet key create --tenant=default > key)" in said
     assert "exec deployment/motet-gateway" not in said
@@ -142,7 +142,7 @@ def test_the_notes_say_how_to_make_the_first_key_in_the_database() -> None:
     ("options", "secret"), [((), "motet-keys"), (("--set=gateway.keysSecret=api-keys",), "api-keys")]
 )
 def test_the_notes_say_how_to_make_the_first_key_in_a_secret(options: tuple[str, ...], secret: str) -> None:
-    """With the gateway's own `motet`, since who has Helm need not have ours."""
+    """The commands use `motet` in the gateway's pod, because a user of Helm may not have it."""
     said = notes(*options)
     kubectl = f"kubectl --namespace={NAMESPACE}"
     hashed = "exec --stdin deployment/motet-gateway -- motet key hash --tenant=default < key > key.json"
@@ -173,7 +173,7 @@ def check() -> ModuleType:
 
 
 class Version(BaseHTTPRequestHandler):
-    """Of a gateway that asks for no key."""
+    """Answers as a gateway that asks for no key."""
 
     def do_GET(self) -> None:
         self._answer(200, {"version": "1.2.3"})
@@ -203,13 +203,13 @@ class AsksForAKey(Version):
         ("none", AsksForAKey, "the gateway answers, and asks for a key"),
     ],
 )
-def test_helm_test_is_content_with_a_gateway(
+def test_helm_test_accepts_a_gateway(
     check: ModuleType, monkeypatch: pytest.MonkeyPatch, auth: str, gateway: type[Version], said: str
 ) -> None:
     assert ask(check, monkeypatch, auth, gateway) == said
 
 
-def test_helm_test_names_a_gateway_that_should_ask_for_a_key(
+def test_helm_test_fails_if_the_gateway_should_ask_for_a_key(
     check: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(AssertionError, match=r"gateway\.auth is keys, but the gateway answers without a key"):

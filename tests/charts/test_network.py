@@ -1,4 +1,4 @@
-"""NetworkPolicies, judged as a network plug-in does: what is needed passes, and nothing else."""
+"""NetworkPolicies, evaluated as a network plug-in does: they allow what is needed, and nothing else."""
 
 import ipaddress
 import itertools
@@ -27,7 +27,7 @@ METRICS = 9090
 
 @dataclass(frozen=True)
 class Place:
-    """Somebody on the network: a pod, or a machine outside when it has no namespace."""
+    """A pod, or a machine outside the cluster if it has no namespace."""
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
@@ -50,7 +50,7 @@ def pods(objects: list[Object], pool_namespace: str = "motet-pools") -> dict[str
         labels = template["metadata"].get("labels", {})
         if component := labels.get("app.kubernetes.io/component"):
             found[component] = Place(component, tuple(labels.items()), NAMESPACE)
-    # As the operator labels them.
+    # The operator sets these labels.
     runner = {"app.kubernetes.io/component": "runner", "app.kubernetes.io/part-of": "motet", "motet.dev/pool": "base"}
     return found | {"runner": Place("runner", tuple(runner.items()), pool_namespace)}
 
@@ -104,7 +104,7 @@ def passes(objects: list[Object], source: Place, target: Place, port: int, proto
 
 
 def calls(objects: list[Object]) -> set[tuple[str, str]]:
-    """Who calls whom: what their environment names, and gateways' streams to the runners that they are told of."""
+    """Who calls whom: the addresses in the environment, and the gateways' streams to runners."""
     found = {("gateway", "runner")}
     for who, template in pod_templates(objects).items():
         component = template["metadata"].get("labels", {}).get("app.kubernetes.io/component", "runner")
@@ -121,7 +121,7 @@ every_variant = pytest.mark.parametrize("values", [VARIANTS[name] for name in re
 
 
 @every_variant
-def test_every_pod_is_closed_both_ways_before_anything_is_opened(values: Object) -> None:
+def test_every_pod_has_a_policy_that_denies_everything_in_both_directions(values: Object) -> None:
     objects = render(values)
     for place in pods(objects).values():
         deny = named(
@@ -133,7 +133,7 @@ def test_every_pod_is_closed_both_ways_before_anything_is_opened(values: Object)
 
 
 @every_variant
-def test_our_processes_reach_whom_they_call_and_nobody_else(values: Object) -> None:
+def test_processes_reach_only_those_that_they_call(values: Object) -> None:
     objects = render(values)
     needed = calls(objects)
     assert len(needed) == 8
@@ -146,7 +146,7 @@ def test_our_processes_reach_whom_they_call_and_nobody_else(values: Object) -> N
 
 
 @every_variant
-def test_strangers_reach_the_gateway_and_nothing_else(values: Object) -> None:
+def test_other_pods_reach_only_the_gateway(values: Object) -> None:
     objects = render(values)
     for target in pods(objects).values():
         for port in {*PORTS.values(), 22}:
@@ -154,7 +154,7 @@ def test_strangers_reach_the_gateway_and_nothing_else(values: Object) -> None:
             assert passes(objects, STRANGER, target, port) == expected, f"{target.name}:{port}"
 
 
-def test_the_gateways_clients_can_be_named() -> None:
+def test_clients_of_the_gateway_can_be_limited() -> None:
     clients = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     objects = render({"networkPolicy": {"clients": clients}})
     gateway = pods(objects)["gateway"]
@@ -163,7 +163,7 @@ def test_the_gateways_clients_can_be_named() -> None:
     assert not passes(objects, HUB, gateway, 8000)
 
 
-def test_metrics_are_for_the_cluster_or_for_whom_is_named() -> None:
+def test_metrics_are_for_the_whole_cluster_or_for_those_in_the_values() -> None:
     for peers, expected in (([{"namespaceSelector": {}}], True), ([], False)):
         objects = render({"networkPolicy": {"metrics": peers}})
         for place in pods(objects).values():
@@ -188,7 +188,7 @@ def test_only_those_with_a_token_reach_the_api_server(values: Object) -> None:
     assert reaching == {"operator", "scheduler", "runner", "test"}
 
 
-def test_the_way_to_the_api_server_can_be_narrowed() -> None:
+def test_access_to_the_api_server_can_be_limited() -> None:
     objects = render(
         {"networkPolicy": {"apiServer": {"to": [{"ipBlock": {"cidr": "172.20.0.1/32"}}], "ports": [6443]}}}
     )
@@ -198,8 +198,8 @@ def test_the_way_to_the_api_server_can_be_narrowed() -> None:
     assert not passes(objects, operator, HUB, 6443)
 
 
-def test_runners_fetch_and_not_from_private_addresses() -> None:
-    """By default, too, although the way to the API server is open to all addresses then."""
+def test_runners_fetch_only_from_public_addresses() -> None:
+    """Also by default, although the rule for the API server then allows all addresses."""
     for narrowed in ({}, {"apiServer": {"to": [{"ipBlock": {"cidr": "172.20.0.1/32"}}]}}):
         objects = render({"networkPolicy": narrowed})
         runner = pods(objects)["runner"]
@@ -209,12 +209,12 @@ def test_runners_fetch_and_not_from_private_addresses() -> None:
         assert not passes(objects, runner, HUB, 80)
 
 
-def test_only_runners_fetch_once_the_way_to_the_api_server_is_narrow() -> None:
+def test_only_runners_fetch_if_access_to_the_api_server_is_limited() -> None:
     objects = render({"networkPolicy": {"apiServer": {"to": [{"ipBlock": {"cidr": "172.20.0.1/32"}}]}}})
     assert {place.name for place in pods(objects).values() if passes(objects, place, HUB, 443)} == {"runner"}
 
 
-def test_runners_read_secrets_where_the_api_server_is_said_to_answer() -> None:
+def test_runners_reach_the_api_server_at_the_ports_in_the_values() -> None:
     for ports in ([443, 6443], [443], []):
         narrow = {"to": [{"ipBlock": {"cidr": "172.20.0.1/32"}}], "runnerPorts": ports}
         objects = render({"networkPolicy": {"apiServer": narrow}})
@@ -223,13 +223,13 @@ def test_runners_read_secrets_where_the_api_server_is_said_to_answer() -> None:
         assert not passes(objects, runner, HUB, 6443)
 
 
-def test_without_sources_nothing_leaves_the_runners() -> None:
+def test_without_sources_runners_reach_nothing_outside() -> None:
     objects = render({"networkPolicy": {"adapterSources": {"to": []}}})
     for port in (80, 443, 8443):
         assert not passes(objects, pods(objects)["runner"], HUB, port)
 
 
-def test_only_those_who_keep_something_reach_the_database_if_there_is_one() -> None:
+def test_only_components_that_use_the_database_reach_it() -> None:
     who = {"gateway", "predictor", "migrate"}
     for database, expected in (({}, set()), ({"url": "postgresql+asyncpg://db/motet"}, who)):
         objects = render({"database": database})
@@ -237,7 +237,7 @@ def test_only_those_who_keep_something_reach_the_database_if_there_is_one() -> N
         assert reaching == expected
 
 
-def test_every_pool_namespace_is_as_closed_as_the_first() -> None:
+def test_every_pool_namespace_has_the_same_policies() -> None:
     objects = render({"pools": {"namespaces": ["a", "b"]}})
     for namespace in ("a", "b"):
         runner, others = pods(objects, namespace)["runner"], pods(objects)
@@ -248,13 +248,13 @@ def test_every_pool_namespace_is_as_closed_as_the_first() -> None:
     assert not passes(objects, elsewhere, others["scheduler"], 7101)
 
 
-def test_policies_can_be_left_to_others() -> None:
+def test_policies_can_be_switched_off() -> None:
     assert of_kind(render({"networkPolicy": {"enabled": False}}), "NetworkPolicy") == []
 
 
 @every_variant
-def test_a_policy_names_ports_for_every_peer(values: Object) -> None:
-    """A rule without ports opens them all."""
+def test_every_rule_of_a_policy_names_ports(values: Object) -> None:
+    """A rule without ports allows all ports."""
     for policy in of_kind(render(values), "NetworkPolicy"):
         spec = policy["spec"]
         assert all(rule.get("ports") for rule in [*(spec.get("ingress") or []), *(spec.get("egress") or [])]), title(

@@ -1,4 +1,4 @@
-"""What Helm says after an installation: commands that work as they stand."""
+"""What Helm prints after an installation: the commands work without changes."""
 
 import re
 
@@ -17,7 +17,7 @@ def test_they_begin_with_the_next_three_commands() -> None:
     assert re.findall(r"^(\d)\. ", notes(), re.MULTILINE) == ["1", "2", "3"]
 
 
-def test_their_manifests_are_good_ones_for_the_first_pool_namespace() -> None:
+def test_their_manifests_are_valid_for_the_first_pool_namespace() -> None:
     said = notes("--set=pools.namespaces={models,more}")
     manifests = re.findall(r"<<(\w+)\n(.*?)\n\1$", said, re.MULTILINE | re.DOTALL)
     pool, adapter = (read_text(text) for _, text in manifests)
@@ -38,7 +38,7 @@ CAREFUL = (
     "--set=image.registry=registry.example",
     "--set=networkPolicy.apiServer.to[0].ipBlock.cidr=172.20.0.1/32",
 )
-"""What removes the warnings of the defaults, each its own."""
+"""Each of these options removes one warning about a default."""
 OF_THE_DEFAULTS = (
     "image.registry is empty",
     "networkPolicy.apiServer.to names every address",
@@ -46,15 +46,15 @@ OF_THE_DEFAULTS = (
 
 
 @pytest.mark.parametrize(("option", "sentence"), [*zip(CAREFUL, OF_THE_DEFAULTS, strict=True)], ids=OF_THE_DEFAULTS)
-def test_they_warn_of_each_wide_default_until_it_is_set(option: str, sentence: str) -> None:
+def test_they_warn_about_each_wide_default_until_it_is_set(option: str, sentence: str) -> None:
     assert f"WARNING: {sentence}" in notes(*(one for one in CAREFUL if one != option))
 
 
-def test_they_have_nothing_to_warn_of_once_all_is_set() -> None:
+def test_they_do_not_warn_if_everything_is_set() -> None:
     assert "WARNING" not in notes(*CAREFUL)
 
 
-def test_they_warn_of_names_in_figures_that_every_pod_may_read() -> None:
+def test_they_warn_about_names_in_metrics_that_every_pod_may_read() -> None:
     with_names = (*CAREFUL, "--set=metrics.names=200")
     assert "WARNING: metrics.names is set" in notes(*with_names)
     assert "(networkPolicy.enabled is false). Set networkPolicy.metrics" in notes(
@@ -64,7 +64,7 @@ def test_they_warn_of_names_in_figures_that_every_pod_may_read() -> None:
     assert "WARNING" not in notes(*with_names, prometheus)
 
 
-def test_they_warn_of_what_is_switched_off() -> None:
+def test_they_warn_about_what_is_switched_off() -> None:
     assert "WARNING: tls.enabled is false" in notes(*CAREFUL, "--set=tls.enabled=false")
     assert "There is no database" in notes()
     assert "There is no database" not in notes("--set=database.existingSecret.name=postgres")

@@ -1,4 +1,4 @@
-"""Who may do what. The audit log proves on a live cluster that all of it is used; here is what it is."""
+"""Who may do what. A test on a live cluster proves with the audit log that every right is used."""
 
 import itertools
 
@@ -37,7 +37,7 @@ TEST = {
 
 
 def rights(objects: list[Object]) -> dict[str, set[Right]]:
-    """Of each ServiceAccount, through every binding of the chart."""
+    """The rights of each ServiceAccount, through every binding of the chart."""
     roles = {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]): one for one in objects}
     found: dict[str, set[Right]] = {}
     for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
@@ -55,12 +55,12 @@ def rights(objects: list[Object]) -> dict[str, set[Right]]:
     return found
 
 
-def test_every_component_holds_what_it_needs_and_nothing_else() -> None:
-    """Gateway, predictor, supervisor and runners hold nothing."""
+def test_every_component_has_only_the_rights_that_it_needs() -> None:
+    """Gateway, predictor, supervisor and runners have none."""
     assert rights(render()) == {"motet-operator": OPERATOR, "motet-scheduler": SCHEDULER, "motet-test": TEST}
 
 
-def test_runners_hold_what_tenants_grant_and_nothing_from_us() -> None:
+def test_runners_have_only_the_rights_that_tenants_grant() -> None:
     objects = render({"pools": {"namespaces": ["a", "b"]}})
     accounts = {title(one) for one in of_kind(objects, "ServiceAccount")}
     assert {"ServiceAccount a/motet-runner", "ServiceAccount b/motet-runner"} <= accounts
@@ -73,7 +73,7 @@ def test_rights_in_pools_are_given_namespace_by_namespace() -> None:
 
 
 @every_variant
-def test_no_role_grants_everything_or_a_way_to_more(values: Object) -> None:
+def test_no_role_grants_everything_or_the_right_to_grant_more(values: Object) -> None:
     for role in of_kind(render(values), "Role", "ClusterRole"):
         for rule in role["rules"]:
             said = {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
@@ -84,7 +84,7 @@ def test_no_role_grants_everything_or_a_way_to_more(values: Object) -> None:
 
 
 def labelled(objects: list[Object], audience: str) -> set[tuple[str, str]]:
-    """What the cluster's own role gets."""
+    """What the chart adds to a role of the cluster."""
     return {
         (what, verb)
         for role in of_kind(objects, "ClusterRole")
@@ -104,7 +104,7 @@ def test_tenants_manage_their_adapters_and_see_pools() -> None:
     assert held == set(itertools.product(("loraadapters", "servingpools"), ("get", "list", "watch")))
 
 
-def test_nobody_but_the_operator_writes_a_status() -> None:
+def test_only_the_operator_writes_a_status() -> None:
     for role in of_kind(render(), "Role", "ClusterRole"):
         for rule in role["rules"]:
             if any(what.endswith("/status") for what in rule["resources"]):

@@ -1,4 +1,4 @@
-"""What the chart makes of any values: safe pods, known settings, agreeing ports, the same each time."""
+"""What holds for any values: pods are safe, settings exist, ports agree, and each rendering is the same."""
 
 import base64
 import importlib
@@ -40,7 +40,7 @@ every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANT
 
 
 def environment(container: Object) -> dict[str, Any]:
-    """Of its variables, each of which must stand there once."""
+    """A container's variables. Each may occur only once."""
     names = [one["name"] for one in container["env"]]
     assert len(names) == len(set(names)), names
     return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
@@ -61,7 +61,7 @@ def known_settings() -> set[str]:
 
 
 @every_variant
-def test_every_pod_is_as_restricted_as_can_be(values: Object) -> None:
+def test_every_pod_satisfies_the_level_restricted(values: Object) -> None:
     for who, template in pod_templates(render(values)).items():
         spec = template["spec"]
         security = spec["securityContext"]
@@ -87,7 +87,7 @@ def test_no_pod_gets_variables_for_services(values: Object) -> None:
 
 
 @every_variant
-def test_only_those_who_ask_the_api_server_can(values: Object) -> None:
+def test_only_pods_that_use_the_api_server_have_a_token(values: Object) -> None:
     objects = render(values)
     with_token = {
         who.rsplit("-", 1)[-1].rsplit(" ", 1)[-1]
@@ -99,16 +99,16 @@ def test_only_those_who_ask_the_api_server_can(values: Object) -> None:
 
 
 @every_variant
-def test_every_container_asks_for_what_it_needs(values: Object) -> None:
+def test_every_container_requests_what_it_needs(values: Object) -> None:
     for who, template in pod_templates(render(values)).items():
         for container in containers(template):
             assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), who
-            # How much a model may take, a pool knows.
+            # The pool says how much memory a model may use.
             assert "memory" in container["resources"]["limits"] or container["name"] == "runner", who
 
 
 @every_variant
-def test_every_image_says_which_version_it_is(values: Object) -> None:
+def test_every_image_has_a_version(values: Object) -> None:
     version = pyproject()["project"]["version"]
     for who, template in pod_templates(render(values)).items():
         for container in containers(template):
@@ -117,7 +117,7 @@ def test_every_image_says_which_version_it_is(values: Object) -> None:
             assert re.fullmatch(rf"[a-z]+(:{re.escape(version)}|@{DIGEST})", rest), who
 
 
-def test_a_digest_wins_over_a_tag_and_a_tag_of_its_own_over_that_of_all() -> None:
+def test_a_digest_overrides_a_tag_and_the_components_tag_overrides_that_of_all() -> None:
     values = {
         "image": {"tag": "2.0"},
         "gateway": {"image": {"digest": DIGEST, "tag": "3.0"}},
@@ -141,7 +141,7 @@ def test_a_mount_has_its_volume_and_a_volume_its_mount(values: Object) -> None:
 
 
 @every_variant
-def test_what_a_pod_mounts_or_reads_is_there_or_is_the_users(values: Object) -> None:
+def test_what_a_pod_mounts_or_reads_exists_or_is_made_by_the_user(values: Object) -> None:
     objects = render(values)
     there = {
         (one["kind"], one["metadata"]["namespace"], one["metadata"]["name"])
@@ -192,7 +192,7 @@ def test_every_variable_is_a_setting(values: Object) -> None:
 
 
 @every_variant
-def test_certificates_are_mounted_where_they_are_looked_for(values: Object) -> None:
+def test_certificates_are_mounted_where_processes_read_them(values: Object) -> None:
     for who, template in pod_templates(render(values)).items():
         for container in containers(template):
             mounts = {one["mountPath"] for one in container.get("volumeMounts", []) if one["name"] == "tls"}
@@ -210,7 +210,7 @@ def trusted(template: Object) -> tuple[Object, set[str]]:
     return {"name": volume["configMap"]["name"], "key": item["key"]}, said
 
 
-def test_runners_trust_the_authorities_that_are_named_and_others_do_not() -> None:
+def test_only_runners_trust_the_authorities_of_runners() -> None:
     named_ones = {"runner": {"authorities": {"configMapName": "who-signs", "key": "bundle.pem"}}}
     templates = pod_templates(render(named_ones))
     what, told = trusted(templates.pop("the operator's runner"))
@@ -220,7 +220,7 @@ def test_runners_trust_the_authorities_that_are_named_and_others_do_not() -> Non
         assert "authorities" not in {volume["name"] for volume in template["spec"].get("volumes", [])}
 
 
-def test_the_databases_authority_is_known_to_whoever_connects() -> None:
+def test_every_pod_that_connects_to_the_database_knows_its_authority() -> None:
     database = {"url": "postgresql+asyncpg://db.example/motet", "authorities": {"configMapName": "who-signs"}}
     templates = pod_templates(render({"database": database}))
     for who in (f"Deployment {NAMESPACE}/motet-predictor", f"Job {NAMESPACE}/motet-migrate"):
@@ -228,8 +228,8 @@ def test_the_databases_authority_is_known_to_whoever_connects() -> None:
 
 
 @every_variant
-def test_what_refers_to_the_pod_comes_after_what_the_pod_knows(values: Object) -> None:
-    """Kubernetes replaces $(NAME) only by what stands before."""
+def test_variables_that_refer_to_others_come_after_them(values: Object) -> None:
+    """Kubernetes replaces $(NAME) only by variables that come before."""
     for who, template in pod_templates(render(values)).items():
         for container in containers(template):
             before: set[str] = set()
@@ -238,7 +238,7 @@ def test_what_refers_to_the_pod_comes_after_what_the_pod_knows(values: Object) -
                 before.add(one["name"])
 
 
-def test_the_users_word_is_the_last() -> None:
+def test_the_users_variables_override_those_of_the_chart() -> None:
     values = {
         "logLevel": "warning",
         "env": {"MOTET_LOG_LEVEL": "error", "MOTET_LOG_FORMAT": "console"},
@@ -254,8 +254,8 @@ def test_the_users_word_is_the_last() -> None:
 
 
 @pytest.mark.parametrize("days", [30, 3650, 10000])
-def test_certificates_carry_their_last_day_and_stay_when_the_release_goes(days: int) -> None:
-    """By that day an upgrade knows what to renew: templates cannot read certificates."""
+def test_certificates_have_their_last_day_and_stay_after_uninstalling(days: int) -> None:
+    """The annotation tells an upgrade what to renew: templates cannot read certificates."""
     secrets = of_kind(render({"tls": {"validityDays": days}}), "Secret")
     for one in secrets:
         annotations = one["metadata"]["annotations"]
@@ -268,14 +268,14 @@ def test_certificates_carry_their_last_day_and_stay_when_the_release_goes(days: 
 
 
 def test_every_process_listens_on_the_address_of_its_pod() -> None:
-    """Whoever listens everywhere listens on networks it does not know of."""
+    """A process that listened on all addresses would also listen on networks that nobody expects."""
     for who, template in pod_templates(render()).items():
         for one in containers(template):
             for name, value in environment(one).items():
                 assert not re.search(r"0\.0\.0\.0|localhost|127\.|\[::\]", str(value)), f"{who}: {name}"
 
 
-def test_the_operator_is_told_of_every_pool_namespace() -> None:
+def test_the_operator_gets_every_pool_namespace() -> None:
     operator = named(render({"pools": {"namespaces": ["a", "b"]}}), "Deployment", "motet-operator")
     said = environment(operator["spec"]["template"]["spec"]["containers"][0])
     assert json.loads(said["MOTET_CLUSTER_POOL_NAMESPACES"]) == ["a", "b"]
@@ -326,7 +326,7 @@ def test_streams_are_not_balanced_by_the_network() -> None:
         assert headless == (service["metadata"]["name"] != "motet-gateway"), title(service)
 
 
-def test_only_the_gateway_can_be_shown_to_the_world_and_without_its_metrics() -> None:
+def test_only_the_gateway_can_be_public_and_its_metrics_cannot() -> None:
     service = named(render({"gateway": {"service": {"type": "LoadBalancer"}}}), "Service", "motet-gateway")
     assert service["spec"]["type"] == "LoadBalancer"
     assert [port["port"] for port in service["spec"]["ports"]] == [PORTS["gateway"]]
@@ -335,7 +335,7 @@ def test_only_the_gateway_can_be_shown_to_the_world_and_without_its_metrics() ->
 
 
 @every_variant
-def test_every_long_lived_container_is_probed_where_health_is_served(values: Object) -> None:
+def test_every_long_lived_container_has_probes_at_the_port_of_its_health(values: Object) -> None:
     for who, template in pod_templates(render(values)).items():
         if who.startswith(("Job", "Pod")):
             continue
@@ -356,7 +356,7 @@ def test_a_runner_may_take_twenty_minutes_to_load() -> None:
     assert probe["httpGet"]["path"] == "/readyz"
 
 
-def test_who_serves_clients_waits_until_nobody_sends_more() -> None:
+def test_pods_that_serve_clients_wait_until_others_send_nothing_more() -> None:
     templates = pod_templates(render())
     for who in ("the operator's runner", f"Deployment {NAMESPACE}/motet-gateway"):
         (container,) = templates[who]["spec"]["containers"]
@@ -370,7 +370,7 @@ def test_who_serves_clients_waits_until_nobody_sends_more() -> None:
 
 
 @every_variant
-def test_every_object_is_labelled_and_stands_once(values: Object) -> None:
+def test_every_object_has_labels_and_exists_once(values: Object) -> None:
     objects = [one for one in render(values) if one["kind"] != "CustomResourceDefinition"]
     titles = [title(one) for one in objects]
     assert len(titles) == len(set(titles))
@@ -381,20 +381,20 @@ def test_every_object_is_labelled_and_stands_once(values: Object) -> None:
 
 
 @every_variant
-def test_rendering_twice_gives_the_same_but_for_keys(values: Object) -> None:
+def test_rendering_twice_gives_the_same_except_for_keys(values: Object) -> None:
     def without_keys(objects: list[Object]) -> list[Object]:
         return [one | {"data": None} if one.get("type") == "kubernetes.io/tls" else one for one in objects]
 
     assert without_keys(render(values)) == without_keys(render(values | {"global": {}}))
 
 
-def test_without_certificates_of_its_own_everything_is_the_same_each_time() -> None:
+def test_without_the_charts_own_certificates_rendering_twice_gives_the_same() -> None:
     values = {"tls": {"source": "Existing"}}
     assert render(values) == render(values | {"global": {}})
 
 
 @every_variant
-def test_budgets_let_broken_pods_go_and_exist_where_somebody_is_left(values: Object) -> None:
+def test_budgets_allow_the_eviction_of_broken_pods_and_exist_for_several_replicas(values: Object) -> None:
     objects = render(values)
     wanted = set()
     for deployment in of_kind(objects, "Deployment"):
@@ -408,7 +408,7 @@ def test_budgets_let_broken_pods_go_and_exist_where_somebody_is_left(values: Obj
     assert all(one["spec"]["maxUnavailable"] >= 1 for one in budgets)
 
 
-def test_an_autoscaler_may_have_the_gateways_replicas() -> None:
+def test_an_autoscaler_can_set_the_gateways_replicas() -> None:
     deployment = named(render({"gateway": {"replicas": None}}), "Deployment", "motet-gateway")
     assert "replicas" not in deployment["spec"]
 
@@ -422,8 +422,8 @@ def test_pods_are_spread_by_default() -> None:
 
 
 @every_variant
-def test_what_runners_have_in_common_never_changes_under_the_operator_that_reads_it(values: Object) -> None:
-    """Another content is another name, so that an upgrade that fails changes nothing for the operator of before."""
+def test_the_runner_template_never_changes_for_the_operator_that_reads_it(values: Object) -> None:
+    """Other content gets another name, so that a failed upgrade changes nothing for the operator before it."""
 
     def read(values: Object) -> str:
         objects = render(values)
@@ -442,8 +442,8 @@ def test_what_runners_have_in_common_never_changes_under_the_operator_that_reads
     assert read(values) == read(values | {"operator": values.get("operator", {}) | other_operator}) != read(changed)
 
 
-def test_what_runners_have_in_common_says_nothing_that_a_pool_says() -> None:
-    """A field with two writers would be fought over."""
+def test_the_runner_template_sets_no_field_that_a_pool_sets() -> None:
+    """Two writers would overwrite each other's value of a field."""
     template = runner_template(render())
     (container,) = template["spec"]["containers"]
     assert container["name"] == "runner"
@@ -454,7 +454,7 @@ def test_what_runners_have_in_common_says_nothing_that_a_pool_says() -> None:
     assert {"command", "args"}.isdisjoint(container)
 
 
-def test_the_database_is_migrated_before_anything_of_this_version_runs() -> None:
+def test_the_database_is_migrated_before_this_version_starts() -> None:
     objects = render({"database": {"url": "postgresql+asyncpg://motet:secret@db.example/motet"}})
     job = named(objects, "Job", "motet-migrate")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
@@ -466,7 +466,7 @@ def test_the_database_is_migrated_before_anything_of_this_version_runs() -> None
     assert int(before["helm.sh/hook-weight"]) < int(job["metadata"]["annotations"]["helm.sh/hook-weight"])
 
 
-def test_another_database_restarts_whoever_uses_it_and_nobody_else() -> None:
+def test_another_database_restarts_only_those_that_use_it() -> None:
     def templates(password: str) -> dict[str, Object]:
         return pod_templates(render({"database": {"url": f"postgresql+asyncpg://motet:{password}@db.example/motet"}}))
 
@@ -475,7 +475,7 @@ def test_another_database_restarts_whoever_uses_it_and_nobody_else() -> None:
     assert restarted == {f"Deployment {NAMESPACE}/motet-{name}" for name in ("gateway", "predictor")}
 
 
-def test_by_default_policies_warn_and_refuse_only_what_raises_rights() -> None:
+def test_by_default_one_policy_refuses_and_the_others_warn() -> None:
     def actions(values: Object) -> list[list[str]]:
         return [one["spec"]["validationActions"] for one in of_kind(render(values), "ValidatingAdmissionPolicyBinding")]
 
@@ -486,7 +486,7 @@ def test_by_default_policies_warn_and_refuse_only_what_raises_rights() -> None:
     assert sorted(all_of_them) == [["Deny"]] * 5 + [["Warn"]] * 2
 
 
-def test_a_policy_knows_the_rank_that_a_pool_takes_where_it_says_nothing() -> None:
+def test_a_policy_knows_the_default_of_a_pools_maximum_rank() -> None:
     policy = named(render(), "ValidatingAdmissionPolicy", "motet-lower-rank")
     ranks = [one["expression"].rpartition(" : ")[2] for one in policy["spec"]["variables"]]
     assert ranks == [str(Settings.model_fields["max_lora_rank"].default)] * 2
@@ -504,7 +504,7 @@ def test_without_a_database_the_predictor_makes_a_file_of_its_own() -> None:
 
 
 @every_variant
-def test_secrets_are_written_nowhere_but_in_secrets(values: Object) -> None:
+def test_passwords_are_only_in_secrets(values: Object) -> None:
     for one in render(values):
         if one["kind"] != "Secret":
             assert "motet:secret@" not in yaml.safe_dump(one), title(one)
@@ -514,12 +514,12 @@ def test_secrets_are_written_nowhere_but_in_secrets(values: Object) -> None:
 
 
 @pytest.mark.parametrize("values", [{}, {"crds": {"install": False}}], ids=["with", "without"])
-def test_definitions_come_with_the_chart_unless_they_have_a_release_of_their_own(values: Object) -> None:
+def test_definitions_are_part_of_the_chart_unless_they_have_a_release_of_their_own(values: Object) -> None:
     definitions = of_kind(render(values), "CustomResourceDefinition")
     assert len(definitions) == (0 if values else 2)
 
 
-def test_definitions_are_those_of_the_repository_and_stay_when_the_release_goes() -> None:
+def test_definitions_are_those_of_the_repository_and_stay_after_uninstalling() -> None:
     for definition in render(chart=CRDS):
         metadata = definition["metadata"]
         assert metadata.pop("annotations") == {"helm.sh/resource-policy": "keep"}

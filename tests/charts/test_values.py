@@ -1,4 +1,4 @@
-"""What can be set, that a misspelt value is refused by its name, and that the explanations are complete."""
+"""Which values there are, that Helm refuses a misspelt one by its name, and that every value is explained."""
 
 import json
 import re
@@ -16,7 +16,7 @@ HELMS_OWN = {"global", "motet-crds"}
 
 
 def nodes(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
-    """Every schema of an own value, with its path."""
+    """The schema of every value of this chart, with its path."""
     for name, inner in schema.get("properties", {}).items():
         if path or name not in HELMS_OWN:
             yield f"{path}/{name}", inner
@@ -27,14 +27,14 @@ def resolved(node: Object) -> Object:
     return SCHEMA["$defs"][node["$ref"].rsplit("/", 1)[1]] | node if "$ref" in node else node
 
 
-def test_every_value_is_explained_and_has_a_default_or_parts() -> None:
+def test_every_value_has_a_description_and_a_default_or_parts() -> None:
     for path, node in nodes(SCHEMA):
-        assert node.get("description", "").endswith((".", "it")), path
+        assert node.get("description", "").endswith("."), path
         assert ("default" in node) != ("properties" in node), path
 
 
-def test_no_object_takes_what_it_does_not_name() -> None:
-    """Maps take any key, and say of what type their values are; the rest is Kubernetes' own."""
+def test_no_object_accepts_unknown_values() -> None:
+    """Maps accept any key, and have a type for their values. Kubernetes checks the rest."""
     kubernetes = {"nodeAffinity", "podAffinity", "podAntiAffinity", "labelSelector", "namespaceSelector", "podSelector"}
 
     def check(node: Any, path: str) -> None:
@@ -54,7 +54,7 @@ def test_no_object_takes_what_it_does_not_name() -> None:
     check(SCHEMA, "/")
 
 
-def test_the_values_file_holds_exactly_what_the_schema_names() -> None:
+def test_the_values_file_has_exactly_the_values_of_the_schema() -> None:
     def paths(value: Any, node: Object, path: str) -> Iterator[str]:
         if isinstance(value, dict) and "properties" in node and "default" not in node:
             for name, inner in value.items():
@@ -115,14 +115,14 @@ def test_code_in_the_readme_has_no_entities() -> None:
         ),
     ],
 )
-def test_a_mistake_is_refused_by_its_name(given: str, sentence: str) -> None:
+def test_helm_refuses_a_mistake_and_names_it(given: str, sentence: str) -> None:
     with pytest.raises(HelmFailed) as refused:
         helm("template", "motet", str(MOTET), f"--set={given}")
     assert sentence in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["m" * 41, "motet.prod", "1motet"])
-def test_a_release_that_no_service_can_be_called_after_needs_another_name(name: str) -> None:
+def test_a_release_name_that_no_service_can_begin_with_is_refused(name: str) -> None:
     with pytest.raises(HelmFailed) as refused:
         helm("template", name, str(MOTET))
     assert f"{name} cannot begin the names of objects: give the release another name, or set fullnameOverride" in str(
@@ -131,20 +131,20 @@ def test_a_release_that_no_service_can_be_called_after_needs_another_name(name: 
     assert f"name: {'m' * 40}-gateway\n" in helm("template", name, str(MOTET), f"--set=fullnameOverride={'m' * 40}")
 
 
-def test_names_that_are_not_ours_are_free() -> None:
+def test_variables_that_are_not_motets_are_allowed() -> None:
     gateway = named(render({"env": {"HTTPS_PROXY": "http://proxy:3128"}}), "Deployment", "motet-gateway")
     (container,) = gateway["spec"]["template"]["spec"]["containers"]
     assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in container["env"]
 
 
 @pytest.mark.parametrize("chart", [MOTET, CRDS], ids=lambda chart: chart.name)
-def test_helm_finds_nothing_to_complain_about(chart: Path) -> None:
+def test_helm_lint_accepts_the_charts(chart: Path) -> None:
     said = helm("lint", "--strict", str(chart))
     assert re.search(r"\[(WARNING|ERROR)\]", said) is None, said
 
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
-def test_helm_finds_nothing_to_complain_about_whatever_is_set(values: Object, tmp_path: Path) -> None:
+def test_helm_lint_accepts_the_chart_with_any_values(values: Object, tmp_path: Path) -> None:
     said = helm("lint", "--strict", str(MOTET), with_values(values, tmp_path))
     assert re.search(r"\[(WARNING|ERROR)\]", said) is None, said
 
