@@ -35,7 +35,7 @@ def held(engine: Engine) -> int:
 
 
 def overlapping(engine: Engine) -> bool:
-    rows = [row for _, known in engine._slots if known.place for row in rows_of(known.place)]
+    rows = [row for _, known in engine._slots if known.slot for row in rows_of(known.slot)]
     return len(rows) != len(set(rows))
 
 

@@ -219,7 +219,7 @@ class Engine:
             swap_seconds_per_page=self._swap_seconds_per_page,
             sequences=[sequence.entry() for sequence in book],
             adapters=[
-                EngineAdapterReport(digest, known.layout.size, book.live_on(digest), on_device=known.place is not None)
+                EngineAdapterReport(digest, known.layout.size, book.live_on(digest), on_device=known.slot is not None)
                 for digest, known in self._slots
             ],
         )

@@ -1,7 +1,6 @@
-"""Adapters on the device: limited in number and memory, loaded a few tensors at a time so that no sequence waits
-(PU-07).
+"""Loads adapters into slots of device memory, a few tensors at a time, so that no sequence waits (PU-07).
 
-An adapter with live sequences is never evicted. Of the others, the least recently used one is evicted first.
+`eviction.py` decides which slot an adapter gets, and which other adapters are evicted or moved for it.
 """
 
 from collections import OrderedDict
@@ -13,8 +12,8 @@ import torch
 from motet.domain import Digest
 from motet.errors import AdapterError, AdapterIncompatible, MotetError, Overloaded
 from motet_kernels import RANKS, AdapterSlot, rank_class_of
+from motet_runner.adapters.eviction import DeviceAdapter, SlotAllocation, allocate_slot
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.slot_allocation import DeviceAdapter, SlotAllocation, allocate_slot
 from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.execute.lora import LoraLinears
 
@@ -27,19 +26,18 @@ class SlotEntry:
     """An adapter whose checked bytes are where `layout` says."""
 
     layout: AdapterLayout
-    place: AdapterSlot | None = None
-    """Its slot. None: it is not on the device."""
+    slot: AdapterSlot | None = None
+    """None: it is not on the device."""
 
     @property
-    def group(self) -> int:
-        """Its rank class."""
+    def rank_class(self) -> int:
         return rank_class_of(self.layout.rank)
 
 
 @dataclass(slots=True)
 class Loading:
     digest: Digest
-    place: AdapterSlot
+    slot: AdapterSlot
     slices: Iterator[int]
     started: float
     seconds: float = 0.0
@@ -79,12 +77,12 @@ class SlotStore:
 
     def on_device(self, digest: Digest) -> bool:
         known = self._known.get(digest)
-        return known is not None and known.place is not None
+        return known is not None and known.slot is not None
 
     def slot_of(self, digest: Digest) -> AdapterSlot:
         """The slot of an adapter on the device. This also marks the adapter as used now."""
         self._known.move_to_end(digest)
-        slot = self._known[digest].place
+        slot = self._known[digest].slot
         assert slot is not None, digest
         return slot
 
@@ -142,27 +140,25 @@ class SlotStore:
 
     @property
     def _in_use(self) -> int:
-        return sum(known.place is not None for known in self._known.values()) + (self._loading is not None)
+        return sum(known.slot is not None for known in self._known.values()) + (self._loading is not None)
 
     def _too_large(self, digest: Digest) -> bool:
-        return RANKS[self._known[digest].group] > self._linears.rows
+        return RANKS[self._known[digest].rank_class] > self._linears.rows
 
     def _allocate(self, digest: Digest) -> SlotAllocation | None:
         """The slot that the adapter could get now. Others are evicted only for an adapter that a sequence waits for."""
-        waiting = self._live(digest) > 0
-        full = self._in_use >= self._slots
-        idle = [one for one, known in self._known.items() if known.place is not None and not self._live(one)]
-        if full and not (waiting and idle):
-            return None
         residents = [
-            DeviceAdapter(one, known.place, self._live(one) > 0)
+            DeviceAdapter(one, known.slot, self._live(one) > 0)
             for one, known in self._known.items()
-            if known.place is not None
+            if known.slot is not None
         ]
-        allocation = allocate_slot(self._known[digest].group, self._linears.rows, residents, evict=waiting)
-        if allocation is not None and full and not allocation.evicted:
-            return allocation._replace(evicted=(idle[0],))
-        return allocation
+        return allocate_slot(
+            self._known[digest].rank_class,
+            residents,
+            rows=self._linears.rows,
+            max_adapters=self._slots,
+            evict=self._live(digest) > 0,
+        )
 
     def _begin(self) -> None:
         without_slot: set[tuple[int, bool]] = set()  # (rank class, evicts): many adapters may wait for the same slots
@@ -172,13 +168,13 @@ class SlotStore:
                 self._fail(
                     digest,
                     AdapterIncompatible(
-                        f"Its rank is {rank} and the adapters' memory holds {largest} in all (engine.maxLoraRank, "
-                        "engine.maxResidentAdapters).",
+                        f"The adapter's rank is {rank}, but the memory for adapters holds a total rank of {largest}. "
+                        "Raise the pool's engine.maxLoraRank or engine.maxResidentAdapters.",
                         reason="RankTooLarge",
                     ),
                 )
                 continue
-            kind = self._known[digest].group, self._live(digest) > 0
+            kind = self._known[digest].rank_class, self._live(digest) > 0
             allocation = None if kind in without_slot else self._allocate(digest)
             if allocation is None:
                 without_slot.add(kind)
@@ -186,36 +182,39 @@ class SlotStore:
                     del self._wanted[digest]
                 continue
             del self._wanted[digest]
-            self._make(allocation)
+            self._make_space(allocation)
             layout = self._known[digest].layout
-            self._loading = Loading(digest, allocation.place, self._slices(layout, allocation.place), self._clock())
+            self._loading = Loading(digest, allocation.slot, self._slices(layout, allocation.slot), self._clock())
             return
 
-    def _make(self, allocation: SlotAllocation) -> None:
+    def _make_space(self, allocation: SlotAllocation) -> None:
         for digest in allocation.evicted:
-            self._known[digest].place = None
+            self._known[digest].slot = None
             self._progress.evicted.append(digest)
         for digest, old, new in allocation.moved:
             with torch.inference_mode():
                 self._linears.move(old, new)
-            self._known[digest].place = new
+            self._known[digest].slot = new
 
-    def _slices(self, layout: AdapterLayout, place: AdapterSlot) -> Iterator[int]:
+    def _slices(self, layout: AdapterLayout, slot: AdapterSlot) -> Iterator[int]:
         """Write the adapter's matrices, and yield the bytes of each slice. Projections that it does not change are
         cleared."""
         linears = {linear.module: linear for linear in layout.linears}
-        strange = next((module for module in linears if module not in self._linears.weights), None)
-        if strange is not None:
-            raise AdapterIncompatible(f"{strange} is no linear of this model, against which it was not checked.")
+        unknown = next((module for module in linears if module not in self._linears.weights), None)
+        if unknown is not None:
+            raise AdapterIncompatible(
+                f"The adapter has weights for {unknown}, which is not a linear layer of this model. Check the adapter "
+                "against this model first."
+            )
         size = 0
         with WeightReader(layout) as matrices:
             for module in self._linears.weights:
                 linear = linears.get(module)
                 if linear is None:
-                    self._linears.write(module, place, None, None)
+                    self._linears.write(module, slot, None, None)
                     continue
                 a, b = matrices.read(linear.a), matrices.read(linear.b)
-                self._linears.write(module, place, a, b, linear.scale)
+                self._linears.write(module, slot, a, b, linear.scale)
                 size += a.nbytes + b.nbytes
                 if size >= SLICE_BYTES:
                     yield size
@@ -233,15 +232,15 @@ class SlotStore:
 
     def _finish(self, loading: Loading) -> None:
         self._loading = None
-        self._known[loading.digest].place = loading.place
+        self._known[loading.digest].slot = loading.slot
         self._known.move_to_end(loading.digest)
         self._progress.loaded.append((loading.digest, loading.bytes, self._clock() - loading.started))
 
     def _fail(self, digest: Digest, error: Exception) -> None:
         if self._is_loading(digest):
             self._loading = None
-        self._wanted.pop(digest, None)  # still known: a sequence that resumes asks again, and learns the error, too
-        self._progress.failed.append((digest, _named(error)))
+        self._wanted.pop(digest, None)  # still known: a sequence that resumes asks again and gets the error, too
+        self._progress.failed.append((digest, _as_motet_error(error)))
 
     def _forget_dropped(self) -> None:
         for digest in list(self._dropped):
@@ -250,18 +249,18 @@ class SlotStore:
             self._dropped.discard(digest)
             self._wanted.pop(digest, None)
             known = self._known.pop(digest, None)
-            if known is not None and known.place is not None:
+            if known is not None and known.slot is not None:
                 self._progress.evicted.append(digest)
 
 
-def _named(error: Exception) -> MotetError:
+def _as_motet_error(error: Exception) -> MotetError:
     if isinstance(error, MotetError):
         return error
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    # PyTorch has a class for errors of device memory. For host memory, only this word in the message tells.
+    # PyTorch has a class for errors of device memory. For host memory, only this word in the message shows it.
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocat" in first_line:
         return Overloaded(
-            "This runner had no memory left while the adapter was loaded. If it lasts, lower the pool's "
+            "This runner ran out of memory while it loaded the adapter. If this happens again, lower the pool's "
             "engine.memoryUtilizationPercent, engine.kvCacheMiB or engine.maxResidentAdapters."
         )
-    return AdapterError(f"The adapter could not be loaded: {first_line}")
+    return AdapterError(f"The runner could not load the adapter: {first_line}")
