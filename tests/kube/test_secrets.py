@@ -54,7 +54,7 @@ def test_the_command_in_the_message_about_a_secret_grants_it(
     with pytest.raises(AdapterFetchFailed, match="may not read Secret"):
         read_credentials(f"{tenant}/other", access, timeout=10)
     cluster.kubectl("delete", "secret", "mine", f"--namespace={tenant}")
-    with pytest.raises(AdapterFetchFailed, match=f"there is no Secret {tenant}/mine"):
+    with pytest.raises(AdapterFetchFailed, match=f"There is no Secret {tenant}/mine"):
         read_credentials(f"{tenant}/mine", access, timeout=10)
 
 

@@ -124,7 +124,7 @@ def test_a_folder_without_a_model_says_what_is_missing(llama: Path, tmp_path: Pa
     with pytest.raises(ModelFolderError, match=r"config\.json"):
         execute.load(tmp_path, "auto", "cpu")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelFolderError, match="not JSON"):
+    with pytest.raises(ModelFolderError, match="not valid JSON"):
         execute.load(tmp_path, "auto", "cpu")
     (tmp_path / "config.json").write_text((llama / "config.json").read_text())
     with pytest.raises(ModelFolderError, match="could not be loaded"):

@@ -23,7 +23,7 @@ async def test_in_a_drain_running_requests_end_waiting_ones_move_and_no_new_ones
         await system.runner("r1")
         draining = asyncio.create_task(leaving.service.drain(3600))
         await until(lambda: leaving.service.draining)
-        assert len(leaving.service.book) == 2
+        assert len(leaving.service.accepted) == 2
         engines.hurry()
         await asyncio.wait_for(draining, PATIENCE_S)  # it ends once all requests have ended
         for n, answer in enumerate(running):
@@ -42,7 +42,7 @@ async def test_requests_that_run_at_the_deadline_move_with_their_tokens(folder):
         await until(lambda: all(one.tokens for one in system.gateway.live()))
         await system.runner("r1")
         await leaving.service.drain(0.3)
-        assert len(leaving.service.book) == 0
+        assert len(leaving.service.accepted) == 0
         await leaving.stop()
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, 150)
@@ -56,7 +56,7 @@ async def test_waiting_requests_are_returned_at_once(folder):
         await gateway.submit("first", max_tokens=300)
         await until(lambda: gateway.tokens)
         await gateway.submit("second", max_tokens=8, adapter="sha256:" + 64 * "0")
-        await until(lambda: len(runner.service.book) == 2)
+        await until(lambda: len(runner.service.accepted) == 2)
         draining = asyncio.create_task(runner.service.drain(3600))
         given_back = await gateway.finished("second")
         assert not given_back.tokens
@@ -91,14 +91,14 @@ async def test_a_scheduler_that_connects_during_a_drain_is_told(folder):
 async def test_ready_means_known_to_a_scheduler_and_not_draining(folder):
     address, health = f"unix:{folder}/s.sock", Health()
     async with in_process_runner(folder, scheduler=address, health=health) as runner:
-        assert health.unready_reason() == "no scheduler has welcomed it yet"
+        assert health.unready_reason() == "no scheduler has accepted this runner yet"
         async with scheduler_at(address):
             await until(lambda: not health.unready_reason())
         await asyncio.sleep(0.1)
         assert health.unready_reason() == "", "a scheduler that goes away comes back"
         assert health.dead_reason() == ""
         await runner.service.drain(5)
-        assert health.unready_reason() == "this runner is being drained"
+        assert health.unready_reason() == "this runner is draining and takes no new requests"
 
 
 def drain(term: int = 1) -> scheduler_pb2.AttachDown:
@@ -118,7 +118,7 @@ async def test_a_runner_whose_drain_is_taken_back_takes_work_again_and_is_ready(
     ):
         await until(lambda: not health.unready_reason())
         scheduler.send(drain())
-        await until(lambda: health.unready_reason() == "this runner is being drained")
+        await until(lambda: health.unready_reason() == "this runner is draining and takes no new requests")
         await gateway.submit("a")
         assert (await gateway.refusal("a")).failure.code == "declined"
         scheduler.send(take_work())
@@ -139,8 +139,8 @@ async def test_an_ending_runner_declines_requests_also_when_its_drain_is_taken_b
         seen = len(scheduler.of("report"))
         scheduler.send(take_work())
         scheduler.send(scheduler_pb2.AttachDown(welcome={"term": 2}))
-        await until(lambda: runner.service.book.highest_term == 2 and len(scheduler.of("report")) > seen + 1)
-        assert health.unready_reason() == "this runner is being drained"
+        await until(lambda: runner.service.accepted.highest_term == 2 and len(scheduler.of("report")) > seen + 1)
+        assert health.unready_reason() == "this runner is draining and takes no new requests"
         await gateway.submit("a")
         assert (await gateway.refusal("a")).failure.code == "declined"
 
@@ -183,7 +183,7 @@ def test_an_engine_is_hung_when_it_has_work_and_stands_still():
         assert progress.hung_reason() == ""
     progress.observe(3, work=True)
     clock.advance(11)
-    assert progress.hung_reason() == "no engine step for 61 s while work waits"
+    assert progress.hung_reason() == "the engine has completed no step for 61 s, although it has work"
     progress.observe(3, work=False)
     assert progress.hung_reason() == ""
     clock.advance(1000)

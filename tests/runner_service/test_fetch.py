@@ -60,7 +60,9 @@ async def test_an_optional_file_beyond_its_bound_is_refused_by_name(tmp_path, ca
     source = write_adapter(tmp_path / "a")
     (source / name).touch()
     os.truncate(source / name, limit + 1)
-    with pytest.raises(AdapterFetchFailed, match=rf"{name} is {limit + 1} bytes; at most {limit}") as failed:
+    with pytest.raises(
+        AdapterFetchFailed, match=rf"{name} has {limit + 1} bytes, but Motet reads at most {limit}"
+    ) as failed:
         await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
     assert failed.value.reason == "TooLarge"
     assert contents(cache) == []
@@ -70,7 +72,7 @@ async def test_an_optional_file_beyond_its_bound_is_refused_by_name(tmp_path, ca
 async def test_an_optional_file_that_is_not_a_regular_file_is_refused(tmp_path, cache, make):
     source = write_adapter(tmp_path / "a")
     make(source / "tokenizer_config.json")
-    with pytest.raises(AdapterFetchFailed, match=r"tokenizer_config\.json is not a file"):
+    with pytest.raises(AdapterFetchFailed, match=r"tokenizer_config\.json is not a regular file"):
         await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
 
 
@@ -121,9 +123,9 @@ async def test_another_digest_than_expected_is_refused_and_leaves_nothing(tmp_pa
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
-        ("s3://bucket/a", "not yet: s3://"),
-        ("file://elsewhere/a", "names no folder of this machine"),
-        ("file:///nonexistent/a", "there is no folder /nonexistent/a"),
+        ("s3://bucket/a", "cannot read s3:// sources yet"),
+        ("file://elsewhere/a", "is not a folder of this machine"),
+        ("file:///nonexistent/a", "There is no folder /nonexistent/a"),
     ],
 )
 async def test_a_source_that_cannot_be_read_says_why(cache, uri, words):
@@ -189,7 +191,7 @@ async def test_a_write_that_fails_leaves_nothing(tmp_path, cache):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
     try:
-        with pytest.raises(AdapterFetchFailed, match="cannot be copied"):
+        with pytest.raises(AdapterFetchFailed, match="cannot copy"):
             await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

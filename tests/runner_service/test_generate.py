@@ -32,7 +32,7 @@ async def test_a_gateway_gets_every_token_once_and_one_finish(folder):
         assert gateway.tokens["a", 1] == tokens_of((1, 2, 3), 7, 40)
         assert last.finish == common_pb2.FINISH_REASON_LENGTH
         assert gateway.welcome.runner.instance == "r0"
-        assert len(runner.service.book) == 0
+        assert len(runner.service.accepted) == 0
 
 
 async def test_a_step_is_one_message_with_all_sequences_of_a_gateway(folder):
@@ -80,7 +80,7 @@ async def test_cancel_frees_pages_and_ends_the_sequence(folder):
         last = await gateway.finished("a")
         assert last.finish == common_pb2.FINISH_REASON_CANCELLED
         assert last.index == len(gateway.tokens["a", 1])
-        assert len(runner.service.book) == 0
+        assert len(runner.service.accepted) == 0
 
 
 async def test_a_submit_has_exactly_one_choice(folder):
@@ -105,7 +105,7 @@ async def test_a_decline_of_the_engine_reaches_gateway_and_scheduler(folder):
         assert (declined.failure.code, declined.term) == ("declined", 3)
         (up,) = await until(lambda: scheduler.of("declined"))
         assert (up.request, up.epoch, up.failure.code) == ("a", 1, "declined")
-        assert [one.request for one in runner.service.book] == ["first"]
+        assert [one.request for one in runner.service.accepted] == ["first"]
 
 
 async def test_a_lower_term_is_declined(folder):
@@ -132,7 +132,7 @@ async def test_a_higher_epoch_takes_the_place_of_the_older_one(folder):
         await gateway.finished("a", 2)
         assert (await gateway.finished("a", 1)).finish == common_pb2.FINISH_REASON_CANCELLED
         assert gateway.tokens["a", 2] == tokens_of((1, 2, 3), 7, 10)[1:]
-        assert len(runner.service.book) == 0
+        assert len(runner.service.accepted) == 0
 
 
 async def test_sequences_of_a_lost_gateway_end_after_the_grace(folder):
@@ -140,7 +140,7 @@ async def test_sequences_of_a_lost_gateway_end_after_the_grace(folder):
         async with gateway_to(runner.address) as gateway:
             await gateway.submit("a", max_tokens=2000)
             await until(lambda: gateway.tokens.get(("a", 1)))
-        await until(lambda: len(runner.service.book) == 0)
+        await until(lambda: len(runner.service.accepted) == 0)
 
 
 async def test_a_resubmitted_request_survives_the_loss_of_its_first_stream(folder):
@@ -178,7 +178,7 @@ async def test_a_draining_runner_takes_nothing_new_and_finishes_what_it_has(fold
         scheduler.send(scheduler_pb2.AttachDown(drain=scheduler_pb2.Drain(term=1)))
         await until(lambda: runner.service.draining)
         await gateway.submit("b")
-        assert "drained" in (await gateway.refusal("b")).failure.message
+        assert "draining" in (await gateway.refusal("b")).failure.message
         engines.hurry()
         await gateway.finished("a")
         assert await is_healthy(runner.address)
@@ -212,7 +212,7 @@ async def test_a_gateway_that_does_not_read_is_dropped_and_delays_no_other(folde
         await good.submit("a", max_tokens=50)
         await good.finished("a")
         await until(lambda: len(runner.service._loaded().generation._streams) == 1)
-        await until(lambda: len(runner.service.book) == 0)
+        await until(lambda: len(runner.service.accepted) == 0)
         await good.submit("b")
         await good.finished("b")
         async with asyncio.timeout(PATIENCE_S):
@@ -250,7 +250,7 @@ async def test_a_runner_that_still_loads_serves_nothing(folder):
             call = runner_pb2_grpc.RunnerStub(channel).Assets(
                 runner_pb2.AssetsRequest(digest="any"), timeout=PATIENCE_S
             )
-            with pytest.raises(grpc.aio.AioRpcError, match="still being loaded") as caught:
+            with pytest.raises(grpc.aio.AioRpcError, match="still loading") as caught:
                 await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         may_load.set()
@@ -282,11 +282,11 @@ async def test_a_placement_submitted_again_on_another_stream_survives_the_end_of
         async with gateway_to(runner.address) as second:
             await second.submit("a", max_tokens=60, delivered=tuple(have))
             await until(lambda: second.tokens.get(("a", 1)))
-            assert [one.request for one in runner.service.book] == ["a"]
+            assert [one.request for one in runner.service.accepted] == ["a"]
             engines.hurry()
             await second.finished("a")
             assert have + second.tokens["a", 1] == tokens_of((1, 2, 3), 7, 60)
-        assert len(runner.service.book) == 0
+        assert len(runner.service.accepted) == 0
 
 
 async def test_a_placement_that_comes_again_before_its_adapter_can_be_cancelled(folder):
@@ -300,7 +300,7 @@ async def test_a_placement_that_comes_again_before_its_adapter_can_be_cancelled(
             await second.cancel("a")
             assert (await second.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
             await until(lambda: not [t for t in asyncio.all_tasks() if t.get_name() == "adapter for a"])
-        assert len(runner.service.book) == 0
+        assert len(runner.service.accepted) == 0
 
 
 async def test_a_placement_submitted_again_before_its_stream_ended_belongs_to_the_new_stream(folder):
@@ -318,7 +318,7 @@ async def test_a_placement_submitted_again_before_its_stream_ended_belongs_to_th
         engines.hurry()
         await second.finished("a")
         assert have + second.tokens["a", 1] == tokens_of((1, 2, 3), 7, 60)
-        assert len(runner.service.book) == 0
+        assert len(runner.service.accepted) == 0
 
 
 async def test_a_request_submitted_twice_or_by_two_gateways_runs_once(folder):
@@ -350,7 +350,7 @@ async def test_a_refusal_of_the_first_submit_does_not_end_the_second(folder):
     ):
         await until(lambda: scheduler.of("hello"))
         await gateway.submit("a", max_tokens=2000)
-        await until(lambda: len(runner.service.book) == 1)
+        await until(lambda: len(runner.service.accepted) == 1)
         of_a_lost_stream = SequenceRefused(RequestId("a"), 1, -1, Declined("no pages"))
         runner.service._on_batch(EngineOutputs(refused=[of_a_lost_stream]))
         await gateway.cancel("a")

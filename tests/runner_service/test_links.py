@@ -173,12 +173,12 @@ async def test_a_request_waits_for_its_adapter(folder):
         digest = adapter_digest(source)
         await gateway.submit("early", adapter=digest)
         await until(lambda: gateway.progress("early") == [common_pb2.SEQUENCE_STATE_LOADING])
-        assert {entry.state for entry in runner.service.book.runner_requests(None)} == {
+        assert {entry.state for entry in runner.service.accepted.runner_requests(None)} == {
             common_pb2.SEQUENCE_STATE_LOADING
         }
         scheduler.ensure("a0", source.as_uri(), DEVICE)
         await gateway.finished("early")
-        assert len(runner.service.book) == 0
+        assert len(runner.service.accepted) == 0
 
 
 async def test_a_request_whose_adapter_does_not_come_is_declined(folder):
@@ -186,8 +186,8 @@ async def test_a_request_whose_adapter_does_not_come_is_declined(folder):
         await gateway.submit("lost", adapter="sha256:" + "0" * 64)
         declined = await gateway.refusal("lost")
         assert declined.failure.code == "declined"
-        assert "did not come" in declined.failure.message
-        assert len(runner.service.book) == 0
+        assert "did not arrive" in declined.failure.message
+        assert len(runner.service.accepted) == 0
 
 
 async def test_a_request_that_waits_for_its_adapter_can_be_cancelled(folder):
@@ -195,7 +195,7 @@ async def test_a_request_that_waits_for_its_adapter_can_be_cancelled(folder):
         await gateway.submit("a", adapter="sha256:" + "0" * 64)
         await gateway.cancel("a")
         assert (await gateway.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
-        assert len(runner.service.book) == 0
+        assert len(runner.service.accepted) == 0
 
 
 async def test_expect_brings_a_known_adapter_to_the_device(folder):
@@ -247,7 +247,7 @@ async def test_orders_of_a_past_term_are_ignored(folder):
         scheduler.ensure("a0", source)
         await scheduler.adapter("a0")
         assert not runner.service.draining
-        assert runner.service.book.highest_term == 9
+        assert runner.service.accepted.highest_term == 9
 
 
 async def test_an_overflow_is_extended_by_the_supervisors_order(folder):
@@ -322,7 +322,7 @@ async def test_the_supervisors_orders_of_a_past_term_are_ignored(folder):
         assert not supervisor.of("parked")
         supervisor.send(supervisor_pb2.WatchDown(park=supervisor_pb2.Park(**order, term=8)))
         await until(lambda: supervisor.of("parked"))
-        assert runner.service.book.highest_term == 7, "a term is learned from schedulers"
+        assert runner.service.accepted.highest_term == 7, "a term is learned from schedulers"
         # One that no scheduler has told anything goes by itself.
         supervisor.send(
             supervisor_pb2.WatchDown(resume=supervisor_pb2.Resume(request="a", epoch=1, promise={"pages": 130}))

@@ -175,9 +175,9 @@ def without(name):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda folder: folder / "none", "there is no model folder"),
+        (lambda folder: folder / "none", "There is no model folder"),
         (without("config.json"), "has no config.json"),
-        (without("model.safetensors"), "holds no *.safetensors"),
+        (without("model.safetensors"), "has no *.safetensors"),
         (broken_json, ""),
     ],
 )

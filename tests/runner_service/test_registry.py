@@ -37,12 +37,12 @@ class Bench:
         cache = DiskCache(folder / "cache", max_adapter_bytes=1 << 20)
         cache.prepare()
         self.cache = cache
-        self.shelf = AdapterRegistry(
+        self.adapters = AdapterRegistry(
             cache,
             check=self.check,
             base_digest=base,
-            engine=engine,
-            checker=checker,
+            engine_limits=engine,
+            check_version=checker,
             capacity=capacity,
             users_of=lambda digest: self.users.get(digest, 0),
             post=self.posted.append,
@@ -60,7 +60,7 @@ class Bench:
     async def ensure(self, n, stage=common_pb2.ADAPTER_STAGE_CERTIFIED, **config):
         source = write_adapter(self.folder / f"a{n}", seed=n, **config)
         ref = common_pb2.AdapterRef(namespace="default", name=f"a{n}")
-        return await self.shelf.ensure(scheduler_pb2.EnsureAdapter(adapter=ref, source=source.as_uri(), stage=stage))
+        return await self.adapters.ensure(scheduler_pb2.EnsureAdapter(adapter=ref, source=source.as_uri(), stage=stage))
 
     async def ensure_digest(self, n, digest):
         order = scheduler_pb2.EnsureAdapter(
@@ -69,7 +69,7 @@ class Bench:
             expected_digest=digest,
             stage=common_pb2.ADAPTER_STAGE_DEVICE,
         )
-        return await self.shelf.ensure(order)
+        return await self.adapters.ensure(order)
 
     def cached(self):
         return set(self.cache.by_last_use())
@@ -79,16 +79,16 @@ class Bench:
 def bench(tmp_path):
     bench = Bench(tmp_path)
     yield bench
-    bench.shelf.close()
+    bench.adapters.close()
 
 
 async def test_the_least_recently_used_leaves_the_disk_first(bench):
     first, second = await bench.ensure(1), await bench.ensure(2)
-    bench.shelf.for_request(first.digest)
+    bench.adapters.for_request(first.digest)
     third = await bench.ensure(3)
     assert bench.cached() == {first.digest, third.digest}
     assert DropAdapter(second.digest) in bench.posted
-    assert bench.shelf.get(second.digest) is None
+    assert bench.adapters.get(second.digest) is None
 
 
 async def test_an_adapter_with_requests_never_leaves(bench):
@@ -103,7 +103,7 @@ async def test_an_adapter_with_requests_never_leaves(bench):
 
 async def test_an_expected_adapter_stays_until_the_hint_lapses(bench):
     first = await bench.ensure(1)
-    bench.shelf.expect(first.digest, 2.0)
+    bench.adapters.expect(first.digest, 2.0)
     await bench.ensure(2)
     await bench.ensure(3)
     assert first.digest in bench.cached()
@@ -114,75 +114,75 @@ async def test_an_expected_adapter_stays_until_the_hint_lapses(bench):
 
 async def test_a_certificate_is_kept_and_not_made_twice(bench, tmp_path):
     first = await bench.ensure(1)
-    bench.shelf.close()
+    bench.adapters.close()
     again = Bench(tmp_path)
-    found = again.shelf.for_request(first.digest)
+    found = again.adapters.for_request(first.digest)
     assert found is not None
     assert found.certificate == first.certificate
     assert again.checks == 0
     assert LoadAdapter(first.digest, first.checked.layout) in again.posted
-    again.shelf.close()
+    again.adapters.close()
 
 
 async def test_a_certificate_for_another_base_model_counts_for_nothing(bench, tmp_path):
     first = await bench.ensure(1)
     other = Bench(tmp_path, base=Digest("sha256:" + "c" * 64))
-    assert other.shelf.for_request(first.digest) is None
+    assert other.adapters.for_request(first.digest) is None
     checked = await other.ensure(1)
     assert other.checks == 1
     assert checked.certificate.base_digest.endswith("c")
-    other.shelf.close()
+    other.adapters.close()
 
 
 async def test_an_adapter_passed_by_an_older_checker_is_checked_again(bench, tmp_path):
     first = await bench.ensure(1)
     assert first.certificate.checker == CHECK_VERSION
-    bench.shelf.close()
+    bench.adapters.close()
     newer = Bench(tmp_path, checker=CHECK_VERSION + 1)
-    assert newer.shelf.for_request(first.digest) is None
+    assert newer.adapters.for_request(first.digest) is None
     checked = await newer.ensure(1)
     assert (newer.checks, checked.certificate.checker) == (1, CHECK_VERSION + 1)
-    newer.shelf.close()
+    newer.adapters.close()
     stricter = Bench(tmp_path, checker=CHECK_VERSION + 2, refuses="LORA")
     assert first.digest in stricter.cached()
     with pytest.raises(AdapterIncompatible):
         await stricter.ensure_digest(1, first.digest)
-    assert stricter.shelf.for_request(first.digest) is None
+    assert stricter.adapters.for_request(first.digest) is None
     assert not any(isinstance(command, LoadAdapter) for command in stricter.posted)
-    stricter.shelf.close()
+    stricter.adapters.close()
 
 
 async def test_an_adapter_checked_for_another_dtype_or_rank_is_checked_again(bench, tmp_path):
     first = await bench.ensure(1)
-    bench.shelf.close()
+    bench.adapters.close()
     other = Bench(tmp_path, engine="float16, rank 8", refuses="LORA")
-    assert other.shelf.for_request(first.digest) is None
+    assert other.adapters.for_request(first.digest) is None
     with pytest.raises(AdapterIncompatible):
         await other.ensure_digest(1, first.digest)
-    other.shelf.close()
+    other.adapters.close()
 
 
 async def test_a_certificate_from_before_checkers_had_versions_counts_for_nothing(bench, tmp_path):
     first = await bench.ensure(1)
-    bench.shelf.close()
+    bench.adapters.close()
     kept = first.folder / "certificate.json"
     kept.write_text(kept.read_text().replace('"checker"', '"mapped"'))
     again = Bench(tmp_path)
-    assert again.shelf.for_request(first.digest) is None
-    again.shelf.close()
+    assert again.adapters.for_request(first.digest) is None
+    again.adapters.close()
 
 
 async def test_a_refused_adapter_is_not_in_the_registry(bench):
     with pytest.raises(AdapterIncompatible):
         await bench.ensure(1, refuse=True)
-    assert not bench.shelf.resident([])
+    assert not bench.adapters.resident([])
     assert (await bench.ensure(2)).certificate is not None
 
 
 async def test_all_requests_that_wait_for_an_adapter_continue(bench):
     digest = (await bench.ensure(1)).digest
-    bench.shelf.drop(digest)
-    waiting = [asyncio.create_task(bench.shelf.wait_for(digest)) for _ in range(3)]
+    bench.adapters.drop(digest)
+    waiting = [asyncio.create_task(bench.adapters.wait_for(digest)) for _ in range(3)]
     await asyncio.sleep(0)
     await bench.ensure(1)
     await asyncio.gather(*waiting)
@@ -191,18 +191,18 @@ async def test_all_requests_that_wait_for_an_adapter_continue(bench):
 async def test_at_stage_fetched_nothing_is_checked(bench):
     one = await bench.ensure(1, common_pb2.ADAPTER_STAGE_FETCHED)
     assert (one.stage, bench.checks) == (common_pb2.ADAPTER_STAGE_FETCHED, 0)
-    assert not bench.shelf.resident([])
+    assert not bench.adapters.resident([])
 
 
 async def test_the_tier_follows_the_engines_events(bench):
     one = await bench.ensure(1, common_pb2.ADAPTER_STAGE_DEVICE)
     assert bench.posted == [LoadAdapter(one.digest, one.checked.layout)]
     assert one.stage == common_pb2.ADAPTER_STAGE_CERTIFIED
-    bench.shelf.on_loaded(AdapterLoaded(one.digest, 10, 0.1))
+    bench.adapters.on_loaded(AdapterLoaded(one.digest, 10, 0.1))
     assert one.stage == common_pb2.ADAPTER_STAGE_DEVICE
-    assert bench.shelf.resident([])[0].tier == common_pb2.MEMORY_TIER_DEVICE
-    bench.shelf.on_failed(AdapterFailed(one.digest, AdapterIncompatible("no")))
-    assert bench.shelf.resident([])[0].tier == common_pb2.MEMORY_TIER_DISK
+    assert bench.adapters.resident([])[0].tier == common_pb2.MEMORY_TIER_DEVICE
+    bench.adapters.on_failed(AdapterFailed(one.digest, AdapterIncompatible("no")))
+    assert bench.adapters.resident([])[0].tier == common_pb2.MEMORY_TIER_DISK
 
 
 async def test_cached_bytes_that_changed_are_noticed_when_a_load_fails_and_fetched_again(bench):
@@ -210,24 +210,24 @@ async def test_cached_bytes_that_changed_are_noticed_when_a_load_fails_and_fetch
     weights = one.folder / WEIGHTS_NAME
     with weights.open("r+b") as file:
         file.write(b"\xff")
-    assert bench.shelf.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed"))) is one
-    assert bench.shelf.for_request(one.digest) is None
+    assert bench.adapters.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed"))) is one
+    assert bench.adapters.for_request(one.digest) is None
     with pytest.raises(AdapterFetchFailed, match="have changed"):
         await bench.ensure_digest(1, one.digest)
     assert one.digest not in bench.cached()
     again = await bench.ensure(1)
-    assert bench.shelf.for_request(again.digest) is again
+    assert bench.adapters.for_request(again.digest) is again
 
 
 async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(bench, tmp_path):
     one = await bench.ensure(1)
-    bench.shelf.close()
+    bench.adapters.close()
     (one.folder / WEIGHTS_NAME).touch()
     again = Bench(tmp_path)
-    assert again.shelf.for_request(one.digest) is None
+    assert again.adapters.for_request(one.digest) is None
     assert (await again.ensure(1)).digest == one.digest
     assert again.checks == 1
-    again.shelf.close()
+    again.adapters.close()
 
 
 @pytest.mark.parametrize(
@@ -242,20 +242,20 @@ async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(
 )
 async def test_a_certificate_that_no_check_of_today_has_written_is_made_anew(bench, tmp_path, kept):
     first = await bench.ensure(1)
-    bench.shelf.close()
+    bench.adapters.close()
     (first.folder / "certificate.json").write_bytes(kept)
     again = Bench(tmp_path)
-    assert again.shelf.for_request(first.digest) is None
+    assert again.adapters.for_request(first.digest) is None
     assert (await again.ensure(1)).checked is not None
     assert again.checks == 1
-    again.shelf.close()
+    again.adapters.close()
 
 
 async def test_changed_bytes_that_another_runner_has_removed_meanwhile_are_fetched_again(bench, monkeypatch):
     """Runners on one machine share the cache."""
     one = await bench.ensure(1)
     (one.folder / WEIGHTS_NAME).write_bytes(b"changed")
-    bench.shelf.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed")))
+    bench.adapters.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed")))
 
     def removed(folder):
         shutil.rmtree(folder)
@@ -265,4 +265,4 @@ async def test_changed_bytes_that_another_runner_has_removed_meanwhile_are_fetch
     with pytest.raises(AdapterFetchFailed, match="have changed"):
         await bench.ensure_digest(1, one.digest)
     monkeypatch.undo()
-    assert bench.shelf.for_request((await bench.ensure(1)).digest) is not None
+    assert bench.adapters.for_request((await bench.ensure(1)).digest) is not None

@@ -59,7 +59,7 @@ async def test_a_runner_that_saw_a_later_term_makes_the_scheduler_lead_in_a_new_
     async with in_process_system(folder) as house:
         runner = await house.runner("r0")
         await house.control.scheduler_part.stop()
-        runner.service.book.accepts_term(40)
+        runner.service.accepted.accepts_term(40)
         await house.control.scheduler_part.start()
         await until(lambda: house.gateway.term == 41)
         assert len(await house.gateway.ask("a", max_tokens=4)) == 4

@@ -119,7 +119,7 @@ async def test_row_15_while_an_adapter_flips_a_hundred_times_requests_are_answer
     assert not asking.done()
     asking.cancel()
     assert await house.gateway.ask("last", adapter=last, max_tokens=8) == tokens_of(PROMPT, 7, 8, last)
-    checks = sum(runner.service._loaded().shelf.fetcher.copies for runner in runners)
+    checks = sum(runner.service._loaded().adapters.fetcher.copies for runner in runners)
     loads = [int(runner.service.metrics.adapter_loads.collect()[0].samples[0].value) for runner in runners]
     print(f"{checks} checks in {passed:.1f} s, {loads} loads, {answered} answers")
     assert checks <= 3 + passed / 0.5
@@ -233,9 +233,9 @@ async def test_tenant_and_class_of_a_request_are_known_wherever_it_is(house):
     house.gateway.start("a", tenant="acme", request_class=common_pb2.REQUEST_CLASS_BATCH, max_tokens=2000)
     assert await until(known) == theirs
     runner = await house.runner("r0", functools.partial(FakeEngine, step_seconds=0.02))
-    placement = await until(lambda: runner.service.book.get("a"))
+    placement = await until(lambda: runner.service.accepted.get("a"))
     assert (placement.tenant, placement.request_class) == theirs
-    (computed,) = await until(lambda: (report := runner.service._last) and report.sequences)
+    (computed,) = await until(lambda: (report := runner.service._last_report) and report.sequences)
     assert (computed.tenant, computed.priority) == theirs
     sequences = house.control.supervisor_service.supervisor.runners["r0"].sequences
     entry = (await until(lambda: sequences.get("a"))).entry

@@ -1,7 +1,7 @@
 """Real runner services in this process, with the fake engine behind them, on Unix sockets.
 
     async with in_process_runner(tmp_path, instance="r0", scheduler=address, engine=FakeEngine) as runner:
-        ...  # runner.address; runner.service.book; await runner.restart(); runner.crash()
+        ...  # runner.address; runner.service.accepted; await runner.restart(); runner.crash()
 
 Keep `tmp_path` short: a Unix socket's path has at most 107 bytes. With `report_seconds=3` the runner reports late. With
 `FakeEngine(decline_rate=0.3)` it declines at random.

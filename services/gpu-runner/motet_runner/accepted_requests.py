@@ -15,7 +15,7 @@ from motet.terms import check_leaders_term, check_term
 from motet_runner.engine_loop import STATES
 from motet_runner.interface import EngineReport
 
-EPOCHS_REMEMBERED = 8192
+MAX_EPOCHS_REMEMBERED = 8192
 """For how many requests the last epoch is remembered. A submit of an earlier epoch that arrives late is declined."""
 
 
@@ -78,16 +78,18 @@ class AcceptedRequests:
         key = RequestId(request)
         self._epochs[key] = max(epoch, self._epochs.get(key, 0))
         self._epochs.move_to_end(key)
-        while len(self._epochs) > EPOCHS_REMEMBERED:
+        while len(self._epochs) > MAX_EPOCHS_REMEMBERED:
             self._epochs.popitem(last=False)
 
     def check(self, submit: runner_pb2.Submit) -> None:
         """Raise Declined for a placement that a later term or epoch has replaced."""
         if not self.accepts_term(submit.term):
-            raise Declined(f"term {submit.term} is over: the scheduler leads in term {self.highest_term}")
+            raise Declined(f"The term {submit.term} is over. A scheduler leads in term {self.highest_term}.")
         latest = self._epochs.get(RequestId(submit.request), 0)
         if submit.epoch < latest:
-            raise Declined(f"{submit.request} has been placed again as epoch {latest}, this is epoch {submit.epoch}")
+            raise Declined(
+                f"The request {submit.request} was placed again as epoch {latest}. This is epoch {submit.epoch}."
+            )
 
     # ---------------------------------------------------------------------------------------------------------- entries
 
@@ -137,6 +139,6 @@ class AcceptedRequests:
         return entries
 
 
-def has_work(report: EngineReport, book: AcceptedRequests) -> bool:
+def has_work(report: EngineReport, accepted: AcceptedRequests) -> bool:
     """Whether the engine should complete steps. Parked and loading sequences do not count: they give it no work."""
-    return report.running + report.waiting > 0 or len(book) > len(report.sequences)
+    return report.running + report.waiting > 0 or len(accepted) > len(report.sequences)

@@ -16,7 +16,7 @@ async def stream_assets(
 ) -> AsyncIterator[runner_pb2.AssetChunk]:
     """All asset files that exist, in pieces of at most 256 KiB. Raises NotFound if another digest is asked for."""
     if request.digest != digest:
-        raise NotFound(f"there are no assets {request.digest!r} here; this runner's are {digest}.")
+        raise NotFound(f"This runner has no assets {request.digest!r}. Its assets are {digest}.")
     for name in asset_files(folder):
         with (folder / name).open("rb") as file:
             data = file.read(CHUNK_BYTES)

@@ -17,7 +17,7 @@ from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import Internal, MotetError
 from motet.rpc import Link
 from motet_runner.accepted_requests import AcceptedRequests, has_work
-from motet_runner.adapters.registry import AdapterRegistry, RegisteredAdapter, wanted
+from motet_runner.adapters.registry import AdapterRegistry, RegisteredAdapter, fetch_request_of
 from motet_runner.engine_loop import FINISHES
 from motet_runner.engine_messages import Command, Extend, Park, Resume, SequenceEnded, SetOvercommit, SetSupervised
 from motet_runner.interface import AdapterFailed, EngineInfo, EngineReport, OverflowAhead, ParkedNow, ResumedNow
@@ -28,10 +28,10 @@ PARK_METHOD_TO_PROTO = {
     ParkMethod.SWAP: common_pb2.PARK_METHOD_SWAP,
     ParkMethod.RECOMPUTE: common_pb2.PARK_METHOD_RECOMPUTE,
 }
-_OF_A_TERM = (supervisor_pb2.Extend, supervisor_pb2.Park, supervisor_pb2.Resume)
+_ORDERS_WITH_TERM = (supervisor_pb2.Extend, supervisor_pb2.Park, supervisor_pb2.Resume)
 PARK_METHOD_FROM_PROTO = {proto: method for method, proto in PARK_METHOD_TO_PROTO.items()}
 
-SELF_PROTECTION = "Until it answers, this runner parks sequences by itself when its memory runs out."
+SELF_PROTECTION = "Until the supervisor answers, this runner decides which sequences to park when its memory runs out."
 
 EXPECT_SECONDS = 2.0
 """How long an announced request protects its adapter from eviction. Multiplied by the time scale."""
@@ -89,8 +89,8 @@ class SchedulerLink:
         address: str,
         *,
         facts: RunnerFacts,
-        book: AcceptedRequests,
-        shelf: AdapterRegistry,
+        accepted: AcceptedRequests,
+        adapters: AdapterRegistry,
         requests: RequestControl,
         last_report: Callable[[], EngineReport | None],
         welcomed: Callable[[], None],
@@ -99,8 +99,8 @@ class SchedulerLink:
         self._welcomed = welcomed
         self._drain_ends: float | None = None
         self._facts = facts
-        self._book = book
-        self._shelf = shelf
+        self._accepted = accepted
+        self._adapters = adapters
         self._requests = requests
         self._last_report = last_report
         self._scale = time_scale
@@ -135,8 +135,8 @@ class SchedulerLink:
                 pending_prefill_tokens=report.pending_prefill_tokens,
                 step_seconds=report.step_seconds,
                 steps=report.steps,
-                resident=self._shelf.resident(report.adapters),
-                live=self._book.runner_requests(report),
+                resident=self._adapters.resident(report.adapters),
+                live=self._accepted.runner_requests(report),
                 host_bytes_free=report.host_bytes_free,
             )
         )
@@ -155,16 +155,16 @@ class SchedulerLink:
         left = max(0.0, self._drain_ends - monotonic())
         return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
 
-    def adapter_loaded(self, one: RegisteredAdapter) -> None:
+    def adapter_loaded(self, adapter: RegisteredAdapter) -> None:
         """The engine has loaded the adapter: report it under each name that it has."""
-        for ref in one.refs.values():
-            self._tell_adapter(state_of(ref, one))
+        for ref in adapter.refs.values():
+            self._report_adapter(state_of(ref, adapter))
 
-    def adapter_failed(self, one: RegisteredAdapter, event: AdapterFailed) -> None:
-        for ref in one.refs.values():
-            state = state_of(ref, one)
+    def adapter_failed(self, adapter: RegisteredAdapter, event: AdapterFailed) -> None:
+        for ref in adapter.refs.values():
+            state = state_of(ref, adapter)
             state.failure.CopyFrom(event.error.to_proto())
-            self._tell_adapter(state)
+            self._report_adapter(state)
 
     def _greet(self) -> Iterable[scheduler_pb2.AttachUp]:
         report = self._last_report()
@@ -174,9 +174,9 @@ class SchedulerLink:
                 address=self._facts.address,
                 capacity=self._facts.capacity,
                 base=self._facts.base,
-                resident=self._shelf.resident(report.adapters if report is not None else []),
-                live=self._book.runner_requests(report),
-                highest_term=self._book.highest_term,
+                resident=self._adapters.resident(report.adapters if report is not None else []),
+                live=self._accepted.runner_requests(report),
+                highest_term=self._accepted.highest_term,
             )
         )
         if self._drain_ends is not None:
@@ -187,8 +187,8 @@ class SchedulerLink:
         if kind is None:
             return  # a message of a later version
         order = getattr(down, kind)
-        if not self._book.accepts_term(order.term, greeting=kind == "welcome"):
-            log.info("stale_order_ignored", order=kind, term=order.term, highest=self._book.highest_term)
+        if not self._accepted.accepts_term(order.term, greeting=kind == "welcome"):
+            log.info("stale_order_ignored", order=kind, term=order.term, highest=self._accepted.highest_term)
             return
         match kind:
             case "welcome":
@@ -196,13 +196,13 @@ class SchedulerLink:
                 self._requests.asked_to_drain = False
                 self._welcomed()
             case "expect":
-                self._book.expect(order.request, order.epoch)
+                self._accepted.expect(order.request, order.epoch)
                 if order.adapter_digest != BASE:
-                    self._shelf.expect(Digest(order.adapter_digest), EXPECT_SECONDS * self._scale)
+                    self._adapters.expect(Digest(order.adapter_digest), EXPECT_SECONDS * self._scale)
             case "ensure":
                 self._spawn(self._ensure(order))
             case "drop":
-                self._shelf.drop(Digest(order.digest))
+                self._adapters.drop(Digest(order.digest))
             case "cancel":
                 self._requests.cancel(order.request, order.epoch)
             case "drain":
@@ -213,11 +213,11 @@ class SchedulerLink:
                 pass
 
     async def _ensure(self, order: scheduler_pb2.EnsureAdapter) -> None:
-        telling = asyncio.create_task(self._tell_progress(order))
+        progress = asyncio.create_task(self._report_progress(order))
         try:
-            state = state_of(order.adapter, await self._shelf.ensure(order))
+            state = state_of(order.adapter, await self._adapters.ensure(order))
             state.answers = order.stage
-            self._tell_adapter(state)
+            self._report_adapter(state)
         except MotetError as error:
             log.warning(
                 "adapter_refused",
@@ -225,35 +225,35 @@ class SchedulerLink:
                 code=error.code,
                 reason=error.message,
             )
-            self._tell_adapter(
+            self._report_adapter(
                 scheduler_pb2.AdapterState(
                     ref=order.adapter, digest=order.expected_digest, failure=error.to_proto(), answers=order.stage
                 )
             )
         except Exception:
             log.exception("adapter_check_failed", adapter=f"{order.adapter.namespace}/{order.adapter.name}")
-            failure = Internal("the runner could not check this adapter; its log says why").to_proto()
-            self._tell_adapter(
+            failure = Internal("The runner could not check this adapter. See the runner's log.").to_proto()
+            self._report_adapter(
                 scheduler_pb2.AdapterState(
                     ref=order.adapter, digest=order.expected_digest, failure=failure, answers=order.stage
                 )
             )
         finally:
-            telling.cancel()
+            progress.cancel()
 
-    async def _tell_progress(self, order: scheduler_pb2.EnsureAdapter) -> None:
+    async def _report_progress(self, order: scheduler_pb2.EnsureAdapter) -> None:
         """Report a long download again and again, so that the scheduler does not order it from another runner, too."""
         while True:
             await asyncio.sleep(PROGRESS_SECONDS * self._scale)
             state = scheduler_pb2.AdapterState(
                 ref=order.adapter,
                 digest=order.expected_digest,
-                bytes=self._shelf.fetcher.bytes_of(wanted(order)),
+                bytes=self._adapters.fetcher.bytes_of(fetch_request_of(order)),
                 answers=order.stage,
             )
-            self._tell_adapter(state)
+            self._report_adapter(state)
 
-    def _tell_adapter(self, state: scheduler_pb2.AdapterState) -> None:
+    def _report_adapter(self, state: scheduler_pb2.AdapterState) -> None:
         self.link.send(scheduler_pb2.AttachUp(adapter=state))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -262,9 +262,14 @@ class SchedulerLink:
         task.add_done_callback(self._tasks.discard)
 
 
-def state_of(ref: common_pb2.AdapterRef, one: RegisteredAdapter) -> scheduler_pb2.AdapterState:
+def state_of(ref: common_pb2.AdapterRef, adapter: RegisteredAdapter) -> scheduler_pb2.AdapterState:
     return scheduler_pb2.AdapterState(
-        ref=ref, digest=one.digest, stage=one.stage, progress=1.0, certificate=one.certificate, bytes=one.bytes
+        ref=ref,
+        digest=adapter.digest,
+        stage=adapter.stage,
+        progress=1.0,
+        certificate=adapter.certificate,
+        bytes=adapter.bytes,
     )
 
 
@@ -276,13 +281,13 @@ class SupervisorLink:
         address: str,
         *,
         facts: RunnerFacts,
-        book: AcceptedRequests,
+        accepted: AcceptedRequests,
         last_report: Callable[[], EngineReport | None],
         post: Callable[[Command], None],
         answer_seconds: float,
     ) -> None:
         self._facts = facts
-        self._book = book
+        self._accepted = accepted
         self._last_report = last_report
         self._post = post
         self._answer_seconds = answer_seconds
@@ -295,14 +300,14 @@ class SupervisorLink:
             lambda channel: supervisor_pb2_grpc.SupervisorStub(channel).Watch(),
             greet=self._greet,
             receive=self._receive,
-            closed=self._closed,
+            closed=self._on_closed,
         )
 
     async def run(self) -> None:
         try:
             await self.link.run()
         finally:
-            self._forget_questions()
+            self._forget_overflows()
 
     def report(self, report: EngineReport) -> None:
         self._sequence += 1
@@ -312,28 +317,30 @@ class SupervisorLink:
             pages_promised=report.pages_promised,
             host_bytes_free=report.host_bytes_free,
             steps=report.steps,
-            work_pending=has_work(report, self._book),
+            work_pending=has_work(report, self._accepted),
             prefill_seconds_per_token=report.prefill_seconds_per_token,
             swap_seconds_per_page=report.swap_seconds_per_page,
-            live=self._book.runner_requests(report),
+            live=self._accepted.runner_requests(report),
         )
         self.link.send(supervisor_pb2.WatchUp(memory=memory))
 
     def overflow(self, event: OverflowAhead) -> None:
         report = self._last_report()
-        entry = next((x for x in self._book.runner_requests(report) if x.request == event.request), None)
+        entry = next(
+            (entry for entry in self._accepted.runner_requests(report) if entry.request == event.request), None
+        )
         if entry is None or entry.epoch != event.epoch:
             return
         entry.promise.pages = event.promise
         free = report.pages_free if report is not None else 0
         sent = self.link.send(supervisor_pb2.WatchUp(overflow=supervisor_pb2.Overflow(request=entry, pages_free=free)))
         if sent:
-            self._answered(event.request)
+            self._on_answered(event.request)
             loop = asyncio.get_running_loop()
-            self._unanswered[event.request] = loop.call_later(self._answer_seconds, self._give_up, event.request)
+            self._unanswered[event.request] = loop.call_later(self._answer_seconds, self._on_unanswered, event.request)
 
     def parked(self, event: ParkedNow) -> None:
-        self._answered(event.request)
+        self._on_answered(event.request)
         parked = supervisor_pb2.Parked(
             request=event.request,
             epoch=event.epoch,
@@ -353,7 +360,7 @@ class SupervisorLink:
         self.link.send(supervisor_pb2.WatchUp(resumed=resumed))
 
     def ended(self, ended: SequenceEnded) -> None:
-        self._answered(ended.request)
+        self._on_answered(ended.request)
         message = supervisor_pb2.Ended(
             request=ended.request,
             epoch=ended.epoch,
@@ -367,7 +374,7 @@ class SupervisorLink:
             hello=supervisor_pb2.WatchHello(
                 identity=self._facts.identity,
                 capacity=self._facts.capacity,
-                live=self._book.runner_requests(self._last_report()),
+                live=self._accepted.runner_requests(self._last_report()),
             )
         )
 
@@ -375,8 +382,8 @@ class SupervisorLink:
         kind = down.WhichOneof("message")
         order = getattr(down, kind) if kind is not None else None
         # Only a scheduler's message raises the term. The term in a supervisor's order is only compared.
-        if isinstance(order, _OF_A_TERM) and self._book.is_stale_term(order.term):
-            log.info("stale_order_ignored", order=kind, term=order.term, highest=self._book.highest_term)
+        if isinstance(order, _ORDERS_WITH_TERM) and self._accepted.is_stale_term(order.term):
+            log.info("stale_order_ignored", order=kind, term=order.term, highest=self._accepted.highest_term)
             self._set_supervised(False)  # it follows a past leader: do not wait for its orders
             return
         match kind:
@@ -386,13 +393,13 @@ class SupervisorLink:
             case "extend":
                 extend = down.extend
                 self._post(Extend(RequestId(extend.request), extend.epoch, extend.promise.pages, extend.extended.pages))
-                self._answered(extend.request)
+                self._on_answered(extend.request)
             case "park":
                 park = down.park
                 method = PARK_METHOD_FROM_PROTO.get(park.method, ParkMethod.RECOMPUTE)
                 self._post(Park(RequestId(park.request), park.epoch, park.promise.pages, park.doubled.pages, method))
                 # The supervisor may park one sequence so that another can continue. So a park answers all overflows.
-                self._forget_questions()
+                self._forget_overflows()
             case "resume":
                 resume = down.resume
                 self._post(Resume(RequestId(resume.request), resume.epoch, resume.promise.pages))
@@ -405,21 +412,21 @@ class SupervisorLink:
                 return  # a message of a later version
         self._set_supervised(True)
 
-    def _closed(self, why: str) -> None:
+    def _on_closed(self, why: str) -> None:
         log.info("supervisor_disconnected", reason=why, hint=SELF_PROTECTION)
-        self._forget_questions()
+        self._forget_overflows()
         self._set_supervised(False)
 
-    def _give_up(self, request: RequestId) -> None:
+    def _on_unanswered(self, request: RequestId) -> None:
         del self._unanswered[request]
         log.warning("supervisor_unresponsive", request=request, hint=SELF_PROTECTION)
         self._set_supervised(False)
 
-    def _answered(self, request: str) -> None:
+    def _on_answered(self, request: str) -> None:
         if (timer := self._unanswered.pop(RequestId(request), None)) is not None:
             timer.cancel()
 
-    def _forget_questions(self) -> None:
+    def _forget_overflows(self) -> None:
         for timer in self._unanswered.values():
             timer.cancel()
         self._unanswered.clear()

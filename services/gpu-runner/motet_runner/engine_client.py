@@ -25,7 +25,7 @@ from motet_runner.pipe import HEADER, Pipe, pack, unpack
 log = structlog.get_logger(__name__)
 
 STOP_SECONDS = 0.5
-"""How long an engine may take to end by itself. It has nothing to save."""
+"""How long an engine may take to end before it is killed. It has nothing to save."""
 
 BUFFER_BYTES = 1 << 18
 
@@ -110,7 +110,7 @@ class EngineClient(ABC):
             (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
             return unpack(await self._reader.readexactly(size))  # type: ignore[no-any-return]
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise EngineDied(f"the engine has ended: {await asyncio.to_thread(self._exit_reason)}") from None
+            raise EngineDied(f"The engine has ended: {await asyncio.to_thread(self._exit_reason)}.") from None
 
 
 class ProcessEngineClient(EngineClient):
@@ -190,4 +190,4 @@ class ThreadEngineClient(EngineClient):
             self._thread.join()
 
     def _exit_reason(self) -> str:
-        return "its thread has ended"
+        return "its thread ended"

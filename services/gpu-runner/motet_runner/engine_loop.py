@@ -47,13 +47,13 @@ from motet_runner.interface import (
 
 log = structlog.get_logger(__name__)
 
-UNPRODUCTIVE_WAIT = 0.002
+UNPRODUCTIVE_WAIT_SECONDS = 0.002
 """Seconds to wait after an iteration that computed nothing, because all sequences wait for an order or an adapter. A
 command ends the wait."""
 
 REPORT_CHECK_SECONDS = 0.05
-"""Seconds between two checks of the free pages while the engine works. A report in each step would cost more than it
-tells."""
+"""Seconds between two checks of the free pages while the engine works. A report in each step would cost
+too much."""
 
 FREE_LEVELS = (0.5, 0.25, 0.1, 0.05)
 """Shares of free pages. When the share crosses one of them, the loop reports at once."""
@@ -86,7 +86,7 @@ class _LiveSequence:
     reported_state: tuple[State, int, bool] | None = None
 
     @property
-    def told_alone(self) -> bool:
+    def reported_alone(self) -> bool:
         return self.reported_state is not None and self.reported_state[2]
 
 
@@ -96,10 +96,10 @@ class EngineLoop:
         self._clock = clock
         self._live: dict[RequestId, _LiveSequence] = {}
         self._batch = EngineOutputs()
-        self._down: dict[int, runner_pb2.GenerateDown] = {}
+        self._messages: dict[int, runner_pb2.GenerateDown] = {}
         self._report_wanted = False
         self._level = 0
-        self._looked = clock()
+        self._report_checked = clock()
         self._productive = True
         self._handlers: dict[type[Command], Callable[..., object]] = {
             Add: self._add,
@@ -125,9 +125,9 @@ class EngineLoop:
         if worked:
             output = self._engine.step()
             self._batch.number = output.number
-            self._tell(output.sequences)
+            self._encode(output.sequences)
             for event in output.events:
-                self._note(event)
+                self._on_event(event)
             self._productive = bool(output.sequences or output.events)
             self._check_report_due()
         return self._take()
@@ -136,7 +136,7 @@ class EngineLoop:
         """How long to wait for commands before the next turn. None: until one comes, because there is no work."""
         if not self._engine.has_work():
             return None
-        return 0.0 if self._productive else UNPRODUCTIVE_WAIT
+        return 0.0 if self._productive else UNPRODUCTIVE_WAIT_SECONDS
 
     # ------------------------------------------------------------------------------------------------------- commands
 
@@ -145,7 +145,7 @@ class EngineLoop:
         old = self._live.get(new.request)
         if old is not None:
             if old.epoch > new.epoch:
-                late = Declined(f"{new.request} has been placed again as epoch {old.epoch}")
+                late = Declined(f"The request {new.request} was placed again as epoch {old.epoch}.")
                 self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, late))
                 return
             # The request was placed again and still runs here: its old placement ends first, to free pages (PU-17).
@@ -178,7 +178,7 @@ class EngineLoop:
 
     # ---------------------------------------------------------------------------------------------------------- output
 
-    def _tell(self, outputs: list[SequenceOutput]) -> None:
+    def _encode(self, outputs: list[SequenceOutput]) -> None:
         """Encode the tokens of one iteration. The loop runs for every sequence in every iteration, so it is short."""
         live_of = self._live
         steps: dict[int, runner_pb2.Step] = {}
@@ -216,47 +216,47 @@ class EngineLoop:
             message.failure.CopyFrom(output.error.to_proto())
         self._end(output.request, live, finish)
 
-    def _note(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self._batch.events.append(event)
         match event:
             case StateChanged(request, epoch, state, percent, alone):
-                self._tell_state(request, epoch, (state, percent, alone))
+                self._report_state(request, epoch, (state, percent, alone))
             case ParkedNow(request, epoch):
-                self._tell_state(request, epoch, (State.PARKED, 0, False))
+                self._report_state(request, epoch, (State.PARKED, 0, False))
             case OverflowAhead() | ResumedNow() | AdapterLoaded() | AdapterEvicted() | AdapterFailed():
-                pass  # gateways are not told of these
+                pass  # gateways do not need these
             case _:
                 assert_never(event)
         if isinstance(event, REPORT_AT_ONCE):
             self._report_wanted = True
 
-    def _tell_state(self, request: RequestId, epoch: int, now: tuple[State, int, bool]) -> None:
+    def _report_state(self, request: RequestId, epoch: int, now: tuple[State, int, bool]) -> None:
         live = self._live.get(request)
         if live is None or live.epoch != epoch or live.reported_state == now:
             return
         state, percent, alone = now
-        self._batch.report_now |= alone or live.told_alone
+        self._batch.report_now |= alone or live.reported_alone
         live.reported_state = now
         self._step_for(live.stream).progress.add(
             request=request, epoch=epoch, state=STATES[state], percent=percent, alone=alone
         )
 
     def _step_for(self, stream: int) -> runner_pb2.Step:
-        down = self._down.get(stream)
+        down = self._messages.get(stream)
         if down is None:
-            down = self._down[stream] = runner_pb2.GenerateDown()
+            down = self._messages[stream] = runner_pb2.GenerateDown()
         return down.step
 
     def _end(self, request: RequestId, live: _LiveSequence, finish: Finish) -> None:
         del self._live[request]
-        self._batch.report_now |= live.told_alone
+        self._batch.report_now |= live.reported_alone
         self._batch.ended.append(SequenceEnded(request, live.epoch, live.stream, live.next_index, finish))
 
     def _check_report_due(self) -> None:
         now = self._clock()
-        if now - self._looked < REPORT_CHECK_SECONDS:
+        if now - self._report_checked < REPORT_CHECK_SECONDS:
             return
-        self._looked = now
+        self._report_checked = now
         report = self._engine.report()
         level = sum(report.pages_free < share * self._engine.info.pages for share in FREE_LEVELS)
         if level != self._level:
@@ -268,7 +268,7 @@ class EngineLoop:
         if self._report_wanted:
             self._report_wanted = False
             batch.report = self._engine.report()
-        for stream, down in self._down.items():
+        for stream, down in self._messages.items():
             down.step.number = batch.number
             batch.steps[stream] = down.SerializeToString()
         quiet = not (
@@ -276,7 +276,7 @@ class EngineLoop:
         )
         if quiet:
             return None
-        self._down = {}
+        self._messages = {}
         self._batch = EngineOutputs()
         return batch
 

@@ -37,7 +37,7 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
         return
     except Exception as error:
         log.exception("model_load_failed")
-        pipe.send(LoadFailed(ModelFolderError(f"the model does not load: {type(error).__name__}: {error}")))
+        pipe.send(LoadFailed(ModelFolderError(f"The engine cannot load the model: {type(error).__name__}: {error}")))
         pipe.flush()
         return
     pipe.send(Loaded(engine.info))

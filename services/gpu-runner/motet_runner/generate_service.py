@@ -43,9 +43,9 @@ class GenerateService:
         self,
         *,
         identity: common_pb2.RunnerIdentity,
-        book: AcceptedRequests,
-        shelf: AdapterRegistry,
-        host: EngineClient,
+        accepted: AcceptedRequests,
+        adapters: AdapterRegistry,
+        engine: EngineClient,
         metrics: Metrics,
         model: str,
         grace_seconds: float,
@@ -54,9 +54,9 @@ class GenerateService:
         declined: Callable[[scheduler_pb2.RunnerDeclined], None],
     ) -> None:
         self._identity = identity
-        self._book = book
-        self._shelf = shelf
-        self._host = host
+        self._accepted = accepted
+        self._adapters = adapters
+        self._engine = engine
         self._metrics = metrics
         self._model = model
         self._grace = grace_seconds
@@ -80,7 +80,7 @@ class GenerateService:
     @property
     def refusal_reason(self) -> str:
         """Why this runner accepts no new requests; empty while it does."""
-        return "this runner is being drained" if self.ending or self.asked_to_drain else ""
+        return "this runner is draining and takes no new requests" if self.ending or self.asked_to_drain else ""
 
     @property
     def flushed(self) -> bool:
@@ -113,9 +113,9 @@ class GenerateService:
         self._metrics.gateway_streams.set(len(self._streams))
 
         def drop() -> None:
-            orphans = [one for one in self._book if one.stream == stream.number]
-            for one in orphans:
-                self.cancel(one.request, one.epoch)
+            orphans = [request for request in self._accepted if request.stream == stream.number]
+            for orphan in orphans:
+                self.cancel(orphan.request, orphan.epoch)
             if orphans:
                 log.info("gateway_requests_dropped", gateway=stream.gateway, requests=len(orphans))
 
@@ -127,12 +127,12 @@ class GenerateService:
         try:
             if self.refusal_reason:
                 raise Declined(self.refusal_reason)
-            self._book.check(submit)
+            self._accepted.check(submit)
             sequence = sequence_of(submit)
         except MotetError as error:
             self._decline(stream.number, submit.request, submit.epoch, submit.term, error)
             return
-        old = self._book.get(submit.request)
+        old = self._accepted.get(submit.request)
         if old is not None:
             # A gateway that submits it on another stream has lost the first one, even if that is not known here yet.
             again = old.stream == stream.number or old.gateway != stream.gateway
@@ -154,8 +154,8 @@ class GenerateService:
             max_tokens=sequence.sampling.max_tokens,
             term=submit.term,
         )
-        self._book.add(placement)
-        if sequence.adapter == BASE or self._shelf.for_request(sequence.adapter) is not None:
+        self._accepted.add(placement)
+        if sequence.adapter == BASE or self._adapters.for_request(sequence.adapter) is not None:
             self._start(placement, sequence)
         else:
             key = (submit.request, submit.epoch)
@@ -166,7 +166,7 @@ class GenerateService:
     def _start(self, placement: AcceptedRequest, sequence: NewSequence) -> None:
         placement.in_engine = True
         self._metrics.vllm_prompt_tokens.labels(self._model).inc(placement.prompt_tokens)
-        self._host.post(Add(sequence, placement.stream))
+        self._engine.post(Add(sequence, placement.stream))
 
     async def _start_with_adapter(self, placement: AcceptedRequest, sequence: NewSequence) -> None:
         """Wait for the adapter, then start. The scheduler ordered the adapter before it placed the request; its files
@@ -178,13 +178,13 @@ class GenerateService:
         failure: MotetError
         try:
             async with asyncio.timeout(self._adapter_wait):
-                await self._shelf.wait_for(placement.adapter)
-            if self._shelf.for_request(placement.adapter) is not None:
+                await self._adapters.wait_for(placement.adapter)
+            if self._adapters.for_request(placement.adapter) is not None:
                 self._start(placement, sequence)
                 return
-            failure = Declined(f"adapter {placement.adapter} left again before the request could start")
+            failure = Declined(f"The adapter {placement.adapter} was removed before the request could start.")
         except TimeoutError:
-            failure = Declined(f"adapter {placement.adapter} did not come within {self._adapter_wait:g} s")
+            failure = Declined(f"The adapter {placement.adapter} did not arrive within {self._adapter_wait:g} s.")
         except MotetError as error:
             failure = error
         self._close(placement.request, placement.epoch, placement.stream)
@@ -192,11 +192,11 @@ class GenerateService:
 
     def cancel(self, request: str, epoch: int) -> None:
         """End a request on this runner, if it has this epoch."""
-        placement = self._book.get(request)
+        placement = self._accepted.get(request)
         if placement is None or placement.epoch != epoch:
             return
         if placement.in_engine:
-            self._host.post(Cancel(placement.request, epoch, monotonic()))
+            self._engine.post(Cancel(placement.request, epoch, monotonic()))
             return
         if (task := self._waiting.get((request, epoch))) is not None:
             task.cancel()
@@ -218,9 +218,9 @@ class GenerateService:
         self._declined(scheduler_pb2.RunnerDeclined(request=request, epoch=epoch, failure=failure))
 
     def _close(self, request: str, epoch: int, stream: int) -> AcceptedRequest | None:
-        placement = self._book.remove(request, epoch, stream)
+        placement = self._accepted.remove(request, epoch, stream)
         if placement is not None and placement.adapter != BASE:
-            self._shelf.request_ended(placement.adapter)
+            self._adapters.request_ended(placement.adapter)
         return placement
 
     # ---------------------------------------------------------------------------------------------------------- engine
@@ -256,13 +256,14 @@ class GenerateService:
 def sequence_of(submit: runner_pb2.Submit) -> NewSequence:
     """The one sequence of a Submit. Raises InvalidRequest for a Submit that no runner could accept."""
     if not submit.request:
-        raise InvalidRequest("request is empty: a Submit names its request", param="request")
+        raise InvalidRequest("request is empty. A Submit must name its request.", param="request")
     if len(submit.choices) != 1:
         raise InvalidRequest(
-            f"a Submit has one choice, not {len(submit.choices)}: send one per choice", param="choices"
+            f"A Submit must have one choice, not {len(submit.choices)}. Send one Submit for each choice.",
+            param="choices",
         )
     if submit.sampling.WhichOneof("grammar") is not None:
-        raise UnsupportedParameter("structured output is not there yet", param="response_format")
+        raise UnsupportedParameter("Motet does not support structured output yet.", param="response_format")
     choice = submit.choices[0]
     return NewSequence(
         request=RequestId(submit.request),

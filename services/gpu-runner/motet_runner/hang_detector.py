@@ -20,4 +20,6 @@ class HangDetector:
         if self._moved_at is None:
             return ""
         still = self._clock() - self._moved_at
-        return f"no engine step for {still:.0f} s while work waits" if still > self._seconds else ""
+        return (
+            f"the engine has completed no step for {still:.0f} s, although it has work" if still > self._seconds else ""
+        )

@@ -37,7 +37,9 @@ class Metrics:
         self.overflows = counter(
             "motet_overflows", "Sequences that came within one KV page of the end of their promise."
         )
-        self.requests = counter("motet_runner_requests", "Requests that ended on this runner, by how.", "finish")
+        self.requests = counter(
+            "motet_runner_requests", "Requests that ended on this runner, by how they ended.", "finish"
+        )
         self.declines = counter("motet_runner_declines", "Requests that this runner declined, by error code.", "code")
         self.steps = counter(
             "motet_engine_steps", "Iterations of the engine. If it stands still while sequences run, the engine hangs."
@@ -56,7 +58,7 @@ class Metrics:
         self.adapter_loads = counter("motet_adapter_loads", "Adapters loaded into device memory.")
         self.adapter_evictions = counter(
             "motet_adapter_evictions",
-            "Adapters removed from device memory. Many: more adapters are in use than fit.",
+            "Adapters removed from device memory. A high rate: more adapters are in use than fit.",
         )
         self.adapter_failures = counter(
             "motet_adapter_failures", "Adapters that could not be fetched, checked or loaded."
@@ -104,7 +106,7 @@ class Metrics:
         self.vllm_prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of submitted requests.", "model_name")
         self.vllm_generation_tokens = counter("vllm:generation_tokens", "Generated tokens.", "model_name")
         self.vllm_preemptions = counter(
-            "vllm:num_preemptions", "Requests parked: computed no more until pages are free.", "model_name"
+            "vllm:num_preemptions", "Requests that were parked until pages are free.", "model_name"
         )
         self._steps_seen = 0
         self._names = names

@@ -57,13 +57,13 @@ log = structlog.get_logger(__name__)
 
 SERVICE_NAME = "motet.api.v1.Runner"
 
-DRAIN_LOOK_SECONDS = 0.1
-LAST_WORDS_SECONDS = 2.0
+DRAIN_POLL_SECONDS = 0.1
+DRAINED_FLUSH_SECONDS = 2.0
 """How long a runner that ends waits for gateways to read which of their requests must be placed again."""
 
-ENGINE_DIED_SECONDS = 0.5
-"""The same after the engine has died. It is short, because the requests stand still meanwhile. A gateway that does not
-read in this time notices that the stream ends."""
+ENGINE_DIED_FLUSH_SECONDS = 0.5
+"""The same after the engine has died. It is short, because the requests make no progress meanwhile. A gateway that does
+not read in this time notices that the stream ends."""
 
 
 class RunnerService:
@@ -74,7 +74,7 @@ class RunnerService:
         settings: Settings,
         process: ProcessSettings,
         addresses: Addresses,
-        host: EngineClient,
+        engine: EngineClient,
         registry: CollectorRegistry,
         *,
         sources: Sources | None = None,
@@ -86,22 +86,22 @@ class RunnerService:
         self._settings = settings
         self._process = process
         self._addresses = addresses
-        self._host = host
+        self._engine = engine
         self._check = check
         self._sources = sources or Sources(settings, process, registry)
         self._folder = model or settings.model_folder()
         self._server: Server | None = None
-        self._progress = HangDetector(settings.hang_seconds)
-        self._welcome = False
+        self._hang_detector = HangDetector(settings.hang_seconds)
+        self._welcomed = False
         health = health or Health()
-        health.add_liveness_check(self._progress.hung_reason)
+        health.add_liveness_check(self._hang_detector.hung_reason)
         health.add_readiness_check(self._unready_reason)
         health.set_ready(True)
-        self._last: EngineReport | None = None
+        self._last_report: EngineReport | None = None
         self._report_asked = False
         self._parts: _Parts | None = None
         self.metrics = Metrics(registry, names=process.metrics_names)
-        self.book = AcceptedRequests()
+        self.accepted = AcceptedRequests()
         self.identity = common_pb2.RunnerIdentity(
             pool=settings.pool,
             group=settings.served_group,
@@ -126,43 +126,43 @@ class RunnerService:
         parts = self._parts
         if parts is None or self._server is None or seconds <= 0:
             return
-        log.info("draining", seconds=seconds, requests=len(self.book))
+        log.info("draining", seconds=seconds, requests=len(self.accepted))
         parts.generation.ending = True
         await self._server.set_ready(False)
         parts.scheduler.draining(seconds)
         handed_back: set[tuple[str, int]] = set()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while len(self.book):
+                while len(self.accepted):
                     self._request_report()
-                    await asyncio.sleep(DRAIN_LOOK_SECONDS)
+                    await asyncio.sleep(DRAIN_POLL_SECONDS)
                     for one in self._waiting():
                         if (one.request, one.epoch) not in handed_back:
                             handed_back.add((one.request, one.epoch))
                             parts.generation.cancel(one.request, one.epoch)
-        left = list(self.book)
+        left = list(self.accepted)
         for one in left:
             parts.generation.cancel(one.request, one.epoch)
-        await self._wait_flushed(parts.generation, LAST_WORDS_SECONDS, nothing_left=True)
+        await self._wait_flushed(parts.generation, DRAINED_FLUSH_SECONDS, nothing_left=True)
         log.info("drained", handed_back=len(handed_back), moved=len(left))
 
     async def _wait_flushed(self, generation: GenerateService, seconds: float, *, nothing_left: bool = False) -> None:
         """Wait until gRPC has taken all messages to gateways; with `nothing_left`, also until no request is left."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while (nothing_left and len(self.book)) or not generation.flushed:  # noqa: ASYNC110 - others end them
+                while (nothing_left and len(self.accepted)) or not generation.flushed:  # noqa: ASYNC110 - others end them
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.05)  # time for gRPC to write what it has taken
 
     def _waiting(self) -> Iterator[AcceptedRequest]:
-        """The requests that make no tokens here now."""
-        entries = self._last.sequences if self._last is not None else []
+        """The requests that wait, or are parked: they get no tokens here now."""
+        entries = self._last_report.sequences if self._last_report is not None else []
         idle = {(one.request, one.epoch) for one in entries if one.state in (State.WAITING, State.PARKED)}
-        return (one for one in self.book if not one.in_engine or (one.request, one.epoch) in idle)
+        return (one for one in self.accepted if not one.in_engine or (one.request, one.epoch) in idle)
 
     async def run(self) -> None:
         # Start the engine's process before this one makes any gRPC channel or server.
-        await self._host.start()
+        await self._engine.start()
         try:
             async with serving(
                 self._settings.listen, self._add_to, names=[SERVICE_NAME], ready=False, grace=0
@@ -170,38 +170,38 @@ class RunnerService:
                 self._server = server
                 await self._serve(server)
         finally:
-            await self._host.stop()
+            await self._engine.stop()
 
     async def _serve(self, server: Server) -> None:
-        loading = asyncio.gather(self._host.loaded(), self._digests())
+        loading = asyncio.gather(self._engine.loaded(), self._digests())
         try:
             info, (base, assets) = await loading
         finally:
             loading.cancel()
         parts = await self._assemble(info, base, assets)
-        beat = self._settings.report_seconds * self._process.time_scale
+        report_seconds = self._settings.report_seconds * self._process.time_scale
         try:
             self._request_report()
             await server.set_ready(True)
             self.ready.set()
             log.info("serving", model=str(self._folder), architecture=info.architecture, pages=info.pages)
             await run_together(
-                self._host.run(self._on_batch),
+                self._engine.run(self._on_batch),
                 parts.scheduler.run(),
                 parts.supervisor.run(),
-                every(beat, self._request_report, name="report"),
+                every(report_seconds, self._request_report, name="report"),
             )
         except EngineDied as error:
             parts.generation.engine_died(error.message)
-            await self._wait_flushed(parts.generation, ENGINE_DIED_SECONDS)
+            await self._wait_flushed(parts.generation, ENGINE_DIED_FLUSH_SECONDS)
             raise
         finally:
             await parts.generation.close()
-            parts.shelf.close()
+            parts.adapters.close()
 
     async def _digests(self) -> tuple[Digest, Digest]:
-        """The digests of the base model and of its assets. Raises ModelFolderError if the pool asks for another model,
-        without waiting for the engine, which nobody needs then."""
+        """The digests of the base model and of its assets. Raises ModelFolderError if the pool asks for another model;
+        it does not wait for the engine then."""
         base, assets = await asyncio.gather(
             asyncio.to_thread(base_digest, self._folder), asyncio.to_thread(asset_digest, self._folder)
         )
@@ -209,8 +209,8 @@ class RunnerService:
         if expected and base != expected:
             mark_unverified(self._folder)
             raise ModelFolderError(
-                f"the model in {self._folder} has the digest {base}, but the pool {self._settings.pool} asks for "
-                f"{expected}: put the right files there, or correct model.digest."
+                f"The model in {self._folder} has the digest {base}, but the pool {self._settings.pool} asks for "
+                f"{expected}. Put the right files there, or correct model.digest."
             )
         return base, assets
 
@@ -222,22 +222,22 @@ class RunnerService:
         await asyncio.to_thread(cache.prepare)
         check = self._check or (lambda folder: certify(folder, info))
         facts = RunnerFacts(self.identity, settings.reachable_at, info, base, assets)
-        shelf = AdapterRegistry(
+        adapters = AdapterRegistry(
             cache,
             check=check,
             base_digest=base,
-            engine=limits_of(info),
+            engine_limits=limits_of(info),
             capacity=settings.max_cached_adapters,
-            users_of=self.book.users_of,
-            post=self._host.post,
+            users_of=self.accepted.users_of,
+            post=self._engine.post,
             metrics=self.metrics,
             sources=self._sources,
         )
         generation = GenerateService(
             identity=self.identity,
-            book=self.book,
-            shelf=shelf,
-            host=self._host,
+            accepted=self.accepted,
+            adapters=adapters,
+            engine=self._engine,
             metrics=self.metrics,
             model=self._folder.name,
             grace_seconds=settings.gateway_grace_seconds * scale,
@@ -248,45 +248,47 @@ class RunnerService:
         scheduler = SchedulerLink(
             self._addresses.scheduler_address,
             facts=facts,
-            book=self.book,
-            shelf=shelf,
+            accepted=self.accepted,
+            adapters=adapters,
             requests=generation,
-            last_report=lambda: self._last,
+            last_report=lambda: self._last_report,
             welcomed=self._on_welcome,
             time_scale=scale,
         )
         supervisor = SupervisorLink(
             self._addresses.supervisor_address,
             facts=facts,
-            book=self.book,
-            last_report=lambda: self._last,
-            post=self._host.post,
+            accepted=self.accepted,
+            last_report=lambda: self._last_report,
+            post=self._engine.post,
             answer_seconds=settings.supervisor_answer_seconds * scale,
         )
-        parts = self._parts = _Parts(facts, shelf, generation, scheduler, supervisor)
+        parts = self._parts = _Parts(facts, adapters, generation, scheduler, supervisor)
         return parts
 
     def _on_welcome(self) -> None:
-        self._welcome = True
+        self._welcomed = True
 
     def _unready_reason(self) -> str:
         """Requests may come once a scheduler has welcomed this runner. If that scheduler ends, the runner stays ready
         for the next one."""
         if self._parts is None:
-            return "the model is being loaded"
-        return self._parts.generation.refusal_reason or ("" if self._welcome else "no scheduler has welcomed it yet")
+            return "the runner is loading the model"
+        return self._parts.generation.refusal_reason or (
+            "" if self._welcomed else "no scheduler has accepted this runner yet"
+        )
 
     # ---------------------------------------------------------------------------------------------------------- engine
 
     def _on_batch(self, batch: EngineOutputs) -> None:
         parts = self._loaded()
         if batch.report is not None:
-            self._last = batch.report
+            self._last_report = batch.report
         parts.generation.on_batch(batch)
         for event in batch.events:
             self._on_event(event, parts)
         for ended in batch.ended:
-            if not self.book.holds(ended.request, ended.epoch):  # else it was submitted again
+            if not self.accepted.holds(ended.request, ended.epoch):  # else it was submitted again
                 parts.supervisor.ended(ended)
         if batch.report is not None:
             self._report_asked = False
@@ -307,32 +309,32 @@ class RunnerService:
                 self.metrics.resumes.labels(event.method.value).inc()
                 parts.supervisor.resumed(event)
             case AdapterLoaded():
-                if (one := parts.shelf.on_loaded(event)) is not None:
+                if (one := parts.adapters.on_loaded(event)) is not None:
                     parts.scheduler.adapter_loaded(one)
             case AdapterEvicted():
-                parts.shelf.on_evicted(event)
+                parts.adapters.on_evicted(event)
             case AdapterFailed():
                 log.warning("adapter_load_failed", adapter=event.digest, reason=event.error.message)
-                if (one := parts.shelf.on_failed(event)) is not None:
+                if (one := parts.adapters.on_failed(event)) is not None:
                     parts.scheduler.adapter_failed(one, event)
             case StateChanged():
-                pass  # a step has told the gateway
+                pass  # the gateway gets it with a step
 
     def _request_report(self) -> None:
         """Ask the engine for a report. If it has not answered the last time, it is busy or hangs: then its last report
         is sent again. So silence always means a lost runner, and steps that stand still mean an engine that hangs."""
-        if self._report_asked and self._last is not None:
-            self._publish(self._last)
+        if self._report_asked and self._last_report is not None:
+            self._publish(self._last_report)
         self._report_asked = True
-        self._host.post(ReportNow())
+        self._engine.post(ReportNow())
 
     def _publish(self, report: EngineReport) -> None:
         parts = self._loaded()
-        self._progress.observe(report.steps, work=has_work(report, self.book))
+        self._hang_detector.observe(report.steps, work=has_work(report, self.accepted))
         self.metrics.on_report(report, pages=parts.facts.info.pages, model=self._folder.name)
         running = {entry.adapter for entry in report.sequences if entry.adapter and entry.pages_used}
-        wanted = {one.adapter for one in self.book if one.adapter}
-        names = {digest: _name_of(parts.shelf, digest) for digest in running | wanted}
+        wanted = {one.adapter for one in self.accepted if one.adapter}
+        names = {digest: _name_of(parts.adapters, digest) for digest in running | wanted}
         self.metrics.on_adapters(
             max_lora=parts.facts.info.adapter_slots,
             waiting={names[digest] for digest in wanted - running},
@@ -375,7 +377,7 @@ class RunnerService:
 
     def _loaded(self) -> "_Parts":
         if self._parts is None:
-            raise Overloaded("the model is still being loaded")
+            raise Overloaded("This runner is still loading the model. Try again later.")
         return self._parts
 
 
@@ -385,18 +387,18 @@ class _Parts:
     def __init__(
         self,
         facts: RunnerFacts,
-        shelf: AdapterRegistry,
+        adapters: AdapterRegistry,
         generation: GenerateService,
         scheduler: SchedulerLink,
         supervisor: SupervisorLink,
     ) -> None:
         self.facts = facts
-        self.shelf = shelf
+        self.adapters = adapters
         self.generation = generation
         self.scheduler = scheduler
         self.supervisor = supervisor
 
 
-def _name_of(shelf: AdapterRegistry, digest: Digest) -> str:
-    one = shelf.get(digest)
+def _name_of(adapters: AdapterRegistry, digest: Digest) -> str:
+    one = adapters.get(digest)
     return one.name if one is not None else digest

@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.interface import EngineConfig
 
-IN_A_CLUSTER = "/var/lib/motet/volumes"
+CLUSTER_VOLUMES = "/var/lib/motet/volumes"
 
 
 class Settings(BaseSettings):
@@ -75,8 +75,8 @@ class Settings(BaseSettings):
     KV."""
 
     max_cached_adapters: int = Field(64, ge=1)
-    """The most adapters in the disk cache. Beyond it the one that was not used for longest is removed; one in use never
-    is."""
+    """The most adapters in the disk cache. Beyond this number, the least recently used one is removed. One in use is
+    never removed."""
 
     max_adapter_mib: int = Field(2048, ge=1)
     """The most MiB of an adapter's weights. A larger adapter is refused before its weights are read."""
@@ -117,8 +117,8 @@ class Settings(BaseSettings):
     MOTET_TIME_SCALE."""
 
     fetch_kib_per_second: int = Field(1024, ge=1)
-    """The average rate in KiB/s that a source must reach. A fetch that takes longer than its largest allowed size would
-    take at this rate is stopped, lets others run, and is continued later."""
+    """The average rate in KiB/s that a source must reach. A fetch may take as long as its largest allowed size takes at
+    this rate. Then it is stopped, so that others can run, and continued later."""
 
     fetches_at_once: int = Field(4, ge=1, le=64)
     """How many adapters are fetched from hubs and the web at a time; for one namespace at most one fewer. It is also
@@ -135,7 +135,7 @@ class Settings(BaseSettings):
     """KUBERNETES_SERVICE_HOST: Kubernetes sets it in every pod."""
 
     kubernetes_port: str = Field("443", validation_alias="KUBERNETES_SERVICE_PORT")
-    """KUBERNETES_SERVICE_PORT: the same."""
+    """KUBERNETES_SERVICE_PORT: Kubernetes sets it in every pod."""
 
     max_model_length: int | None = Field(None, ge=16)
     """The most tokens of a prompt and its answer together. Unset: what the model allows."""
@@ -177,15 +177,15 @@ class Settings(BaseSettings):
 
     protect_after_steps: int = Field(64, ge=0)
     """How many iterations a sequence at the end of its promise waits for the supervisor's answer, while others run.
-    Then the engine decides by itself."""
+    Then the engine decides without it."""
 
     supervisor_answer_seconds: float = Field(1.0, gt=0)
-    """How long an overflow that was announced to the supervisor may go unanswered. Then the runner decides by itself.
+    """How long an overflow that was announced to the supervisor may go unanswered. Then the runner decides without it.
     Multiplied by MOTET_TIME_SCALE."""
 
     drain_seconds: float = Field(0.0, ge=0)
-    """How long running answers may go on after SIGTERM. Meanwhile nothing new is taken on, and requests that wait go
-    back at once. What still runs at the end moves to another runner. 0: everything moves at once."""
+    """How long running answers may go on after SIGTERM. Meanwhile the runner accepts no new requests, and hands back
+    those that wait. What still runs at the end moves to another runner. 0: everything moves at once."""
 
     hang_seconds: float = Field(60.0, gt=0)
     """When the engine has work and completes no step for this long, /livez says that it hangs, and Kubernetes restarts
@@ -209,30 +209,31 @@ class Settings(BaseSettings):
 
     @property
     def adapter_volumes(self) -> Path | None:
-        return Path(self.volumes or IN_A_CLUSTER) if self.volumes or self.kubernetes_host else None
+        return Path(self.volumes or CLUSTER_VOLUMES) if self.volumes or self.kubernetes_host else None
 
     def model_folder(self) -> Path:
         """The base model's folder on this machine. Raises an error that says what is missing."""
         parts = urlsplit(self.model_uri)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise SetupError(
-                f"model {self.model_uri!r} cannot be read: a runner reads base models from a folder given as "
-                "file:///absolute/path, from hf://org/name or from https://host/folder/."
+                f"The runner cannot read the model {self.model_uri!r}. Set MOTET_RUNNER_MODEL_URI to "
+                "file:///absolute/path, hf://org/name or https://host/folder/."
             )
         folder = Path(unquote(parts.path))
         if not folder.is_dir():
-            raise ModelFolderError(f"there is no model folder {folder}: correct model.uri of the pool {self.pool}.")
+            raise ModelFolderError(f"There is no model folder {folder}. Correct model.uri of the pool {self.pool}.")
         return self.check_model(folder)
 
     @staticmethod
     def check_model(folder: Path) -> Path:
         if not (folder / "config.json").is_file():
             raise ModelFolderError(
-                f"{folder} has no config.json, so it is not a model folder: it must hold what save_pretrained() writes."
+                f"{folder} has no config.json, so it is not a model folder. It must have the files that "
+                "save_pretrained() writes."
             )
         if not any(folder.glob("*.safetensors")):
             raise ModelFolderError(
-                f"{folder} holds no *.safetensors: other weight formats are not read. Save the model again with "
+                f"{folder} has no *.safetensors, and Motet reads no other weights. Save the model again with "
                 "save_pretrained()."
             )
         return folder

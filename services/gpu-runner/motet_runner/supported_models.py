@@ -24,13 +24,13 @@ def read_supported_config(folder: Path) -> dict[str, Any]:
 def _config_of(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelFolderError(f"{folder} holds no config.json; spec.model.uri must name a Hugging Face model folder.")
+        raise ModelFolderError(f"{folder} has no config.json. spec.model.uri must name a Hugging Face model folder.")
     try:
         raw = json.loads(path.read_text())
     except ValueError as error:
-        raise ModelFolderError(f"{path} is not JSON: {error}") from error
+        raise ModelFolderError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(raw, dict):
-        raise ModelFolderError(f"{path} must hold an object.")
+        raise ModelFolderError(f"{path} must contain a JSON object.")
     return raw
 
 
@@ -38,22 +38,26 @@ def _refuse(raw: dict[str, Any]) -> None:
     name = (raw.get("architectures") or [raw.get("model_type", "this model")])[0]
     text = raw.get("text_config") or raw
     if raw.get("is_encoder_decoder"):
-        raise ModelFolderError(f"{name} is an encoder-decoder; Motet serves decoders.")
+        raise ModelFolderError(f"{name} is an encoder-decoder. Motet serves only decoders.")
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelFolderError(f"not yet: {name} is quantised ({method}). Use the unquantised weights.")
+        raise ModelFolderError(
+            f"{name} is quantised ({method}), which Motet does not serve yet. Use the unquantised weights."
+        )
     layers = set(text.get("layer_types") or ()) - ATTENTION_LAYERS
     if layers:
         kinds = ", ".join(sorted(layers))
-        raise ModelFolderError(f"not yet: {name} has layers that are not plain attention ({kinds}).")
+        raise ModelFolderError(
+            f"{name} has layers that are not plain attention ({kinds}), which Motet does not serve yet."
+        )
     if text.get("attention_chunk_size"):
-        raise ModelFolderError(f"not yet: {name} attends in chunks (attention_chunk_size).")
+        raise ModelFolderError(f"{name} attends in chunks (attention_chunk_size), which Motet does not serve yet.")
     for rope in _ropes(text):
         kind = rope.get("rope_type") or rope.get("type")
         if kind in PER_CALL_ROPE:
             raise ModelFolderError(
-                f"not yet: {name} uses rope type {kind!r}, whose frequencies follow the longest request of a batch; "
-                "one long request would change its neighbours."
+                f"{name} uses the rope type {kind!r}, which Motet does not serve yet: its frequencies depend on the "
+                "longest request of a batch, so one long request would change the answers of others."
             )
 
 

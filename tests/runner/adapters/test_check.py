@@ -57,7 +57,7 @@ def test_keys_without_the_prefix_find_their_place(folder: Path, shapes: Shapes) 
 
 def test_a_tensor_without_a_place_is_named_with_the_nearest_module(folder: Path, shapes: Shapes) -> None:
     rename(folder, "self_attn.q_proj", "self_attn.query_proj", only="layers.1.")
-    with pytest.raises(AdapterIncompatible, match=r"2 of 42 tensors.*\(40 have\).*query_proj.*layers\.1\.self_attn"):
+    with pytest.raises(AdapterIncompatible, match=r"2 of 42 tensors.*query_proj.*layers\.1\.self_attn"):
         check(folder, shapes, max_rank=64)
 
 
@@ -89,7 +89,7 @@ def test_weights_that_are_no_common_floats_are_refused(folder: Path, shapes: Sha
     tensors = load_file(folder / WEIGHTS)
     odd = sorted(tensors)[3]
     save_file(tensors | {odd: tensors[odd].to(dtype)}, folder / WEIGHTS)
-    with pytest.raises(AdapterIncompatible, match=rf"{odd} is of type (I32|F8_E4M3); served are F32"):
+    with pytest.raises(AdapterIncompatible, match=rf"{odd} has the type (I32|F8_E4M3), .* one of the types F32"):
         check(folder, shapes, max_rank=64)
 
 

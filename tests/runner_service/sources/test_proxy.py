@@ -93,7 +93,7 @@ async def test_the_proxys_own_name_and_password_reach_the_proxy_alone(web, proxy
 @pytest.mark.parametrize("answer", ["403 Forbidden", "407 Proxy Authentication Required", "banana"])
 async def test_the_error_shows_the_answer_of_a_proxy_that_refuses(web, proxy, bench, adapter, answer):
     proxy.answer = answer
-    with pytest.raises(AdapterFetchFailed, match=r"the proxy (answers 40|does not answer as)") as failed:
+    with pytest.raises(AdapterFetchFailed, match=r"the proxy (answers 40|does not send)") as failed:
         await bench.fetch(web.put("/pirate/", adapter))
     assert 0 < failed.value.retry_after < 100 * bench.scale
 

@@ -78,7 +78,7 @@ async def test_files_of_an_earlier_attempt_are_not_fetched_again(web, bench, ada
 async def test_a_length_that_is_never_reached_is_a_failure_that_may_pass(web, bench, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = TooShort()
-    with pytest.raises(AdapterFetchFailed, match="cannot be fetched") as failed:
+    with pytest.raises(AdapterFetchFailed, match="cannot fetch") as failed:
         await bench.fetch(source)
     assert failed.value.retry_after > 0
     assert bench.cached() == []
@@ -97,7 +97,7 @@ async def test_a_fetch_from_a_very_slow_server_fails_in_the_end(web, bench, adap
     bench.settings |= {"fetch_stall_seconds": 10}
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = Drip(bytes=300)
-    with pytest.raises(AdapterFetchFailed, match=r"in 5 s.*served faster.*FETCH_KIB_PER_SECOND") as failed:
+    with pytest.raises(AdapterFetchFailed, match=r"in 5 s.*faster server.*FETCH_KIB_PER_SECOND") as failed:
         await bench.fetch(source)
     assert failed.value.retry_after > 0
     came = sum(path.stat().st_size for path in bench.partial())
@@ -117,7 +117,9 @@ async def test_a_tenant_whose_servers_drip_leaves_room_for_others(web, bench, ad
 
     def fetch(uri, tenant):
         into = tmp_path / hashlib.sha256(uri.encode()).hexdigest()
-        return sources.bring("adapter", RemoteFiles(uri=uri, max_bytes=1 << 20), into, lambda *_: None, whose=tenant)
+        return sources.fetch_into(
+            "adapter", RemoteFiles(uri=uri, max_bytes=1 << 20), into, lambda *_: None, namespace=tenant
+        )
 
     slow = [asyncio.create_task(fetch(uri, "tenant-a")) for uri in dripping]
     try:
@@ -137,7 +139,7 @@ async def test_a_tenant_whose_servers_drip_leaves_room_for_others(web, bench, ad
 async def test_row_34_a_gzip_bomb_is_refused_unopened(web, bench, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = Encoded(gzip.compress(bytes(64 << 20)))
-    with pytest.raises(AdapterFetchFailed, match="comes compressed"):
+    with pytest.raises(AdapterFetchFailed, match="is sent compressed"):
         await bench.fetch(source)
     assert not bench.partial()
 
@@ -153,7 +155,7 @@ async def test_row_34_a_body_without_an_end_is_cut_at_the_bound(web, bench, adap
 
 async def test_weights_beyond_what_the_pool_admits_are_not_begun(web, bench, adapter):
     source = web.put("/pirate/", adapter)
-    with pytest.raises(AdapterFetchFailed, match="at most 1000 are fetched") as failed:
+    with pytest.raises(AdapterFetchFailed, match="fetches at most 1000") as failed:
         await bench.fetch(source, max_bytes=1000)
     assert failed.value.reason == "TooLarge"
     assert failed.value.retry_after == 0
@@ -162,7 +164,7 @@ async def test_weights_beyond_what_the_pool_admits_are_not_begun(web, bench, ada
 async def test_row_26_a_truncated_file_is_refused_and_nothing_is_cached(web, bench, adapter):
     source = web.put("/pirate/", adapter)
     web.files[WEIGHTS] = web.files[WEIGHTS][:-100]
-    with pytest.raises(AdapterIncompatible, match="promises"):
+    with pytest.raises(AdapterIncompatible, match="its header lists"):
         await bench.fetch(source)
     with pytest.raises(AdapterFetchFailed) as failed:
         await bench.fetch(source, expected=adapter_digest(adapter))
@@ -280,13 +282,13 @@ async def test_each_failure_that_may_pass_is_waited_for_longer(web, bench, adapt
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
-        ("https://host/folder", "ends with a slash"),
-        ("https://host/folder/?key=geheim", "without"),
-        ("https://me:geheim@host/folder/", "put it into a Secret"),
-        ("ftp://host/folder/", "not yet: ftp://.*hf://org/name or https://host/folder/"),
-        ("hf://only-one-word", "names no repository"),
-        ("hf://org/../secrets", "names no repository"),
-        ("https://[", "no URI"),
+        ("https://host/folder", "end with a slash"),
+        ("https://host/folder/?key=geheim", r"no \? or #"),
+        ("https://me:geheim@host/folder/", "Put them into a Secret"),
+        ("ftp://host/folder/", "cannot read ftp:// sources yet.*hf://org/name or https://host/folder/"),
+        ("hf://only-one-word", "is not a repository"),
+        ("hf://org/../secrets", "is not a repository"),
+        ("https://[", "not a URI"),
     ],
 )
 async def test_row_32_an_odd_uri_is_refused_with_a_reason(bench, uri, words):

@@ -48,7 +48,7 @@ class Certification:
             found = AdapterLayout.of(folder / WEIGHTS_NAME, stamp, layout["rank"], linears)
             return cls(certificate, found, kept["engine"])
         except (KeyError, TypeError, ValueError, json_format.ParseError) as error:
-            raise ValueError(f"no check has written this: {error}") from error
+            raise ValueError(f"this is not a certificate that Motet has written: {error}") from error
 
 
 def certify(folder: Path, info: EngineInfo) -> Certification:

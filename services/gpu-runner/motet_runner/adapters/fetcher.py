@@ -1,9 +1,9 @@
-"""Brings adapters from their source into the disk cache, into folders that are named by their digest.
+"""Fetches adapters from their source into the disk cache, into folders that are named by their digest.
 
 DATA/cache/adapters/<hex digest>/ holds adapter_config.json, adapter_model.safetensors, those optional files that belong
 to the digest, and certificate.json. A folder appears there complete or not at all: the files are copied into a folder
 beside it and digested meanwhile, then flushed, and the folder is renamed. Runners on one machine may share the cache. A
-runner that uses a folder holds a shared lock on it, and no runner evicts a locked folder.
+runner that uses a folder holds a shared lock on it. No runner evicts a folder that another one has locked.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 CERTIFICATE = "certificate.json"
 
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 """How often a folder is read: if its files change meanwhile, it is read again."""
 
 MAX_FAILURES_REMEMBERED = 10_000
@@ -122,19 +122,19 @@ class DiskCache:
         """Copy an adapter into the cache. Raises AdapterFetchFailed, which says what is wrong and where."""
         limit = self.bound(max_bytes)
         before = source.stat_files(limit)
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             names, size = [file.name for file in before], sum(file.size for file in before)
-            fetched = self._enter(partial(_copy_files, source, names), expected, str(source.path), size)
+            fetched = self._store(partial(_copy_files, source, names), expected, str(source.path), size)
             after = source.stat_files(limit)
             if after == before:
                 return fetched
             before = after
-        raise temporary(f"{source.path} changes while it is read; it is tried again by itself.")
+        raise temporary(f"{source.path} changes while Motet reads it. Motet tries again automatically.")
 
-    def adopt(self, brought: Path, expected: str, name: str) -> Fetched:
-        """Move the files that a fetch process has brought into the cache. `name` is that of their source."""
-        size = sum((brought / file).stat().st_size for file in adapter_files(brought))
-        return self._enter(partial(_move_files, brought), expected, name, size)
+    def adopt(self, fetched_files: Path, expected: str, name: str) -> Fetched:
+        """Move the files that a fetch process has fetched into the cache. `name` is that of their source."""
+        size = sum((fetched_files / file).stat().st_size for file in adapter_files(fetched_files))
+        return self._store(partial(_move_files, fetched_files), expected, name, size)
 
     def bound(self, max_bytes: int | None) -> int:
         return min(self.max_adapter_bytes, max_bytes or self.max_adapter_bytes)
@@ -177,9 +177,11 @@ class DiskCache:
         except FileNotFoundError:
             pass  # another runner has removed it first
         _remove(trash)
-        raise temporary(f"the cached bytes of {digest} have changed; they are removed and will be fetched again.")
+        raise temporary(
+            f"The cached files of {digest} have changed. Motet removes them and fetches them again automatically."
+        )
 
-    def _enter(self, fill: Fill, expected: str, name: str, size: int) -> Fetched:
+    def _store(self, fill: Fill, expected: str, name: str, size: int) -> Fetched:
         try:
             target, lock = self._new_folder()
         except OSError as error:
@@ -189,7 +191,10 @@ class DiskCache:
             fill(target, content)
             digest = content.digest()
             if expected and digest != expected:
-                raise another_digest(f"{name} has the digest {digest}, not {expected} as the adapter asks for.")
+                raise another_digest(
+                    f"{name} has the digest {digest}, but the adapter asks for {expected}. Correct source.digest or "
+                    "the files."
+                )
             read_header(target / WEIGHTS)  # raises if the file is cut short or isn't safetensors
             final = self.path_of(digest)
             try:
@@ -197,7 +202,7 @@ class DiskCache:
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-                _remove(target)  # another source or another runner has brought it already
+                _remove(target)  # another source or another runner has stored it already
             else:
                 _sync(self.folder)
             return Fetched(digest, final, size)
@@ -283,114 +288,116 @@ class Fetcher:
     def __init__(self, cache: DiskCache, sources: Sources | None = None) -> None:
         self._cache = cache
         self._sources = sources
-        self._confines = sources.confines if sources is not None else VolumeBounds()
+        self._bounds = sources.bounds if sources is not None else VolumeBounds()
         self._scale = sources.time_scale if sources is not None else 1.0
         self._under_way: dict[object, asyncio.Task[Fetched]] = {}
         self._bytes: dict[str, int] = {}
         self._failures: dict[tuple[str, str], _Failed] = {}
         self.copies = 0
 
-    async def fetch(self, wanted: FetchRequest) -> Fetched:
+    async def fetch(self, request: FetchRequest) -> Fetched:
         """Fetch an adapter, or find it in the cache. If one caller is cancelled, the fetch goes on for the others."""
-        cached = await asyncio.to_thread(self._cached, wanted)
+        cached = await asyncio.to_thread(self._cached, request)
         if cached is not None:
             return cached
-        failed = self._failures.get((wanted.origin, wanted.expected))
-        if wanted.digest_verified and failed is not None and time.monotonic() < failed.until:
+        failed = self._failures.get((request.origin, request.expected))
+        if request.digest_verified and failed is not None and time.monotonic() < failed.until:
             raise failed.error  # each request orders the adapter again; do not ask the source each time
         try:
-            task = await self._task(wanted)
+            task = await self._join_fetch(request)
         except AdapterError as error:
-            raise self._retry_later(error, wanted) from None
+            raise self._retry_later(error, request) from None
         return await asyncio.shield(task)
 
-    def bytes_of(self, wanted: FetchRequest) -> int:
+    def bytes_of(self, request: FetchRequest) -> int:
         """How many bytes of a remote adapter have been fetched, while the fetch runs."""
-        return self._bytes.get(wanted.origin, 0)
+        return self._bytes.get(request.origin, 0)
 
-    def _cached(self, wanted: FetchRequest) -> Fetched | None:
+    def _cached(self, request: FetchRequest) -> Fetched | None:
         """The cached adapter of the expected digest, if it is known that this source has this digest.
 
         Without this condition, a tenant who knows the digest of another tenant's adapter could use that adapter without
         its credentials.
         """
-        found = self._cache.find(_digest(wanted.expected)) if wanted.expected else None
-        if found is None or not (wanted.digest_verified or self._cache.is_origin(found.folder, wanted.origin)):
+        found = self._cache.find(_digest(request.expected)) if request.expected else None
+        if found is None or not (request.digest_verified or self._cache.is_origin(found.folder, request.origin)):
             return None
         weights = (found.folder / WEIGHTS).stat().st_size
-        return found if weights <= self._cache.bound(wanted.max_bytes) else None
+        return found if weights <= self._cache.bound(request.max_bytes) else None
 
-    async def _task(self, wanted: FetchRequest) -> asyncio.Task[Fetched]:
-        """The task that fetches this adapter. Equal requests share it."""
-        source = parse(wanted.source, wanted.revision)
+    async def _join_fetch(self, request: FetchRequest) -> asyncio.Task[Fetched]:
+        """Start to fetch this adapter, or join the fetch of an equal request. Returns the task that fetches it."""
+        source = parse(request.source, request.revision)
         work: Coroutine[Any, Any, Fetched]
-        key: object = (wanted.origin, wanted.expected, wanted.max_bytes)
+        key: object = (request.origin, request.expected, request.max_bytes)
         if isinstance(source, FolderUri):
-            folder = await asyncio.to_thread(self._folder, source.path, wanted)
-            looks = await asyncio.to_thread(folder.stat_files, self._cache.bound(wanted.max_bytes))
-            key = (key, looks)
-            work = self._copy(folder, wanted)
+            folder = await asyncio.to_thread(self._folder, source.path, request)
+            files = await asyncio.to_thread(folder.stat_files, self._cache.bound(request.max_bytes))
+            key = (key, files)
+            work = self._copy(folder, request)
         else:
-            work = self._bring(wanted)
+            work = self._fetch_remote(request)
         task = self._under_way.get(key)
         if task is None:
             self.copies += 1
-            task = asyncio.create_task(self._tried(work, wanted), name=f"fetch {wanted.source}")
+            task = asyncio.create_task(self._with_retry_time(work, request), name=f"fetch {request.source}")
             self._under_way[key] = task
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
         else:
             work.close()
         return task
 
-    def _folder(self, path: Path, wanted: FetchRequest) -> AdapterFolder:
-        volume = parse(wanted.volume) if wanted.volume else None
+    def _folder(self, path: Path, request: FetchRequest) -> AdapterFolder:
+        volume = parse(request.volume) if request.volume else None
         mounted = volume.path if isinstance(volume, FolderUri) else None
-        return adapter_folder(path, self._confines.of(path, mounted, wanted.folder), wanted.revision)
+        return adapter_folder(path, self._bounds.of(path, mounted, request.folder), request.revision)
 
-    async def _tried(self, work: Coroutine[Any, Any, Fetched], wanted: FetchRequest) -> Fetched:
+    async def _with_retry_time(self, work: Coroutine[Any, Any, Fetched], request: FetchRequest) -> Fetched:
         try:
             fetched = await work
         except AdapterError as error:
-            raise self._retry_later(error, wanted) from None
-        self._failures.pop((wanted.origin, wanted.expected), None)
+            raise self._retry_later(error, request) from None
+        self._failures.pop((request.origin, request.expected), None)
         return fetched
 
-    async def _copy(self, folder: AdapterFolder, wanted: FetchRequest) -> Fetched:
+    async def _copy(self, folder: AdapterFolder, request: FetchRequest) -> Fetched:
         fetched = await asyncio.to_thread(
-            self._cache.fetch, folder, wanted.expected, max_bytes=wanted.max_bytes or None
+            self._cache.fetch, folder, request.expected, max_bytes=request.max_bytes or None
         )
-        await asyncio.to_thread(self._cache.remember_origin, fetched.folder, wanted.origin)
+        await asyncio.to_thread(self._cache.remember_origin, fetched.folder, request.origin)
         return fetched
 
-    async def _bring(self, wanted: FetchRequest) -> Fetched:
+    async def _fetch_remote(self, request: FetchRequest) -> Fetched:
         if self._sources is None:
-            raise AdapterFetchFailed(f"{wanted.source} cannot be fetched here: nothing fetches from hubs or the web.")
+            raise AdapterFetchFailed(
+                f"This runner cannot fetch {request.source}: it was started without access to hubs and the web."
+            )
         remote = RemoteFiles(
-            uri=wanted.source,
-            revision=wanted.revision,
-            credentials=wanted.credentials,
-            max_bytes=self._cache.bound(wanted.max_bytes),
+            uri=request.source,
+            revision=request.revision,
+            credentials=request.credentials,
+            max_bytes=self._cache.bound(request.max_bytes),
         )
         try:
-            async with self._sources.place_for(remote, apart=wanted.namespace) as folder:
-                fetched = await asyncio.to_thread(self._cached, wanted)
+            async with self._sources.partial_folder(remote, namespace=request.namespace) as folder:
+                fetched = await asyncio.to_thread(self._cached, request)
                 if fetched is None:  # else another runner of this machine has fetched it meanwhile
-                    heard = partial(self._note_progress, wanted)
-                    await self._sources.bring("adapter", remote, folder, heard, whose=wanted.namespace)
-                    fetched = await asyncio.to_thread(self._cache.adopt, folder, wanted.expected, wanted.source)
-                    await asyncio.to_thread(self._cache.remember_origin, fetched.folder, wanted.origin)
+                    on_progress = partial(self._note_progress, request)
+                    await self._sources.fetch_into("adapter", remote, folder, on_progress, namespace=request.namespace)
+                    fetched = await asyncio.to_thread(self._cache.adopt, folder, request.expected, request.source)
+                    await asyncio.to_thread(self._cache.remember_origin, fetched.folder, request.origin)
         finally:
-            self._bytes.pop(wanted.origin, None)
+            self._bytes.pop(request.origin, None)
         return fetched
 
-    def _note_progress(self, wanted: FetchRequest, here: int, _: int) -> None:
-        self._bytes[wanted.origin] = here
+    def _note_progress(self, request: FetchRequest, fetched_bytes: int, _: int) -> None:
+        self._bytes[request.origin] = fetched_bytes
 
-    def _retry_later(self, error: AdapterError, wanted: FetchRequest) -> AdapterError:
+    def _retry_later(self, error: AdapterError, request: FetchRequest) -> AdapterError:
         """The same error, with a longer wait after each failure. A random part keeps runners from retrying together."""
         if len(self._failures) > MAX_FAILURES_REMEMBERED:
             self._failures.clear()
-        key = (wanted.origin, wanted.expected)
+        key = (request.origin, request.expected)
         before = self._failures.get(key)
         times = before.times + 1 if before is not None else 1
         after = min(error.retry_after * 2 ** min(times - 1, 10), max(RETRY_LATER_SECONDS, error.retry_after))
@@ -415,9 +422,9 @@ def _copy_files(source: AdapterFolder, names: Iterable[str], target: Path, conte
             os.fsync(copy.fileno())
 
 
-def _move_files(brought: Path, target: Path, content: ContentDigest) -> None:
-    for name in adapter_files(brought):
-        (brought / name).rename(target / name)
+def _move_files(fetched_files: Path, target: Path, content: ContentDigest) -> None:
+    for name in adapter_files(fetched_files):
+        (fetched_files / name).rename(target / name)
         with (target / name).open("rb") as file:
             content.begin(name, os.fstat(file.fileno()).st_size)
             while chunk := file.read(CHUNK_BYTES):
@@ -430,11 +437,12 @@ def _explain(error: OSError, name: str, cache: Path, size: int) -> AdapterFetchF
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(cache).free
         return no_space(
-            f"no space left in {cache}: the adapter at {name} needs {size} bytes, {free} are free. Free some space; it "
-            "is tried again by itself."
+            f"There is no space left in {cache}: the adapter at {name} needs {size} bytes, and {free} are free. Free "
+            "some space. Motet tries again automatically."
         )
     return temporary(
-        f"the adapter at {name} cannot be copied to {cache}: {error.strerror or error} ({error.filename})."
+        f"Motet cannot copy the adapter at {name} to {cache}: {error.strerror or error} ({error.filename}). Motet "
+        "tries again automatically."
     )
 
 
@@ -442,7 +450,9 @@ def _digest(text: str) -> Digest:
     try:
         hex_of(Digest(text))
     except ValueError:
-        raise AdapterFetchFailed(f"{text!r} is no digest: it is `sha256:` and 64 hexadecimal digits.") from None
+        raise AdapterFetchFailed(
+            f"source.digest {text!r} is not a digest. Write `sha256:` and 64 hexadecimal digits."
+        ) from None
     return Digest(text)
 
 

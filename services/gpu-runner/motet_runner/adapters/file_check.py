@@ -28,7 +28,7 @@ Shapes = dict[str, tuple[int, int]]
 PREFIXES = ("base_model.model.", "base_model.", "")
 """What PEFT and similar tools write before the base model's own module path."""
 
-LARGEST_RANK = 256
+MAX_RANK = 256
 
 FLOATS = ("F32", "BF16", "F16", "F64")
 """The types that are served. Rounded to whole numbers, a LoRA would be all zeros and change nothing."""
@@ -72,8 +72,8 @@ def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
     weights = weights_of(folder)
     stamp = FileStamp.of(weights)  # before anything is read, so that any later change is noticed
     tensors = read_header(weights)
-    places = map_tensors(tensors, shapes)
-    halves = _halves(places)
+    mapped = map_tensors(tensors, shapes)
+    halves = _halves(mapped)
     ranks = _fit(halves, config, shapes, max_rank)
     rank = max(ranks.values())
     linears = tuple(
@@ -83,7 +83,7 @@ def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
     return CheckResult(
         bytes=sum(tensor.bytes for tensor in tensors.values()),
         tensors=len(tensors),
-        mapped=len(places),
+        mapped=len(mapped),
         unmapped=(),
         modules=tuple(sorted(ranks)),
         rank=rank,
@@ -105,17 +105,19 @@ def weights_of(folder: Path) -> Path:
         pickles = [name for name in ("adapter_model.bin", "adapter_model.pt") if (folder / name).exists()]
         if pickles:
             raise AdapterIncompatible(
-                f"{pickles[0]} is a pickle, which is never opened. Save it as {WEIGHTS_NAME} with "
+                f"{pickles[0]} is a pickle, and Motet never opens pickles. Save the adapter as {WEIGHTS_NAME} with "
                 "PEFT's save_pretrained(safe_serialization=True)."
             )
-        raise AdapterIncompatible(f"{folder} holds no {WEIGHTS_NAME}.")
+        raise AdapterIncompatible(
+            f"{folder} has no {WEIGHTS_NAME}. Save the adapter there with PEFT's save_pretrained()."
+        )
     return path
 
 
 def map_tensors(tensors: dict[str, TensorHeader], shapes: Shapes) -> dict[str, LoraTensor]:
     """Tensor name → what it belongs to. Raises AdapterIncompatible for tensors that belong to no module, with the
     nearest module's name."""
-    places: dict[str, LoraTensor] = {}
+    mapped: dict[str, LoraTensor] = {}
     unmapped: list[str] = []
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
@@ -123,24 +125,27 @@ def map_tensors(tensors: dict[str, TensorHeader], shapes: Shapes) -> dict[str, L
         if match is None or module is None:
             unmapped.append(name)
         else:
-            places[name] = LoraTensor(module, "A" if match["half"] == "A" else "B", tensor)
+            mapped[name] = LoraTensor(module, "A" if match["half"] == "A" else "B", tensor)
     if unmapped:
         nearest = _nearest(unmapped[0], shapes)
         some = ", ".join(name[:MAX_NAME_CHARS] for name in unmapped[:3])
-        hint = f" The nearest module of this base is {nearest}." if nearest else ""
+        hint = f" The nearest module of this base model is {nearest}." if nearest else ""
         raise AdapterIncompatible(
-            f"{len(unmapped)} of {len(tensors)} tensors have no place in this base ({len(places)} have), "
-            f"for example {some}.{hint} Was it trained on another model?",
+            f"{len(unmapped)} of {len(tensors)} tensors belong to no module of this base model, for example "
+            f"{some}.{hint} Was the adapter trained on another model?",
             reason="UnmappedTensors",
         )
-    strange = next((name for name in places if tensors[name].dtype not in FLOATS), None)
-    if strange is not None:
+    unsupported = next((name for name in mapped if tensors[name].dtype not in FLOATS), None)
+    if unsupported is not None:
         raise AdapterIncompatible(
-            f"{strange} is of type {tensors[strange].dtype}; served are {', '.join(FLOATS)}. Save the adapter again."
+            f"{unsupported} has the type {tensors[unsupported].dtype}, which Motet does not serve. Save the adapter "
+            f"with one of the types {', '.join(FLOATS)}."
         )
-    if not places:
-        raise AdapterIncompatible(f"{WEIGHTS_NAME} holds no LoRA tensors at all.", reason="NoEffect")
-    return places
+    if not mapped:
+        raise AdapterIncompatible(
+            f"{WEIGHTS_NAME} has no LoRA tensors. Save the adapter again after training.", reason="NoEffect"
+        )
+    return mapped
 
 
 def _module(path: str, shapes: Shapes) -> str | None:
@@ -155,13 +160,15 @@ def _nearest(name: str, shapes: Shapes) -> str | None:
     return close[0] if close else None
 
 
-def _halves(places: dict[str, LoraTensor]) -> dict[str, dict[str, TensorHeader]]:
+def _halves(mapped: dict[str, LoraTensor]) -> dict[str, dict[str, TensorHeader]]:
     """Module → its halves. Raises AdapterIncompatible if a module has a half twice."""
     halves: dict[str, dict[str, TensorHeader]] = {}
-    for half in places.values():
+    for half in mapped.values():
         of_module = halves.setdefault(half.module, {})
         if half.half in of_module:
-            raise AdapterIncompatible(f"{half.module} has two lora_{half.half} tensors.", reason="ShapeMismatch")
+            raise AdapterIncompatible(
+                f"{half.module} has two lora_{half.half} tensors. Remove one of them.", reason="ShapeMismatch"
+            )
         of_module[half.half] = half.tensor
     return halves
 
@@ -175,24 +182,29 @@ def _fit(
     for module, found in halves.items():
         if found.keys() != {"A", "B"}:
             missing = "B" if "A" in found else "A"
-            raise AdapterIncompatible(f"{module} has no lora_{missing}.", reason="UnmappedTensors")
+            raise AdapterIncompatible(
+                f"{module} has no lora_{missing} tensor. Save the adapter again.", reason="UnmappedTensors"
+            )
         inputs, outputs = shapes[module]
         rank = config.rank_of(module)
         if found["A"].shape != (rank, inputs) or found["B"].shape != (outputs, rank):
             raise AdapterIncompatible(
-                f"{module}: lora_A is {found['A'].shape} and lora_B {found['B'].shape}; with rank {rank} from "
-                f"{CONFIG_NAME} and this base they must be {(rank, inputs)} and {(outputs, rank)}.",
+                f"The tensors of {module} have the wrong shapes: lora_A is {found['A'].shape} and lora_B is "
+                f"{found['B'].shape}. With rank {rank} from {CONFIG_NAME} and this base model, they must be "
+                f"{(rank, inputs)} and {(outputs, rank)}. Was the adapter trained on another model?",
                 reason="ShapeMismatch",
             )
         if not config.targets(module):
             raise AdapterIncompatible(
-                f"{module} has tensors and target_modules in {CONFIG_NAME} does not name it.", reason="UnmappedTensors"
+                f"{module} has tensors, but target_modules in {CONFIG_NAME} does not name it. Add it there.",
+                reason="UnmappedTensors",
             )
         ranks[module] = rank
     largest = max(ranks.values())
-    if largest > min(max_rank, LARGEST_RANK):
+    if largest > min(max_rank, MAX_RANK):
         raise AdapterIncompatible(
-            f"Its rank is {largest} and this pool serves up to {min(max_rank, LARGEST_RANK)} (engine.maxLoraRank).",
+            f"The adapter's rank is {largest}, but this pool serves ranks up to {min(max_rank, MAX_RANK)}. Train a "
+            f"smaller rank, or raise the pool's engine.maxLoraRank (at most {MAX_RANK}).",
             reason="RankTooLarge",
         )
     return ranks

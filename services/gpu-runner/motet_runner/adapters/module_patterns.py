@@ -55,11 +55,11 @@ class Matcher:
     def accept(self, pattern: str) -> str:
         """The pattern, if it can be compiled with little memory. Raises ValueError otherwise."""
         if _PLAIN.fullmatch(pattern) is None:
-            _look(pattern)
+            _check_pattern(pattern)
             with self._spending():
                 regex.compile(pattern)
         elif len(pattern) > MAX_PATTERN_CHARS:
-            raise _strange(pattern)
+            raise _unusual(pattern)
         return pattern
 
     @contextmanager
@@ -82,7 +82,7 @@ class Matcher:
             compiled = regex.compile(expression)
         except regex.error as error:
             raise AdapterIncompatible(
-                f"A regular expression in {self._file} makes no sense: {str(error)[:200]}.", reason="FormatRejected"
+                f"A regular expression in {self._file} is not valid: {str(error)[:200]}.", reason="FormatRejected"
             ) from None
 
         def matches(module: str) -> bool:
@@ -115,7 +115,7 @@ def _ends_with(key: str) -> Test:
     return ends
 
 
-def _look(pattern: str) -> None:
+def _check_pattern(pattern: str) -> None:
     counts = [int(number) for braces in _BRACES.findall(pattern) for number in braces[1:-1].split(",") if number]
     if (
         len(pattern) > MAX_PATTERN_CHARS
@@ -123,8 +123,8 @@ def _look(pattern: str) -> None:
         or pattern.count("(?") != len(_GROUPS.findall(pattern))
         or math.prod(max(count, 1) for count in counts) > MAX_PATTERN_CHARS
     ):
-        raise _strange(pattern)
+        raise _unusual(pattern)
 
 
-def _strange(pattern: str) -> ValueError:
-    return ValueError(f"the regular expression {pattern[:80]} is longer or stranger than a module's name needs")
+def _unusual(pattern: str) -> ValueError:
+    return ValueError(f"the regular expression {pattern[:80]} is too long or too complex for a module's name")

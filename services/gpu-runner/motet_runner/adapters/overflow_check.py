@@ -14,7 +14,7 @@ from motet.errors import AdapterIncompatible
 from motet_runner.adapters.layout import AdapterLayout, LoraLinear, Matrix
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 
-LARGEST = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
+MAX_NUMBERS = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
 """The largest number of each type that an engine computes in."""
 
 _TYPES: dict[str, type[np.generic]] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -25,11 +25,11 @@ def check_products(layout: AdapterLayout, dtype: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         for linear in layout.linears:
             reached = _reach(layout, linear)
-            if not reached <= LARGEST[dtype]:
+            if not reached <= MAX_NUMBERS[dtype]:
                 raise AdapterIncompatible(
                     f"lora_B · lora_A of {linear.module} in {WEIGHTS_NAME} overflows {dtype}: for inputs of size 1 it "
-                    f"reaches {reached:.1e}. {dtype} ends at {LARGEST[dtype]:.1e}, and its square must fit float32. "
-                    "Its training has diverged.",
+                    f"reaches {reached:.1e}, but {dtype} ends at {MAX_NUMBERS[dtype]:.1e}, and the square must fit "
+                    "float32. The training has diverged. Use an earlier checkpoint.",
                     reason="FormatRejected",
                 )
 

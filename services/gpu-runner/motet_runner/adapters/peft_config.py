@@ -23,7 +23,7 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 """The most bytes. A config that names each module of a large mixture of experts has a tenth of this."""
 
-MERGE = "Merge it into the base with PEFT's merge_and_unload() and serve the result as a model of its own"
+MERGE = "Merge it into the base model with PEFT's merge_and_unload(), and serve the result as a model of its own"
 
 IGNORED = frozenset(
     {
@@ -55,18 +55,18 @@ SUPPORTED = frozenset(
      "init_lora_weights"}
 )  # fmt: skip
 REFUSED = {
-    "use_dora": f"DoRA's magnitude vectors are not served yet. {MERGE}.",
-    "modules_to_save": f"It replaces whole modules of the base, which other tenants share. {MERGE}.",
-    "lora_bias": "A bias on lora_B is not served yet. Train with lora_bias=False.",
-    "layer_replication": f"It changes the base's layers. {MERGE}.",
-    "use_qalora": f"QALoRA is not served. {MERGE}.",
-    "use_bdlora": f"BD-LoRA is not served. {MERGE}.",
-    "alora_invocation_tokens": "Activated LoRA is not served yet. Train a plain LoRA.",
-    "trainable_token_indices": f"It changes embeddings of the base, which other tenants share. {MERGE}.",
-    "target_parameters": f"LoRA on bare parameters (experts) is not served yet. {MERGE}.",
-    "arrow_config": f"Arrow routing is not served. {MERGE}.",
-    "kasa_config": f"KaSA is not served. {MERGE}.",
-    "monteclora_config": f"MonteCLoRA is not served. {MERGE}.",
+    "use_dora": f"Motet does not serve DoRA yet. {MERGE}.",
+    "modules_to_save": f"It replaces whole modules of the base model, which other tenants share. {MERGE}.",
+    "lora_bias": "Motet does not serve a bias on lora_B yet. Train with lora_bias=False.",
+    "layer_replication": f"It changes the layers of the base model. {MERGE}.",
+    "use_qalora": f"Motet does not serve QALoRA. {MERGE}.",
+    "use_bdlora": f"Motet does not serve BD-LoRA. {MERGE}.",
+    "alora_invocation_tokens": "Motet does not serve activated LoRA yet. Train a plain LoRA.",
+    "trainable_token_indices": f"It changes embeddings of the base model, which other tenants share. {MERGE}.",
+    "target_parameters": f"Motet does not serve LoRA on bare parameters (experts) yet. {MERGE}.",
+    "arrow_config": f"Motet does not serve Arrow routing. {MERGE}.",
+    "kasa_config": f"Motet does not serve KaSA. {MERGE}.",
+    "monteclora_config": f"Motet does not serve MonteCLoRA. {MERGE}.",
 }
 CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
 """Start values that move a part of the base model's weights into the adapter: it is only right on a base model that is
@@ -111,35 +111,35 @@ class LoraConfig:
 def read_config(folder: Path) -> LoraConfig:
     path = folder / CONFIG_NAME
     if not path.is_file():
-        raise AdapterIncompatible(f"{folder} holds no {CONFIG_NAME}; the source must name the folder that PEFT saved.")
+        raise AdapterIncompatible(f"{folder} has no {CONFIG_NAME}. The source must name the folder that PEFT saved.")
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise AdapterIncompatible(f"{CONFIG_NAME} has more than {MAX_CONFIG_BYTES} bytes.", reason="TooLarge")
     raw = parse(path.read_bytes(), CONFIG_NAME)
     if not isinstance(raw, dict):
-        raise AdapterIncompatible(f"{CONFIG_NAME} must hold an object.")
+        raise AdapterIncompatible(f"{CONFIG_NAME} must contain a JSON object.")
     return parse_config(raw)
 
 
 def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
     """The config. Raises AdapterIncompatible, which names the field that cannot be served and says what to do."""
     if raw.get("peft_type") != "LORA":
-        raise _refused("peft_type", raw.get("peft_type"), "Only LORA adapters are served.")
+        raise _refused("peft_type", raw.get("peft_type"), "Motet serves only LORA adapters.")
     for name, value in raw.items():
         if name in REFUSED and value not in (None, False, [], {}):
             raise _refused(name, value, REFUSED[name])
         if name not in SUPPORTED | IGNORED | REFUSED.keys() and value is not None:
-            raise _refused(name, value, "This field is not known, so its meaning cannot be kept. Remove it if unused.")
+            raise _refused(name, value, "Motet does not know this field. Remove it if the adapter does not need it.")
     if raw.get("bias", "none") not in ("none", None):
-        raise _refused("bias", raw["bias"], f"Biases of the base are shared with other tenants. {MERGE}.")
+        raise _refused("bias", raw["bias"], f"Other tenants share the biases of the base model. {MERGE}.")
     start = raw.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(CHANGES_THE_BASE):
         raise _refused(
             "init_lora_weights",
             start,
-            "Its base is changed too. Save it with path_initial_model_for_weight_conversion.",
+            "This also changes the base model. Save the adapter with path_initial_model_for_weight_conversion.",
         )
     if raw.get("task_type") not in GENERATES:
-        raise _refused("task_type", raw["task_type"], "Only adapters that generate text (CAUSAL_LM) are served.")
+        raise _refused("task_type", raw["task_type"], "Motet serves only adapters that generate text (CAUSAL_LM).")
     targets = raw.get("target_modules")
     if not isinstance(targets, str | list | None) or (
         isinstance(targets, list) and not all(isinstance(name, str) for name in targets)
@@ -161,9 +161,13 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
             matcher=matcher,
         )
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError, regex.error) as error:
-        raise AdapterIncompatible(f"{CONFIG_NAME} is not as PEFT writes it: {str(error)[:200]}.") from error
+        raise AdapterIncompatible(
+            f"{CONFIG_NAME} does not have the form that PEFT writes: {str(error)[:200]}."
+        ) from error
     if config.alpha == 0:
-        raise _refused("lora_alpha", raw.get("lora_alpha"), "With alpha 0 the adapter does nothing.")
+        raise _refused(
+            "lora_alpha", raw.get("lora_alpha"), "With alpha 0 the adapter does nothing. Set the alpha of the training."
+        )
     return config
 
 
@@ -175,12 +179,12 @@ def _finite(name: str, value: Any) -> float:
 
 def _positive(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise _refused(name, value, "A rank is a whole number of at least 1.")
+        raise _refused(name, value, "It must be a whole number of at least 1.")
     return value
 
 
-def _refused(name: str, value: Any, recipe: str) -> AdapterIncompatible:
+def _refused(name: str, value: Any, hint: str) -> AdapterIncompatible:
     name = name[:80]
     return AdapterIncompatible(
-        f"{CONFIG_NAME}: {name} is {json.dumps(value, default=str)[:80]}. {recipe}", param=name, reason="UnknownField"
+        f"{CONFIG_NAME}: {name} is {json.dumps(value, default=str)[:80]}. {hint}", param=name, reason="UnknownField"
     )

@@ -63,8 +63,8 @@ class RegisteredAdapter:
 
 
 class AdapterRegistry:
-    """`users_of` counts the requests that use an adapter; `post` sends a command to the engine; `engine` is what
-    `limits_of` says about the engine that `check` checks for."""
+    """`users_of` counts the requests that use an adapter; `post` sends a command to the engine; `engine_limits` is
+    what `limits_of` says about the engine that `check` checks for."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class AdapterRegistry:
         *,
         check: Check,
         base_digest: Digest,
-        engine: str = "",
-        checker: int = CHECK_VERSION,
+        engine_limits: str = "",
+        check_version: int = CHECK_VERSION,
         capacity: int,
         users_of: Callable[[Digest], int],
         post: Callable[[Command], None],
@@ -85,63 +85,63 @@ class AdapterRegistry:
         self.fetcher = Fetcher(cache, sources)
         self._check = check
         self._base_digest = base_digest
-        self._engine = engine
-        self._checker = checker
+        self._engine_limits = engine_limits
+        self._check_version = check_version
         self._capacity = capacity
         self._users_of = users_of
         self._post = post
         self._metrics = metrics
         self._clock = clock
-        self._shelved: dict[Digest, RegisteredAdapter] = {}
+        self._adapters: dict[Digest, RegisteredAdapter] = {}
         self._checking: dict[Digest, asyncio.Lock] = {}
-        self._arrivals: dict[Digest, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[Digest, set[asyncio.Future[None]]] = {}
 
     # ----------------------------------------------------------------------------------------------------- questions
 
     def get(self, digest: str) -> RegisteredAdapter | None:
-        return self._shelved.get(Digest(digest))
+        return self._adapters.get(Digest(digest))
 
     def for_request(self, digest: Digest) -> RegisteredAdapter | None:
         """The adapter, if it is checked. The engine is sent its layout unless it has loaded it. None while the adapter
         isn't ready for requests."""
-        one = self._shelved.get(digest) or self._adopt(digest)
-        if one is None or one.checked is None:
+        adapter = self._adapters.get(digest) or self._add_cached(digest)
+        if adapter is None or adapter.checked is None:
             return None
-        one.drop_when_idle = False
-        touch(one.folder)
-        if not one.on_device:
-            self._post(LoadAdapter(digest, one.checked.layout))
-        return one
+        adapter.drop_when_idle = False
+        touch(adapter.folder)
+        if not adapter.on_device:
+            self._post(LoadAdapter(digest, adapter.checked.layout))
+        return adapter
 
     async def wait_for(self, digest: Digest) -> None:
         """Wait until `for_request` returns this adapter. Raises the error of its fetch or check."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = self._arrivals.setdefault(digest, set())
+        waiting = self._waiting.setdefault(digest, set())
         waiting.add(future)
         try:
             await future
         finally:
             waiting.discard(future)
             if not waiting:
-                self._arrivals.pop(digest, None)
+                self._waiting.pop(digest, None)
 
     def resident(self, entries: list[EngineAdapterReport]) -> list[common_pb2.ResidentAdapter]:
         """Every checked adapter of the registry, with the highest tier that it has reached."""
         in_engine = {entry.digest: entry for entry in entries}
         residents = []
-        for one in self._shelved.values():
-            if one.drop_when_idle or one.checked is None:
+        for adapter in self._adapters.values():
+            if adapter.drop_when_idle or adapter.checked is None:
                 continue
-            entry = in_engine.get(one.digest)
+            entry = in_engine.get(adapter.digest)
             tier = common_pb2.MEMORY_TIER_DISK
-            if one.on_device or (entry is not None and entry.on_device):
+            if adapter.on_device or (entry is not None and entry.on_device):
                 tier = common_pb2.MEMORY_TIER_DEVICE
             residents.append(
                 common_pb2.ResidentAdapter(
-                    digest=one.digest,
+                    digest=adapter.digest,
                     tier=tier,
-                    bytes=entry.bytes if entry is not None else one.bytes,
-                    live=self._users_of(one.digest),
+                    bytes=entry.bytes if entry is not None else adapter.bytes,
+                    live=self._users_of(adapter.digest),
                 )
             )
         return residents
@@ -153,108 +153,110 @@ class AdapterRegistry:
         started = time.monotonic()
         digest = Digest(order.expected_digest)
         try:
-            fetched = await self.fetcher.fetch(wanted(order))
+            fetched = await self.fetcher.fetch(fetch_request_of(order))
             digest = fetched.digest
-            one = self._put(fetched, order.adapter)
+            adapter = self._add(fetched, order.adapter)
             if order.stage >= common_pb2.ADAPTER_STAGE_CERTIFIED:
-                await self._certify(one)
+                await self._certify(adapter)
         except MotetError as error:
             self._metrics.adapter_failures.inc()
-            self._arrived(digest, error)
+            self._notify_waiting(digest, error)
             raise
         self._metrics.adapter_fetch_seconds.observe(time.monotonic() - started)
-        self._arrived(digest)
-        if order.stage >= common_pb2.ADAPTER_STAGE_HOST and not one.on_device and one.checked is not None:
-            self._post(LoadAdapter(digest, one.checked.layout))
+        self._notify_waiting(digest)
+        if order.stage >= common_pb2.ADAPTER_STAGE_HOST and not adapter.on_device and adapter.checked is not None:
+            self._post(LoadAdapter(digest, adapter.checked.layout))
         await self._evict_from_disk(spare=digest)
-        return one
+        return adapter
 
     def expect(self, digest: Digest, seconds: float) -> None:
         """A request for this adapter will come: start to load it, and keep it for `seconds`."""
-        one = self.for_request(digest)
-        if one is not None:
-            one.wanted_until = self._clock() + seconds
+        adapter = self.for_request(digest)
+        if adapter is not None:
+            adapter.wanted_until = self._clock() + seconds
 
     def drop(self, digest: Digest) -> None:
         """Forget an adapter, now or when its last request ends. Its files stay until the disk cache needs the space."""
-        one = self._shelved.get(digest)
-        if one is not None:
-            one.drop_when_idle = True
+        adapter = self._adapters.get(digest)
+        if adapter is not None:
+            adapter.drop_when_idle = True
             self.request_ended(digest)
 
     def request_ended(self, digest: Digest) -> None:
         """A request has ended: forget its adapter if it was kept only for this request."""
-        one = self._shelved.get(digest)
-        if one is not None and one.drop_when_idle and not self._users_of(digest):
-            self._forget(one)
+        adapter = self._adapters.get(digest)
+        if adapter is not None and adapter.drop_when_idle and not self._users_of(digest):
+            self._forget(adapter)
 
     # ------------------------------------------------------------------------------------------------- engine's events
 
     def on_loaded(self, event: AdapterLoaded) -> RegisteredAdapter | None:
         self._metrics.adapter_loads.inc()
         self._metrics.adapter_load_seconds.observe(event.seconds)
-        one = self._shelved.get(event.digest)
-        if one is not None:
-            one.on_device = True
-        return one
+        adapter = self._adapters.get(event.digest)
+        if adapter is not None:
+            adapter.on_device = True
+        return adapter
 
     def on_evicted(self, event: AdapterEvicted) -> None:
         self._metrics.adapter_evictions.inc()
-        one = self._shelved.get(event.digest)
-        if one is not None:
-            one.on_device = False
+        adapter = self._adapters.get(event.digest)
+        if adapter is not None:
+            adapter.on_device = False
 
     def on_failed(self, event: AdapterFailed) -> RegisteredAdapter | None:
         self._metrics.adapter_failures.inc()
-        one = self._shelved.get(event.digest)
-        if one is not None:
-            one.on_device = False
-            if one.checked is not None and not one.checked.layout.file_unchanged():
-                one.checked = None  # the next order checks the files again
-        return one
+        adapter = self._adapters.get(event.digest)
+        if adapter is not None:
+            adapter.on_device = False
+            if adapter.checked is not None and not adapter.checked.layout.file_unchanged():
+                adapter.checked = None  # the next order checks the files again
+        return adapter
 
     def close(self) -> None:
-        for one in self._shelved.values():
-            one.lease.release()
-        self._shelved.clear()
+        for adapter in self._adapters.values():
+            adapter.lease.release()
+        self._adapters.clear()
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _put(self, fetched: Fetched, ref: common_pb2.AdapterRef | None) -> RegisteredAdapter:
-        one = self._shelved.get(fetched.digest)
-        if one is None:
+    def _add(self, fetched: Fetched, ref: common_pb2.AdapterRef | None) -> RegisteredAdapter:
+        adapter = self._adapters.get(fetched.digest)
+        if adapter is None:
             try:
                 lease = FolderLock(fetched.folder)
             except FileNotFoundError:
-                raise temporary(f"{fetched.folder} was removed a moment ago; it will be fetched again.") from None
-            one = self._shelved[fetched.digest] = RegisteredAdapter(
+                raise temporary(
+                    f"Another runner has just removed {fetched.folder}. Motet fetches it again automatically."
+                ) from None
+            adapter = self._adapters[fetched.digest] = RegisteredAdapter(
                 fetched.digest, fetched.folder, fetched.bytes, lease
             )
-        one.drop_when_idle = False
+        adapter.drop_when_idle = False
         if ref is not None:
-            one.refs[f"{ref.namespace}/{ref.name}"] = ref
-        return one
+            adapter.refs[f"{ref.namespace}/{ref.name}"] = ref
+        return adapter
 
-    async def _certify(self, one: RegisteredAdapter) -> None:
-        async with self._checking.setdefault(one.digest, asyncio.Lock()):
-            if one.checked is not None:
+    async def _certify(self, adapter: RegisteredAdapter) -> None:
+        async with self._checking.setdefault(adapter.digest, asyncio.Lock()):
+            if adapter.checked is not None:
                 return
             try:
-                one.checked = await asyncio.to_thread(self._check_once, one)
+                adapter.checked = await asyncio.to_thread(self._checked, adapter)
             except MotetError:
-                self._forget(one)
+                self._forget(adapter)
                 raise
 
-    def _check_once(self, one: RegisteredAdapter) -> Certification:
-        """What an earlier check has left, or else a new check."""
-        checked = self._earlier_check(one.digest, one.folder)
+    def _checked(self, adapter: RegisteredAdapter) -> Certification:
+        """The result of an earlier check, or of a new one."""
+        checked = self._earlier_check(adapter.digest, adapter.folder)
         if checked is None:
-            self._cache.verify(one.digest)
-            checked = self._check(one.folder)
+            self._cache.verify(adapter.digest)
+            checked = self._check(adapter.folder)
             certificate = checked.certificate
-            certificate.digest, certificate.base_digest = one.digest, self._base_digest
-            certificate.size_bytes, certificate.checker = one.bytes, self._checker
-            self._cache.write_certificate(one.folder, checked.encode())
+            certificate.digest, certificate.base_digest = adapter.digest, self._base_digest
+            certificate.size_bytes, certificate.checker = adapter.bytes, self._check_version
+            self._cache.write_certificate(adapter.folder, checked.encode())
         return checked
 
     def _earlier_check(self, digest: Digest, folder: Path) -> Certification | None:
@@ -268,24 +270,24 @@ class AdapterRegistry:
             return None
         certificate = checked.certificate
         found = (certificate.digest, certificate.base_digest, certificate.checker, checked.engine)
-        same = found == (digest, self._base_digest, self._checker, self._engine)
+        same = found == (digest, self._base_digest, self._check_version, self._engine_limits)
         return checked if same and checked.layout.file_unchanged() else None
 
-    def _adopt(self, digest: Digest) -> RegisteredAdapter | None:
+    def _add_cached(self, digest: Digest) -> RegisteredAdapter | None:
         """Add an adapter that is in the disk cache with a certificate for this base model."""
         try:
             fetched = self._cache.find(digest)
             checked = self._earlier_check(digest, fetched.folder) if fetched is not None else None
             if fetched is None or checked is None:
                 return None
-            one = self._put(fetched, None)
+            adapter = self._add(fetched, None)
         except (MotetError, ValueError, OSError):
             return None
-        one.checked = checked
-        return one
+        adapter.checked = checked
+        return adapter
 
-    def _arrived(self, digest: Digest, error: MotetError | None = None) -> None:
-        for future in self._arrivals.get(digest, ()):
+    def _notify_waiting(self, digest: Digest, error: MotetError | None = None) -> None:
+        for future in self._waiting.get(digest, ()):
             if future.done():
                 continue
             if error is None:
@@ -301,36 +303,36 @@ class AdapterRegistry:
         for digest in cached:
             if excess <= 0:
                 return
-            one = self._shelved.get(digest)
+            adapter = self._adapters.get(digest)
             if digest == spare:
                 continue
-            if one is not None:
-                if self._is_busy(one) or not one.lease.is_alone():
+            if adapter is not None:
+                if self._is_busy(adapter) or not adapter.lease.is_alone():
                     continue
-                self._forget(one)
+                self._forget(adapter)
             if await asyncio.to_thread(self._cache.remove, digest):
                 log.info("adapter_evicted_from_disk", adapter=digest)
                 excess -= 1
 
-    def _is_busy(self, one: RegisteredAdapter) -> bool:
-        checking = self._checking.get(one.digest)
+    def _is_busy(self, adapter: RegisteredAdapter) -> bool:
+        checking = self._checking.get(adapter.digest)
         return (
-            self._users_of(one.digest) > 0
-            or one.digest in self._arrivals
-            or self._clock() < one.wanted_until
+            self._users_of(adapter.digest) > 0
+            or adapter.digest in self._waiting
+            or self._clock() < adapter.wanted_until
             or (checking is not None and checking.locked())
-            or one.checked is None
+            or adapter.checked is None
         )
 
-    def _forget(self, one: RegisteredAdapter) -> None:
-        if self._shelved.pop(one.digest, None) is None:
+    def _forget(self, adapter: RegisteredAdapter) -> None:
+        if self._adapters.pop(adapter.digest, None) is None:
             return
-        self._checking.pop(one.digest, None)
-        self._post(DropAdapter(one.digest))
-        one.lease.release()
+        self._checking.pop(adapter.digest, None)
+        self._post(DropAdapter(adapter.digest))
+        adapter.lease.release()
 
 
-def wanted(order: scheduler_pb2.EnsureAdapter) -> FetchRequest:
+def fetch_request_of(order: scheduler_pb2.EnsureAdapter) -> FetchRequest:
     return FetchRequest(
         source=order.source,
         revision=order.revision,

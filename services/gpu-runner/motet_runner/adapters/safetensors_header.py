@@ -33,7 +33,8 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             raise AdapterIncompatible(
-                f"{path.name} is not a safetensors file, or it is cut short.", reason="FormatRejected"
+                f"{path.name} is not a safetensors file, or it is cut short. Save the adapter again.",
+                reason="FormatRejected",
             )
         raw = file.read(length)
     entries = parse(raw, f"the header of {path.name}")
@@ -47,7 +48,8 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
         end += tensor.bytes
     if end != size:
         raise AdapterIncompatible(
-            f"{path.name} holds {size - 8 - length} bytes of weights and promises {end - 8 - length}.",
+            f"{path.name} has {size - 8 - length} bytes of weights, but its header lists {end - 8 - length}. Save the "
+            "adapter again.",
             reason="FormatRejected",
         )
     return tensors
@@ -72,4 +74,4 @@ def _tensor(path: Path, entry: Any, begin: int) -> TensorHeader:
 
 
 def _broken(path: Path) -> AdapterIncompatible:
-    return AdapterIncompatible(f"{path.name} has a broken header; save the adapter again.", reason="FormatRejected")
+    return AdapterIncompatible(f"{path.name} has a broken header. Save the adapter again.", reason="FormatRejected")

@@ -13,7 +13,7 @@ MAX_JSON_VALUES = 500_000
 """The most commas and opening brackets: parsing these takes a tenth of a second and less than 100 MiB. The header of an
 adapter with 20,000 linears, such as all those of a mixture of experts, has 400,000."""
 
-DEEPEST = 32
+MAX_DEPTH = 32
 """The most levels of objects and lists. PEFT and safetensors write four."""
 
 REASON = "FormatRejected"
@@ -26,36 +26,36 @@ def parse(raw: bytes, name: str) -> Any:
         found = dict(pairs)
         if len(found) < len(pairs):
             raise AdapterIncompatible(
-                f"{name} has {_twice(pairs)[:100]!r} twice, and only one can be meant.", reason=REASON
+                f"{name} has the key {_duplicate_key(pairs)[:100]!r} twice. Remove one of them.", reason=REASON
             )
         return found
 
-    def no_number(text: str) -> NoReturn:
-        raise AdapterIncompatible(f"{name} holds {text}, which is no number in JSON.", reason=REASON)
+    def refuse_constant(text: str) -> NoReturn:
+        raise AdapterIncompatible(f"{name} has {text}, which is not a number in JSON. Replace it.", reason=REASON)
 
     if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
         raise AdapterIncompatible(f"{name} has more than {MAX_JSON_VALUES} values.", reason="TooLarge")
     try:
-        value = json.loads(raw, object_pairs_hook=unique, parse_constant=no_number)
+        value = json.loads(raw, object_pairs_hook=unique, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise AdapterIncompatible(f"{name} is not JSON: {str(error)[:200]}.", reason=REASON) from None
-    if not _is_flat(value):
-        raise AdapterIncompatible(f"{name} is nested more than {DEEPEST} levels deep.", reason=REASON)
+        raise AdapterIncompatible(f"{name} is not valid JSON: {str(error)[:200]}.", reason=REASON) from None
+    if not _within_depth(value):
+        raise AdapterIncompatible(f"{name} is nested more than {MAX_DEPTH} levels deep.", reason=REASON)
     return value
 
 
-def _twice(pairs: list[tuple[str, Any]]) -> str:
+def _duplicate_key(pairs: list[tuple[str, Any]]) -> str:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
             return key
         seen.add(key)
-    raise AssertionError("no key is there twice")
+    raise AssertionError("no key is duplicate")
 
 
-def _is_flat(value: Any) -> bool:
+def _within_depth(value: Any) -> bool:
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
         level = [child for children in inside for child in children if isinstance(child, dict | list)]
         if not level:

@@ -23,15 +23,16 @@ _BITS: dict[str, tuple[type[np.unsignedinteger], int, int]] = {
 def check_values(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> None:
     """Raises AdapterIncompatible for weights that are not finite, and for a LoRA that is zero everywhere."""
     path = folder / WEIGHTS_NAME
-    places = map_tensors(read_weights(folder), dict(shapes))
+    mapped = map_tensors(read_weights(folder), dict(shapes))
     acting: set[str] = set()
     idle: set[tuple[str, str]] = set()
-    for name, half in places.items():
+    for name, half in mapped.items():
         _, exponent, magnitude = _BITS[half.tensor.dtype]
         bits = _read(path, half)
         if bool(((bits & exponent) == exponent).any()):
             raise AdapterIncompatible(
-                f"{name} in {WEIGHTS_NAME} holds values that are infinite or not numbers; its training has diverged.",
+                f"{name} in {WEIGHTS_NAME} has values that are infinite or not a number. The training has diverged. "
+                "Use an earlier checkpoint.",
                 reason="FormatRejected",
             )
         if not bool((bits & magnitude).any()):
@@ -39,8 +40,8 @@ def check_values(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> None:
         acting.add(half.module)
     if all((module, "A") in idle or (module, "B") in idle for module in acting):
         raise AdapterIncompatible(
-            f"{WEIGHTS_NAME} changes nothing: of every module lora_A or lora_B is all zeros, so it would answer as the "
-            "base. Was it saved before training?",
+            f"{WEIGHTS_NAME} changes nothing: in every module, lora_A or lora_B is all zeros. Save the adapter again "
+            "after training.",
             reason="NoEffect",
         )
 

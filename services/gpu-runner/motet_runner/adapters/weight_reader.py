@@ -50,7 +50,7 @@ class WeightReader:
 
     def _changed(self) -> AdapterFetchFailed:
         return AdapterFetchFailed(
-            f"{self._layout.file} has changed since it was checked, so it is not loaded. It is fetched and checked "
-            "again by itself.",
+            f"{self._layout.file} has changed since it was checked, so it is not loaded. Motet fetches and checks it "
+            "again automatically.",
             retry_after=1.0,
         )

@@ -14,7 +14,7 @@ from motet_runner.settings import Settings
 from motet_runner.sources.fetch_errors import RETRY_LATER_SECONDS
 from motet_runner.sources.folder import snapshot_in
 from motet_runner.sources.partial_fetch import key_of, locked_across_machines
-from motet_runner.sources.source_access import RemoteFiles, Sources, may_go_on
+from motet_runner.sources.source_access import RemoteFiles, Sources, may_continue
 from motet_runner.sources.uri import FolderUri, parse
 from motet_runner.supported_models import read_supported_config
 
@@ -23,9 +23,9 @@ log = structlog.get_logger(__name__)
 COMPLETE = ".complete.json"
 """This file is in the folder of a model that was fetched completely."""
 
-ATTEMPTS = 5
-"""How many fetches in a row may break off without a new byte. Then the runner ends; when it is started again, it
-continues the fetch."""
+MAX_ATTEMPTS = 5
+"""How many fetches in a row may fail without a new byte. Then the runner ends. When it is started again, it continues
+the fetch."""
 
 LOG_SECONDS = 10.0
 
@@ -34,7 +34,7 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
     """The base model's folder. Raises an error that says what is wrong with the source, and that ends the runner."""
     if not settings.model_uri:
         raise SetupError(
-            "MOTET_RUNNER_MODEL_URI is not set: give the base model as file:///folder, hf://org/name or "
+            "MOTET_RUNNER_MODEL_URI is not set. Set it to the base model: file:///folder, hf://org/name or "
             "https://host/folder/."
         )
     try:
@@ -48,8 +48,12 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
                 await _fetch(settings, sources, folder)
         return _checked(settings.check_model(folder))
     except AdapterFetchFailed as failure:
-        message = failure.message.replace("source.credentialsSecretRef", "model.credentialsSecretRef")
-        raise ModelFolderError(f"the model of pool {settings.pool}: {message}", reason=failure.reason) from None
+        message = failure.message
+        for field in ("credentialsSecretRef", "revision"):
+            message = message.replace(f"source.{field}", f"model.{field}")
+        raise ModelFolderError(
+            f"The runner cannot get the model of pool {settings.pool}. {message}", reason=failure.reason
+        ) from None
 
 
 def _checked(folder: Path) -> Path:
@@ -68,19 +72,21 @@ async def _fetch(settings: Settings, sources: Sources, folder: Path) -> None:
     log.info("model_fetch_started", source=settings.model_uri, revision=settings.model_revision or "main")
     failures = 0
     while True:
-        before = progress.here
+        before = progress.fetched_bytes
         try:
-            await sources.bring("model", remote, folder, progress)
+            await sources.fetch_into("model", remote, folder, progress)
         except AdapterFetchFailed as failure:
-            failures = 1 if progress.here > before else failures + 1
-            if not may_go_on(failure) or failures >= ATTEMPTS:
+            failures = 1 if progress.fetched_bytes > before else failures + 1
+            if not may_continue(failure) or failures >= MAX_ATTEMPTS:
                 raise
             pause = min(failure.retry_after * 2 ** (failures - 1), RETRY_LATER_SECONDS) * random.uniform(0.8, 1.2)  # noqa: S311
             log.warning("model_fetch_failed", reason=failure.message, seconds=round(pause, 1))
             await asyncio.sleep(pause * sources.time_scale)
         else:
-            (folder / COMPLETE).write_bytes(orjson.dumps({"source": settings.model_uri, "bytes": progress.here}))
-            log.info("model_fetched", folder=str(folder), bytes=progress.here)
+            (folder / COMPLETE).write_bytes(
+                orjson.dumps({"source": settings.model_uri, "bytes": progress.fetched_bytes})
+            )
+            log.info("model_fetched", folder=str(folder), bytes=progress.fetched_bytes)
             return
 
 
@@ -89,19 +95,19 @@ class _FetchLog:
         self._metrics = sources.metrics
         self._log_seconds = log_seconds
         self._logged = time.monotonic()
-        self.here = 0
+        self.fetched_bytes = 0
 
-    def __call__(self, here: int, total: int) -> None:
-        self.here = here
-        self._metrics.model_bytes.set(here)
+    def __call__(self, fetched_bytes: int, total: int) -> None:
+        self.fetched_bytes = fetched_bytes
+        self._metrics.model_bytes.set(fetched_bytes)
         self._metrics.model_total.set(total)
         if time.monotonic() - self._logged >= self._log_seconds:
             self._logged = time.monotonic()
-            log.info("model_fetch_progress", bytes=here, total=total or None)
+            log.info("model_fetch_progress", bytes=fetched_bytes, total=total or None)
 
 
 def mark_unverified(folder: Path) -> None:
-    """The model is not the one that the pool asks for: the next fetch looks whether the source has changed."""
+    """The model is not the one that the pool asks for: the next fetch checks whether the source has changed."""
     with suppress(OSError):  # a folder that this runner has not fetched has no such file
         (folder / COMPLETE).unlink()
 

@@ -3,8 +3,8 @@
 from motet.errors import AdapterFetchFailed
 
 RETRY_SOON_SECONDS = 5.0
-"""For errors that may pass by themselves, such as a broken connection or a full disk. The time doubles with each
-failure, up to RETRY_LATER_SECONDS."""
+"""For temporary errors, such as a broken connection or a full disk. The time doubles with each failure, up to
+RETRY_LATER_SECONDS."""
 
 RETRY_LATER_SECONDS = 300.0
 """For errors that a person must correct at the source: a missing file, a wrong Secret, a missing permission."""

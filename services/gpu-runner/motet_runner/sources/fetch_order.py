@@ -37,7 +37,7 @@ class FetchOrder:
 
     max_bytes: int
     stall_seconds: float
-    slowest: int
+    min_average_bytes_per_second: int
     """The least bytes per second, on average over the whole fetch."""
 
     parallel: int = 1
@@ -45,8 +45,8 @@ class FetchOrder:
     access: NetworkAccess = NetworkAccess()
 
     @property
-    def longest_seconds(self) -> float:
-        return 4 * self.stall_seconds + self.max_bytes / self.slowest
+    def max_seconds(self) -> float:
+        return 4 * self.stall_seconds + self.max_bytes / self.min_average_bytes_per_second
 
     def encoded(self) -> bytes:
         return orjson.dumps(asdict(self)) + b"\n"

@@ -26,11 +26,11 @@ from motet_runner.sources.fetch_errors import malformed, no_space, temporary, to
 from motet_runner.sources.fetch_order import FetchOrder
 from motet_runner.sources.file_selection import (
     INDEX,
-    MEDIUM,
+    MAX_ASSET_BYTES,
     WantedFile,
     check_listing,
-    most_of_adapter,
-    not_there,
+    max_adapter_total,
+    missing_file,
     of_adapter,
     of_model,
     shards,
@@ -42,7 +42,7 @@ from motet_runner.sources.uri import HubUri, WebUri, parse
 MIN_BYTES_PER_SECOND = 1024
 """A source that gives fewer bytes per second during `stall_seconds` counts as stalled."""
 
-WORKING_FILES = 1 << 20
+MAX_WORKING_BYTES = 1 << 20
 """The most bytes of entity tags and of the files that the hub's library keeps for itself."""
 
 _PR_SET_PDEATHSIG = 1
@@ -53,7 +53,7 @@ class FileSource(Protocol):
     def fetch(self, file: WantedFile, into: Path) -> bool: ...
 
 
-def say(**words: Any) -> None:
+def send(**words: Any) -> None:
     # One write, so that the lines of two threads never mix.
     os.write(1, orjson.dumps(words) + b"\n")
 
@@ -67,7 +67,7 @@ def exit_with_parent(parent: int) -> None:
         sys.exit(1)  # the service died before that call
 
 
-def carry_out(order: FetchOrder, secret: SourceCredentials) -> None:
+def fetch(order: FetchOrder, secret: SourceCredentials) -> None:
     into = Path(order.into)
     into.mkdir(parents=True, exist_ok=True)
     source = parse(order.uri, order.revision)
@@ -94,12 +94,12 @@ def carry_out(order: FetchOrder, secret: SourceCredentials) -> None:
         watch = TransferWatch(order)
         watch.start()
         repository = HubRepository(
-            source, order.access.hub_endpoint, secret, browser, timeout=order.stall_seconds, checked=watch.check
+            source, order.access.hub_endpoint, secret, browser, timeout=order.stall_seconds, on_checked=watch.check
         )
-        say(revision=repository.commit)
+        send(revision=repository.commit)
         _fetch_all(order, repository, into, repository.sizes)
     else:
-        raise malformed(f"{order.uri} is a folder of this machine: it needs no fetching.")
+        raise malformed(f"{order.uri} is a folder of this machine. Motet fetches only hf:// and https:// sources.")
 
 
 def _fetch_all(order: FetchOrder, source: FileSource, into: Path, sizes: dict[str, int | None] | None) -> None:
@@ -108,26 +108,26 @@ def _fetch_all(order: FetchOrder, source: FileSource, into: Path, sizes: dict[st
         wanted = of_adapter(order.max_bytes)
         if sizes is not None:
             check_listing(sizes, wanted, order.max_bytes, name)
-        _fetch_those_there(source, wanted, into)
+        _fetch_existing(source, wanted, into)
         return
     first = of_model()
     if sizes is not None:
         check_listing(sizes, first, order.max_bytes, name)
-    _fetch_those_there(source, first, into)
+    _fetch_existing(source, first, into)
     index = into / INDEX
     weights = shards(index.read_bytes() if index.exists() else None, order.max_bytes)
     if sizes is not None:
         check_listing(sizes, weights, order.max_bytes, name)
-        say(total=sum(sizes[file.name] or 0 for file in weights))
+        send(total=sum(sizes[file.name] or 0 for file in weights))
     with ThreadPoolExecutor(order.parallel) as pool:
         for coming in [pool.submit(source.fetch, file, into) for file in weights]:
             if not coming.result():
-                raise not_there(name, "*.safetensors", sizes or ())
+                raise missing_file(name, "*.safetensors", sizes or ())
     for stale in {path.name for path in into.glob("*.safetensors")} - {file.name for file in weights}:
         (into / stale).unlink()
 
 
-def _fetch_those_there(source: FileSource, wanted: Iterable[WantedFile], into: Path) -> None:
+def _fetch_existing(source: FileSource, wanted: Iterable[WantedFile], into: Path) -> None:
     for file in wanted:
         if not source.fetch(file, into):
             (into / file.name).unlink(missing_ok=True)  # an earlier fetch brought it, from another state of the source
@@ -139,9 +139,9 @@ class TransferWatch(threading.Thread):
     def __init__(self, order: FetchOrder) -> None:
         super().__init__(name="watch", daemon=True)
         self._folder = Path(order.into)
-        most = order.max_bytes + MEDIUM if order.what == "model" else most_of_adapter(order.max_bytes)
-        self._limit = most + WORKING_FILES
-        self._patience = order.stall_seconds
+        limit = order.max_bytes + MAX_ASSET_BYTES if order.what == "model" else max_adapter_total(order.max_bytes)
+        self._limit = limit + MAX_WORKING_BYTES
+        self._stall_seconds = order.stall_seconds
         self._uri = order.uri
         self.checked = 0
         """Bytes that were read again to compare their digest. That is progress, too, although no file grows."""
@@ -150,25 +150,30 @@ class TransferWatch(threading.Thread):
         self.checked += count
 
     def run(self) -> None:
-        beat = min(1.0, self._patience / 10)
+        poll_seconds = min(1.0, self._stall_seconds / 10)
         seen: deque[tuple[float, int]] = deque()
         while True:
             now, size = time.monotonic(), _size_of(self._folder)
             if size > self._limit:
-                self._end(too_large(f"{self._uri} brings more than {self._limit} bytes, which are the limit."))
+                self._end(too_large(f"{self._uri} has more than {self._limit} bytes, which is the limit."))
             done = size + self.checked
             if not seen or done != seen[-1][1]:
-                say(bytes=size)
+                send(bytes=size)
             seen.append((now, done))
-            while len(seen) > 1 and seen[1][0] <= now - self._patience:
+            while len(seen) > 1 and seen[1][0] <= now - self._stall_seconds:
                 seen.popleft()
             since, before = seen[0]
-            if now - since >= self._patience and done - before < MIN_BYTES_PER_SECOND * (now - since):
-                self._end(temporary(f"{self._uri} gave {done - before} bytes in {now - since:.0f} s."))
-            time.sleep(beat)
+            if now - since >= self._stall_seconds and done - before < MIN_BYTES_PER_SECOND * (now - since):
+                self._end(
+                    temporary(
+                        f"{self._uri} gave {done - before} bytes in {now - since:.0f} s, which is too slow. Motet "
+                        "tries again automatically."
+                    )
+                )
+            time.sleep(poll_seconds)
 
     def _end(self, failure: AdapterFetchFailed) -> None:
-        tell(failure, NO_CREDENTIALS)
+        send_failure(failure, NO_CREDENTIALS)
         os._exit(1)
 
 
@@ -193,8 +198,8 @@ def _hosts(url: str) -> list[str]:
     return [host] if host else []
 
 
-def tell(failure: MotetError, secret: SourceCredentials) -> None:
-    say(
+def send_failure(failure: MotetError, secret: SourceCredentials) -> None:
+    send(
         failure=secret.scrub(failure.message)[:1024],
         reason=failure.reason,
         retry_after=failure.retry_after,
@@ -207,19 +212,27 @@ def main() -> None:
     secret = NO_CREDENTIALS
     try:
         secret = read_credentials(order.credentials, order.access, timeout=order.stall_seconds)
-        carry_out(order, secret)
+        fetch(order, secret)
     except AdapterFetchFailed as failure:
-        tell(failure, secret)
+        send_failure(failure, secret)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            tell(no_space(f"no space left in {order.into} for {order.uri}."), secret)
+            send_failure(
+                no_space(
+                    f"There is no space left in {order.into} for {order.uri}. Free some space. Motet tries again "
+                    "automatically."
+                ),
+                secret,
+            )
         else:
-            tell(temporary(f"{order.uri} cannot be fetched: {error.strerror or type(error).__name__}."), secret)
+            send_failure(
+                temporary(f"Motet cannot fetch {order.uri}: {error.strerror or type(error).__name__}."), secret
+            )
     except Exception as error:
         # The text of an unknown error may contain anything, also a password.
-        tell(temporary(f"{order.uri} cannot be fetched: {type(error).__name__}."), secret)
+        send_failure(temporary(f"Motet cannot fetch {order.uri}: {type(error).__name__}."), secret)
     else:
-        say(bytes=_size_of(Path(order.into)), done=True)
+        send(bytes=_size_of(Path(order.into)), done=True)
     sys.stdout.flush()
     os._exit(0)  # do not wait for other downloads after one has failed
 

@@ -15,16 +15,16 @@ MODEL_CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 ONE_SHARD = "model.safetensors"
 
-SMALL = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20
 """The most bytes of an adapter's configuration."""
 
-TEXT = 16 << 20
+MAX_TEXT_BYTES = 16 << 20
 """The most bytes of an adapter's own template or list of tokens: ten times those of the largest models."""
 
-TOKENIZER = 64 << 20
+MAX_TOKENIZER_BYTES = 64 << 20
 """The most bytes of an adapter's own tokenizer.json: twice those of the largest models."""
 
-MEDIUM = 256 << 20
+MAX_ASSET_BYTES = 256 << 20
 """The most bytes of a model's tokenizer."""
 
 MAX_INDEX_BYTES = 32 << 20
@@ -47,21 +47,21 @@ class WantedFile:
 def of_adapter(max_bytes: int) -> list[WantedFile]:
     """The required files come first. Once they are fetched, it is known that the source can be read."""
     optional = [
-        WantedFile(name, TOKENIZER if name == "tokenizer.json" else TEXT, required=False)
+        WantedFile(name, MAX_TOKENIZER_BYTES if name == "tokenizer.json" else MAX_TEXT_BYTES, required=False)
         for name in ADAPTER_OPTIONAL_FILES
     ]
-    return [WantedFile(CONFIG, SMALL), WantedFile(WEIGHTS, max_bytes), *optional]
+    return [WantedFile(CONFIG, MAX_CONFIG_BYTES), WantedFile(WEIGHTS, max_bytes), *optional]
 
 
-def most_of_adapter(max_bytes: int) -> int:
+def max_adapter_total(max_bytes: int) -> int:
     """The most bytes of all files of an adapter together."""
     return sum(file.limit for file in of_adapter(max_bytes))
 
 
 def of_model() -> list[WantedFile]:
     """All files but the weights: which weight files there are depends on the index."""
-    others = [WantedFile(name, MEDIUM, required=False) for name in ASSET_FILES if name != MODEL_CONFIG]
-    return [WantedFile(MODEL_CONFIG, SMALL), WantedFile(INDEX, MAX_INDEX_BYTES, required=False), *others]
+    others = [WantedFile(name, MAX_ASSET_BYTES, required=False) for name in ASSET_FILES if name != MODEL_CONFIG]
+    return [WantedFile(MODEL_CONFIG, MAX_CONFIG_BYTES), WantedFile(INDEX, MAX_INDEX_BYTES, required=False), *others]
 
 
 def shards(index: bytes | None, max_bytes: int) -> list[WantedFile]:
@@ -71,10 +71,13 @@ def shards(index: bytes | None, max_bytes: int) -> list[WantedFile]:
     try:
         names = set(orjson.loads(index)["weight_map"].values())
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        raise malformed(f"{INDEX} has no weight_map: save the model again with save_pretrained().") from None
-    strange = next((name for name in names if not isinstance(name, str) or not _SHARD.fullmatch(name)), None)
-    if strange is not None or not names:
-        raise malformed(f"{INDEX} names {strange!r}, which is no *.safetensors file beside it.")
+        raise malformed(f"{INDEX} has no weight_map. Save the model again with save_pretrained().") from None
+    invalid = next((name for name in names if not isinstance(name, str) or not _SHARD.fullmatch(name)), None)
+    if invalid is not None or not names:
+        raise malformed(
+            f"{INDEX} names {invalid!r}, which is not a *.safetensors file beside it. Save the model again with "
+            "save_pretrained()."
+        )
     return [WantedFile(name, max_bytes) for name in sorted(names)]
 
 
@@ -85,21 +88,21 @@ def check_listing(sizes: Mapping[str, int | None], wanted: Iterable[WantedFile],
     for file in wanted:
         if file.name not in sizes:
             if file.required:
-                raise not_there(source, file.name, sizes)
+                raise missing_file(source, file.name, sizes)
             continue
         size = sizes[file.name] or 0
         total += size
         if size > file.limit:
-            raise too_large(f"{file.name} of {source} has {size} bytes; at most {file.limit} are fetched.")
-    if total > max_bytes + MEDIUM:
-        raise too_large(f"{source} has {total} bytes; at most {max_bytes} are fetched.")
+            raise too_large(f"{file.name} of {source} has {size} bytes, but Motet fetches at most {file.limit}.")
+    if total > max_bytes + MAX_ASSET_BYTES:
+        raise too_large(f"{source} has {total} bytes, but Motet fetches at most {max_bytes}.")
 
 
-def not_there(source: str, name: str, others: Iterable[str] = ()) -> AdapterFetchFailed:
+def missing_file(source: str, name: str, others: Iterable[str] = ()) -> AdapterFetchFailed:
     pickle = next((other for other in sorted(others) if other.endswith(PICKLES)), None)
     if pickle is not None and name.endswith(".safetensors"):
         return malformed(
-            f"{source} has {pickle} but no {name}: only safetensors are read, since the other formats can run code. "
-            "Save it again with save_pretrained(safe_serialization=True)."
+            f"{source} has {pickle} but no {name}. Motet reads only safetensors, because the other formats can run "
+            "code. Save it again with save_pretrained(safe_serialization=True)."
         )
-    return missing(f"{source} has no {name}: it must hold what save_pretrained() writes.")
+    return missing(f"{source} has no {name}. It must have the files that save_pretrained() writes.")

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from motet.errors import AdapterFetchFailed
 from motet_runner.sources.fetch_errors import forbidden, missing, too_large
-from motet_runner.sources.file_selection import CONFIG, PICKLES, not_there, of_adapter
+from motet_runner.sources.file_selection import CONFIG, PICKLES, missing_file, of_adapter
 
-LOOKED_AT = 1000
+MAX_ENTRIES_READ = 1000
 """How many entries of a folder are read to find a hint, if a required file is missing."""
 
 Signature = tuple["FileStat", ...]
@@ -41,7 +41,7 @@ class VolumeBounds:
         for outer in (self.volumes, volume):
             if outer is not None and (".." in path.parts or path == outer or not path.is_relative_to(outer)):
                 raise forbidden(
-                    f"{path} lies on no volume of this pool: name a claim of its adapterVolumes in "
+                    f"{path} is not on a volume of this pool. Name a claim of the pool's adapterVolumes in "
                     "source.persistentVolumeClaim."
                 )
         if volume is None:
@@ -51,7 +51,7 @@ class VolumeBounds:
             return FolderBounds(volume.resolve(), "its volume")
         bounds = FolderBounds(volume.resolve() / folder, f"the folder {folder} of its volume")
         if {"..", "/"} & {*Path(folder).parts} or not path.is_relative_to(volume / folder):
-            raise forbidden(f"{path} lies outside of {bounds.name}.")
+            raise forbidden(f"{path} is outside of {bounds.name}. Name a folder inside it.")
         return bounds
 
 
@@ -67,7 +67,7 @@ class FolderBounds:
 
     def check(self, what: Path, real: Path) -> None:
         if not real.is_relative_to(self.root):
-            raise forbidden(f"{what} is a link that leads out of {self.name}.")
+            raise forbidden(f"{what} is a link that leads out of {self.name}. Copy the files there instead.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ class AdapterFolder:
         try:
             file = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except FileNotFoundError:
-            self._check(self.path / name, (self.path / name).resolve())  # so that no error tells what exists outside
+            self._check(self.path / name, (self.path / name).resolve())  # so that no error reveals what exists outside
             raise
         try:
             self._check(self.path / name, Path(f"/proc/self/fd/{file}").readlink())
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise forbidden(f"{self.path / name} is not a file.")
+                raise forbidden(f"{self.path / name} is not a regular file. Replace it with one.")
         except BaseException:
             os.close(file)
             raise
@@ -98,9 +98,9 @@ class AdapterFolder:
 
     def stat_files(self, max_bytes: int) -> Signature:
         """Size, times and inode of each file. Raises AdapterFetchFailed if the files cannot be those of an adapter."""
-        self._check(self.path, self.path.resolve())  # first, so that no error tells what exists outside
+        self._check(self.path, self.path.resolve())  # first, so that no error reveals what exists outside
         if not self.path.is_dir():
-            raise missing(f"there is no folder {self.path}.")
+            raise missing(f"There is no folder {self.path}. Correct the source.")
         entries = []
         for wanted in of_adapter(max_bytes):
             path = self.path / wanted.name
@@ -109,7 +109,7 @@ class AdapterFolder:
             except FileNotFoundError:
                 if not wanted.required:
                     continue
-                raise self._lacks(wanted.name) from None
+                raise self._missing(wanted.name) from None
             except OSError as error:
                 raise self._unreadable(path, error) from error
             try:
@@ -117,22 +117,22 @@ class AdapterFolder:
             finally:
                 os.close(file)
             if status.st_size > wanted.limit:
-                raise too_large(f"{path} is {status.st_size} bytes; at most {wanted.limit} are read.")
+                raise too_large(f"{path} has {status.st_size} bytes, but Motet reads at most {wanted.limit}.")
             entries.append(FileStat(wanted.name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
         return tuple(entries)
 
-    def _lacks(self, name: str) -> AdapterFetchFailed:
+    def _missing(self, name: str) -> AdapterFetchFailed:
         try:
-            others = [path.name for path in islice(self.path.iterdir(), LOOKED_AT) if path.suffix in PICKLES]
+            others = [path.name for path in islice(self.path.iterdir(), MAX_ENTRIES_READ) if path.suffix in PICKLES]
         except OSError:
             others = []
-        return not_there(str(self.path), name, others)
+        return missing_file(str(self.path), name, others)
 
     @staticmethod
     def _unreadable(path: Path, error: OSError) -> AdapterFetchFailed:
         if error.errno == errno.ELOOP:
-            return forbidden(f"{path} is a link that leads to itself.")
-        return missing(f"{path} cannot be read: {error.strerror}.")
+            return forbidden(f"{path} is a link that leads to itself. Replace it with the file.")
+        return missing(f"The runner cannot read {path}: {error.strerror}.")
 
 
 def adapter_folder(path: Path, bounds: FolderBounds | None, revision: str = "") -> AdapterFolder:
@@ -151,11 +151,11 @@ def snapshot_in(path: Path, revision: str, bounds: FolderBounds | None = None) -
         return None
     wanted = revision or "main"
     if ".." in Path(wanted).parts:
-        raise forbidden(f"the revision {revision!r} is no branch, tag or commit.")
+        raise forbidden(f"The revision {revision!r} is not a branch, tag or commit. Correct source.revision.")
     if (snapshots / wanted).is_dir():
         return snapshots / wanted
     try:
         with os.fdopen(AdapterFolder(path / "refs", bounds).open(wanted), "rb") as ref:
             return snapshots / Path(ref.read(100).decode().strip()).name
     except (OSError, UnicodeDecodeError):
-        raise missing(f"{path} has no snapshot of the revision {wanted}.") from None
+        raise missing(f"{path} has no snapshot of the revision {wanted}. Correct the revision.") from None

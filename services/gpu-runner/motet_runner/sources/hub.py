@@ -31,29 +31,29 @@ class HubRepository:
         client: httpx2.Client,
         *,
         timeout: float,
-        checked: Callable[[int], None],
+        on_checked: Callable[[int], None],
     ) -> None:
         if secret.username:
-            raise credentials(f"hf://{source.repository} is opened by a token: the Secret must have the key token.")
+            raise credentials(f"hf://{source.repository} needs a token. The Secret must have the key token.")
         from huggingface_hub import HfApi, set_client_factory
 
         client.follow_redirects = True
-        client.event_hooks = {"response": [_bound]}
+        client.event_hooks = {"response": [_limit_body]}
         set_client_factory(lambda: client)
         self.name = f"hf://{source.repository}"
         self._source = source
         self._token: str | bool = secret.token or False
         self._endpoint = endpoint.rstrip("/")
         self._timeout = timeout
-        self._checked = checked
+        self._on_checked = on_checked
         api = HfApi(endpoint=self._endpoint, token=self._token)
-        info = self._ask(
+        info = self._call(
             lambda: api.model_info(source.repository, revision=source.revision, files_metadata=True, timeout=timeout)
         )
         self.commit: str = info.sha or ""
         siblings = info.siblings or []
         self.sizes: dict[str, int | None] = {file.rfilename: file.size for file in siblings}
-        self._sums = {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs is not None}
+        self._listed_sha256 = {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs is not None}
 
     def fetch(self, file: WantedFile, into: Path) -> bool:
         if file.name not in self.sizes:
@@ -61,7 +61,7 @@ class HubRepository:
         from huggingface_hub import hf_hub_download
 
         path = into / file.name
-        self._ask(
+        self._call(
             lambda: hf_hub_download(
                 self._source.repository,
                 file.name,
@@ -73,13 +73,13 @@ class HubRepository:
                 etag_timeout=self._timeout,
             )
         )
-        expected = self._sums.get(file.name)
+        expected = self._listed_sha256.get(file.name)
         if expected and self._sha256(path) != expected:
             path.unlink()
-            raise temporary(f"{file.name} of {self.name} has arrived damaged.")
+            raise temporary(f"{file.name} of {self.name} arrived damaged. Motet tries again automatically.")
         return True
 
-    def _ask(self, call: Any) -> Any:
+    def _call(self, call: Any) -> Any:
         from huggingface_hub import errors
 
         name = f"{self.name} at {self._source.revision}"
@@ -90,56 +90,55 @@ class HubRepository:
         except errors.RepositoryNotFoundError as error:
             if error.response.status_code in (401, 403):
                 raise credentials(
-                    f"{self.name} is not there, or it is private and "
-                    + ("the Secret in" if self._token else "needs a Secret in")
-                    + " source.credentialsSecretRef"
-                    + (" does not open it." if self._token else ".")
+                    f"{self.name} does not exist, or the token in source.credentialsSecretRef may not read it."
+                    if self._token
+                    else f"{self.name} does not exist, or it needs a Secret in source.credentialsSecretRef."
                 ) from None
-            raise missing(f"there is no repository {self.name} at {self._endpoint}.") from None
+            raise missing(f"There is no repository {self.name} at {self._endpoint}. Correct the source.") from None
         except errors.RevisionNotFoundError:
-            raise missing(f"{self.name} has no revision {self._source.revision}.") from None
+            raise missing(f"{self.name} has no revision {self._source.revision}. Correct the revision.") from None
         except errors.LocalEntryNotFoundError as error:  # the request for the file's headers failed
             why = (
                 explain(error.__cause__) if isinstance(error.__cause__, httpx2.HTTPError) else "the hub does not answer"
             )
-            raise temporary(f"{name} cannot be fetched from {self._endpoint}: {why}.") from None
+            raise temporary(f"Motet cannot fetch {name} from {self._endpoint}: {why}.") from None
         except errors.EntryNotFoundError:
-            raise missing(f"{name} lacks a file that it lists.") from None
+            raise missing(f"{name} lists a file that it does not have. Correct the repository.") from None
         except errors.HfHubHTTPError as error:
             status = error.response.status_code
             if status in (401, 403):
                 raise refused(name, status, given=bool(self._token)) from None
             if status == 429 or status >= 500:
-                raise temporary(f"{name} cannot be fetched: the hub answers {status}.") from None
-            raise missing(f"{name} cannot be fetched: the hub answers {status}.") from None
+                raise temporary(f"Motet cannot fetch {name}: the hub answers {status}.") from None
+            raise missing(f"Motet cannot fetch {name}: the hub answers {status}.") from None
         except httpx2.HTTPError as error:
-            raise temporary(f"{name} cannot be fetched from {self._endpoint}: {explain(error)}.") from None
+            raise temporary(f"Motet cannot fetch {name} from {self._endpoint}: {explain(error)}.") from None
         except AdapterFetchFailed:
             raise
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # this machine's disk, not the hub
-            raise temporary(f"{name} cannot be fetched: {type(error).__name__}.") from None
+            raise temporary(f"Motet cannot fetch {name}: {type(error).__name__}.") from None
 
     def _sha256(self, path: Path) -> str:
         found = hashlib.sha256()
         with path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 found.update(chunk)
-                self._checked(len(chunk))
+                self._on_checked(len(chunk))
         return found.hexdigest()
 
 
-def _bound(response: httpx2.Response) -> None:
+def _limit_body(response: httpx2.Response) -> None:
     """Called once the headers have come, before anything reads the body."""
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise forbidden("the hub answers compressed although that was not asked for.")
+        raise forbidden("The hub sends compressed data, although Motet asked for plain data.")
     in_memory = response.status_code >= 400 or "/api/models/" in response.request.url.path
     if in_memory and isinstance(response.stream, httpx2.SyncByteStream):
-        response.stream = _Bounded(response.stream)
+        response.stream = _LimitedStream(response.stream)
 
 
-class _Bounded(httpx2.SyncByteStream):
+class _LimitedStream(httpx2.SyncByteStream):
     def __init__(self, stream: httpx2.SyncByteStream) -> None:
         self._stream = stream
 
@@ -148,7 +147,9 @@ class _Bounded(httpx2.SyncByteStream):
         for chunk in self._stream:
             size += len(chunk)
             if size > MAX_ANSWER_BYTES:
-                raise too_large(f"the hub answers with more than {MAX_ANSWER_BYTES} bytes, which no listing has.")
+                raise too_large(
+                    f"The hub sent a listing or an error of more than {MAX_ANSWER_BYTES} bytes, which is the limit."
+                )
             yield chunk
 
     def close(self) -> None:

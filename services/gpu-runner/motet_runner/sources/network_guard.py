@@ -52,7 +52,7 @@ class NetworkGuard:
     def check(self, family: int, address: Any) -> None:
         """Raises AdapterFetchFailed for an address that the tenant must not reach."""
         if family not in (socket.AF_INET, socket.AF_INET6):
-            raise forbidden("the source leads to a socket of this machine, which is not allowed.")
+            raise forbidden("The source leads to a socket of this machine, which is not allowed.")
         found = ipaddress.ip_address(str(address[0]).partition("%")[0])
         if is_public(found) or any(_plain(found) in network for network in self._networks):
             return
@@ -66,8 +66,8 @@ class NetworkGuard:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             raise temporary(
-                f"{host} cannot be resolved by this runner, which looks at an address before it asks the proxy for it. "
-                "If the proxy itself refuses addresses inside, the platform sets MOTET_RUNNER_FETCH_PROXY_GUARDS."
+                f"This runner cannot resolve {host}, and it checks each address before it asks the proxy for it. If "
+                "the proxy itself refuses private addresses, the platform can set MOTET_RUNNER_FETCH_PROXY_GUARDS."
             ) from None
         for family, _, _, _, address in found:
             self.check(family, address)
@@ -104,6 +104,6 @@ def _resolve(host: str) -> set[Address]:
 
 def _refused(address: Address) -> AdapterFetchFailed:
     return forbidden(
-        f"the source leads to {address}, which is not a public address. If it is a mirror of yours, the platform adds "
-        "its host or network to MOTET_RUNNER_FETCH_ALLOWED_HOSTS."
+        f"The source leads to {address}, which is not a public address. If it is a mirror of yours, the platform can "
+        "add its host or network to MOTET_RUNNER_FETCH_ALLOWED_HOSTS."
     )

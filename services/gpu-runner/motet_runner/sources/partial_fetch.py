@@ -13,7 +13,7 @@ from pathlib import Path
 KEPT_SECONDS = 24 * 3600
 """How long an interrupted fetch may be continued."""
 
-LOOK_AGAIN = 0.1
+LOCK_POLL_SECONDS = 0.1
 
 
 def key_of(*words: str) -> str:
@@ -32,7 +32,7 @@ async def locked(folder: Path) -> AsyncIterator[Path]:
                 return
         finally:
             os.close(file)
-        await asyncio.sleep(LOOK_AGAIN)  # a blocking lock could not be cancelled
+        await asyncio.sleep(LOCK_POLL_SECONDS)  # a blocking lock could not be cancelled
 
 
 @asynccontextmanager
@@ -49,7 +49,7 @@ async def locked_across_machines(folder: Path) -> AsyncIterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                await asyncio.sleep(LOOK_AGAIN)
+                await asyncio.sleep(LOCK_POLL_SECONDS)
             else:
                 break
         yield

@@ -22,42 +22,42 @@ COMMAND = (sys.executable, "-P", "-m", "motet_runner.sources.fetch_process")
 MAX_LINE_BYTES = 1 << 16
 
 OnProgress = Callable[[int, int], None]
-"""Called with the bytes that have come, and the bytes in total (0 if the source does not say)."""
+"""Called with the bytes that have arrived, and the bytes in total (0 if the source does not say)."""
 
 
 class FetchProcessPool:
-    def __init__(self, metrics: FetchMetrics, *, at_once: int) -> None:
+    def __init__(self, metrics: FetchMetrics, *, max_processes: int) -> None:
         self._metrics = metrics
-        self._turn = asyncio.Semaphore(at_once)
-        self._most_of_one = max(1, at_once - 1)
-        self._own_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._all = asyncio.Semaphore(max_processes)
+        self._max_of_one_namespace = max(1, max_processes - 1)
+        self._by_namespace: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """One per namespace, while it has fetches that run or wait."""
 
-    async def fetch(self, order: FetchOrder, heard: OnProgress, *, whose: str = "") -> None:
-        """Bring an order's files into its folder. Raises AdapterFetchFailed. Cancelling ends the fetch process."""
-        own_turn = self._own_turns.setdefault(whose, asyncio.Semaphore(self._most_of_one))
-        async with own_turn, self._turn:
+    async def fetch(self, order: FetchOrder, on_progress: OnProgress, *, namespace: str = "") -> None:
+        """Fetch an order's files into its folder. Raises AdapterFetchFailed. Cancelling ends the fetch process."""
+        of_namespace = self._by_namespace.setdefault(namespace, asyncio.Semaphore(self._max_of_one_namespace))
+        async with of_namespace, self._all:
             self._metrics.under_way.labels(order.what).inc()
             try:
-                await self._run_in_time(order, heard)
+                await self._run_in_time(order, on_progress)
             except AdapterFetchFailed as failure:
                 self._metrics.failures.labels(order.what, failure.reason or "FetchFailed").inc()
                 raise
             finally:
                 self._metrics.under_way.labels(order.what).dec()
 
-    async def _run_in_time(self, order: FetchOrder, heard: OnProgress) -> None:
-        longest = order.longest_seconds
+    async def _run_in_time(self, order: FetchOrder, on_progress: OnProgress) -> None:
+        seconds = order.max_seconds
         try:
-            async with asyncio.timeout(longest):
-                await self._run(order, heard)
+            async with asyncio.timeout(seconds):
+                await self._run(order, on_progress)
         except TimeoutError:
             raise temporary(
-                f"{order.uri} did not come whole in {longest:.0f} s; what came is gone on with later. Put it where it "
-                "is served faster; how slow a source may be is the platform's MOTET_RUNNER_FETCH_KIB_PER_SECOND."
+                f"{order.uri} did not arrive completely in {seconds:.0f} s. Motet continues the fetch later. Put the "
+                "files on a faster server, or the platform can lower MOTET_RUNNER_FETCH_KIB_PER_SECOND."
             ) from None
 
-    async def _run(self, order: FetchOrder, heard: OnProgress) -> None:
+    async def _run(self, order: FetchOrder, on_progress: OnProgress) -> None:
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
             stdin=asyncio.subprocess.PIPE,
@@ -71,20 +71,23 @@ class FetchProcessPool:
         try:
             process.stdin.write(replace(order, parent=os.getpid()).encoded())
             process.stdin.close()
-            if not await self._listen(process.stdout, order, heard):
+            if not await self._listen(process.stdout, order, on_progress):
                 raise temporary(
-                    f"{order.uri} was not fetched: the process that did it ended (status {await process.wait()})."
+                    f"{order.uri} was not fetched: the fetch process ended with status {await process.wait()}. Motet "
+                    "tries again automatically."
                 )
         except (ConnectionError, TimeoutError):
-            raise temporary(f"{order.uri} was not fetched: the process that did it says nothing any more.") from None
+            raise temporary(
+                f"{order.uri} was not fetched: the fetch process does not answer. Motet tries again automatically."
+            ) from None
         finally:
             if process.returncode is None:
                 process.kill()
             await process.wait()
 
-    async def _listen(self, lines: asyncio.StreamReader, order: FetchOrder, heard: OnProgress) -> bool:
+    async def _listen(self, lines: asyncio.StreamReader, order: FetchOrder, on_progress: OnProgress) -> bool:
         """Read the messages of a fetch process. Returns whether it said that it is done."""
-        here = total = 0
+        fetched = total = 0
         first = True
         while True:
             async with asyncio.timeout(3 * order.stall_seconds + 30):
@@ -101,9 +104,9 @@ class FetchProcessPool:
             if "bytes" in message:
                 # The first number includes what an earlier fetch has left in the folder.
                 if not first or message.get("done"):
-                    self._metrics.bytes.labels(order.what).inc(max(0, message["bytes"] - here))
-                here, first = message["bytes"], False
-                heard(here, total)
+                    self._metrics.bytes.labels(order.what).inc(max(0, message["bytes"] - fetched))
+                fetched, first = message["bytes"], False
+                on_progress(fetched, total)
             if message.get("done"):
                 return True
 

@@ -14,7 +14,7 @@ import httpcore2
 
 from motet_runner.sources.network_guard import NetworkGuard
 
-ADDRESSES_TRIED = 4
+MAX_ADDRESSES_TRIED = 4
 MAX_ANSWER_BYTES = 16 << 10
 """The most bytes of the proxy's answer, which is a status and some headers."""
 
@@ -43,16 +43,16 @@ class Tunnel(httpcore2.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.NetworkStream:
-        targets = [host] if self._guard is None else self._guard.resolve(host)[:ADDRESSES_TRIED]
+        targets = [host] if self._guard is None else self._guard.resolve(host)[:MAX_ADDRESSES_TRIED]
         while True:
             target = targets.pop(0)
             try:
-                return self._through(target, port, timeout, local_address, socket_options)
+                return self._open_tunnel(target, port, timeout, local_address, socket_options)
             except httpcore2.ProxyError:
                 if not targets:
                     raise
 
-    def _through(
+    def _open_tunnel(
         self,
         target: str,
         port: int,
@@ -81,9 +81,9 @@ def _status(stream: httpcore2.NetworkStream, timeout: float | None) -> int:
         chunk = stream.read(4096, timeout)
         head += chunk
         if not chunk or len(head) > MAX_ANSWER_BYTES:
-            raise httpcore2.ProxyError("the proxy does not answer as proxies do")
+            raise httpcore2.ProxyError("the proxy does not send a valid HTTP answer")
     version, _, rest = head.partition(b" ")
     status = rest[:3]
     if not version.startswith(b"HTTP/1.") or not status.isdigit():
-        raise httpcore2.ProxyError("the proxy does not answer as proxies do")
+        raise httpcore2.ProxyError("the proxy does not send a valid HTTP answer")
     return int(status)

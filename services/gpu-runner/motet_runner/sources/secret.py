@@ -15,7 +15,7 @@ import orjson
 from motet_runner.sources.fetch_errors import credentials, temporary
 from motet_runner.sources.fetch_order import NetworkAccess
 
-LARGEST = 2 << 20
+MAX_ANSWER_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def read_credentials(reference: str, access: NetworkAccess, *, timeout: float) -
     elif access.api_server:
         data = _from_api_server(namespace, name, access, timeout)
     else:
-        raise credentials(f"Secret {reference} cannot be read: this runner has neither an API server nor manifests.")
+        raise credentials(f"The runner cannot read Secret {reference}: it has neither an API server nor manifests.")
     return _credentials(reference, data)
 
 
@@ -62,14 +62,18 @@ def _credentials(reference: str, data: Mapping[str, bytes]) -> SourceCredentials
     try:
         values = {key: data[key].decode("ascii").strip() for key in ("token", "username", "password") if key in data}
     except UnicodeDecodeError:
-        raise credentials(f"Secret {reference} holds characters that no HTTP header may carry.") from None
+        raise credentials(
+            f"Secret {reference} has characters that are not allowed in an HTTP header. Remove them."
+        ) from None
     if any(not value.isprintable() for value in values.values()):
-        raise credentials(f"Secret {reference} holds characters that no HTTP header may carry.")
+        raise credentials(f"Secret {reference} has characters that are not allowed in an HTTP header. Remove them.")
     if values.get("token"):
         return SourceCredentials(token=values["token"])
     if values.get("username") and "password" in values:
         return SourceCredentials(username=values["username"], password=values["password"])
-    raise credentials(f"Secret {reference} has neither the key token nor the keys username and password.")
+    raise credentials(
+        f"Secret {reference} has neither the key token nor the keys username and password. Add one of them."
+    )
 
 
 def _from_manifests(namespace: str, name: str, folder: Path) -> dict[str, bytes]:
@@ -82,7 +86,7 @@ def _from_manifests(namespace: str, name: str, folder: Path) -> dict[str, bytes]
                 return _decode(f"{namespace}/{name}", found.data) | {
                     key: value.encode() for key, value in found.string_data.items()
                 }
-    raise credentials(f"there is no Secret {namespace}/{name} in {folder}: add one with the key token.")
+    raise credentials(f"There is no Secret {namespace}/{name} in {folder}. Add one with the key token.")
 
 
 def _from_api_server(namespace: str, name: str, access: NetworkAccess, timeout: float) -> dict[str, bytes]:
@@ -92,7 +96,7 @@ def _from_api_server(namespace: str, name: str, access: NetworkAccess, timeout: 
         trust = ssl.create_default_context(cafile=str(account / "ca.crt"))
     except OSError as error:
         raise credentials(
-            f"Secret {namespace}/{name} cannot be read: this runner has no service account token "
+            f"The runner cannot read Secret {namespace}/{name}: it has no service account token "
             f"({error.strerror}: {error.filename})."
         ) from None
     path = f"/api/v1/namespaces/{quote(namespace, safe='')}/secrets/{quote(name, safe='')}"
@@ -109,29 +113,33 @@ def _from_api_server(namespace: str, name: str, access: NetworkAccess, timeout: 
             body = b""
             for chunk in response.iter_bytes():
                 body += chunk
-                if len(body) > LARGEST:
-                    raise temporary("the API server's answer has no end.")
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise temporary(
+                        f"The API server sent more than {MAX_ANSWER_BYTES} bytes for Secret {namespace}/{name}."
+                    )
     except httpx2.HTTPError as error:
-        raise temporary(f"the API server does not answer ({type(error).__name__}).") from None
+        raise temporary(
+            f"The API server does not answer ({type(error).__name__}). Motet tries again automatically."
+        ) from None
     match status:
         case 200:
             try:
                 return _decode(f"{namespace}/{name}", orjson.loads(body).get("data") or {})
             except (orjson.JSONDecodeError, AttributeError):
-                raise temporary("the API server's answer is no Secret.") from None
+                raise temporary(f"The API server did not send a Secret when asked for {namespace}/{name}.") from None
         case 403:
             raise credentials(_how_to_grant(namespace, name, token))
         case 404:
-            raise credentials(f"there is no Secret {namespace}/{name}: create one with the key token.")
+            raise credentials(f"There is no Secret {namespace}/{name}. Create one with the key token.")
         case _:
-            raise temporary(f"the API server answers {status} when asked for Secret {namespace}/{name}.")
+            raise temporary(f"The API server answers {status} when asked for Secret {namespace}/{name}.")
 
 
 def _how_to_grant(namespace: str, name: str, token: str) -> str:
     own, account = _account(token)
     grant = f"motet-{name}"[:63]
     return (
-        f"the runners may not read Secret {namespace}/{name}. Grant it: kubectl -n {namespace} create role {grant} "
+        f"The runners may not read Secret {namespace}/{name}. To allow it: kubectl -n {namespace} create role {grant} "
         f"--verb=get --resource=secrets --resource-name={name}; kubectl -n {namespace} create rolebinding {grant} "
         f"--role={grant} --serviceaccount={own}:{account}"
     )
@@ -152,4 +160,4 @@ def _decode(reference: str, data: Mapping[str, Any]) -> dict[str, bytes]:
     try:
         return {key: base64.b64decode(value, validate=True) for key, value in data.items()}
     except (binascii.Error, TypeError, ValueError):
-        raise credentials(f"Secret {reference} holds data that is not base64.") from None
+        raise credentials(f"Secret {reference} has data that is not base64. Encode it.") from None

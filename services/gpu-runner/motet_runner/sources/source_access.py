@@ -1,4 +1,4 @@
-"""The service's access to sources: which may be reached and how, and how to have files fetched into a folder."""
+"""How the service uses sources: which ones it may reach, and how it fetches their files into a folder."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -33,12 +33,12 @@ class RemoteFiles:
 class Sources:
     def __init__(self, settings: Settings, process: ProcessSettings, registry: CollectorRegistry) -> None:
         self.metrics = FetchMetrics(registry)
-        self.confines = VolumeBounds(settings.adapter_volumes)
+        self.bounds = VolumeBounds(settings.adapter_volumes)
         self.time_scale = process.time_scale
         self.partial = process.cache_dir.absolute() / "partial"
-        self._children = FetchProcessPool(self.metrics, at_once=settings.fetches_at_once)
+        self._processes = FetchProcessPool(self.metrics, max_processes=settings.fetches_at_once)
         self._stall_seconds = settings.fetch_stall_seconds * process.time_scale
-        self._slowest = settings.fetch_kib_per_second << 10
+        self._min_average_bytes_per_second = settings.fetch_kib_per_second << 10
         self._parallel = settings.fetches_at_once
         self._access = NetworkAccess(
             hub_endpoint=settings.hub_endpoint,
@@ -52,27 +52,33 @@ class Sources:
         )
 
     @asynccontextmanager
-    async def place_for(self, remote: RemoteFiles, *, apart: str = "") -> AsyncIterator[Path]:
+    async def partial_folder(self, remote: RemoteFiles, *, namespace: str = "") -> AsyncIterator[Path]:
         """A folder for the files of an adapter. It is removed at the end.
 
         If a fetch was interrupted, the folder stays, and the next fetch continues there. If the files were wrong, it is
         removed.
         """
-        folder = self.partial / key_of(remote.uri, remote.revision, remote.credentials, apart)
+        folder = self.partial / key_of(remote.uri, remote.revision, remote.credentials, namespace)
         async with locked(folder):
             try:
                 yield folder
             except AdapterFetchFailed as failure:
-                if not may_go_on(failure):
+                if not may_continue(failure):
                     shutil.rmtree(folder, ignore_errors=True)
                 raise
             else:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    async def bring(
-        self, what: Literal["adapter", "model"], remote: RemoteFiles, into: Path, heard: OnProgress, *, whose: str = ""
+    async def fetch_into(
+        self,
+        what: Literal["adapter", "model"],
+        remote: RemoteFiles,
+        into: Path,
+        on_progress: OnProgress,
+        *,
+        namespace: str = "",
     ) -> None:
-        """Have a fetch process bring the files. Raises AdapterFetchFailed. No namespace can use all fetch processes."""
+        """Fetch the files in a process of its own. Raises AdapterFetchFailed. One namespace can't use all processes."""
         order = FetchOrder(
             what=what,
             uri=remote.uri,
@@ -81,12 +87,12 @@ class Sources:
             max_bytes=remote.max_bytes,
             into=str(into),
             stall_seconds=self._stall_seconds,
-            slowest=self._slowest,
+            min_average_bytes_per_second=self._min_average_bytes_per_second,
             parallel=self._parallel,
             access=self._access,
         )
-        await self._children.fetch(order, heard, whose=whose)
+        await self._processes.fetch(order, on_progress, namespace=namespace)
 
 
-def may_go_on(failure: AdapterFetchFailed) -> bool:
+def may_continue(failure: AdapterFetchFailed) -> bool:
     return 0 < failure.retry_after < RETRY_LATER_SECONDS and failure.reason != "NoSpace"

@@ -39,31 +39,31 @@ def parse(uri: str, revision: str = "") -> FolderUri | HubUri | WebUri:
         host = parts.hostname
         _ = parts.port
     except ValueError as error:
-        raise AdapterFetchFailed(f"the source is no URI ({error}): write {SOURCES}.") from None
+        raise AdapterFetchFailed(f"The source is not a URI ({error}). Write {SOURCES}.") from None
     match parts.scheme:
         case "file":
             if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-                raise AdapterFetchFailed(f"{uri} names no folder of this machine: write file:///absolute/path.")
+                raise AdapterFetchFailed(f"{uri} is not a folder of this machine. Write file:///absolute/path.")
             return FolderUri(Path(unquote(parts.path)))
         case "hf":
             repository = uri.removeprefix("hf://").rstrip("/")
             if not _REPOSITORY.fullmatch(repository) or ".." in repository:
-                raise AdapterFetchFailed(f"{uri} names no repository: write hf://org/name.")
+                raise AdapterFetchFailed(f"{uri} is not a repository. Write hf://org/name.")
             if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
-                raise AdapterFetchFailed(f"source.revision {revision!r} is no branch, tag or commit of a repository.")
+                raise AdapterFetchFailed(f"source.revision {revision!r} is not a branch, tag or commit. Correct it.")
             return HubUri(repository, revision or "main")
         case "https":
             if parts.username is not None or parts.password is not None:
                 raise AdapterFetchFailed(
-                    "the source's URI holds a user name: put it into a Secret and name that in "
+                    "The source's URI has a user name or a password. Put them into a Secret, and name the Secret in "
                     "source.credentialsSecretRef.",
                     reason="CredentialsInvalid",
                 )
             if not host or not parts.path.endswith("/") or parts.query or parts.fragment:
                 raise AdapterFetchFailed(
-                    f"https://{host or ''}… must be the URL of a folder: it ends with a slash, without ? and #, and "
-                    "the files lie right below it."
+                    f"https://{host or ''}… must be the URL of a folder that has the files. It must end with a slash "
+                    "and have no ? or #."
                 )
             return WebUri(uri)
         case scheme:
-            raise AdapterFetchFailed(f"not yet: {scheme or uri}:// as a source; use {SOURCES}.")
+            raise AdapterFetchFailed(f"Motet cannot read {scheme or uri}:// sources yet. Use {SOURCES}.")

@@ -16,12 +16,12 @@ import httpx2
 from motet.errors import AdapterFetchFailed
 from motet_runner.sources.fetch_errors import credentials, forbidden, missing, temporary, too_large
 from motet_runner.sources.fetch_order import NetworkAccess
-from motet_runner.sources.file_selection import WantedFile, not_there
+from motet_runner.sources.file_selection import WantedFile, missing_file
 from motet_runner.sources.network_guard import NetworkGuard
 from motet_runner.sources.proxy import Tunnel
 
-ATTEMPTS = 5
-"""How many attempts in a row may bring no new byte. Then the fetch fails, and the service tries again later."""
+MAX_ATTEMPTS = 5
+"""How many attempts in a row may fail without a new byte. Then the fetch fails, and the service tries again later."""
 
 MAX_REDIRECTS = 5
 
@@ -74,15 +74,15 @@ class WebFolder:
                 for left in (part, tag):
                     left.unlink(missing_ok=True)
                 if file.required:
-                    raise not_there(self.url, file.name) from None
+                    raise missing_file(self.url, file.name) from None
                 return False
-            except _Broken as broken:
+            except _Interrupted as interrupted:
                 failures = 1 if _size(part) > before else failures + 1
-                if failures >= ATTEMPTS:
+                if failures >= MAX_ATTEMPTS:
                     raise temporary(
-                        f"{self.url}{file.name} cannot be fetched: {broken.why}.", after=broken.after
+                        f"Motet cannot fetch {self.url}{file.name}: {interrupted.why}.", after=interrupted.after
                     ) from None
-                time.sleep(max(broken.after, self.pause * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))  # noqa: S311
+                time.sleep(max(interrupted.after, self.pause * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))  # noqa: S311
                 continue
             part.replace(path)
             return True
@@ -96,20 +96,20 @@ class WebFolder:
                 if response.headers.get("content-range", "").endswith(f"/{have}"):
                     return  # the file was complete already
                 part.unlink()
-                raise _Broken("the server does not go on where it broke off")
+                raise _Interrupted("the server does not continue the interrupted download")
             start = _start(response, have)
             length = _number(response.headers.get("content-length", ""))
             total = start + length if length is not None else None
             if total is not None and total > file.limit:
-                raise too_large(f"{self.url}{file.name} has {total} bytes; at most {file.limit} are fetched.")
+                raise too_large(f"{self.url}{file.name} has {total} bytes, but Motet fetches at most {file.limit}.")
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise forbidden(f"{self.url}{file.name} comes compressed although that was not asked for.")
+                raise forbidden(f"{self.url}{file.name} is sent compressed, although Motet asked for plain data.")
             if not start:
                 part.unlink(missing_ok=True)
                 tag.write_text(_strong(response.headers.get("etag", "")))
             self._write(response, file, part, start)
             if total is not None and _size(part) != total:
-                raise _Broken(f"it ended after {_size(part)} of {total} bytes")
+                raise _Interrupted(f"the download ended after {_size(part)} of {total} bytes")
 
     def _write(self, response: httpx2.Response, file: WantedFile, part: Path, start: int) -> None:
         written = start
@@ -118,7 +118,7 @@ class WebFolder:
                 written += len(chunk)
                 if written > file.limit:
                     out.truncate(0)
-                    raise too_large(f"{self.url}{file.name} has more than {file.limit} bytes, which are the limit.")
+                    raise too_large(f"{self.url}{file.name} has more than {file.limit} bytes, which is the limit.")
                 out.write(chunk)
             out.flush()
             os.fsync(out.fileno())
@@ -128,14 +128,14 @@ class WebFolder:
         try:
             response = self._follow(self.url + quote(file.name), headers)
         except httpx2.HTTPError as error:
-            raise _told(error, self.url) from None
+            raise _as_failure(error, self.url) from None
         except (httpx2.InvalidURL, ValueError):
-            raise forbidden(f"{self.url} redirects to what is no URL.") from None
+            raise forbidden(f"{self.url} redirects to something that is not a URL.") from None
         try:
-            self._judge(response, file)
+            self._check_status(response, file)
             yield response
         except httpx2.HTTPError as error:
-            raise _told(error, self.url) from None
+            raise _as_failure(error, self.url) from None
         finally:
             with suppress(httpx2.HTTPError):
                 response.close()
@@ -150,10 +150,12 @@ class WebFolder:
             response.close()
             url = urljoin(url, response.headers.get("location", ""))
             if urlsplit(url).scheme != "https":
-                raise forbidden(f"{self.url} redirects to {urlsplit(url).scheme}://, which is not followed.")
-        raise forbidden(f"{self.url} redirects more than {MAX_REDIRECTS} times.")
+                raise forbidden(
+                    f"{self.url} redirects to {urlsplit(url).scheme}://. Motet follows only https:// redirects."
+                )
+        raise forbidden(f"{self.url} redirects more than {MAX_REDIRECTS} times, which is the limit.")
 
-    def _judge(self, response: httpx2.Response, file: WantedFile) -> None:
+    def _check_status(self, response: httpx2.Response, file: WantedFile) -> None:
         status = response.status_code
         match status:
             case 200 | 206 | 416:
@@ -166,12 +168,12 @@ class WebFolder:
                 raise refused(self.url, status, given=bool(self.authorization))
             case _ if status in _PASSING:
                 after = _number(response.headers.get("retry-after", "")) or 0
-                raise _Broken(f"the server answers {status}", float(min(60, after)))
+                raise _Interrupted(f"the server answers {status}", float(min(60, after)))
             case _:
-                raise missing(f"{self.url}{file.name} cannot be fetched: the server answers {status}.")
+                raise missing(f"Motet cannot fetch {self.url}{file.name}: the server answers {status}.")
 
 
-class _Broken(Exception):
+class _Interrupted(Exception):
     """An error after which the next attempt may succeed."""
 
     def __init__(self, why: str, after: float = 0.0) -> None:
@@ -182,8 +184,8 @@ class _Broken(Exception):
 
 def refused(source: str, status: int, *, given: bool) -> AdapterFetchFailed:
     if given:
-        return credentials(f"{source} answers {status}: the Secret in source.credentialsSecretRef does not open it.")
-    return credentials(f"{source} answers {status}: name a Secret that opens it in source.credentialsSecretRef.")
+        return credentials(f"{source} answers {status}: it does not accept the Secret in source.credentialsSecretRef.")
+    return credentials(f"{source} answers {status}: it needs a Secret. Name one in source.credentialsSecretRef.")
 
 
 def explain(error: httpx2.HTTPError) -> str:
@@ -194,22 +196,22 @@ def explain(error: httpx2.HTTPError) -> str:
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return (
-                f"its certificate is not trusted ({cause.verify_message}); MOTET_RUNNER_FETCH_CA_FILE names more "
-                "authorities"
+                f"its certificate is not trusted ({cause.verify_message}). The platform can name more authorities in "
+                "MOTET_RUNNER_FETCH_CA_FILE"
             )
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror.lower()
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx2.TimeoutException):
-        return "no byte came for too long"
-    return "the connection broke off"
+        return "the server sent nothing for too long"
+    return "the connection broke"
 
 
-def _told(error: httpx2.HTTPError, url: str) -> Exception:
+def _as_failure(error: httpx2.HTTPError, url: str) -> Exception:
     why = explain(error)
     if "not trusted" in why:
         return missing(f"{url}: {why}.")
-    return _Broken(why)
+    return _Interrupted(why)
 
 
 def _start(response: httpx2.Response, have: int) -> int:
@@ -218,7 +220,7 @@ def _start(response: httpx2.Response, have: int) -> int:
         return 0
     if response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {have}-"):
         return have
-    raise _Broken("the server does not go on where it broke off")
+    raise _Interrupted("the server does not continue the interrupted download")
 
 
 def _number(text: str) -> int | None:

@@ -134,7 +134,7 @@ def test_an_adapter_is_served_once_it_is_applied(product: Product) -> None:
             {"source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "acme/wide"}}},
             "ArtifactReady",
             "RankTooLarge",
-            "Its rank is 128 and this pool serves up to 64 (engine.maxLoraRank)",
+            "The adapter's rank is 128, but this pool serves ranks up to 64",
         ),
         (
             {
