@@ -14,6 +14,7 @@ from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet_runner.adapters import fetcher
 from motet_runner.adapters.fetcher import DiskCache, Fetcher, FetchRequest, FolderLock
+from tests.common.waiting import PATIENCE_S
 from tests.support.in_process_runner import write_adapter
 from tests.support.machine import lacking
 
@@ -76,11 +77,28 @@ async def test_an_optional_file_that_is_not_a_regular_file_is_refused(tmp_path, 
         await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
 
 
-async def test_concurrent_fetches_share_one_copy(tmp_path, cache):
+async def test_concurrent_fetches_share_one_copy(tmp_path, cache, monkeypatch):
+    """The copy waits until all calls have joined it. Otherwise a small copy could end before the last call asks."""
     source = write_adapter(tmp_path / "a").as_uri()
     fetcher = Fetcher(cache)
-    found = await asyncio.gather(*(fetcher.fetch(FetchRequest(source=source)) for _ in range(20)))
-    assert len({one.digest for one in found}) == 1
+    calls, joined, all_joined = 20, [], asyncio.Event()
+    join_fetch, copy = fetcher._join_fetch, fetcher._copy
+
+    async def join_and_count(request):
+        joined.append(await join_fetch(request))
+        if len(joined) == calls:
+            all_joined.set()
+        return joined[-1]
+
+    async def copy_when_all_have_joined(folder, request):
+        await all_joined.wait()
+        return await copy(folder, request)
+
+    monkeypatch.setattr(fetcher, "_join_fetch", join_and_count)
+    monkeypatch.setattr(fetcher, "_copy", copy_when_all_have_joined)
+    async with asyncio.timeout(PATIENCE_S):
+        fetched = await asyncio.gather(*(fetcher.fetch(FetchRequest(source=source)) for _ in range(calls)))
+    assert len({each.digest for each in fetched}) == 1
     assert fetcher.copies == 1
 
 
