@@ -534,9 +534,9 @@ def conditions_page() -> str:
         note("services/common/motet/resources"),
         "# Conditions and their reasons\n",
         flat("""What `kubectl describe`, `kubectl wait --for=condition=…` and `motet status` show. Reasons are stable;
-        messages are for people and may change. An absent condition is Unknown. `Reconciling` is present while work is
-        in progress, `Stalled` while nothing will happen until somebody changes something; both repeat the reason of the
-        condition that causes them.""")
+        messages are for people and may change. If a condition is absent, read it as Unknown. `Reconciling` is present
+        while work is in progress. `Stalled` is present while nothing will happen until somebody changes something. Both
+        repeat the reason of the condition that causes them.""")
         + "\n",
     ]
     for kind, conditions, reasons in (

@@ -40,7 +40,7 @@ def test_it_says_why_new_bytes_are_refused_while_those_before_them_serve(capsys:
         adapter(
             Accepted=("True", "Valid", ""),
             ArtifactReady=("False", "FormatRejected", BEFORE_SERVES),
-            Certified=("Unknown", "FormatRejected", "not checked, because ArtifactReady is False"),
+            Certified=("Unknown", "FormatRejected", "the adapter is not checked, because ArtifactReady is False"),
             Ready=("True", "Serving", ""),
         ),
         capsys,

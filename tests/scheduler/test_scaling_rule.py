@@ -54,7 +54,10 @@ def test_what_a_load_asks_for(what, replicas, code):
 
 def test_the_reason_says_the_numbers():
     assert required_replicas(load(requests=9, pages=90), queue_patience=5).reason == (
-        "9 requests running or waiting; 8 of their size fit on a runner"
+        "9 requests run or wait; a runner takes 8 such requests"
+    )
+    assert required_replicas(load(requests=1, pages=90), queue_patience=5).reason == (
+        "1 request runs or waits; a runner takes 1 such request"
     )
     assert required_replicas(load(adapters=9), queue_patience=5).reason == "adapters need 9 slots; a runner has 4"
 

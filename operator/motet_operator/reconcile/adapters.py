@@ -15,6 +15,7 @@ from motet.resources.status import AdapterCounts
 from motet_operator.reconcile.conditions import (
     ConditionResult,
     condition_of,
+    counted,
     no,
     progress,
     unknown,
@@ -278,8 +279,8 @@ def _accepted(view: View, adapter: AdapterObject, context: AdapterContext) -> Co
         return no(
             "Accepted",
             "NamespaceNotAllowed",
-            f"pool {resource.group} does not admit namespace {namespace}; ask the platform team to add it to the "
-            "pool's spec.allowedNamespaces",
+            f"pool {resource.group} does not admit namespace {namespace}; ask the platform team to add the "
+            "namespace to the pool's spec.allowedNamespaces",
         )
     claim = resource.spec.base_model
     if claim is not None and claim != pool.resource.served_name:
@@ -300,12 +301,13 @@ def _accepted(view: View, adapter: AdapterObject, context: AdapterContext) -> Co
             f"{holder} already has the model name {resource.model_name}; set another spec.modelName",
         )
     if resource.object_name in context.over_quota:
-        bound = pool.resource.spec.admission.max_adapters
+        bound = pool.resource.spec.admission.max_adapters or 0
         return no(
             "Accepted",
             "QuotaExceeded",
-            f"pool {resource.group} takes at most {bound} adapters and already has older ones; delete one, or ask the "
-            "platform team to raise the pool's spec.admission.maxAdapters",
+            f"pool {resource.group} takes at most {counted(bound, 'adapter')}, and {counted(bound, 'older adapter')} "
+            f"{'fills' if bound == 1 else 'fill'} it; delete an older adapter, or ask the platform team to raise the "
+            "pool's spec.admission.maxAdapters",
         )
     return yes("Accepted", "Valid")
 
@@ -315,10 +317,10 @@ def _against_policy(view: View, adapter: AdapterObject, pool: PoolObject, labels
     resource, spec = adapter.resource, pool.resource.spec
     source, group = resource.spec.source, resource.group
     if source.scheme in view.refused_schemes:
-        return f"{source.scheme}:// sources do not work here; {view.refused_schemes[source.scheme]}"
+        return f"the pool's runners cannot read {source.scheme}:// sources; {view.refused_schemes[source.scheme]}"
     allowed = spec.admission.allowed_schemes
     if source.uri is not None and allowed is not None and source.scheme not in allowed:
-        known = " or ".join(f"{scheme}://" for scheme in allowed) or "a volume of its spec.adapterVolumes"
+        known = " or ".join(f"{scheme}://" for scheme in allowed) or "a volume of the pool's spec.adapterVolumes"
         return f"pool {group} takes no adapters from {source.scheme}://; use {known}"
     if spec.admission.require_digest and source.digest is None:
         return f"pool {group} takes only adapters with a digest; set spec.source.digest"
@@ -331,7 +333,7 @@ def _against_policy(view: View, adapter: AdapterObject, pool: PoolObject, labels
     if volume is None or not volume.allowed_namespaces.admits(namespace, own=own, labels=labels):
         return (
             f"pool {group} mounts no volume {claim.claim_name} for namespace {namespace}; ask the platform team to add "
-            "it to the pool's spec.adapterVolumes"
+            "the volume to the pool's spec.adapterVolumes"
         )
     folder = volume.folder_of(namespace)
     if PurePosixPath(claim.path).is_relative_to(folder):
@@ -351,7 +353,9 @@ def _artifact(known: AdapterReport, *, accepted: ConditionResult, has_runner: bo
     if known.serving_digest:
         return yes("ArtifactReady", "Verified", known.serving_digest)
     if not accepted.holds:
-        return unknown("ArtifactReady", accepted.reason, "not fetched, because the adapter is not accepted")
+        return unknown(
+            "ArtifactReady", accepted.reason, "the adapter is not fetched, because the pool does not accept it"
+        )
     if not has_runner:
         return unknown("ArtifactReady", "WaitingForRunner", "no runner is ready to fetch and check the adapter")
     return unknown("ArtifactReady", "Checking", "a runner is fetching and checking the adapter")
@@ -362,7 +366,7 @@ def _certified(known: AdapterReport, artifact: ConditionResult) -> ConditionResu
     if reason in _CERTIFYING:
         return no("Certified", reason, _failure_message(known))
     if reason:
-        return unknown("Certified", reason, "not checked, because ArtifactReady is False")
+        return unknown("Certified", reason, "the adapter is not checked, because ArtifactReady is False")
     if known.serving_digest:
         return yes("Certified", "FitsBaseModel")
     return unknown("Certified", artifact.reason, artifact.message)
@@ -388,7 +392,7 @@ def _loaded(
     if spec.suspend:
         return no("Loaded", "Suspended", "spec.suspend is true; set it to false to load the adapter")
     if not accepted.holds:
-        return no("Loaded", accepted.reason, "not loaded, because the adapter is not accepted")
+        return no("Loaded", accepted.reason, "the adapter is not loaded, because the pool does not accept it")
     if not ready_runners:
         return unknown("Loaded", "WaitingForRunner", f"no runner of pool {adapter.resource.group} is ready")
     on_device, wanted = _runners_holding(known), spec.placement.min_replicas
@@ -400,10 +404,10 @@ def _loaded(
             f"{ready_runners} ready; raise the pool's replicas, or lower spec.placement.minReplicas",
         )
     if on_device < wanted:
-        return no("Loaded", "Loading", f"{on_device} of {wanted} runners hold it")
+        return no("Loaded", "Loading", f"the adapter is in device memory on {on_device} of {counted(wanted, 'runner')}")
     if on_device:
-        return yes("Loaded", "Resident", f"{on_device} runners hold it")
-    return yes("Loaded", "OnDemand", "a runner loads it at its next request")
+        return yes("Loaded", "Resident", f"the adapter is in device memory on {counted(on_device, 'runner')}")
+    return yes("Loaded", "OnDemand", "the adapter is loaded at its next request")
 
 
 def _ready(
@@ -417,7 +421,7 @@ def _ready(
 ) -> ConditionResult:
     """Whether a request would be served now, else the first reason why not."""
     if adapter.resource.spec.suspend:
-        return no("Ready", "Suspended", "spec.suspend is true; set it to false to serve")
+        return no("Ready", "Suspended", "spec.suspend is true; set it to false to serve the adapter")
     if not accepted.holds:
         return no("Ready", accepted.reason, accepted.message)
     for step in (artifact, certified):

@@ -18,6 +18,7 @@ from motet.resources.status import AdapterCounts, Slots
 from motet_operator.reconcile.conditions import (
     ConditionResult,
     condition_of,
+    counted,
     no,
     progress,
     unknown,
@@ -66,7 +67,7 @@ def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, PoolRefusal]:
                 reason="ModelMismatch",
                 message=f"all pools of a group have the same base model, and pool {leader.resource.object_name} "
                 f"already serves {leader.resource.served_name} in group {pool.resource.group}; "
-                "set the same spec.model or another spec.group",
+                "use the same spec.model, or create the pool again with another spec.group",
             )
     return found
 
@@ -327,14 +328,16 @@ def _progressing(
         return yes(
             "Progressing",
             "RunnersMoving",
-            f"{moving} {'runner is' if moving == 1 else 'runners are'} on nodes that are being emptied; each leaves "
-            "when its replacement on another node is ready"
+            f"{'1 runner is on a node that is' if moving == 1 else f'{moving} runners are on nodes that are'} being "
+            "emptied; a runner leaves when its replacement on another node is ready"
             f"{_waiting(members)}",
         )
     if len(updated) < wanted:
         return yes("Progressing", "RunnersStarting", _so_far(wanted, updated, members, target))
     if len(members) > wanted:
-        return yes("Progressing", "ScalingDown", f"{len(members) - wanted} runners are leaving")
+        return yes(
+            "Progressing", "ScalingDown", f"the pool has {counted(len(members) - wanted, 'runner')} more than it needs"
+        )
     return no("Progressing", "Complete", "nothing is left to do")
 
 
@@ -344,7 +347,7 @@ def _adapters_healthy(adapters: AdapterCounts) -> ConditionResult:
     return no(
         "AdaptersHealthy",
         "AdaptersFailed",
-        f"{adapters.failed} of {adapters.registered} adapters cannot be served; the conditions of each say why",
+        f"{adapters.failed} of {adapters.registered} adapters cannot be served; an adapter's own conditions say why",
     )
 
 
@@ -385,8 +388,10 @@ def _so_far(
 ) -> str:
     """How many runners are ready, and what the next one waits for."""
     old = sum(instance.revision != target.newest for instance in members)
-    come = f"have the new revision, {old} the old" if old else "are ready"
-    return f"{len(updated)} of {wanted} runners {come}{_waiting(members)}"
+    if not old:
+        return f"{len(updated)} of {wanted} runners are ready{_waiting(members)}"
+    rest = f"{old} still {'has' if old == 1 else 'have'} the old one"
+    return f"{len(updated)} of {wanted} runners have the new revision, and {rest}{_waiting(members)}"
 
 
 def _waiting(members: Sequence[RunnerInstance]) -> str:
@@ -397,7 +402,7 @@ def _waiting(members: Sequence[RunnerInstance]) -> str:
 def _why(members: Sequence[RunnerInstance]) -> str:
     troubled = _most_troubled(members)
     if troubled is None:
-        return f"waiting for {len(members)} runners to be ready"
+        return f"no runner is ready; the pool has {counted(len(members), 'runner')}"
     return f"{troubled.name}: {troubled.reason}"
 
 

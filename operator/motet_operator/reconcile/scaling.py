@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from motet.resources import ServingPool
-from motet_operator.reconcile.conditions import ConditionResult, no, unknown, yes
+from motet_operator.reconcile.conditions import ConditionResult, counted, no, unknown, yes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,9 @@ def _external(pool: ServingPool, wanted: int) -> Scaling:
 
 def _builtin(pool: ServingPool, held: int, advice: ScalingAdvice | None, *, rolling_out: bool) -> Scaling:
     if advice is None:
-        why = f"the scheduler has not reported yet how many runners are needed; the pool keeps {held}"
+        why = (
+            f"the scheduler has not reported yet how many runners are needed; the pool keeps {counted(held, 'runner')}"
+        )
         return Scaling(replicas=held, condition=unknown("ScalingActive", "HoldingStaleAdvice", why))
     asked = _bounded(pool, advice.replicas)
     if advice.stale:
@@ -84,10 +86,13 @@ def _builtin(pool: ServingPool, held: int, advice: ScalingAdvice | None, *, roll
         why = advice.reason or "the scheduler is not connected"
         return Scaling(
             replicas=replicas,
-            condition=unknown("ScalingActive", "HoldingStaleAdvice", f"the pool keeps {replicas} runners: {why}"),
+            condition=unknown(
+                "ScalingActive", "HoldingStaleAdvice", f"the pool keeps {counted(replicas, 'runner')}: {why}"
+            ),
         )
     if rolling_out and asked < held:
-        why = f"{asked} runners would be enough; the pool keeps {held} until the rollout is complete"
+        enough, kept = counted(asked, "runner"), counted(held, "runner")
+        why = f"{enough} would be enough; the pool keeps {kept} until the rollout is complete"
         return Scaling(replicas=held, condition=yes("ScalingActive", "HoldingForRollout", why))
     return Scaling(replicas=asked, condition=yes("ScalingActive", _advice_message(asked, advice), advice.reason))
 
@@ -108,12 +113,13 @@ def _bounded(pool: ServingPool, replicas: int) -> int:
 
 
 def _conflict(writers: Sequence[str], held: int) -> str:
-    who = " and ".join(sorted(set(writers)))
+    names = sorted(set(writers))
+    who = f"{' and '.join(names)} {'writes' if len(names) == 1 else 'write'}"
     return (
-        f"{who} writes spec.replicas through the scale subresource, as a HorizontalPodAutoscaler and kubectl scale do; "
-        f"the pool keeps {held} runners. Set autoscaling.mode to External; or remove the other writer, change "
-        "spec.replicas in the manifest, and apply it with --server-side --force-conflicts (with an unchanged "
-        "spec.replicas the other writer stays its owner)."
+        f"{who} spec.replicas through the scale subresource, as a HorizontalPodAutoscaler and kubectl scale do; "
+        f"the pool keeps {counted(held, 'runner')}. Either set autoscaling.mode to External. Or remove the other "
+        "writer, set spec.replicas in the manifest to another number, and apply the manifest with --server-side "
+        "--force-conflicts. The number must change; otherwise the other writer keeps the ownership of the field."
     )
 
 

@@ -156,8 +156,12 @@ def test_a_failed_new_revision_leaves_the_old_one_serving() -> None:
 def test_loaded_counts_the_runners_that_hold_it() -> None:
     wanted = adapter(placement={"minReplicas": 2})
     held = AdapterReport(serving_digest=DIGEST, replicas=(AdapterReplica(runner="r", tier="device", digest=DIGEST),))
-    assert says(only(reconcile(world(wanted, known={"legal": held}, runners=2))), "Loaded") == ("False", "Loading")
-    assert says(only(reconcile(world(adapter(), known={"legal": held}))), "Loaded") == ("True", "Resident")
+    loading = condition(only(reconcile(world(wanted, known={"legal": held}, runners=2))).conditions, "Loaded")
+    assert (loading.status, loading.reason) == ("False", "Loading")
+    assert loading.message == "the adapter is in device memory on 1 of 2 runners"
+    resident = condition(only(reconcile(world(adapter(), known={"legal": held}))).conditions, "Loaded")
+    assert (resident.status, resident.reason) == ("True", "Resident")
+    assert resident.message == "the adapter is in device memory on 1 runner"
 
 
 def test_more_runners_than_there_are_cannot_hold_it_and_a_request_is_served_all_the_same() -> None:
@@ -227,11 +231,11 @@ def test_nothing_new_makes_no_event() -> None:
 
 
 NO_VOLUME = (
-    "pool default/demo mounts no volume adapters for namespace default; ask the platform team to add it to the pool's "
-    "spec.adapterVolumes"
+    "pool default/demo mounts no volume adapters for namespace default; ask the platform team to add the volume to "
+    "the pool's spec.adapterVolumes"
 )
 POLICY = {
-    "file": ({}, {}, "file:// sources do not work here; use a volume"),
+    "file": ({}, {}, "the pool's runners cannot read file:// sources; use a volume"),
     "scheme": (
         {"source": {"uri": "https://files.example.com/legal/"}},
         {"admission": {"allowedSchemes": ["hf"]}},
@@ -377,6 +381,15 @@ def test_a_full_pool_serves_its_oldest() -> None:
     place = view(pools=[pool(admission={"maxAdapters": 1})], adapters=[young, old, denied])
     statuses = {status.name.name: says(status, "Accepted")[1] for status in reconcile(place).adapters}
     assert statuses == {"a": "QuotaExceeded", "b": "Valid", "c": "BaseModelMismatch"}
+
+
+@pytest.mark.parametrize(
+    ("bound", "full"), [(1, "1 adapter, and 1 older adapter fills it"), (2, "2 adapters, and 2 older adapters fill it")]
+)
+def test_a_full_pool_says_that_older_adapters_fill_it(bound: int, full: str) -> None:
+    adapters = [adapter(letter, age=age) for age, letter in enumerate("abc"[: bound + 1])]
+    newest = reconcile(view(pools=[pool(admission={"maxAdapters": bound})], adapters=adapters)).adapters[-1]
+    assert condition(newest.conditions, "Accepted").message.startswith(f"pool default/demo takes at most {full}; ")
 
 
 def test_what_reaches_the_runner_is_in_the_catalog() -> None:

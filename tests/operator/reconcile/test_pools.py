@@ -265,7 +265,7 @@ def test_what_a_new_runner_waits_for_is_said_while_old_ones_serve() -> None:
     assert (progressing.status, progressing.reason) == ("True", "RollingOut")
     assert (ready.status, ready.reason) == ("False", "RunnersStarting")
     for told in (progressing, ready, condition(status.conditions, "Reconciling")):
-        assert told.message.startswith("0 of 1 runners have the new revision, 1 the old")
+        assert told.message.startswith("0 of 1 runners have the new revision, and 1 still has the old one; ")
         assert told.message.endswith(f"new: {no_room}")
 
 
@@ -325,6 +325,7 @@ def test_pools_of_one_group_must_serve_one_model() -> None:
     assert [each.pool for each in plan.catalog.pools] == [name("a")]
     accepted = condition(plan.pools[1].conditions, "Accepted")
     assert (accepted.status, accepted.reason) == ("False", "ModelMismatch")
+    assert accepted.message.endswith("; use the same spec.model, or create the pool again with another spec.group")
 
 
 def test_pools_of_one_group_share_their_adapters() -> None:
@@ -452,7 +453,9 @@ def test_a_pool_says_that_its_runners_move() -> None:
     one = pool(replicas=1)
     here = instance("here", revision(one), node_is_leaving=True)
     (status,) = reconcile(view(pools=[one], instances=[here])).pools
-    assert condition(status.conditions, "Progressing").reason == "RunnersMoving"
+    progressing = condition(status.conditions, "Progressing")
+    assert progressing.reason == "RunnersMoving"
+    assert progressing.message.startswith("1 runner is on a node that is being emptied; a runner leaves when ")
     assert condition(status.conditions, "Ready").holds
     (status,) = reconcile(view(pools=[pool(replicas=0)], instances=[here])).pools
     assert condition(status.conditions, "Progressing").reason == "ScalingDown"

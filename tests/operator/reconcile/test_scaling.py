@@ -67,6 +67,19 @@ def test_a_second_writer_stops_builtin_scaling_and_is_named():
     assert found.condition.message.startswith("kube-controller-manager writes spec.replicas")
 
 
+def test_a_message_counts_one_runner_and_many():
+    def message(current, **how):
+        return scaled(current=current, **how).condition.message
+
+    for how in ({}, {"advice": ScalingAdvice(replicas=1, stale=True)}, {"writers": ["kubectl"]}):
+        assert "the pool keeps 1 runner" in message(1, **how)
+        assert "1 runners" not in message(1, **how)
+        assert "the pool keeps 3 runners" in message(3, **how)
+    held = message(3, advice=ScalingAdvice(replicas=1), rolling_out=True)
+    assert held == "1 runner would be enough; the pool keeps 3 runners until the rollout is complete"
+    assert message(1, writers=["a", "b"]).startswith("a and b write spec.replicas")
+
+
 def test_a_new_pool_begins_with_its_replicas_within_the_bounds():
     assert scaled(replicas=5, high=3, current=None).replicas == 3
     assert scaled(replicas=1, low=0, current=None).replicas == 1

@@ -34,8 +34,8 @@ _CERTIFYING = {
     "that left out the trained weights. Save it again after training.",
 }
 _REFUSED = {
-    "PoolNotFound": "`spec.poolRef` names no existing group of pools. Create the adapter again with another name "
-    "there, or create the pool: an adapter may exist before its pool.",
+    "PoolNotFound": "`spec.poolRef` names no existing group of pools. Delete the adapter and create it again "
+    "with the right `spec.poolRef`, or create the pool: an adapter may exist before its pool.",
     "NamespaceNotAllowed": "The pool does not admit this namespace. Ask the platform team to add the namespace to "
     "`spec.allowedNamespaces`, or to label it.",
     "BaseModelMismatch": "`spec.baseModel` is not the model that the pool serves. Choose a pool with that model, or "
@@ -49,7 +49,8 @@ _REFUSED = {
     "names the field: correct it and apply the object again.",
 }
 _LOADING = {
-    "Loading": "Fewer runners hold the adapter than `spec.placement.minReplicas` asks for. More are loading it.",
+    "Loading": "The adapter is in the device memory of fewer runners than `spec.placement.minReplicas` asks for. More "
+    "runners are loading it.",
     "NoCapacity": "The pool has fewer ready runners than `spec.placement.minReplicas` asks for; the ready ones serve "
     "the adapter. Raise the pool's replicas, or lower `spec.placement.minReplicas`.",
     "Suspended": "`spec.suspend` is true. Set it to false to serve the adapter.",
@@ -79,8 +80,9 @@ ADAPTER_REASONS: Mapping[str, Reasons] = {
         **_CERTIFYING,
     },
     "Loaded": {
-        "Resident": "Runners hold the adapter in device memory.",
-        "OnDemand": "A runner loads the adapter at its next request.",
+        "Resident": "The adapter is in the device memory of at least one runner, and of as many as "
+        "`spec.placement.minReplicas` asks for.",
+        "OnDemand": "No runner has the adapter in device memory. The adapter is loaded at its next request.",
         "WaitingForRunner": _WAITING["WaitingForRunner"],
         **_REFUSED,
         **_LOADING,
@@ -102,8 +104,8 @@ _RUNNERS = {
     "policy, Pod Security or a missing ServiceAccount. The message has the server's words. You need not restart "
     "anything.",
     "NameTaken": "The operator needs to create an object for the pool, but an object that it did not create has that "
-    "name. The operator leaves it alone; the message names it. Delete it, or give the pool another name. You need "
-    "not restart anything.",
+    "name. The operator does not change that object; the message names it. Delete the object, or give the pool "
+    "another name. You need not restart anything.",
     "RunnerFailing": "A runner fails again and again; the message has its last output, and `kubectl logs --previous` "
     "has all of it.",
     "WaitingForTurn": "The pool has a new revision that is not rolled out yet. Too many pools are rolling out (limit: "

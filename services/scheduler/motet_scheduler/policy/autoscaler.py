@@ -34,7 +34,7 @@ NO_GATEWAY = ScaleDownBlock("NoGateway", "no gateway is connected, so the demand
 JUST_STARTED = ScaleDownBlock(
     "JustStarted", "the scheduler has just started, and not all runners have attached", stale=True
 )
-ROLLOUT = ScaleDownBlock("RollingOut", "a rollout replaces runners; the pool does not shrink during it")
+ROLLOUT = ScaleDownBlock("RollingOut", "a rollout replaces runners; the pool does not shrink during the rollout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

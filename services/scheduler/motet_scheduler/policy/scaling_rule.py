@@ -4,7 +4,7 @@ The required number at one moment is the largest of these:
 
 | for             | runners                                                                                |
 |-----------------|----------------------------------------------------------------------------------------|
-| requests        | placed, parked and waiting ones, divided by how many of their mean size fit on a runner |
+| requests        | placed, parked and waiting ones, divided by how many average requests a runner takes    |
 | adapters        | those in use or to be kept resident, divided by the slots of one runner                 |
 | the queue's age | one more than now, if a request has waited too long and no runner is starting           |
 | held requests   | one, if a gateway holds requests until the model has a runner                           |
@@ -112,15 +112,16 @@ def required_replicas(load: PoolLoad, *, queue_patience: float) -> RequiredRepli
 
 
 def _requirements(load: PoolLoad, queue_patience: float) -> Sequence[RequiredReplicas]:
-    requirements = [RequiredReplicas(0, "Idle", "nothing runs or waits")]
+    requirements = [RequiredReplicas(0, "Idle", "no request runs or waits")]
     runner_size = load.runner_size
     if load.requests:
         runners, detail = 1, "no runner has reported its size yet"
         if runner_size is not None:
             fits = runner_size.fits(load.pages / load.requests)
-            runners, detail = ceil(load.requests / fits), f"{fits} of their size fit on a runner"
+            runners, detail = ceil(load.requests / fits), f"a runner takes {_count(fits, 'such request')}"
+        state = "runs or waits" if load.requests == 1 else "run or wait"
         requirements.append(
-            RequiredReplicas(runners, "Requests", f"{_count(load.requests, 'request')} running or waiting; {detail}")
+            RequiredReplicas(runners, "Requests", f"{_count(load.requests, 'request')} {state}; {detail}")
         )
     if load.adapters:
         slots = max(1, runner_size.adapter_slots) if runner_size is not None else load.adapters
@@ -130,11 +131,11 @@ def _requirements(load: PoolLoad, queue_patience: float) -> Sequence[RequiredRep
             why = f"an adapter must be resident on {_count(load.min_replicas_of_adapters, 'runner')}"
         requirements.append(RequiredReplicas(runners, "Adapters", why))
     if load.waiting and load.waited > queue_patience and load.serving and load.starting <= load.serving:
-        why = f"the first of {_count(load.waiting, 'waiting request')} has waited {load.waited:.0f} s"
+        why = f"the oldest of {_count(load.waiting, 'waiting request')} has waited {load.waited:.0f} s"
         requirements.append(RequiredReplicas(load.serving + 1, "Queue", why))
     if load.held:
         requirements.append(
-            RequiredReplicas(1, "HeldRequests", f"{_count(load.held, 'request')} held until there is a runner")
+            RequiredReplicas(1, "HeldRequests", f"gateways hold {_count(load.held, 'request')} until there is a runner")
         )
     return requirements
 
@@ -189,7 +190,7 @@ def _explain(
         runners = _count(need.replicas, "runner")
         if bounds.maximum is not None and advised >= bounds.maximum:
             return "AtMaximum", f"{need.reason}: that needs {runners}, and maxReplicas is {bounds.maximum}"
-        return "Pacing", f"{need.reason}: that needs {runners}; they at most double within half a minute"
+        return "Pacing", f"{need.reason}: that needs {runners}; their number at most doubles within half a minute"
     if block is not None and block.stale:
         return block.code, block.reason
     if need.replicas == advised:
@@ -199,7 +200,8 @@ def _explain(
     if block is not None:
         return block.code, block.reason
     return "Stabilizing", (
-        f"{_count(need.replicas, 'runner')} would do; the others leave once that was so for {bounds.stabilization:g} s"
+        f"{_count(need.replicas, 'runner')} would be enough; the others leave when that has been so for "
+        f"{bounds.stabilization:g} s"
     )
 
 
