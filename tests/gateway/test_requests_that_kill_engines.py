@@ -60,7 +60,6 @@ async def dispatcher_of(system: InProcessSystem) -> AsyncIterator[Dispatcher]:
         CurrentCatalog(),
         Metrics(CollectorRegistry()),
         connect_seconds=PATIENCE_S,
-        max_live=100,
         held=HeldRequests(lambda: None),
     )
     running = asyncio.create_task(dispatcher.run())

@@ -31,7 +31,6 @@ async def test_a_message_in_the_last_term_does_not_block_later_schedulers(
         CurrentCatalog(),
         Metrics(CollectorRegistry()),
         connect_seconds=1,
-        max_live=1,
         held=HeldRequests(lambda: None),
     )
     if known:

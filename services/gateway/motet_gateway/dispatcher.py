@@ -14,7 +14,7 @@ import structlog
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.clock import Clock, monotonic
-from motet.errors import Internal, MotetError, Overloaded, RequestKillsEngines, from_proto
+from motet.errors import Internal, MotetError, RequestKillsEngines, from_proto
 from motet.rpc import Link
 from motet.terms import check_leaders_term, check_term
 from motet_gateway.catalog import Catalog, CurrentCatalog
@@ -96,14 +96,12 @@ class Dispatcher:
         metrics: Metrics,
         *,
         connect_seconds: float,
-        max_live: int,
         held: HeldRequests,
         clock: Clock = monotonic,
     ) -> None:
         self._gateway = gateway
         self._catalog = catalog
         self._metrics = metrics
-        self._max_live = max_live
         self._held = held
         self._clock = clock
         self._term = 0
@@ -137,11 +135,6 @@ class Dispatcher:
         return len(self._live)
 
     # ------------------------------------------------------------------------------------------ called by the HTTP side
-
-    def check_capacity(self, choices: int) -> None:
-        under_way = len(self._live) + len(self._held)
-        if under_way + choices > self._max_live:
-            raise Overloaded(f"The gateway has {under_way} requests in progress and takes no more. Try again soon.")
 
     def start(self, order: GenerationRequest, sink: TokenSink) -> None:
         live = _LiveChoice(order, sink, self._clock())

@@ -6,9 +6,10 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from motet.errors import EngineRestarted, MotetError, NotAuthenticated, Overloaded
+from motet.errors import EngineRestarted, MotetError, NotAuthenticated
 from motet.keys import KEYS_MADE_FILE
 from motet.settings import Addresses, ProcessSettings
+from motet_gateway.admission import Admission
 from motet_gateway.assets import AssetStore
 from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target
 from motet_gateway.dispatcher import Dispatcher
@@ -84,8 +85,13 @@ class Gateway:
             self.catalog,
             metrics,
             connect_seconds=settings.connect_seconds * process.time_scale,
-            max_live=settings.max_live_requests,
             held=self.held,
+        )
+        self.admission = Admission(
+            settings.max_live_requests,
+            choices=lambda: self.dispatcher.live,
+            held=self.held,
+            answers=self._answers,
         )
 
     async def run(self) -> None:
@@ -156,19 +162,10 @@ class Gateway:
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
 
-    def check_capacity(self) -> None:
-        """Raises Overloaded if the gateway takes no more requests. Called before a body is read."""
-        self.dispatcher.check_capacity(1)
-        # Includes answers whose tokens are complete but whose clients read slowly.
-        if len(self._answers) >= self.settings.max_live_requests:
-            raise Overloaded(
-                f"The gateway has {len(self._answers)} requests in progress and takes no more. Try again soon."
-            )
-
     def hold(self, request: str, group: str) -> None:
         """Let a request wait for a runner of its group. Raises Overloaded if the gateway takes no more."""
         if request not in self.held:
-            self.dispatcher.check_capacity(1)
+            self.admission.check_choices(1)
         self.held.enter(request, group)
 
     def _on_held(self) -> None:

@@ -269,7 +269,7 @@ class AnswerResponse(Response):
         wanted_class = request_class(body, target.max_class)
         self._class_name = RequestClass.from_proto(wanted_class).name.lower()
         stops = body.stops()
-        gateway.dispatcher.check_capacity(len(self._prompts) * body.choices)
+        gateway.admission.check_choices(len(self._prompts) * body.choices)
         estimates = await gateway.estimator.estimate(
             [
                 predictor_pb2.Prompt(

@@ -45,7 +45,7 @@ class GenerateRoutes:
         gateway, caller = self._gateway, caller_of(scope)
         try:
             caller.needs(KeyScope.USER)
-            gateway.check_capacity()
+            gateway.admission.check_request()
             content = await held.read_json(scope, receive, limit=gateway.settings.max_body_bytes)
             body = parse(kind, content)
             body.refuse_unsupported()

@@ -64,7 +64,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
             return json_response({"prompt": prompt})
 
     async def read(kind: type[AnyBody], request: Request, held: RequestBody) -> AnyBody:
-        gateway.check_capacity()
+        gateway.admission.check_request()
         limit = gateway.settings.max_counted_bytes
         body = parse(kind, await held.read_json(request.scope, request.receive, limit=limit))
         asked = _Asked(caller_of(request.scope))
