@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from motet.change_limit import ChangeLimiter
 from motet.domain import ObjectName
-from motet.start_limit import StartLimiter
 from motet_operator.reconcile.revisions import revision_of, template_of
 from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerSet, RunnerTemplate, View
 
@@ -51,14 +51,14 @@ class RolloutLimiter:
 
     def __init__(self, pause: timedelta = timedelta(0)) -> None:
         self._targets: dict[ObjectName, str] = {}
-        self._rollouts = StartLimiter[ObjectName](pause / MICROSECOND)
+        self._rollouts = ChangeLimiter[ObjectName](pause / MICROSECOND)
 
     def held(self, name: ObjectName, newest: str, members: Sequence[RunnerInstance], now: datetime) -> str | None:
         """The revision that a pool must keep for now; None if it may go on to the newest."""
         before = self._targets.get(name)
         if before is None or not _starts_runners(before, newest, members):
             return None
-        if self._rollouts.may_begin(name, _microseconds(now)):
+        if self._rollouts.may_change(name, _microseconds(now)):
             return None
         return before
 
@@ -72,7 +72,7 @@ class RolloutLimiter:
         for name, target in targets.items():
             before = self._targets.get(name)
             if before is not None and _starts_runners(before, target.revision, members.get(name, ())):
-                self._rollouts.begun(name, _microseconds(now))
+                self._rollouts.changed(name, _microseconds(now))
         for gone in self._targets.keys() - targets.keys():
             self._rollouts.forget(gone)
         self._targets = {name: target.revision for name, target in targets.items()}

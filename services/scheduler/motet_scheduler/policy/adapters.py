@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
 from motet.runner_info import Failure, Tier
-from motet.start_limit import StartLimiter
 from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.runners import Runner
@@ -89,7 +89,7 @@ class Adapters:
         self._policy = config
         self.by_name: dict[ObjectName, Adapter] = {}
         self.retired: dict[Digest, DigestSource] = {}
-        self._changes = StartLimiter[ObjectName](config.revision_pause)
+        self._changes = ChangeLimiter[ObjectName](config.revision_pause)
         """Recent checks, also of adapters that were removed or suspended: they may return."""
         self._serving: dict[Digest, DigestSource] | None = None
         """The digests that names point to; None if they must be collected again."""
@@ -159,7 +159,7 @@ class Adapters:
             if not adapter.wants_check(now):
                 continue
             # An adapter that changes all the time would keep a runner busy. Its newest revision is checked later.
-            if not adapter.recheck_requested and not self._changes.may_begin(name, now):
+            if not adapter.recheck_requested and not self._changes.may_change(name, now):
                 continue
             spec = adapter.spec
             able = [r for r in runners if r.takes_work and r.group == spec.group and busy[r.instance] < CHECKS_AT_ONCE]
@@ -170,7 +170,7 @@ class Adapters:
             adapter.check = PendingCheck(spec.revision, runner.instance, now)
             if not adapter.recheck_requested:
                 adapter.recheck_requested = True
-                self._changes.begun(name, now)
+                self._changes.changed(name, now)
             yield EnsureAdapter(
                 instance=runner.instance,
                 ref=spec.ref,
