@@ -440,7 +440,8 @@ def fields(schema: dict[str, Any], definitions: dict[str, Any], path: str) -> It
 
 def manifests_page() -> str:
     from motet.resources import LoRAAdapter, ServingPool
-    from motet.resources.planned_fields import PLANNED_FIELDS, PLANNED_SCHEMES, PLANNED_VALUES
+    from motet.resources.planned_fields import PLANNED_FIELDS, PLANNED_VALUES
+    from motet.resources.source_uris import PLANNED_SCHEMES
 
     parts = [
         note("services/common/motet/resources"),

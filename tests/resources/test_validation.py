@@ -17,7 +17,8 @@ from motet.resources import (
     read_file,
     read_text,
 )
-from motet.resources.planned_fields import PLANNED_FIELDS, PLANNED_SCHEMES, PLANNED_VALUES
+from motet.resources.planned_fields import PLANNED_FIELDS, PLANNED_VALUES
+from motet.resources.source_uris import ADAPTER_SCHEMES, MODEL_SCHEMES, PLANNED_SCHEMES
 from motet.resources.template import TUNING
 from motet.resources.validation import fields_at
 
@@ -410,4 +411,7 @@ def test_nothing_is_both_here_and_to_come(kind: str) -> None:
         known = fields_at(model, tuple(parents))
         assert known, f"{dotted} hangs in the air"
         assert (last in known) == (dotted in PLANNED_VALUES.get(kind, {}))
-    assert "file" not in PLANNED_SCHEMES
+
+
+def test_a_scheme_is_either_read_or_planned() -> None:
+    assert not {*ADAPTER_SCHEMES, *MODEL_SCHEMES} & set(PLANNED_SCHEMES)

@@ -10,7 +10,6 @@ from motet.resources.fields import (
     ALL_NAMESPACES,
     API_VERSION,
     MAX_REPLICAS,
-    AdapterUri,
     Digest,
     DnsLabel,
     ModelName,
@@ -23,6 +22,7 @@ from motet.resources.fields import (
     SourceRevision,
     TenantOrAll,
 )
+from motet.resources.source_uris import AdapterUri
 from motet.resources.validation_rules import Rule, TransitionRule
 
 Priority = Literal["Interactive", "Standard", "Batch"]

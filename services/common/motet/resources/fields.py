@@ -18,16 +18,14 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from motet.resources.planned_fields import PLANNED_SCHEMES
+from motet.resources.source_uris import URI_PATTERN, URI_SENTENCE
 from motet.resources.validation_rules import (
     VALIDATIONS,
     Rule,
     TransitionRule,
     ValidatedBy,
     at_most,
-    form,
     quoted,
-    uri_rules,
     validations,
 )
 
@@ -40,8 +38,6 @@ CATEGORY = "motet"
 MAX_REPLICAS = 1000
 ALL_NAMESPACES = "*"
 """In a list of namespaces: all of them."""
-ADAPTER_SCHEMES = ("file", "hf", "https")
-MODEL_SCHEMES = ("file", "pvc", "hf", "https")
 
 
 class ResourceModel(BaseModel):
@@ -96,7 +92,6 @@ _TENANT = r"^([*]|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$"
 _MODEL_NAME = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
 _SERVED_NAME = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?(/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
-_URI = r"^[a-z][a-z0-9+.-]*://\S+$"
 _LABEL_KEY = r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
 _LABEL_VALUE = r"^([A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 _OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
@@ -114,7 +109,7 @@ PATTERN_SENTENCES = {
     "'/' and ':' separate tenant and pool in what clients say",
     _SERVED_NAME: "must be letters, digits, '-', '_' and '.', with at most one '/' inside",
     _DIGEST: "must be 'sha256:' and 64 lower-case hex digits",
-    _URI: "must be a URI such as hf://organisation/name or https://files.example.com/legal/, without spaces",
+    URI_PATTERN: URI_SENTENCE,
     _LABEL_KEY: "must be a label key: letters, digits, '-', '_' and '.', optionally after a DNS prefix and '/'",
     _LABEL_VALUE: "must be a label value: letters, digits, '-', '_' and '.', or empty",
     _OBJECT_NAME: "must be an object's name: lower-case letters, digits, '-' and '.', beginning and ending with a "
@@ -139,18 +134,6 @@ RelativePath = Annotated[str, StringConstraints(pattern=_RELATIVE_PATH, max_leng
 PathPrefix = Annotated[str, StringConstraints(pattern=_PATH_PREFIX, max_length=512)]
 SourceRevision = Annotated[str, StringConstraints(pattern=_REVISION, max_length=128)]
 EnvName = Annotated[str, StringConstraints(pattern=_ENV_NAME, max_length=128)]
-_HUB_FORM = form("hf", "[^/]+/[^/]+", "must name a repository of the hub, as hf://organisation/name")
-_CLAIM_FORM = form("pvc", "[^/]+/.+", "must name a claim and a folder in it, as pvc://models/llama")
-AdapterUri = Annotated[
-    str,
-    StringConstraints(pattern=_URI, max_length=1024),
-    ValidatedBy(*uri_rules(ADAPTER_SCHEMES, PLANNED_SCHEMES), _HUB_FORM),
-]
-ModelUri = Annotated[
-    str,
-    StringConstraints(pattern=_URI, max_length=1024),
-    ValidatedBy(*uri_rules(MODEL_SCHEMES, PLANNED_SCHEMES), _HUB_FORM, _CLAIM_FORM),
-]
 LabelKey = Annotated[str, StringConstraints(pattern=_LABEL_KEY, max_length=317)]
 LabelValue = Annotated[str, StringConstraints(pattern=_LABEL_VALUE, max_length=63)]
 ResourceName = Annotated[

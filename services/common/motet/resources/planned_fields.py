@@ -30,8 +30,3 @@ PLANNED_VALUES: dict[str, dict[str, dict[str, str]]] = {
         },
     },
 }
-
-PLANNED_SCHEMES: dict[str, str] = {
-    "s3": "object stores",
-    "oci": "OCI registries",
-}

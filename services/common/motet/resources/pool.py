@@ -11,7 +11,6 @@ from motet.resources.fields import (
     MAX_REPLICAS,
     Digest,
     DnsLabel,
-    ModelUri,
     ObjectMeta,
     ObjectReference,
     PathPrefix,
@@ -23,6 +22,7 @@ from motet.resources.fields import (
     UniqueBy,
 )
 from motet.resources.namespaces import AllowedNamespaces
+from motet.resources.source_uris import ModelUri
 from motet.resources.template import PodTemplate
 from motet.resources.validation_rules import Rule, TransitionRule
 

@@ -4,8 +4,7 @@ Each rule has two forms: the API server evaluates `cel`, and Motet calls `holds`
 `message`, so that people read the same words offline and in a cluster.
 """
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -89,47 +88,3 @@ def quoted(text: str) -> str:
 def at_most(size: int, message: str) -> Rule:
     """A limit with its own message, where the message for a schema's `maxLength` would not explain the limit."""
     return Rule(cel=f"self.size() <= {size}", message=message, holds=lambda text: len(text) <= size)
-
-
-def uri_rules(known: Iterable[str], coming: Mapping[str, str]) -> tuple[Rule, ...]:
-    """The rules for the URI of a source. `known` are the schemes that Motet reads, `coming` those that are planned."""
-    use = " or ".join(f"{scheme}://" for scheme in known)
-    unsafe = "[@?%]|/[.][.](/|$)"
-    schemes = f"^({'|'.join([*known, *coming])})://"
-    return (
-        Rule(
-            cel=f"!self.matches({quoted(unsafe)})",
-            message="must not contain '..', '@', '?' or '%' (no traversal, no inline credentials, no signed URLs)",
-            holds=lambda uri: re.search(unsafe, uri) is None,
-        ),
-        *(_not_yet(scheme, what, use) for scheme, what in coming.items()),
-        Rule(
-            cel=f"self.matches({quoted(schemes)})",
-            message=f"must not have a scheme that Motet does not know; use {use}",
-            holds=lambda uri: re.search(schemes, uri) is not None,
-        ),
-        Rule(
-            cel="!self.startsWith('file://') || self.startsWith('file:///')",
-            message="must be absolute in a cluster (file:///models/base); only motet up knows the manifest's folder",
-            holds=None,
-        ),
-    )
-
-
-def form(scheme: str, rest: str, message: str) -> Rule:
-    """A rule for the text after a scheme."""
-    start, whole = f"{scheme}://", f"^{scheme}://{rest}$"
-    return Rule(
-        cel=f"!self.startsWith({quoted(start)}) || self.matches({quoted(whole)})",
-        message=message,
-        holds=lambda uri: not uri.startswith(start) or re.search(whole, uri) is not None,
-    )
-
-
-def _not_yet(scheme: str, what: str, use: str) -> Rule:
-    start = f"{scheme}://"
-    return Rule(
-        cel=f"!self.startsWith({quoted(start)})",
-        message=f"not yet: {start} ({what}) comes later; use {use}",
-        holds=lambda uri: not uri.startswith(start),
-    )
