@@ -218,11 +218,12 @@ def errors_page() -> str:
         meaning = vars(kind).get("__doc__")
         if not meaning:
             sys.exit(f"{kind.__module__}.{kind.__name__} has no docstring: say what happened and what to do")
-        retry = f"after {row.retry_after:g} s, unless the answer says otherwise" if row.retry_after else "will not help"
+        wait = f"try again after {row.retry_after:g} s, unless the answer says otherwise"
+        retry = wait if row.retry_after else "do not send it again unchanged"
         parts += [
             f"## {name}\n",
             flat(meaning) + "\n",
-            f"HTTP {row.http} · type `{row.type}` · gRPC `{row.grpc.name}` · trying again {retry}\n",
+            f"HTTP {row.http} · type `{row.type}` · gRPC `{row.grpc.name}` · {retry}\n",
         ]
     return "\n".join(parts)
 

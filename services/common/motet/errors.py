@@ -94,7 +94,7 @@ class InvalidRequest(MotetError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt and `max_tokens` together are longer than the model can hold. Shorten the prompt or ask for less."""
+    """Prompt and `max_tokens` together do not fit into the context. Shorten the prompt, or lower `max_tokens`."""
 
     mapping = ErrorMapping("context_length_exceeded", 400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
 
@@ -143,8 +143,7 @@ class NotFound(MotetError):
 
 
 class RateLimited(MotetError):
-    """The tenant has used its quota. Motet never answers this in this version: it has no quotas per tenant. Wait for
-    the time in `retry-after`."""
+    """Not used in this version, which has no quotas per tenant."""
 
     mapping = ErrorMapping("rate_limit_exceeded", 429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 1.0)
 
@@ -162,8 +161,7 @@ class PoolSaturated(Overloaded):
 
 
 class AdapterLoading(Overloaded):
-    """The adapter is being fetched or checked. Motet never answers this in this version: a request waits for its
-    adapter instead. Try again in a moment."""
+    """Not used in this version: a request waits for its adapter while it is fetched and checked."""
 
     mapping = ErrorMapping("adapter_loading", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
 
@@ -176,21 +174,21 @@ class NoRunner(Overloaded):
 
 
 class StoreUnavailable(Overloaded):
-    """The database is locked, full or cannot be reached. What does not need it still works. The message says what to
-    correct."""
+    """The database is locked, full or cannot be reached. Everything that needs no database still works. The message
+    says what to correct."""
 
     mapping = ErrorMapping("store_unavailable", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 5.0)
 
 
 class StoreRefused(MotetError):
-    """The database will never accept this value, so trying again does not help. The row with it is skipped and
-    logged."""
+    """The database will never accept this value, so trying again does not help. Motet skips the row with this
+    value and logs it."""
 
     mapping = ErrorMapping("store_refused", 500, "server_error", grpc.StatusCode.INVALID_ARGUMENT)
 
 
 class DeadlineExceeded(Overloaded):
-    """The request waited longer than its limit. Try again later, or allow more time."""
+    """The request got no new token for `MOTET_GATEWAY_DEADLINE_SECONDS`. Send it again later."""
 
     mapping = ErrorMapping("deadline_exceeded", 504, "overloaded_error", grpc.StatusCode.DEADLINE_EXCEEDED, 2.0)
 

@@ -61,9 +61,11 @@ class LossCounter:
         lost = self._deaths + self._breaks
         if alone:
             return RequestKillsEngines(
-                f"{lost} engines died or hung while they computed this request; the last one computed nothing else. "
-                "Motet does not try the request again. Other requests are not affected."
+                f"{lost} engines died or hung while they computed this request. The last one was computing only this "
+                "request, so this request is the cause. Motet does not try it again. Other requests are not affected."
             )
         if lost > MAX_LOSSES:
-            return EngineRestarted(f"The gateway lost {lost} runners that had this request. Send it again.")
+            return EngineRestarted(
+                f"{lost} runners died or lost their connection while they computed this request. Send it again."
+            )
         return None

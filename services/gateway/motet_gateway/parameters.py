@@ -224,7 +224,7 @@ class CompletionBody(Body):
         super().refuse_unsupported()
         extra = self.model_extra or {}
         if extra.get("suffix"):
-            raise _unsupported("suffix", "it is not supported; put all text before the answer into prompt")
+            raise _unsupported("suffix", "text after the answer is not supported; send only prompt")
         if extra.get("best_of") not in (None, self.choices):
             raise _unsupported("best_of", "it is not supported; use n")
         if self.echo and self.logprobs is not None:

@@ -33,7 +33,7 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "documents": ("documents are not supported yet; put their text into a message", ([],)),
     "prompt_embeds": (_NOT_SUPPORTED, ()),
     "mm_processor_kwargs": (_NOT_SUPPORTED, ({},)),
-    "truncation_side": ("truncate_prompt_tokens always keeps the end of the prompt", ("left",)),
+    "truncation_side": ("only 'left' is supported: the end of the prompt is kept", ("left",)),
     "web_search_options": (_NOT_SUPPORTED, ()),
     # What the response contains.
     "prompt_logprobs": (_NOT_SUPPORTED, (False,)),

@@ -55,9 +55,9 @@ def test_only_the_owner_of_a_key_learns_what_is_wrong_with_it(ring: Ring) -> Non
     for written, why in ((expired, "expired"), (revoked, "revoked")):
         with pytest.raises(NotAuthenticated, match=why):
             ring.open(written)
-        with pytest.raises(NotAuthenticated, match="not valid here"):
+        with pytest.raises(NotAuthenticated, match="does not know this API key"):
             ring.open(keys.PresentedKey(written.id, keys.new_key().secret))
-    with pytest.raises(NotAuthenticated, match="not valid here"):
+    with pytest.raises(NotAuthenticated, match="does not know this API key"):
         ring.open(keys.new_key())
 
 
@@ -187,7 +187,7 @@ def test_changed_keys_are_read_and_the_others_stay(ring: Ring) -> None:
         "acme",
         "acme",
     ]
-    for one, why in ((revoked, "revoked"), (forgotten, "not valid here")):
+    for one, why in ((revoked, "revoked"), (forgotten, "does not know this API key")):
         with pytest.raises(NotAuthenticated, match=why):
             ring.open(one, after=2)
     for after in (3, 4, 5):

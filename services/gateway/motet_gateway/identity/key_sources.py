@@ -205,7 +205,7 @@ class FileKeys:
             for key in _keys_in(name, said):
                 other = found.get(key.id, key)
                 if other != key:
-                    log.error("api_key_duplicate", file=name, key=key.id, hint="The stricter entry counts.")
+                    log.error("api_key_duplicate", file=name, key=key.id, hint="The entry that ends earlier counts.")
                 found[key.id] = min(other, key, key=_end_of)
         self._content = content  # set last, so that a failed reading is tried again
         return list(found.values())

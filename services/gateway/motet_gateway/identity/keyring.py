@@ -12,7 +12,7 @@ from motet.errors import NotAuthenticated, StoreUnavailable
 from motet.keys import ApiKey, matches, parse_key
 from motet_gateway.identity.caller import Caller
 
-UNKNOWN = "This API key is not valid here."
+UNKNOWN = "This gateway does not know this API key. Check that it is complete, or ask for a new one."
 
 
 class Keyring:

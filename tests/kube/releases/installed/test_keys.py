@@ -35,7 +35,7 @@ def is_let_in(product: Product) -> bool:
 def test_a_request_without_a_stored_key_is_refused(product: Product) -> None:
     with pytest.raises(AssertionError, match=r"401: .*This gateway needs an API key"):
         Product(product.cluster, {}).models("acme")
-    with pytest.raises(AssertionError, match=r"401: .*This API key is not valid here"):
+    with pytest.raises(AssertionError, match=r"401: .*This gateway does not know this API key"):
         sending(product, keys.new_key()).models("acme")
 
 
