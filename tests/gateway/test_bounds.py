@@ -13,6 +13,7 @@ from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest, ModelNotFound, MotetError, UnsupportedParameter
 from motet_gateway.catalog import Catalog
 from motet_gateway.identity.caller import ANONYMOUS
+from motet_gateway.model_not_found import NameIndex
 from motet_gateway.parameters import (
     MAX_LOGIT_BIASES,
     MAX_MESSAGES,
@@ -25,7 +26,6 @@ from motet_gateway.parameters import (
     TokenizeBody,
     parse,
 )
-from motet_gateway.suggestions import NameIndex
 from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.unsupported_parameters import UNSUPPORTED
 from tests.common.cpu_speed import cpu_unit_seconds

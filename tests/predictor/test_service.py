@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
-from motet.quantiles import LengthStatistics
+from motet.length_statistics import LengthStatistics
 from motet.rpc import is_healthy, open_channel, serving
 from motet.store import length_samples, migrate, open_store
 from motet_predictor.length_model import VERSION, LengthModel

@@ -7,7 +7,7 @@ from functools import cached_property
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.errors import AdapterIncompatible, InvalidRequest, ModelNotFound, Overloaded, from_proto
 from motet_gateway.identity.caller import Caller
-from motet_gateway.suggestions import NameIndex, shown
+from motet_gateway.model_not_found import NameIndex, model_not_found
 
 EVERYBODY = "*"
 """In a list of namespaces: all of them."""
@@ -202,9 +202,7 @@ class Catalog:
 
     def _not_found(self, name: str, caller: Caller) -> ModelNotFound:
         shared = () if caller.sees_all else (self._shared_names(caller),)
-        nearest = self._own_names(caller).nearest(name, *shared)
-        hint = f"Nearest names: {', '.join(nearest)}." if nearest else "No model is served here yet."
-        return ModelNotFound(f"The model '{shown(name)}' does not exist or you may not use it. {hint}", param="model")
+        return model_not_found(name, self._own_names(caller), *shared)
 
     def _own_names(self, caller: Caller) -> NameIndex:
         """The caller's own names and those shared with its tenant; all names if the caller sees all."""

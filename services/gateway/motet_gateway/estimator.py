@@ -15,7 +15,7 @@ import structlog
 
 from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
 from motet.errors import SetupError
-from motet.quantiles import LengthStatistics
+from motet.length_statistics import LengthStatistics
 from motet.rpc import open_channel
 
 log = structlog.get_logger(__name__)

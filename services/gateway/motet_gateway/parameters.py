@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.errors import InvalidRequest, UnsupportedParameter
-from motet_gateway.suggestions import shown
+from motet_gateway.model_not_found import shown
 from motet_gateway.tokens.text_model import ModelTokenizer
 from motet_gateway.unsupported_parameters import refuse_known_to_others
 

@@ -185,7 +185,8 @@ class Settings(BaseSettings):
 
     drain_seconds: float = Field(0.0, ge=0)
     """How long running answers may go on after SIGTERM. Meanwhile the runner accepts no new requests, and hands back
-    those that wait. What still runs at the end moves to another runner. 0: everything moves at once."""
+    those that wait. What still runs at the end moves to another runner. 0: everything moves at once. In a pool, the
+    operator sets this from `drainTimeoutSeconds`."""
 
     hang_seconds: float = Field(60.0, gt=0)
     """When the engine has work and completes no step for this long, /livez says that it hangs, and Kubernetes restarts

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from motet.quantiles import EDGES, MAX_TOKENS, BucketShares, LengthStatistics, bucket_of, quantiles_of
+from motet.length_statistics import EDGES, MAX_TOKENS, BucketShares, LengthStatistics, bucket_of, quantiles_of
 
 VERSION = "quantiles-1"
 """Change it when the same answers would give other estimates, or are stored in another form."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.quantiles import EDGES, HALF_LIFE, LengthStatistics, bucket_of, quantiles_of
+from motet.length_statistics import EDGES, HALF_LIFE, LengthStatistics, bucket_of, quantiles_of
 
 lengths = st.integers(min_value=0, max_value=200_000)
 outcomes = st.lists(st.tuples(lengths, st.booleans()), max_size=60)

@@ -1,8 +1,10 @@
-"""Suggests names similar to one that does not exist, without comparing it with all names. Pure."""
+"""The error for a model that does not exist, with similar names. It compares with few names, not with all. Pure."""
 
 import difflib
 from bisect import bisect_left
 from collections.abc import Iterable
+
+from motet.errors import ModelNotFound
 
 NEAREST = 3
 _COMPARED = 64
@@ -31,6 +33,13 @@ class NameIndex:
 
     def _nearby(self, name: str) -> set[str]:
         return {*_around(self._forward, name), *(near[::-1] for near in _around(self._backward, name[::-1]))}
+
+
+def model_not_found(name: str, known: NameIndex, *others: NameIndex) -> ModelNotFound:
+    """`known` and `others`: the names that the caller may use."""
+    nearest = known.nearest(name, *others)
+    hint = f"Nearest names: {', '.join(nearest)}." if nearest else "No model is served here yet."
+    return ModelNotFound(f"The model '{shown(name)}' does not exist or you may not use it. {hint}", param="model")
 
 
 def _around(ordered: list[str], name: str) -> list[str]:
