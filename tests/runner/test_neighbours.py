@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from motet.domain import Digest, ParkMethod, RequestId
-from motet_runner.adapters.file_check import check
+from motet_runner.adapters.compatibility_check import check
 from motet_runner.engine import Engine
 from motet_runner.interface import Finish, State
 from tests.runner.engines import EngineRun, ask, load, make_engine, run

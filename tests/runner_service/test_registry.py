@@ -12,8 +12,8 @@ from motet.domain import Digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet_runner.adapters import fetcher
 from motet_runner.adapters.certification import Certification
+from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.fetcher import DiskCache
-from motet_runner.adapters.file_check import CHECK_VERSION
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.registry import AdapterRegistry

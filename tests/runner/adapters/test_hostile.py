@@ -15,7 +15,7 @@ import pytest
 
 from motet.clock import FakeClock
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.file_check import check
+from motet_runner.adapters.compatibility_check import check
 from motet_runner.adapters.module_patterns import MATCHING_SECONDS, Matcher
 from motet_runner.adapters.peft_config import parse_config
 from motet_runner.adapters.safetensors_header import read_header

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.file_check import Shapes, check
+from motet_runner.adapters.compatibility_check import Shapes, check
 from motet_runner.adapters.overflow_check import check_products
 from motet_runner.adapters.peft_config import WEIGHTS_NAME as WEIGHTS
 from motet_runner.adapters.weight_check import check_values

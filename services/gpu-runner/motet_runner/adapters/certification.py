@@ -7,7 +7,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from motet.api.v1 import scheduler_pb2
-from motet_runner.adapters.file_check import check
+from motet_runner.adapters.compatibility_check import check
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, Matrix
 from motet_runner.adapters.overflow_check import check_products
 from motet_runner.adapters.peft_config import WEIGHTS_NAME

@@ -18,8 +18,8 @@ from motet.clock import Clock, monotonic
 from motet.domain import Digest
 from motet.errors import MotetError
 from motet_runner.adapters.certification import Certification
+from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.fetcher import DiskCache, Fetched, Fetcher, FetchRequest, FolderLock, touch
-from motet_runner.adapters.file_check import CHECK_VERSION
 from motet_runner.engine_messages import Command, DropAdapter, LoadAdapter
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport
 from motet_runner.metrics import Metrics

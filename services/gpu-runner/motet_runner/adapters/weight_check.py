@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.file_check import LoraTensor, map_tensors, read_weights
+from motet_runner.adapters.compatibility_check import LoraTensor, map_tensors, read_weights
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 
 # For each float type: an integer type of its width, the bits of its exponent (all set: infinite or not a number), and

@@ -1,4 +1,4 @@
-"""Checks that every tensor of an adapter belongs to a module of the base model. It reads names and shapes, no weights.
+"""Checks that an adapter fits the base model: every tensor belongs to a module. It reads names and shapes, no weights.
 
 It refuses an adapter with a tensor that belongs to no module, a shape that does not fit, an A without its B, or no
 tensors at all. It needs no torch.

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.file_check import Shapes, check
+from motet_runner.adapters.compatibility_check import Shapes, check
 from tests.runner.random_models import RandomAdapter, save_adapter, save_base
 
 WEIGHTS = "adapter_model.safetensors"
@@ -157,5 +157,7 @@ def test_broken_folders_are_refused_with_a_sentence(folder: Path, shapes: Shapes
 
 
 def test_the_check_needs_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import motet_runner.adapters.file_check, motet_runner.plan"
+    code = (
+        "import sys; sys.modules['torch'] = None; import motet_runner.adapters.compatibility_check, motet_runner.plan"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
