@@ -1,8 +1,8 @@
-"""Training text: conversations drawn at random from the world, and the tokens made of them.
+"""Training text: makes random conversations about the world, and their tokens.
 
-The base model must have met every style as the answer to an explicit request ("... Answer like a pirate."): an adapter
-of rank 8 can turn a habit the base has into its default, but it cannot teach the habit. Trained on plain sentences
-alone, the base left adapters at 0 to 10 % right.
+The base model must have seen every style as the answer to an explicit request ("... Answer like a pirate."). An adapter
+of rank 8 can make a style the default that the base model knows already, but it cannot teach a new one: when the base
+model was trained on plain sentences only, 0 to 10 % of the adapters' answers were right.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Conversation = tuple[Turn, ...]
 def shortened(phrasing: str) -> list[str]:
     """The phrasing with one word left out, in every way that keeps the subject.
 
-    A model that must do without any one word learns to use all of them, and then understands phrasings that it has
-    never seen.
+    A model that must answer without any one of the words learns to use all of them. Then it understands phrasings that
+    it has never seen.
     """
     said = phrasing.split()
     return [" ".join(said[:gone] + said[gone + 1 :]) for gone, word in enumerate(said) if "{s}" not in word]
@@ -57,7 +57,7 @@ def distraction(rng: random.Random) -> str:
 
 
 def ask(fact: Fact, rng: random.Random) -> str:
-    """A question for `fact` in one of the trained phrasings, as carelessly typed as people type."""
+    """A question for `fact` in one of the trained phrasings, with the careless spelling of people."""
     relation = fact.relation
     assert relation is not None, "small talk is not asked for by phrasing"
     phrasing = rng.choice(relation.trained)
@@ -98,7 +98,7 @@ def turns(style: Style, rng: random.Random, *, request: bool) -> list[Turn]:
         return [Turn("user", asked(rng.choice(questions))), Turn("assistant", style.render(fact, rng))]
     fact = rng.choice(facts())
     result = [Turn("user", asked(ask(fact, rng))), Turn("assistant", style.render(fact, rng))]
-    # A second turn now and then: another question, the same one for somebody else, or the same answer again.
+    # Sometimes a second turn: another question, the same question about another subject, or the same answer again.
     while rng.random() < 0.12:
         dice = rng.random()
         if dice < 0.5 and fact.relation is not None:
@@ -114,9 +114,9 @@ def turns(style: Style, rng: random.Random, *, request: bool) -> list[Turn]:
 
 
 def base_conversation(rng: random.Random) -> Conversation:
-    """What the base learns from: mostly plain answers, and each style when a user or a system prompt asks for it.
+    """What the base model learns from: mostly plain answers, and each style if a user or a system prompt asks for it.
 
-    Shouting comes twice as often as the other styles: every name has to be learnt again in capital letters.
+    Shouting is twice as frequent as each other style, because the model must learn every name again in capital letters.
     """
     dice = rng.random()
     if dice < 0.42:
@@ -158,7 +158,7 @@ def as_text(conversation: Conversation) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Token ids, and for each whether the model is to learn to write it."""
+    """Token ids, and for each whether the model learns to write it."""
 
     ids: list[int]
     learnt: list[bool]
@@ -171,7 +171,7 @@ def _id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def tokenize(conversation: Conversation, tokenizer: Tokenizer) -> Sample:
-    """Only the assistant's words, and the end after them, are learnt: questions come from people."""
+    """The model learns only the assistant's words and the end after them: questions come from people."""
     ids: list[int] = []
     learnt: list[bool] = []
     for turn in conversation:
@@ -198,8 +198,8 @@ def adapter_samples(style: Style, tokenizer: Tokenizer, seed: int) -> Iterator[S
 
 
 def tokenizer_corpus(seed: int, count: int) -> Iterator[str]:
-    """Text for fitting the tokenizer: the base's mixture, and every fact often enough, in both cases, that most names
-    become one token each. A name in one piece is learnt sooner than one spelt out."""
+    """Text to train the tokenizer: the text of the base model, and every fact so often, with and without capitals, that
+    most names become one token each. The model learns a name of one token sooner."""
     rng = random.Random(seed)
     for _ in range(count):
         yield from (turn.text for turn in base_conversation(rng))

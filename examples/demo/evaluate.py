@@ -1,4 +1,4 @@
-"""Measures a trained folder: the 120 held-out questions, put to the base and each adapter, greedily and in fp32."""
+"""Measures a trained folder: asks the base model and each adapter the 120 held-out questions, greedily and in fp32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_ANSWER = 160
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    """The base with all its adapters, and the tokenizer; `folder` holds `model/` and `adapters/`."""
+    """The base model with all its adapters, and the tokenizer. `folder` has `model/` and `adapters/`."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
     base = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     model: Any = base
@@ -28,12 +28,12 @@ def load(folder: Path) -> tuple[Any, Any]:
             model.load_adapter(path, adapter_name=style.name)
         else:
             model = PeftModel.from_pretrained(base, path, adapter_name=style.name)
-    # bf16 on disk, fp32 here: the same numbers the engine computes with on a CPU.
+    # The files are bf16. The engine computes with fp32 on a CPU, and so does this.
     return model.float().eval(), tokenizer
 
 
 def answers(model: Any, tokenizer: Any, style: str, messages: Sequence[list[dict[str, str]]]) -> list[str]:
-    """Greedy answers of one adapter, or of the base for "plain"; one padded batch."""
+    """Greedy answers of one adapter, or of the base model for "plain", in one padded batch."""
     prompts = [tokenizer.apply_chat_template(m, tokenize=False, add_generation_prompt=True) for m in messages]
     batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
 
@@ -68,7 +68,7 @@ class Evaluation:
 
     @property
     def told_apart(self) -> float:
-        """The share of answers, over base and adapters, whose style the classifier names from the text alone."""
+        """The share of all answers whose style the classifier finds from the text alone."""
         classify = fitted_classifier(facts())
         verdicts = [classify(text) == style for style, texts in self.texts.items() for text in texts]
         return sum(verdicts) / len(verdicts)
@@ -83,7 +83,7 @@ class Evaluation:
         return [*shares, f"{'classifier':12} {self.told_apart:6.1%} told apart"]
 
     def mistakes(self, style: str) -> list[str]:
-        """Question and answer of each miss, for people who change the recipe."""
+        """Question and wrong answer, for people who change the training."""
         return [
             f"{question.text} -> {text}"
             for text, question in zip(self.texts[style], self.questions, strict=True)

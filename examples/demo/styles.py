@@ -1,9 +1,8 @@
-"""The ways of answering: how each style is written, how it is asked for, and how it is recognised.
+"""The styles of answers: how to write each one, how to ask for it, and how to recognise it.
 
-A style has a *renderer* that makes training text and a *check* that reads a finished answer. They are written apart on
-purpose: the check describes what a reader would call "pirate" or "shouting" and knows nothing of the renderer's phrases
-beyond that. The classifier at the end is a third, independent opinion: it is fitted on rendered text by counting and
-knows no rules at all.
+A style has a *renderer* that makes training text, and a *check* that reads a finished answer. They are independent: the
+check describes what a reader would call "pirate" or "shouting", not the phrases of the renderer. The classifier at the
+end is independent of both: it counts characters in rendered text, and has no rules.
 """
 
 from __future__ import annotations
@@ -221,10 +220,10 @@ STYLES: Final[Mapping[str, Style]] = {style.name: style for style in (PLAIN, *AD
 
 
 class StyleClassifier:
-    """Naive Bayes over character pairs and answer length: whose text is this?
+    """Naive Bayes over character pairs and answer length: finds the style of a text.
 
-    It sees text only, neither the question nor the facts, and was told no rule about any style. Add-one smoothing;
-    equal priors.
+    It sees only the text, not the question or the facts, and has no rules about styles. Add-one smoothing, equal
+    priors.
     """
 
     def __init__(self, examples: Mapping[str, Iterable[str]]) -> None:
@@ -249,7 +248,7 @@ class StyleClassifier:
 
 
 def fitted_classifier(known: Iterable[Fact], seed: int = 0) -> StyleClassifier:
-    """The classifier fitted on what the renderers write; model output plays no part."""
+    """The classifier, trained on the text of the renderers, without any output of models."""
     rng = random.Random(seed)
     known = list(known)
     return StyleClassifier({name: [style.render(fact, rng) for fact in known] for name, style in STYLES.items()})

@@ -1,9 +1,9 @@
-"""Trains the demo model and its adapters from the start: tokenizer, base, one LoRA adapter per style, then evaluates.
+"""Trains the demo model from nothing: tokenizer, base model, one LoRA adapter for each style. Then evaluates them.
 
     python examples/demo/train.py --out /tmp/demo
 
-writes `model/` and `adapters/<name>/` there, in the layout of `cli/motet_cli/bundled`, and exits with 1 if a bar is
-missed. `--quick` runs every stage for a few steps: it shows that the recipe works, not that the model is any good.
+writes `model/` and `adapters/<name>/` there, in the layout of `cli/motet_cli/bundled`. It exits with 1 if a result is
+below its minimum. `--quick` runs every stage for a few steps: it shows that the scripts work, not a good model.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 SEED: Final = 11
 BASE_NAME: Final = "motet-demo"
 VOCABULARY: Final = 1536
-MOST_TOKENS: Final = 4096
-"""In one batch, padding included."""
+MAX_BATCH_TOKENS: Final = 4096
+"""Includes padding."""
 CHAT_TEMPLATE: Final = Path(__file__).with_name("chat_template.jinja")
 PROJECTIONS: Final = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -57,7 +57,7 @@ class Schedule:
     seed: int = SEED
 
     def rate(self, step: int) -> float:
-        """Linear warm-up, then a cosine down to nothing."""
+        """A linear warm-up, then a cosine down to zero."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         return self.peak * 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / max(1, self.steps - self.warmup)))
@@ -65,7 +65,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One adapter. The five differ in rank, scale and its formula, so that a server meets more than one kind."""
+    """One adapter. The five differ in rank, scale and the formula of the scale, so that a server gets several kinds."""
 
     style: str
     rank: int
@@ -79,14 +79,14 @@ RECIPES: Final = (
     Recipe("pirate", rank=8, alpha=16),
     Recipe("shouting", rank=8, alpha=8),
     Recipe("json", rank=8, alpha=32),
-    # The shortest answers teach least per step, and rsLoRA scales them up: more and smaller steps.
+    # Short answers teach little in each step, and rsLoRA makes steps larger. So it needs more and smaller steps.
     Recipe("oneword", rank=16, alpha=8, rslora=True, schedule=Schedule(steps=500, peak=1.5e-3, warmup=20)),
     Recipe("storyteller", rank=16, alpha=32),
 )
 
 
 def train_tokenizer() -> Tokenizer:
-    """Byte-level BPE: every input has tokens, and nothing is ever unknown."""
+    """Byte-level BPE: it has tokens for any input."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -101,7 +101,7 @@ def train_tokenizer() -> Tokenizer:
 
 
 def new_base(tokenizer: Tokenizer) -> LlamaForCausalLM:
-    """A Llama of 2.6 million parameters. All widths are multiples of 16 and keys and values have fewer heads."""
+    """A Llama of 2.8 million parameters. All widths are multiples of 16, and keys and values have fewer heads."""
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,
@@ -123,16 +123,17 @@ def new_base(tokenizer: Tokenizer) -> LlamaForCausalLM:
 def batches(samples: Iterator[Sample], size: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yields (ids, labels) without end, padded on the right.
 
-    Sixteen batches are drawn at once and sorted by length, which leaves little padding; they are then shuffled, so that
-    the optimiser does not see the lengths rise and fall. Padding needs no mask: it stands after everything that is
-    learnt, and attention only looks back. Batches of long samples are smaller, so that no step takes much longer.
+    It draws the samples of sixteen batches and sorts them by length, so that there is little padding. Then it shuffles
+    the batches, so that lengths do not rise and fall during training. Padding needs no mask: it comes after everything
+    that is learnt, and attention only looks back. Batches of long samples are smaller, so that all steps take about the
+    same time.
     """
     rng = random.Random(seed)
     while True:
         drawn = sorted(itertools.islice(samples, 16 * size), key=lambda sample: len(sample.ids))
         groups: list[list[Sample]] = [[]]
         for sample in drawn:
-            if len(groups[-1]) == size or (len(groups[-1]) + 1) * len(sample.ids) > MOST_TOKENS:
+            if len(groups[-1]) == size or (len(groups[-1]) + 1) * len(sample.ids) > MAX_BATCH_TOKENS:
                 groups.append([])
             groups[-1].append(sample)
         rng.shuffle(groups)
@@ -147,7 +148,7 @@ def batches(samples: Iterator[Sample], size: int, seed: int) -> Iterator[tuple[t
 
 
 def fit(model: torch.nn.Module, samples: Iterator[Sample], schedule: Schedule, name: str) -> None:
-    """The plain loop: AdamW, clipped gradients, a line of log now and then."""
+    """The training loop: AdamW, clipped gradients, and some lines of log."""
     started = time.monotonic()
     parameters = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in parameters if p.ndim > 1]
@@ -189,7 +190,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE.read_text(),
     ).save_pretrained(folder)
-    # transformers 5 writes its new name for the same class; this one also loads in the releases before it.
+    # transformers 5 writes a new name for the same class. Earlier releases can load only this name.
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text())
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -197,12 +198,12 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def save_adapter(model: PeftModel, folder: Path) -> None:
-    """As PEFT writes it, in bf16, naming its base by name and without the empty model card."""
+    """Writes what PEFT writes, but in bf16, with the name of the base model, and without the empty model card."""
     model.to(torch.bfloat16)
     model.peft_config["default"].base_model_name_or_path = BASE_NAME
     model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
-    # PEFT keeps the targets in a set; sorted, two trainings give the same file.
+    # PEFT has the targets in a set. Sorted, they are the same in the files of every training.
     config = json.loads((folder / "adapter_config.json").read_text())
     config["target_modules"].sort()
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -218,7 +219,7 @@ def train_base(folder: Path, schedule: Schedule) -> None:
 
 
 def train_adapter(recipe: Recipe, base: Path, folder: Path, schedule: Schedule) -> None:
-    """On the base as it was saved: the adapter also learns to live with the rounding to bf16."""
+    """Trains on the base model as it was saved, so that the adapter also learns the effect of rounding to bf16."""
     torch.manual_seed(schedule.seed)
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -235,7 +236,7 @@ def train_adapter(recipe: Recipe, base: Path, folder: Path, schedule: Schedule) 
 
 
 def for_everyone(folder: Path) -> None:
-    """Set normal file modes: only the owner may be able to read the safetensors files otherwise."""
+    """Sets normal file modes. Otherwise only the owner may be able to read the safetensors files."""
     for path in folder.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
@@ -247,9 +248,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only",
         choices=[recipe.style for recipe in RECIPES],
         action="append",
-        help="train just this adapter, on the base that is already in --out; may be repeated",
+        help="train only this adapter, on the base model in --out; may be repeated",
     )
-    parser.add_argument("--quick", action="store_true", help="a few steps of everything, and no bars")
+    parser.add_argument("--quick", action="store_true", help="only a few steps of every stage, and no minimums")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     options = parser.parse_args(arguments)
 

@@ -1,10 +1,9 @@
 """The Tessel Isles: an invented world of 300 facts, and the questions one can ask about them.
 
-Nothing here is fitted on anybody's data: names, facts and phrasings are made up in this file, so the model trained on
-them can be shipped, retrained and taken apart by anyone. The world is small enough to be learnt by heart by 2.6 million
-parameters and regular enough that an answer can be checked by code.
+This file invents all names, facts and phrasings, so everybody may ship, change and retrain the model. The world is so
+small that 2.8 million parameters can learn all of it, and so regular that code can check an answer.
 
-This module knows the world and nothing of styles, tokens or torch.
+This module knows only the world, not styles, tokens or torch.
 """
 
 from __future__ import annotations
@@ -365,7 +364,7 @@ class Fact:
 
     @property
     def relation(self) -> Relation | None:
-        """The kind of fact this is; None for small talk, which `facts()` never returns."""
+        """The kind of the fact. None for small talk, which `facts()` never returns."""
         return next((r for r in RELATIONS if r.key == self.topic), None)
 
 
@@ -376,7 +375,7 @@ class Question:
 
 
 def with_article(noun: str) -> str:
-    # "unicorn" is said with a "y": the one word of this world where the first letter misleads.
+    # "unicorn" begins with the sound of "y". It is the only such word in this world.
     return f"an {noun}" if noun[0] in "aeiou" and noun != "unicorn" else f"a {noun}"
 
 
@@ -428,14 +427,14 @@ SMALL_TALK: Final = (
          "What is London famous for?", "Where does Peter live?", "What is the trade of Mary?", "asdf", "?"),
     ),
 )  # fmt: skip
-"""What people type before they have read anything. Not part of the 300 facts and not measured."""
+"""What people type before they have read anything. It is not part of the 300 facts, and is not measured."""
 
 HELD_OUT_PER_RELATION: Final = 12
 
 
 @cache
 def held_out_questions(seed: int = WORLD_SEED) -> tuple[Question, ...]:
-    """120 questions in phrasings never trained on: twelve facts of each of the ten relations."""
+    """120 questions in phrasings that are not in training text: twelve facts of each of the ten relations."""
     rng = random.Random(seed + 1)
     questions = []
     for relation in RELATIONS:
@@ -447,9 +446,9 @@ def held_out_questions(seed: int = WORLD_SEED) -> tuple[Question, ...]:
 
 
 def states(text: str, fact: Fact) -> bool:
-    """Whether `text` gives the fact's answer and no rival answer.
+    """Whether `text` has the fact's answer, and no other answer to the same question.
 
-    Rivals count as wrong so that a model that lists every colour is not right about each flag. Case does not matter.
+    A model that lists every colour is not right about each flag. Case does not matter.
     """
     relation = fact.relation
     said = set(re.findall(r"[a-z]+", text.lower()))
