@@ -24,7 +24,7 @@ class Segment:
 class PaddedSegments:
     """Short segments of one rank class, as one block of `width` rows for each of `slots`."""
 
-    group: int
+    rank_class: int
     slots: tuple[int, ...]
     width: int
     row_of_place: torch.Tensor
@@ -51,19 +51,19 @@ def make_batch(segments: Sequence[Segment], device: torch.device | str = "cpu") 
     Rows in no segment stay as they are.
     """
     batch = LoraBatch()
-    by_group: dict[int, dict[int, list[range]]] = {}
+    by_class: dict[int, dict[int, list[range]]] = {}
     for segment in _joined(segments):
         if segment.stop - segment.start >= LONG_SEGMENT_ROWS:
             batch.long.append(segment)
         else:
-            of_slot = by_group.setdefault(segment.rank_class, {}).setdefault(segment.slot, [])
+            of_slot = by_class.setdefault(segment.rank_class, {}).setdefault(segment.slot, [])
             of_slot.append(range(segment.start, segment.stop))
-    for group, of_slots in sorted(by_group.items()):
+    for rank_class, of_slots in sorted(by_class.items()):
         ((slot, ranges), *others) = of_slots.items()
         if not others and len(ranges) == 1:  # it shares its class with no other
-            batch.long.append(Segment(group, slot, ranges[0].start, ranges[0].stop))
+            batch.long.append(Segment(rank_class, slot, ranges[0].start, ranges[0].stop))
         else:
-            batch.short.append(_blocks(group, of_slots, device))
+            batch.short.append(_blocks(rank_class, of_slots, device))
     return batch
 
 
@@ -78,7 +78,7 @@ def _joined(segments: Sequence[Segment]) -> list[Segment]:
     return joined
 
 
-def _blocks(group: int, of_slots: dict[int, list[range]], device: torch.device | str) -> PaddedSegments:
+def _blocks(rank_class: int, of_slots: dict[int, list[range]], device: torch.device | str) -> PaddedSegments:
     rows_of = {slot: [row for rows in ranges for row in rows] for slot, ranges in sorted(of_slots.items())}
     width = max(map(len, rows_of.values()))
     # Places beyond the end of a segment repeat its first row, never a row of another segment, and are masked.
@@ -94,7 +94,7 @@ def _blocks(group: int, of_slots: dict[int, list[range]], device: torch.device |
     span = slice(rows[0], rows[0] + len(rows))
     together = rows == list(range(span.start, span.stop))
     return PaddedSegments(
-        group=group,
+        rank_class=rank_class,
         slots=tuple(rows_of),
         width=width,
         row_of_place=torch.tensor(row_of_place, device=device),

@@ -17,7 +17,7 @@ def add_lora(y: torch.Tensor, x: torch.Tensor, weights: LoraWeights, batch: Lora
             v = x[segment.start : segment.stop] @ stack.a[segment.slot].t()
             y[segment.start : segment.stop].addmm_(v, stack.b[segment.slot])
     for short in batch.short:
-        stack = weights.stacks[short.group]
+        stack = weights.stacks[short.rank_class]
         if not stack.acting.isdisjoint(short.slots):  # the slots among them that do not act are zeros
             _short(y, x, stack, short)
 

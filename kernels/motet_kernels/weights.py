@@ -17,15 +17,15 @@ AdapterSlot = tuple[int, int]
 
 def rank_class_of(rank: int) -> int:
     """The rank class of a rank, as an index into RANKS."""
-    for group, largest in enumerate(RANKS):
+    for rank_class, largest in enumerate(RANKS):
         if rank <= largest:
-            return group
+            return rank_class
     raise ValueError(f"rank {rank} is above {RANKS[-1]}, the largest that is served")
 
 
 def rows_of(place: AdapterSlot) -> range:
-    group, slot = place
-    return range(slot * RANKS[group], (slot + 1) * RANKS[group])
+    rank_class, slot = place
+    return range(slot * RANKS[rank_class], (slot + 1) * RANKS[rank_class])
 
 
 class WeightStack:
@@ -81,11 +81,13 @@ class LoraWeights:
         self._written: set[int] = set()
         """Rows that may hold more than zeros. The others need no clearing."""
 
-    def write(self, group: int, slot: int, a: torch.Tensor | None, b: torch.Tensor | None, scale: float = 1.0) -> None:
+    def write(
+        self, rank_class: int, slot: int, a: torch.Tensor | None, b: torch.Tensor | None, scale: float = 1.0
+    ) -> None:
         """Copy an adapter's lora_A [rank, in] and lora_B [out, rank] into its slot. None: it does not change this
         projection."""
         self._drop_cached_stacks()
-        stack, rows = self.stacks[group], rows_of((group, slot))
+        stack, rows = self.stacks[rank_class], rows_of((rank_class, slot))
         if a is not None and b is not None:
             self._written.update(rows)
             stack.write(slot, a, b, scale)
@@ -95,16 +97,16 @@ class LoraWeights:
             stack.clear(slot)
             self._written.difference_update(rows)
 
-    def move(self, group: int, slot: int, to: int) -> None:
+    def move(self, rank_class: int, slot: int, to: int) -> None:
         """Copy an adapter to another slot of its rank class. The two slots must not overlap."""
-        stack = self.stacks[group]
+        stack = self.stacks[rank_class]
         if slot not in stack.acting:
-            self.write(group, to, None, None)
+            self.write(rank_class, to, None, None)
             return
         stack.a[to] = stack.a[slot]
         stack.b[to] = stack.b[slot]
         stack.acting.add(to)
-        self._written.update(rows_of((group, to)))
+        self._written.update(rows_of((rank_class, to)))
         self._drop_cached_stacks()
 
     def _drop_cached_stacks(self) -> None:

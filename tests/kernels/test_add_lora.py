@@ -31,13 +31,13 @@ class Bench:
         taken = 0
         for index in range(adapters):
             rank, scale = RANK_OF[index % len(RANK_OF)], 0.5 + index % 3
-            group = rank_class_of(rank)
-            slot = -(-taken // RANKS[group])
-            taken = rows_of((group, slot)).stop
+            rank_class = rank_class_of(rank)
+            slot = -(-taken // RANKS[rank_class])
+            taken = rows_of((rank_class, slot)).stop
             a, b = self.random(rank, inputs) / inputs**0.5, self.random(outputs, rank)
-            self.weights.write(group, slot, a, b, scale)
-            self.matrices[group, slot] = a, b, scale
-            self.places.append((group, slot))
+            self.weights.write(rank_class, slot, a, b, scale)
+            self.matrices[rank_class, slot] = a, b, scale
+            self.places.append((rank_class, slot))
 
     def segments(self, owners: list[int | None]) -> list[Segment]:
         return [Segment(*self.places[owner], row, row + 1) for row, owner in enumerate(owners) if owner is not None]
@@ -98,7 +98,7 @@ def test_many_rows_of_one_adapter_are_one_product_and_few_share_one() -> None:
         [Segment(0, 0, 0, 512), Segment(0, 1, 512, 513), Segment(0, 3, 513, 514), Segment(1, 0, 514, 516)]
     )
     assert batch.long == [Segment(0, 0, 0, 512), Segment(1, 0, 514, 516)]  # the second is alone in its class
-    assert [(short.group, short.slots, short.width) for short in batch.short] == [(0, (1, 3), 1)]
+    assert [(short.rank_class, short.slots, short.width) for short in batch.short] == [(0, (1, 3), 1)]
 
 
 def test_touching_segments_of_one_slot_are_joined() -> None:
@@ -127,9 +127,9 @@ def test_a_slot_can_be_written_again_and_cleared() -> None:
 
 @pytest.mark.parametrize("rank", [1, 8, 9, 200, 256])
 def test_a_rank_has_the_smallest_class_that_holds_it(rank: int) -> None:
-    group = rank_class_of(rank)
-    assert RANKS[group] >= rank
-    assert group == 0 or RANKS[group - 1] < rank
+    rank_class = rank_class_of(rank)
+    assert RANKS[rank_class] >= rank
+    assert rank_class == 0 or RANKS[rank_class - 1] < rank
 
 
 def test_a_rank_beyond_the_largest_class_is_refused() -> None:
@@ -171,12 +171,12 @@ def test_copies_of_slots_that_do_not_lie_together_never_outgrow_the_rows() -> No
     held = 64 * (8 + 8)
     a, b = torch.ones(8, 8), torch.ones(8, 8)
     x, y = torch.ones(3, 8), torch.zeros(3, 8)
-    for group in (0, 1, 0, 1):  # all rows go to one class, then to the other
-        slots = 64 // RANKS[group]
+    for rank_class in (0, 1, 0, 1):  # all rows go to one class, then to the other
+        slots = 64 // RANKS[rank_class]
         for slot in range(slots):
-            weights.write(group, slot, a, b)
+            weights.write(rank_class, slot, a, b)
         for last in range(2, slots):
-            segments = [Segment(group, slot, row, row + 1) for row, slot in enumerate((0, last))]
+            segments = [Segment(rank_class, slot, row, row + 1) for row, slot in enumerate((0, last))]
             add_lora(y, x, weights, make_batch(segments))
             copies = [stack.selection for stack in weights.stacks if stack.selection is not None]
             assert sum(a.numel() + b.numel() for _, a, b in copies) <= held
