@@ -168,9 +168,7 @@ class Cluster:
                 said = answer
             except (CommandRefused, LookupError, AssertionError, OSError) as error:
                 said = error
-            assert time.monotonic() < deadline, (
-                f"{what or 'what was waited for'}: not within {within_s} s; last: {said}"
-            )
+            assert time.monotonic() < deadline, f"{what or 'the condition'}: not within {within_s} s; last: {said}"
             time.sleep(0.05)
 
     def let_namespaces_go(self) -> None:

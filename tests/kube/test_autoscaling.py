@@ -174,7 +174,7 @@ def test_an_autoscaler_on_a_pool_that_scales_itself_is_a_conflict_until_one_of_t
     for figure in (1, 5, 3):  # the other one continues
         metrics.set(DESIRED, figure, pool_namespace=home.pools, pool="both")
         cluster.wait_for(lambda: pool.spec == figure, f"the autoscaler's {figure}", within_s=60)  # noqa: B023
-    cluster.wait_for(lambda: pool.scaling["message"], "a last look")
+    cluster.wait_for(lambda: pool.scaling["message"], "the condition after the last change")
     scaled = [
         entry["requestURI"]
         for entry in cluster.audit()[before:]

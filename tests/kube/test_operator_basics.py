@@ -59,7 +59,7 @@ def test_a_pool_owns_a_budget_that_follows_it_and_comes_back(
     assert budget()["status"]["disruptionsAllowed"] == 0
     written = operator.metric("motet_kubernetes_writes_total", write="poddisruptionbudget")
     cluster.apply(home.pool("guarded", replicas=2, updateStrategy={"maxUnavailable": 1}))
-    cluster.wait_for(lambda: budget()["spec"]["minAvailable"] == 1, "one that may be missing")
+    cluster.wait_for(lambda: budget()["spec"]["minAvailable"] == 1, "a budget that lets one runner be evicted")
     before = budget()["metadata"]["uid"]
     cluster.kubectl("delete", "pdb", "guarded", f"--namespace={home.pools}")
     cluster.wait_for(lambda: budget()["metadata"]["uid"] != before, "it to be made again")

@@ -155,7 +155,7 @@ def test_a_pool_that_shrinks_loses_the_newest_and_one_that_changes_gets_another_
         cluster.wait_for(lambda: len(pods()) == 3)
         cluster.wait_for(lambda: home.ready_reason("spool", "demo", home.pools) == "AllRunnersReady")
         cluster.kubectl("scale", "spool/demo", where[0], "--replicas=1")
-        cluster.wait_for(lambda: pods() == [oldest], "the oldest alone")
+        cluster.wait_for(lambda: pods() == [oldest], "only the oldest runner")
         (first,) = cluster.items("deployments", *where)
         cluster.apply(home.pool(engine={"maxLoraRank": 8}, **quick))
         cluster.wait_for(lambda: pods() and oldest not in pods(), "the new revision alone")
@@ -236,7 +236,7 @@ def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(
         cluster.wait_for(alone, "the adapters of other tests to be gone", within_s=60)
         with definition_gone(cluster):
             log = operator.program.log
-            cluster.wait_for(lambda: "kind_vanished" in log.read_text(), "the loss to be seen")
+            cluster.wait_for(lambda: "kind_vanished" in log.read_text(), "the log event kind_vanished")
             rounds = operator.metric("motet_reconciles_total")
             cluster.wait_for(lambda: operator.metric("motet_reconciles_total") >= rounds + 2, "another round")
             assert operator.metric("motet_declared_objects", kind="LoRAAdapter") == 1, "it is kept"

@@ -75,7 +75,7 @@ def test_a_namespace_without_read_permission_stops_neither_the_operator_nor_its_
         assert home.conditions("lora", "legal", tenant)["Accepted"] == accepted
         assert (deployments(cluster, other), pods(cluster, other)) == before
         cluster.apply(*rights(home, other))
-        cluster.wait_for(lambda: not pods(cluster, other), "that it is scaled down now")
+        cluster.wait_for(lambda: not pods(cluster, other), "the end of the namespace's pods")
 
 
 def _served_by(pool: str, namespace: str) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def test_a_foreign_object_is_not_taken_over_and_the_pool_names_it(cluster: Clust
         cluster.wait_for(lambda: home.conditions("spool", "taken", home.pools)["Stalled"]["reason"] == "NameTaken")
         message = home.conditions("spool", "taken", home.pools)["Progressing"]["message"]
         assert message.startswith("PodDisruptionBudget taken of this namespace was not created by the operator")
-        cluster.wait_for(lambda: pods(cluster, home.pools), "the pool's runners all the same")
+        cluster.wait_for(lambda: pods(cluster, home.pools), "the pool's runners")
         after = cluster.get(*where)
         assert (after["spec"], after["metadata"]) == (before["spec"], before["metadata"])
         cluster.kubectl("delete", *where)

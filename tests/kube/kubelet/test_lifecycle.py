@@ -117,7 +117,7 @@ def test_out_of_memory_is_the_reason_of_the_container(pods: Pods, node: ClusterN
 def test_an_image_that_is_nowhere_is_tried_again_and_again(pods: Pods) -> None:
     name = pods.run({"image": "example.invalid/nothing:1"})
     pods.cluster.wait_for(lambda: state(pods, name) == ("waiting", "ErrImagePull"), "the first attempt")
-    pods.cluster.wait_for(lambda: state(pods, name) == ("waiting", "ImagePullBackOff"), "the wait after it")
+    pods.cluster.wait_for(lambda: state(pods, name) == ("waiting", "ImagePullBackOff"), "the back-off of the pull")
     assert pods.status(name)["phase"] == "Pending"
     assert "example.invalid/nothing:1" in pods.container(name)["state"]["waiting"]["message"]
     pods.delete(name)
@@ -134,7 +134,9 @@ def test_a_command_that_is_not_in_the_image_does_not_start(pods: Pods) -> None:
 def test_a_container_waits_for_the_config_map_that_its_environment_names(pods: Pods) -> None:
     reference = {"configMapKeyRef": {"name": "late", "key": "word"}}
     name = pods.run(shell("echo $WORD", env=[{"name": "WORD", "valueFrom": reference}]), restartPolicy="Never")
-    pods.cluster.wait_for(lambda: state(pods, name) == ("waiting", "CreateContainerConfigError"), "the complaint")
+    pods.cluster.wait_for(
+        lambda: state(pods, name) == ("waiting", "CreateContainerConfigError"), "CreateContainerConfigError"
+    )
     assert pods.container(name)["state"]["waiting"]["message"] == 'configmap "late" not found'
     pods.cluster.kubectl("create", "configmap", "late", "--from-literal=word=hello", f"--namespace={pods.namespace}")
     pods.wait_phase(name, "Succeeded")

@@ -71,7 +71,7 @@ def test_a_frozen_container_is_alive_and_silent(pods: Pods, node: ClusterNode) -
     time.sleep(1)
     assert pods.logs(name) == before
     node.resume(pods.path(name))
-    pods.cluster.wait_for(lambda: len(pods.logs(name)) > len(before), "its awakening")
+    pods.cluster.wait_for(lambda: len(pods.logs(name)) > len(before), "new lines in the log")
     assert pods.container(name)["restartCount"] == 0
 
 
@@ -165,8 +165,8 @@ def test_the_pods_of_a_silent_node_are_replaced_and_end_when_it_reports_again(po
             cluster.wait_for(lambda: ready(cluster, other.name) == "Unknown", "the controllers to notice", within_s=60)
             cluster.wait_for(lambda: "node-1" in running(), "a replacement")
             assert other.name in running()  # the API server does not know yet that the node is gone
-        cluster.wait_for(lambda: ready(cluster, other.name) == "True", "its return")
-        cluster.wait_for(lambda: running() == ["node-1"], "the end of the old one")
+        cluster.wait_for(lambda: ready(cluster, other.name) == "True", "the node to be ready again")
+        cluster.wait_for(lambda: running() == ["node-1"], "the end of the old pod")
         cluster.kubectl("delete", "deployment", "moving", f"--namespace={pods.namespace}")
 
 
@@ -202,7 +202,7 @@ def test_pods_run_on_while_the_api_server_is_away(pods: Pods, cluster: Cluster, 
         def runs_again() -> bool:
             return node.execute(pods.path(name), "test", "!", "-e", "/tmp/first-run")[0] == 0
 
-        cluster.wait_for(runs_again, "another run, without asking anybody")
+        cluster.wait_for(runs_again, "a restart without the API server")
     finally:
         cluster.apiserver.start()
-    cluster.wait_for(lambda: pods.container(name)["restartCount"] == 1, "the news of it")
+    cluster.wait_for(lambda: pods.container(name)["restartCount"] == 1, "the restart in the pod's status")

@@ -42,7 +42,7 @@ def file_exists(name: str, **more: int) -> dict[str, Any]:
 
 def wait_refused(pods: Pods, name: str) -> None:
     """Wait until a readiness probe has failed."""
-    pods.cluster.wait_for(lambda: "Readiness probe failed" in str(pods.events(name)), "the probe's no")
+    pods.cluster.wait_for(lambda: "Readiness probe failed" in str(pods.events(name)), "a failure of the probe")
 
 
 def restarts(pods: Pods, name: str) -> int:
@@ -131,14 +131,14 @@ def test_a_grpc_server_is_asked_for_its_health(pods: Pods) -> None:
 
     well, ill = server("well"), server("ill")
     pods.wait_ready(well)
-    pods.cluster.wait_for(lambda: "responded with 'NOT_SERVING'" in str(pods.events(ill)), "the ill one's answer")
+    pods.cluster.wait_for(lambda: "responded with 'NOT_SERVING'" in str(pods.events(ill)), "the answer NOT_SERVING")
     assert pods.container(ill)["ready"] is False
 
 
 def test_a_probe_that_takes_too_long_has_failed(pods: Pods) -> None:
     probe = {"exec": {"command": ["sleep", "30"]}, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 1}
     name = pods.run(shell(IDLE, readinessProbe=probe))
-    pods.cluster.wait_for(lambda: "timed out after 1 s" in str(pods.events(name)), "the complaint")
+    pods.cluster.wait_for(lambda: "timed out after 1 s" in str(pods.events(name)), "the event of the timeout")
 
 
 def test_a_hook_after_the_start_comes_before_readiness(pods: Pods) -> None:

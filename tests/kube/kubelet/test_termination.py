@@ -37,7 +37,7 @@ def test_a_container_that_does_not_is_killed_when_its_grace_is_over(pods: Pods) 
         grace: int = pods.get(name)["metadata"]["deletionGracePeriodSeconds"]
         return grace == 0
 
-    pods.cluster.wait_for(confirmed, "the node's word that nothing is left")
+    pods.cluster.wait_for(confirmed, "the node's report that the pod has ended")
     # A finalizer keeps the ended pod visible. Without the finalizer, the pod is deleted.
     pods.cluster.kubectl(
         *("patch", "pod", name, f"--namespace={pods.namespace}", "--type=merge"),
@@ -139,7 +139,9 @@ def test_a_pod_that_is_ending_gets_no_new_requests_while_it_finishes_its_old_one
     address = pods.status(name)["podIP"]
     pods.cluster.wait_for(lambda: pods.cluster.addresses("ending", pods.namespace) == [address], "the endpoint")
     pods.delete(name, "--wait=false")
-    pods.cluster.wait_for(lambda: not pods.cluster.addresses("ending", pods.namespace), "its going", within_s=10)
+    pods.cluster.wait_for(
+        lambda: not pods.cluster.addresses("ending", pods.namespace), "removal from the endpoints", within_s=10
+    )
     assert "running" in pods.container(name)["state"]
     (one,) = pods.cluster.items(
         "endpointslices", f"--namespace={pods.namespace}", "--selector=kubernetes.io/service-name=ending"

@@ -81,7 +81,7 @@ def test_files_of_a_config_map_are_replaced_together(pods: Pods, node: ClusterNo
     def changed() -> bool:
         return node.execute(pods.path(name), "sh", "-c", "ls /words; cat /words/*") == (0, "one\nthree\n34")
 
-    pods.cluster.wait_for(changed, "the new words", within_s=15)
+    pods.cluster.wait_for(changed, "the changed files", within_s=15)
 
 
 def test_a_secret_gives_the_asked_for_keys_with_the_asked_for_rights(pods: Pods) -> None:

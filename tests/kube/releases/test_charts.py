@@ -504,7 +504,9 @@ def test_each_policy_refuses_its_case_with_its_message(release: Release, namespa
         ),
     ]
     release.helm("install", NOWHERE, tmp_path)
-    cluster.wait_for(lambda: [apply(user, spec) for user, spec, _ in cases], "all to be accepted while all are off")
+    cluster.wait_for(
+        lambda: [apply(user, spec) for user, spec, _ in cases], "all objects to be accepted without the policies"
+    )
 
     enabled = {"enabled": True}
     policies = {

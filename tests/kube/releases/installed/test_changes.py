@@ -81,7 +81,7 @@ def test_a_rollout_that_no_node_has_room_for_says_so_while_the_old_runner_serves
         left = product.cluster.items("deployments", f"--namespace={POOLS}")
         return status["currentRevision"] == status["updateRevision"] == before and len(left) == 1
 
-    product.cluster.wait_for(back, "the revision of before alone", within_s=120)
+    product.cluster.wait_for(back, "only the revision before", within_s=120)
     product.wait_ready("spool", POOLS, "demo")
 
 
@@ -148,6 +148,6 @@ def test_an_upgrade_that_fails_rolls_no_pool(product: Product) -> None:
         assert runners() == before
     finally:
         cluster.helm("rollback", RELEASE, system, "--wait", "--timeout=2m")
-    cluster.wait_for(lambda: len(cluster.items(*operators)) == 2, "the operator's pods of before alone", within_s=60)
+    cluster.wait_for(lambda: len(cluster.items(*operators)) == 2, "only the operator's earlier pods", within_s=60)
     served_after(product, "afterwards")
     assert runners() == before

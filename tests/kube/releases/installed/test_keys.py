@@ -88,7 +88,7 @@ def test_another_tenants_adapter_looks_missing_until_it_is_shared(product: Produ
         assert is_missing("pirate"), "the short name is its owner's"
     finally:
         share()
-    product.cluster.wait_for(lambda: is_missing("acme/pirate"), "the end of that")
+    product.cluster.wait_for(lambda: is_missing("acme/pirate"), "the end of the share")
 
 
 def test_a_key_is_valid_while_it_is_in_the_secret(product: Product) -> None:
@@ -102,4 +102,4 @@ def test_a_key_is_valid_while_it_is_in_the_secret(product: Product) -> None:
         assert not is_let_in(product), "its line is gone"
     finally:
         keep_keys(product.cluster, product.keys)
-    product.cluster.wait_for(lambda: is_let_in(product) and not is_let_in(other), "the key of before")
+    product.cluster.wait_for(lambda: is_let_in(product) and not is_let_in(other), "the first key alone to be valid")

@@ -165,7 +165,7 @@ def test_row_14_what_went_while_no_operator_ran_leaves_the_runners_once_one_is_b
             product.answer(name, QUESTION, max_tokens=1)  # a new runner may have fewer adapters
         return product.on_devices() == before
 
-    cluster.wait_for(nothing_else, "nothing that other tests have left", within_s=60)
+    cluster.wait_for(nothing_else, "only these adapters on devices", within_s=60)
     bring_storyteller(product, "quietly")
     cluster.kubectl("scale", operator, "--replicas=0", f"--namespace={SYSTEM}")
     cluster.kubectl(
@@ -178,5 +178,5 @@ def test_row_14_what_went_while_no_operator_ran_leaves_the_runners_once_one_is_b
         assert product.on_devices() == before + 1
     finally:
         cluster.kubectl("scale", operator, "--replicas=2", f"--namespace={SYSTEM}")
-    cluster.wait_for(lambda: product.on_devices() == before, "the runner to let go of it", within_s=60)
+    cluster.wait_for(lambda: product.on_devices() == before, "the adapter to leave the device", within_s=60)
     assert "storyteller" not in product.models("quietly")
