@@ -28,7 +28,8 @@ from tests.charts.helm import (
     title,
 )
 from tests.repo.tree import ROOT, pyproject
-from tools.generate_docs import PACKAGES, settings_of, variable
+from tools.reference.packages import PACKAGES
+from tools.reference.settings_page import settings_of, variable
 
 PORTS = {"gateway": 8000, "scheduler": 7101, "predictor": 7102, "supervisor": 7103, "runner": 7110}
 METRICS = 9090

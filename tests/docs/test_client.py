@@ -2,16 +2,12 @@
 
 import re
 
-from motet.errors import TABLE, MotetError
-from motet_gateway import errors as gateway_errors
 from motet_gateway import parameters
+from motet_gateway.errors import errors_by_code
 from motet_gateway.settings import Settings
 from tests.docs.pages import DOCS, rows
 
 PAGE = DOCS / "guides" / "client.md"
-OF_THE_GATEWAY = {
-    kind.mapping.code: kind for kind in MotetError.__subclasses__() if kind.__module__ == gateway_errors.__name__
-}
 NEVER_ANSWERED = {
     "setup_error": "a process does not start",
     "manifest_invalid": "a process does not start",
@@ -27,9 +23,7 @@ NEVER_ANSWERED = {
 
 
 def test_every_code_that_a_client_can_read_is_in_the_table_with_its_status_and_hint() -> None:
-    known = {
-        code: (str(kind.mapping.http), kind.mapping.retry_after > 0) for code, kind in (TABLE | OF_THE_GATEWAY).items()
-    }
+    known = {code: (str(kind.mapping.http), kind.mapping.retry_after > 0) for code, kind in errors_by_code().items()}
     said = {
         code: (status, again == "yes")
         for status, codes, _, again in rows(PAGE, "Errors")

@@ -7,7 +7,7 @@ import grpc
 import orjson
 from starlette.responses import Response
 
-from motet.errors import ErrorMapping, MotetError, NotAuthenticated
+from motet.errors import TABLE, ErrorMapping, MotetError, NotAuthenticated
 
 MAX_RETRY_AFTER_SECONDS = 60
 """Clients handle longer hints differently: one gives up, one ignores the hint, one waits all of it."""
@@ -36,6 +36,11 @@ class RequestTimeout(MotetError):
     """The headers or the body of the request did not arrive in time. Send it again over a faster connection."""
 
     mapping = ErrorMapping("request_timeout", 408, "invalid_request_error", grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def errors_by_code() -> dict[str, type[MotetError]]:
+    """All errors that this module and `motet.errors` define."""
+    return TABLE | {kind.mapping.code: kind for kind in MotetError.__subclasses__() if kind.__module__ == __name__}
 
 
 class ClientGone(Exception):

@@ -1,0 +1,12 @@
+"""The packages of Motet and their titles on the pages, in the order of the pages."""
+
+PACKAGES = {
+    "motet": "Every process",
+    "motet_gateway": "Gateway",
+    "motet_scheduler": "Scheduler",
+    "motet_supervisor": "Supervisor",
+    "motet_predictor": "Predictor",
+    "motet_runner": "Runner",
+    "motet_operator": "Operator",
+    "motet_cli": "Command line",
+}
