@@ -21,5 +21,5 @@ def copy_to(folder: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         raise StateDirectoryError(
             f"cannot copy the bundled model to {folder}: {error.strerror or error}. "
-            "Make room or give another --data-dir."
+            "Free some space, or use another --data-dir."
         ) from error

@@ -41,16 +41,16 @@ class Conversation:
         return {"model": self.model, "messages": self.messages, "stream": True, **given}
 
 
-def chat(data_dir: Path, *, url: str | None, message: str | None, talk: Conversation) -> int:
+def chat(data_dir: Path, *, url: str | None, message: str | None, conversation: Conversation) -> int:
     base = (url or _url_of(data_dir)).rstrip("/").removesuffix("/v1")
     timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
     with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=_credential()) as client:
         try:
-            talk.model = talk.model or _first_model(client)
+            conversation.model = conversation.model or _first_model(client)
             if message is not None:
-                _say(client, talk, message)
+                _send(client, conversation, message)
                 return 0
-            return _converse(client, talk)
+            return _converse(client, conversation)
         except GatewayRefused as refusal:
             typer.secho(str(refusal), fg="red", err=True)
             return 1
@@ -77,15 +77,15 @@ def _url_of(data_dir: Path) -> str:
     return url
 
 
-def _converse(client: httpx.Client, talk: Conversation) -> int:
-    asked_by_a_person = sys.stdin.isatty()
-    if asked_by_a_person:
-        typer.secho(f"Talking to {talk.model}. Type /help for the commands.", dim=True)
-        _better_input()
+def _converse(client: httpx.Client, conversation: Conversation) -> int:
+    interactive = sys.stdin.isatty()
+    if interactive:
+        typer.secho(f"Talking to {conversation.model}. Type /help for the commands.", dim=True)
+        _enable_line_editing()
     while True:
         try:
-            line = (input("> ") if asked_by_a_person else sys.stdin.readline()).strip()
-            if not line and not asked_by_a_person:
+            line = (input("> ") if interactive else sys.stdin.readline()).strip()
+            if not line and not interactive:
                 return 0
         except EOFError:
             typer.echo()
@@ -96,40 +96,40 @@ def _converse(client: httpx.Client, talk: Conversation) -> int:
         if not line:
             continue
         if line.startswith("/"):
-            if _command(client, talk, line):
+            if _command(client, conversation, line):
                 return 0
             continue
         try:
-            _say(client, talk, line)
+            _send(client, conversation, line)
         except GatewayRefused as refusal:
             typer.secho(str(refusal), fg="red", err=True)
         except KeyboardInterrupt:
             typer.echo(" …")  # the connection is closed, so the gateway ends the answer, too
 
 
-def _command(client: httpx.Client, talk: Conversation, line: str) -> bool:
+def _command(client: httpx.Client, conversation: Conversation, line: str) -> bool:
     """Carry out a command such as /quit. Returns whether the conversation is over."""
     word, _, rest = line.partition(" ")
     match word:
         case "/quit" | "/exit":
             return True
         case "/clear":
-            talk.messages.clear()
+            conversation.messages.clear()
         case "/models":
             typer.echo("\n".join(model["id"] for model in _models(client)))
         case "/model" if rest.strip():
-            talk.model = rest.strip()
-            talk.messages.clear()  # the new model should not continue from answers of the old one
+            conversation.model = rest.strip()
+            conversation.messages.clear()  # the new model should not continue from answers of the old one
         case _:
             typer.echo(HELP)
     return False
 
 
-def _say(client: httpx.Client, talk: Conversation, text: str) -> None:
-    talk.messages.append({"role": "user", "content": text})
+def _send(client: httpx.Client, conversation: Conversation, text: str) -> None:
+    conversation.messages.append({"role": "user", "content": text})
     answer = ""
     try:
-        for piece in _answer(client, talk.body()):
+        for piece in _answer(client, conversation.body()):
             answer += piece
             typer.echo(piece, nl=False)
         typer.echo()
@@ -139,9 +139,9 @@ def _say(client: httpx.Client, talk: Conversation, text: str) -> None:
         raise
     finally:
         if answer:
-            talk.messages.append({"role": "assistant", "content": answer})
+            conversation.messages.append({"role": "assistant", "content": answer})
         else:
-            talk.messages.pop()
+            conversation.messages.pop()
 
 
 def _answer(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
@@ -187,6 +187,6 @@ def _message_of(response: httpx.Response) -> str:
     return f"{message} `motet chat` takes its key from MOTET_API_KEY." if asks else message
 
 
-def _better_input() -> None:
+def _enable_line_editing() -> None:
     with suppress(ImportError):
         import readline  # noqa: F401 - gives input() its history and arrow keys

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _TYPED = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
-LONGEST = timedelta(days=36_500)
+MAX_DURATION = timedelta(days=36_500)
 
 
 def duration(text: str) -> timedelta:
@@ -15,6 +15,6 @@ def duration(text: str) -> timedelta:
         raise ValueError("is not a duration: write a whole number with s, m, h or d, such as 30m, 12h or 90d")
     number, unit = match.groups()
     length = timedelta(**{_UNITS[unit]: int(number)})
-    if length > LONGEST:
-        raise ValueError(f"is too long: at most {LONGEST.days}d")
+    if length > MAX_DURATION:
+        raise ValueError(f"is too long: at most {MAX_DURATION.days}d")
     return length

@@ -27,7 +27,7 @@ from motet.resources.fields import DnsLabel
 from motet.service_main import read
 from motet.settings import Database, ProcessSettings
 from motet.store import Store, migrate, open_store
-from motet.store import keys as kept
+from motet.store import keys as key_store
 from motet.store.database import parse
 from motet_cli.durations import duration
 from motet_cli.log_file import log_to
@@ -55,16 +55,18 @@ def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> 
     async def run() -> bool:
         await migrate(url)
         async with open_store(url) as store:
-            first = not await kept.any_was_made(store)
-            await kept.add(store, key)
+            first = not await key_store.any_was_made(store)
+            await key_store.add(store, key)
             return first
 
     first = asyncio.run(run())
     _note_keys_made(data_dir, url)
-    _show(made)
-    _say(f"{_about(key)} {SHOWN_ONCE}")
+    _print_key(made)
+    _print_note(f"{_description(key)} {SHOWN_ONCE}")
     if first:
-        _say("This is the first key. From now on gateways require a key from every client, also on this machine.")
+        _print_note(
+            "This is the first key. From now on gateways require a key from every client, also on this machine."
+        )
     return 0
 
 
@@ -73,16 +75,16 @@ def ls(data_dir: Path, *, as_json: bool) -> int:
 
     async def run() -> list[tuple[ApiKey, datetime | None]]:
         async with _existing_database(url) as store:
-            return await kept.all_keys(store) if store is not None else []
+            return await key_store.all_keys(store) if store is not None else []
 
     found, now = asyncio.run(run()), _now()
     if as_json:
         document = {"keys": [document_of(key, used, now) for key, used in found]}
         typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     elif found:
-        _print(found, now)
+        _print_table(found, now)
     else:
-        _say("There are no keys. Make one: motet key create --tenant NAMESPACE")
+        _print_note("There are no keys. Make one: motet key create --tenant NAMESPACE")
     return 0
 
 
@@ -93,33 +95,33 @@ def revoke(data_dir: Path, id_: str) -> int:
 
     async def run() -> ApiKey:
         async with _database_with_key(url, id_) as (store, key):
-            await kept.revoke(store, id_, tenant=key.tenant, at=now)
+            await key_store.revoke(store, id_, tenant=key.tenant, at=now)
             return key
 
     key = asyncio.run(run())
     if key.revoked is not None:
-        _say(f"Key {id_} of tenant {key.tenant} was already revoked at {_time(key.revoked)}.")
+        _print_note(f"Key {id_} of tenant {key.tenant} was already revoked at {_time(key.revoked)}.")
     else:
-        _say(f"Key {id_} of tenant {key.tenant} is revoked. Gateways refuse it within 5 seconds.")
+        _print_note(f"Key {id_} of tenant {key.tenant} is revoked. Gateways refuse it within 5 seconds.")
     return 0
 
 
 def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
-    id_, stays = _id(id_, command="rotate"), _duration("--overlap", overlap)
+    id_, overlap_time = _id(id_, command="rotate"), _duration("--overlap", overlap)
     _check_gateways_read_them(HOW_TO_HASH)
     made, url, now = keys.successor_key(id_), _database(data_dir), _now()
 
     async def run() -> tuple[ApiKey, ApiKey]:
         async with _database_with_key(url, id_) as (store, old):
             new = successor(old, made, now=now)
-            await kept.rotate(store, old, new, at=now + stays)
+            await key_store.rotate(store, old, new, at=now + overlap_time)
             return old, new
 
     old, new = asyncio.run(run())
-    _show(made)
-    _say(f"{_about(new)} {SHOWN_ONCE}")
-    ends = min(now + stays, old.expires or now + stays)
-    _say(f"The old key {id_} ends at {_time(ends)}." if ends > now else f"The old key {id_} is revoked.")
+    _print_key(made)
+    _print_note(f"{_description(new)} {SHOWN_ONCE}")
+    ends = min(now + overlap_time, old.expires or now + overlap_time)
+    _print_note(f"The old key {id_} ends at {_time(ends)}." if ends > now else f"The old key {id_} is revoked.")
     return 0
 
 
@@ -138,7 +140,7 @@ def hash_(*, tenant: str, scopes: str, expires: str | None, arguments: Sequence[
         raise SetupError(f"standard input {what}. {HOW_TO_HASH}")
     key = _key(made, tenant=tenant, scopes=scopes, expires=expires, now=_now())
     typer.echo(keys.to_line(key))
-    _say(f"{_about(key)} The line above has the key's hash, not the key.")
+    _print_note(f"{_description(key)} The line above has the key's hash, not the key.")
     return 0
 
 
@@ -168,7 +170,7 @@ def document_of(key: ApiKey, used: datetime | None, now: datetime) -> dict[str, 
     }
 
 
-def _print(found: Sequence[tuple[ApiKey, datetime | None]], now: datetime) -> None:
+def _print_table(found: Sequence[tuple[ApiKey, datetime | None]], now: datetime) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200  # a pipe has no width; do not fold for it
@@ -202,13 +204,13 @@ def _note_keys_made(data_dir: Path, url: str) -> None:
     """Note in the state directory that a key was made, also for gateways that start later."""
     if parse(url).get_backend_name() != "sqlite":
         return
-    memory = StateDirectory.of(data_dir).data / keys.KEYS_MADE_FILE
+    marker = StateDirectory.of(data_dir).data / keys.KEYS_MADE_FILE
     try:
-        memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        memory.touch()
+        marker.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        marker.touch()
     except OSError as error:
-        _say(
-            f"{memory} cannot be written ({error.strerror}). If the database is lost, gateways on this machine do not "
+        _print_note(
+            f"{marker} cannot be written ({error.strerror}). If the database is lost, gateways on this machine do not "
             "know that they have to require a key."
         )
 
@@ -232,7 +234,7 @@ async def _existing_database(url: str) -> AsyncIterator[Store | None]:
         return
     async with open_store(url) as store:
         try:
-            has_keys = await kept.table_exists(store)
+            has_keys = await key_store.table_exists(store)
         except StoreUnavailable as error:
             raise StateDirectoryError(error.message) from error
         yield store if has_keys else None
@@ -242,7 +244,7 @@ async def _existing_database(url: str) -> AsyncIterator[Store | None]:
 async def _database_with_key(url: str, id_: str) -> AsyncIterator[tuple[Store, ApiKey]]:
     """The database, and the key with the id `id_`. Raises NotFound."""
     async with _existing_database(url) as store:
-        key = await kept.find(store, id_) if store is not None else None
+        key = await key_store.find(store, id_) if store is not None else None
         if store is not None and key is not None:
             yield store, key
             return
@@ -274,12 +276,12 @@ def _tenant(text: str) -> str:
 
 
 def _scopes(text: str) -> frozenset[KeyScope]:
-    said = [one.strip() for one in text.split(",")]
-    if unknown := [one for one in said if one not in set(KeyScope)]:
+    names = [one.strip() for one in text.split(",")]
+    if unknown := [one for one in names if one not in set(KeyScope)]:
         raise SetupError(
             f"--scopes: unknown scope {unknown[0]!r}. Choose from {', '.join(KeyScope)}, separated by commas."
         )
-    return frozenset(KeyScope(one) for one in said)
+    return frozenset(KeyScope(one) for one in names)
 
 
 def _duration(option: str, text: str, *, least: timedelta = timedelta()) -> timedelta:
@@ -303,7 +305,7 @@ def _id(text: str, *, command: str) -> str:
     return text
 
 
-def _about(key: ApiKey) -> str:
+def _description(key: ApiKey) -> str:
     scopes = f"scope{'s' if len(key.scopes) > 1 else ''} {', '.join(sorted(key.scopes))}"
     ends = f"expires at {_time(key.expires)}" if key.expires is not None else "does not expire"
     return f"Key {key.id}: tenant {key.tenant}, {scopes}, {ends}."
@@ -317,9 +319,9 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def _show(made: keys.PresentedKey) -> None:
+def _print_key(made: keys.PresentedKey) -> None:
     typer.echo(str(made))
 
 
-def _say(sentence: str) -> None:
+def _print_note(sentence: str) -> None:
     typer.echo(sentence, err=True)

@@ -94,7 +94,7 @@ def chat(  # noqa: PLR0917
             data_dir,
             url=url,
             message=message,
-            talk=Conversation(model or "", max_tokens=max_tokens, temperature=temperature),
+            conversation=Conversation(model or "", max_tokens=max_tokens, temperature=temperature),
         )
     )
 
@@ -111,10 +111,10 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except SetupError as error:
-        _say(error.message)
+        _print_error(error.message)
         sys.exit(SETUP_FAILED)
     except MotetError as error:
-        _say(error.message)
+        _print_error(error.message)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -123,7 +123,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def _say(message: str) -> None:
+def _print_error(message: str) -> None:
     typer.secho("motet: ", fg="red", bold=True, err=True, nl=False)
     typer.echo(message, err=True)
 

@@ -104,14 +104,14 @@ def _print(document: dict[str, Any], notes: list[str]) -> None:
         table = _table("pool", "model", "ready", "why")
         for pool in document["pools"]:
             count = f"{pool['ready']}/{pool['replicas']}"
-            table.add_row(f"{pool['namespace']}/{pool['name']}", pool["model"], count, _why(pool))
+            table.add_row(f"{pool['namespace']}/{pool['name']}", pool["model"], count, _ready_reason(pool))
         console.print(table)
     if document["adapters"]:
         table = _table("adapter", "model", "ready", "resident", "why")
         for adapter in document["adapters"]:
             places = ", ".join(f"{place['runner']} ({place['tier']})" for place in adapter["resident"])
             name = f"{adapter['namespace']}/{adapter['name']}"
-            table.add_row(name, adapter["model"], _mark(adapter["ready"]), places or "-", _why(adapter))
+            table.add_row(name, adapter["model"], _mark(adapter["ready"]), places or "-", _ready_reason(adapter))
         console.print(table)
 
 
@@ -126,13 +126,13 @@ def _mark(ready: bool) -> str:
     return "[green]yes[/]" if ready else "[red]no[/]"
 
 
-def _why(item: dict[str, Any]) -> str:
+def _ready_reason(item: dict[str, Any]) -> str:
     ready = ready_of(item)
     if ready.get("status") != "True":
-        return _said(ready)
+        return _explanation(ready)
     refused = next((one for one in item["conditions"] if one["type"] in CHECKS and one["status"] == "False"), None)
-    return str(ready["reason"]) + (f", but {_said(refused)}" if refused is not None else "")
+    return str(ready["reason"]) + (f", but {_explanation(refused)}" if refused is not None else "")
 
 
-def _said(condition: dict[str, Any]) -> str:
+def _explanation(condition: dict[str, Any]) -> str:
     return ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)

@@ -70,7 +70,7 @@ class UpOutput:
                     console.print(f"  [yellow]![/] {kind} {item['namespace']}/{item['name']} is not ready", end=": ")
                     self.say(f"{ready.get('reason', '')}: {ready.get('message', '')}")
         console.print(f"\nMotet is up at [bold]{self._url}[/] after {self._elapsed:.1f} s. Try:\n")
-        for command in things_to_try(self._url, self._layout, outcome.status, self._question):
+        for command in example_commands(self._url, self._layout, outcome.status, self._question):
             self.say(f"  {command}\n")
         if needs_key(self._layout, os.environ):
             self.say(f"{NEEDS_KEY}\n")
@@ -109,7 +109,7 @@ def needs_key(layout: StateDirectory, environment: Mapping[str, str]) -> bool:
     return bool(environment.get("MOTET_GATEWAY_KEYS_FILE")) or (layout.data / KEYS_MADE_FILE).exists()
 
 
-def things_to_try(url: str, layout: StateDirectory, status: dict[str, Any], question: str) -> list[str]:
+def example_commands(url: str, layout: StateDirectory, status: dict[str, Any], question: str) -> list[str]:
     """Up to three commands: a request, the same request to another model, and the chat."""
     ready = [adapter for adapter in status["adapters"] if adapter["ready"]]
     models = [adapter["model"] for adapter in ready] + [pool["model"] for pool in status["pools"]]

@@ -95,7 +95,7 @@ def test_wrong_yaml_is_shown_with_its_places(tmp_path: Path) -> None:
     folder = copy_of_bundled(tmp_path / "m", adapters=[])
     (folder / "wrong.yaml").write_text("apiVersion: motet.dev/v1alpha1\nkind: LoraAdapter\n---\na: [\n")
     said = refused("--data-dir", str(tmp_path / "d"), "-f", str(folder))
-    assert f"{folder}/wrong.yaml:2:7: kind: LoraAdapter is none of the kinds" in said
+    assert f"{folder}/wrong.yaml:2:7: kind: must be one of LoRAAdapter, ServingPool, " in said
     assert f"{folder}/wrong.yaml:5:1: is not YAML: did not find expected node content" in said
     assert f"2 problems in {folder}; nothing was started." in said
 

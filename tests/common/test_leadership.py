@@ -46,7 +46,7 @@ def test_while_one_process_leads_another_cannot(tmp_path: Path) -> None:
     path = tmp_path / "term"
     with other_process(path) as leader:
         first = term_of(leader)
-        with pytest.raises(StateDirectoryError, match="another process leads here"), LocalLeadership(path):
+        with pytest.raises(StateDirectoryError, match="another process already leads"), LocalLeadership(path):
             pass
         leader.send_signal(signal.SIGKILL)
         leader.wait()

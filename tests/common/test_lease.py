@@ -134,10 +134,10 @@ async def test_a_leader_that_is_cut_off_becomes_unsure_before_another_wins_and_t
         assert other.predecessor == "10.0.0.0:1"
         assert leader.losses == [], "its streams go on; what it orders has a lower term"
         leader.step_down_for(other.term)
-        assert f"another leads in term {other.term}" in leader.losses[0]
+        assert f"another process leads, in term {other.term}" in leader.losses[0]
         leader.line.cut = False
         await until(lambda: len(leader.losses) > 1)
-        assert leader.losses[-1] == f"{other.identity} holds the Lease here/it"
+        assert leader.losses[-1] == f"the Lease here/it is now held by {other.identity}"
 
 
 @in_virtual_time
@@ -186,7 +186,7 @@ async def test_a_leader_whose_lease_another_holds_ends_at_once(leases: FakeLease
         assert leases.lease is not None
         leases.write(leases.lease | {"spec": {**leases.lease["spec"], "holderIdentity": "somebody"}})
         await until(lambda: leader.losses, 2 * RETRY)
-        assert leader.losses[0] == "somebody holds the Lease here/it"
+        assert leader.losses[0] == "the Lease here/it is now held by somebody"
 
 
 @in_virtual_time
@@ -309,7 +309,7 @@ async def test_every_start_is_a_new_candidate(leases: FakeLeaseApi) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"seconds": 5}, "both together at most MOTET_LEASE_SECONDS"),
+        ({"seconds": 5}, "their sum at most MOTET_LEASE_SECONDS"),
         ({"retry_seconds": 10}, "MOTET_LEASE_RETRY_SECONDS < MOTET_LEASE_RENEW_SECONDS"),
         ({"name": "it"}, "MOTET_LEASE_NAMESPACE"),
     ],

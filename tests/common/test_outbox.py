@@ -127,7 +127,7 @@ async def test_a_client_that_does_not_read_loses_its_stream_and_the_memory_that_
         return outboxes[-1]
 
     sessions: Sessions[str, bytes, bytes] = Sessions(
-        hello=bytes.decode, heard=lambda *_: None, closed=lambda session: closed.append(session.peer), outbox=make
+        hello=bytes.decode, received=lambda *_: None, closed=lambda session: closed.append(session.peer), outbox=make
     )
 
     async def talk(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -209,7 +209,7 @@ async def test_a_slow_client_finds_the_newest_state_and_not_all_that_were(addres
         async def talk(self, requests: AsyncIterator[bytes], context: Any) -> None:
             sessions: Sessions[str, bytes, bytes] = Sessions(
                 hello=bytes.decode,
-                heard=self._tell,
+                received=self._tell,
                 closed=lambda _: None,
                 outbox=lambda: Outbox(subject=subject),
             )

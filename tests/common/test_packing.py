@@ -4,7 +4,7 @@ import asyncio
 
 from motet.api.v1 import runner_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import Link, Outbox, run_stream, serving
-from motet.rpc.packing import LARGEST_PACK_BYTES, packed, unpacked
+from motet.rpc.packing import MAX_PACK_BYTES, packed, unpacked
 from tests.common.waiting import PATIENCE_S
 
 
@@ -33,7 +33,7 @@ def test_waiting_messages_are_sent_in_order_and_unchanged() -> None:
 
 
 def test_a_pack_stays_small_enough_to_be_received() -> None:
-    messages = [submit(number, tokens=LARGEST_PACK_BYTES // 2 + 1) for number in range(4)]
+    messages = [submit(number, tokens=MAX_PACK_BYTES // 2 + 1) for number in range(4)]
     outbox = outbox_with(*messages[1:])
     assert len(list(unpacked(packed(messages[0], outbox)))) == 2
     assert outbox.get_nowait() is not None

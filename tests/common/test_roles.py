@@ -139,7 +139,9 @@ async def test_a_runner_cannot_replace_the_catalog_and_is_told_why(folders: dict
                     async for _ in call:
                         pass
         assert refusal.value.code() is grpc.StatusCode.PERMISSION_DENIED
-        assert "Sync is for operator, and the caller's certificate says runner" in str(refusal.value.details())
+        assert "Sync is only for the role operator, but the caller's certificate has runner" in str(
+            refusal.value.details()
+        )
 
 
 async def test_a_refused_link_logs_it_once_and_retries_slowly(folders: dict[str, Path]) -> None:

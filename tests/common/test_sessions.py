@@ -25,7 +25,7 @@ class Clerk:
             hello=lambda said: said.removeprefix(b"hello ").decode() if said.startswith(b"hello") else None,
             key=lambda name: name.split("/")[0],
             opened=lambda session: self._note("opened", session),
-            heard=lambda session, said: self._note(said.decode(), session),
+            received=lambda session, said: self._note(said.decode(), session),
             closed=lambda session: self._note("closed", session),
         )
 
@@ -85,14 +85,14 @@ async def test_a_session_is_open_from_its_hello_to_the_end_of_its_stream(address
 async def test_a_stream_that_does_not_begin_with_a_hello_that_has_a_name_is_refused(address: str, first: bytes) -> None:
     clerk = Clerk()
     async with clerk.serving(address), speaking(address, first) as call:
-        assert (await refusal(call)).startswith("INVALID_ARGUMENT: the first message of a stream must be its hello")
+        assert (await refusal(call)).startswith("INVALID_ARGUMENT: the first message of a stream must be a hello")
     assert clerk.told == []
 
 
 async def test_a_second_hello_is_refused_and_cannot_leave_the_first_name_behind(address: str) -> None:
     clerk = Clerk()
     async with clerk.serving(address), speaking(address, b"hello a", b"hello b") as call:
-        assert (await refusal(call)).startswith("INVALID_ARGUMENT: a stream has one hello")
+        assert (await refusal(call)).startswith("INVALID_ARGUMENT: a stream has only one hello")
         await until(lambda: clerk.told == ["a: opened", "a: hello a", "a: closed"])
         assert not len(clerk.sessions)
 

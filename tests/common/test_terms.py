@@ -11,18 +11,18 @@ from motet.errors import InvalidRequest, from_proto
 from motet.rpc.finite_check import check_of
 from motet.rpc.packing import unpacked
 from motet.runner_info import RunnerRequest
-from motet.terms import HIGHEST_TERM, MAX_TERM_JUMP, check_epoch, check_leaders_term, check_term, is_term
+from motet.terms import MAX_TERM, MAX_TERM_JUMP, check_epoch, check_leaders_term, check_term, is_term
 
 LARGEST = 2**64 - 1
 TERMS = st.integers(0, LARGEST)
 
 
-@given(st.integers(0, HIGHEST_TERM), TERMS)
+@given(st.integers(0, MAX_TERM), TERMS)
 def test_a_term_far_above_the_highest_known_is_refused(highest: int, term: int) -> None:
     try:
         check_term(term, highest, "somebody")
     except InvalidRequest:
-        assert term > highest + MAX_TERM_JUMP or term > HIGHEST_TERM
+        assert term > highest + MAX_TERM_JUMP or term > MAX_TERM
     else:
         assert term <= highest + MAX_TERM_JUMP
         assert term < LARGEST, "there is always a higher one"
@@ -33,8 +33,8 @@ def test_a_peer_that_knows_no_term_takes_only_the_leaders(term: int) -> None:
     try:
         check_leaders_term(term, 0, "the scheduler")
     except InvalidRequest:
-        assert term > HIGHEST_TERM
-    with pytest.raises(InvalidRequest, match="the scheduler speaks of term"):
+        assert term > MAX_TERM
+    with pytest.raises(InvalidRequest, match="the scheduler has term"):
         check_leaders_term(7 + MAX_TERM_JUMP + 1, 7, "the scheduler")
 
 
@@ -45,12 +45,12 @@ def test_a_thousand_false_terms_do_not_reach_the_highest_term() -> None:
             check_term(term + MAX_TERM_JUMP + 1, term, "a liar")
         term += MAX_TERM_JUMP
         check_term(term, term - MAX_TERM_JUMP, "a liar")
-    assert term < HIGHEST_TERM
+    assert term < MAX_TERM
 
 
 @pytest.mark.parametrize(
     ("text", "fits"),
-    [("0", True), (str(HIGHEST_TERM), True), (str(LARGEST), False), ("-1", False), ("", False), ("9" * 5000, False)],
+    [("0", True), (str(MAX_TERM), True), (str(LARGEST), False), ("-1", False), ("", False), ("9" * 5000, False)],
 )
 def test_a_stored_term_counts_only_if_we_can_have_written_it(text: str, fits: bool) -> None:
     assert is_term(text) is fits

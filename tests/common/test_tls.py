@@ -118,14 +118,14 @@ async def test_a_server_in_another_role_is_refused_with_the_reason(authority: Au
     ours, theirs = authority.issue(tmp_path / "g", "gateway"), authority.issue(tmp_path / "s", "scheduler")
     async with server_of(theirs) as address:
         said = await complaint(ours, address, "supervisor")
-    assert said.startswith("who answered is not supervisor.motet.internal")
+    assert said.startswith("the server is not supervisor.motet.internal")
 
 
 async def test_a_peer_of_another_authority_is_refused_with_the_reason(authority: Authority, tmp_path: Path) -> None:
     ours, theirs = Authority("other").issue(tmp_path / "g", "gateway"), authority.issue(tmp_path / "s", "scheduler")
     async with server_of(theirs) as address:
         said = await complaint(ours, address)
-    assert said.startswith(f"scheduler.motet.internal speaks no TLS, or {ours}/ca.crt has not signed its certificate")
+    assert said.startswith(f"scheduler.motet.internal does not use TLS, or {ours}/ca.crt did not sign its certificate")
 
 
 async def test_peers_of_two_authorities_talk_while_both_trust_both(authority: Authority, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_a_peer_in_plain_text_is_refused_with_the_reason(authority: Author
     ours = authority.issue(tmp_path / "g", "gateway")
     async with serving("127.0.0.1:0", Echo().add, grace=0) as server:
         said = await complaint(ours, f"127.0.0.1:{server.port}")
-    assert said.startswith("scheduler.motet.internal speaks no TLS")
+    assert said.startswith("scheduler.motet.internal does not use TLS")
 
 
 async def test_a_peer_whose_certificate_has_expired_is_refused_with_the_reason(
@@ -173,7 +173,7 @@ async def test_a_new_certificate_is_used_without_a_restart_on_either_side(tmp_pa
         async with linked(ours, address) as link:
             await until(lambda: link.connected)
         old.issue(ours, "gateway")
-        assert (await complaint(ours, address)).startswith("scheduler.motet.internal speaks no TLS, or")
+        assert (await complaint(ours, address)).startswith("scheduler.motet.internal does not use TLS, or")
 
 
 async def test_a_link_goes_on_once_its_own_certificate_has_been_renewed(authority: Authority, tmp_path: Path) -> None:
@@ -199,11 +199,17 @@ def break_authority(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda folder: (folder / "ca.crt").unlink(), r"/ca\.crt cannot be read: No such file.* MOTET_TLS_DIR must"),
+        (
+            lambda folder: (folder / "ca.crt").unlink(),
+            r"/ca\.crt cannot be read: No such file.* in the folder MOTET_TLS_DIR",
+        ),
         (lambda folder: (folder / "tls.key").unlink(), r"/tls\.key cannot be read: No such file"),
-        (break_certificate, r"/tls\.crt and .*/tls\.key are no pair"),
-        (break_authority, r"/ca\.crt holds no certificate"),
-        (lambda folder: Authority().issue(folder / "o", "gateway") and mix(folder, "tls.key"), "are no pair"),
+        (break_certificate, r"/tls\.crt and .*/tls\.key do not belong together"),
+        (break_authority, r"/ca\.crt has no certificate"),
+        (
+            lambda folder: Authority().issue(folder / "o", "gateway") and mix(folder, "tls.key"),
+            "do not belong together",
+        ),
         (lambda folder: Authority().issue(folder / "o", "gateway") and mix(folder, "ca.crt"), "not good for gateway"),
         (lambda folder: Authority().issue(folder, "gateway", life=-DAY), "certificate has expired"),
         (
@@ -239,7 +245,7 @@ def test_a_process_with_the_wrong_certificate_does_not_start(tmp_path: Path, aut
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(
-        f"gateway: {tmp_path}/tls.crt is not good for gateway.motet.internal"
+        f"gateway: {tmp_path}/tls.crt is not valid for gateway.motet.internal"
     )
     assert "Traceback" not in done.stderr
 

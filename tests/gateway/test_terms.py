@@ -35,7 +35,7 @@ async def test_a_message_in_the_last_term_does_not_block_later_schedulers(
     )
     if known:
         dispatcher._from_scheduler(welcome(known))
-    with pytest.raises(InvalidRequest, match="not believed"):
+    with pytest.raises(InvalidRequest, match="not possible"):
         dispatcher._from_scheduler(poison)
     dispatcher._from_scheduler(welcome(known + 1))
     (hello, *_) = dispatcher._hello()

@@ -142,7 +142,7 @@ def test_a_late_report_about_a_runner_that_ended_does_not_kill_its_successor(tmp
         return one.unhealthy
 
     assert judged(7) == "its engine hangs"
-    assert judged(8) == "", "the keeper was faster"
+    assert judged(8) == "", "the process manager was faster"
 
 
 def test_one_that_has_left_the_table_takes_no_work_while_its_process_ends(tmp_path: Path) -> None:

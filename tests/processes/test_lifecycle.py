@@ -21,18 +21,18 @@ from motet.processes.lifecycle import (
     Started,
     StopRequested,
     TimePassed,
-    first,
+    new_lifecycle,
     step,
 )
 
-POLICY = LifecycleConfig(stop_grace=10, first_delay=1, last_delay=8, stable_after=20)
+CONFIG = LifecycleConfig(stop_grace=10, first_delay=1, last_delay=8, stable_after=20)
 
 
 def follow(*moments: tuple[float, Event], life: Lifecycle | None = None) -> tuple[Lifecycle, list[Effect]]:
-    life = life or first(0)
+    life = life or new_lifecycle(0)
     effects: list[Effect] = []
     for now, event in moments:
-        life, more = step(life, event, now, POLICY)
+        life, more = step(life, event, now, CONFIG)
         effects += more
     return life, effects
 
@@ -52,7 +52,7 @@ def test_the_first_restart_does_not_wait() -> None:
 
 
 def test_the_next_ones_double_up_to_the_last() -> None:
-    waits = [POLICY.delay(failures, needs_a_person=False, jitter=0.5) for failures in range(1, 8)]
+    waits = [CONFIG.delay(failures, needs_a_person=False, jitter=0.5) for failures in range(1, 8)]
     assert waits == [0, 1, 2, 4, 8, 8, 8]
 
 
@@ -87,7 +87,7 @@ def test_one_that_waits_for_its_restart_is_gone_when_it_shall_stop() -> None:
 
 
 def test_an_adopted_one_is_as_ready_as_it_was() -> None:
-    life, _ = follow((0, Started(adopted=True)), life=replace(first(0), was_ready=True))
+    life, _ = follow((0, Started(adopted=True)), life=replace(new_lifecycle(0), was_ready=True))
     assert life.phase is Phase.READY
     life, _ = follow((0, Started(adopted=True)))
     assert life.phase is Phase.STARTING
@@ -110,13 +110,13 @@ events = st.one_of(
 
 @given(st.lists(st.tuples(st.floats(0, 10), events), max_size=40))
 def test_no_history_leaves_it_stuck_or_revives_the_gone(history: list[tuple[float, Event]]) -> None:
-    life, now = first(0), 0.0
+    life, now = new_lifecycle(0), 0.0
     for pause, event in history:
         if isinstance(event, Started) and life.phase is not Phase.WAITING:
-            continue  # the keeper starts only what waits
+            continue  # the process manager starts only what waits
         now += pause
         before = life
-        life, effects = step(life, event, now, POLICY)
+        life, effects = step(life, event, now, CONFIG)
         if before.phase is Phase.GONE:
             assert (life, effects) == (before, ())
         if life.phase is Phase.STOPPING:
@@ -128,16 +128,16 @@ def test_no_history_leaves_it_stuck_or_revives_the_gone(history: list[tuple[floa
 
 @pytest.mark.parametrize("failures", [1, 2, 50, 5000])
 def test_the_jitter_is_a_quarter_each_way(failures: int) -> None:
-    low, high = (POLICY.delay(failures, needs_a_person=True, jitter=jitter) for jitter in (0.0, 1.0))
+    low, high = (CONFIG.delay(failures, needs_a_person=True, jitter=jitter) for jitter in (0.0, 1.0))
     assert high == pytest.approx(low / 0.75 * 1.25)
 
 
-EACH = POLICY.liveness_period
+EACH = CONFIG.liveness_period
 
 
-def silence(questions: int, *, since: float) -> list[tuple[float, Event]]:
-    """One question after the other, each waited for in vain."""
-    return [(since + (n + 1) * EACH, LivenessProbed(alive=False, at=since + n * EACH)) for n in range(questions)]
+def silence(probes: int, *, since: float) -> list[tuple[float, Event]]:
+    """One probe after the other, each without an answer in time."""
+    return [(since + (n + 1) * EACH, LivenessProbed(alive=False, at=since + n * EACH)) for n in range(probes)]
 
 
 ANSWERED: tuple[tuple[float, Event], ...] = (*UP, (2, LivenessProbed(alive=True, at=2)))
@@ -166,8 +166,8 @@ def test_one_that_starts_has_more_time() -> None:
     assert effects == [Effect.START, Effect.REPLACE]
 
 
-def test_what_a_keeper_that_was_away_itself_has_missed_proves_nothing() -> None:
-    """All were paused together, in the middle of a question or between two: all is asked anew."""
+def test_probes_that_failed_while_the_process_manager_was_paused_prove_nothing() -> None:
+    """The whole machine was paused, during a probe or between two. All processes are probed again."""
     life, _ = follow(*ANSWERED, *silence(LIVENESS_FAILURE_THRESHOLD - 1, since=2))
     then = 2 + (LIVENESS_FAILURE_THRESHOLD - 1) * EACH
     for paused in (

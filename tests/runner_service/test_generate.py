@@ -162,7 +162,7 @@ async def test_the_first_message_must_be_a_hello(folder):
         await gateway.submit("a")
         await until(lambda: gateway.error)
         assert gateway.error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "must be its hello" in gateway.error.details()
+        assert "must be a hello" in gateway.error.details()
 
 
 async def test_a_draining_runner_takes_nothing_new_and_finishes_what_it_has(folder):

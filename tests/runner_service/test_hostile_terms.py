@@ -11,7 +11,7 @@ LARGEST = 2**64 - 1
 
 def test_a_submit_in_the_last_term_is_declined_and_the_scheduler_still_counts() -> None:
     book = AcceptedRequests()
-    with pytest.raises(InvalidRequest, match="not believed"):
+    with pytest.raises(InvalidRequest, match="not possible"):
         book.check(runner_pb2.Submit(request="a", epoch=1, term=LARGEST))
     assert book.highest_term == 0
     assert book.accepts_term(3, greeting=True)

@@ -56,13 +56,13 @@ async def test_a_term_that_would_be_the_last_is_refused_and_not_adopted(house, m
         lambda channel: getattr(scheduler_pb2_grpc.SchedulerStub(channel), method)(),
         up,
     )
-    assert f"speaks of term {LARGEST}, which is not believed" in said
+    assert f"has term {LARGEST}, which is not possible" in said
     await all_is_well(house)
 
 
 async def test_a_successor_in_a_term_that_cannot_be_is_not_yielded_to(house):
     async with open_channel(house.control.scheduler_address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match="not believed"):
+        with pytest.raises(grpc.aio.AioRpcError, match="not possible"):
             await scheduler_pb2_grpc.SchedulerStub(channel).Succeed(
                 scheduler_pb2.SucceedRequest(term=LARGEST), timeout=PATIENCE_S
             )
@@ -75,7 +75,7 @@ async def test_a_supervisor_does_not_follow_a_scheduler_of_the_last_term(house):
         lambda channel: supervisor_pb2_grpc.SupervisorStub(channel).Advise(),
         supervisor_pb2.AdviseUp(hello=supervisor_pb2.AdviseHello(term=LARGEST)),
     )
-    assert "not believed" in said
+    assert "not possible" in said
     assert house.control.supervisor_service.supervisor.highest_term < 2**32
     await all_is_well(house)
 
@@ -88,5 +88,5 @@ async def test_an_epoch_that_none_could_follow_ends_its_stream_alone(house):
         scheduler_pb2.ServeUp(hello={"gateway": "evil"}),
         enqueue,
     )
-    assert "counts placements" in said
+    assert "the highest possible one" in said
     await all_is_well(house)

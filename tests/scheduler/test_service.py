@@ -273,7 +273,7 @@ async def test_a_stream_without_a_hello_is_refused(house):
     async with open_channel(house.control.scheduler_address) as channel:
         call = scheduler_pb2_grpc.SchedulerStub(channel).Serve()
         await call.write(scheduler_pb2.ServeUp(finished=scheduler_pb2.Finished(request="a")))
-        with pytest.raises(Exception, match="must be its hello"):
+        with pytest.raises(Exception, match="must be a hello"):
             async for _ in call:
                 pass
         call.cancel()

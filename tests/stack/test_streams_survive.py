@@ -100,14 +100,14 @@ def nobody_restarts(stack: LocalStack, name: str) -> Iterator[None]:
     if name == "operator":
         found = read_stat(operator)
         assert found is not None
-        keeper = found.parent
+        parent = found.parent
     else:
-        keeper = operator
-    os.kill(keeper, signal.SIGSTOP)
+        parent = operator
+    os.kill(parent, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(keeper, signal.SIGCONT)
+        os.kill(parent, signal.SIGCONT)
 
 
 async def disturbed(deployed: Deployed, victim: str, *, at: int) -> Disturbance:

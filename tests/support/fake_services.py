@@ -131,7 +131,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self._book = AcceptedRequests()
         self._numbers = itertools.count(1)
         self._sessions: Sessions[int, runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Sessions(
-            hello=lambda up: next(self._numbers) if up.hello.gateway else None, heard=self._hear, closed=self._lose
+            hello=lambda up: next(self._numbers) if up.hello.gateway else None, received=self._hear, closed=self._lose
         )
         self._work = asyncio.Event()
         self._stack: AsyncExitStack | None = None
@@ -341,7 +341,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self._numbers = itertools.count(1)
         self._sessions: Sessions[int, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
             hello=lambda up: next(self._numbers) if up.hello.gateway else None,
-            heard=self._hear,
+            received=self._hear,
             closed=lambda _: None,
         )
         self._stack: AsyncExitStack | None = None

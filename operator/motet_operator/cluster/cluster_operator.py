@@ -72,12 +72,12 @@ class OperatorLiveness:
         if self.answer > ANSWERED_SECONDS:
             return ""
         path, silent = max(self.watches.items(), key=lambda one: one[1], default=("", 0.0))
-        return f"the watch of {path} has said nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
+        return f"the watch of {path} has sent nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
 
     def unready_reason(self, resync_seconds: float) -> str:
         """`resync_seconds`: while nothing changes, the lists of the resync are the only requests."""
         if self.answer > ANSWERED_SECONDS + resync_seconds:
-            return f"the API server has said nothing for {self.answer:.0f} s"
+            return f"the API server has sent nothing for {self.answer:.0f} s"
         return ""
 
 
@@ -119,7 +119,7 @@ class ClusterOperator:
             settings.pool_namespaces,
             seconds=settings.resync_seconds,
             changed=self._wake.set,
-            watch_anew=self._watch_anew,
+            restart_watch=self._restart_watch,
             unwatchable=self._cannot_watch,
             time_scale=self._scale,
         )
@@ -187,7 +187,7 @@ class ClusterOperator:
     def _cannot_watch(self, path: str) -> None:
         self._watch.forget(path)
 
-    def _watch_anew(self, kind: Kind) -> None:
+    def _restart_watch(self, kind: Kind) -> None:
         self._watch.restart(kind)
         self._wake.set()
 

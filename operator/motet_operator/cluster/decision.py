@@ -304,8 +304,8 @@ def _statuses(
         if VANISHED in it or before == document:
             continue
         # A new object needs no event that it is new, unless it is a warning.
-        told = (one for one in events[kind.name, name] if before.get("conditions") or one.type == "Warning")
-        yield StatusWrite(kind, key_of(it), uid_of(it), document, tuple(told))
+        written_events = (one for one in events[kind.name, name] if before.get("conditions") or one.type == "Warning")
+        yield StatusWrite(kind, key_of(it), uid_of(it), document, tuple(written_events))
 
 
 # ------------------------------------------------------------------------------------------------------------- runners

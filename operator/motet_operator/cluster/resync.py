@@ -47,12 +47,12 @@ class Resync:
         *,
         seconds: float,
         changed: Callable[[], None],
-        watch_anew: Callable[[Kind], None],
+        restart_watch: Callable[[Kind], None],
         unwatchable: Callable[[str], None],
         time_scale: float = 1.0,
     ) -> None:
-        """`watch_anew` is called with a kind that is served again, or whose versions went back; `unwatchable` with the
-        path of a kind that is forbidden or not served."""
+        """`restart_watch` is called with a kind that is served again, or whose versions went back. `unwatchable` is
+        called with the path of a kind that is forbidden or not served."""
         self._api, self._cache, self._obstacle_log, self._metrics = api, cache, obstacle_log, metrics
         # Pools come after the objects that they own. When a pool is deleted, its Deployments are deleted next. In the
         # other order the pool could be listed and its Deployment not, and the Deployment would be created again.
@@ -60,7 +60,7 @@ class Resync:
         self._scopes += [(kind, "") for kind in DECLARED_KINDS]
         self._seconds = seconds * time_scale
         self._scale = time_scale
-        self._changed, self._watch_anew, self._unwatchable = changed, watch_anew, unwatchable
+        self._changed, self._restart_watch, self._unwatchable = changed, restart_watch, unwatchable
         self._requested = asyncio.Event()
         self._by_path = {kind.path(namespace): (kind, namespace) for kind, namespace in self._scopes}
         self._opened: asyncio.Queue[tuple[Kind, str]] = asyncio.Queue()
@@ -154,7 +154,7 @@ class Resync:
         left = [scope for scope in scopes if not await self._list(*scope)]
         rewound, self._rewound = self._rewound, set()
         for kind in rewound:
-            self._watch_anew(kind)
+            self._restart_watch(kind)
         if not self.listed.is_set() and all((kind, "") in self._seen for kind in DECLARED_KINDS):
             self.listed.set()
             self._metrics.listed.set(1)
@@ -178,7 +178,7 @@ class Resync:
         if kind in self.missing:
             self.missing.discard(kind)
             log.info("kind_served_again", kind=kind.name)
-            self._watch_anew(kind)
+            self._restart_watch(kind)
         first = scope not in self._seen
         self._seen.add(scope)
         self._min_versions[scope] = version

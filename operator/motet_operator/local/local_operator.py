@@ -65,9 +65,9 @@ class LocalOperator:
         self._runners = RunnerTable(layout.run / "runners.json", self._services)
         self._sync = SchedulerSync(layout.address("scheduler"), self._wake.set)
         self._status = StatusFile(layout.status)
-        policy = LifecycleConfig(stop_grace=settings.stop_grace_seconds, liveness_seconds=settings.silent_seconds)
-        policy = policy.scaled(process.time_scale)
-        self._processes = ProcessManager(ProcessRecords(layout.service_records), policy=policy, changed=self._wake.set)
+        config = LifecycleConfig(stop_grace=settings.stop_grace_seconds, liveness_seconds=settings.silent_seconds)
+        config = config.scaled(process.time_scale)
+        self._processes = ProcessManager(ProcessRecords(layout.service_records), config=config, changed=self._wake.set)
         predictor = self._processes.recorded("predictor")
         self._metrics = LocalMetrics(CollectorRegistry())  # replaced in `run` by the registry that is served
         self._store_ready = predictor is not None and predictor.alive  # then the database is already migrated

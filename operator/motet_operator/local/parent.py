@@ -60,16 +60,16 @@ class Parent:
         self, layout: StateDirectory, env: Mapping[str, str], *, silent_seconds: float, time_scale: float = 1.0
     ) -> None:
         self.stop = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._kill_now = asyncio.Event()
         self._layout = layout
-        policy = LifecycleConfig(stop_grace=STOP_SECONDS, liveness_seconds=silent_seconds).scaled(time_scale)
-        self._processes = ProcessManager(ProcessRecords(layout.operator_records), policy=policy)
+        config = LifecycleConfig(stop_grace=STOP_SECONDS, liveness_seconds=silent_seconds).scaled(time_scale)
+        self._processes = ProcessManager(ProcessRecords(layout.operator_records), config=config)
         self._spec = operator_spec(layout, env)
 
     def ask_to_stop(self) -> None:
         """The first call stops the stack in order; the second kills it."""
         if self.stop.is_set():
-            self._hurry.set()
+            self._kill_now.set()
         self.stop.set()
 
     async def run(self) -> None:
@@ -98,14 +98,14 @@ class Parent:
 
     async def _stop_everything(self) -> None:
         stopping = asyncio.create_task(self._processes.stop_all(), name="stop the operator")
-        hurrying = asyncio.create_task(self._hurry.wait(), name="hurry")
-        await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)
-        hurried = not stopping.done()
-        hurrying.cancel()
-        if hurried:
+        killing = asyncio.create_task(self._kill_now.wait(), name="kill")
+        await asyncio.wait({stopping, killing}, return_when=asyncio.FIRST_COMPLETED)
+        killed = not stopping.done()
+        killing.cancel()
+        if killed:
             self._processes.kill_all()
         await stopping
-        await finish(self._layout, grace=0.0 if hurried else None)
+        await finish(self._layout, grace=0.0 if killed else None)
 
     def _reap(self) -> None:
         reap_orphans(self._processes.own_pids)

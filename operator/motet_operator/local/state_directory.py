@@ -28,7 +28,7 @@ MIN_FREE_BYTES = 2 * 1024 * 1024
 """Bytes for the database, records and first log lines: with less, a start would fail later and less clearly."""
 
 MAX_INSTANCE_NAME = 31
-_LONGEST_SOCKET = "x" * MAX_INSTANCE_NAME + ".metrics.sock"
+_LONGEST_SOCKET_NAME = "x" * MAX_INSTANCE_NAME + ".metrics.sock"
 
 
 def default_data_dir() -> Path:
@@ -87,7 +87,7 @@ class StateDirectory:
             recorded = (self.run / "sockets").read_text().strip()
             if recorded:
                 return Path(recorded)
-        if len(os.fsencode(self.run / _LONGEST_SOCKET)) < MAX_SOCKET_PATH:
+        if len(os.fsencode(self.run / _LONGEST_SOCKET_NAME)) < MAX_SOCKET_PATH:
             return self.run
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
         base = Path(runtime if runtime.startswith("/") and len(runtime) < 40 else "/tmp")  # noqa: S108 - made 0700 and checked

@@ -80,17 +80,17 @@ def adapter_context(view: View, refused: Collection[ObjectName]) -> AdapterConte
 
 
 def _over_quota(view: View, by_age: Sequence[AdapterObject], context: AdapterContext) -> frozenset[ObjectName]:
-    room = {
+    free = {
         group: bound
         for group, pool in context.groups.items()
         if (bound := pool.resource.spec.admission.max_adapters) is not None
     }
     over = set()
-    for adapter in by_age if room else ():
+    for adapter in by_age if free else ():
         group = adapter.resource.group
-        if group in room and _accepted(view, adapter, context).holds:
-            room[group] -= 1
-            if room[group] < 0:
+        if group in free and _accepted(view, adapter, context).holds:
+            free[group] -= 1
+            if free[group] < 0:
                 over.add(adapter.resource.object_name)
     return frozenset(over)
 

@@ -22,7 +22,7 @@ MotetError
 │   └── AdapterFetchFailed
 ├── StoreRefused              the database will never accept the value
 ├── Declined                  a runner does not take the request now: the scheduler places it again
-├── EngineRestarted           the runner died and no other could continue the stream
+├── EngineRestarted           no runner continued the stream in time, or the gateway stops
 ├── Cancelled
 ├── NotFinite                 the results for this request are infinite or not numbers; one other runner tries it
 ├── RequestKillsEngines       engines died or hung while they computed this request and no other
@@ -230,7 +230,8 @@ class Declined(MotetError):
 
 
 class EngineRestarted(MotetError):
-    """The runner died, and no other runner could continue the stream before its deadline. Send the request again."""
+    """The runner died, and no other runner could continue the stream before its deadline. Or the gateway stopped before
+    the answer was complete. Send the request again."""
 
     mapping = ErrorMapping("engine_restarted", 503, "server_error", grpc.StatusCode.UNAVAILABLE, 1.0)
 
@@ -284,15 +285,15 @@ class StateDirectoryError(SetupError):
     mapping = ErrorMapping("state_directory_unusable", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
-def _leaf_classes(root: type[MotetError]) -> dict[str, type[MotetError]]:
+def _classes_by_code(root: type[MotetError]) -> dict[str, type[MotetError]]:
     found = {root.mapping.code: root}
     for child in root.__subclasses__():
-        found |= _leaf_classes(child)
+        found |= _classes_by_code(child)
     return found
 
 
-TABLE: dict[str, type[MotetError]] = _leaf_classes(MotetError) | {Internal.mapping.code: Internal}
-"""Every error by its code. The codes are unique."""
+TABLE: dict[str, type[MotetError]] = _classes_by_code(MotetError) | {Internal.mapping.code: Internal}
+"""Every error of this module by its code. The codes are unique."""
 
 
 def from_proto(failure: common_pb2.Failure) -> MotetError:

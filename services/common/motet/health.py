@@ -12,8 +12,8 @@ class Health:
     def __init__(self) -> None:
         self._unready = "starting"
         self._stopping = False
-        self._obstacles: list[Check] = []
-        self._failings: list[Check] = []
+        self._readiness_checks: list[Check] = []
+        self._liveness_checks: list[Check] = []
 
     def set_ready(self, ready: bool, why: str = "") -> None:
         """Say whether the process takes new work, and if not, why."""
@@ -24,18 +24,18 @@ class Health:
 
     def add_readiness_check(self, check: Check) -> None:
         """The process is not ready while `check` returns a reason, whatever `set_ready` says."""
-        self._obstacles.append(check)
+        self._readiness_checks.append(check)
 
     def add_liveness_check(self, check: Check) -> None:
         """The process counts as dead, and is restarted, while `check` returns a reason. The check must look at this
         process only: a restart does not help when another service is away, and makes a short outage longer."""
-        self._failings.append(check)
+        self._liveness_checks.append(check)
 
     def unready_reason(self) -> str:
-        return "stopping" if self._stopping else self._unready or _first(self._obstacles)
+        return "stopping" if self._stopping else self._unready or _first(self._readiness_checks)
 
     def dead_reason(self) -> str:
-        return _first(self._failings)
+        return _first(self._liveness_checks)
 
 
 def _first(checks: list[Check]) -> str:

@@ -117,17 +117,17 @@ def from_line(line: str) -> ApiKey:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
-        raise ValueError("it is no JSON object, as `motet key hash` prints it") from None
+        raise ValueError(_NOT_A_LINE) from None
     if not isinstance(entry, dict):
-        raise ValueError("it is no JSON object, as `motet key hash` prints it")  # noqa: TRY004 - of what it says
+        raise ValueError(_NOT_A_LINE)  # noqa: TRY004 - the value of the text is wrong, not its type
     id_, hash_ = _text(entry, "id", _ID), _text(entry, "hash", _HASH)
     tenant = _text(entry, "tenant", _TENANT)
     scopes = entry.get("scopes")
     if not isinstance(scopes, list) or not all(isinstance(one, str) for one in scopes):
-        raise ValueError(f"its 'scopes' have to be a list, of {', '.join(KeyScope)}")
+        raise ValueError(f"'scopes' must be a list of {', '.join(KeyScope)}")
     created = _time(entry, "created")
     if created is None:
-        raise ValueError("it has no 'created'")
+        raise ValueError("'created' is missing")
     return ApiKey(
         id=id_,
         tenant=tenant,
@@ -140,6 +140,7 @@ def from_line(line: str) -> ApiKey:
     )
 
 
+_NOT_A_LINE = "it is not a JSON object, as `motet key hash` prints it"
 _ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _TENANT = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -149,7 +150,7 @@ _TENANT = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 def _text(entry: dict[str, Any], name: str, form: re.Pattern[str]) -> str:
     value = entry.get(name)
     if not isinstance(value, str) or form.fullmatch(value) is None:
-        raise ValueError(f"its '{name}' is missing or has not the form {form.pattern}")
+        raise ValueError(f"'{name}' is missing, or does not match {form.pattern}")
     return value
 
 
@@ -160,17 +161,17 @@ def _time(entry: dict[str, Any], name: str) -> datetime | None:
     try:
         at = datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise ValueError(f"its '{name}' is no time, such as 2026-05-01T12:00:00+00:00") from None
+        raise ValueError(f"'{name}' is not a time, such as 2026-05-01T12:00:00+00:00") from None
     if at.tzinfo is None:
-        raise ValueError(f"its '{name}' has no time zone")
+        raise ValueError(f"'{name}' has no time zone, such as +00:00 at its end")
     return at
 
 
-_NOBODYS = secrets.token_bytes(hashlib.sha256().digest_size)
+_HASH_OF_NO_KEY = secrets.token_bytes(hashlib.sha256().digest_size)
 
 
 def matches(key: ApiKey | None, sent: PresentedKey) -> bool:
     """Whether `sent` is the key `key`. It takes the same time when there is no such key. Otherwise callers could
     measure which ids exist, and learn how many keys there are."""
-    same = hmac.compare_digest(sent.hash, key.hash if key is not None else _NOBODYS)
+    same = hmac.compare_digest(sent.hash, key.hash if key is not None else _HASH_OF_NO_KEY)
     return same and key is not None

@@ -45,8 +45,8 @@ class KubeCredentials:
     """Our credentials for the API server: of the pod's ServiceAccount, or from a kubeconfig. They are read again every
     minute, and at once after the server has refused them."""
 
-    LIFE_SECONDS = 60.0
-    LEAST_SECONDS_BETWEEN = 1.0
+    MAX_AGE_SECONDS = 60.0
+    MIN_SECONDS_BETWEEN_READS = 1.0
 
     def __init__(self, kubeconfig: Path | None, setting: str) -> None:
         """`setting` is the name of the setting for `kubeconfig`, for error messages."""
@@ -59,9 +59,9 @@ class KubeCredentials:
         """`refused`: the server has refused the last credentials. Raises SetupError if none could ever be read."""
         async with self._reading:
             age = time.monotonic() - self._read_at
-            if self._configuration is not None and age < self.LEAST_SECONDS_BETWEEN and refused:
-                await asyncio.sleep(self.LEAST_SECONDS_BETWEEN - age)
-            if self._configuration is None or refused or age > self.LIFE_SECONDS:
+            if self._configuration is not None and age < self.MIN_SECONDS_BETWEEN_READS and refused:
+                await asyncio.sleep(self.MIN_SECONDS_BETWEEN_READS - age)
+            if self._configuration is None or refused or age > self.MAX_AGE_SECONDS:
                 await self._read()
             assert self._configuration is not None
             return self._configuration

@@ -66,7 +66,7 @@ class LocalLeadership:
             os.close(self._file)
             self._file = None
             raise StateDirectoryError(
-                f"another process leads here: {self._path} is locked. Stop it first, or use another --data-dir."
+                f"another process already leads: it has locked {self._path}. Stop it first, or use another --data-dir."
             ) from None
         self._advance_to(self._read() + 1)
         return self

@@ -44,7 +44,7 @@ TERM = "motet.dev/term"
 ADDRESS = "motet.dev/address"
 
 RELEASE_SECONDS = 2.0
-SHORTEST_REQUEST_SECONDS = 1.0
+MIN_REQUEST_SECONDS = 1.0
 LOST_LEADERSHIP = 1
 """Exit status: start this process again, as a candidate."""
 
@@ -70,8 +70,8 @@ class LeaseRecord:
 
     @classmethod
     def of(cls, lease: KubeObject) -> Self:
-        spec, notes = lease.get("spec") or {}, lease["metadata"].get("annotations") or {}
-        transitions, term = int(spec.get("leaseTransitions") or 0), notes.get(TERM, "0")
+        spec, annotations = lease.get("spec") or {}, lease["metadata"].get("annotations") or {}
+        transitions, term = int(spec.get("leaseTransitions") or 0), annotations.get(TERM, "0")
         return cls(
             holder=spec.get("holderIdentity") or "",
             seconds=float(spec.get("leaseDurationSeconds") or 0),
@@ -79,7 +79,7 @@ class LeaseRecord:
             transitions=transitions,
             # The annotation is damaged. The time is higher than any term that elections alone can have reached.
             term=max(transitions, int(term) if is_term(term) else int(time.time())),
-            address=notes.get(ADDRESS, ""),
+            address=annotations.get(ADDRESS, ""),
         )
 
 
@@ -129,11 +129,11 @@ class Election:
         """The address of the last leader, if it did not release the Lease."""
         self._seen: LeaseRecord | None = None
         self._seen_at = 0.0
-        self._blind = False
+        self._api_unreachable = False
         self._lease: KubeObject | None = None
         self._sure_until = 0.0
         self._leads = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._next_step_now = asyncio.Event()
         self._campaign: asyncio.Task[None] | None = None
         self._watchdog: _Watchdog | None = None
 
@@ -191,7 +191,7 @@ class Election:
         if term < self.term:
             self._raise_to(self.term)
         else:
-            self._hurry.set()
+            self._next_step_now.set()
 
     def _raise_to(self, term: int) -> None:
         self.term = term
@@ -202,7 +202,7 @@ class Election:
     def step_down_for(self, term: int) -> None:
         """A peer says that another process leads in this term. Ignored while this process is sure that it leads."""
         if self._leads.is_set() and not self.is_leader_for_sure and term > self.term:
-            self._lost(f"another leads in term {term}; ours was {self.term}")
+            self._lost(f"another process leads, in term {term}; our term was {self.term}")
 
     # ---------------------------------------------------------------------------------------------------------- course
 
@@ -216,33 +216,33 @@ class Election:
                 wait = self._retry_seconds
             try:
                 async with asyncio.timeout(wait):
-                    await self._hurry.wait()
-                self._hurry.clear()
+                    await self._next_step_now.wait()
+                self._next_step_now.clear()
             except TimeoutError:
                 pass
 
     async def _step(self) -> float:
         """Read the Lease once, or renew it once. Returns the seconds until the next step."""
-        asked = self._clock()
+        sent_at = self._clock()
         try:
             if self._leads.is_set():
-                await self._renew(asked)
-                return max(0.0, asked + self._retry_seconds - self._clock())
-            return await self._look(asked)
+                await self._renew(sent_at)
+                return max(0.0, sent_at + self._retry_seconds - self._clock())
+            return await self._read_or_acquire(sent_at)
         except Unreachable as error:
-            if not self._blind:
+            if not self._api_unreachable:
                 log.warning("lease_api_unreachable", lease=self._name, leads=self._leads.is_set(), reason=str(error))
-            self._blind = True
+            self._api_unreachable = True
             self._continue_leading()
             # A request that timed out has already taken most of this time.
-            return max(self._retry_seconds / 4, asked + self._retry_seconds - self._clock())
+            return max(self._retry_seconds / 4, sent_at + self._retry_seconds - self._clock())
 
     def _continue_leading(self) -> None:
         """Go on leading, since no other leader is known. But not if the time ended while this process was paused."""
         if self._watchdog is not None and self._watchdog.in_time:
             self._watchdog.until(self._clock() + self._renew_seconds)
 
-    async def _look(self, asked: float) -> float:
+    async def _read_or_acquire(self, sent_at: float) -> float:
         """Read the Lease, and take it if it is free. Returns the seconds until the next step."""
         lease = await self._get()
         record = LeaseRecord.of(lease) if lease is not None else LeaseRecord("", 0, "", 0, 0, "")
@@ -250,10 +250,10 @@ class Election:
         if record != self._seen:
             # The Lease may have changed just after we last read it. The settings give the holder more time than that.
             self._seen, self._seen_at = record, self._clock() - self._retry_seconds / 2
-        if self._blind:
+        if self._api_unreachable:
             # The holder could not renew the Lease either. It tries as often as we do, so give it time to renew first.
             self._seen_at = max(self._seen_at, self._clock() + 2 * self._retry_seconds - lasts)
-            self._blind = False
+            self._api_unreachable = False
         # The holder may be this process: the API server carried out an earlier write whose answer was lost.
         taken = record.holder not in ("", self.identity)
         free_in = self._seen_at + lasts - self._clock()
@@ -271,13 +271,13 @@ class Election:
         self.term = term
         self.predecessor = record.address if taken else ""
         self._seen = LeaseRecord.of(self._lease)
-        self._sure_until = asked + self._renew_seconds
+        self._sure_until = sent_at + self._renew_seconds
         self._watchdog = _Watchdog(self._sure_until, self._clock, self._lost)
         self._leads.set()
         log.info("leadership_acquired", lease=self._name, identity=self.identity, term=term, after=record.holder)
         return self._retry_seconds
 
-    async def _renew(self, asked: float) -> None:
+    async def _renew(self, sent_at: float) -> None:
         assert self._lease is not None
         assert self._watchdog is not None
         term = max(self.term, self._wanted)
@@ -290,16 +290,16 @@ class Election:
             self._lease = await self._get()
             holder = LeaseRecord.of(self._lease).holder if self._lease is not None else ""
             if self._lease is not None and holder != self.identity:
-                self._lost(f"{holder or 'nobody'} holds the Lease {self._namespace}/{self._name}")
+                self._lost(f"the Lease {self._namespace}/{self._name} is now held by {holder or 'no process'}")
                 return
             try:
                 self._lease = await self._write(self._held(self._lease, term))
             except StatusError as again:
                 raise Unreachable(f"the Lease changes too fast: {again}") from None
-        if self._blind:
+        if self._api_unreachable:
             log.info("lease_api_reachable", lease=self._name, term=self.term)
-        self._blind = False
-        self._sure_until = asked + self._renew_seconds
+        self._api_unreachable = False
+        self._sure_until = sent_at + self._renew_seconds
         self._watchdog.until(self._sure_until)
         self._raise_to(term)
 
@@ -330,11 +330,11 @@ class Election:
         }
         if transitions is not None:
             spec |= {"acquireTime": spec["renewTime"], "leaseTransitions": transitions}
-        notes = {**(old["metadata"].get("annotations") or {}), TERM: str(term), ADDRESS: self._address}
+        annotations = {**(old["metadata"].get("annotations") or {}), TERM: str(term), ADDRESS: self._address}
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {**old["metadata"], "annotations": notes},
+            "metadata": {**old["metadata"], "annotations": annotations},
             "spec": spec,
         }
 
@@ -344,7 +344,7 @@ class Election:
 
     @property
     def _request_seconds(self) -> float:
-        return max(1.5 * self._retry_seconds, SHORTEST_REQUEST_SECONDS)
+        return max(1.5 * self._retry_seconds, MIN_REQUEST_SECONDS)
 
     async def _get(self) -> KubeObject | None:
         try:

@@ -13,7 +13,7 @@ from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, Tenant, pages_for
 from motet.errors import MotetError
 from motet.terms import check_epoch
 
-NOBODY = Tenant("")
+NO_TENANT = Tenant("")
 
 
 class RequestClass(IntEnum):
@@ -196,7 +196,7 @@ class RunnerRequest:
     output_tokens: int = 0
     max_tokens: int = 0
     """Of the output. 0: the runner did not say."""
-    tenant: Tenant = NOBODY
+    tenant: Tenant = NO_TENANT
     digest: Digest = BASE
     request_class: RequestClass = RequestClass.STANDARD
     parked_times: int = 0

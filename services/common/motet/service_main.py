@@ -32,7 +32,7 @@ Read = TypeVar("Read", bound=BaseSettings)
 def read(kind: type[Read]) -> Read:
     """Read settings from the environment. If one is wrong, print a sentence that names the variable, and exit."""
     if old_names := sorted(RENAMED.keys() & os.environ.keys()):
-        _last_word("\n".join(f"{old} is now called {RENAMED[old]}: set that instead." for old in old_names))
+        _print_reason("\n".join(f"{old} is now called {RENAMED[old]}: set that instead." for old in old_names))
         sys.exit(SETUP_FAILED)
     try:
         return kind()
@@ -42,9 +42,9 @@ def read(kind: type[Read]) -> Read:
             field, *inside = problem["loc"] or ("",)
             where = "".join(f"[{step!r}]" for step in inside)
             given = f" is {problem['input']!r}" if not isinstance(problem["input"], dict) else ""
-            _last_word(f"{prefix}{field}".upper() + f"{where}{given}: {problem['msg']}.")
+            _print_reason(f"{prefix}{field}".upper() + f"{where}{given}: {problem['msg']}.")
     except SettingsError as error:
-        _last_word(f"{error}. Lists and mappings are written as JSON.")
+        _print_reason(f"{error}. Lists and mappings are written as JSON.")
     sys.exit(SETUP_FAILED)
 
 
@@ -52,7 +52,7 @@ TERMINATION_LOG = Path("/dev/termination-log")
 """In a pod, Kubernetes puts the content of this file into the pod's status. The operator repeats it in the pool's."""
 
 
-def _last_word(sentence: str) -> None:
+def _print_reason(sentence: str) -> None:
     print(sentence, file=sys.stderr)  # noqa: T201 - the last line a person sees
     with suppress(OSError):
         if TERMINATION_LOG.is_file():
@@ -76,7 +76,7 @@ def run(name: str, settings: ProcessSettings, main: Main, *, loop_factory: LoopF
             runner.run(_run(settings, main))
     except SetupError as error:
         log.error("start_failed", reason=error.message, code=error.code)
-        _last_word(f"{name}: {error.message}")
+        _print_reason(f"{name}: {error.message}")
         sys.exit(SETUP_FAILED)
 
 
@@ -96,7 +96,7 @@ async def _run(settings: ProcessSettings, main: Main) -> None:
         stop.set()
 
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_complain)
+    loop.set_exception_handler(_on_loop_error)
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, end)
     registry = new_registry()
@@ -106,7 +106,7 @@ async def _run(settings: ProcessSettings, main: Main) -> None:
         log.info("stopped")
 
 
-def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     # gRPC asks for the result of a call that arrived while the server stopped. Such a call was cancelled: no error.
     if not isinstance(context.get("exception"), asyncio.CancelledError):
         loop.default_exception_handler(context)

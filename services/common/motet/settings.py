@@ -129,9 +129,9 @@ class LeaseSettings(BaseSettings):
     def _in_order(self) -> Self:
         if not self.retry_seconds < self.renew_seconds <= self.seconds - self.retry_seconds:
             raise ValueError(
-                "MOTET_LEASE_RETRY_SECONDS < MOTET_LEASE_RENEW_SECONDS, both together at most MOTET_LEASE_SECONDS: a "
-                "leader must give up before another may take over"
+                "MOTET_LEASE_RETRY_SECONDS must be less than MOTET_LEASE_RENEW_SECONDS, and their sum at most "
+                "MOTET_LEASE_SECONDS: a leader must give up before another process may lead"
             )
         if self.name and not self.namespace:
-            raise ValueError("MOTET_LEASE_NAMESPACE must name the namespace of the Lease MOTET_LEASE_NAME")
+            raise ValueError("MOTET_LEASE_NAMESPACE must be set when MOTET_LEASE_NAME is set")
         return self

@@ -25,7 +25,7 @@ DOMAIN = "motet.internal"
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 FILES = (CERTIFICATE, KEY, AUTHORITY)
 
-_FIX = "Put the pair of one certificate there, with the authority that signed it: files of one Secret of type TLS."
+_FIX = "Use the three files of one TLS Secret: a certificate, its key, and the authority that signed it."
 
 
 def name_of(role: str) -> str:
@@ -51,15 +51,15 @@ class TlsIdentity:
         self._folder = folder
         self._lock = threading.Lock()  # servers ask from gRPC's threads
         self._stamp: object = None
-        self._refused: object = None
+        self._rejected_stamp: object = None
         self._keys: TlsFiles | None = None
 
     def keys(self) -> TlsFiles:
         """The files as they are now, or the last valid ones. Raises SetupError if they have never been valid."""
         with self._lock:
             try:
-                stamp = self._look()
-                if self._keys is None or stamp not in (self._stamp, self._refused):
+                stamp = self._read_stamp()
+                if self._keys is None or stamp not in (self._stamp, self._rejected_stamp):
                     keys = TlsFiles(*(self._read(name) for name in FILES))
                     self._verify()
                     if self._keys is not None:
@@ -69,7 +69,7 @@ class TlsIdentity:
                 if self._keys is None:
                     raise
                 log.warning("tls_certificate_rejected", reason=error.message, hint="The old certificate stays in use.")
-                self._refused = self._look_again()
+                self._rejected_stamp = self._read_stamp_if_possible()
             return self._keys
 
     def check(self) -> None:
@@ -110,23 +110,23 @@ class TlsIdentity:
         except SetupError as error:
             return error.message
         if "Hostname Verification" in why:
-            return f"who answered is not {name_of(peer)}: its certificate carries another role. Is the address right?"
+            return f"the server is not {name_of(peer)}: its certificate has another name. Check the address."
         if "expired" in why:
-            return f"the certificate of {name_of(peer)} has expired: renew the Secret of that component."
+            return f"the certificate of {name_of(peer)} has expired. Renew the Secret of that component."
         if "handshake failed" in why:
             return (
-                f"{name_of(peer)} speaks no TLS, or {self._folder / AUTHORITY} has not signed its certificate: give "
-                "both sides certificates of one authority."
+                f"{name_of(peer)} does not use TLS, or {self._folder / AUTHORITY} did not sign its certificate. Give "
+                "both sides certificates of the same authority."
             )
         return ""  # the peer closed the connection: perhaps it is only stopping
 
-    def _look(self) -> object:
+    def _read_stamp(self) -> object:
         """A value that changes whenever a file is replaced."""
         return tuple((it.st_mtime_ns, it.st_ino, it.st_size) for it in map(self._stat, FILES))
 
-    def _look_again(self) -> object:
+    def _read_stamp_if_possible(self) -> object:
         try:
-            return self._look()
+            return self._read_stamp()
         except SetupError:
             return None
 
@@ -143,7 +143,9 @@ class TlsIdentity:
             raise self._unreadable(name, error) from None
 
     def _unreadable(self, name: str, error: OSError) -> SetupError:
-        return SetupError(f"{self._folder / name} cannot be read: {error.strerror}. MOTET_TLS_DIR must hold it. {_FIX}")
+        return SetupError(
+            f"{self._folder / name} cannot be read: {error.strerror}. It must be in the folder MOTET_TLS_DIR. {_FIX}"
+        )
 
     def _verify(self) -> None:
         """Do a TLS handshake of this process with itself. It finds every error that a peer would find."""
@@ -153,18 +155,20 @@ class TlsIdentity:
             try:
                 side.load_verify_locations(authority)
             except ssl.SSLError:
-                raise SetupError(f"{authority} holds no certificate in PEM form. {_FIX}") from None
+                raise SetupError(f"{authority} has no certificate in PEM form. {_FIX}") from None
             try:
                 side.load_cert_chain(certificate, key)
             except ssl.SSLError as error:
-                raise SetupError(f"{certificate} and {key} are no pair ({error.reason or 'not PEM'}). {_FIX}") from None
+                raise SetupError(
+                    f"{certificate} and {key} do not belong together ({error.reason or 'not PEM'}). {_FIX}"
+                ) from None
             side.verify_mode = ssl.CERT_REQUIRED
         try:
             _shake_hands(*sides, name=name_of(self.role))
         except ssl.SSLCertVerificationError as error:
             raise SetupError(
-                f"{certificate} is not good for {name_of(self.role)}: {error.verify_message}. It must be signed by "
-                f"{authority.name}, be valid now, carry that DNS name, and serve as client and as server."
+                f"{certificate} is not valid for {name_of(self.role)}: {error.verify_message}. {authority.name} must "
+                "have signed it, it must be valid now and have that DNS name, and it must allow client and server use."
             ) from None
 
 

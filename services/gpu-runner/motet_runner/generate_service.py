@@ -65,7 +65,7 @@ class GenerateService:
         self._streams: Sessions[GatewayStream, runner_pb2.GenerateUp, bytes | runner_pb2.GenerateDown] = Sessions(
             hello=lambda up: GatewayStream(next(self._numbers), up.hello.gateway) if up.hello.gateway else None,
             key=lambda stream: stream.number,
-            heard=self._on_message,
+            received=self._on_message,
             closed=self._on_gateway_disconnected,
             outbox=lambda: StepOutbox(outbox_bytes, metrics.merged_steps.inc),
         )

@@ -64,18 +64,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._welcomed = WelcomedPeers()
         self._gateways: Sessions[str, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
             hello=lambda up: up.hello.gateway if up.HasField("hello") else None,
-            heard=self._on_gateway_message,
+            received=self._on_gateway_message,
             closed=self._on_gateway_disconnected,
         )
         self._runners: Sessions[RunnerIdentity, scheduler_pb2.AttachUp, scheduler_pb2.AttachDown] = Sessions(
             hello=lambda up: RunnerIdentity.from_proto(up.hello.identity) if up.HasField("hello") else None,
             key=lambda identity: identity.instance,
-            heard=self._on_runner_message,
+            received=self._on_runner_message,
             closed=self._on_runner_disconnected,
         )
         self._operators: Sessions[int, scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Sessions(
             opened=self._on_operator_connected,
-            heard=self._on_operator_message,
+            received=self._on_operator_message,
             closed=lambda _: log.info("operator_disconnected"),
         )
         self._operator_numbers = itertools.count(1)

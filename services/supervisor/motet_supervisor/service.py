@@ -31,13 +31,13 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         self._runners: Sessions[RunnerIdentity, supervisor_pb2.WatchUp, supervisor_pb2.WatchDown] = Sessions(
             hello=lambda up: RunnerIdentity.from_proto(up.hello.identity) if up.HasField("hello") else None,
             key=lambda identity: identity.instance,
-            heard=self._on_runner_message,
+            received=self._on_runner_message,
             closed=self._on_runner_disconnected,
         )
         self._schedulers: Sessions[int, supervisor_pb2.AdviseUp, supervisor_pb2.AdviseDown] = Sessions(
             # A new scheduler may connect before the old one disconnects, so each stream counts as its own scheduler.
             hello=lambda up: next(self._scheduler_numbers) if up.HasField("hello") else None,
-            heard=self._on_scheduler_message,
+            received=self._on_scheduler_message,
             closed=self._on_scheduler_disconnected,
         )
         self._scheduler_numbers = itertools.count(1)

@@ -334,7 +334,7 @@ async def test_nothing_starts_before_the_database_has_its_schema(
     # A failed Job is kept, so that people can read its log.
     (pod, *_) = cluster.items("pods", system, "--selector=app.kubernetes.io/component=migrate")
     said = cluster.logs(pod["metadata"]["name"], release.system)
-    assert "lets nobody in with this user and password. Correct them in MOTET_DATABASE_URL." in said
+    assert "refuses this user or password. Correct them in MOTET_DATABASE_URL." in said
     assert cluster.items("secrets", system, "--selector=app.kubernetes.io/component=migrate") == []
     cluster.helm("uninstall", release.name, system)
 

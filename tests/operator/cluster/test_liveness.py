@@ -26,7 +26,7 @@ def test_a_loop_that_hangs_is_dead_whatever_the_api_server_does(answer: float) -
 
 def test_one_watch_that_is_silent_for_too_long_is_enough() -> None:
     watches = {WATCH: 30.0, PODS: SILENT_SECONDS + 1}
-    assert pulse(watches=watches).dead_reason() == f"the watch of {PODS} has said nothing for 151 s"
+    assert pulse(watches=watches).dead_reason() == f"the watch of {PODS} has sent nothing for 151 s"
     assert pulse(watches=watches | {PODS: SILENT_SECONDS - 1}).dead_reason() == ""
 
 
@@ -39,4 +39,4 @@ def test_an_outage_of_the_api_server_does_not_restart_the_operator() -> None:
 def test_ready_is_who_has_heard_from_the_api_server_since_the_last_list_was_due() -> None:
     assert pulse(answer=300 + ANSWERED_SECONDS - 1).unready_reason(300) == ""
     late = pulse(answer=300 + ANSWERED_SECONDS + 1)
-    assert late.unready_reason(300) == "the API server has said nothing for 331 s"
+    assert late.unready_reason(300) == "the API server has sent nothing for 331 s"

@@ -78,7 +78,7 @@ class Place:
             seconds=seconds,
             time_scale=0.01,
             changed=lambda: None,
-            watch_anew=self.watched_anew.append,
+            restart_watch=self.watched_anew.append,
             unwatchable=self.unwatchable.append,
         )
 

@@ -19,7 +19,7 @@ LIVENESS_FAILURE_THRESHOLD = 5
 """After this many failed liveness probes in a row, a process counts as hanging. One failed probe says nothing."""
 
 STARTUP_FAILURE_THRESHOLD = 30
-"""The same for a process that has not answered yet: on a busy machine its imports may take minutes."""
+"""The same for a process that has not answered any probe yet: on a busy machine its imports may take minutes."""
 
 
 class Phase(StrEnum):
@@ -90,13 +90,13 @@ class Lifecycle:
     """Deaths in a row, without a stable run between them."""
 
     was_ready: bool = False
-    answered: bool = False
+    was_alive: bool = False
     """Whether a liveness probe has succeeded in this run."""
 
-    unanswered: int = 0
+    failed_probes: int = 0
     """How many liveness probes in a row have failed."""
 
-    asked: float = 0.0
+    last_probe_at: float = 0.0
     """When the last liveness probe began."""
 
     exit_status: int | None = None
@@ -160,20 +160,27 @@ class Effect(StrEnum):
     """Kill it because it hangs. SIGTERM would not help, because a paused process does not handle it."""
 
 
-def first(now: float) -> Lifecycle:
+def new_lifecycle(now: float) -> Lifecycle:
     return Lifecycle(due=now)
 
 
-def step(life: Lifecycle, event: Event, now: float, policy: LifecycleConfig) -> tuple[Lifecycle, tuple[Effect, ...]]:
+def step(life: Lifecycle, event: Event, now: float, config: LifecycleConfig) -> tuple[Lifecycle, tuple[Effect, ...]]:
     match event:
         case TimePassed():
-            return _time_passed(life, now, policy)
+            return _time_passed(life, now, config)
         case Started(adopted=adopted):
             # An adopted process that was ready counts as ready until a probe fails.
             ready = adopted and life.was_ready
             phase = Phase.READY if ready else Phase.STARTING
             return replace(
-                life, phase=phase, due=None, began=now, was_ready=ready, answered=ready, unanswered=0, asked=now
+                life,
+                phase=phase,
+                due=None,
+                began=now,
+                was_ready=ready,
+                was_alive=ready,
+                failed_probes=0,
+                last_probe_at=now,
             ), ()
         case ReadinessProbed(healthy=True) if life.phase is Phase.STARTING:
             return replace(life, phase=Phase.READY, was_ready=True), ()
@@ -182,52 +189,52 @@ def step(life: Lifecycle, event: Event, now: float, policy: LifecycleConfig) -> 
         case ReadinessProbed():
             return life, ()
         case LivenessProbed() if life.phase in (Phase.STARTING, Phase.READY):
-            return _asked(life, event, now, policy)
+            return _liveness_probed(life, event, now, config)
         case CouldNotStart(reason=reason):
-            return _died(life, Died(None, reason), now, policy), ()
+            return _died(life, Died(None, reason), now, config), ()
         case Died() if life.phase is Phase.STOPPING:
             return replace(life, phase=Phase.GONE, due=None, exit_status=event.exit_status), ()
         case Died() if life.phase.runs:
-            return _died(life, event, now, policy), ()
+            return _died(life, event, now, config), ()
         case StopRequested() if life.phase is Phase.WAITING:
             return replace(life, phase=Phase.GONE, due=None), ()
         case StopRequested() if life.phase in (Phase.STARTING, Phase.READY):
-            return replace(life, phase=Phase.STOPPING, due=now + policy.stop_grace), (Effect.TERMINATE,)
+            return replace(life, phase=Phase.STOPPING, due=now + config.stop_grace), (Effect.TERMINATE,)
         case _:
             return life, ()
 
 
-def _time_passed(life: Lifecycle, now: float, policy: LifecycleConfig) -> tuple[Lifecycle, tuple[Effect, ...]]:
+def _time_passed(life: Lifecycle, now: float, config: LifecycleConfig) -> tuple[Lifecycle, tuple[Effect, ...]]:
     if life.due is None or now < life.due:
         return life, ()
     if life.phase is Phase.WAITING:
         return replace(life, due=None), (Effect.START,)
     if life.phase is Phase.STOPPING:
         # Kill it again after another grace period: a process in an uninterruptible wait does not die at once.
-        return replace(life, due=now + policy.stop_grace), (Effect.KILL,)
+        return replace(life, due=now + config.stop_grace), (Effect.KILL,)
     return life, ()
 
 
-def _asked(
-    life: Lifecycle, question: LivenessProbed, now: float, policy: LifecycleConfig
+def _liveness_probed(
+    life: Lifecycle, probe: LivenessProbed, now: float, config: LifecycleConfig
 ) -> tuple[Lifecycle, tuple[Effect, ...]]:
-    if question.alive:
-        return replace(life, answered=True, unanswered=0, asked=question.at), ()
+    if probe.alive:
+        return replace(life, was_alive=True, failed_probes=0, last_probe_at=probe.at), ()
     # The process manager may have been paused, too, with the whole machine. Probes from that time prove nothing, so
     # the count starts again.
-    late = 2 * policy.liveness_period
-    if question.at - life.asked > late or now - question.at > late:
-        return replace(life, unanswered=0, asked=now), ()
-    unanswered = life.unanswered + 1
-    if unanswered < (LIVENESS_FAILURE_THRESHOLD if life.answered else STARTUP_FAILURE_THRESHOLD):
-        return replace(life, unanswered=unanswered, asked=question.at), ()
-    return replace(life, unanswered=0, asked=now), (Effect.REPLACE,)
+    late = 2 * config.liveness_period
+    if probe.at - life.last_probe_at > late or now - probe.at > late:
+        return replace(life, failed_probes=0, last_probe_at=now), ()
+    failed_probes = life.failed_probes + 1
+    if failed_probes < (LIVENESS_FAILURE_THRESHOLD if life.was_alive else STARTUP_FAILURE_THRESHOLD):
+        return replace(life, failed_probes=failed_probes, last_probe_at=probe.at), ()
+    return replace(life, failed_probes=0, last_probe_at=now), (Effect.REPLACE,)
 
 
-def _died(life: Lifecycle, death: Died, now: float, policy: LifecycleConfig) -> Lifecycle:
-    stable = life.was_ready and now - life.began >= policy.stable_after
+def _died(life: Lifecycle, death: Died, now: float, config: LifecycleConfig) -> Lifecycle:
+    stable = life.was_ready and now - life.began >= config.stable_after
     failures = 1 if stable else life.failures + 1
-    wait = policy.delay(failures, needs_a_person=death.exit_status == SETUP_FAILED, jitter=death.jitter)
+    wait = config.delay(failures, needs_a_person=death.exit_status == SETUP_FAILED, jitter=death.jitter)
     return replace(
         life,
         phase=Phase.WAITING,

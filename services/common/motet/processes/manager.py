@@ -32,7 +32,7 @@ from motet.processes.lifecycle import (
     Started,
     StopRequested,
     TimePassed,
-    first,
+    new_lifecycle,
     step,
 )
 from motet.processes.linux import ProcessIdentity
@@ -110,18 +110,18 @@ class ProcessManager:
         self,
         records: ProcessRecords,
         *,
-        policy: LifecycleConfig | None = None,
+        config: LifecycleConfig | None = None,
         clock: Clock = monotonic,
         changed: Callable[[], None] | None = None,
     ) -> None:
         self._records = records
-        self._policy = policy or LifecycleConfig()
+        self._config = config or LifecycleConfig()
         self._clock = clock
         self._changed = changed or (lambda: None)
-        self._kept: dict[str, _ManagedProcess] = {}
-        self._wanted: dict[str, ProcessSpec] = {}
-        self._gone = asyncio.Event()
-        self._looked_for_others = False
+        self._processes: dict[str, _ManagedProcess] = {}
+        self._specs: dict[str, ProcessSpec] = {}
+        self._process_ended = asyncio.Event()
+        self._adopted = False
 
     @property
     def folder(self) -> Path:
@@ -130,10 +130,10 @@ class ProcessManager:
     @property
     def own_pids(self) -> set[int]:
         """The pids of the children that this process manager waits for."""
-        return {kept.child.pid for kept in self._kept.values() if kept.child is not None}
+        return {process.child.pid for process in self._processes.values() if process.child is not None}
 
     def statuses(self) -> list[ProcessStatus]:
-        return [kept.status() for kept in self._kept.values()]
+        return [process.status() for process in self._processes.values()]
 
     def recorded(self, name: str) -> ProcessRecord | None:
         """The record of a process on disk. An earlier process manager may have written it."""
@@ -141,79 +141,79 @@ class ProcessManager:
 
     def apply(self, specs: Iterable[ProcessSpec]) -> None:
         """Make the running set equal to `specs`. Returns at once; the work is done in the background."""
-        self._wanted = {spec.name: spec for spec in specs}
-        if not self._looked_for_others:
-            self._looked_for_others = True
+        self._specs = {spec.name: spec for spec in specs}
+        if not self._adopted:
+            self._adopted = True
             self._adopt()
-        for name, spec in self._wanted.items():
-            kept = self._kept.get(name)
-            if kept is None:
-                self._keep(spec).tick()
-            elif kept.fingerprint != spec.fingerprint:
+        for name, spec in self._specs.items():
+            process = self._processes.get(name)
+            if process is None:
+                self._add(spec).tick()
+            elif process.fingerprint != spec.fingerprint:
                 log.info("process_replaced", process=name)
-                kept.handle(StopRequested())
-        for name in self._kept.keys() - self._wanted.keys():
-            self._kept[name].handle(StopRequested())
+                process.handle(StopRequested())
+        for name in self._processes.keys() - self._specs.keys():
+            self._processes[name].handle(StopRequested())
 
     async def stop_all(self) -> None:
         """Stop everything in order. Returns when no process is left."""
-        self._wanted = {}
-        if not self._looked_for_others:
-            self._looked_for_others = True
+        self._specs = {}
+        if not self._adopted:
+            self._adopted = True
             self._adopt()
-        while self._kept:
-            self._gone.clear()
-            order = min(kept.spec.stop_order for kept in self._kept.values())
-            for kept in [kept for kept in self._kept.values() if kept.spec.stop_order == order]:
-                kept.handle(StopRequested())
-            if any(kept.spec.stop_order == order for kept in self._kept.values()):
-                await self._gone.wait()
+        while self._processes:
+            self._process_ended.clear()
+            order = min(process.spec.stop_order for process in self._processes.values())
+            for process in [process for process in self._processes.values() if process.spec.stop_order == order]:
+                process.handle(StopRequested())
+            if any(process.spec.stop_order == order for process in self._processes.values()):
+                await self._process_ended.wait()
 
-    def kill(self, name: str, why: str) -> None:
+    def kill(self, name: str, reason: str) -> None:
         """Kill one process and all its children, without a grace period. It counts as a death, so it is restarted."""
-        kept = self._kept.get(name)
-        if kept is not None and kept.identity is not None and kept.life.phase is not Phase.STOPPING:
-            log.warning("process_killed", process=name, pid=kept.identity.pid, reason=why)
-            kept.killed_because = why
-            kept.kill()
+        process = self._processes.get(name)
+        if process is not None and process.identity is not None and process.life.phase is not Phase.STOPPING:
+            log.warning("process_killed", process=name, pid=process.identity.pid, reason=reason)
+            process.kill_reason = reason
+            process.kill()
 
     def kill_all(self) -> None:
         """Kill everything now, without a grace period. Call `stop_all` as well."""
-        for kept in list(self._kept.values()):
-            kept.kill()
+        for process in list(self._processes.values()):
+            process.kill()
 
     def release(self) -> None:
         """Leave all processes running, for the next process manager to adopt."""
-        for kept in self._kept.values():
-            kept.unwatch()
-        self._kept.clear()
+        for process in self._processes.values():
+            process.unwatch()
+        self._processes.clear()
 
     # ---------------------------------------------------------------------------------------------- for _ManagedProcess
 
-    def record(self, kept: "_ManagedProcess") -> None:
+    def record(self, process: "_ManagedProcess") -> None:
         try:
-            self._records.write(kept.as_record())
+            self._records.write(process.as_record())
         except OSError as error:
             # A full disk must not prevent a restart. `kill_unrecorded` finds a process without a record.
-            log.warning("process_record_failed", process=kept.spec.name, error=str(error))
+            log.warning("process_record_failed", process=process.spec.name, error=str(error))
 
-    def ended(self, kept: "_ManagedProcess") -> None:
-        self._records.remove(kept.spec.name)
-        del self._kept[kept.spec.name]
-        spec = self._wanted.get(kept.spec.name)
+    def ended(self, process: "_ManagedProcess") -> None:
+        self._records.remove(process.spec.name)
+        del self._processes[process.spec.name]
+        spec = self._specs.get(process.spec.name)
         if spec is not None:
-            self._keep(spec).tick()
-        self._gone.set()
+            self._add(spec).tick()
+        self._process_ended.set()
         self._changed()
 
     def changed(self) -> None:
         self._changed()
 
-    def _keep(self, spec: ProcessSpec, restarts: int = 0) -> "_ManagedProcess":
-        kept = _ManagedProcess(self, spec, self._policy, self._clock)
-        kept.life = replace(kept.life, restarts=restarts)
-        self._kept[spec.name] = kept
-        return kept
+    def _add(self, spec: ProcessSpec, restarts: int = 0) -> "_ManagedProcess":
+        process = _ManagedProcess(self, spec, self._config, self._clock)
+        process.life = replace(process.life, restarts=restarts)
+        self._processes[spec.name] = process
+        return process
 
     def _adopt(self) -> None:
         records = self._records.read()
@@ -222,13 +222,13 @@ class ProcessManager:
             self._records.clear()  # they are of an earlier stack, whose restarts do not count for this one
             return
         for name, record in records.items():
-            spec = self._wanted.get(name)
+            spec = self._specs.get(name)
             if record.alive:
                 # Adopt also a process that is not wanted, or differs from its spec: `apply` then stops or replaces it.
                 same = spec is not None and spec.fingerprint == record.fingerprint
-                self._keep(spec if spec is not None and same else _as_recorded(record), record.restarts).adopt(record)
+                self._add(spec if spec is not None and same else _as_recorded(record), record.restarts).adopt(record)
             elif spec is not None:
-                self._keep(spec, restarts=record.restarts + 1).tick()
+                self._add(spec, restarts=record.restarts + 1).tick()
             else:
                 self._records.remove(name)
 
@@ -252,22 +252,22 @@ def _as_recorded(record: ProcessRecord) -> ProcessSpec:
 class _ManagedProcess:
     """One process: gives events to its lifecycle, and carries out the effects."""
 
-    def __init__(self, keeper: ProcessManager, spec: ProcessSpec, policy: LifecycleConfig, clock: Clock) -> None:
+    def __init__(self, manager: ProcessManager, spec: ProcessSpec, config: LifecycleConfig, clock: Clock) -> None:
         self.spec = spec
         self.fingerprint = spec.fingerprint
         """Of the process that runs now. For an adopted process it may differ from the fingerprint of `spec`."""
         self.child: subprocess.Popen[bytes] | None = None
         self.identity: ProcessIdentity | None = None
-        self.killed_because = ""
+        self.kill_reason = ""
         self._last = ProcessIdentity(0, 0)
-        self._keeper = keeper
-        self._policy = policy
+        self._manager = manager
+        self._config = config
         self._clock = clock
-        self.life: Lifecycle = first(clock())
+        self.life: Lifecycle = new_lifecycle(clock())
         self._pidfd: int | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._probing: asyncio.Task[None] | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._readiness_task: asyncio.Task[None] | None = None
+        self._liveness_task: asyncio.Task[None] | None = None
         self._log_offset = 0
 
     def status(self) -> ProcessStatus:
@@ -314,7 +314,7 @@ class _ManagedProcess:
 
     def handle(self, event: Event) -> None:
         before = self.life
-        self.life, effects = step(self.life, event, self._clock(), self._policy)
+        self.life, effects = step(self.life, event, self._clock(), self._config)
         for effect in effects:
             match effect:
                 case Effect.START:
@@ -326,14 +326,14 @@ class _ManagedProcess:
                 case Effect.KILL:
                     self.kill()
                 case Effect.REPLACE:
-                    self._keeper.kill(self.spec.name, f"it answered nothing for {self._policy.liveness_seconds:g} s")
+                    self._manager.kill(self.spec.name, f"it did not answer for {self._config.liveness_seconds:g} s")
         self._set_timer()
         if self.life.phase is Phase.GONE:
             self.unwatch()
-            self._keeper.ended(self)
+            self._manager.ended(self)
         elif (before.phase, before.restarts) != (self.life.phase, self.life.restarts):
-            self._keeper.record(self)
-            self._keeper.changed()
+            self._manager.record(self)
+            self._manager.changed()
 
     def kill(self) -> None:
         if self.identity is not None:
@@ -354,7 +354,7 @@ class _ManagedProcess:
         try:
             self.child = launch.start(
                 self.spec.command,
-                env={**self.spec.env, MANAGED_BY_VARIABLE: str(self._keeper.folder)},
+                env={**self.spec.env, MANAGED_BY_VARIABLE: str(self._manager.folder)},
                 log=self.spec.log,
                 cwd=self.spec.cwd,
             )
@@ -378,9 +378,11 @@ class _ManagedProcess:
             asyncio.get_running_loop().call_soon(self._on_death)
             return
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_death)
-        self._probing = asyncio.create_task(self._probe(), name=f"probe {self.spec.name}")
-        if self.spec.alive is not None and self._policy.liveness_seconds:
-            self._asking = asyncio.create_task(self._ask(self.spec.alive), name=f"ask {self.spec.name}")
+        self._readiness_task = asyncio.create_task(self._probe_readiness(), name=f"readiness of {self.spec.name}")
+        if self.spec.alive is not None and self._config.liveness_seconds:
+            self._liveness_task = asyncio.create_task(
+                self._probe_liveness(self.spec.alive), name=f"liveness of {self.spec.name}"
+            )
 
     def _on_death(self) -> None:
         self.unwatch()
@@ -389,20 +391,20 @@ class _ManagedProcess:
         status = self.child.wait() if self.child is not None else None
         self.child = None
         self.identity = None
-        reason = self._why(status)
+        reason = self._death_reason(status)
         if self.life.phase is not Phase.STOPPING:
             log.warning("process_died", process=self.spec.name, exit_status=status, reason=reason)
         self.handle(Died(status, reason, random.random()))  # noqa: S311 - spreads restarts, guards nothing
 
-    def _why(self, status: int | None) -> str:
-        if self.killed_because:
-            why, self.killed_because = self.killed_because, ""
-            return why
+    def _death_reason(self, status: int | None) -> str:
+        if self.kill_reason:
+            reason, self.kill_reason = self.kill_reason, ""
+            return reason
         if status is not None and status < 0:
             with suppress(ValueError):
                 return f"killed by {signal.Signals(-status).name}"
-        words = launch.last_log_line(self.spec.log, since=self._log_offset)
-        return words or ("ended" if status is None else f"ended with status {status}")
+        last_line = launch.last_log_line(self.spec.log, since=self._log_offset)
+        return last_line or ("ended" if status is None else f"ended with status {status}")
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -412,7 +414,7 @@ class _ManagedProcess:
             delay = max(0.0, self.life.due - self._clock())
             self._timer = asyncio.get_running_loop().call_later(delay, self.tick)
 
-    async def _probe(self) -> None:
+    async def _probe_readiness(self) -> None:
         while True:
             try:
                 healthy = await self.spec.probe()
@@ -426,19 +428,19 @@ class _ManagedProcess:
             else:
                 await asyncio.sleep(PROBE_SECONDS)
 
-    async def _ask(self, alive: Probe) -> None:
+    async def _probe_liveness(self, alive: Probe) -> None:
         while True:
             at, answer = self._clock(), False
             try:
-                async with asyncio.timeout(self._policy.liveness_period):
+                async with asyncio.timeout(self._config.liveness_period):
                     answer = await alive()
             except Exception as error:
                 log.debug("liveness_probe_failed", process=self.spec.name, error=str(error))
             self.handle(LivenessProbed(answer, at))
-            await asyncio.sleep(max(0.0, at + self._policy.liveness_period - self._clock()))
+            await asyncio.sleep(max(0.0, at + self._config.liveness_period - self._clock()))
 
     def _stop_probing(self) -> None:
-        for task in (self._probing, self._asking):
+        for task in (self._readiness_task, self._liveness_task):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
-        self._probing = self._asking = None
+        self._readiness_task = self._liveness_task = None

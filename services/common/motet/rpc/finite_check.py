@@ -12,7 +12,7 @@ from motet.errors import InvalidRequest
 Check = Callable[[Any], None]
 
 _FLOATS = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
-_NOT_LOOKED_AT = ("SequenceStep",)
+_NOT_CHECKED = ("SequenceStep",)
 """Not checked here: there is one for each token, so this would be slow. The code that reads it checks the numbers."""
 
 
@@ -24,7 +24,7 @@ def check_of(descriptor: Descriptor) -> Check | None:
     for field in descriptor.fields:
         if field.type in _FLOATS:
             checks.append((field, None))
-        elif field.message_type is not None and field.name != "more" and field.message_type.name not in _NOT_LOOKED_AT:
+        elif field.message_type is not None and field.name != "more" and field.message_type.name not in _NOT_CHECKED:
             of_map = field.message_type.GetOptions().map_entry
             if of_map and field.message_type.fields_by_name["value"].type in _FLOATS:
                 checks.append((field, None))

@@ -14,7 +14,7 @@ import structlog
 from motet import tls
 from motet.errors import MotetError, SetupError
 from motet.rpc.channels import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, open_channel, socket_path
-from motet.rpc.outbox import LARGEST_OUTBOX_BYTES, Outbox
+from motet.rpc.outbox import MAX_OUTBOX_BYTES, Outbox
 from motet.rpc.packing import leader_redirect, unpacked, write_all
 
 log = structlog.get_logger(__name__)
@@ -79,7 +79,7 @@ class RedirectToLeader(Exception):
     """The peer does not lead. It names the address of the leader, or none while there is no leader."""
 
     def __init__(self, address: str) -> None:
-        super().__init__(address or "nobody yet")
+        super().__init__(address or "not known yet")
         self.address = address
 
 
@@ -107,13 +107,13 @@ class Link(Generic[Up, Down]):
         receive: Callable[[Down], None],
         opened: Callable[[], None] | None = None,
         closed: Callable[[str], None] | None = None,
-        limit_bytes: int = LARGEST_OUTBOX_BYTES,
+        limit_bytes: int = MAX_OUTBOX_BYTES,
     ) -> None:
         self.peer = peer
         self.address = address
-        self._said = ""
+        self._warned_reason = ""
         self._down_since = time.monotonic()
-        self._led = False
+        self._redirected = False
         self._open_stream = open_stream
         self._greet = greet
         self._receive = receive
@@ -121,7 +121,7 @@ class Link(Generic[Up, Down]):
         self._closed = closed
         self._limit = limit_bytes
         self._outbox: Outbox[Up] | None = None
-        self._hang_up: Callable[[], object] = lambda: None
+        self._disconnect: Callable[[], object] = lambda: None
 
     @property
     def connected(self) -> bool:
@@ -133,12 +133,12 @@ class Link(Generic[Up, Down]):
         self._outbox.put(message)
         if self._outbox.full:  # the next connection begins with the whole state
             self._outbox = None
-            self._hang_up()
+            self._disconnect()
             return False
         return True
 
     async def run(self) -> None:
-        backoff, turned_away = Backoff(), Backoff()
+        backoff, redirect_backoff = Backoff(), Backoff()
         address = self.address
         while True:
             here, address = address, self.address
@@ -150,11 +150,11 @@ class Link(Generic[Up, Down]):
                 address = redirect.address or self.address
                 # The first redirect is followed at once. Peers that redirect to each other, or to no address, are
                 # asked less often.
-                if self._led or not redirect.address:
-                    await asyncio.sleep(turned_away.next())
+                if self._redirected or not redirect.address:
+                    await asyncio.sleep(redirect_backoff.next())
                 else:
-                    turned_away.reset()
-                self._led = True
+                    redirect_backoff.reset()
+                self._redirected = True
                 continue
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
@@ -185,15 +185,15 @@ class Link(Generic[Up, Down]):
                 reason := identity.explain_failure(why, self.peer)
             ):
                 self._warn(reason)
-            elif not self._said and time.monotonic() - self._down_since > WARN_AFTER_SECONDS:
+            elif not self._warned_reason and time.monotonic() - self._down_since > WARN_AFTER_SECONDS:
                 self._warn(why)
             await _pause(here, backoff.next())
 
     def _warn(self, reason: str) -> None:
         """Log a warning, but not the same reason twice in a row: there are two attempts in each second."""
-        if reason != self._said:
+        if reason != self._warned_reason:
             log.warning("connect_failed", link=self.peer, address=self.address, reason=reason)
-        self._said = reason
+        self._warned_reason = reason
 
     async def _run_stream(self, address: str, backoff: Backoff) -> None:
         async with open_channel(address, self.peer) as channel:
@@ -204,7 +204,7 @@ class Link(Generic[Up, Down]):
             writer: asyncio.Task[None] | None = None
             slow = False
 
-            def hang_up() -> None:
+            def disconnect() -> None:
                 nonlocal slow
                 slow = True
                 call.cancel()
@@ -216,7 +216,7 @@ class Link(Generic[Up, Down]):
                 connected = True
                 for message in self._greet():
                     outbox.put(message)
-                self._outbox, self._hang_up = outbox, hang_up
+                self._outbox, self._disconnect = outbox, disconnect
                 writer = asyncio.create_task(write_all(outbox, call.write), name=f"{self.peer}: write")
                 log.info("stream_connected", link=self.peer, address=address)
                 if self._opened is not None:
@@ -225,12 +225,12 @@ class Link(Generic[Up, Down]):
                 async for message in call:
                     if first and (leader := leader_redirect(message)) is not None:
                         raise RedirectToLeader(leader)
-                    first = self._led = False
+                    first = self._redirected = False
                     for one in unpacked(message):
                         self._receive(one)
-                    self._said = ""  # only after a message was accepted: a refused stream connects, too
+                    self._warned_reason = ""  # only after a message was accepted: a refused stream connects, too
             except RedirectToLeader as redirect:
-                why = f"led by {redirect}"
+                why = f"the leader is {redirect}"
                 raise
             except asyncio.CancelledError as error:
                 if not slow or _is_being_cancelled():

@@ -10,7 +10,7 @@ from motet.rpc.coalescing import coalescing_key
 
 Message = TypeVar("Message")
 
-LARGEST_OUTBOX_BYTES = 64 * 1024 * 1024
+MAX_OUTBOX_BYTES = 64 * 1024 * 1024
 """How many bytes may wait for one peer. The most that Motet sends at once are the prompts of a full runner that died:
 ten million tokens take half of this. A peer with more unread messages is too slow, and its stream ends."""
 
@@ -28,7 +28,7 @@ class Outbox(Generic[Message]):
 
     def __init__(
         self,
-        limit_bytes: int = LARGEST_OUTBOX_BYTES,
+        limit_bytes: int = MAX_OUTBOX_BYTES,
         *,
         subject: Callable[[Message], Hashable | None] = coalescing_key,
     ) -> None:
@@ -38,7 +38,7 @@ class Outbox(Generic[Message]):
         self._numbers = itertools.count()
         """Keys for messages without a subject. No subject is a number."""
         self._bytes = 0
-        self._there = asyncio.Event()
+        self._has_messages = asyncio.Event()
 
     @property
     def empty(self) -> bool:
@@ -57,12 +57,12 @@ class Outbox(Generic[Message]):
         size = MESSAGE_BYTES + _size_of(message)
         self._waiting[subject] = message, size
         self._bytes += size
-        self._there.set()
+        self._has_messages.set()
 
     async def get(self) -> Message:
         while (message := self.get_nowait()) is None:
-            self._there.clear()
-            await self._there.wait()
+            self._has_messages.clear()
+            await self._has_messages.wait()
         return message
 
     def get_nowait(self) -> Message | None:

@@ -16,7 +16,7 @@ from motet.rpc.outbox import Outbox
 log = structlog.get_logger(__name__)
 
 MAX_PACK_MESSAGES = 64
-LARGEST_PACK_BYTES = 1024 * 1024  # before its last message
+MAX_PACK_BYTES = 1024 * 1024  # before its last message
 
 
 async def write_all(outbox: Outbox[Any], write: Callable[[Any], Any]) -> None:
@@ -30,11 +30,7 @@ async def write_all(outbox: Outbox[Any], write: Callable[[Any], Any]) -> None:
 def packed(first: Any, outbox: Outbox[Any]) -> Any:
     """All waiting messages as one message: under load, a write costs more than the bytes in it."""
     waiting, size = [first], first.ByteSize()
-    while (
-        len(waiting) < MAX_PACK_MESSAGES
-        and size < LARGEST_PACK_BYTES
-        and (following := outbox.get_nowait()) is not None
-    ):
+    while len(waiting) < MAX_PACK_MESSAGES and size < MAX_PACK_BYTES and (following := outbox.get_nowait()) is not None:
         waiting.append(following)
         size += following.ByteSize()
     return first if len(waiting) == 1 else type(first)(more=waiting)
@@ -56,7 +52,7 @@ def unpacked(message: Any) -> Iterator[Any]:
         if (descriptor := getattr(one, "DESCRIPTOR", None)) is not None:
             member = one.WhichOneof(_ONEOF)
             if member is None:
-                _say_once(descriptor.full_name)
+                _warn_once(descriptor.full_name)
                 continue
             if (check := _checks_of(descriptor)[member]) is not None:
                 check(getattr(one, member))
@@ -64,7 +60,7 @@ def unpacked(message: Any) -> Iterator[Any]:
 
 
 _ONEOF = "message"  # the name of the oneof in every message of a stream
-_newer: set[str] = set()
+_warned: set[str] = set()
 """Kinds of messages for which the warning about a newer peer has been logged: one line each is enough."""
 
 
@@ -74,7 +70,7 @@ def _checks_of(descriptor: Descriptor) -> dict[str, Check | None]:
     return {field.name: check_of(field.message_type) for field in descriptor.oneofs_by_name[_ONEOF].fields}
 
 
-def _say_once(stream: str) -> None:
-    if stream not in _newer:
-        _newer.add(stream)
+def _warn_once(stream: str) -> None:
+    if stream not in _warned:
+        _warned.add(stream)
         log.warning("unknown_message_ignored", stream=stream, hint="The peer has a newer version.")

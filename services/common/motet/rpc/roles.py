@@ -52,7 +52,7 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, roles: Roles) -> None:
         self._roles = roles
-        self._said: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -62,18 +62,18 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
             return handler
 
         async def admit(context: Any) -> None:
-            shown = roles_of(context)
-            if roles is not None and shown & roles:
+            caller_roles = roles_of(context)
+            if roles is not None and caller_roles & roles:
                 return
-            who = " and ".join(sorted(shown)) or "nobody of Motet"
-            wanted = " or ".join(sorted(roles)) if roles else "nobody"
-            if (method, who) not in self._said:
-                self._said.add((method, who))
+            who = " and ".join(sorted(caller_roles)) or "no role"
+            wanted = " or ".join(sorted(roles)) if roles else "no role"
+            if (method, who) not in self._logged:
+                self._logged.add((method, who))
                 log.warning("call_refused", method=method, caller=who, allowed=wanted)
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"{method} is for {wanted}, and the caller's certificate says {who}: give each component the "
-                f"certificate of its own role (<role>.{tls.DOMAIN})",
+                f"{method} is only for the role {wanted}, but the caller's certificate has {who}. Give each component "
+                f"the certificate of its own role (<role>.{tls.DOMAIN}).",
             )
 
         return _guarded(handler, admit)

@@ -57,7 +57,7 @@ class Sessions(Generic[Peer, Up, Down]):
 
     `hello` returns the peer from a hello, and None for any other message. The hello must be the first message of a
     stream, and the only one. With it the session opens (`opened`); a stream that begins with another message is
-    refused. `heard` gets every message, also the hello. `closed` is called when the stream has ended for any reason.
+    refused. `received` gets every message, also the hello. `closed` is called when the stream has ended for any reason.
 
     `key` returns the key by which a peer is found; by default the peer itself. When a peer connects again, its new
     session replaces the old one, and `closed` is not called for the old one. A message to a peer that is not connected
@@ -67,7 +67,7 @@ class Sessions(Generic[Peer, Up, Down]):
     def __init__(
         self,
         *,
-        heard: Callable[[Session[Peer, Down], Up], None],
+        received: Callable[[Session[Peer, Down], Up], None],
         closed: Callable[[Session[Peer, Down]], None],
         hello: Callable[[Up], Peer | None] = lambda _: None,
         opened: Callable[[Session[Peer, Down]], None] = lambda _: None,
@@ -76,7 +76,7 @@ class Sessions(Generic[Peer, Up, Down]):
     ) -> None:
         self._hello = hello
         self._opened = opened
-        self._heard = heard
+        self._received = received
         self._closed = closed
         self._key = key
         self._make_outbox = outbox
@@ -98,13 +98,13 @@ class Sessions(Generic[Peer, Up, Down]):
         def receive(message: Up) -> None:
             hello = self._hello(message)
             if session is not None and hello is not None:
-                raise InvalidRequest("a stream has one hello, as its first message: open another stream")
+                raise InvalidRequest("a stream has only one hello, its first message; open another stream")
             if session is None:
                 if hello is None or not self._key(hello):
-                    raise InvalidRequest("the first message of a stream must be its hello, with a name in it")
+                    raise InvalidRequest("the first message of a stream must be a hello with the name of the sender")
                 open_for(hello)
             assert session is not None
-            self._heard(session, message)
+            self._received(session, message)
 
         try:
             if peer is not None:

@@ -16,11 +16,11 @@ log = structlog.get_logger(__name__)
 def main() -> None:
     process, database = read(ProcessSettings), read(Database)
 
-    async def bring(_stop: asyncio.Event, _registry: CollectorRegistry, _health: Health) -> None:
+    async def upgrade(_stop: asyncio.Event, _registry: CollectorRegistry, _health: Health) -> None:
         await migrate(database.url(process), wait_seconds=database.database_wait_seconds)
         log.info("database_up_to_date")
 
-    run("store", process, bring)
+    run("store", process, upgrade)
 
 
 if __name__ == "__main__":

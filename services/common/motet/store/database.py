@@ -38,13 +38,13 @@ class Store:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        with telling_why(self.engine.url):
+        with explaining_errors(self.engine.url):
             async with self.engine.begin() as connection:
                 yield connection
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        with telling_why(self.engine.url):
+        with explaining_errors(self.engine.url):
             async with self.engine.execution_options(**{_WRITES: True}).begin() as connection:
                 yield connection
 
@@ -103,7 +103,7 @@ async def use_write_ahead_log(store: Store, *, busy_seconds: float) -> None:
     give_up = time.monotonic() + busy_seconds
     while True:
         try:
-            with telling_why(store.engine.url):
+            with explaining_errors(store.engine.url):
                 async with store.engine.connect() as connection:
                     await connection.run_sync(_switch, busy_seconds)
                     return
@@ -132,7 +132,7 @@ def parse(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError:
-        raise SetupError(f"{url!r} is no database URL. {hint}") from None
+        raise SetupError(f"{url!r} is not a database URL. {hint}") from None
     if parsed.drivername not in ("sqlite+aiosqlite", "postgresql+asyncpg"):
         raise SetupError(f"databases of kind {parsed.drivername!r} are not supported. {hint}")
     return parsed
@@ -156,7 +156,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 @contextmanager
-def telling_why(url: URL) -> Iterator[None]:
+def explaining_errors(url: URL) -> Iterator[None]:
     """Turn errors of a driver into one message: which database, what is wrong, what to do.
 
     StoreRefused means that trying again does not help; StoreUnavailable that it may.
@@ -166,7 +166,7 @@ def telling_why(url: URL) -> Iterator[None]:
         yield
     except (DBAPIError, sqlite3.Error, OverflowError) as error:
         if _is_about_a_value(_original(error)):
-            raise StoreRefused(f"the database {where} never takes this value: {_original(error)}") from error
+            raise StoreRefused(f"the database {where} cannot store this value: {_original(error)}") from error
         raise StoreUnavailable(f"the database {where} {_reason(_original(error))}") from error
     except (SQLAlchemyError, OSError) as error:
         raise StoreUnavailable(
@@ -182,13 +182,13 @@ def _is_about_a_value(error: BaseException | None) -> bool:
     return (getattr(error, "sqlstate", None) or "").startswith("22")  # SQL's class "data exception"
 
 
-def may_come(error: StoreUnavailable) -> bool:
+def may_be_starting(error: StoreUnavailable) -> bool:
     """Whether the server may still be starting. False if it answers and refuses."""
     cause = _original(error.__cause__)
-    return isinstance(cause, OSError) or getattr(cause, "sqlstate", "") in _NOT_YET
+    return isinstance(cause, OSError) or getattr(cause, "sqlstate", "") in _STARTING_OR_BUSY
 
 
-_NOT_YET = {"57P03", "57P01", "53300"}  # starting up, going down, no connection left
+_STARTING_OR_BUSY = {"57P03", "57P01", "53300"}  # starting up, going down, no connection left
 
 
 def _original(error: BaseException | None) -> BaseException | None:
@@ -201,21 +201,21 @@ def _sqlite_code(error: BaseException | None) -> int:
 
 
 def _reason(error: BaseException | None) -> str:
-    known = {
-        sqlite3.SQLITE_FULL: "has no room to grow: the disk is full. Free some space; nothing kept so far is lost.",
-        sqlite3.SQLITE_BUSY: "stayed locked by another process for too long. Is another stack using it?",
+    by_sqlite_code = {
+        sqlite3.SQLITE_FULL: "cannot grow because the disk is full. Free some space. Everything stored before is safe.",
+        sqlite3.SQLITE_BUSY: "was locked by another process for too long. Does another stack use it?",
         sqlite3.SQLITE_READONLY: "is read-only. Give this user the right to write the file and its folder.",
         sqlite3.SQLITE_CANTOPEN: "cannot be opened. Does its folder exist, and may this user write there?",
         sqlite3.SQLITE_NOTADB: "is not a database. Move the file away, or use another --data-dir.",
-        sqlite3.SQLITE_CORRUPT: "is damaged. Restore a copy, or move the file away to start afresh.",
+        sqlite3.SQLITE_CORRUPT: "is damaged. Restore a copy, or move the file away to begin with an empty database.",
         sqlite3.SQLITE_IOERR: "cannot be read or written: the disk reports an error, or is full.",
     }
-    answers = {
-        "28P01": "lets nobody in with this user and password. Correct them in MOTET_DATABASE_URL.",
-        "28000": "does not let this user in. Correct MOTET_DATABASE_URL, or the server's pg_hba.conf.",
+    by_sqlstate = {
+        "28P01": "refuses this user or password. Correct them in MOTET_DATABASE_URL.",
+        "28000": "refuses this user. Correct MOTET_DATABASE_URL, or the server's pg_hba.conf.",
         "3D000": "does not exist on that server. Create it, or correct MOTET_DATABASE_URL.",
         "3F000": "has no schema that this user may use. Make the user of MOTET_DATABASE_URL the database's owner.",
-        "42501": "forbids this user what Motet needs. Make the user of MOTET_DATABASE_URL the database's owner.",
+        "42501": "refuses a right that Motet needs. Make the user of MOTET_DATABASE_URL the database's owner.",
     }
-    explanation = known.get(_sqlite_code(error)) or answers.get(getattr(error, "sqlstate", None) or "")
+    explanation = by_sqlite_code.get(_sqlite_code(error)) or by_sqlstate.get(getattr(error, "sqlstate", None) or "")
     return explanation or f"answered: {error}"

@@ -54,10 +54,10 @@ async def any_was_made(store: Store) -> bool:
 async def keys_in(store: Store, parts: Collection[str]) -> list[ApiKey]:
     """All keys whose ids are in these parts (see `part_of`)."""
     found: list[ApiKey] = []
-    theirs: ColumnElement[bool] = _PART.in_(parts)
+    in_parts: ColumnElement[bool] = _PART.in_(parts)
     if store.dialect == "sqlite":  # SQLite uses its index of ids only for ranges
-        theirs = or_(*(ApiKeyRow.id.between(part, part + "\x7f") for part in parts))
-    async for rows in _read(store, select(*_COLUMNS).where(theirs)):
+        in_parts = or_(*(ApiKeyRow.id.between(part, part + "\x7f") for part in parts))
+    async for rows in _read(store, select(*_COLUMNS).where(in_parts)):
         found.extend(map(_key, rows))
     return found
 
@@ -95,8 +95,8 @@ async def table_exists(store: Store) -> bool:
 
 
 async def change_mark(store: Store) -> tuple[Any, ...]:
-    """A value that changes whenever a command of ours changes which keys are accepted. So gateways read keys only after
-    a change. It is computed from the rows themselves, so it changes in the same transaction."""
+    """A value that changes whenever a command changes which keys are accepted. So gateways read keys only after a
+    change. It is computed from the rows themselves, so it changes in the same transaction."""
     async with store.read() as connection:
         return tuple((await connection.execute(select(*_mark()))).one())
 
@@ -118,7 +118,7 @@ async def revoke(store: Store, id_: str, *, tenant: str, at: datetime) -> bool:
     """Revoke a key. It counts at once, whatever the clocks of gateways say. If a key is revoked twice, the row has the
     first time. Returns False if the tenant has no such key."""
     async with store.write() as connection:
-        return await _end(connection, id_, tenant=tenant, at=at)
+        return await _revoke(connection, id_, tenant=tenant, at=at)
 
 
 async def rotate(store: Store, old: ApiKey, new: ApiKey, *, at: datetime) -> None:
@@ -129,33 +129,35 @@ async def rotate(store: Store, old: ApiKey, new: ApiKey, *, at: datetime) -> Non
     how long a successor should last.
     """
     async with store.write() as connection:
-        ours = _is(old.id, old.tenant)
-        row = (await connection.execute(select(*_COLUMNS).where(ours).with_for_update())).one_or_none()
-        there = (await connection.execute(select(*_COLUMNS).where(ApiKeyRow.id == new.id))).one_or_none()
-        if there is not None:
+        old_row = _row_of(old.id, old.tenant)
+        row = (await connection.execute(select(*_COLUMNS).where(old_row).with_for_update())).one_or_none()
+        existing = (await connection.execute(select(*_COLUMNS).where(ApiKeyRow.id == new.id))).one_or_none()
+        if existing is not None:
             next_ = f". Rotate {new.id}: motet key rotate {new.id}"
-            if why := _key(there).refusal_reason(new.created):
+            if why := _key(existing).refusal_reason(new.created):
                 next_ = f", which is {why}. Make a new one: motet key create --tenant {old.tenant}"
             raise SetupError(f"key {old.id} was already replaced by {new.id}{next_}")
-        if why := _key(row).refusal_reason(new.created) if row is not None else "gone":
+        if why := _key(row).refusal_reason(new.created) if row is not None else "deleted":
             raise SetupError(
                 f"key {old.id} is {why} and cannot be rotated. Make a new one: motet key create --tenant {old.tenant}"
             )
         await _add(connection, new)
         if at <= new.created:  # at once: a revoked key is refused whatever the clocks say
-            await _end(connection, old.id, tenant=old.tenant, at=at)
+            await _revoke(connection, old.id, tenant=old.tenant, at=at)
         else:
             later = (ApiKeyRow.expires.is_(None)) | (ApiKeyRow.expires > at)
-            await connection.execute(update(ApiKeyRow).where(ours & later).values(expires=at))
+            await connection.execute(update(ApiKeyRow).where(old_row & later).values(expires=at))
 
 
-async def _end(connection: AsyncConnection, id_: str, *, tenant: str, at: datetime) -> bool:
-    found = await connection.scalar(select(ApiKeyRow.id).where(_is(id_, tenant)))
-    await connection.execute(update(ApiKeyRow).where(_is(id_, tenant) & ApiKeyRow.revoked.is_(None)).values(revoked=at))
+async def _revoke(connection: AsyncConnection, id_: str, *, tenant: str, at: datetime) -> bool:
+    found = await connection.scalar(select(ApiKeyRow.id).where(_row_of(id_, tenant)))
+    await connection.execute(
+        update(ApiKeyRow).where(_row_of(id_, tenant) & ApiKeyRow.revoked.is_(None)).values(revoked=at)
+    )
     return found is not None
 
 
-def _is(id_: str, tenant: str) -> ColumnElement[bool]:
+def _row_of(id_: str, tenant: str) -> ColumnElement[bool]:
     return (ApiKeyRow.id == id_) & (ApiKeyRow.tenant == tenant)
 
 
@@ -180,9 +182,9 @@ def _key(row: Any) -> ApiKey:
 
 
 @lru_cache(64)
-def _scopes(said: str) -> frozenset[KeyScope]:
+def _scopes(text: str) -> frozenset[KeyScope]:
     # Scopes that this version does not know are ignored; the others still count.
-    return frozenset(KeyScope(one) for one in said.split(",") if one in set(KeyScope))
+    return frozenset(KeyScope(one) for one in text.split(",") if one in set(KeyScope))
 
 
 def _aware(at: datetime | None) -> datetime | None:

@@ -12,8 +12,14 @@ from alembic.util import CommandError
 from sqlalchemy import Connection
 
 from motet.errors import MotetError, StateDirectoryError, StoreUnavailable
-from motet.store.database import BUSY_SECONDS, may_come, open_store, parse, use_write_ahead_log
-from motet.store.schema_versions import DONE, READERS, only, record_readable_versions, split_version_table
+from motet.store.database import BUSY_SECONDS, may_be_starting, open_store, parse, use_write_ahead_log
+from motet.store.schema_versions import (
+    APPLIED_TABLE,
+    OLDEST_READER_TABLE,
+    record_readable_versions,
+    split_version_table,
+    version_in,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +44,7 @@ async def migrate(url: str, *, busy_seconds: float = BUSY_SECONDS, wait_seconds:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StateDirectoryError(
-                f"the folder {folder} cannot be made: {error.strerror}. Use another --data-dir."
+                f"cannot create the folder {folder}: {error.strerror}. Use another --data-dir."
             ) from None
     give_up = time.monotonic() + wait_seconds
     try:
@@ -46,7 +52,7 @@ async def migrate(url: str, *, busy_seconds: float = BUSY_SECONDS, wait_seconds:
             try:
                 await _migrate(url, busy_seconds)
             except StoreUnavailable as error:
-                if not may_come(error) or time.monotonic() > give_up:
+                if not may_be_starting(error) or time.monotonic() > give_up:
                     raise
                 log.info("waiting_for_database", reason=error.message)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -84,8 +90,8 @@ def _upgrade(connection: Connection) -> None:
     split_version_table(connection)
     config = configuration(connection)
     known = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
-    done = only(connection, DONE)
-    if done and done not in known and only(connection, READERS) in known:
+    done = version_in(connection, APPLIED_TABLE)
+    if done and done not in known and version_in(connection, OLDEST_READER_TABLE) in known:
         log.info("schema_is_newer", schema=done, hint="It was made so that this version can use it.")
         return
     command.upgrade(config, "head")

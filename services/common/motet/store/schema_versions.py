@@ -8,7 +8,7 @@ versions may run at once.
 
 from sqlalchemy import Connection, inspect, text
 
-DONE, READERS = "schema_version", "alembic_version"
+APPLIED_TABLE, OLDEST_READER_TABLE = "schema_version", "alembic_version"
 
 OLDEST_READER = "0001"
 """A migration that removes something that the version before needs must set this to its own number. Avoid that."""
@@ -17,17 +17,17 @@ OLDEST_READER = "0001"
 def split_version_table(connection: Connection) -> None:
     """Add `schema_version` to a database of an older Motet, which has only `alembic_version`."""
     tables = inspect(connection).get_table_names()
-    if READERS in tables and DONE not in tables:
-        _say(connection, DONE, only(connection, READERS))
+    if OLDEST_READER_TABLE in tables and APPLIED_TABLE not in tables:
+        _write_version(connection, APPLIED_TABLE, version_in(connection, OLDEST_READER_TABLE))
 
 
 def record_readable_versions(connection: Connection) -> None:
     """Store which versions may use the schema of this version."""
-    if only(connection, READERS) != OLDEST_READER:
-        _say(connection, READERS, OLDEST_READER)
+    if version_in(connection, OLDEST_READER_TABLE) != OLDEST_READER:
+        _write_version(connection, OLDEST_READER_TABLE, OLDEST_READER)
 
 
-def _say(connection: Connection, table: str, version: str) -> None:
+def _write_version(connection: Connection, table: str, version: str) -> None:
     # The same statement as Alembic's.
     connection.execute(
         text(
@@ -39,7 +39,7 @@ def _say(connection: Connection, table: str, version: str) -> None:
     connection.execute(text(f"INSERT INTO {table} VALUES (:version)"), {"version": version})  # noqa: S608
 
 
-def only(connection: Connection, table: str) -> str:
+def version_in(connection: Connection, table: str) -> str:
     """The version in a table; empty if there is none."""
     if table not in inspect(connection).get_table_names():
         return ""

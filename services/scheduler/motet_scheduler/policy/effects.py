@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from motet.domain import Digest, InstanceName, RequestId, Tenant
-from motet.runner_info import NOBODY, Capacity, Failure, RunnerIdentity, Tier
+from motet.runner_info import NO_TENANT, Capacity, Failure, RunnerIdentity, Tier
 from motet_scheduler.policy.values import AdapterReadiness, AdapterRef, AdapterStage, Catalog, Certificate, Promise
 
 # --------------------------------------------------------------------------------------------------------- to gateways
@@ -32,7 +32,7 @@ class SendRefused:
     epoch: int
     """Its last epoch: a gateway that runs the request under this or an earlier epoch ends it."""
     failure: Failure
-    tenant: Tenant = NOBODY
+    tenant: Tenant = NO_TENANT
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from motet.domain import BASE, RequestId, Tenant
 from motet.errors import EngineRestarted, Internal, ModelNotFound, MotetError, PoolSaturated
-from motet.runner_info import NOBODY, Failure
+from motet.runner_info import NO_TENANT, Failure
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.placement import OTHERS_FIRST, Placer, Positions
 from motet_scheduler.policy.queue import Queue
@@ -144,7 +144,9 @@ class GatewayEvents:
             )
         return None
 
-    def _refuse(self, gateway: str, request: RequestId, epoch: int, error: MotetError, tenant: Tenant = NOBODY) -> None:
+    def _refuse(
+        self, gateway: str, request: RequestId, epoch: int, error: MotetError, tenant: Tenant = NO_TENANT
+    ) -> None:
         """Refuse a request that is unknown, or that belongs to another gateway."""
         self._state.emit(effects.SendRefused(gateway, request, epoch, Failure.of(error), tenant))
 

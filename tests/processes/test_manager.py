@@ -1,4 +1,4 @@
-"""The keeper over real, small child processes."""
+"""The process manager, with real and small child processes."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ from motet.processes.linux import session_members
 from motet.telemetry import is_alive as answers
 from tests.common.waiting import PATIENCE_S
 
-POLICY = LifecycleConfig(stop_grace=PATIENCE_S, first_delay=0.05, last_delay=0.2, stable_after=0.2)
+CONFIG = LifecycleConfig(stop_grace=PATIENCE_S, first_delay=0.05, last_delay=0.2, stable_after=0.2)
 
 SLEEPER = "import time; time.sleep(60)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
@@ -66,8 +66,8 @@ def script(folder: Path, name: str, code: str, **more: object) -> ProcessSpec:
 
 
 @asynccontextmanager
-async def keeper(folder: Path, policy: LifecycleConfig = POLICY) -> AsyncIterator[ProcessManager]:
-    one = ProcessManager(ProcessRecords(folder / "records"), policy=policy)
+async def process_manager(folder: Path, config: LifecycleConfig = CONFIG) -> AsyncIterator[ProcessManager]:
+    one = ProcessManager(ProcessRecords(folder / "records"), config=config)
     try:
         yield one
     finally:
@@ -98,7 +98,7 @@ def identity(status: ProcessStatus) -> ProcessIdentity:
 
 
 async def test_a_killed_process_is_back_at_once(tmp_path: Path) -> None:
-    async with keeper(tmp_path, LifecycleConfig(first_delay=3600)) as one:
+    async with process_manager(tmp_path, LifecycleConfig(first_delay=3600)) as one:
         one.apply([script(tmp_path, "a", SLEEPER)])
         await until(lambda: only(one).ready)
         first = pid_of(only(one))
@@ -109,7 +109,7 @@ async def test_a_killed_process_is_back_at_once(tmp_path: Path) -> None:
 
 
 async def test_one_that_keeps_dying_waits_longer_and_longer(tmp_path: Path) -> None:
-    async with keeper(tmp_path, LifecycleConfig(first_delay=30)) as one:
+    async with process_manager(tmp_path, LifecycleConfig(first_delay=30)) as one:
         one.apply([script(tmp_path, "a", "raise SystemExit('no luck today')")])
         await until(lambda: only(one).failures == 2)
         assert only(one).phase is Phase.WAITING
@@ -119,7 +119,7 @@ async def test_one_that_keeps_dying_waits_longer_and_longer(tmp_path: Path) -> N
 
 async def test_what_only_a_person_can_fix_is_told_in_the_last_words(tmp_path: Path) -> None:
     code = "import sys; print('motet-runner: the model folder /x is missing', file=sys.stderr); sys.exit(2)"
-    async with keeper(tmp_path, LifecycleConfig(first_delay=30)) as one:
+    async with process_manager(tmp_path, LifecycleConfig(first_delay=30)) as one:
         one.apply([script(tmp_path, "a", code)])
         await until(lambda: only(one).failures == 1)
         assert only(one).exit_status == 2
@@ -133,7 +133,7 @@ async def test_ready_is_what_the_probe_says(tmp_path: Path) -> None:
     async def probe() -> bool:
         return answer
 
-    async with keeper(tmp_path) as one:
+    async with process_manager(tmp_path) as one:
         one.apply([script(tmp_path, "a", SLEEPER, probe=probe)])
         await until(lambda: only(one).phase is Phase.STARTING)
         await asyncio.sleep(0.15)
@@ -143,7 +143,7 @@ async def test_ready_is_what_the_probe_says(tmp_path: Path) -> None:
 
 
 async def test_stopping_is_polite_first_and_final_then(tmp_path: Path) -> None:
-    async with keeper(tmp_path, LifecycleConfig(stop_grace=0.2)) as one:
+    async with process_manager(tmp_path, LifecycleConfig(stop_grace=0.2)) as one:
         one.apply([script(tmp_path, "a", DEAF)])
         await until(lambda: "deaf" in (tmp_path / "a.log").read_text())
         process = identity(only(one))
@@ -154,7 +154,7 @@ async def test_stopping_is_polite_first_and_final_then(tmp_path: Path) -> None:
 
 
 async def test_what_a_process_started_goes_with_it(tmp_path: Path) -> None:
-    async with keeper(tmp_path) as one:
+    async with process_manager(tmp_path) as one:
         one.apply([script(tmp_path, "a", FAMILY)])
         await until(lambda: only(one).pid is not None and len(session_members(identity(only(one)))) == 2)
         members = session_members(identity(only(one)))
@@ -163,7 +163,7 @@ async def test_what_a_process_started_goes_with_it(tmp_path: Path) -> None:
 
 
 async def test_a_changed_command_replaces_the_process(tmp_path: Path) -> None:
-    async with keeper(tmp_path) as one:
+    async with process_manager(tmp_path) as one:
         one.apply([script(tmp_path, "a", SLEEPER)])
         await until(lambda: only(one).ready)
         first = identity(only(one))
@@ -174,7 +174,7 @@ async def test_a_changed_command_replaces_the_process(tmp_path: Path) -> None:
 
 
 async def test_everything_stops_in_its_order(tmp_path: Path) -> None:
-    async with keeper(tmp_path) as one:
+    async with process_manager(tmp_path) as one:
         one.apply([script(tmp_path, name, LAST_ACT, stop_order=order) for order, name in enumerate("abc")])
         await until(
             lambda: all(
@@ -186,16 +186,16 @@ async def test_everything_stops_in_its_order(tmp_path: Path) -> None:
         assert ended == sorted(ended)
 
 
-async def test_the_next_keeper_adopts_what_still_runs_and_starts_what_does_not(tmp_path: Path) -> None:
+async def test_the_next_process_manager_adopts_what_still_runs_and_starts_what_does_not(tmp_path: Path) -> None:
     specs = [script(tmp_path, "a", SLEEPER), script(tmp_path, "b", SLEEPER)]
-    async with keeper(tmp_path) as first:
+    async with process_manager(tmp_path) as first:
         first.apply(specs)
         await until(lambda: all(status.ready for status in first.statuses()))
         before = {status.name: pid_of(status) for status in first.statuses()}
-        children = [kept.child for kept in first._kept.values()]
+        children = [process.child for process in first._processes.values()]
         first.release()
         os.kill(before["b"], signal.SIGKILL)
-        async with keeper(tmp_path) as second:
+        async with process_manager(tmp_path) as second:
             second.apply(specs)
             await until(lambda: all(status.ready for status in second.statuses()))
             after = {status.name: status for status in second.statuses()}
@@ -213,16 +213,16 @@ async def test_the_next_keeper_adopts_what_still_runs_and_starts_what_does_not(t
 
 async def test_a_pid_that_now_belongs_to_another_process_is_not_adopted(tmp_path: Path) -> None:
     records = ProcessRecords(tmp_path / "records")
-    async with keeper(tmp_path) as one:
+    async with process_manager(tmp_path) as one:
         one.apply([script(tmp_path, "a", SLEEPER), script(tmp_path, "b", SLEEPER)])
         await until(lambda: all(status.ready for status in one.statuses()))
         content = (tmp_path / "records" / "a.json").read_text()
         record = records.read()["a"]
         forged = content.replace(str(record.start_ticks), str(record.start_ticks - 7))
-        children = [kept.child for kept in one._kept.values()]
+        children = [process.child for process in one._processes.values()]
         one.release()
         (tmp_path / "records" / "a.json").write_text(forged)
-        async with keeper(tmp_path) as second:
+        async with process_manager(tmp_path) as second:
             second.apply([script(tmp_path, "a", SLEEPER), script(tmp_path, "b", SLEEPER)])
             await until(lambda: all(status.ready for status in second.statuses()))
             assert {s.name: s for s in second.statuses()}["a"].pid != record.pid
@@ -234,19 +234,19 @@ async def test_a_pid_that_now_belongs_to_another_process_is_not_adopted(tmp_path
 
 
 async def test_records_of_a_stack_that_is_over_count_for_nothing(tmp_path: Path) -> None:
-    async with keeper(tmp_path) as one:
+    async with process_manager(tmp_path) as one:
         one.apply([script(tmp_path, "a", SLEEPER)])
         await until(lambda: only(one).ready)
         saved = (tmp_path / "records" / "a.json").read_bytes()
     (tmp_path / "records" / "a.json").write_bytes(saved)
-    async with keeper(tmp_path) as second:
+    async with process_manager(tmp_path) as second:
         second.apply([script(tmp_path, "a", SLEEPER)])
         await until(lambda: only(second).ready)
         assert only(second).restarts == 0
 
 
 async def test_a_command_that_does_not_exist_is_a_reason_and_no_crash(tmp_path: Path) -> None:
-    async with keeper(tmp_path, LifecycleConfig(first_delay=30)) as one:
+    async with process_manager(tmp_path, LifecycleConfig(first_delay=30)) as one:
         one.apply([ProcessSpec(name="a", kind="test", command=("/no/such/program",), log=tmp_path / "a.log")])
         await until(lambda: only(one).failures == 2)
         assert only(one).reason.startswith("/no/such/program cannot be started: ")
@@ -268,7 +268,7 @@ def test_a_record_that_cannot_be_read_describes_nobody(tmp_path: Path, content: 
 
 
 async def test_a_process_that_is_killed_for_a_reason_comes_back_and_tells_it(tmp_path: Path) -> None:
-    async with keeper(tmp_path) as one:
+    async with process_manager(tmp_path) as one:
         one.apply([script(tmp_path, "a", FAMILY)])
         await until(lambda: only(one).ready and len(session_members(identity(only(one)))) == 2)
         first = identity(only(one))
@@ -282,22 +282,22 @@ async def test_a_process_that_is_killed_for_a_reason_comes_back_and_tells_it(tmp
 
 async def test_a_process_that_is_stopped_is_replaced(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/m.sock"
-    async with keeper(tmp_path, replace(POLICY, liveness_seconds=2.0)) as one:
+    async with process_manager(tmp_path, replace(CONFIG, liveness_seconds=2.0)) as one:
         command = (sys.executable, "-c", SERVER, address)
         one.apply(
             [ProcessSpec(name="a", kind="t", command=command, log=tmp_path / "a.log", alive=lambda: answers(address))]
         )
-        await until(lambda: one._kept["a"].life.answered)
+        await until(lambda: one._processes["a"].life.was_alive)
         first = identity(only(one))
         os.kill(first.pid, signal.SIGSTOP)
-        await until(lambda: only(one).restarts and one._kept["a"].life.answered)
+        await until(lambda: only(one).restarts and one._processes["a"].life.was_alive)
         assert only(one).pid != first.pid
-        assert only(one).reason == "it answered nothing for 2 s"
+        assert only(one).reason == "it did not answer for 2 s"
         assert not is_alive(first)
 
 
 async def test_what_is_stopped_and_shall_end_is_killed_after_its_grace(tmp_path: Path) -> None:
-    async with keeper(tmp_path, replace(POLICY, stop_grace=0.2)) as one:
+    async with process_manager(tmp_path, replace(CONFIG, stop_grace=0.2)) as one:
         one.apply([script(tmp_path, "a", SLEEPER)])
         await until(lambda: only(one).ready)
         os.kill(pid_of(only(one)), signal.SIGSTOP)
