@@ -310,7 +310,7 @@ async def test_every_start_is_a_new_candidate(leases: FakeLeaseApi) -> None:
     ("fields", "said"),
     [
         ({"seconds": 5}, "their sum at most MOTET_LEASE_SECONDS"),
-        ({"retry_seconds": 10}, "MOTET_LEASE_RETRY_SECONDS < MOTET_LEASE_RENEW_SECONDS"),
+        ({"retry_seconds": 10}, "MOTET_LEASE_RETRY_SECONDS must be less than MOTET_LEASE_RENEW_SECONDS"),
         ({"name": "it"}, "MOTET_LEASE_NAMESPACE"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_stored_term_counts_only_if_we_can_have_written_it(text: str, fits: bo
 
 def test_an_epoch_that_none_could_follow_is_refused() -> None:
     assert check_epoch(3, "a") == 3
-    with pytest.raises(InvalidRequest, match="epoch 4294967295 of 'a'"):
+    with pytest.raises(InvalidRequest, match="epoch 4294967295 of request 'a'"):
         check_epoch(2**32 - 1, "a")
     with pytest.raises(InvalidRequest):
         RunnerRequest.from_proto(common_pb2.RunnerRequest(request="a", epoch=2**32 - 1))

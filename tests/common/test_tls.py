@@ -210,11 +210,11 @@ def break_authority(folder: Path) -> None:
             lambda folder: Authority().issue(folder / "o", "gateway") and mix(folder, "tls.key"),
             "do not belong together",
         ),
-        (lambda folder: Authority().issue(folder / "o", "gateway") and mix(folder, "ca.crt"), "not good for gateway"),
+        (lambda folder: Authority().issue(folder / "o", "gateway") and mix(folder, "ca.crt"), "not valid for gateway"),
         (lambda folder: Authority().issue(folder, "gateway", life=-DAY), "certificate has expired"),
         (
             lambda folder: Authority().issue(folder, "runner"),
-            r"not good for gateway\.motet\.internal: Hostname mismatch",
+            r"not valid for gateway\.motet\.internal: Hostname mismatch",
         ),
         (lambda folder: Authority().issue(folder, "gateway", for_clients=False), "purpose"),
     ],

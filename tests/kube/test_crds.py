@@ -194,4 +194,4 @@ def test_kubectl_get_shows_both_kinds_and_what_was_reported(cluster: Cluster, te
 def test_a_field_is_explained(cluster: Cluster, tenant: str) -> None:
     assert tenant
     said = cluster.kubectl("explain", "lora.spec.placement.minReplicas")
-    assert "resident even when nobody asks" in " ".join(said.split())
+    assert "resident, also without requests" in " ".join(said.split())

@@ -27,11 +27,10 @@ GOOD = {"LoRAAdapter": ADAPTER, "ServingPool": POOL}
 
 NAME_LENGTH = "name must be 63 characters or fewer (it becomes a label value)"
 UNSAFE = "must not contain '..', '@', '?' or '%' (no traversal, no inline credentials, no signed URLs)"
-USE = {
-    "LoRAAdapter": "use file:// or hf:// or https://",
-    "ServingPool": "use file:// or pvc:// or hf:// or https://",
+SCHEMES = {
+    "LoRAAdapter": "file:// or hf:// or https://",
+    "ServingPool": "file:// or pvc:// or hf:// or https://",
 }
-SCHEME = "must not have a scheme that Motet does not know; "
 A_URI = "must be a URI such as hf://organisation/name or https://files.example.com/legal/, without spaces"
 A_REPOSITORY = "must name a repository of the hub, as hf://organisation/name"
 A_CLAIM = "must name a claim and a folder in it, as pvc://models/llama"
@@ -52,7 +51,7 @@ A_TENANT = "must be a namespace, or '*' for all that the pool admits"
 ALONE = "'*' must be the only entry"
 A_MODEL_NAME = (
     "must be letters, digits, '-', '_' and '.', beginning and ending with a letter or digit; "
-    "'/' and ':' separate tenant and pool in what clients say"
+    "in requests '/' and ':' separate it from a tenant or a pool"
 )
 A_SERVED_NAME = "must be letters, digits, '-', '_' and '.', with at most one '/' inside"
 A_DIGEST = "must be 'sha256:' and 64 lower-case hex digits"
@@ -108,8 +107,11 @@ def of_a_uri(kind: str, field: str) -> list[InvalidObject]:
         InvalidObject(kind, field, "file:///a b", A_URI),
         InvalidObject(kind, field, "file:///a/../b", UNSAFE),
         InvalidObject(kind, field, "file:///a?token=x", UNSAFE),
-        *(InvalidObject(kind, field, f"{scheme}://host/a", message + USE[kind]) for scheme, message in NOT_YET.items()),
-        InvalidObject(kind, field, "ftp://host/a", SCHEME + USE[kind]),
+        *(
+            InvalidObject(kind, field, f"{scheme}://host/a", message + "use " + SCHEMES[kind])
+            for scheme, message in NOT_YET.items()
+        ),
+        InvalidObject(kind, field, "ftp://host/a", "must begin with " + SCHEMES[kind]),
         InvalidObject(kind, field, "hf://organisation", A_REPOSITORY),
         InvalidObject(kind, field, "file://adapters/legal", ABSOLUTE, only_in_a_cluster=True),
     ]
@@ -270,7 +272,8 @@ BROKEN = [
         "ServingPool",
         "spec.template.labels",
         {"labels": {"app.kubernetes.io/component": "gateway"}},
-        "must not begin with motet.dev/ or app.kubernetes.io/ or pod-template-hash: by those others know the pod",
+        "must not begin with motet.dev/ or app.kubernetes.io/ or pod-template-hash: Motet and Kubernetes use these "
+        "keys themselves",
         at="spec.template",
     ),
     InvalidObject(
@@ -278,7 +281,7 @@ BROKEN = [
         "spec.template.annotations",
         {"annotations": {"container.apparmor.security.beta.kubernetes.io/runner": "unconfined"}},
         "must not begin with motet.dev/ or controller.kubernetes.io/ or "
-        "container.apparmor.security.beta.kubernetes.io/: by those others know the pod",
+        "container.apparmor.security.beta.kubernetes.io/: Motet and Kubernetes use these keys themselves",
         at="spec.template",
     ),
     InvalidObject(

@@ -42,7 +42,7 @@ LONG = "x" * 64
 A_LABEL = "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit"
 A_MODEL_NAME = (
     "must be letters, digits, '-', '_' and '.', beginning and ending with a letter or digit; "
-    "'/' and ':' separate tenant and pool in what clients say"
+    "in requests '/' and ':' separate it from a tenant or a pool"
 )
 UNSAFE = "must not contain '..', '@', '?' or '%' (no traversal, no inline credentials, no signed URLs)"
 PRESETS = "paged-chunk, orca, s3, oracle, punica, ft-max"
@@ -108,7 +108,7 @@ def test_the_bundled_manifests_are_valid() -> None:
         ("replicas: 1001", "replicas: must be at most 1000, not 1001"),
         ('replicas: "2"', "replicas: must be a whole number, not '2'"),
         ("replicas: 1.5", "replicas: must be a whole number, not 1.5"),
-        ("replica: 2", "replica: is no field here; did you mean replicas?"),
+        ("replica: 2", "replica: is not a known field; did you mean replicas?"),
         ("role: mixed", "role: must be Mixed, not 'mixed'; did you mean Mixed?"),
         ("role: Token", "role: not yet: Token (pools that only generate tokens) comes later"),
         ("group: a/b", f"group: {A_LABEL}; not 'a/b'"),
@@ -116,7 +116,7 @@ def test_the_bundled_manifests_are_valid() -> None:
         ("drainTimeoutSeconds: 86401", "drainTimeoutSeconds: must be at most 86400, not 86401"),
         ("engine: {maxLoraRank: 0}", "engine.maxLoraRank: must be at least 1, not 0"),
         ("engine: {maxLoraRank: 513}", "engine.maxLoraRank: must be at most 512, not 513"),
-        ("engine: {kvCacheMib: 64}", "engine.kvCacheMib: is no field here; did you mean kvCacheMiB?"),
+        ("engine: {kvCacheMib: 64}", "engine.kvCacheMib: is not a known field; did you mean kvCacheMiB?"),
         (
             "engine: {preset: orka}",
             f"engine.preset: must be one of {PRESETS}, not 'orka'; did you mean orca?",
@@ -150,7 +150,7 @@ def test_the_bundled_manifests_are_valid() -> None:
         ),
         (
             "template: {env: [{name: TZ}, {name: TZ}]}",
-            "template.env: name must differ from entry to entry; TZ is there twice",
+            "template.env: two entries have the same name: TZ; remove one or rename it",
         ),
         (
             "template: {volumes: []}",
@@ -201,7 +201,7 @@ def test_a_pool_may_tune_its_libraries() -> None:
             "placement.minReplicas: minReplicas must be less than or equal to maxReplicas",
         ),
         ("limits: {}", "limits: not yet: limits per adapter come later; remove this field for now"),
-        ("baseMode: x", "baseMode: is no field here; did you mean baseModel?"),
+        ("baseMode: x", "baseMode: is not a known field; did you mean baseModel?"),
     ],
 )
 def test_an_adapter_that_breaks_a_rule_hears_which(field: str, complaint: str) -> None:
@@ -230,7 +230,7 @@ SOURCE_COMPLAINTS = {
     '{uri: "file://a?token=x"}': UNSAFE,
     '{uri: "/models/a"}': "must be a URI such as hf://organisation/name or "
     "https://files.example.com/legal/, without spaces; not '/models/a'",
-    '{uri: "ftp://host/a"}': "must not have a scheme that Motet does not know; use file:// or hf:// or https://",
+    '{uri: "ftp://host/a"}': "must begin with file:// or hf:// or https://",
     '{uri: "hf://repo"}': "must name a repository of the hub, as hf://organisation/name",
     '{uri: "s3://bucket/a"}': "not yet: s3:// (object stores) comes later; use file:// or hf:// or https://",
 }
@@ -266,14 +266,14 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     [
         (
             "kind: LoraAdapter",
-            f"1:7: kind: LoraAdapter is none of the kinds that Motet reads ({KINDS}); did you mean LoRAAdapter?",
+            f"1:7: kind: must be one of {KINDS}, not LoraAdapter; did you mean LoRAAdapter?",
         ),
-        ("kind: Deployment", f"1:7: kind: Deployment is none of the kinds that Motet reads ({KINDS})"),
+        ("kind: Deployment", f"1:7: kind: must be one of {KINDS}, not Deployment"),
         ("apiVersion: v1", f"1:1: kind: must be set to one of {KINDS}"),
         ("kind: ServingPool", "1:1: apiVersion: must be motet.dev/v1alpha1 for a ServingPool"),
         (
             "kind: ServingPool\napiVersion: motet.dev/v1",
-            "2:13: apiVersion: this Motet reads motet.dev/v1alpha1 of ServingPool, not motet.dev/v1",
+            "2:13: apiVersion: must be motet.dev/v1alpha1: this version of Motet does not read motet.dev/v1",
         ),
         ("- a\n- b", "1:1: must be an object with apiVersion, kind and metadata, not a list"),
         ("a: [", "2:1: is not YAML: did not find expected node content"),

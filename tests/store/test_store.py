@@ -264,7 +264,7 @@ async def test_a_postgresql_server_that_is_away_is_named_without_its_password() 
 @pytest.mark.parametrize(
     ("database", "password", "said"),
     [
-        ("postgres", "wrong", r"with this user and password\. Correct them in MOTET_DATABASE_URL"),
+        ("postgres", "wrong", r"refuses this user or password\. Correct them in MOTET_DATABASE_URL"),
         ("nowhere", "secret", r"nowhere does not exist on that server\. Create it, or correct MOTET_DATABASE_URL"),
     ],
 )

@@ -53,4 +53,4 @@ class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
     def _append(self, group: list[bytes]) -> None:
         self._groups.append(group)
         self._bytes += sum(map(len, group))
-        self._there.set()
+        self._has_messages.set()

@@ -1,4 +1,4 @@
-"""`LoRAAdapter`: one tenant's variation of a pool's base model."""
+"""`LoRAAdapter`: LoRA weights of one tenant, for the base model of a pool."""
 
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
@@ -29,13 +29,13 @@ Priority = Literal["Interactive", "Standard", "Batch"]
 
 
 class PoolRef(ResourceModel):
-    """Who serves the adapter. Immutable."""
+    """The group of pools that serves the adapter. Immutable."""
 
     name: DnsLabel
-    """The group of pools that serves the adapter; a pool that names no group is its own."""
+    """The name of the group. A pool without `spec.group` is a group with the pool's name."""
 
     namespace: DnsLabel | None = None
-    """Absent: the adapter's own."""
+    """The namespace of the group. Absent: the adapter's namespace."""
 
     model_config = ConfigDict(json_schema_extra={"x-kubernetes-map-type": "atomic"})
     transitions: ClassVar = (
@@ -47,28 +47,29 @@ class ClaimSource(ResourceModel):
     """A folder on a volume that the pool mounts."""
 
     claim_name: ObjectReference
-    """A claim of the pool's namespace; one of its `spec.adapterVolumes` that admits this namespace."""
+    """A claim in the pool's namespace. The pool's `spec.adapterVolumes` must have it and admit this namespace."""
 
     path: RelativePath
-    """The PEFT folder, counted from the root of the volume (from its `subPath`, where the pool sets one)."""
+    """The path of the PEFT folder, from the root of the volume (or from its `subPath`, if the pool sets one)."""
 
 
 class AdapterSource(ResourceModel):
-    """Where the adapter's bytes are. A change makes a new revision; the old one serves until the new one can."""
+    """Where the adapter's files are. A change makes a new revision. The old one serves until the new one has a
+    certificate."""
 
     uri: AdapterUri | None = None
-    """Where the PEFT folder lies: `hf://organisation/name`, or `https://…/` of a folder. `file://` only where
-    `motet up` runs; a relative path counts from the manifest's folder."""
+    """The address of the PEFT folder: `hf://organisation/name`, or `https://…/` of a folder. `file://` works only with
+    `motet up`; a relative path begins at the manifest's folder."""
 
     persistent_volume_claim: ClaimSource | None = None
     revision: SourceRevision | None = None
-    """Of `hf://`: a branch, tag or commit; absent: the main branch."""
+    """Only for `hf://`: a branch, tag or commit. Absent: the main branch."""
 
     digest: Digest | None = None
-    """What the bytes must add up to. Absent: whatever is there, and its digest is reported."""
+    """The digest that the files must have. Absent: any files are accepted, and the status reports their digest."""
 
     credentials_secret_ref: SecretReference | None = None
-    """What the source asks for, if it does; the pool's runners must have been granted that Secret."""
+    """The Secret with the credentials for the source, if it needs any. The pool's runners must have access to it."""
 
     rules: ClassVar = (
         Rule(
@@ -112,10 +113,10 @@ class AdapterPlacement(ResourceModel):
     """How many runners hold the adapter."""
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 0
-    """Runners that keep it resident even when nobody asks; 0 loads it at the first request."""
+    """How many runners keep the adapter resident, also without requests. 0: its first request loads it."""
 
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = MAX_REPLICAS
-    """Runners that may hold it at most."""
+    """The largest number of runners that may hold the adapter."""
 
     rules: ClassVar = (
         Rule(
@@ -128,26 +129,26 @@ class AdapterPlacement(ResourceModel):
 
 
 class LoRAAdapterSpec(ResourceModel):
-    """What the tenant wants."""
+    """What the tenant declares."""
 
     pool_ref: PoolRef
     model_name: ModelName | None = None
-    """What clients say; absent: the object's name."""
+    """The name in requests. Absent: the object's name."""
 
     source: AdapterSource
     base_model: ServedName | None = None
-    """A claim, checked against the pool's served name."""
+    """The base model that the adapter was made for. If set, it must be the pool's served name."""
 
     placement: AdapterPlacement = AdapterPlacement()
     priority: Priority = "Standard"
     """The highest class that a request to this adapter may have."""
 
     share: Annotated[list[TenantOrAll], Field(max_length=64)] = Field(default_factory=list)
-    """Namespaces that may use it as `namespace/modelName`, or `["*"]`: all that the pool admits. What they use counts
-    as theirs. Taking one away ends no request that runs."""
+    """Namespaces that may use the adapter as `namespace/modelName`. `["*"]`: all that the pool admits. Their requests
+    count as theirs. If you remove a namespace, its running requests go on to their end."""
 
     suspend: bool = False
-    """Unload it everywhere and keep the object."""
+    """True: no runner holds or serves the adapter. The object stays."""
 
     rules: ClassVar = (
         Rule(

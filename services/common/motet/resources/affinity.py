@@ -12,16 +12,16 @@ Weight = Annotated[int, Field(ge=1, le=100)]
 
 
 class NodeRequirement(ResourceModel):
-    """One thing asked of a node's labels."""
+    """A requirement for one label of a node."""
 
     key: LabelKey
-    """Which label."""
+    """The name of the label."""
 
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-    """How the label is judged."""
+    """How the label is compared."""
 
     values: Annotated[list[LabelValue], Field(max_length=64)] = Field(default_factory=list)
-    """For `In` and `NotIn`: the values compared with; for `Gt` and `Lt`: one whole number."""
+    """For `In` and `NotIn`: the values to compare with. For `Gt` and `Lt`: one whole number."""
 
     rules: ClassVar = (
         Rule(
@@ -44,69 +44,69 @@ class NodeTerms(ResourceModel):
     """Nodes that meet one term."""
 
     node_selector_terms: Annotated[list[NodeTerm], Field(min_length=1, max_length=8)]
-    """Any of them will do."""
+    """A node must meet at least one of them."""
 
 
 class PreferredNodes(ResourceModel):
     """Nodes that are better than others."""
 
     weight: Weight
-    """How much."""
+    """How much this preference counts, from 1 to 100."""
 
     preference: NodeTerm
 
 
 class NodeAffinity(ResourceModel):
-    """By the labels of nodes."""
+    """Which nodes, by their labels."""
 
     required_during_scheduling_ignored_during_execution: NodeTerms | None = None
-    """No others."""
+    """Runners run only on these nodes."""
 
     preferred_during_scheduling_ignored_during_execution: Annotated[list[PreferredNodes], Field(max_length=8)] = Field(
         default_factory=list
     )
-    """These first."""
+    """Runners run on these nodes if they can."""
 
 
 class PodTerm(ResourceModel):
-    """A place where pods of the pool's namespace are."""
+    """A domain of nodes (such as one node or one zone) in which there are certain pods of the pool's namespace."""
 
     label_selector: LabelSelector
-    """Which pods."""
+    """The pods, by their labels."""
 
     topology_key: LabelKey
-    """The node label that makes a place, such as kubernetes.io/hostname."""
+    """The node label whose values are the domains, such as kubernetes.io/hostname."""
 
 
 class PreferredPods(ResourceModel):
-    """Places that are better than others."""
+    """Domains that are better than others."""
 
     weight: Weight
-    """How much."""
+    """How much this preference counts, from 1 to 100."""
 
     pod_affinity_term: PodTerm
 
 
 class PodAffinity(ResourceModel):
-    """By the pods that are there."""
+    """Which domains, by the pods in them."""
 
     required_during_scheduling_ignored_during_execution: Annotated[list[PodTerm], Field(max_length=8)] = Field(
         default_factory=list
     )
-    """No other places."""
+    """Always: with `podAffinity` runners run only in these domains, with `podAntiAffinity` in none of them."""
 
     preferred_during_scheduling_ignored_during_execution: Annotated[list[PreferredPods], Field(max_length=8)] = Field(
         default_factory=list
     )
-    """These first."""
+    """If possible: with `podAffinity` runners run in these domains, with `podAntiAffinity` in others."""
 
 
 class Affinity(ResourceModel):
-    """Which nodes, and beside which pods. Pods of other namespaces cannot be named."""
+    """On which nodes runners run, and near which pods. Only pods of the pool's namespace can be named."""
 
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None
-    """Where these pods are."""
+    """Runners run in domains with these pods."""
 
     pod_anti_affinity: PodAffinity | None = None
-    """Where these pods are not."""
+    """Runners run in domains without these pods."""

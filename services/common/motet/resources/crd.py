@@ -62,19 +62,19 @@ ADAPTER = CustomResource(
     status=LoRAAdapterStatus,
     plural="loraadapters",
     short="lora",
-    meaning="One tenant's variation of a pool's base model. The namespace is the tenant.",
+    meaning="LoRA weights of one tenant, for the base model of a pool. The namespace is the tenant.",
     columns=(
         READY,
         REASON,
         PrinterColumn("Pool", ".spec.poolRef.name", "the group of pools that serves it"),
-        PrinterColumn("Base Model", ".status.baseModel", "what the pool serves"),
-        PrinterColumn("Rank", ".status.artifact.rank", "of its largest matrix", "integer"),
-        PrinterColumn("Loaded", ".status.placementSummary", "runners that hold it, and of how many that should"),
-        PrinterColumn("Model", ".status.modelName", "what clients call it"),
+        PrinterColumn("Base Model", ".status.baseModel", "the base model that the pool serves"),
+        PrinterColumn("Rank", ".status.artifact.rank", "the largest rank of its matrices", "integer"),
+        PrinterColumn("Loaded", ".status.placementSummary", "how many runners hold it, and how many should"),
+        PrinterColumn("Model", ".status.modelName", "its name in requests"),
         AGE,
-        PrinterColumn("Digest", ".status.artifact.shortDigest", "of the bytes that serve", wide=True),
-        PrinterColumn("Size", ".status.artifact.sizeBytes", "in bytes", "integer", wide=True),
-        PrinterColumn("Suspended", ".spec.suspend", "whether it is set aside", "boolean", wide=True),
+        PrinterColumn("Digest", ".status.artifact.shortDigest", "the digest of the files that serve", wide=True),
+        PrinterColumn("Size", ".status.artifact.sizeBytes", "the size of these files in bytes", "integer", wide=True),
+        PrinterColumn("Suspended", ".spec.suspend", "whether it is suspended", "boolean", wide=True),
     ),
 )
 POOL = CustomResource(
@@ -85,14 +85,14 @@ POOL = CustomResource(
     meaning="Runners that share one base model, one configuration and one size.",
     columns=(
         READY,
-        PrinterColumn("Replicas", ".status.replicaSummary", "runners that serve, of those wanted"),
-        PrinterColumn("Desired", ".status.desiredReplicas", "runners wanted", "integer"),
+        PrinterColumn("Replicas", ".status.replicaSummary", "how many runners serve, and how many are wanted"),
+        PrinterColumn("Desired", ".status.desiredReplicas", "how many runners are wanted", "integer"),
         PrinterColumn("Mode", ".spec.autoscaling.mode", "who decides how many"),
-        PrinterColumn("Adapters", ".status.adapters.summary", "adapters loaded, of those accepted"),
-        PrinterColumn("Base Model", ".status.servedName", "what clients call it"),
+        PrinterColumn("Adapters", ".status.adapters.summary", "how many adapters are loaded, and how many accepted"),
+        PrinterColumn("Base Model", ".status.servedName", "the name of the base model in requests"),
         AGE,
         PrinterColumn("Reason", REASON.path, REASON.meaning, wide=True),
-        PrinterColumn("Revision", ".status.currentRevision", "the configuration that serves", wide=True),
+        PrinterColumn("Revision", ".status.currentRevision", "the revision that serves", wide=True),
     ),
     scale=True,
 )
@@ -226,7 +226,7 @@ def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) 
         # Pydantic sorts the keys. We write the rule first, for people who read the file.
         made[VALIDATIONS] = [_only(rule, *(key for key in _RULE if key in rule)) for rule in rules]
     if left := given.keys() - _GONE:
-        raise ValueError(f"a structural schema has no word for {', '.join(sorted(left))}")
+        raise ValueError(f"a structural schema cannot have {', '.join(sorted(left))}")
     return made
 
 
@@ -235,7 +235,7 @@ def _inlined(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
     given = dict(schema)
     choices = [choice for choice in given.pop("anyOf", []) if choice.get("type") != "null"]
     if len(choices) > 1:
-        raise ValueError("a field of several types cannot be said in a structural schema")
+        raise ValueError("a structural schema cannot have a field of several types")
     for choice in choices:
         given = _inlined(choice, definitions) | given
     if "$ref" in given:

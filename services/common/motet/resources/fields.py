@@ -106,7 +106,7 @@ PATTERN_SENTENCES = {
     _DNS_LABEL: "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit",
     _TENANT: "must be a namespace, or '*' for all that the pool admits",
     _MODEL_NAME: "must be letters, digits, '-', '_' and '.', beginning and ending with a letter or digit; "
-    "'/' and ':' separate tenant and pool in what clients say",
+    "in requests '/' and ':' separate it from a tenant or a pool",
     _SERVED_NAME: "must be letters, digits, '-', '_' and '.', with at most one '/' inside",
     _DIGEST: "must be 'sha256:' and 64 lower-case hex digits",
     URI_PATTERN: URI_SENTENCE,
@@ -186,30 +186,30 @@ class UniqueBy:
         for entry in entries:
             value = entry.model_dump(by_alias=True)[self._key]
             if value in seen:
-                sentence = f"{self._key} must differ from entry to entry; {value} is there twice"
+                sentence = f"two entries have the same {self._key}: {value}; remove one or rename it"
                 raise PydanticCustomError("rule", "{sentence}", {"field": "", "sentence": sentence})
             seen.add(value)
         return entries
 
 
 class SecretReference(ResourceModel):
-    """A Secret of the object's own namespace, by name."""
+    """The name of a Secret in the namespace of the object."""
 
     name: ObjectReference
-    """Its keys: `token`, or `username` and `password`."""
+    """The Secret's name. Its keys must be `token`, or `username` and `password`."""
 
 
 class ObjectMeta(ResourceModel):
     """The part of Kubernetes' metadata that Motet reads."""
 
     name: ResourceName
-    """At most 63 characters, since it becomes a label value."""
+    """The name; at most 63 characters, because it becomes the value of a label."""
 
     namespace: DnsLabel = "default"
     """The tenant."""
 
     labels: Labels = Field(default_factory=dict)
-    """Yours; a Namespace's are what `allowedNamespaces.selector` looks at."""
+    """Your labels. `allowedNamespaces.selector` reads those of a Namespace."""
 
     annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
-    """Yours. Of a pool `motet up` reads one: `motet.dev/example-question` is what its example commands ask."""
+    """Your annotations. On a pool, `motet.dev/example-question` is the question in the examples of `motet up`."""

@@ -10,16 +10,16 @@ from motet.resources.validation_rules import Rule
 
 
 class LabelRequirement(ResourceModel):
-    """One thing asked of the labels."""
+    """A requirement for one label."""
 
     key: LabelKey
-    """Which label."""
+    """The name of the label."""
 
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    """How the label is judged."""
+    """How the label is compared."""
 
     values: Annotated[list[LabelValue], Field(max_length=64)] = Field(default_factory=list)
-    """For `In` and `NotIn`: the values compared with."""
+    """For `In` and `NotIn`: the values to compare with."""
 
     rules: ClassVar = (
         Rule(
@@ -55,10 +55,10 @@ NAME = "kubernetes.io/metadata.name"
 
 
 class LabelSelector(ResourceModel):
-    """Which namespaces, by their labels."""
+    """Selects by labels. Both fields must match."""
 
     match_labels: Labels = Field(default_factory=dict)
-    """Labels that must all be there with these values."""
+    """Labels and their values, all of which must be there."""
 
     match_expressions: Annotated[list[LabelRequirement], Field(max_length=16)] = Field(default_factory=list)
     """Requirements that must all hold."""
@@ -87,10 +87,10 @@ class LabelSelector(ResourceModel):
 
 
 class AllowedNamespaces(ResourceModel):
-    """Whose adapters may refer to the pool."""
+    """Which namespaces are admitted."""
 
     from_: Literal["Same", "All", "Selector"] = Field(default="Same", alias="from")
-    """The pool's own namespace, every one, or those the selector picks by their labels."""
+    """`Same`: the pool's own namespace. `All`: all namespaces. `Selector`: those that `selector` selects."""
 
     selector: LabelSelector | None = None
 

@@ -33,34 +33,34 @@ Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max"]
 
 
 class ModelCache(ResourceModel):
-    """Where fetched models stay when runners go."""
+    """Where fetched models are kept when runners end."""
 
     claim_name: ObjectReference
-    """A claim of the pool's namespace that all of its runners may write: ReadWriteMany, or one node's."""
+    """A claim in the pool's namespace that all its runners can write: ReadWriteMany, or all runners on one node."""
 
 
 class PoolModel(ResourceModel):
     """The base model."""
 
     uri: ModelUri
-    """Where the base model lies: `hf://organisation/name`, `pvc://claim/folder` (a claim of the pool's namespace),
-    `https://…/` of a folder, or `file://`: inside the runner's image, and where `motet up` runs relative to the
-    manifest's folder. Immutable."""
+    """The address of the base model: `hf://organisation/name`, `pvc://claim/folder` (a claim in the pool's namespace),
+    `https://…/` of a folder, or `file://` (in a cluster a path in the runner's image; with `motet up` a path that may
+    be relative to the manifest's folder). Immutable."""
 
     revision: SourceRevision | None = None
-    """Of `hf://`: a branch, tag or commit; absent: the main branch."""
+    """Only for `hf://`: a branch, tag or commit. Absent: the main branch."""
 
     served_name: ServedName | None = None
-    """What clients call the base model; absent: the group's name."""
+    """The name of the base model in requests. Absent: the group's name."""
 
     digest: Digest | None = None
-    """What the model's bytes must add up to."""
+    """The digest that the model's files must have."""
 
     credentials_secret_ref: SecretReference | None = None
-    """What the source asks for, if it does; a Secret of the pool's namespace."""
+    """The Secret with the credentials for the source, if it needs any. It must be in the pool's namespace."""
 
     cache: ModelCache | None = None
-    """In a cluster the model is then fetched once for all runners, and no more when one starts. Absent: once a pod."""
+    """With a cache, a cluster fetches the model once for all runners. Absent: each pod fetches it."""
 
     rules: ClassVar = (
         Rule(
@@ -96,40 +96,40 @@ class PoolModel(ResourceModel):
 
 
 class EngineSpec(ResourceModel):
-    """How a runner works. What is absent is the runner's own default, which depends on its device."""
+    """How a runner works. For an absent field the runner takes its default, which depends on its device."""
 
     preset: Preset | None = None
-    """Which published system's policies to run; `paged-chunk` unless said otherwise."""
+    """The rules by which the engine composes batches, each from a published system. Absent: `paged-chunk`."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
-    """Of weights and KV. `auto`: float32 on a CPU, the model's own on a GPU."""
+    """The dtype of weights, keys and values. `auto`: float32 on a CPU, the model's own dtype on a GPU."""
 
     device: Literal["auto", "cpu", "cuda"] | None = None
-    """`auto`: a GPU when there is one."""
+    """The device. `auto`: a GPU if there is one, otherwise the CPU."""
 
     max_lora_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     """Adapters of a higher rank are refused."""
 
     max_resident_adapters: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Adapters in device memory at once."""
+    """The largest number of adapters in device memory at once."""
 
     max_cached_adapters: Annotated[int, Field(ge=1, le=65536)] | None = None
-    """Adapters in the disk cache of a runner at once."""
+    """The largest number of adapters in the disk cache of a runner at once."""
 
     max_model_length: Annotated[int, Field(ge=16, le=4_194_304)] | None = None
-    """Tokens of prompt and output together; absent: what the model was made for."""
+    """The largest number of tokens of prompt and output together. Absent: the limit of the model."""
 
     max_concurrent_sequences: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Sequences in one iteration at most."""
+    """The largest number of sequences in one iteration."""
 
     memory_utilization_percent: Annotated[int, Field(ge=1, le=99)] | None = None
     """The share of device memory that the runner may take."""
 
     kv_cache_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(default=None, alias="kvCacheMiB")
-    """Memory for KV pages; overrides the percentage."""
+    """Memory for pages. Overrides `memoryUtilizationPercent`."""
 
     prefill_chunk_tokens: Annotated[int, Field(ge=16, le=65536)] | None = None
-    """Prompt tokens taken into one iteration at most."""
+    """The largest number of prompt tokens in one iteration."""
 
     rules: ClassVar = (
         Rule(
@@ -150,17 +150,19 @@ class Autoscaling(ResourceModel):
     """Who decides how many runners there are."""
 
     mode: Literal["Disabled", "Builtin", "External"] = "Disabled"
-    """`Disabled`: `replicas` says it. `Builtin`: the scheduler's demand does, between the bounds. `External`: somebody
-    who writes `replicas` through the scale subresource, such as a HorizontalPodAutoscaler."""
+    """`Disabled`: the number is `replicas`. `Builtin`: the scheduler decides by demand, between `minReplicas` and
+    `maxReplicas`. `External`: another client, such as a HorizontalPodAutoscaler, writes `replicas` through the scale
+    subresource."""
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = None
-    """Never fewer. 0: none while nobody asks; the first request then waits for a runner to start."""
+    """The smallest number of runners. 0: none without requests; the first request then waits until a runner has
+    started."""
 
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
-    """Never more."""
+    """The largest number of runners."""
 
     scale_down_stabilization_seconds: Annotated[int, Field(ge=0, le=3600)] = 300
-    """How long demand must have been lower before runners go."""
+    """How long demand must be lower before a runner is removed."""
 
     rules: ClassVar = (
         Rule(
@@ -185,10 +187,10 @@ class Autoscaling(ResourceModel):
 
 
 class Admission(ResourceModel):
-    """Which adapters the pool takes, beside who may refer to it."""
+    """Which adapters the pool accepts, in addition to `allowedNamespaces`."""
 
     require_digest: bool = False
-    """Only adapters that say what their bytes add up to."""
+    """Whether the pool accepts only adapters with a digest in `spec.source.digest`."""
 
     allowed_schemes: (
         Annotated[
@@ -197,31 +199,32 @@ class Admission(ResourceModel):
         ]
         | None
     ) = None
-    """Where adapters may come from, beside the pool's volumes; absent: from everywhere."""
+    """The schemes of sources that adapters may have, in addition to the pool's volumes. Absent: all schemes."""
 
     max_adapter_size_bytes: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    """Larger ones are refused."""
+    """The largest size of an adapter. Larger ones are refused."""
 
     max_adapters: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """The oldest so many are served."""
+    """The largest number of adapters. If there are more, the oldest are served."""
 
 
 class AdapterVolume(ResourceModel):
-    """A claim that adapters may be read from. Pods cannot gain volumes while they run, so the pool lists them."""
+    """A claim from which adapters may be read. A running pod cannot get another volume, so the pool lists all claims
+    in advance."""
 
     claim_name: ObjectReference
-    """A claim of the pool's namespace."""
+    """A claim in the pool's namespace."""
 
     allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
-    """Whose adapters may name it."""
+    """The namespaces whose adapters may use this claim."""
 
     sub_path: RelativePath | None = None
     """Only this folder of the volume is mounted."""
 
     path_prefix: PathPrefix | None = None
-    """The folder (of what is mounted) that a namespace's adapters must lie in, links followed; `{namespace}` stands for
-    the namespace. Absent: `{namespace}`, and the whole volume where only one namespace is admitted. `""`: the whole
-    volume, for every namespace that is admitted."""
+    """The folder of the mounted volume in which the adapters of a namespace must be, also after symbolic links are
+    followed. `{namespace}` stands for the namespace. Absent: `{namespace}`, or the whole volume if only one namespace
+    is admitted. `""`: the whole volume, for every admitted namespace."""
 
     def folder_of(self, namespace: str) -> str:
         """The folder for adapters of `namespace`. Empty: they may be anywhere on the volume."""
@@ -232,13 +235,13 @@ class AdapterVolume(ResourceModel):
 
 
 class UpdateStrategy(ResourceModel):
-    """How runners of an old revision, and those on nodes to be emptied, are replaced."""
+    """How runners are replaced: those of an old revision, and those on nodes that are to become empty."""
 
     max_surge: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
-    """Runners beyond the wanted number while others are replaced."""
+    """How many runners may exist beyond the wanted number while others are replaced."""
 
     max_unavailable: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 0
-    """Runners that may be missing meanwhile, and that the drain of a node may take at once."""
+    """How many runners may be missing meanwhile, and how many a node's drain may remove at once."""
 
     rules: ClassVar = (
         Rule(
@@ -251,23 +254,24 @@ class UpdateStrategy(ResourceModel):
 
 
 class ServingPoolSpec(ResourceModel):
-    """What the platform wants."""
+    """What the platform team declares."""
 
     model: PoolModel
     group: DnsLabel | None = None
-    """Pools of one group share base model, adapters and ledger; absent: the pool's own name. Immutable."""
+    """Pools of one group share base model, adapters and queue. Absent: the pool's own name. Immutable."""
 
     role: Literal["Mixed"] = "Mixed"
-    """Which part of a request's life the runners serve."""
+    """Which part of a request the runners compute. `Mixed`: prompt and output."""
 
     engine: EngineSpec = EngineSpec()
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
-    """Runners, where nothing else decides; `--runners` overrides it locally."""
+    """How many runners the pool has, unless `autoscaling` decides. On one machine `motet up --runners` overrides it."""
 
     autoscaling: Autoscaling = Autoscaling()
 
     allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
-    """Whose adapters may refer to this pool, and who may use its base model and what is shared with them."""
+    """The namespaces whose adapters may refer to this pool. Only these namespaces may use its base model and the
+    adapters that are shared with them."""
 
     admission: Admission = Admission()
     adapter_volumes: Annotated[
@@ -275,11 +279,11 @@ class ServingPoolSpec(ResourceModel):
         Field(max_length=16),
         UniqueBy("claimName"),
     ] = Field(default_factory=list)
-    """The only claims that an adapter's source may name. Another claim or `subPath` replaces the runners."""
+    """The only claims that the sources of adapters may use. A change of a claim or `subPath` replaces the runners."""
 
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
-    """How long a runner that must go may finish what it has; what is left then is moved. In a cluster a change replaces
-    the runners, since their pods' grace period depends on it."""
+    """How long a runner that is to end may finish its requests. Those that still run then are moved. In a cluster a
+    change replaces the runners, because the grace period of their pods depends on it."""
 
     update_strategy: UpdateStrategy = UpdateStrategy()
     template: PodTemplate = PodTemplate()

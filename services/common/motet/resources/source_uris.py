@@ -38,7 +38,7 @@ def _uri_rules(known: Iterable[str], coming: Mapping[str, str]) -> tuple[Rule, .
         *(_not_yet(scheme, what, use) for scheme, what in coming.items()),
         Rule(
             cel=f"self.matches({quoted(schemes)})",
-            message=f"must not have a scheme that Motet does not know; use {use}",
+            message=f"must begin with {use}",
             holds=lambda uri: re.search(schemes, uri) is not None,
         ),
         Rule(

@@ -21,8 +21,8 @@ ADAPTER_CONDITIONS = {
     "Accepted": "the pool exists and accepts this adapter: its namespace, base model and name",
     "ArtifactReady": "the files are fetched, and digest and format are verified",
     "Certified": "a runner has checked that the adapter fits the base model and changes its answers",
-    "Loaded": "as many runners hold it as `placement.minReplicas` asks for",
-    "Reconciling": "work is in progress; absent when there is none",
+    "Loaded": "at least `placement.minReplicas` runners hold it",
+    "Reconciling": "work is in progress; otherwise the condition is absent",
     "Stalled": "nothing will happen until somebody changes something",
 }
 POOL_CONDITIONS = {
@@ -32,7 +32,7 @@ POOL_CONDITIONS = {
     "Progressing": "runners are starting, leaving or being replaced",
     "AdaptersHealthy": "no adapter of the pool has failed",
     "ScalingActive": "the number of runners follows demand, and no other client writes it",
-    "Reconciling": "work is in progress; absent when there is none",
+    "Reconciling": "work is in progress; otherwise the condition is absent",
     "Stalled": "nothing will happen until somebody changes something",
 }
 
@@ -50,13 +50,13 @@ class StatusModel(ResourceModel):
 
 
 class Condition(StatusModel):
-    """As Kubernetes has them. An absent condition means Unknown."""
+    """A condition, in the form that Kubernetes uses. An absent condition means Unknown."""
 
     type: Annotated[str, Field(max_length=64, pattern=r"^[A-Z][A-Za-z]*$")]
-    """What is answered."""
+    """What the condition is about."""
 
     status: Literal["True", "False", "Unknown"]
-    """The answer."""
+    """Whether the condition is true."""
 
     reason: Annotated[str, Field(max_length=128, pattern=r"^[A-Z][A-Za-z0-9]*$")]
     """Why, in one word that programs may compare."""
@@ -68,7 +68,7 @@ class Condition(StatusModel):
     """When `status` last changed."""
 
     observed_generation: Count | None = None
-    """The generation of the object that the answer is about."""
+    """The generation of the object that the condition is about."""
 
     @property
     def holds(self) -> bool:
@@ -86,135 +86,135 @@ Conditions = Annotated[
 
 
 class Artifact(StatusModel):
-    """The bytes that serve, as a runner found them."""
+    """The files of the revision that serves, as a runner found them."""
 
     digest: Digest | None = None
-    """Of configuration, weights, and a chat template or tokenizer files of its own."""
+    """The digest of its configuration and weights, and of its own chat template and tokenizer files, if it has any."""
 
     short_digest: Annotated[str, Field(max_length=12)] | None = None
-    """Its first twelve hex digits, for `kubectl get`."""
+    """The first twelve hex digits of the digest, for `kubectl get`."""
 
     size_bytes: Count | None = None
-    """Of the files together."""
+    """The size of all files together."""
 
     rank: Annotated[int, Field(ge=0, le=65_536)] | None = None
-    """The largest of its matrices."""
+    """The largest rank of its matrices."""
 
     alpha: Annotated[str, Field(max_length=32)] | None = None
-    """As text, since it need not be a whole number."""
+    """The value of alpha, as text, because it may have a fraction."""
 
     target_modules: Annotated[
         tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=MAX_MODULES, strict=False)
     ] = ()
-    """The layers that it changes."""
+    """The layers that the adapter changes."""
 
     format: Annotated[str, Field(max_length=32)] | None = None
-    """How it is written, such as `peft`."""
+    """The format of the files, such as `peft`."""
 
     checker: Count | None = None
-    """The version of the checks that it passed. A runner with another version checks it again."""
+    """The version of the check that the files passed. A runner with another version checks them again."""
 
 
 class LoRAAdapterStatus(StatusModel):
-    """What the operator found. An adapter's places are counted, not listed."""
+    """The status of an adapter. It counts the runners that hold the adapter and does not name them."""
 
     observed_generation: Count | None = None
     """The generation of the object that this status is about."""
 
     conditions: Conditions = ()
-    """Answers, one of each type."""
+    """The conditions, one of each type."""
 
     model_name: Annotated[str, Field(max_length=127)] | None = None
-    """What clients of any tenant call it: tenant/modelName."""
+    """The name in requests of any tenant: tenant/modelName."""
 
     base_model: ServedName | None = None
-    """What the pool serves."""
+    """The base model that the pool serves."""
 
     artifact: Artifact | None = None
     desired_replicas: Runners | None = None
-    """Runners that should hold it."""
+    """How many runners should hold the adapter."""
 
     loaded_replicas: Runners | None = None
-    """Runners that hold it."""
+    """How many runners hold the adapter."""
 
     placement_summary: Fraction | None = None
-    """Loaded of desired, such as 2/3; only the first where it loads on demand."""
+    """Loaded and desired replicas, such as 2/3. Only the first number if the adapter is loaded on demand."""
 
     last_load_time: Annotated[datetime, Field(strict=False)] | None = None
-    """When a runner last loaded it."""
+    """When a runner last loaded the adapter."""
 
 
 class AdapterCounts(StatusModel):
-    """The pool's adapters."""
+    """The numbers of the pool's adapters."""
 
     registered: Count = 0
-    """Adapters that refer to the pool and are accepted."""
+    """How many adapters refer to the pool and are accepted."""
 
     loaded: Count = 0
-    """Those of them that a runner holds."""
+    """How many of them a runner holds."""
 
     failed: Count = 0
-    """Those of them that cannot be served."""
+    """How many of them cannot be served."""
 
     summary: Fraction | None = None
-    """Loaded of registered, such as 118/200."""
+    """Loaded and registered adapters, such as 118/200."""
 
 
 class Slots(StatusModel):
-    """Places for adapters in device memory."""
+    """The slots for adapters in device memory."""
 
     total: Count = 0
-    """Adapters that fit into the runners' device memory."""
+    """How many adapters fit into the device memory of all runners together."""
 
     used: Count = 0
-    """Those that are there."""
+    """How many slots have an adapter."""
 
 
 class ServingPoolStatus(StatusModel):
-    """What the operator found."""
+    """The status of a pool."""
 
     observed_generation: Count | None = None
     """The generation of the object that this status is about."""
 
     conditions: Conditions = ()
-    """Answers, one of each type."""
+    """The conditions, one of each type."""
 
     served_name: ServedName | None = None
-    """What clients call the base model."""
+    """The name of the base model in requests."""
 
     desired_replicas: Runners | None = None
-    """Runners that are wanted now, whoever decided it."""
+    """How many runners are wanted now."""
 
     replicas: Runners | None = None
-    """Runners that exist."""
+    """How many runners exist."""
 
     staying_replicas: Runners | None = None
-    """Those that stay: neither leaving nor there for a time beside what they replace. An autoscaler takes it for how
-    many there are."""
+    """How many runners stay: they neither leave, nor exist only during a rollout. Autoscalers read this as the current
+    number of replicas."""
 
     ready_replicas: Runners | None = None
-    """Runners that serve."""
+    """How many runners serve."""
 
     updated_replicas: Runners | None = None
-    """Runners that serve with the newest revision."""
+    """How many runners serve with the newest revision."""
 
     draining_replicas: Runners | None = None
-    """Runners that finish what they have and take nothing new."""
+    """How many runners finish their requests and get no new ones."""
 
     replica_summary: Fraction | None = None
-    """Ready of wanted, such as 3/4."""
+    """Ready and wanted runners, such as 3/4."""
 
     selector: Annotated[str, Field(max_length=1024)] | None = None
-    """Which pods are the pool's; a HorizontalPodAutoscaler asks for it."""
+    """The label selector of the pool's pods, for a HorizontalPodAutoscaler."""
 
     adapters: AdapterCounts | None = None
-    """Adapters of the pool, counted."""
+    """The numbers of the pool's adapters."""
 
     slots: Slots | None = None
-    """Room for adapters in device memory."""
+    """Slots for adapters in device memory."""
 
     current_revision: DnsLabel | None = None
     """The revision that serves."""
 
     update_revision: DnsLabel | None = None
-    """The revision that is being rolled out; equal to the current one when nothing is."""
+    """The revision that is being rolled out. Without a rollout it is the current one."""

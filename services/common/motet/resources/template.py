@@ -21,45 +21,45 @@ from motet.resources.validation_rules import Rule, quoted
 
 
 class Resources(ResourceModel):
-    """What a runner's container asks for and may use."""
+    """The resources that a runner's container requests and may use."""
 
     limits: Quantities = Field(default_factory=dict)
-    """At most so much, such as `nvidia.com/gpu: 1`."""
+    """The most that it may use, such as `nvidia.com/gpu: 1`."""
 
     requests: Quantities = Field(default_factory=dict)
-    """At least so much; a node must have it."""
+    """What it needs at least. A node must have that much free."""
 
 
 class Toleration(ResourceModel):
-    """A taint that keeps no runner away."""
+    """A taint of nodes that runners tolerate."""
 
     key: LabelKey | None = None
-    """Of the taint; absent: every one."""
+    """The key of the taint. Absent: all keys."""
 
     operator: Literal["Equal", "Exists"] = "Equal"
     """How the taint's value is compared."""
 
     value: LabelValue | None = None
-    """Of the taint."""
+    """The value of the taint."""
 
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Of the taint; absent: every one."""
+    """The effect of the taint. Absent: all effects."""
 
     toleration_seconds: Annotated[int, Field(ge=0, le=86_400)] | None = None
-    """How long a taint that evicts is borne."""
+    """How long a runner stays on a node that gets a taint with NoExecute."""
 
 
 class TopologySpread(ResourceModel):
-    """How runners are spread. The pool's own runners are counted."""
+    """How runners are spread over domains of nodes. Only the pool's own runners are counted."""
 
     max_skew: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
-    """By how much places may differ."""
+    """By how many runners two domains may differ."""
 
     topology_key: LabelKey
-    """The node label that makes a place, such as topology.kubernetes.io/zone."""
+    """The node label whose values are the domains, such as topology.kubernetes.io/zone."""
 
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = "ScheduleAnyway"
-    """What happens to a runner that would make it worse."""
+    """What to do with a runner that can only run where it would exceed `maxSkew`."""
 
 
 TUNING = (
@@ -99,11 +99,11 @@ class EnvironmentVariable(ResourceModel):
     """One variable of the runner's process."""
 
     name: EnvName
-    """What the process reads; one that tunes libraries and loads no code, such as OMP_NUM_THREADS or NCCL_DEBUG. The
-    chart's `runner.env` sets any."""
+    """The name of the variable: one that tunes libraries and loads no code, such as OMP_NUM_THREADS or NCCL_DEBUG. The
+    chart's value `runner.env` can set any variable."""
 
     value: Annotated[str, Field(max_length=4096)] = ""
-    """What it says; no secrets, since everybody who may read the pool may read it."""
+    """The value. Never put a secret here: everybody who can read the pool can read it."""
 
     rules: ClassVar = (
         Rule(
@@ -129,53 +129,55 @@ def _not_reserved(field: str, *prefixes: str) -> Rule:
     return Rule(
         field=field,
         cel=f"!has(self.{field}) || self.{field}.all(key, {free})",
-        message="must not begin with " + " or ".join(prefixes) + ": by those others know the pod",
+        message="must not begin with " + " or ".join(prefixes) + ": Motet and Kubernetes use these keys themselves",
         reason="FieldValueForbidden",
         holds=lambda template: not any(key.startswith(prefixes) for key in getattr(template, field)),
     )
 
 
 class PodTemplate(ResourceModel):
-    """What of a runner's pod a pool may choose. What is not here (host paths, privileges) cannot be abused."""
+    """The fields of a runner's pod that a pool may set. It cannot set others, such as host paths or privileges."""
 
     labels: Labels = Field(default_factory=dict)
-    """Of the pool's Deployments and their pods, for queues, quotas and costs. The platform's and Motet's own win."""
+    """Labels of the pool's Deployments and their pods, for queues, quotas and costs. Labels of the platform and of
+    Motet override them."""
 
     annotations: Annotations = Field(default_factory=dict)
-    """Of the pods, for what acts on pods. The platform's win."""
+    """Annotations of the pods, for tools that read them. Annotations of the platform override them."""
 
     resources: Resources = Resources()
     node_selector: Labels = Field(default_factory=dict)
     """Labels that a runner's node must have."""
 
     tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(default_factory=list)
-    """Taints that keep no runner away."""
+    """Taints of nodes that runners tolerate."""
 
     topology_spread_constraints: Annotated[list[TopologySpread], Field(max_length=8)] = Field(default_factory=list)
-    """How runners are spread over zones and machines."""
+    """How runners are spread over zones and nodes."""
 
     affinity: Affinity | None = None
-    """Which nodes, and beside which pods."""
+    """On which nodes runners run, and near which pods."""
 
     scheduler_name: ObjectReference | None = None
-    """Who places the pods, instead of Kubernetes' own scheduler."""
+    """The name of another scheduler for the pods. Absent: Kubernetes' default scheduler."""
 
     priority_class_name: ObjectReference | None = None
-    """Who goes first when room is short."""
+    """The PriorityClass of the pods. It decides which pods run when nodes have too few resources."""
 
     runtime_class_name: ObjectReference | None = None
-    """The container runtime's configuration, such as `nvidia`."""
+    """The RuntimeClass of the pods, such as `nvidia`."""
 
     service_account_name: ObjectReference | None = None
-    """Instead of the chart's. Tenants grant their Secrets to the one that is used. Who may neither create pods in the
-    pool's namespace nor impersonate the account is refused by the chart's policy `poolAccounts`."""
+    """A ServiceAccount for the pods, instead of the chart's. Tenants must grant it access to their Secrets. The chart's
+    policy `poolAccounts` refuses it if you may neither create pods in the pool's namespace nor impersonate the
+    account."""
 
     env: Annotated[
         list[EnvironmentVariable],
         Field(max_length=64),
         UniqueBy("name"),
     ] = Field(default_factory=list)
-    """Variables of the runner's process, locally too."""
+    """Variables of the runner's process, also with `motet up`."""
 
     rules: ClassVar = (
         _not_reserved("labels", "motet.dev/", "app.kubernetes.io/", "pod-template-hash"),

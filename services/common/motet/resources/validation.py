@@ -113,7 +113,8 @@ def files_of(path: Path) -> list[Path]:
 def read_file(path: Path) -> ManifestSet:
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
-            return _refused(str(path), f"is larger than {MAX_MANIFEST_BYTES // 1024**2} MiB; this is no manifest")
+            limit = MAX_MANIFEST_BYTES // 1024**2
+            return _refused(str(path), f"is larger than {limit} MiB; split it into several files")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         return _refused(str(path), f"is not UTF-8 text: byte {error.start} cannot be read")
@@ -207,14 +208,14 @@ def _check_kind(file: str, node: yaml.Node, kind: Any, version: Any) -> Problem 
     if kind not in _KINDS:
         return Problem(
             _place(file, _find(node, ("kind",))[0]),
-            f"{kind} is none of the kinds that Motet reads ({', '.join(_KINDS)}){_did_you_mean(kind, _KINDS)}",
+            f"must be {_one_of(list(_KINDS))}, not {kind}{_did_you_mean(kind, _KINDS)}",
             "kind",
         )
     wanted = _KINDS[kind][0]
     if version != wanted:
         where = _place(file, _find(node, ("apiVersion",))[0])
         if isinstance(version, str) and version.startswith(f"{GROUP}/"):
-            return Problem(where, f"this Motet reads {wanted} of {kind}, not {version}", "apiVersion")
+            return Problem(where, f"must be {wanted}: this version of Motet does not read {version}", "apiVersion")
         return Problem(where, f"must be {wanted} for a {kind}", "apiVersion")
     return None
 
@@ -256,7 +257,7 @@ def _unknown_field(kind: str, model: type[BaseModel], path: FieldPath) -> str:
     parent = _dotted(path[:-1])
     names = [*known, *(name.rpartition(".")[2] for name in coming if name.rpartition(".")[0] == parent)]
     nearest = _did_you_mean(str(path[-1]), names)
-    return "is no field here" + (nearest or (f"; known are {', '.join(known)}" if known else ""))
+    return "is not a known field" + (nearest or (f"; known fields: {', '.join(known)}" if known else ""))
 
 
 def _sentence(kind: str, path: FieldPath, detail: ErrorDetails, context: dict[str, Any], node: yaml.Node | None) -> str:
