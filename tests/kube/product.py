@@ -282,7 +282,7 @@ class ClientLoad:
 
     def assert_nobody_noticed(self) -> None:
         """Check that there were answers, and that each is complete."""
-        assert self.answers, "nobody asked anything"
+        assert self.answers, "no request was sent"
         assert not self.failed, f"{len(self.failed)} of {len(self.answers)} failed: {self.failed}"
 
 

@@ -107,7 +107,7 @@ def test_a_real_autoscaler_scales_a_pool_up_and_down_by_the_schedulers_figure(
     metrics.set(DESIRED, None, pool_namespace=home.pools, pool="external")
     asked = len(metrics.asked)
     cluster.wait_for(lambda: len(metrics.asked) > asked + 2)
-    assert (pool.spec, pool.pods) == (3, 3), "no figure is no reason to shrink"
+    assert (pool.spec, pool.pods) == (3, 3), "an unknown value removes no runner"
 
     metrics.set(DESIRED, 1, pool_namespace=home.pools, pool="external")
     cluster.wait_for(lambda: (pool.spec, pool.desired, pool.pods) == (1, 1, 1), within_s=60)

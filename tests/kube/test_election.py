@@ -125,7 +125,7 @@ async def test_an_api_server_that_restarts_costs_a_leader_nothing(
             7, lambda: written.append(lease_in(cluster, namespace)["metadata"]["annotations"]["motet.dev/term"])
         )
         await until(lambda: written)
-        assert (written, election.term) == (["8"], 8), "it is in the Lease before anyone hears of it"
+        assert (written, election.term) == (["8"], 8), "it is in the Lease before other processes learn it"
         assert election.leads
         assert losses == []
 

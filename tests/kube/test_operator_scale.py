@@ -112,7 +112,7 @@ async def test_ten_thousand_adapters_have_their_status_in_time(
         with OperatorProcess(home, env=REAL_TIME) as operator:
             await wait_for_status(api, tenants, ADAPTERS, operator.program.assert_alive, 600)
             took = (last_status(cluster, tenants) - began).total_seconds()
-            print(f"{ADAPTERS} adapters told in {took:.0f} s")
+            print(f"{ADAPTERS} adapters have their status after {took:.0f} s")
             for number in range(POOL_COUNT):
                 name = f"pool-{number}"
                 cluster.wait_for(

@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, required=True, help="gives the node's address and those of its pods")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--kubeconfig", type=Path, required=True)
-    parser.add_argument("--certificate", type=Path, required=True, help="of its own server, which kubectl logs reaches")
+    parser.add_argument("--certificate", type=Path, required=True, help="of the server for kubectl logs")
     parser.add_argument("--key", type=Path, required=True)
     parser.add_argument("--time-scale", type=float, default=1.0)
     parser.add_argument("--cpu", default="64")

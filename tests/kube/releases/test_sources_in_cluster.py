@@ -137,7 +137,7 @@ def test_an_adapter_from_the_web_is_served_once_its_tenant_has_granted_the_secre
 
     sources.apply_adapter("pirate", uri=uri, credentialsSecretRef={"name": "mirror"})
     message = sources.wait_for_reason("lora/pirate", "CredentialsInvalid", "may not read Secret acme/mirror")
-    assert not [one for one in web.asked if "authorization" in one.headers], "nobody had a token to bring"
+    assert not [one for one in web.asked if "authorization" in one.headers], "no request had a token"
     sources.do_as_it_says(message)
     product.wait_ready("lora", "acme", "pirate")
     assert sources.digest("pirate") == adapter_digest(BUNDLED / "adapters/pirate")

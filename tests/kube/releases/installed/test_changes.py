@@ -60,7 +60,7 @@ def test_a_rollout_that_no_node_has_room_for_says_so_while_the_old_runner_serves
                 for one in pod["status"].get("conditions", ()):
                     if one["type"] == "PodScheduled" and "Insufficient nvidia.com/gpu" in one.get("message", ""):
                         return time.monotonic()
-            raise LookupError("every runner has a place")
+            raise LookupError("every runner has a node")
 
         def said() -> bool:
             conditions = {one["type"]: one for one in product.pool()["status"]["conditions"]}
@@ -69,7 +69,7 @@ def test_a_rollout_that_no_node_has_room_for_says_so_while_the_old_runner_serves
             messages = [conditions[each]["message"] for each in ("Progressing", "Ready")]
             return all("Unschedulable" in each and "Insufficient nvidia.com/gpu" in each for each in messages)
 
-        began = product.cluster.wait_for(pending, "a runner without a place", within_s=60)
+        began = product.cluster.wait_for(pending, "a runner without a node", within_s=60)
         product.cluster.wait_for(said, "the reason in the pool's status", within_s=TOLD_WITHIN_S)
         print(f"said {time.monotonic() - began:.1f} s after it was so")
         assert product.answer("acme/pirate", QUESTION)

@@ -53,7 +53,7 @@ async def test_row_2_while_the_api_server_is_away_all_requests_are_served(produc
     print(f"{len(load.answers)} answers while the API server was away")
     bring_storyteller(product, "afterwards")
     cluster.kubectl("delete", "namespace", "afterwards", "--timeout=60s", timeout_s=70)
-    assert (leaders(), starts()) == before, "nobody ended for it"
+    assert (leaders(), starts()) == before, "no process ended because of it"
 
 
 CUTS = [("gateway", "runner", True), ("runner", "gateway", False), ("scheduler", "runner", True)]
@@ -83,9 +83,7 @@ async def test_row_48_after_any_cut_a_client_sees_a_pause_and_no_token_twice(
         for whole, answer in zip((*undisturbed, *undisturbed), answers, strict=False):
             assert answer.text == whole.text, f"{one} and {other}: after the pause it went on with something else"
         await asyncio.to_thread(wait_for_runners, product, 2)
-    await asyncio.to_thread(
-        cluster.wait_for, lambda: not any(product.sequences().values()), "everybody lets go of what nobody reads"
-    )
+    await asyncio.to_thread(cluster.wait_for, lambda: not any(product.sequences().values()), "the end of all sequences")
 
 
 @pytest.mark.own_cluster
@@ -100,7 +98,7 @@ async def test_row_48_a_gateway_that_is_cut_off_from_the_scheduler_continues_its
     with cluster.network.cut(addresses["gateway"], addresses["scheduler"]):
         waiting = [asyncio.create_task(stream(product, model, tokens=20)) for model in ADAPTERS]
         answers = await asyncio.gather(*running)
-        assert not any(one.done() for one in waiting), "nobody could place them"
+        assert not any(one.done() for one in waiting), "no scheduler could place them"
     late = await asyncio.gather(*waiting)
     assert [one.problem for one in (*answers, *late) if not one.complete] == []
     assert [one.text for one in answers] == [one.text for one in undisturbed]

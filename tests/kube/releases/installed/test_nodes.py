@@ -45,7 +45,7 @@ async def test_row_44_a_node_with_the_only_runner_is_drained_under_load_without_
             if entry.get("objectRef", {}).get("subresource") == "eviction"
         ]
         print(f"drained in {took:.1f} s with {len(load.answers)} answers; the evictions were answered {evictions}")
-        assert evictions[0] == 429, "the budget holds while nobody else serves"
+        assert evictions[0] == 429, "the budget refuses while no other runner serves"
         assert evictions[-1] in (201, 404), "and then no longer; or it was gone by then"
 
 

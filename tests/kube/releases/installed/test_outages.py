@@ -91,7 +91,7 @@ async def test_row_21_a_runner_that_hangs_in_a_cluster_is_replaced_and_its_strea
         now = starts()
         return product.pool()["status"]["readyReplicas"] == 2 and len(now) == 2 and now != before
 
-    await asyncio.to_thread(product.cluster.wait_for, replaced, "another in its place", within_s=180)
+    await asyncio.to_thread(product.cluster.wait_for, replaced, "a replacement", within_s=180)
 
 
 async def test_row_23_without_predictor_and_supervisor_requests_are_served_and_the_pool_scales(
@@ -174,7 +174,7 @@ def test_row_14_what_went_while_no_operator_ran_leaves_the_runners_once_one_is_b
     )
     try:
         cluster.kubectl("delete", "namespace", "quietly", "--timeout=60s", timeout_s=70)
-        assert "storyteller" in product.models("quietly"), "serving goes on by what the scheduler was last told"
+        assert "storyteller" in product.models("quietly"), "the scheduler keeps its catalog"
         assert product.on_devices() == before + 1
     finally:
         cluster.kubectl("scale", operator, "--replicas=2", f"--namespace={SYSTEM}")
