@@ -64,9 +64,9 @@ BODY = {
 
 async def serve_cluster() -> None:
     """Run the fake services until stdin ends."""
-    from tests.support.fake_services import mini_cluster
+    from tests.support.fake_services import fake_services
 
-    async with mini_cluster() as cluster:
+    async with fake_services() as cluster:
         cluster.add_adapter("legal")
         cluster.scheduler.keeps_record = cluster.runners[0].keeps_record = cluster.predictor.keeps_record = False
         cluster.runners[0].step_seconds = STEP_SECONDS

@@ -136,7 +136,7 @@ def test_a_state_directory_below_a_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+def small_file_system(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -148,16 +148,16 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_is_told_before_anything_starts(tiny_disk: Path) -> None:
-    said = refused("--data-dir", str(tiny_disk / "d"), "--port", "0")
-    assert f"cannot write to the state directory {tiny_disk}/d: No space left on device." in said
+def test_a_full_disk_is_told_before_anything_starts(small_file_system: Path) -> None:
+    said = refused("--data-dir", str(small_file_system / "d"), "--port", "0")
+    assert f"cannot write to the state directory {small_file_system}/d: No space left on device." in said
 
 
-def test_a_full_disk_does_not_hinder_down(tiny_disk: Path) -> None:
-    with suppress(OSError), (tiny_disk / "fill").open("wb", buffering=0) as fill:
+def test_a_full_disk_does_not_hinder_down(small_file_system: Path) -> None:
+    with suppress(OSError), (small_file_system / "fill").open("wb", buffering=0) as fill:
         while True:
             fill.write(bytes(4096))
-    assert motet("down", "--data-dir", str(tiny_disk)).returncode == 0
+    assert motet("down", "--data-dir", str(small_file_system)).returncode == 0
 
 
 def test_a_setting_out_of_bounds_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from motet_runner.plan.sequence import Sequence
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.values import Estimate, GroupName, SchedulerConfig
 from motet_supervisor.policy.runners import WatchedRunner
-from tests.runner.plan.pretend import PretendDevice, make_book, new
+from tests.runner.plan.fake_device import FakeDevice, make_book, new
 
 CONTEXT = 2048
 CAPACITY = Capacity(pages=1000, max_model_length=CONTEXT)
@@ -81,7 +81,7 @@ def test_an_engine_uses_at_most_the_pages_of_the_longest_answer(prompt, max_toke
     most = promises.max_pages(prompt, max_tokens)
     book = make_book(pages=most + 1)  # a context ends with the pages, last token included
     book.add(new("a", prompt=prompt, max_tokens=max_tokens, promise=most, ignore_eos=True))
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     used = 0
     while book.has_work():
         device.step()

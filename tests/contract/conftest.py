@@ -11,17 +11,17 @@ from tests.runner.random_models import RandomAdapter, save_adapter, save_base
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_base("llama", tmp_path_factory.mktemp("tiny") / "base")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_base("llama", tmp_path_factory.mktemp("base") / "base")
 
 
 @pytest.fixture(scope="session")
-def layout(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> AdapterLayout:
+def layout(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AdapterLayout:
     """The layout of an adapter that the real engine can load. Adapters of the fake engine have no bytes."""
-    folder = save_adapter(tiny, "llama", RandomAdapter(4, 8), tmp_path_factory.mktemp("adapter") / "a", seed=1)
-    return certify(folder, real(tiny, Size()).info).layout
+    folder = save_adapter(base_model, "llama", RandomAdapter(4, 8), tmp_path_factory.mktemp("adapter") / "a", seed=1)
+    return certify(folder, real(base_model, Size()).info).layout
 
 
 @pytest.fixture(params=["fake", "real"])
 def engine_of(request: pytest.FixtureRequest) -> Callable[[Size], object]:
-    return fake if request.param == "fake" else partial(real, request.getfixturevalue("tiny"))
+    return fake if request.param == "fake" else partial(real, request.getfixturevalue("base_model"))

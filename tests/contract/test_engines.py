@@ -479,10 +479,10 @@ class Driven:
 
 
 @pytest.fixture(scope="module")
-def pair(tiny):
+def pair(base_model):
     """Both engines, without host memory: the real one measures which park method is cheaper, the fake one cannot."""
     size = Size(pages=8, sequences=3, patience=2)
-    return Driven(fake(size)), Driven(real(tiny, size))
+    return Driven(fake(size)), Driven(real(base_model, size))
 
 
 @settings(max_examples=60)

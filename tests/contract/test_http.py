@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import serve
 from tests.stack.harness import REPORTS_AT_ONCE, LocalStack, copy_of_bundled, running_stack
-from tests.support.fake_services import mini_cluster
+from tests.support.fake_services import fake_services
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
@@ -139,7 +139,7 @@ def error_of(answer: httpx2.Response) -> Json:
 
 @asynccontextmanager
 async def small(_: pytest.FixtureRequest) -> AsyncIterator[Server]:
-    async with mini_cluster() as cluster:
+    async with fake_services() as cluster:
         cluster.add_adapter("legal")
         (runner,) = cluster.runners
         runner.step_seconds = STEP_SECONDS

@@ -13,7 +13,7 @@ from motet.digest import asset_digest
 from motet.rpc import open_channel
 from tests.runner_service.fake_peers import CheckingGateway, gateway_to, until
 from tests.support.fake_engine import FakeEngine
-from tests.support.fake_services import ASSET_DIGEST, FakeRunner, tiny_assets
+from tests.support.fake_services import ASSET_DIGEST, FakeRunner, model_assets
 from tests.support.in_process_runner import in_process_runner, short_folder
 
 STEP_SECONDS = 0.005
@@ -22,7 +22,7 @@ NEEDED = {"config.json", "tokenizer.json", "tokenizer_config.json"}
 
 @asynccontextmanager
 async def small(folder: Path) -> AsyncIterator[tuple[str, str]]:
-    runner = FakeRunner(folder, "r0", tiny_assets())
+    runner = FakeRunner(folder, "r0", model_assets())
     runner.step_seconds = STEP_SECONDS
     await runner.start()
     try:

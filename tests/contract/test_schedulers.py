@@ -14,9 +14,9 @@ from motet.errors import ModelNotFound
 from motet.rpc import open_channel
 from tests.common.waiting import PATIENCE_S
 from tests.support.fake_engine import SlowEngines
-from tests.support.fake_gateway import GROUP, FakeGateway, small_gateway
+from tests.support.fake_gateway import GROUP, FakeGateway, fake_gateway
 from tests.support.fake_services import GROUP as SMALL_GROUP
-from tests.support.fake_services import mini_cluster
+from tests.support.fake_services import fake_services
 from tests.support.in_process_runner import short_folder
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
@@ -49,7 +49,7 @@ class SystemUnderTest:
 
 @asynccontextmanager
 async def small(_: Path) -> AsyncIterator[SystemUnderTest]:
-    async with mini_cluster(runners=2) as cluster:
+    async with fake_services(runners=2) as cluster:
         runners = {runner.instance: runner for runner in cluster.runners}
 
         def pace(step_seconds: float) -> None:
@@ -57,7 +57,7 @@ async def small(_: Path) -> AsyncIterator[SystemUnderTest]:
                 runner.step_seconds = step_seconds
 
         address = cluster.scheduler.address
-        async with small_gateway("g0", scheduler=address) as gateway:
+        async with fake_gateway("g0", scheduler=address) as gateway:
             stop = lambda name: runners[name].stop()  # noqa: E731
             yield SystemUnderTest(gateway, SMALL_GROUP, address, cluster.scheduler.restart, stop, pace)
 

@@ -20,7 +20,7 @@ from motet_gateway.metrics import Metrics
 from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
 from tests.common.waiting import PATIENCE_S
-from tests.support.fake_services import FakeServices, mini_cluster
+from tests.support.fake_services import FakeServices, fake_services
 
 
 @dataclass
@@ -89,7 +89,7 @@ def _ready(gateway: Gateway) -> bool:
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[FakeServices]:
-    async with mini_cluster() as running:
+    async with fake_services() as running:
         running.add_adapter("legal")
         running.add_adapter("sql", tenant="acme")
         yield running

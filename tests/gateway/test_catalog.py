@@ -233,7 +233,7 @@ POOLS = ("small", "large")
 
 
 @dataclass(frozen=True)
-class House:
+class CatalogCase:
     catalog: Catalog
     without: Catalog
     """The same catalog without everything that the caller may not use."""
@@ -244,7 +244,7 @@ _listed = st.one_of(st.just(("*",)), st.lists(st.sampled_from(TENANTS), max_size
 
 
 @st.composite
-def houses(draw: st.DrawFn) -> House:
+def catalog_cases(draw: st.DrawFn) -> CatalogCase:
     caller = Caller(draw(st.sampled_from(TENANTS)))
     groups = [group(name, draw(st.sampled_from(("base", "acme/legal", name))), tenants=draw(_listed)) for name in POOLS]
     keys = draw(st.lists(st.tuples(*map(st.sampled_from, (TENANTS, NAMES, POOLS))), max_size=8, unique=True))
@@ -259,7 +259,7 @@ def houses(draw: st.DrawFn) -> House:
     ]
     used = {one.group for one in ours}
     left = [one for one in groups if admitted[one.group] or one.group in used]
-    return House(Catalog(tuple(groups), tuple(adapters)), Catalog(tuple(left), tuple(ours)), caller)
+    return CatalogCase(Catalog(tuple(groups), tuple(adapters)), Catalog(tuple(left), tuple(ours)), caller)
 
 
 def asked_for() -> st.SearchStrategy[str]:
@@ -277,15 +277,15 @@ def outcome(catalog: Catalog, name: str, caller: Caller) -> tuple[object, ...]:
     return target.group.group, target.adapter_name
 
 
-@given(houses(), asked_for())
-def test_a_forbidden_model_looks_like_an_unknown_one(house: House, name: str) -> None:
-    assert outcome(house.catalog, name, house.caller) == outcome(house.without, name, house.caller)
-    assert seen(house.catalog, house.caller) == seen(house.without, house.caller)
+@given(catalog_cases(), asked_for())
+def test_a_forbidden_model_looks_like_an_unknown_one(case: CatalogCase, name: str) -> None:
+    assert outcome(case.catalog, name, case.caller) == outcome(case.without, name, case.caller)
+    assert seen(case.catalog, case.caller) == seen(case.without, case.caller)
 
 
-@given(houses())
-def test_each_listed_name_resolves_to_the_listed_model(house: House) -> None:
-    listed = list(house.catalog.visible(house.caller))
+@given(catalog_cases())
+def test_each_listed_name_resolves_to_the_listed_model(case: CatalogCase) -> None:
+    listed = list(case.catalog.visible(case.caller))
     assert len({name for name, _ in listed}) == len(listed)
     for name, target in listed:
-        assert house.catalog.resolve(name, house.caller) == target
+        assert case.catalog.resolve(name, case.caller) == target

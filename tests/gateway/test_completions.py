@@ -6,7 +6,7 @@ import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.fake_services import mini_cluster, tiny_assets
+from tests.support.fake_services import fake_services, model_assets
 
 PROMPT = "The quick brown fox"
 
@@ -255,7 +255,7 @@ async def test_the_final_message_can_be_continued(served: Served) -> None:
 
 
 async def test_a_model_without_template_points_to_plain_completions() -> None:
-    async with mini_cluster(assets=tiny_assets(template=None)) as cluster, serve(cluster) as served:
+    async with fake_services(assets=model_assets(template=None)) as cluster, serve(cluster) as served:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
         answer = await served.http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 400

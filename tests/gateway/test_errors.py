@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.fake_services import FakeServices, mini_cluster, tiny_assets
+from tests.support.fake_services import FakeServices, fake_services, model_assets
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -168,9 +168,9 @@ async def test_too_many_live_requests_are_refused_with_a_hint(cluster: FakeServi
 
 
 async def test_a_model_without_a_tokenizer_holds_no_request() -> None:
-    assets = tiny_assets()
+    assets = model_assets()
     del assets["tokenizer.json"]
-    async with mini_cluster(assets=assets) as cluster, serve(cluster, ready=False) as served:
+    async with fake_services(assets=assets) as cluster, serve(cluster, ready=False) as served:
         await eventually(lambda: served.gateway.catalog.known)
         answer = await served.http.post(CHAT, json={"model": "tiny", "messages": HELLO})
         assert answer.status_code == 500

@@ -13,7 +13,7 @@ from motet_gateway.answers.formats import ChatFormat, CompletionFormat
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.text_model import ModelTokenizer
-from tests.support.fake_services import CORPUS, tiny_tokenizer
+from tests.support.fake_services import CORPUS, byte_tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -36,7 +36,7 @@ def sentence_piece() -> Tokenizer:
 
 
 TEXTS = {
-    "byte level": ModelTokenizer(tiny_tokenizer(), None, 400, 512),
+    "byte level": ModelTokenizer(byte_tokenizer(), None, 400, 512),
     "pieces": ModelTokenizer(sentence_piece(), None, 400, 512),
 }
 

@@ -13,9 +13,9 @@ from motet_gateway.answers.prompts import chat_prompt, completion_prompts, max_a
 from motet_gateway.parameters import ChatBody, CompletionBody, parse, request_class, sampling
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText
 from motet_gateway.tokens.text_model import ModelTokenizer
-from tests.support.fake_services import TEMPLATE, tiny_tokenizer
+from tests.support.fake_services import TEMPLATE, byte_tokenizer
 
-MODEL = ModelTokenizer(tiny_tokenizer(), TemplateText(TEMPLATE, {}), vocabulary=400, context_length=512)
+MODEL = ModelTokenizer(byte_tokenizer(), TemplateText(TEMPLATE, {}), vocabulary=400, context_length=512)
 
 json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),

@@ -12,7 +12,7 @@ from motet.api.v1 import scheduler_pb2
 from motet.errors import AdapterFetchFailed
 from tests.gateway.conftest import Served, eventually, serve
 from tests.gateway.identity.memory_keys import MemoryKeySource, bearer
-from tests.support.fake_services import GROUP, FakeServices, mini_cluster
+from tests.support.fake_services import GROUP, FakeServices, fake_services
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 PROMPT = {"prompt": "Hello"}
@@ -55,7 +55,7 @@ class Tenants:
 async def tenants() -> AsyncIterator[Tenants]:
     kept = MemoryKeySource()
     acme, zeta = kept.make("acme"), kept.make("zeta")
-    async with mini_cluster(runners=2) as cluster:
+    async with fake_services(runners=2) as cluster:
         sql = cluster.add_adapter("sql", tenant="acme")
         cluster.add_adapter(
             "broken", tenant="acme", digest="", state=FAILED, failure=AdapterFetchFailed("x").to_proto()

@@ -14,7 +14,7 @@ from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.errors import AdapterFetchFailed, NoRunner, NotFinite, PoolSaturated
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.fake_services import FakeServices, mini_cluster
+from tests.support.fake_services import FakeServices, fake_services
 
 PROMPT = "The quick brown fox"
 
@@ -71,7 +71,7 @@ async def read(served: Served, body: dict[str, Any], into: Read | None = None) -
 @pytest.fixture
 async def pair():
     """Two runners. At first, the first one gets every request."""
-    async with mini_cluster(runners=2) as cluster, serve(cluster) as served:
+    async with fake_services(runners=2) as cluster, serve(cluster) as served:
         yield served
 
 
@@ -326,7 +326,7 @@ async def test_a_silent_runner_ends_in_a_clear_error(cluster: FakeServices) -> N
 
 
 async def test_requests_wait_for_the_first_runner_of_their_group() -> None:
-    async with mini_cluster() as cluster:
+    async with fake_services() as cluster:
         runners, cluster.scheduler.runners = cluster.scheduler.runners, []
         async with serve(cluster, ready=False, hold_seconds=0.05) as served:
             # Otherwise the comment would say that the request waits for the scheduler.
@@ -393,7 +393,7 @@ async def test_a_refusal_of_an_earlier_scheduler_is_ignored(served: Served) -> N
 
 
 async def test_a_gateway_that_is_older_than_its_scheduler_holds_requests() -> None:
-    async with mini_cluster() as cluster:
+    async with fake_services() as cluster:
         await cluster.scheduler.stop()
         async with serve(cluster, ready=False) as served:
             task = asyncio.create_task(read(served, long_request()))

@@ -13,9 +13,9 @@ from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.tokens.text_model import ModelTokenizer
-from tests.support.fake_services import tiny_assets, tiny_tokenizer
+from tests.support.fake_services import byte_tokenizer, model_assets
 
-TOKENIZER = tiny_tokenizer()
+TOKENIZER = byte_tokenizer()
 
 # Few letters, so that stop strings and texts meet often.
 words = st.text(alphabet="ab\n", max_size=24)
@@ -147,14 +147,14 @@ def test_the_answer_continues_the_final_message() -> None:
 
 
 def test_without_a_template_the_error_names_the_other_endpoint(tmp_path: Path) -> None:
-    for name, data in tiny_assets(template=None).items():
+    for name, data in model_assets(template=None).items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(InvalidRequest, match="/v1/completions"):
         ModelTokenizer.from_folder(tmp_path).chat_template()
 
 
 def test_recommended_sampling_comes_from_the_models_folder(tmp_path: Path) -> None:
-    for name, data in tiny_assets().items():
+    for name, data in model_assets().items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "eos_token_id": [1, 2]}))
     model = ModelTokenizer.from_folder(tmp_path)

@@ -19,7 +19,7 @@ TRAFFIC = {
 RANK_OF = [8, 3, 16, 64, 1, 12, 32, 100, 8, 5]
 
 
-class Bench:
+class Projection:
     """Adapters of mixed ranks on one projection, and rows that go through them."""
 
     def __init__(self, inputs: int, outputs: int, adapters: int, dtype=torch.float32, *, seed: int = 0) -> None:
@@ -47,11 +47,11 @@ class Bench:
 @pytest.mark.parametrize("traffic", TRAFFIC)
 @pytest.mark.parametrize("shape", [(48, 80), (64, 16)], ids=str)
 def test_matches_the_reference(traffic: str, rows: int, shape: tuple[int, int]) -> None:
-    bench = Bench(*shape, adapters=140 if traffic == "every row its own" else 70)
-    segments = bench.segments(TRAFFIC[traffic](rows))
-    x, y = bench.random(rows, shape[0]), bench.random(rows, shape[1])
-    expected = reference.add_lora(y, x, segments, bench.matrices)
-    add_lora(y, x, bench.weights, make_batch(segments))
+    projection = Projection(*shape, adapters=140 if traffic == "every row its own" else 70)
+    segments = projection.segments(TRAFFIC[traffic](rows))
+    x, y = projection.random(rows, shape[0]), projection.random(rows, shape[1])
+    expected = reference.add_lora(y, x, segments, projection.matrices)
+    add_lora(y, x, projection.weights, make_batch(segments))
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -62,22 +62,22 @@ def test_matches_the_reference(traffic: str, rows: int, shape: tuple[int, int]) 
 )
 @settings(deadline=None, max_examples=60)
 def test_matches_the_reference_in_any_order_and_size(owners: list[int | None], inputs: int, outputs: int) -> None:
-    bench = Bench(inputs, outputs, adapters=10)
-    segments = bench.segments(owners)
-    x, y = bench.random(len(owners), inputs), bench.random(len(owners), outputs)
-    expected = reference.add_lora(y, x, segments, bench.matrices)
-    add_lora(y, x, bench.weights, make_batch(segments))
+    projection = Projection(inputs, outputs, adapters=10)
+    segments = projection.segments(owners)
+    x, y = projection.random(len(owners), inputs), projection.random(len(owners), outputs)
+    expected = reference.add_lora(y, x, segments, projection.matrices)
+    add_lora(y, x, projection.weights, make_batch(segments))
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_rows_without_an_adapter_are_not_touched_at_all() -> None:
-    bench = Bench(32, 32, adapters=4)
+    projection = Projection(32, 32, adapters=4)
     owners = [None, 0, None, 1, 1, None]
-    x, y = bench.random(6, 32), bench.random(6, 32)
+    x, y = projection.random(6, 32), projection.random(6, 32)
     x[[0, 2, 5]] = float("nan")
     y[[0, 2, 5]] = float("nan")
     before = y.clone()
-    add_lora(y, x, bench.weights, make_batch(bench.segments(owners)))
+    add_lora(y, x, projection.weights, make_batch(projection.segments(owners)))
     assert y[[0, 2, 5]].isnan().all()
     assert not y[[1, 3, 4]].isnan().any()
     assert (y[[1, 3, 4]] != before[[1, 3, 4]]).any()
@@ -85,11 +85,11 @@ def test_rows_without_an_adapter_are_not_touched_at_all() -> None:
 
 def test_a_row_that_is_not_finite_stays_alone() -> None:
     """Blocks are padded; the padding of one adapter's block must not carry another's trouble."""
-    bench = Bench(32, 32, adapters=10)
+    projection = Projection(32, 32, adapters=10)
     owners = [0, 0, 0, 8, 8, 1]  # 0 and 8 share a rank class, with three rows and two
-    x, y = bench.random(6, 32), bench.random(6, 32)
+    x, y = projection.random(6, 32), projection.random(6, 32)
     x[0] = float("inf")
-    add_lora(y, x, bench.weights, make_batch(bench.segments(owners)))
+    add_lora(y, x, projection.weights, make_batch(projection.segments(owners)))
     assert y[1:].isfinite().all()
 
 
@@ -106,11 +106,11 @@ def test_touching_segments_of_one_slot_are_joined() -> None:
 
 
 def test_an_adapter_that_leaves_a_projection_alone_adds_nothing_there() -> None:
-    bench = Bench(16, 16, adapters=1)
-    y, x = bench.random(2, 16), bench.random(2, 16)
+    projection = Projection(16, 16, adapters=1)
+    y, x = projection.random(2, 16), projection.random(2, 16)
     before = y.clone()
-    bench.weights.write(0, 5, None, None)
-    add_lora(y, x, bench.weights, make_batch([Segment(0, 5, 0, 1), Segment(2, 0, 1, 2)]))
+    projection.weights.write(0, 5, None, None)
+    add_lora(y, x, projection.weights, make_batch([Segment(0, 5, 0, 1), Segment(2, 0, 1, 2)]))
     assert torch.equal(y, before)
 
 
@@ -138,16 +138,16 @@ def test_a_rank_beyond_the_largest_class_is_refused() -> None:
 
 
 def test_rows_that_change_hands_between_classes_keep_nothing_of_their_last_owner() -> None:
-    bench = Bench(16, 24, adapters=10)
+    projection = Projection(16, 24, adapters=10)
     for slot in range(8):
-        bench.weights.write(0, slot, torch.full((8, 16), float("nan")), torch.full((24, 8), float("nan")))
-    a, b = bench.random(20, 16), bench.random(24, 20)
-    bench.weights.write(2, 0, a, b)
-    bench.weights.write(2, 1, None, None)
-    x, y = bench.random(3, 16), bench.random(3, 24)
+        projection.weights.write(0, slot, torch.full((8, 16), float("nan")), torch.full((24, 8), float("nan")))
+    a, b = projection.random(20, 16), projection.random(24, 20)
+    projection.weights.write(2, 0, a, b)
+    projection.weights.write(2, 1, None, None)
+    x, y = projection.random(3, 16), projection.random(3, 24)
     segments = [Segment(2, 0, 0, 2), Segment(2, 1, 2, 3)]
     expected = reference.add_lora(y, x, segments[:1], {(2, 0): (a, b, 1.0)})
-    add_lora(y, x, bench.weights, make_batch(segments))
+    add_lora(y, x, projection.weights, make_batch(segments))
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 

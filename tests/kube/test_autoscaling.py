@@ -19,7 +19,7 @@ from tests.kube.network import Network
 from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
 from tests.kube.programs import Program
 from tests.repo.tree import ROOT
-from tests.support.fake_gateway import small_gateway
+from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_services import until
 
 pytestmark = [
@@ -240,7 +240,7 @@ async def test_a_held_request_brings_the_first_pod_and_its_absence_takes_it_away
     scaling = builtin(0, 2, scaleDownStabilizationSeconds=1)
     cluster.apply(home.pool("sleepy", replicas=0, autoscaling=scaling))
     await asyncio.to_thread(cluster.wait_for, lambda: pool.scaling["reason"] == "HoldingStaleAdvice")
-    async with small_gateway("g0", scheduler=scheduler) as gateway:
+    async with fake_gateway("g0", scheduler=scheduler) as gateway:
         await asyncio.to_thread(cluster.wait_for, lambda: pool.scaling["reason"] == "FollowingDemand")
         assert (pool.desired, pool.pods) == (0, 0)
         held = scheduler_pb2.Held(groups=[scheduler_pb2.HeldGroup(group=f"{home.pools}/sleepy", requests=1)])

@@ -20,7 +20,7 @@ from motet.settings import LeaseSettings
 from tests.common.waiting import PATIENCE_S
 from tests.kube.cluster import Cluster
 from tests.support.fake_engine import FakeEngine, tokens_of
-from tests.support.fake_gateway import small_gateway
+from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import in_process_runner, short_folder
 from tests.support.in_process_services import FakeOperator, until
 
@@ -214,7 +214,7 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
             time_scale=1.0,
         )
         await clients.enter_async_context(runner)
-        gateway = await clients.enter_async_context(small_gateway("g0", scheduler=standby.address))
+        gateway = await clients.enter_async_context(fake_gateway("g0", scheduler=standby.address))
         running = gateway.start("running", prompt=(5,), max_tokens=1500)
         await until(lambda: gateway.asked["running"].tokens)
         assert gateway.term == 1

@@ -45,7 +45,7 @@ class Kubelet(Mapping[str, Callable[[], str]]):
         return len(self._made)
 
 
-class SmallCluster:
+class FakeCluster:
     def __init__(self, *, drains: bool, pause: float = PAUSE) -> None:
         """`drains`: runners have nothing to do, and are drained at once."""
         self.wake = asyncio.Event()
@@ -86,7 +86,7 @@ class SmallCluster:
             and deployments == [status["updateRevision"]]
         )
 
-    async def settled(self, replicas: int) -> None:
+    async def wait_until_all(self, replicas: int) -> None:
         try:
             await until(lambda: self.is_all(replicas))
         except AssertionError:
@@ -96,7 +96,7 @@ class SmallCluster:
     async def writes(self) -> None:
         await self._writer.run(4)
 
-    async def rounds_for_ever(self) -> None:
+    async def run_rounds(self) -> None:
         drained: frozenset[str] = frozenset()
         while True:
             self.wake.clear()
@@ -106,8 +106,8 @@ class SmallCluster:
             decision = self._decider.decide(self.cache.snapshot(), reports, objects.PLATFORM, now)
             self._writer.set_writes(decision.writes)
             self.rounds += 1
-            if self._drains and (heard := frozenset(drain.instance for drain in decision.drains)) != drained:
-                drained = heard
+            if self._drains and (ordered := frozenset(drain.instance for drain in decision.drains)) != drained:
+                drained = ordered
                 self.wake.set()
             await asyncio.sleep(0.005)
             try:
@@ -123,22 +123,22 @@ class SmallCluster:
 
 
 @asynccontextmanager
-async def small_cluster(**how: Any) -> AsyncIterator[SmallCluster]:
+async def fake_cluster(**how: Any) -> AsyncIterator[FakeCluster]:
     """With a pool of three runners, all of them ready."""
-    one = SmallCluster(**how)
+    one = FakeCluster(**how)
     one.api.objects = {PODS: {}, DEPLOYMENTS: {}}
     one.api.put(NAMESPACES, objects.namespace("pools"), at_once=True)
     one.declare(8, 3)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(each) for each in (one.writes(), one.rounds_for_ever(), one.controllers())]
-        await one.settled(3)
+        tasks = [group.create_task(each) for each in (one.writes(), one.run_rounds(), one.controllers())]
+        await one.wait_until_all(3)
         yield one
         for task in tasks:
             task.cancel()
 
 
 async def test_row_15_a_pool_whose_template_flips_a_hundred_times_starts_few_runners() -> None:
-    async with small_cluster(drains=True) as one:
+    async with fake_cluster(drains=True) as one:
         made, rounds, began = one.api.made, one.rounds, time.monotonic()
         one.api.written.clear()
         for flip in range(FLIPS):
@@ -146,7 +146,7 @@ async def test_row_15_a_pool_whose_template_flips_a_hundred_times_starts_few_run
             await asyncio.sleep(0.05)
             assert sum(one.ready().values()) >= 3
         one.declare(16, 3)
-        await one.settled(3)
+        await one.wait_until_all(3)
         made, rounds, written = one.api.made - made, one.rounds - rounds, one.api.written
         # The operator's time has whole seconds.
         rollouts = int(3 + (time.monotonic() - began + 1) / PAUSE)
@@ -158,12 +158,12 @@ async def test_row_15_a_pool_whose_template_flips_a_hundred_times_starts_few_run
 
 
 async def test_row_15_replicas_that_flip_a_hundred_times_start_no_runner_while_the_others_have_work() -> None:
-    async with small_cluster(drains=False) as one:
+    async with fake_cluster(drains=False) as one:
         runners = set(one.api.pods())
         for flip in range(FLIPS):
             one.declare(8, 1 if flip % 2 == 0 else 3)
             await asyncio.sleep(0.01)
         one.declare(8, 3)
-        await one.settled(3)
+        await one.wait_until_all(3)
         assert set(one.api.pods()) == runners
         assert one.api.deleted == []

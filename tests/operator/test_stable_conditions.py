@@ -22,7 +22,7 @@ from motet_operator.sync import SchedulerSync
 from tests.operator.cluster import objects
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_flaky_api import FakeFlakyApi, writer_to
-from tests.support.fake_gateway import small_gateway
+from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import InProcessRunner, in_process_runner, short_folder
 from tests.support.in_process_services import InProcessServices, control_plane, until
 
@@ -47,7 +47,7 @@ def new_pod(name: str, revision: str) -> Object:
     return home(pod)
 
 
-class SmallClusterOperator:
+class InProcessOperator:
     """The cluster's operator without its watches and its Lease."""
 
     def __init__(self, scheduler: str, chance: random.Random, *, failing: float, lost: float) -> None:
@@ -87,13 +87,13 @@ class SmallClusterOperator:
             await self.wake.wait()
 
 
-class Site:
-    def __init__(self, control: InProcessServices, operator: SmallClusterOperator) -> None:
+class InProcessCluster:
+    def __init__(self, control: InProcessServices, operator: InProcessOperator) -> None:
         self.control, self.operator = control, operator
         self.runners: dict[str, InProcessRunner] = {}
         self.health = {name: Health() for name in RUNNERS}
 
-    def unsettled(self) -> dict[str, str]:
+    def differences(self) -> dict[str, str]:
         """What is not as it should be when nothing is to drain."""
         found = {name: why for name, health in self.health.items() if (why := health.unready_reason())}
         for name, pod in self.operator.api.pods().items():
@@ -115,11 +115,13 @@ class Site:
 
 
 @asynccontextmanager
-async def site(folder: Any, chance: random.Random, *, failing: float, lost: float) -> AsyncIterator[Site]:
+async def in_process_cluster(
+    folder: Any, chance: random.Random, *, failing: float, lost: float
+) -> AsyncIterator[InProcessCluster]:
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(control_plane(folder))
-        operator = SmallClusterOperator(control.scheduler_address, chance, failing=failing, lost=lost)
-        one = Site(control, operator)
+        operator = InProcessOperator(control.scheduler_address, chance, failing=failing, lost=lost)
+        one = InProcessCluster(control, operator)
         for name in RUNNERS:
             one.runners[name] = await stack.enter_async_context(
                 in_process_runner(
@@ -149,7 +151,7 @@ async def site(folder: Any, chance: random.Random, *, failing: float, lost: floa
             api.put(PODS, new_pod(name, status.revision), at_once=True)
         tasks = [asyncio.create_task(operator.run()), asyncio.create_task(one.look())]
         try:
-            await until(lambda: not one.unsettled(), why="every runner is ready at first")
+            await until(lambda: not one.differences(), why="every runner is ready at first")
             yield one
         finally:
             for task in tasks:
@@ -159,11 +161,11 @@ async def site(folder: Any, chance: random.Random, *, failing: float, lost: floa
 
 async def test_after_a_hundred_flips_with_half_of_the_pod_patches_failing_every_runner_is_ready(folder: Any) -> None:
     chance = random.Random(25)
-    async with site(folder, chance, failing=0.5, lost=0.3) as one:
+    async with in_process_cluster(folder, chance, failing=0.5, lost=0.3) as one:
         operator, api = one.operator, one.operator.api
         incarnations = {name: runner.service.identity.incarnation for name, runner in one.runners.items()}
         drained: set[str] = set()
-        async with small_gateway("g0", scheduler=one.control.scheduler_address) as gateway:
+        async with fake_gateway("g0", scheduler=one.control.scheduler_address) as gateway:
             # Every runner has work for a minute, so that no drain is over before it is taken back.
             for number in range(2 * len(RUNNERS)):
                 gateway.start(f"long {number}", prompt=(number,), max_tokens=1500)
@@ -180,9 +182,9 @@ async def test_after_a_hundred_flips_with_half_of_the_pod_patches_failing_every_
             operator.cordoned = frozenset()
             operator.wake.set()
             try:
-                await until(lambda: not one.unsettled())
+                await until(lambda: not one.differences())
             except AssertionError:
-                raise AssertionError(f"still so: {one.unsettled()}") from None
+                raise AssertionError(f"still so: {one.differences()}") from None
             assert not set(api.deleted) & set(RUNNERS), "a runner with work was taken away"
             assert drained, "nobody ever drained: this shows nothing"
             assert api.failed >= 10
@@ -198,7 +200,7 @@ async def test_after_a_hundred_flips_with_half_of_the_pod_patches_failing_every_
 
 
 async def test_a_drain_whose_annotation_is_never_written_does_not_begin(folder: Any) -> None:
-    async with site(folder, random.Random(1), failing=1.0, lost=0.0) as one:
+    async with in_process_cluster(folder, random.Random(1), failing=1.0, lost=0.0) as one:
         one.operator.declare(1)
         one.operator.wake.set()
         await until(lambda: one.operator.api.failed >= 6)

@@ -15,9 +15,9 @@ from tests.common.waiting import PATIENCE_S
 from tests.operator.builders import DIGEST, adapter, later, name, pool, view
 
 
-class SmallScheduler(scheduler_pb2_grpc.SchedulerServicer):
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(self) -> None:
-        self.heard: list[scheduler_pb2.SyncUp] = []
+        self.received: list[scheduler_pb2.SyncUp] = []
         self.outbox: Outbox[scheduler_pb2.SyncDown] = Outbox()
         self._opened = False
 
@@ -25,31 +25,31 @@ class SmallScheduler(scheduler_pb2_grpc.SchedulerServicer):
         if self._opened:  # what was put before the first stream opened is for that stream
             self.outbox = Outbox()
         self._opened = True
-        await run_stream(context, requests, self.outbox, self.heard.append)
+        await run_stream(context, requests, self.outbox, self.received.append)
 
     @property
     def drains_revision(self) -> int:
         """Of the last set."""
-        return max((message.drains.revision for message in self.heard), default=0)
+        return max((message.drains.revision for message in self.received), default=0)
 
     def snapshots(self) -> list[list[str]]:
         """Names of adapters, snapshot by snapshot."""
         return [
             [entry.ref.name for entry in message.snapshot.adapters]
-            for message in self.heard
+            for message in self.received
             if message.HasField("snapshot")
         ]
 
 
 @asynccontextmanager
-async def small_scheduler(address: str) -> AsyncIterator[SmallScheduler]:
-    scheduler = SmallScheduler()
+async def fake_scheduler(address: str) -> AsyncIterator[FakeScheduler]:
+    scheduler = FakeScheduler()
     async with serving(address, lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, server)):
         yield scheduler
 
 
 @dataclass
-class Office:
+class FakeLeadership:
     term: int
 
     def raise_term_above(self, term: int, then: Callable[[], object]) -> None:
@@ -60,7 +60,7 @@ class Office:
 
 
 @asynccontextmanager
-async def syncing(address: str, leadership: Office | None = None) -> AsyncIterator[SchedulerSync]:
+async def syncing(address: str, leadership: FakeLeadership | None = None) -> AsyncIterator[SchedulerSync]:
     sync = SchedulerSync(address, lambda: None, leadership=lambda: leadership)
     task = asyncio.create_task(sync.run())
     try:
@@ -84,7 +84,7 @@ def catalog(*names: str) -> CatalogSnapshot:
 async def test_the_catalog_goes_up_whole_whenever_it_changes_and_after_each_reconnection(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with syncing(address) as sync:
-        async with small_scheduler(address) as scheduler:
+        async with fake_scheduler(address) as scheduler:
             await until(lambda: sync.connected)
             assert scheduler.snapshots() == [], "before the folder has been read there is nothing to say"
             sync.send_state(catalog("a"), [])
@@ -93,29 +93,29 @@ async def test_the_catalog_goes_up_whole_whenever_it_changes_and_after_each_reco
             sync.send_state(catalog("a", "b"), [])
             await until(lambda: len(scheduler.snapshots()) == 2)
             assert scheduler.snapshots() == [["a"], ["a", "b"]]
-            entry = scheduler.heard[-1].snapshot.adapters[0]
+            entry = scheduler.received[-1].snapshot.adapters[0]
             assert (entry.group, entry.source, entry.content_stamp) == ("default/demo", "file:///adapters/a", "stamp")
             assert entry.max_class == common_pb2.REQUEST_CLASS_STANDARD
         await until(lambda: not sync.connected)
         sync.send_state(catalog("b"), [])
-        async with small_scheduler(address) as scheduler:
+        async with fake_scheduler(address) as scheduler:
             await until(lambda: scheduler.snapshots() == [["b"]])
 
 
 async def test_who_may_use_what_goes_up_with_it(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     place = view(pools=[pool(allowedNamespaces={"from": "All"})], adapters=[adapter("a", share=["acme"]), adapter("b")])
-    async with small_scheduler(address) as scheduler, syncing(address) as sync:
+    async with fake_scheduler(address) as scheduler, syncing(address) as sync:
         sync.send_state(reconcile(place).catalog, [])
         await until(lambda: len(scheduler.snapshots()) == 1)
-        snapshot = scheduler.heard[-1].snapshot
+        snapshot = scheduler.received[-1].snapshot
         assert [list(one.share) for one in snapshot.adapters] == [["acme"], []]
         assert [list(one.tenants) for one in snapshot.pools] == [["*"]]
 
 
 async def test_an_invalid_certificate_is_left_out_and_the_rest_of_the_report_counts(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
-    async with small_scheduler(address) as scheduler, syncing(address) as sync:
+    async with fake_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
         sync.send_state(catalog("a"), [])
         scheduler.outbox.put(
@@ -136,7 +136,7 @@ async def test_an_invalid_certificate_is_left_out_and_the_rest_of_the_report_cou
 
 async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
-    async with small_scheduler(address) as scheduler, syncing(address) as sync:
+    async with fake_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
         sync.send_state(catalog("a"), [])
         await until(scheduler.snapshots)  # before that its stream may not be open
@@ -165,11 +165,11 @@ async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> 
         assert sync.adapter_reports == {}
 
 
-def drains_of(scheduler: SmallScheduler) -> list[list[tuple[str, str]]]:
+def drains_of(scheduler: FakeScheduler) -> list[list[tuple[str, str]]]:
     """Instance and incarnation, set by set."""
     return [
         [(one.runner.instance, one.runner.incarnation) for one in message.drains.runners]
-        for message in scheduler.heard
+        for message in scheduler.received
         if message.HasField("drains")
     ]
 
@@ -178,7 +178,7 @@ async def test_the_set_of_drains_is_said_first_when_it_changes_and_to_a_new_sche
     address = f"unix:{tmp_path}/s.sock"
     drain = RunnerDrain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
     async with syncing(address) as sync:
-        async with small_scheduler(address) as scheduler:
+        async with fake_scheduler(address) as scheduler:
             await until(lambda: sync.connected)
             sync.send_state(catalog(), [drain])
             sync.send_state(catalog(), [drain])
@@ -186,8 +186,8 @@ async def test_the_set_of_drains_is_said_first_when_it_changes_and_to_a_new_sche
             sync.send_state(catalog("a"), [drain])
             await until(lambda: len(scheduler.snapshots()) == 2)
             assert drains_of(scheduler) == [[("r0", "")]]
-            assert scheduler.heard[0].HasField("drains"), "who drains is known before anything is placed"
-            assert scheduler.heard[0].drains.runners[0].runner.pool == "default/demo"
+            assert scheduler.received[0].HasField("drains"), "who drains is known before anything is placed"
+            assert scheduler.received[0].drains.runners[0].runner.pool == "default/demo"
             scheduler.outbox.put(
                 scheduler_pb2.SyncDown(
                     drained=scheduler_pb2.Drained(
@@ -196,9 +196,9 @@ async def test_the_set_of_drains_is_said_first_when_it_changes_and_to_a_new_sche
                 )
             )
             await until(lambda: sync.drained == {"r0"})
-        async with small_scheduler(address) as scheduler:
-            await until(lambda: len(scheduler.heard) == 2)
-            assert scheduler.heard[0].HasField("drains")
+        async with fake_scheduler(address) as scheduler:
+            await until(lambda: len(scheduler.received) == 2)
+            assert scheduler.received[0].HasField("drains")
             assert drains_of(scheduler) == [[("r0", "")]]
             sync.send_state(catalog("a"), [])
             assert sync.drained == set()
@@ -207,9 +207,9 @@ async def test_the_set_of_drains_is_said_first_when_it_changes_and_to_a_new_sche
 
 async def test_an_operator_without_drains_sends_an_empty_set(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
-    async with small_scheduler(address) as scheduler, syncing(address) as sync:
+    async with fake_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
-        assert not scheduler.heard, "before the first round nobody knows who drains"
+        assert not scheduler.received, "before the first round nobody knows who drains"
         sync.send_state(catalog(), [])
         await until(lambda: drains_of(scheduler) == [[]])
 
@@ -228,10 +228,10 @@ async def test_a_drained_report_counts_only_for_the_process_that_drains_now(tmp_
     def here(incarnation: str) -> scheduler_pb2.SyncDown:
         return scheduler_pb2.SyncDown(runner=scheduler_pb2.RunnerReport(runner=identity(incarnation), attached=True))
 
-    async with small_scheduler(address) as scheduler, syncing(address) as sync:
+    async with fake_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
         sync.send_state(catalog(), [drain], ["r0"])
-        await until(lambda: scheduler.heard)
+        await until(lambda: scheduler.received)
         scheduler.outbox.put(here("1"))
         scheduler.outbox.put(drained("1"))
         await until(lambda: sync.drained == {"r0"})
@@ -251,7 +251,7 @@ async def test_a_drained_report_counts_only_for_the_process_that_drains_now(tmp_
 
 async def test_a_runner_is_unhealthy_until_it_recovers_or_a_successor_connects(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
-    async with syncing(address) as sync, small_scheduler(address) as scheduler:
+    async with syncing(address) as sync, fake_scheduler(address) as scheduler:
         await until(lambda: sync.connected)
 
         def say(incarnation: str, why: str = "", *, attached: bool = True) -> None:
@@ -282,7 +282,7 @@ async def test_a_runner_is_unhealthy_until_it_recovers_or_a_successor_connects(t
 
 async def test_what_is_known_of_a_runner_goes_with_it(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
-    async with syncing(address) as sync, small_scheduler(address) as scheduler:
+    async with syncing(address) as sync, fake_scheduler(address) as scheduler:
         await until(lambda: sync.connected)
 
         def say(instance: str, *, attached: bool = True) -> None:
@@ -310,7 +310,7 @@ async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stre
     address = f"unix:{tmp_path}/s.sock"
     demo = name("demo")
     async with syncing(address) as sync:
-        async with small_scheduler(address) as scheduler:
+        async with fake_scheduler(address) as scheduler:
             await until(lambda: sync.connected)
             sync.send_state(
                 reconcile(
@@ -318,8 +318,8 @@ async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stre
                 ).catalog,
                 [],
             )
-            await until(lambda: any(message.snapshot.pools for message in scheduler.heard))
-            entry = scheduler.heard[-1].snapshot.pools[0]
+            await until(lambda: any(message.snapshot.pools for message in scheduler.received))
+            entry = scheduler.received[-1].snapshot.pools[0]
             assert (entry.scaling, entry.min_replicas, entry.max_replicas) == (scheduler_pb2.SCALING_MODE_BUILTIN, 0, 3)
             assert entry.scale_down_stabilization_seconds == 300
             desired = scheduler_pb2.DesiredCapacity(pool="default/demo", replicas=2, reason="much", reason_code="Much")
@@ -337,35 +337,35 @@ async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stre
 async def test_what_is_not_heard_for_its_term_is_said_again_in_a_later_one(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     drain = RunnerDrain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
-    async with small_scheduler(address) as scheduler, syncing(address, Office(3)) as sync:
+    async with fake_scheduler(address) as scheduler, syncing(address, FakeLeadership(3)) as sync:
         await until(lambda: sync.connected)
         sync.send_state(catalog("a"), [drain])
-        await until(lambda: len(scheduler.heard) == 2)
-        assert {message.term for message in scheduler.heard} == {3}
+        await until(lambda: len(scheduler.received) == 2)
+        assert {message.term for message in scheduler.received} == {3}
         scheduler.outbox.put(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=41)))
         scheduler.outbox.put(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=41)))
-        await until(lambda: len(scheduler.heard) == 4)
+        await until(lambda: len(scheduler.received) == 4)
         await asyncio.sleep(0.05)
-        assert [message.term for message in scheduler.heard[2:]] == [42, 42]
+        assert [message.term for message in scheduler.received[2:]] == [42, 42]
         assert scheduler.snapshots() == [["a"], ["a"]]
 
 
 async def test_an_operator_does_not_follow_a_term_that_would_be_the_last(tmp_path: Path) -> None:
-    address, leadership = f"unix:{tmp_path}/s.sock", Office(3)
-    async with small_scheduler(address) as scheduler, syncing(address, leadership) as sync:
+    address, leadership = f"unix:{tmp_path}/s.sock", FakeLeadership(3)
+    async with fake_scheduler(address) as scheduler, syncing(address, leadership) as sync:
         await until(lambda: sync.connected)
         sync.send_state(catalog("a"), [])
         await until(scheduler.snapshots)
         scheduler.outbox.put(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=2**64 - 1)))
         await until(lambda: len(scheduler.snapshots()) == 2)  # over a new connection
         assert leadership.term == 3
-        assert {message.term for message in scheduler.heard} == {3}
+        assert {message.term for message in scheduler.received} == {3}
 
 
 async def test_a_drained_report_of_a_cancelled_drain_does_not_count_for_the_next_one(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     drain = RunnerDrain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
-    async with small_scheduler(address) as scheduler, syncing(address) as sync:
+    async with fake_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
 
         def say(revision: int) -> None:
@@ -373,7 +373,7 @@ async def test_a_drained_report_of_a_cancelled_drain_does_not_count_for_the_next
             scheduler.outbox.put(scheduler_pb2.SyncDown(drained=word))
 
         sync.send_state(catalog(), [drain])
-        await until(lambda: scheduler.heard)
+        await until(lambda: scheduler.received)
         first = scheduler.drains_revision
         for drains in ([], [drain]):  # before the word about the first one has come
             sync.send_state(catalog(), drains)
@@ -387,7 +387,7 @@ async def test_a_drained_report_of_a_cancelled_drain_does_not_count_for_the_next
 
 async def test_who_is_heard_by_the_scheduler_is_known_until_it_goes(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
-    async with syncing(address) as sync, small_scheduler(address) as scheduler:
+    async with syncing(address) as sync, fake_scheduler(address) as scheduler:
         await until(lambda: sync.connected)
         sync.send_state(catalog(), [], ["r0", "r1"])
 

@@ -25,7 +25,7 @@ from tests.support.in_process_runner import write_adapter
 BASE_DIGEST = Digest("sha256:" + "b" * 64)
 
 
-class Bench:
+class RegistrySetup:
     def __init__(self, folder, *, capacity=2, base=BASE_DIGEST, checker=CHECK_VERSION, refuses="refuse", engine=""):
         self.folder = folder
         self.posted = []
@@ -76,46 +76,46 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path):
-    bench = Bench(tmp_path)
-    yield bench
-    bench.adapters.close()
+def setup(tmp_path):
+    setup = RegistrySetup(tmp_path)
+    yield setup
+    setup.adapters.close()
 
 
-async def test_the_least_recently_used_leaves_the_disk_first(bench):
-    first, second = await bench.ensure(1), await bench.ensure(2)
-    bench.adapters.for_request(first.digest)
-    third = await bench.ensure(3)
-    assert bench.cached() == {first.digest, third.digest}
-    assert DropAdapter(second.digest) in bench.posted
-    assert bench.adapters.get(second.digest) is None
+async def test_the_least_recently_used_leaves_the_disk_first(setup):
+    first, second = await setup.ensure(1), await setup.ensure(2)
+    setup.adapters.for_request(first.digest)
+    third = await setup.ensure(3)
+    assert setup.cached() == {first.digest, third.digest}
+    assert DropAdapter(second.digest) in setup.posted
+    assert setup.adapters.get(second.digest) is None
 
 
-async def test_an_adapter_with_requests_never_leaves(bench):
-    kept = [await bench.ensure(n) for n in (1, 2)]
+async def test_an_adapter_with_requests_never_leaves(setup):
+    kept = [await setup.ensure(n) for n in (1, 2)]
     for one in kept:
-        bench.users[one.digest] = 1
-    third = await bench.ensure(3)
-    assert bench.cached() == {one.digest for one in kept} | {third.digest}
-    fourth = await bench.ensure(4)
-    assert bench.cached() == {one.digest for one in kept} | {fourth.digest}
+        setup.users[one.digest] = 1
+    third = await setup.ensure(3)
+    assert setup.cached() == {one.digest for one in kept} | {third.digest}
+    fourth = await setup.ensure(4)
+    assert setup.cached() == {one.digest for one in kept} | {fourth.digest}
 
 
-async def test_an_expected_adapter_stays_until_the_hint_lapses(bench):
-    first = await bench.ensure(1)
-    bench.adapters.expect(first.digest, 2.0)
-    await bench.ensure(2)
-    await bench.ensure(3)
-    assert first.digest in bench.cached()
-    bench.clock.advance(3.0)
-    await bench.ensure(4)
-    assert first.digest not in bench.cached()
+async def test_an_expected_adapter_stays_until_the_hint_lapses(setup):
+    first = await setup.ensure(1)
+    setup.adapters.expect(first.digest, 2.0)
+    await setup.ensure(2)
+    await setup.ensure(3)
+    assert first.digest in setup.cached()
+    setup.clock.advance(3.0)
+    await setup.ensure(4)
+    assert first.digest not in setup.cached()
 
 
-async def test_a_certificate_is_kept_and_not_made_twice(bench, tmp_path):
-    first = await bench.ensure(1)
-    bench.adapters.close()
-    again = Bench(tmp_path)
+async def test_a_certificate_is_kept_and_not_made_twice(setup, tmp_path):
+    first = await setup.ensure(1)
+    setup.adapters.close()
+    again = RegistrySetup(tmp_path)
     found = again.adapters.for_request(first.digest)
     assert found is not None
     assert found.certificate == first.certificate
@@ -124,9 +124,9 @@ async def test_a_certificate_is_kept_and_not_made_twice(bench, tmp_path):
     again.adapters.close()
 
 
-async def test_a_certificate_for_another_base_model_counts_for_nothing(bench, tmp_path):
-    first = await bench.ensure(1)
-    other = Bench(tmp_path, base=Digest("sha256:" + "c" * 64))
+async def test_a_certificate_for_another_base_model_counts_for_nothing(setup, tmp_path):
+    first = await setup.ensure(1)
+    other = RegistrySetup(tmp_path, base=Digest("sha256:" + "c" * 64))
     assert other.adapters.for_request(first.digest) is None
     checked = await other.ensure(1)
     assert other.checks == 1
@@ -134,16 +134,16 @@ async def test_a_certificate_for_another_base_model_counts_for_nothing(bench, tm
     other.adapters.close()
 
 
-async def test_an_adapter_passed_by_an_older_checker_is_checked_again(bench, tmp_path):
-    first = await bench.ensure(1)
+async def test_an_adapter_passed_by_an_older_checker_is_checked_again(setup, tmp_path):
+    first = await setup.ensure(1)
     assert first.certificate.checker == CHECK_VERSION
-    bench.adapters.close()
-    newer = Bench(tmp_path, checker=CHECK_VERSION + 1)
+    setup.adapters.close()
+    newer = RegistrySetup(tmp_path, checker=CHECK_VERSION + 1)
     assert newer.adapters.for_request(first.digest) is None
     checked = await newer.ensure(1)
     assert (newer.checks, checked.certificate.checker) == (1, CHECK_VERSION + 1)
     newer.adapters.close()
-    stricter = Bench(tmp_path, checker=CHECK_VERSION + 2, refuses="LORA")
+    stricter = RegistrySetup(tmp_path, checker=CHECK_VERSION + 2, refuses="LORA")
     assert first.digest in stricter.cached()
     with pytest.raises(AdapterIncompatible):
         await stricter.ensure_digest(1, first.digest)
@@ -152,78 +152,78 @@ async def test_an_adapter_passed_by_an_older_checker_is_checked_again(bench, tmp
     stricter.adapters.close()
 
 
-async def test_an_adapter_checked_for_another_dtype_or_rank_is_checked_again(bench, tmp_path):
-    first = await bench.ensure(1)
-    bench.adapters.close()
-    other = Bench(tmp_path, engine="float16, rank 8", refuses="LORA")
+async def test_an_adapter_checked_for_another_dtype_or_rank_is_checked_again(setup, tmp_path):
+    first = await setup.ensure(1)
+    setup.adapters.close()
+    other = RegistrySetup(tmp_path, engine="float16, rank 8", refuses="LORA")
     assert other.adapters.for_request(first.digest) is None
     with pytest.raises(AdapterIncompatible):
         await other.ensure_digest(1, first.digest)
     other.adapters.close()
 
 
-async def test_a_certificate_from_before_checkers_had_versions_counts_for_nothing(bench, tmp_path):
-    first = await bench.ensure(1)
-    bench.adapters.close()
+async def test_a_certificate_from_before_checkers_had_versions_counts_for_nothing(setup, tmp_path):
+    first = await setup.ensure(1)
+    setup.adapters.close()
     kept = first.folder / "certificate.json"
     kept.write_text(kept.read_text().replace('"checker"', '"mapped"'))
-    again = Bench(tmp_path)
+    again = RegistrySetup(tmp_path)
     assert again.adapters.for_request(first.digest) is None
     again.adapters.close()
 
 
-async def test_a_refused_adapter_is_not_in_the_registry(bench):
+async def test_a_refused_adapter_is_not_in_the_registry(setup):
     with pytest.raises(AdapterIncompatible):
-        await bench.ensure(1, refuse=True)
-    assert not bench.adapters.resident([])
-    assert (await bench.ensure(2)).certificate is not None
+        await setup.ensure(1, refuse=True)
+    assert not setup.adapters.resident([])
+    assert (await setup.ensure(2)).certificate is not None
 
 
-async def test_all_requests_that_wait_for_an_adapter_continue(bench):
-    digest = (await bench.ensure(1)).digest
-    bench.adapters.drop(digest)
-    waiting = [asyncio.create_task(bench.adapters.wait_for(digest)) for _ in range(3)]
+async def test_all_requests_that_wait_for_an_adapter_continue(setup):
+    digest = (await setup.ensure(1)).digest
+    setup.adapters.drop(digest)
+    waiting = [asyncio.create_task(setup.adapters.wait_for(digest)) for _ in range(3)]
     await asyncio.sleep(0)
-    await bench.ensure(1)
+    await setup.ensure(1)
     await asyncio.gather(*waiting)
 
 
-async def test_at_stage_fetched_nothing_is_checked(bench):
-    one = await bench.ensure(1, common_pb2.ADAPTER_STAGE_FETCHED)
-    assert (one.stage, bench.checks) == (common_pb2.ADAPTER_STAGE_FETCHED, 0)
-    assert not bench.adapters.resident([])
+async def test_at_stage_fetched_nothing_is_checked(setup):
+    one = await setup.ensure(1, common_pb2.ADAPTER_STAGE_FETCHED)
+    assert (one.stage, setup.checks) == (common_pb2.ADAPTER_STAGE_FETCHED, 0)
+    assert not setup.adapters.resident([])
 
 
-async def test_the_tier_follows_the_engines_events(bench):
-    one = await bench.ensure(1, common_pb2.ADAPTER_STAGE_DEVICE)
-    assert bench.posted == [LoadAdapter(one.digest, one.checked.layout)]
+async def test_the_tier_follows_the_engines_events(setup):
+    one = await setup.ensure(1, common_pb2.ADAPTER_STAGE_DEVICE)
+    assert setup.posted == [LoadAdapter(one.digest, one.checked.layout)]
     assert one.stage == common_pb2.ADAPTER_STAGE_CERTIFIED
-    bench.adapters.on_loaded(AdapterLoaded(one.digest, 10, 0.1))
+    setup.adapters.on_loaded(AdapterLoaded(one.digest, 10, 0.1))
     assert one.stage == common_pb2.ADAPTER_STAGE_DEVICE
-    assert bench.adapters.resident([])[0].tier == common_pb2.MEMORY_TIER_DEVICE
-    bench.adapters.on_failed(AdapterFailed(one.digest, AdapterIncompatible("no")))
-    assert bench.adapters.resident([])[0].tier == common_pb2.MEMORY_TIER_DISK
+    assert setup.adapters.resident([])[0].tier == common_pb2.MEMORY_TIER_DEVICE
+    setup.adapters.on_failed(AdapterFailed(one.digest, AdapterIncompatible("no")))
+    assert setup.adapters.resident([])[0].tier == common_pb2.MEMORY_TIER_DISK
 
 
-async def test_cached_bytes_that_changed_are_noticed_when_a_load_fails_and_fetched_again(bench):
-    one = await bench.ensure(1)
+async def test_cached_bytes_that_changed_are_noticed_when_a_load_fails_and_fetched_again(setup):
+    one = await setup.ensure(1)
     weights = one.folder / WEIGHTS_NAME
     with weights.open("r+b") as file:
         file.write(b"\xff")
-    assert bench.adapters.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed"))) is one
-    assert bench.adapters.for_request(one.digest) is None
+    assert setup.adapters.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed"))) is one
+    assert setup.adapters.for_request(one.digest) is None
     with pytest.raises(AdapterFetchFailed, match="have changed"):
-        await bench.ensure_digest(1, one.digest)
-    assert one.digest not in bench.cached()
-    again = await bench.ensure(1)
-    assert bench.adapters.for_request(again.digest) is again
+        await setup.ensure_digest(1, one.digest)
+    assert one.digest not in setup.cached()
+    again = await setup.ensure(1)
+    assert setup.adapters.for_request(again.digest) is again
 
 
-async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(bench, tmp_path):
-    one = await bench.ensure(1)
-    bench.adapters.close()
+async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(setup, tmp_path):
+    one = await setup.ensure(1)
+    setup.adapters.close()
     (one.folder / WEIGHTS_NAME).touch()
-    again = Bench(tmp_path)
+    again = RegistrySetup(tmp_path)
     assert again.adapters.for_request(one.digest) is None
     assert (await again.ensure(1)).digest == one.digest
     assert again.checks == 1
@@ -240,22 +240,22 @@ async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(
         b"\xff\xfe",
     ],
 )
-async def test_a_certificate_that_no_check_of_today_has_written_is_made_anew(bench, tmp_path, kept):
-    first = await bench.ensure(1)
-    bench.adapters.close()
+async def test_a_certificate_that_no_check_of_today_has_written_is_made_anew(setup, tmp_path, kept):
+    first = await setup.ensure(1)
+    setup.adapters.close()
     (first.folder / "certificate.json").write_bytes(kept)
-    again = Bench(tmp_path)
+    again = RegistrySetup(tmp_path)
     assert again.adapters.for_request(first.digest) is None
     assert (await again.ensure(1)).checked is not None
     assert again.checks == 1
     again.adapters.close()
 
 
-async def test_changed_bytes_that_another_runner_has_removed_meanwhile_are_fetched_again(bench, monkeypatch):
+async def test_changed_bytes_that_another_runner_has_removed_meanwhile_are_fetched_again(setup, monkeypatch):
     """Runners on one machine share the cache."""
-    one = await bench.ensure(1)
+    one = await setup.ensure(1)
     (one.folder / WEIGHTS_NAME).write_bytes(b"changed")
-    bench.adapters.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed")))
+    setup.adapters.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed")))
 
     def removed(folder):
         shutil.rmtree(folder)
@@ -263,6 +263,6 @@ async def test_changed_bytes_that_another_runner_has_removed_meanwhile_are_fetch
 
     monkeypatch.setattr(fetcher, "adapter_digest", removed)
     with pytest.raises(AdapterFetchFailed, match="have changed"):
-        await bench.ensure_digest(1, one.digest)
+        await setup.ensure_digest(1, one.digest)
     monkeypatch.undo()
-    assert bench.adapters.for_request((await bench.ensure(1)).digest) is not None
+    assert setup.adapters.for_request((await setup.ensure(1)).digest) is not None

@@ -64,7 +64,7 @@ class SchedulerDriver:
         self.scheduler = Scheduler(SchedulerConfig(**config), now=self.clock(), saved=saved)
         self.effects: list[effects.Effect] = []
 
-    def tell(self, event: events.Event) -> list[effects.Effect]:
+    def send(self, event: events.Event) -> list[effects.Effect]:
         self.effects = self.scheduler.handle(event, self.clock())
         self.scheduler.check()
         return self.effects
@@ -82,7 +82,7 @@ class SchedulerDriver:
     # ----------------------------------------------------------------------------------------------------- gateways
 
     def gateway(self, name: str = "g0", *live: events.LiveRequest) -> list[effects.Effect]:
-        return self.tell(events.GatewayConnected(name, live))
+        return self.send(events.GatewayConnected(name, live))
 
     def enqueue(
         self,
@@ -106,7 +106,7 @@ class SchedulerDriver:
             "max_tokens": max_tokens,
             "estimate": Estimate(q80=q80),
         }
-        return self.tell(events.Enqueued(**(fields | how)))
+        return self.send(events.Enqueued(**(fields | how)))
 
     def live(
         self, request: str, *, instance: str = "r0", epoch: int = 1, pages: int = 2, **how: Any
@@ -126,13 +126,13 @@ class SchedulerDriver:
         return events.LiveRequest(**(fields | how))
 
     def finish(self, request: str, epoch: int = 1, *, gateway: str = "g0") -> list[effects.Effect]:
-        return self.tell(events.RequestFinished(gateway, RequestId(request), epoch))
+        return self.send(events.RequestFinished(gateway, RequestId(request), epoch))
 
     def cancel(self, request: str, *, gateway: str = "g0") -> list[effects.Effect]:
-        return self.tell(events.CancelRequested(gateway, RequestId(request)))
+        return self.send(events.CancelRequested(gateway, RequestId(request)))
 
     def lose(self, request: str, epoch: int = 1, delivered: int = 0, *, gateway: str = "g0") -> list[effects.Effect]:
-        return self.tell(events.RequestLost(gateway, RequestId(request), epoch, "stream broke", delivered))
+        return self.send(events.RequestLost(gateway, RequestId(request), epoch, "stream broke", delivered))
 
     # ------------------------------------------------------------------------------------------------------ runners
 
@@ -149,7 +149,7 @@ class SchedulerDriver:
         revision: str = "",
         **capacity: Any,
     ) -> list[effects.Effect]:
-        return self.tell(
+        return self.send(
             events.RunnerAttached(
                 identity=RunnerIdentity(
                     instance=instance, incarnation=incarnation, pool=pool, group=group, revision=revision
@@ -163,7 +163,7 @@ class SchedulerDriver:
         )
 
     def detach(self, instance: str = "r0", incarnation: str = "1") -> list[effects.Effect]:
-        return self.tell(events.RunnerDetached(InstanceName(instance), incarnation))
+        return self.send(events.RunnerDetached(InstanceName(instance), incarnation))
 
     def report(
         self,
@@ -173,7 +173,7 @@ class SchedulerDriver:
         resident: tuple[ResidentAdapter, ...] = (),
         steps: int = 0,
     ) -> list[effects.Effect]:
-        return self.tell(
+        return self.send(
             events.RunnerReported(
                 instance=InstanceName(instance), incarnation=incarnation, live=live, resident=resident, steps=steps
             )
@@ -190,21 +190,21 @@ class SchedulerDriver:
             "certificate": Certificate(digest=digest, rank=8),
             "answered_order": AdapterStage.CERTIFIED,
         }
-        return self.tell(events.AdapterStateChanged(**(fields | how)))
+        return self.send(events.AdapterStateChanged(**(fields | how)))
 
     # -------------------------------------------------------------------------------------------- operator, time
 
     def state(self, *adapters: AdapterSpec, pools: tuple[PoolSpec, ...] = (pool(),)) -> list[effects.Effect]:
-        return self.tell(events.CatalogReplaced(pools, adapters))
+        return self.send(events.CatalogReplaced(pools, adapters))
 
     def wait(self, seconds: float) -> list[effects.Effect]:
         self.clock.advance(seconds)
-        return self.tell(events.Tick())
+        return self.send(events.Tick())
 
 
 def ready(**config: Any) -> SchedulerDriver:
     """A scheduler with one gateway and a catalog, and no runner yet."""
-    told = SchedulerDriver(**config)
-    told.gateway()
-    told.state()
-    return told
+    driver = SchedulerDriver(**config)
+    driver.gateway()
+    driver.state()
+    return driver

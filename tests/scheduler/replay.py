@@ -22,52 +22,54 @@ def digest_of(name: str) -> Digest:
 
 
 def scheduler_story(chance: Random) -> None:
-    told = SchedulerDriver(max_passed_over=4, timelines=20)
+    driver = SchedulerDriver(max_passed_over=4, timelines=20)
     say = lambda decided: print(*decided, sep="\n")  # noqa: E731
-    told.gateway()
-    told.tell(events.SupervisorConnected())
+    driver.gateway()
+    driver.send(events.SupervisorConnected())
     for n, name in enumerate(RUNNERS):
-        told.attach(name, pages=40 + 8 * n, max_sequences=6, adapter_slots=4)
+        driver.attach(name, pages=40 + 8 * n, max_sequences=6, adapter_slots=4)
     running: dict[str, effects.SendPlaced] = {}
     for n in range(ROUNDS):
         match chance.randrange(8):
             case 0:
                 wanted = chance.sample(NAMES, chance.randrange(len(NAMES)))
-                say(told.state(*(adapter(name, min_replicas=int(name[1:]) % 3) for name in wanted), pools=(pool(),)))
-                for order in [one for one in told.effects if isinstance(one, effects.EnsureAdapter)]:
+                say(driver.state(*(adapter(name, min_replicas=int(name[1:]) % 3) for name in wanted), pools=(pool(),)))
+                for order in [one for one in driver.effects if isinstance(one, effects.EnsureAdapter)]:
                     if order.stage == 2:
-                        say(told.certify(order.ref.name, digest_of(order.ref.name), instance=order.instance))
+                        say(driver.certify(order.ref.name, digest_of(order.ref.name), instance=order.instance))
             case 1 | 2 | 3:
                 digest = chance.choice([BASE, *map(digest_of, NAMES)])
                 how = {"tenant": chance.choice("abcd"), "request_class": chance.choice(list(RequestClass))}
-                say(told.enqueue(f"q{n}", max_tokens=chance.randrange(16, 300), digest=digest, deadline=4.0, **how))
+                say(driver.enqueue(f"q{n}", max_tokens=chance.randrange(16, 300), digest=digest, deadline=4.0, **how))
             case 4 if running:
                 place = running.pop(chance.choice(sorted(running)))
-                say(told.finish(place.request, place.epoch))
+                say(driver.finish(place.request, place.epoch))
             case 5 if running:
                 place = running.pop(chance.choice(sorted(running)))
-                say(told.tell(events.RequestParked(place.instance, RequestId(place.request), place.epoch, Promise(4))))
+                say(
+                    driver.send(events.RequestParked(place.instance, RequestId(place.request), place.epoch, Promise(4)))
+                )
             case 6:
                 name = chance.choice(RUNNERS)
                 here = [one for one in running.values() if one.instance == name]
                 live = tuple(entry(one.request, one.promise.pages, epoch=one.epoch) for one in here)
                 found = tuple(resident(digest_of(one)) for one in chance.sample(NAMES, 4))
-                say(told.report(name, *live, resident=found))
+                say(driver.report(name, *live, resident=found))
             case 7:
                 name = InstanceName(chance.choice(RUNNERS))
                 say(
-                    told.tell(
-                        events.RunnerUnhealthy(told.scheduler.runners[name].identity, "still", chance.random() < 0.5)
+                    driver.send(
+                        events.RunnerUnhealthy(driver.scheduler.runners[name].identity, "still", chance.random() < 0.5)
                     )
                 )
-        running |= {effect.request: effect for effect in told.effects if isinstance(effect, effects.SendPlaced)}
-        say(told.wait(chance.choice((0.0, 0.1, 1.5))))
+        running |= {effect.request: effect for effect in driver.effects if isinstance(effect, effects.SendPlaced)}
+        say(driver.wait(chance.choice((0.0, 0.1, 1.5))))
 
 
 def supervisor_story(chance: Random) -> None:
-    told = supervised.SupervisorDriver()
+    driver = supervised.SupervisorDriver()
     pages = dict.fromkeys((f"s{n}" for n in range(10)), 4)
-    told.connect(pages=40)
+    driver.connect(pages=40)
     for _ in range(ROUNDS):
         live = [
             supervised.entry(
@@ -80,10 +82,10 @@ def supervisor_story(chance: Random) -> None:
             for name, held in pages.items()
             if chance.random() < 0.9
         ]
-        decided = told.report(*live)
+        decided = driver.report(*live)
         print(*decided, sep="\n")
-        told.wait(chance.choice((0.1, 3.0)))
-        print(*told.effects, sep="\n")
+        driver.wait(chance.choice((0.1, 3.0)))
+        print(*driver.effects, sep="\n")
 
 
 if __name__ == "__main__":

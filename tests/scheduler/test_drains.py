@@ -12,9 +12,9 @@ from tests.scheduler.builders import SchedulerDriver, entry, ready
 
 
 def declare(
-    told: SchedulerDriver, *instances: str, incarnation: str = "1", deadline: float = 10.0
+    driver: SchedulerDriver, *instances: str, incarnation: str = "1", deadline: float = 10.0
 ) -> list[effects.Effect]:
-    return told.tell(
+    return driver.send(
         events.DrainsDeclared(
             tuple(
                 events.DrainRequested(RunnerIdentity(instance=instance, incarnation=incarnation), deadline)
@@ -24,182 +24,184 @@ def declare(
     )
 
 
-def words(told: SchedulerDriver) -> list[tuple[str, str]]:
+def words(driver: SchedulerDriver) -> list[tuple[str, str]]:
     """What runners are told about their work."""
     return [
         (str(effect.instance), "drain" if isinstance(effect, effects.DrainRunner) else "work")
-        for effect in told.effects
+        for effect in driver.effects
         if isinstance(effect, effects.DrainRunner | effects.TakeWork)
     ]
 
 
 def test_every_runner_that_attaches_gets_an_order_to_drain_or_to_take_work():
-    told = ready()
-    told.attach("r0")
-    assert words(told) == [("r0", "work")]
-    declare(told, "r1")
-    assert words(told) == []
-    told.attach("r1")
-    assert words(told) == [("r1", "drain")]
+    driver = ready()
+    driver.attach("r0")
+    assert words(driver) == [("r0", "work")]
+    declare(driver, "r1")
+    assert words(driver) == []
+    driver.attach("r1")
+    assert words(driver) == [("r1", "drain")]
 
 
 def test_a_drain_that_is_not_in_the_set_any_more_is_taken_back_and_requests_go_there_again():
-    told = ready()
-    told.attach()
-    declare(told, "r0")
-    assert words(told) == [("r0", "drain")]
-    told.enqueue("a")
-    assert told.where("a") == ""
-    declare(told)
-    assert words(told) == [("r0", "work")]
-    assert told.where("a") == "r0", "what waited goes there at once"
+    driver = ready()
+    driver.attach()
+    declare(driver, "r0")
+    assert words(driver) == [("r0", "drain")]
+    driver.enqueue("a")
+    assert driver.where("a") == ""
+    declare(driver)
+    assert words(driver) == [("r0", "work")]
+    assert driver.where("a") == "r0", "what waited goes there at once"
 
 
 def test_saying_the_same_set_again_tells_runners_nothing():
-    told = ready()
-    told.attach("r0", live=(entry("a", 2),))
-    declare(told, "r0")
-    declare(told, "r0")
-    assert words(told) == []
+    driver = ready()
+    driver.attach("r0", live=(entry("a", 2),))
+    declare(driver, "r0")
+    declare(driver, "r0")
+    assert words(driver) == []
 
 
 def test_a_drain_declared_before_its_runner_attaches_again_is_not_over():
-    told = SchedulerDriver(saved=SavedCatalog(runners=(InstanceName("r0"),)))
-    told.gateway()
-    declare(told, "r0")
-    assert told.of(effects.ReportDrained) == [], "the runner is on its way back, perhaps with requests"
-    told.wait(1.0)  # settled without it
-    assert told.of(effects.ReportDrained) == []
-    told.attach("r0", live=(entry("a", 2),))
-    assert words(told) == [("r0", "drain")]
-    assert told.of(effects.ReportDrained) == []
+    driver = SchedulerDriver(saved=SavedCatalog(runners=(InstanceName("r0"),)))
+    driver.gateway()
+    declare(driver, "r0")
+    assert driver.of(effects.ReportDrained) == [], "the runner is on its way back, perhaps with requests"
+    driver.wait(1.0)  # settled without it
+    assert driver.of(effects.ReportDrained) == []
+    driver.attach("r0", live=(entry("a", 2),))
+    assert words(driver) == [("r0", "drain")]
+    assert driver.of(effects.ReportDrained) == []
 
 
 def test_a_drain_of_a_runner_that_never_comes_is_over_once_any_runner_would_have_been_given_up():
-    told = ready()
-    declare(told, "r0")
-    told.wait(told.scheduler.config.forget_runner - 1)
-    assert told.of(effects.ReportDrained) == []
-    told.wait(2.0)
-    assert [one.runner.instance for one in told.of(effects.ReportDrained)] == ["r0"]
-    told.wait(1.0)
-    assert told.of(effects.ReportDrained) == [], "said once"
-    declare(told, "late")
-    assert [one.runner.instance for one in told.of(effects.ReportDrained)] == ["late"]
+    driver = ready()
+    declare(driver, "r0")
+    driver.wait(driver.scheduler.config.forget_runner - 1)
+    assert driver.of(effects.ReportDrained) == []
+    driver.wait(2.0)
+    assert [one.runner.instance for one in driver.of(effects.ReportDrained)] == ["r0"]
+    driver.wait(1.0)
+    assert driver.of(effects.ReportDrained) == [], "said once"
+    declare(driver, "late")
+    assert [one.runner.instance for one in driver.of(effects.ReportDrained)] == ["late"]
 
 
 def test_a_drained_runner_whose_stream_breaks_is_given_time_to_come_back():
-    told = ready()
-    told.attach("r0", live=(entry("a", 2),))
-    declare(told, "r0")
-    told.detach("r0")
-    told.wait(1.0)
-    assert told.of(effects.ReportDrained) == []
-    told.attach("r0", live=(entry("a", 2),))
-    assert words(told) == [("r0", "drain")]
-    told.detach("r0")
-    told.wait(told.scheduler.config.forget_runner + 1)
-    assert [one.runner.instance for one in told.of(effects.ReportDrained)] == ["r0"]
+    driver = ready()
+    driver.attach("r0", live=(entry("a", 2),))
+    declare(driver, "r0")
+    driver.detach("r0")
+    driver.wait(1.0)
+    assert driver.of(effects.ReportDrained) == []
+    driver.attach("r0", live=(entry("a", 2),))
+    assert words(driver) == [("r0", "drain")]
+    driver.detach("r0")
+    driver.wait(driver.scheduler.config.forget_runner + 1)
+    assert [one.runner.instance for one in driver.of(effects.ReportDrained)] == ["r0"]
 
 
 def test_the_drain_of_an_incarnation_is_over_when_its_successor_has_come_which_takes_work():
-    told = ready()
-    told.attach("r0", live=(entry("a", 2),))
-    declare(told, "r0")
-    told.attach("r0", incarnation="2")
-    assert words(told) == [("r0", "work")]
-    told.wait(0.1)
-    assert [one.runner.incarnation for one in told.of(effects.ReportDrained)] == ["1"]
-    declare(told, "r0", incarnation="2")
-    assert words(told) == [("r0", "drain")]
+    driver = ready()
+    driver.attach("r0", live=(entry("a", 2),))
+    declare(driver, "r0")
+    driver.attach("r0", incarnation="2")
+    assert words(driver) == [("r0", "work")]
+    driver.wait(0.1)
+    assert [one.runner.incarnation for one in driver.of(effects.ReportDrained)] == ["1"]
+    declare(driver, "r0", incarnation="2")
+    assert words(driver) == [("r0", "drain")]
 
 
 def test_a_drain_that_names_no_incarnation_is_about_whichever_comes():
-    told = ready()
-    declare(told, "r0", incarnation="")
-    told.attach("r0", incarnation="7")
-    assert words(told) == [("r0", "drain")]
+    driver = ready()
+    declare(driver, "r0", incarnation="")
+    driver.attach("r0", incarnation="7")
+    assert words(driver) == [("r0", "drain")]
 
 
 def test_a_runner_that_left_because_it_was_drained_is_not_reported_as_down():
-    told = ready()
-    told.attach()
-    declare(told, "r0")
-    told.tell(events.RunnerDetached(InstanceName("r0"), "1"))
-    declare(told)  # it is gone, so nobody wants it empty any more
-    told.enqueue("a")
-    assert told.scheduler.requests[RequestId("a")].waiting_reason == "no runner of this model is up"
-    told.attach()
-    assert words(told)[-1] == ("r0", "work")
-    assert told.where("a") == "r0"
+    driver = ready()
+    driver.attach()
+    declare(driver, "r0")
+    driver.send(events.RunnerDetached(InstanceName("r0"), "1"))
+    declare(driver)  # it is gone, so nobody wants it empty any more
+    driver.enqueue("a")
+    assert driver.scheduler.requests[RequestId("a")].waiting_reason == "no runner of this model is up"
+    driver.attach()
+    assert words(driver)[-1] == ("r0", "work")
+    assert driver.where("a") == "r0"
 
 
 def test_the_first_deadline_holds_while_the_drain_stays_in_the_set_and_a_new_drain_has_a_new_one():
-    told = ready()
-    told.attach("r0")
-    told.attach("r1")
-    told.enqueue("a")
-    here = told.where("a")
-    declare(told, here, deadline=10.0)
-    told.wait(6.0)
-    told.report(here, entry("a", 4))
-    declare(told, here, deadline=10.0)
-    told.detach(here)
-    told.attach(here, live=(entry("a", 4),))
-    assert [effect.deadline for effect in told.of(effects.DrainRunner)] == [4.0], "told again with what is left"
-    told.wait(3.0)
-    assert told.where("a") == here
-    told.wait(1.5)
-    assert told.where("a") not in ("", here), "what is left at the deadline moves"
-    declare(told)
-    declare(told, here, deadline=10.0)
-    assert [effect.deadline for effect in told.of(effects.DrainRunner)] == [10.0]
+    driver = ready()
+    driver.attach("r0")
+    driver.attach("r1")
+    driver.enqueue("a")
+    here = driver.where("a")
+    declare(driver, here, deadline=10.0)
+    driver.wait(6.0)
+    driver.report(here, entry("a", 4))
+    declare(driver, here, deadline=10.0)
+    driver.detach(here)
+    driver.attach(here, live=(entry("a", 4),))
+    assert [effect.deadline for effect in driver.of(effects.DrainRunner)] == [4.0], (
+        "sent again with the rest of the time"
+    )
+    driver.wait(3.0)
+    assert driver.where("a") == here
+    driver.wait(1.5)
+    assert driver.where("a") not in ("", here), "what is left at the deadline moves"
+    declare(driver)
+    declare(driver, here, deadline=10.0)
+    assert [effect.deadline for effect in driver.of(effects.DrainRunner)] == [10.0]
 
 
 def test_an_operator_that_connects_again_hears_again_what_is_empty():
-    told = ready()
-    told.attach("r0")
-    declare(told, "r0")
-    assert told.of(effects.ReportDrained)
-    declare(told, "r0")
-    assert told.of(effects.ReportDrained)
+    driver = ready()
+    driver.attach("r0")
+    declare(driver, "r0")
+    assert driver.of(effects.ReportDrained)
+    declare(driver, "r0")
+    assert driver.of(effects.ReportDrained)
 
 
 def test_a_drained_report_names_the_revision_of_its_set():
-    told = ready()
-    told.attach("r0")
+    driver = ready()
+    driver.attach("r0")
     asked = (events.DrainRequested(RunnerIdentity(instance="r0", incarnation="1"), 10.0),)
-    told.tell(events.DrainsDeclared(asked, revision=7))
-    assert [one.revision for one in told.of(effects.ReportDrained)] == [7]
+    driver.send(events.DrainsDeclared(asked, revision=7))
+    assert [one.revision for one in driver.of(effects.ReportDrained)] == [7]
 
 
 def test_a_runner_whose_process_stops_takes_no_work_even_if_it_is_not_in_the_set():
-    told = ready()
-    told.attach("r0")
-    told.tell(events.RunnerShuttingDown(InstanceName("r0"), "1", 10.0))
-    declare(told, "r0")
-    declare(told)
-    told.enqueue("a")
-    assert told.where("a") == ""
-    told.attach("r0", incarnation="2")
-    assert told.where("a") == "r0"
+    driver = ready()
+    driver.attach("r0")
+    driver.send(events.RunnerShuttingDown(InstanceName("r0"), "1", 10.0))
+    declare(driver, "r0")
+    declare(driver)
+    driver.enqueue("a")
+    assert driver.where("a") == ""
+    driver.attach("r0", incarnation="2")
+    assert driver.where("a") == "r0"
 
 
 def test_the_shutdown_of_an_earlier_incarnation_does_not_drain_the_next_one():
-    told = ready()
-    told.attach("r0", incarnation="2")
-    told.tell(events.RunnerShuttingDown(InstanceName("r0"), "1", 10.0))
-    told.enqueue("a")
-    assert told.where("a") == "r0"
+    driver = ready()
+    driver.attach("r0", incarnation="2")
+    driver.send(events.RunnerShuttingDown(InstanceName("r0"), "1", 10.0))
+    driver.enqueue("a")
+    assert driver.where("a") == "r0"
 
 
 def test_after_a_new_term_every_runner_gets_its_order_again():
-    told = ready()
-    told.attach("r0")
-    told.attach("r1")
-    declare(told, "r1")
-    told.tell(events.TermRaised())
-    assert sorted(words(told)) == [("r0", "work"), ("r1", "drain")]
+    driver = ready()
+    driver.attach("r0")
+    driver.attach("r1")
+    declare(driver, "r1")
+    driver.send(events.TermRaised())
+    assert sorted(words(driver)) == [("r0", "work"), ("r1", "drain")]
 
 
 class Flips(RuleBasedStateMachine):
@@ -209,7 +211,7 @@ class Flips(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = SchedulerDriver()
+        self.driver = SchedulerDriver()
         self.wanted: set[tuple[str, str]] = set()
         self.declared = False
         self.incarnations = dict.fromkeys(self.NAMES, 0)
@@ -218,8 +220,8 @@ class Flips(RuleBasedStateMachine):
         self.ending: set[str] = set()
 
     def say(self, event: events.Event) -> None:
-        self.told.tell(event)
-        for name, word in words(self.told):
+        self.driver.send(event)
+        for name, word in words(self.driver):
             assert name in self.words, "told over a stream that is gone"
             self.words[name] = word
 
@@ -253,8 +255,10 @@ class Flips(RuleBasedStateMachine):
             self.incarnations[name] += 1
             self.ending.discard(name)
         self.words[name] = "nothing"
-        self.told.attach(name, incarnation=str(self.incarnations[name]), live=(entry(f"at {name}", 2),) if busy else ())
-        for who, word in words(self.told):
+        self.driver.attach(
+            name, incarnation=str(self.incarnations[name]), live=(entry(f"at {name}", 2),) if busy else ()
+        )
+        for who, word in words(self.driver):
             self.words[who] = word
         if name in self.ending:
             self.say(events.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 5.0))
@@ -262,7 +266,7 @@ class Flips(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def detach(self, name: str) -> None:
         if self.words.pop(name, None) is not None:
-            self.told.detach(name, incarnation=str(self.incarnations[name]))
+            self.driver.detach(name, incarnation=str(self.incarnations[name]))
 
     @rule(name=st.sampled_from(NAMES))
     def end(self, name: str) -> None:
@@ -272,8 +276,8 @@ class Flips(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        saved, now = self.told.scheduler.catalog_to_save(), self.told.clock()
-        self.told = SchedulerDriver(saved=saved, now=now + 1)
+        saved, now = self.driver.scheduler.catalog_to_save(), self.driver.clock()
+        self.driver = SchedulerDriver(saved=saved, now=now + 1)
         self.words = {}
         self.declared = False
 
@@ -284,7 +288,7 @@ class Flips(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.1, 3.0, 40.0)))
     def wait(self, seconds: float) -> None:
-        self.told.clock.advance(seconds)
+        self.driver.clock.advance(seconds)
         self.say(events.Tick())
 
     @invariant()
@@ -292,7 +296,7 @@ class Flips(RuleBasedStateMachine):
         for name, word in self.words.items():
             wanted = self.declared and {(name, ""), (name, str(self.incarnations[name]))} & self.wanted
             assert word == ("drain" if wanted else "work")
-            runner = self.told.scheduler.runners[InstanceName(name)]
+            runner = self.driver.scheduler.runners[InstanceName(name)]
             assert runner.takes_work == (not wanted and name not in self.ending)
 
 

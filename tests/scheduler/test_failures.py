@@ -116,24 +116,24 @@ def failing_on(monkeypatch):
 
 async def test_after_a_failure_running_streams_go_on_and_what_fails_again_is_refused(folder, failing_on):
     failing_on.add("poison")
-    async with in_process_system(folder) as house:
-        await house.runner("r0", engines := SlowEngines())
-        answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(4)]
-        await until(lambda: all(one.tokens for one in house.gateway.live()))
-        term, first = house.gateway.term, house.control.scheduler
+    async with in_process_system(folder) as system:
+        await system.runner("r0", engines := SlowEngines())
+        answers = [system.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(4)]
+        await until(lambda: all(one.tokens for one in system.gateway.live()))
+        term, first = system.gateway.term, system.control.scheduler
         with pytest.raises(Internal, match="failed repeatedly on this request"):
-            await house.gateway.ask("poison", max_tokens=4)
-        assert house.control.scheduler is not first, "nothing of the old state is left"
-        assert house.gateway.term == term + 2, "twice it began anew, each time in a higher term"
-        failures = house.control.scheduler_metrics.get_sample_value("motet_scheduler_failures_total")
+            await system.gateway.ask("poison", max_tokens=4)
+        assert system.control.scheduler is not first, "nothing of the old state is left"
+        assert system.gateway.term == term + 2, "twice it began anew, each time in a higher term"
+        failures = system.control.scheduler_metrics.get_sample_value("motet_scheduler_failures_total")
         assert failures == 2
-        assert len(await house.gateway.ask("new", max_tokens=4)) == 4
+        assert len(await system.gateway.ask("new", max_tokens=4)) == 4
         engines.hurry()
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, 150)
-            assert house.gateway.asked[f"{n}"].placements == [(1, "r0")], "a running request was not touched"
-        await until(lambda: not house.control.scheduler.requests)
-        await house.ledgers_agree()
+            assert system.gateway.asked[f"{n}"].placements == [(1, "r0")], "a running request was not touched"
+        await until(lambda: not system.control.scheduler.requests)
+        await system.ledgers_agree()
 
 
 async def test_a_failure_that_restarts_do_not_fix_ends_the_process(folder, monkeypatch):

@@ -8,14 +8,14 @@ import pytest
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from motet.rpc import open_channel
 from tests.common.waiting import PATIENCE_S
-from tests.support.fake_gateway import small_gateway
+from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_system import in_process_system
 
 LARGEST = 2**64 - 1
 
 
 @pytest.fixture
-async def house(folder):
+async def system(folder):
     async with in_process_system(folder) as one:
         await one.runner("r0")
         yield one
@@ -34,10 +34,10 @@ async def refusal(address: str, open_stream: Any, *messages: Any) -> str:
     return str(refused.value.details())
 
 
-async def all_is_well(house) -> None:
-    assert house.control.scheduler_service.term < 2**32
-    assert len(await house.gateway.ask("after", max_tokens=4)) == 4
-    async with small_gateway("late", scheduler=house.control.scheduler_address) as late:
+async def assert_working(system) -> None:
+    assert system.control.scheduler_service.term < 2**32
+    assert len(await system.gateway.ask("after", max_tokens=4)) == 4
+    async with fake_gateway("late", scheduler=system.control.scheduler_address) as late:
         assert late.term < 2**32
         assert len(await late.ask("late", max_tokens=4)) == 4
 
@@ -50,43 +50,43 @@ async def all_is_well(house) -> None:
         ("Sync", scheduler_pb2.SyncUp(term=LARGEST, snapshot={})),
     ],
 )
-async def test_a_term_that_would_be_the_last_is_refused_and_not_adopted(house, method, up):
+async def test_a_term_that_would_be_the_last_is_refused_and_not_adopted(system, method, up):
     said = await refusal(
-        house.control.scheduler_address,
+        system.control.scheduler_address,
         lambda channel: getattr(scheduler_pb2_grpc.SchedulerStub(channel), method)(),
         up,
     )
     assert f"has term {LARGEST}, which is not possible" in said
-    await all_is_well(house)
+    await assert_working(system)
 
 
-async def test_a_successor_in_a_term_that_cannot_be_is_not_yielded_to(house):
-    async with open_channel(house.control.scheduler_address) as channel:
+async def test_a_successor_in_a_term_that_cannot_be_is_not_yielded_to(system):
+    async with open_channel(system.control.scheduler_address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="not possible"):
             await scheduler_pb2_grpc.SchedulerStub(channel).Succeed(
                 scheduler_pb2.SucceedRequest(term=LARGEST), timeout=PATIENCE_S
             )
-    await all_is_well(house)
+    await assert_working(system)
 
 
-async def test_a_supervisor_does_not_follow_a_scheduler_of_the_last_term(house):
+async def test_a_supervisor_does_not_follow_a_scheduler_of_the_last_term(system):
     said = await refusal(
-        house.control.supervisor_address,
+        system.control.supervisor_address,
         lambda channel: supervisor_pb2_grpc.SupervisorStub(channel).Advise(),
         supervisor_pb2.AdviseUp(hello=supervisor_pb2.AdviseHello(term=LARGEST)),
     )
     assert "not possible" in said
-    assert house.control.supervisor_service.supervisor.highest_term < 2**32
-    await all_is_well(house)
+    assert system.control.supervisor_service.supervisor.highest_term < 2**32
+    await assert_working(system)
 
 
-async def test_an_epoch_that_none_could_follow_ends_its_stream_alone(house):
+async def test_an_epoch_that_none_could_follow_ends_its_stream_alone(system):
     enqueue = scheduler_pb2.ServeUp(enqueue={"request": "x", "epoch": 2**32 - 1, "group": "default/demo"})
     said = await refusal(
-        house.control.scheduler_address,
+        system.control.scheduler_address,
         lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Serve(),
         scheduler_pb2.ServeUp(hello={"gateway": "evil"}),
         enqueue,
     )
     assert "the highest possible one" in said
-    await all_is_well(house)
+    await assert_working(system)

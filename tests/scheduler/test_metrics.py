@@ -8,11 +8,11 @@ from tests.scheduler.builders import SchedulerDriver
 
 
 def test_requests_that_wait_are_counted_by_their_class() -> None:
-    told, registry = SchedulerDriver(), CollectorRegistry()
-    told.enqueue("chat", request_class=RequestClass.INTERACTIVE)
+    driver, registry = SchedulerDriver(), CollectorRegistry()
+    driver.enqueue("chat", request_class=RequestClass.INTERACTIVE)
     for number in range(3):
-        told.enqueue(f"nightly{number}", request_class=RequestClass.BATCH)
-    Metrics(registry).observe(told.scheduler)
+        driver.enqueue(f"nightly{number}", request_class=RequestClass.BATCH)
+    Metrics(registry).observe(driver.scheduler)
     waiting = {
         one.name.lower(): registry.get_sample_value("motet_queued_requests", {"class": one.name.lower()})
         for one in RequestClass

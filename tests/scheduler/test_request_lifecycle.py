@@ -10,574 +10,574 @@ from motet_scheduler.policy.values import Promise
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, ready
 
 
-def decline(told, request, *, epoch=1, code="declined", instance="r0"):
-    return told.tell(
+def decline(driver, request, *, epoch=1, code="declined", instance="r0"):
+    return driver.send(
         events.RunnerDeclined(InstanceName(instance), RequestId(request), epoch, Failure(code, "no room after all"))
     )
 
 
 def test_a_finished_request_leaves_nothing_behind():
-    told = ready()
-    told.attach()
-    told.enqueue("a")
-    told.finish("a")
-    assert not told.ledger()
-    assert not told.scheduler.requests
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a")
+    driver.finish("a")
+    assert not driver.ledger()
+    assert not driver.scheduler.requests
 
 
 def test_a_lost_request_is_placed_again_under_the_next_epoch_with_its_age():
-    told = ready()
-    told.attach("r0")
-    told.enqueue("a", age=7.0)
-    told.attach("r1")
-    told.lose("a", delivered=5)
-    (place,) = told.of(effects.SendPlaced)
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a", age=7.0)
+    driver.attach("r1")
+    driver.lose("a", delivered=5)
+    (place,) = driver.of(effects.SendPlaced)
     assert (place.instance, place.epoch) == ("r1", 2)
-    request = told.scheduler.requests[RequestId("a")]
-    assert told.clock() - request.asked_at == 7.0
+    request = driver.scheduler.requests[RequestId("a")]
+    assert driver.clock() - request.asked_at == 7.0
     assert request.delivered == 5
-    assert told.ledger("r0") == {}
+    assert driver.ledger("r0") == {}
 
 
 def test_losing_the_same_placement_twice_changes_nothing():
-    told = ready()
-    told.attach("r0")
-    told.attach("r1")
-    told.enqueue("a")
-    told.lose("a", epoch=1)
-    first = told.scheduler.requests[RequestId("a")].epoch
-    assert not told.lose("a", epoch=1)
-    assert told.scheduler.requests[RequestId("a")].epoch == first
+    driver = ready()
+    driver.attach("r0")
+    driver.attach("r1")
+    driver.enqueue("a")
+    driver.lose("a", epoch=1)
+    first = driver.scheduler.requests[RequestId("a")].epoch
+    assert not driver.lose("a", epoch=1)
+    assert driver.scheduler.requests[RequestId("a")].epoch == first
 
 
 def test_the_loss_of_an_unknown_request_is_answered_so_that_no_client_hangs():
-    told = ready()
-    told.lose("ghost")
-    assert told.of(effects.SendRefused)[0].failure.code == "engine_restarted"
+    driver = ready()
+    driver.lose("ghost")
+    assert driver.of(effects.SendRefused)[0].failure.code == "engine_restarted"
 
 
 def test_a_request_avoids_the_runner_that_declined_it():
-    told = ready(avoid_after_decline=1.0)
-    told.attach()
-    told.enqueue("a")
-    decline(told, "a")
-    told.lose("a")
-    assert told.where("a") == ""
-    assert told.scheduler.requests[RequestId("a")].waiting_reason == "the runner declined it recently"
-    told.wait(1.1)
-    assert told.where("a") == ""  # declined and lost: twice as long
-    told.wait(1.0)
-    assert told.where("a") == "r0"
+    driver = ready(avoid_after_decline=1.0)
+    driver.attach()
+    driver.enqueue("a")
+    decline(driver, "a")
+    driver.lose("a")
+    assert driver.where("a") == ""
+    assert driver.scheduler.requests[RequestId("a")].waiting_reason == "the runner declined it recently"
+    driver.wait(1.1)
+    assert driver.where("a") == ""  # declined and lost: twice as long
+    driver.wait(1.0)
+    assert driver.where("a") == "r0"
 
 
 def test_a_decline_releases_the_promise_before_the_gateway_reports_the_loss():
-    told = ready()
-    told.attach()
-    told.enqueue("a")
-    decline(told, "a")
-    assert not told.ledger()
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a")
+    decline(driver, "a")
+    assert not driver.ledger()
 
 
 @pytest.mark.parametrize("first", ["the runner", "the gateway"])
 def test_a_final_decline_is_a_refusal_whether_gateway_or_runner_reports_it_first(first):
-    told = ready()
-    told.attach()
-    told.enqueue("a")
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a")
     if first == "the runner":
-        decline(told, "a", code="adapter_incompatible")
-        told.lose("a")
+        decline(driver, "a", code="adapter_incompatible")
+        driver.lose("a")
     else:
-        told.lose("a")
-        decline(told, "a", code="adapter_incompatible")
-    assert told.of(effects.SendRefused)[0].failure.code == "adapter_incompatible"
-    assert not told.scheduler.requests
+        driver.lose("a")
+        decline(driver, "a", code="adapter_incompatible")
+    assert driver.of(effects.SendRefused)[0].failure.code == "adapter_incompatible"
+    assert not driver.scheduler.requests
 
 
 def test_finishing_under_an_earlier_epoch_cancels_the_later_placement():
-    told = ready()
-    told.attach("r0")
-    told.attach("r1")
-    told.enqueue("a")
-    told.lose("a")
-    told.finish("a", epoch=1)
-    assert [(effect.request, effect.epoch) for effect in told.of(effects.CancelAtRunner)] == [("a", 2)]
-    assert not told.scheduler.requests
+    driver = ready()
+    driver.attach("r0")
+    driver.attach("r1")
+    driver.enqueue("a")
+    driver.lose("a")
+    driver.finish("a", epoch=1)
+    assert [(effect.request, effect.epoch) for effect in driver.of(effects.CancelAtRunner)] == [("a", 2)]
+    assert not driver.scheduler.requests
 
 
 def test_finishing_twice_is_nothing_the_second_time():
-    told = ready()
-    told.attach()
-    told.enqueue("a")
-    told.finish("a")
-    assert not told.finish("a")
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a")
+    driver.finish("a")
+    assert not driver.finish("a")
 
 
 def test_a_cancellation_that_crosses_the_placement_frees_it():
-    told = ready()
-    told.attach()
-    told.enqueue("a")
-    told.tell(events.CancelRequested("g0", RequestId("a")))
-    assert not told.ledger()
-    assert told.of(effects.CancelAtRunner)
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a")
+    driver.send(events.CancelRequested("g0", RequestId("a")))
+    assert not driver.ledger()
+    assert driver.of(effects.CancelAtRunner)
 
 
 def test_cancelling_an_unknown_request_does_nothing():
-    assert not ready().tell(events.CancelRequested("g0", RequestId("ghost")))
+    assert not ready().send(events.CancelRequested("g0", RequestId("ghost")))
 
 
 def test_a_lost_request_gets_its_full_queue_timeout_again():
-    told = ready()
-    told.attach()
-    told.enqueue("a", deadline=5.0)
-    told.wait(60)
-    told.detach()
-    told.lose("a")
-    told.wait(4)
-    assert not told.of(effects.SendRefused)
-    told.wait(2)
-    assert told.of(effects.SendRefused)
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a", deadline=5.0)
+    driver.wait(60)
+    driver.detach()
+    driver.lose("a")
+    driver.wait(4)
+    assert not driver.of(effects.SendRefused)
+    driver.wait(2)
+    assert driver.of(effects.SendRefused)
 
 
 def test_enqueueing_again_takes_the_place_of_what_was_there():
-    told = ready()
-    told.attach()
-    told.enqueue("a", max_tokens=16)
-    told.enqueue("a", max_tokens=16, epoch=0, delivered=3)
-    assert told.of(effects.SendPlaced)[0].epoch == 2
-    assert list(told.ledger()) == [("a", 2)]
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a", max_tokens=16)
+    driver.enqueue("a", max_tokens=16, epoch=0, delivered=3)
+    assert driver.of(effects.SendPlaced)[0].epoch == 2
+    assert list(driver.ledger()) == [("a", 2)]
 
 
 def test_a_gateway_that_goes_takes_its_waiting_requests_along_and_leaves_the_running_ones():
-    told = ready()
-    told.attach(max_sequences=1)
-    told.enqueue("runs")
-    told.enqueue("waits")
-    told.tell(events.GatewayDisconnected("g0"))
-    assert set(told.scheduler.requests) == {"runs"}
-    assert told.ledger()
+    driver = ready()
+    driver.attach(max_sequences=1)
+    driver.enqueue("runs")
+    driver.enqueue("waits")
+    driver.send(events.GatewayDisconnected("g0"))
+    assert set(driver.scheduler.requests) == {"runs"}
+    assert driver.ledger()
 
 
 def test_what_a_departed_gateway_left_is_released_when_its_runner_no_longer_lists_it():
-    told = ready()
-    told.attach()
-    told.enqueue("a", max_tokens=16)
-    told.report("r0", entry("a", 2))
-    told.tell(events.GatewayDisconnected("g0"))
-    told.wait(1)
-    assert told.ledger()
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a", max_tokens=16)
+    driver.report("r0", entry("a", 2))
+    driver.send(events.GatewayDisconnected("g0"))
+    driver.wait(1)
+    assert driver.ledger()
     for _ in range(2):
-        told.clock.advance(1.5)
-        told.report("r0")
-    told.wait(0.1)
-    assert not told.ledger()
-    assert not told.scheduler.requests
+        driver.clock.advance(1.5)
+        driver.report("r0")
+    driver.wait(0.1)
+    assert not driver.ledger()
+    assert not driver.scheduler.requests
 
 
 def test_a_gateway_that_comes_back_keeps_what_it_runs_and_drops_what_it_does_not():
-    told = ready()
-    told.attach()
-    told.enqueue("runs")
-    told.enqueue("ended meanwhile")
-    told.tell(events.GatewayDisconnected("g0"))
-    told.gateway("g0", told.live("runs", pages=5))
-    assert set(told.scheduler.requests) == {"runs"}
-    assert list(told.ledger()) == [("runs", 1)]
+    driver = ready()
+    driver.attach()
+    driver.enqueue("runs")
+    driver.enqueue("ended meanwhile")
+    driver.send(events.GatewayDisconnected("g0"))
+    driver.gateway("g0", driver.live("runs", pages=5))
+    assert set(driver.scheduler.requests) == {"runs"}
+    assert list(driver.ledger()) == [("runs", 1)]
 
 
 def test_a_gateways_live_requests_are_adopted_by_a_scheduler_that_never_saw_them():
-    told = ready()
-    told.attach()
-    told.gateway("g0", told.live("a", epoch=3, pages=7))
-    assert told.ledger() == {("a", 3): 7}
-    told.lose("a", epoch=3)
-    told.wait(10)
-    assert told.scheduler.requests[RequestId("a")].epoch == 4
+    driver = ready()
+    driver.attach()
+    driver.gateway("g0", driver.live("a", epoch=3, pages=7))
+    assert driver.ledger() == {("a", 3): 7}
+    driver.lose("a", epoch=3)
+    driver.wait(10)
+    assert driver.scheduler.requests[RequestId("a")].epoch == 4
 
 
 def test_runner_first_or_gateway_first_the_promise_is_counted_once():
     for order in ("runner", "gateway"):
-        told = ready()
+        driver = ready()
         if order == "runner":
-            told.attach(live=(entry("a", 7),))
-            told.gateway("g0", told.live("a", pages=7))
+            driver.attach(live=(entry("a", 7),))
+            driver.gateway("g0", driver.live("a", pages=7))
         else:
-            told.gateway("g0", told.live("a", pages=7))
-            told.attach(live=(entry("a", 7),))
-        assert told.ledger() == {("a", 1): 7}
+            driver.gateway("g0", driver.live("a", pages=7))
+            driver.attach(live=(entry("a", 7),))
+        assert driver.ledger() == {("a", 1): 7}
 
 
 def test_a_restarted_runner_is_not_taken_for_the_one_that_died():
-    told = ready()
-    told.attach(incarnation="1")
-    told.enqueue("a")
-    told.attach(incarnation="2")
-    assert told.ledger() == {}
-    told.detach(incarnation="1")
-    assert told.scheduler.runners[InstanceName("r0")].attached, "the old stream's end says nothing about the new one"
-    told.lose("a")
-    told.wait(1)
-    assert told.ledger() == {("a", 2): 5}
+    driver = ready()
+    driver.attach(incarnation="1")
+    driver.enqueue("a")
+    driver.attach(incarnation="2")
+    assert driver.ledger() == {}
+    driver.detach(incarnation="1")
+    assert driver.scheduler.runners[InstanceName("r0")].attached, "the old stream's end says nothing about the new one"
+    driver.lose("a")
+    driver.wait(1)
+    assert driver.ledger() == {("a", 2): 5}
 
 
 def test_a_runner_that_comes_back_keeps_its_ledger():
-    told = ready()
-    told.attach()
-    told.enqueue("a")
-    told.detach()
-    told.enqueue("b")
-    assert told.where("b") == ""
-    told.attach(live=(entry("a", 5),))
-    assert told.where("b") == "r0"
-    assert told.ledger() == {("a", 1): 5, ("b", 1): 5}
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a")
+    driver.detach()
+    driver.enqueue("b")
+    assert driver.where("b") == ""
+    driver.attach(live=(entry("a", 5),))
+    assert driver.where("b") == "r0"
+    assert driver.ledger() == {("a", 1): 5, ("b", 1): 5}
 
 
 def test_a_runner_that_stays_away_is_forgotten():
-    told = ready(forget_runner=30.0)
-    told.attach()
-    told.detach()
-    told.wait(31)
-    assert not told.scheduler.runners
+    driver = ready(forget_runner=30.0)
+    driver.attach()
+    driver.detach()
+    driver.wait(31)
+    assert not driver.scheduler.runners
 
 
-def make_unhealthy(told, *, hung):
-    return told.tell(events.RunnerUnhealthy(RunnerIdentity(instance="r0", incarnation="1"), "it does not move", hung))
+def make_unhealthy(driver, *, hung):
+    return driver.send(events.RunnerUnhealthy(RunnerIdentity(instance="r0", incarnation="1"), "it does not move", hung))
 
 
 def test_the_requests_of_a_hung_runner_move():
-    told = ready()
-    told.attach("r0")
-    told.enqueue("a")
-    told.attach("r1")
-    make_unhealthy(told, hung=True)
-    assert [(effect.instance, effect.epoch) for effect in told.of(effects.CancelAtRunner)] == [("r0", 1)]
-    (place,) = told.of(effects.SendPlaced)
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.attach("r1")
+    make_unhealthy(driver, hung=True)
+    assert [(effect.instance, effect.epoch) for effect in driver.of(effects.CancelAtRunner)] == [("r0", 1)]
+    (place,) = driver.of(effects.SendPlaced)
     assert (place.instance, place.epoch, place.moved_reason) == ("r1", 2, "it does not move")
     assert place.engine_hung
 
 
 def test_only_a_move_away_from_an_engine_that_hangs_says_so():
-    told = ready()
-    told.attach("r0")
-    told.enqueue("a")
-    told.attach("r1")
-    make_unhealthy(told, hung=True)
-    told.attach("r2")
-    told.tell(events.RunnerUnhealthy(RunnerIdentity(instance="r1", incarnation="1"), "no word", hung=False))
-    told.lose("a", epoch=2)
-    (place,) = told.of(effects.SendPlaced)
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.attach("r1")
+    make_unhealthy(driver, hung=True)
+    driver.attach("r2")
+    driver.send(events.RunnerUnhealthy(RunnerIdentity(instance="r1", incarnation="1"), "no word", hung=False))
+    driver.lose("a", epoch=2)
+    (place,) = driver.of(effects.SendPlaced)
     assert not place.engine_hung
 
 
 def test_a_moving_request_that_fits_nowhere_waits_and_moves_later():
-    told = ready()
-    told.attach("r0")
-    told.enqueue("a")
-    make_unhealthy(told, hung=True)
-    assert not told.of(effects.SendPlaced)
-    told.attach("r1")
-    assert told.of(effects.SendPlaced)[0].moved_reason
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a")
+    make_unhealthy(driver, hung=True)
+    assert not driver.of(effects.SendPlaced)
+    driver.attach("r1")
+    assert driver.of(effects.SendPlaced)[0].moved_reason
 
 
 def test_when_the_gateway_gives_the_old_place_up_first_it_is_an_ordinary_placement():
-    told = ready()
-    told.attach("r0")
-    told.enqueue("a")
-    make_unhealthy(told, hung=True)
-    told.lose("a", epoch=1, delivered=9)
-    told.attach("r1")
-    (place,) = told.of(effects.SendPlaced)
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a")
+    make_unhealthy(driver, hung=True)
+    driver.lose("a", epoch=1, delivered=9)
+    driver.attach("r1")
+    (place,) = driver.of(effects.SendPlaced)
     assert (place.epoch, place.moved_reason) == (2, "")
 
 
 def test_a_silent_runner_gets_no_new_work_until_it_reports_but_keeps_its_requests():
-    told = ready()
-    told.attach()
-    told.enqueue("a")
-    make_unhealthy(told, hung=False)
-    told.enqueue("b")
-    assert (told.where("a"), told.where("b")) == ("r0", "")
-    told.report("r0", entry("a", 5))
-    assert told.where("b") == "r0"
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a")
+    make_unhealthy(driver, hung=False)
+    driver.enqueue("b")
+    assert (driver.where("a"), driver.where("b")) == ("r0", "")
+    driver.report("r0", entry("a", 5))
+    assert driver.where("b") == "r0"
 
 
 def test_a_hung_runner_that_moves_again_is_used_again():
-    told = ready()
-    told.attach("r0")
-    told.report("r0", entry("x", 5), steps=10)
-    make_unhealthy(told, hung=True)
-    told.report("r0", entry("x", 5), steps=10)
-    told.enqueue("a")
-    assert told.where("a") == ""
-    told.report("r0", entry("x", 5), steps=11)
-    assert told.where("a") == "r0"
+    driver = ready()
+    driver.attach("r0")
+    driver.report("r0", entry("x", 5), steps=10)
+    make_unhealthy(driver, hung=True)
+    driver.report("r0", entry("x", 5), steps=10)
+    driver.enqueue("a")
+    assert driver.where("a") == ""
+    driver.report("r0", entry("x", 5), steps=11)
+    assert driver.where("a") == "r0"
 
 
 def test_a_silent_runner_that_reports_without_a_step_gets_no_new_work():
-    told = ready()
-    told.attach("r0")
-    told.report("r0", entry("x", 5), steps=10)
-    make_unhealthy(told, hung=False)
-    told.report("r0", entry("x", 5), steps=10)
-    told.enqueue("a")
-    assert told.where("a") == ""
-    told.report("r0", entry("x", 5), steps=11)
-    assert told.where("a") == "r0"
+    driver = ready()
+    driver.attach("r0")
+    driver.report("r0", entry("x", 5), steps=10)
+    make_unhealthy(driver, hung=False)
+    driver.report("r0", entry("x", 5), steps=10)
+    driver.enqueue("a")
+    assert driver.where("a") == ""
+    driver.report("r0", entry("x", 5), steps=11)
+    assert driver.where("a") == "r0"
 
 
 def test_only_a_step_ends_a_hang_and_not_a_silence_or_a_new_stream():
-    told = ready()
-    told.attach("r0")
-    told.report("r0", entry("x", 5), steps=10)
-    make_unhealthy(told, hung=True)
-    make_unhealthy(told, hung=False)
-    told.report("r0", entry("x", 5), steps=10)
-    told.attach("r0", live=(entry("x", 5),))
-    told.report("r0", entry("x", 5), steps=10)
-    told.enqueue("a")
-    assert told.where("a") == ""
-    told.report("r0", entry("x", 5), steps=11)
-    assert told.where("a") == "r0"
+    driver = ready()
+    driver.attach("r0")
+    driver.report("r0", entry("x", 5), steps=10)
+    make_unhealthy(driver, hung=True)
+    make_unhealthy(driver, hung=False)
+    driver.report("r0", entry("x", 5), steps=10)
+    driver.attach("r0", live=(entry("x", 5),))
+    driver.report("r0", entry("x", 5), steps=10)
+    driver.enqueue("a")
+    assert driver.where("a") == ""
+    driver.report("r0", entry("x", 5), steps=11)
+    assert driver.where("a") == "r0"
 
 
 def test_a_hung_runner_that_holds_only_parked_requests_has_nothing_to_show():
-    told = ready()
-    told.attach("r0")
-    told.report("r0", entry("x", 5), steps=10)
-    make_unhealthy(told, hung=True)
-    told.report("r0", entry("x", 5, parked=True), steps=10)
-    assert told.scheduler.runners["r0"].unhealthy == ""
+    driver = ready()
+    driver.attach("r0")
+    driver.report("r0", entry("x", 5), steps=10)
+    make_unhealthy(driver, hung=True)
+    driver.report("r0", entry("x", 5, parked=True), steps=10)
+    assert driver.scheduler.runners["r0"].unhealthy == ""
 
 
 def test_a_new_gateway_gets_the_catalog_at_once():
-    told = ready()
-    told.attach()
-    told.gateway("g1")
-    (publish,) = told.of(effects.PublishCatalog)
+    driver = ready()
+    driver.attach()
+    driver.gateway("g1")
+    (publish,) = driver.of(effects.PublishCatalog)
     assert publish.gateway == "g1"
     assert publish.catalog.groups[0].runners == (("r0", "unix:/run/r0.sock"),)
 
 
 def test_who_has_just_taken_over_tells_gateways_nothing_before_an_operator_has_spoken():
     """They would believe that there are no models any more."""
-    told = SchedulerDriver()
-    told.gateway("g0")
-    told.attach()
-    assert not told.of(effects.PublishCatalog)
-    told.gateway("g1")
-    assert not told.of(effects.PublishCatalog)
-    told.state(pools=())
-    (publish,) = told.of(effects.PublishCatalog)
+    driver = SchedulerDriver()
+    driver.gateway("g0")
+    driver.attach()
+    assert not driver.of(effects.PublishCatalog)
+    driver.gateway("g1")
+    assert not driver.of(effects.PublishCatalog)
+    driver.state(pools=())
+    (publish,) = driver.of(effects.PublishCatalog)
     assert publish.catalog.groups == (), "now it is known that there are none"
 
 
 def test_the_timeline_of_a_request_names_each_step():
-    told = ready()
-    told.attach("r0")
-    told.enqueue("a")
-    told.attach("r1")
-    told.lose("a")
-    told.finish("a", epoch=2)
-    story = told.scheduler.timelines.of(RequestId("a"))
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.attach("r1")
+    driver.lose("a")
+    driver.finish("a", epoch=2)
+    story = driver.scheduler.timelines.of(RequestId("a"))
     assert [event for _, event, _ in story] == ["queued", "placed", "lost", "placed", "finished"]
 
 
 def test_timelines_of_ended_requests_are_bounded_and_those_of_running_ones_kept():
-    told = ready(timelines=3)
-    told.attach()
-    told.enqueue("long")
+    driver = ready(timelines=3)
+    driver.attach()
+    driver.enqueue("long")
     for n in range(9):
-        told.enqueue(f"{n}")
-        told.finish(f"{n}")
-    assert told.scheduler.timelines.of(RequestId("0")) is None
-    assert told.scheduler.timelines.of(RequestId("8")) is not None
-    assert [event for _, event, _ in told.scheduler.timelines.of(RequestId("long"))] == ["queued", "placed"]
-    assert len(told.scheduler.timelines) == 4
+        driver.enqueue(f"{n}")
+        driver.finish(f"{n}")
+    assert driver.scheduler.timelines.of(RequestId("0")) is None
+    assert driver.scheduler.timelines.of(RequestId("8")) is not None
+    assert [event for _, event, _ in driver.scheduler.timelines.of(RequestId("long"))] == ["queued", "placed"]
+    assert len(driver.scheduler.timelines) == 4
 
 
 def test_timelines_of_unknown_requests_are_bounded_too():
-    told = ready(timelines=3, queue_limit=1)
-    told.enqueue("waits")
+    driver = ready(timelines=3, queue_limit=1)
+    driver.enqueue("waits")
     for n in range(9):
-        told.enqueue(f"refused{n}")
-    told.attach(live=tuple(entry(f"ghost{n}", 2) for n in range(9)))
+        driver.enqueue(f"refused{n}")
+    driver.attach(live=tuple(entry(f"ghost{n}", 2) for n in range(9)))
     for n in range(9):
-        told.tell(events.PromiseChanged(InstanceName("r0"), RequestId(f"ghost{n}"), 1, Promise(4)))
-    assert len(told.scheduler.timelines) == 4
+        driver.send(events.PromiseChanged(InstanceName("r0"), RequestId(f"ghost{n}"), 1, Promise(4)))
+    assert len(driver.scheduler.timelines) == 4
 
 
 def test_many_requests_that_came_and_went_leave_nothing_behind():
-    told = ready(timelines=100)
-    told.attach()
-    told.state(adapter())
-    told.certify()
-    told.tell(events.SupervisorConnected())
+    driver = ready(timelines=100)
+    driver.attach()
+    driver.state(adapter())
+    driver.certify()
+    driver.send(events.SupervisorConnected())
     for n in range(3000):
-        told.enqueue(f"{n}", deadline=300.0, digest=PIRATE if n % 3 == 0 else BASE)
+        driver.enqueue(f"{n}", deadline=300.0, digest=PIRATE if n % 3 == 0 else BASE)
         if n % 5 == 0:
-            told.lose(f"{n}")
-            told.cancel(f"{n}")
+            driver.lose(f"{n}")
+            driver.cancel(f"{n}")
         else:
-            told.finish(f"{n}")
+            driver.finish(f"{n}")
         if n % 50 == 0:
-            told.wait(0.1)
-    lives = told.scheduler._lifecycle
+            driver.wait(0.1)
+    lives = driver.scheduler._lifecycle
     assert len(lives.deadlines) < 200, "they are swept with each tick"
-    told.wait(5)
+    driver.wait(5)
     assert not lives.ended
     assert not lives.unlisted
     assert not lives._retry_times
-    assert not told.scheduler.requests
-    assert len(told.scheduler.timelines) == 100
+    assert not driver.scheduler.requests
+    assert len(driver.scheduler.timelines) == 100
 
 
 def test_a_sweep_keeps_the_deadlines_of_waiting_requests():
-    told = ready()
-    told.attach(max_sequences=1)
-    told.enqueue("runs")
+    driver = ready()
+    driver.attach(max_sequences=1)
+    driver.enqueue("runs")
     for n in range(300):
-        told.enqueue(f"{n}", deadline=5.0)
+        driver.enqueue(f"{n}", deadline=5.0)
     for n in range(299):
-        told.cancel(f"{n}")
-    told.wait(1)
-    assert len(told.scheduler._lifecycle.deadlines) == 1
-    told.wait(5)
-    assert [refusal.request for refusal in told.of(effects.SendRefused)] == ["299"]
+        driver.cancel(f"{n}")
+    driver.wait(1)
+    assert len(driver.scheduler._lifecycle.deadlines) == 1
+    driver.wait(5)
+    assert [refusal.request for refusal in driver.of(effects.SendRefused)] == ["299"]
 
 
 def test_the_operator_hears_that_a_runner_is_unhealthy_and_that_it_is_pardoned():
-    told = ready()
-    told.attach("r0")
-    make_unhealthy(told, hung=False)
-    assert [one.unhealthy for one in told.of(effects.ReportRunner)] == ["it does not move"]
-    told.tell(events.OperatorConnected())
-    assert [one.unhealthy for one in told.of(effects.ReportRunner)] == ["it does not move"]
-    told.report("r0")
-    assert [one.unhealthy for one in told.of(effects.ReportRunner)] == [""]
+    driver = ready()
+    driver.attach("r0")
+    make_unhealthy(driver, hung=False)
+    assert [one.unhealthy for one in driver.of(effects.ReportRunner)] == ["it does not move"]
+    driver.send(events.OperatorConnected())
+    assert [one.unhealthy for one in driver.of(effects.ReportRunner)] == ["it does not move"]
+    driver.report("r0")
+    assert [one.unhealthy for one in driver.of(effects.ReportRunner)] == [""]
 
 
 # ------------------------------------------------------------------------- a gateway that missed where its request went
 
 
-def missed_a_move(told):
+def missed_a_move(driver):
     """`a` ran on r0 under epoch 1 and was moved to r1 under epoch 2; its gateway never heard of that and comes back."""
-    told.attach("r0")
-    told.enqueue("a")
-    told.attach("r1")
-    make_unhealthy(told, hung=True)
-    assert told.of(effects.SendPlaced)[0].epoch == 2
-    told.tell(events.GatewayDisconnected("g0"))
-    told.report("r0", steps=1)
-    told.report("r0", steps=2)
-    told.gateway("g0", told.live("a", epoch=1))
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.attach("r1")
+    make_unhealthy(driver, hung=True)
+    assert driver.of(effects.SendPlaced)[0].epoch == 2
+    driver.send(events.GatewayDisconnected("g0"))
+    driver.report("r0", steps=1)
+    driver.report("r0", steps=2)
+    driver.gateway("g0", driver.live("a", epoch=1))
 
 
 def test_a_lost_placement_is_placed_again_although_a_later_one_never_arrived():
-    told = ready()
-    missed_a_move(told)
-    assert told.where("a") == "r0"
-    told.lose("a", epoch=1)
-    assert told.of(effects.SendPlaced)[0].epoch == 3
+    driver = ready()
+    missed_a_move(driver)
+    assert driver.where("a") == "r0"
+    driver.lose("a", epoch=1)
+    assert driver.of(effects.SendPlaced)[0].epoch == 3
 
 
 def test_a_declined_placement_is_released_although_a_later_one_never_arrived():
-    told = ready()
-    missed_a_move(told)
-    assert told.ledger("r0")
-    decline(told, "a")
-    assert not told.ledger("r0")
+    driver = ready()
+    missed_a_move(driver)
+    assert driver.ledger("r0")
+    decline(driver, "a")
+    assert not driver.ledger("r0")
 
 
 def test_what_runs_under_an_earlier_epoch_than_the_last_is_kept_when_its_gateway_leaves():
-    told = ready()
-    missed_a_move(told)
-    told.report("r0", entry("a", 2), steps=3)
-    told.tell(events.GatewayDisconnected("g0"))
-    told.wait(1)
-    assert told.ledger("r0"), "it runs, and its gateway may come back"
+    driver = ready()
+    missed_a_move(driver)
+    driver.report("r0", entry("a", 2), steps=3)
+    driver.send(events.GatewayDisconnected("g0"))
+    driver.wait(1)
+    assert driver.ledger("r0"), "it runs, and its gateway may come back"
 
 
 def test_a_placement_that_its_runner_never_lists_is_taken_back_and_placed_again():
-    told = ready(unlisted_timeout=10.0)
-    told.attach("r0")
-    told.enqueue("a")
-    told.attach("r1")
+    driver = ready(unlisted_timeout=10.0)
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.attach("r1")
     for _ in range(10):
-        told.wait(1)
-        told.report("r0")
-    assert not told.of(effects.SendPlaced)
-    told.wait(1)
-    assert [(effect.instance, effect.epoch) for effect in told.of(effects.CancelAtRunner)] == [("r0", 1)]
-    (place,) = told.of(effects.SendPlaced)
+        driver.wait(1)
+        driver.report("r0")
+    assert not driver.of(effects.SendPlaced)
+    driver.wait(1)
+    assert [(effect.instance, effect.epoch) for effect in driver.of(effects.CancelAtRunner)] == [("r0", 1)]
+    (place,) = driver.of(effects.SendPlaced)
     assert (place.instance, place.epoch) == ("r1", 2)
     assert place.moved_reason == "its runner has not listed it for 10 seconds"
 
 
 def test_a_scheduler_that_stood_still_hears_its_runners_before_it_takes_anything_back():
-    told = ready(unlisted_timeout=10.0)
-    told.attach("r0")
-    told.enqueue("a")
-    told.attach("r1")
-    told.wait(60)  # it was stopped, and its reports are still to be read
-    assert not told.of(effects.CancelAtRunner)
-    told.report("r0", entry("a", 5))
-    told.wait(1)
-    assert (told.where("a"), told.scheduler.requests[RequestId("a")].epoch) == ("r0", 1)
+    driver = ready(unlisted_timeout=10.0)
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.attach("r1")
+    driver.wait(60)  # it was stopped, and its reports are still to be read
+    assert not driver.of(effects.CancelAtRunner)
+    driver.report("r0", entry("a", 5))
+    driver.wait(1)
+    assert (driver.where("a"), driver.scheduler.requests[RequestId("a")].epoch) == ("r0", 1)
 
 
 def test_a_placement_that_its_runner_lists_stays_however_long_it_takes():
-    told = ready(unlisted_timeout=10.0)
-    told.attach()
-    told.enqueue("a")
+    driver = ready(unlisted_timeout=10.0)
+    driver.attach()
+    driver.enqueue("a")
     for _ in range(60):
-        told.wait(1)
-        told.report("r0", entry("a", 5))
-    assert told.scheduler.requests[RequestId("a")].epoch == 1
-    assert not told.scheduler._lifecycle.unlisted
+        driver.wait(1)
+        driver.report("r0", entry("a", 5))
+    assert driver.scheduler.requests[RequestId("a")].epoch == 1
+    assert not driver.scheduler._lifecycle.unlisted
 
 
 def test_a_request_that_its_runner_does_not_list_and_its_gateway_does_not_report_is_placed_again():
-    told = ready(unlisted_timeout=10.0)
-    told.attach()
-    told.enqueue("a")
-    told.report("r0", entry("a", 5))
+    driver = ready(unlisted_timeout=10.0)
+    driver.attach()
+    driver.enqueue("a")
+    driver.report("r0", entry("a", 5))
     for _ in range(16):
-        told.wait(1)
-        told.report("r0")
-    assert told.scheduler.requests[RequestId("a")].epoch == 2
+        driver.wait(1)
+        driver.report("r0")
+    assert driver.scheduler.requests[RequestId("a")].epoch == 2
 
 
 def test_a_runner_that_is_away_may_serve_what_it_was_given_until_it_is_forgotten():
-    told = ready(unlisted_timeout=10.0, forget_runner=30.0)
-    told.attach("r0")
-    told.enqueue("a")
-    told.detach("r0")
-    told.wait(29)
-    assert told.scheduler.requests[RequestId("a")].placement is not None
-    told.wait(2)
-    told.wait(11)
-    told.attach("r1")
-    assert told.where("a") == "r1"
+    driver = ready(unlisted_timeout=10.0, forget_runner=30.0)
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.detach("r0")
+    driver.wait(29)
+    assert driver.scheduler.requests[RequestId("a")].placement is not None
+    driver.wait(2)
+    driver.wait(11)
+    driver.attach("r1")
+    assert driver.where("a") == "r1"
 
 
 def test_a_decline_that_the_gateway_never_reports_is_placed_again():
-    told = ready(unlisted_timeout=10.0)
-    told.attach()
-    told.enqueue("a")
-    decline(told, "a")
-    told.wait(11)
-    told.report("r0")
-    told.wait(1)
-    told.wait(1)
-    assert told.scheduler.requests[RequestId("a")].epoch == 2
+    driver = ready(unlisted_timeout=10.0)
+    driver.attach()
+    driver.enqueue("a")
+    decline(driver, "a")
+    driver.wait(11)
+    driver.report("r0")
+    driver.wait(1)
+    driver.wait(1)
+    assert driver.scheduler.requests[RequestId("a")].epoch == 2
 
 
 def test_the_refusal_of_a_move_names_the_last_epoch_so_that_the_gateway_gives_up_the_one_it_has():
-    told = ready()
-    told.attach("r0")
-    told.enqueue("a", deadline=5.0)
-    make_unhealthy(told, hung=True)
-    told.wait(6)
-    (refusal,) = told.of(effects.SendRefused)
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a", deadline=5.0)
+    make_unhealthy(driver, hung=True)
+    driver.wait(6)
+    (refusal,) = driver.of(effects.SendRefused)
     assert (refusal.request, refusal.epoch) == ("a", 1)
 
 
@@ -591,39 +591,39 @@ def test_a_refusal_carries_its_term_and_epoch_over_the_wire():
 
 
 def test_another_gateway_that_uses_a_taken_id_is_refused_and_ends_nothing():
-    told = ready()
-    told.gateway("g1")
-    told.attach()
-    told.enqueue("a")
-    told.enqueue("a", gateway="g1")
-    (refusal,) = told.of(effects.SendRefused)
+    driver = ready()
+    driver.gateway("g1")
+    driver.attach()
+    driver.enqueue("a")
+    driver.enqueue("a", gateway="g1")
+    (refusal,) = driver.of(effects.SendRefused)
     assert (refusal.gateway, refusal.failure.code) == ("g1", "internal_error")
-    told.cancel("a", gateway="g1")
-    told.finish("a", gateway="g1")
-    told.lose("a", gateway="g1")
-    assert told.of(effects.SendRefused)[0].gateway == "g1", "whoever has lost what is not its own is told so"
-    told.gateway("g1", told.live("a"))
-    assert told.of(effects.SendRefused)[0].gateway == "g1"
-    assert told.scheduler.requests[RequestId("a")].gateway == "g0"
-    assert told.ledger() == {("a", 1): 5}
+    driver.cancel("a", gateway="g1")
+    driver.finish("a", gateway="g1")
+    driver.lose("a", gateway="g1")
+    assert driver.of(effects.SendRefused)[0].gateway == "g1", "whoever has lost what is not its own is told so"
+    driver.gateway("g1", driver.live("a"))
+    assert driver.of(effects.SendRefused)[0].gateway == "g1"
+    assert driver.scheduler.requests[RequestId("a")].gateway == "g0"
+    assert driver.ledger() == {("a", 1): 5}
 
 
 def test_a_gateway_that_reconnects_under_its_name_keeps_its_requests():
-    told = ready()
-    told.attach()
-    told.enqueue("a")
-    told.gateway("g0", told.live("a"))
-    told.enqueue("b")
-    told.enqueue("b", epoch=1)
-    told.finish("a")
-    assert set(told.scheduler.requests) == {"b"}
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a")
+    driver.gateway("g0", driver.live("a"))
+    driver.enqueue("b")
+    driver.enqueue("b", epoch=1)
+    driver.finish("a")
+    assert set(driver.scheduler.requests) == {"b"}
 
 
 def test_an_id_is_free_again_once_its_request_has_ended():
-    told = ready()
-    told.gateway("g1")
-    told.attach()
-    told.enqueue("a")
-    told.finish("a")
-    told.enqueue("a", gateway="g1")
-    assert told.of(effects.SendPlaced)[0].gateway == "g1"
+    driver = ready()
+    driver.gateway("g1")
+    driver.attach()
+    driver.enqueue("a")
+    driver.finish("a")
+    driver.enqueue("a", gateway="g1")
+    assert driver.of(effects.SendPlaced)[0].gateway == "g1"

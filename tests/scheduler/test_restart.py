@@ -11,74 +11,74 @@ import pytest
 from motet.rpc import LAST_RETRY_SECONDS, is_healthy
 from motet_scheduler.settings import Settings
 from tests.support.fake_engine import SlowEngines, tokens_of
-from tests.support.fake_gateway import small_gateway
+from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import in_process_runner, write_adapter
 from tests.support.in_process_services import FakeOperator, adapter_entry, until
 from tests.support.in_process_system import in_process_system
 
 
 async def test_a_restarted_scheduler_adopts_what_runs_and_places_what_is_new(folder):
-    async with in_process_system(folder) as house:
+    async with in_process_system(folder) as system:
         engines = SlowEngines()
-        await house.runner("r0", engines)
-        await house.runner("r1", engines)
-        answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(8)]
-        await until(lambda: all(one.tokens for one in house.gateway.live()))
-        before = {one.request: one.placements[:] for one in house.gateway.live()}
-        term = house.gateway.term
-        await house.control.restart_scheduler()
-        await until(lambda: house.gateway.term > term)
-        await until(lambda: len(house.control.scheduler.requests) == 8)
-        assert house.control.scheduler.queued() == 0
-        new = await house.gateway.ask("new", prompt=(99,), max_tokens=4)
+        await system.runner("r0", engines)
+        await system.runner("r1", engines)
+        answers = [system.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(8)]
+        await until(lambda: all(one.tokens for one in system.gateway.live()))
+        before = {one.request: one.placements[:] for one in system.gateway.live()}
+        term = system.gateway.term
+        await system.control.restart_scheduler()
+        await until(lambda: system.gateway.term > term)
+        await until(lambda: len(system.control.scheduler.requests) == 8)
+        assert system.control.scheduler.queued() == 0
+        new = await system.gateway.ask("new", prompt=(99,), max_tokens=4)
         assert new == tokens_of((99,), 7, 4)
-        await house.ledgers_agree()
+        await system.ledgers_agree()
         engines.hurry()
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, 150)
-            assert house.gateway.asked[f"{n}"].placements == before[f"{n}"], "a running request was not touched"
-        await until(lambda: not house.control.scheduler.requests)
-        await house.ledgers_agree()
+            assert system.gateway.asked[f"{n}"].placements == before[f"{n}"], "a running request was not touched"
+        await until(lambda: not system.control.scheduler.requests)
+        await system.ledgers_agree()
 
 
 async def test_requests_that_waited_are_placed_after_the_restart(folder):
-    async with in_process_system(folder) as house:
-        await house.runner("r0", engines := SlowEngines(max_sequences=1))
-        first = house.gateway.start("first", max_tokens=150)
-        await until(lambda: house.gateway.asked["first"].tokens)
-        second = house.gateway.start("second", max_tokens=4)
-        await until(lambda: house.control.scheduler.queued() == 1)
-        await house.control.restart_scheduler()
-        await until(lambda: house.control.scheduler.queued() == 1)
+    async with in_process_system(folder) as system:
+        await system.runner("r0", engines := SlowEngines(max_sequences=1))
+        first = system.gateway.start("first", max_tokens=150)
+        await until(lambda: system.gateway.asked["first"].tokens)
+        second = system.gateway.start("second", max_tokens=4)
+        await until(lambda: system.control.scheduler.queued() == 1)
+        await system.control.restart_scheduler()
+        await until(lambda: system.control.scheduler.queued() == 1)
         engines.hurry()
         assert len(await first) == 150
         assert len(await second) == 4
 
 
 async def test_a_runner_that_saw_a_later_term_makes_the_scheduler_lead_in_a_new_one(folder):
-    async with in_process_system(folder) as house:
-        runner = await house.runner("r0")
-        await house.control.scheduler_part.stop()
+    async with in_process_system(folder) as system:
+        runner = await system.runner("r0")
+        await system.control.scheduler_part.stop()
         runner.service.accepted.accepts_term(40)
-        await house.control.scheduler_part.start()
-        await until(lambda: house.gateway.term == 41)
-        assert len(await house.gateway.ask("a", max_tokens=4)) == 4
+        await system.control.scheduler_part.start()
+        await until(lambda: system.gateway.term == 41)
+        assert len(await system.gateway.ask("a", max_tokens=4)) == 4
 
 
 async def test_nothing_is_placed_until_the_runners_that_were_there_have_spoken(folder):
     # Long enough to see it, and it ends as soon as both runners are back.
-    async with in_process_system(folder, scheduler=Settings(settle_seconds=40)) as house:
-        await house.runner("r0")
-        other = await house.runner("r1")
-        await until(lambda: (folder / "catalog.json").exists() and not house.control.scheduler_service._file_stale)
-        await house.control.scheduler_part.stop()
+    async with in_process_system(folder, scheduler=Settings(settle_seconds=40)) as system:
+        await system.runner("r0")
+        other = await system.runner("r1")
+        await until(lambda: (folder / "catalog.json").exists() and not system.control.scheduler_service._file_stale)
+        await system.control.scheduler_part.stop()
         await other.stop()
-        await house.control.scheduler_part.start()
-        answer = house.gateway.start("a", max_tokens=4)
-        await until(lambda: "r0" in house.control.scheduler.runners and house.gateway.asked["a"].positions)
-        assert not house.control.scheduler.settled
+        await system.control.scheduler_part.start()
+        answer = system.gateway.start("a", max_tokens=4)
+        await until(lambda: "r0" in system.control.scheduler.runners and system.gateway.asked["a"].positions)
+        assert not system.control.scheduler.settled
         assert not answer.done()
-        assert "just started" in house.gateway.asked["a"].positions[0][1]
+        assert "just started" in system.gateway.asked["a"].positions[0][1]
         await other.start()
         assert len(await answer) == 4
 
@@ -134,7 +134,7 @@ async def test_a_killed_scheduler_that_is_back_places_a_new_request_at_once_with
     async with (
         in_process_runner(folder, instance="r0", **how),
         in_process_runner(folder, instance="r1", **how),
-        small_gateway("g0", scheduler=scheduler_process.address) as gateway,
+        fake_gateway("g0", scheduler=scheduler_process.address) as gateway,
     ):
         digest = (
             await until(lambda: (one := operator.adapter("pirate")) and one.serving_digest and one)

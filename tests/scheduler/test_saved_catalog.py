@@ -7,12 +7,12 @@ from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, re
 
 
 def saved():
-    told = ready()
-    told.attach("r0")
-    told.attach("r1")
-    told.state(adapter())
-    told.certify()
-    return told.scheduler.catalog_to_save()
+    driver = ready()
+    driver.attach("r0")
+    driver.attach("r1")
+    driver.state(adapter())
+    driver.certify()
+    return driver.scheduler.catalog_to_save()
 
 
 def test_what_is_written_is_read_back_the_same(tmp_path):
@@ -41,42 +41,42 @@ def test_a_disk_that_takes_nothing_is_not_the_end(tmp_path):
 
 
 def test_a_successor_places_nothing_before_the_runners_that_were_there_have_spoken():
-    told = SchedulerDriver(saved=saved(), startup_wait=0.5)
-    told.gateway()
-    told.enqueue("a", digest=PIRATE)
-    assert told.of(effects.SendPosition)[0].why.startswith("the scheduler has just started")
-    told.attach("r0", live=(entry("x", 3),))
-    assert told.where("a") == ""
-    told.attach("r1")
-    assert told.where("a") == "r0", "the fullest"
+    driver = SchedulerDriver(saved=saved(), startup_wait=0.5)
+    driver.gateway()
+    driver.enqueue("a", digest=PIRATE)
+    assert driver.of(effects.SendPosition)[0].why.startswith("the scheduler has just started")
+    driver.attach("r0", live=(entry("x", 3),))
+    assert driver.where("a") == ""
+    driver.attach("r1")
+    assert driver.where("a") == "r0", "the fullest"
 
 
 def test_it_does_not_wait_longer_than_it_takes_to_settle():
-    told = SchedulerDriver(saved=saved(), startup_wait=0.5)
-    told.gateway()
-    told.attach("r0")
-    told.enqueue("a")
-    told.wait(0.4)
-    assert told.where("a") == ""
-    told.wait(0.2)
-    assert told.where("a") == "r0"
+    driver = SchedulerDriver(saved=saved(), startup_wait=0.5)
+    driver.gateway()
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.wait(0.4)
+    assert driver.where("a") == ""
+    driver.wait(0.2)
+    assert driver.where("a") == "r0"
 
 
 def test_with_nothing_remembered_there_is_nothing_to_wait_for():
-    told = SchedulerDriver(saved=SavedCatalog())
-    told.gateway()
-    told.attach()
-    told.enqueue("a")
-    assert told.where("a") == "r0"
+    driver = SchedulerDriver(saved=SavedCatalog())
+    driver.gateway()
+    driver.attach()
+    driver.enqueue("a")
+    assert driver.where("a") == "r0"
 
 
 def test_the_catalog_goes_out_once_it_is_whole():
-    told = SchedulerDriver(saved=saved(), startup_wait=0.5)
-    told.gateway()
-    assert not told.of(effects.PublishCatalog)
-    told.attach("r0")
-    assert not told.of(effects.PublishCatalog)
-    told.attach("r1")
-    (publish,) = told.of(effects.PublishCatalog)
+    driver = SchedulerDriver(saved=saved(), startup_wait=0.5)
+    driver.gateway()
+    assert not driver.of(effects.PublishCatalog)
+    driver.attach("r0")
+    assert not driver.of(effects.PublishCatalog)
+    driver.attach("r1")
+    (publish,) = driver.of(effects.PublishCatalog)
     assert publish.catalog.adapters[0].digest == PIRATE
     assert len(publish.catalog.groups[0].runners) == 2

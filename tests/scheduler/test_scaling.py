@@ -16,80 +16,80 @@ BUILTIN = {
 
 
 @pytest.fixture
-async def house(folder):
+async def system(folder):
     async with in_process_system(folder, scheduler=Settings(growth_seconds=1.0)) as one:
         yield one
 
 
-async def test_a_held_request_brings_the_first_runner_and_runs_on_it(house):
-    house.operator.state(replicas=0, **BUILTIN)
-    await until(lambda: house.operator.desired and house.operator.desired.reason_code == "Idle")
-    assert (house.operator.desired.replicas, house.operator.desired.stale) == (0, False)
+async def test_a_held_request_brings_the_first_runner_and_runs_on_it(system):
+    system.operator.state(replicas=0, **BUILTIN)
+    await until(lambda: system.operator.desired and system.operator.desired.reason_code == "Idle")
+    assert (system.operator.desired.replicas, system.operator.desired.stale) == (0, False)
     held = scheduler_pb2.Held(groups=[scheduler_pb2.HeldGroup(group="default/demo", requests=1)])
-    house.gateway.link.send(scheduler_pb2.ServeUp(held=held))
-    await until(lambda: house.operator.desired.replicas == 1)
-    assert house.operator.desired.reason_code == "HeldRequests"
-    house.operator.state(replicas=1, **BUILTIN)
-    await house.runner("r0")
-    house.gateway.link.send(scheduler_pb2.ServeUp(held=scheduler_pb2.Held()))
-    assert len(await house.gateway.ask("a", max_tokens=4)) == 4
-    await until(lambda: house.operator.desired.replicas == 0)
-    assert not house.operator.desired.stale
+    system.gateway.link.send(scheduler_pb2.ServeUp(held=held))
+    await until(lambda: system.operator.desired.replicas == 1)
+    assert system.operator.desired.reason_code == "HeldRequests"
+    system.operator.state(replicas=1, **BUILTIN)
+    await system.runner("r0")
+    system.gateway.link.send(scheduler_pb2.ServeUp(held=scheduler_pb2.Held()))
+    assert len(await system.gateway.ask("a", max_tokens=4)) == 4
+    await until(lambda: system.operator.desired.replicas == 0)
+    assert not system.operator.desired.stale
 
 
-async def test_a_queue_at_a_pool_that_went_to_nothing_brings_a_runner_back(house):
-    house.operator.state(replicas=0, **BUILTIN)
-    answer = house.gateway.start("a", max_tokens=4)
-    await until(lambda: house.operator.desired and house.operator.desired.reason_code == "Requests")
-    assert house.operator.desired.replicas == 1
-    assert house.gateway.asked["a"].positions[0] == (1, "no runner of this model is up")
-    house.operator.state(replicas=1, **BUILTIN)
-    await house.runner("r0")
+async def test_a_queue_at_a_pool_that_went_to_nothing_brings_a_runner_back(system):
+    system.operator.state(replicas=0, **BUILTIN)
+    answer = system.gateway.start("a", max_tokens=4)
+    await until(lambda: system.operator.desired and system.operator.desired.reason_code == "Requests")
+    assert system.operator.desired.replicas == 1
+    assert system.gateway.asked["a"].positions[0] == (1, "no runner of this model is up")
+    system.operator.state(replicas=1, **BUILTIN)
+    await system.runner("r0")
     assert len(await answer) == 4
 
 
-async def test_load_brings_more_runners_and_its_end_takes_them_away(house):
-    house.operator.state(replicas=1, **BUILTIN)
+async def test_load_brings_more_runners_and_its_end_takes_them_away(system):
+    system.operator.state(replicas=1, **BUILTIN)
     engines = SlowEngines(pages=16)
-    await house.runner("r0", engines)
-    answers = [house.gateway.start(f"a{n}", max_tokens=60, prompt=(n, 1)) for n in range(12)]
-    await until(lambda: house.operator.desired and house.operator.desired.replicas == 3)
-    assert house.operator.desired.reason_code == "AtMaximum"
-    house.operator.state(replicas=3, **BUILTIN)
-    await house.runner("r1", engines)
-    await house.runner("r2", engines)
+    await system.runner("r0", engines)
+    answers = [system.gateway.start(f"a{n}", max_tokens=60, prompt=(n, 1)) for n in range(12)]
+    await until(lambda: system.operator.desired and system.operator.desired.replicas == 3)
+    assert system.operator.desired.reason_code == "AtMaximum"
+    system.operator.state(replicas=3, **BUILTIN)
+    await system.runner("r1", engines)
+    await system.runner("r2", engines)
     engines.hurry()
     for answer in answers:
         assert len(await answer) == 60
-    await until(lambda: house.operator.desired.replicas == 0)
+    await until(lambda: system.operator.desired.replicas == 0)
 
 
-async def test_a_restarted_scheduler_does_not_scale_down_before_its_runners_report(house):
-    house.operator.state(replicas=2, **BUILTIN)
-    await house.runner("r0")
-    await house.runner("r1")
-    await until(lambda: house.control.scheduler_service._file_stale is False)
-    house.operator.received.clear()
-    await house.control.restart_scheduler()
-    first = await until(lambda: house.operator.desired)
+async def test_a_restarted_scheduler_does_not_scale_down_before_its_runners_report(system):
+    system.operator.state(replicas=2, **BUILTIN)
+    await system.runner("r0")
+    await system.runner("r1")
+    await until(lambda: system.control.scheduler_service._file_stale is False)
+    system.operator.received.clear()
+    await system.control.restart_scheduler()
+    first = await until(lambda: system.operator.desired)
     assert first.replicas == 2, first
-    await until(lambda: house.operator.desired.replicas == 0)
+    await until(lambda: system.operator.desired.replicas == 0)
 
 
-def figure(house, name: str) -> float:
-    return house.control.scheduler_metrics.get_sample_value(name, {"pool_namespace": "default", "pool": "demo"}) or 0.0
+def figure(system, name: str) -> float:
+    return system.control.scheduler_metrics.get_sample_value(name, {"pool_namespace": "default", "pool": "demo"}) or 0.0
 
 
-async def test_the_figures_that_an_autoscaler_reads_are_served(house):
-    house.operator.state(replicas=1, scaling=scheduler_pb2.SCALING_MODE_EXTERNAL, max_replicas=5)
-    await house.runner("r0", engines := SlowEngines(pages=8))
-    answers = [house.gateway.start(f"a{n}", max_tokens=60, prompt=(n, 1)) for n in range(3)]
-    await until(lambda: figure(house, "motet_pool_desired_replicas") > 1)
-    await until(lambda: figure(house, "motet_pool_waiting_requests") == 1)
-    assert figure(house, "motet_pool_running_requests") == 2
-    assert 0 < figure(house, "motet_pool_kv_promised_ratio") <= 1
-    assert figure(house, "motet_pool_serving_runners") == 1
-    assert figure(house, "motet_pool_held_requests") == 0
+async def test_the_figures_that_an_autoscaler_reads_are_served(system):
+    system.operator.state(replicas=1, scaling=scheduler_pb2.SCALING_MODE_EXTERNAL, max_replicas=5)
+    await system.runner("r0", engines := SlowEngines(pages=8))
+    answers = [system.gateway.start(f"a{n}", max_tokens=60, prompt=(n, 1)) for n in range(3)]
+    await until(lambda: figure(system, "motet_pool_desired_replicas") > 1)
+    await until(lambda: figure(system, "motet_pool_waiting_requests") == 1)
+    assert figure(system, "motet_pool_running_requests") == 2
+    assert 0 < figure(system, "motet_pool_kv_promised_ratio") <= 1
+    assert figure(system, "motet_pool_serving_runners") == 1
+    assert figure(system, "motet_pool_held_requests") == 0
     engines.hurry()
     for answer in answers:
         await answer

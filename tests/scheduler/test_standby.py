@@ -17,7 +17,7 @@ from motet_scheduler.metrics import Metrics
 from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings
 from tests.common.waiting import PATIENCE_S
-from tests.support.fake_gateway import small_gateway
+from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import in_process_runner
 from tests.support.in_process_services import until
 
@@ -90,7 +90,7 @@ async def test_clients_of_a_standby_go_on_at_the_leader_at_once(folder):
         assert await is_healthy(second.address), "a standby is ready"
         async with (
             first.up(),
-            small_gateway("g0", scheduler=second.address) as gateway,
+            fake_gateway("g0", scheduler=second.address) as gateway,
             in_process_runner(folder, scheduler=second.address),
         ):
             await until(lambda: gateway.term == 1 and leader.scheduler.runners)
@@ -103,7 +103,7 @@ async def test_when_the_leader_breaks_its_clients_ask_where_they_asked_first(fol
     second.knows = first.address
     async with second.up(), AsyncExitStack() as clients:
         async with first.up():
-            gateway = await clients.enter_async_context(small_gateway("g0", scheduler=second.address))
+            gateway = await clients.enter_async_context(fake_gateway("g0", scheduler=second.address))
             await clients.enter_async_context(in_process_runner(folder, scheduler=second.address))
             await until(lambda: gateway.term == 1)
         follower = second.lead(2)

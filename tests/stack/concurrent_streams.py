@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from tests.stack.served_models import ServedModel, StreamedAnswer, lean_stream, prompt_of
+from tests.stack.served_models import ServedModel, StreamedAnswer, prompt_of, stream_without_library
 
 
 class PastTheMiddle(Exception):
@@ -20,15 +20,17 @@ class ConcurrentStreams:
     """`streams` streams that use the models in turn. Their middle is from token `first` to token `last`."""
 
     def __init__(
-        self, url: str, voices: Sequence[ServedModel], *, streams: int, tokens: int, first: int, last: int
+        self, url: str, served_models: Sequence[ServedModel], *, streams: int, tokens: int, first: int, last: int
     ) -> None:
-        self._asks = [(voices[index % len(voices)], prompt_of(index, spread=40)) for index in range(streams)]
+        self._asks = [
+            (served_models[index % len(served_models)], prompt_of(index, spread=40)) for index in range(streams)
+        ]
         self._url = url
         self._tokens = tokens
         self._first, self._last = first, last
         self._now: dict[int, StreamedAnswer] = {}
         self._disturbed = False
-        self.begun_anew = 0
+        self.restarted = 0
 
     async def run(self) -> list[StreamedAnswer]:
         async with asyncio.TaskGroup() as on:
@@ -42,8 +44,12 @@ class ConcurrentStreams:
 
     @property
     def all_in_the_middle(self) -> bool:
-        told = self.told
-        return len(told) == len(self._asks) and self._first <= min(told) and max(told) <= self._last
+        tokens_received = self.tokens_received
+        return (
+            len(tokens_received) == len(self._asks)
+            and self._first <= min(tokens_received)
+            and max(tokens_received) <= self._last
+        )
 
     def disturb(self) -> None:
         """Call this right before the disturbance: from now on every stream runs to its end."""
@@ -51,33 +57,33 @@ class ConcurrentStreams:
         self._disturbed = True
 
     @property
-    def told(self) -> list[int]:
+    def tokens_received(self) -> list[int]:
         """How many tokens each stream has received."""
         return [len(answer.tokens) for _, answer in sorted(self._now.items())]
 
     async def _stream(self, index: int) -> StreamedAnswer:
-        voice, prompt = self._asks[index]
+        served_model, prompt = self._asks[index]
 
-        def heard(answer: StreamedAnswer) -> None:
+        def on_chunk(answer: StreamedAnswer) -> None:
             if not self._disturbed and len(answer.tokens) > self._last:
                 raise PastTheMiddle
             self._now[index] = answer
 
         while True:
             try:
-                return await lean_stream(self._url, voice, prompt, self._tokens, heard=heard)
+                return await stream_without_library(self._url, served_model, prompt, self._tokens, on_chunk=on_chunk)
             except PastTheMiddle:
                 self._now.pop(index)
-                self.begun_anew += 1
-                print(f"stream {index} begins anew: {self._those_behind()}")
+                self.restarted += 1
+                print(f"stream {index} starts again: {self._describe_slow_streams()}")
 
-    def _those_behind(self) -> str:
+    def _describe_slow_streams(self) -> str:
         now = time.monotonic()
         silent = [index for index in range(len(self._asks)) if index not in self._now]
         behind = [
-            f"{index} ({one.voice.model}) is at token {len(one.tokens)} after {now - one.asked:.1f} s, "
+            f"{index} ({one.served_model.model}) is at token {len(one.tokens)} after {now - one.asked:.1f} s, "
             f"placed after {one.placed_after}, first token after {one.arrivals[0] - one.asked:.1f} s"
             for index, one in sorted(self._now.items())
             if one.arrivals and len(one.tokens) < self._first
         ]
-        return "; ".join([f"nothing is heard of {silent}", *behind])
+        return "; ".join([f"no token yet on {silent}", *behind])

@@ -35,7 +35,7 @@ class ServedModel:
 
 @dataclass
 class StreamedAnswer:
-    voice: ServedModel
+    served_model: ServedModel
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
@@ -75,13 +75,13 @@ def add_pool(
     spec = {"model": {"uri": f"file://{family}", "servedName": f"base-{pool}"}, "engine": engine, "replicas": replicas}
     manifest = {"apiVersion": "motet.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": pool}, "spec": spec}
     (manifests / f"{pool}.json").write_text(json.dumps(manifest))
-    voices = [ServedModel(f"base-{pool}", None)]
+    served_models = [ServedModel(f"base-{pool}", None)]
     for index, adapter_spec in enumerate(specs):
         name = f"{pool}-{index}"
         adapter = save_adapter(base, family, adapter_spec, manifests / "adapters" / name, seed=index)
         write_adapter(manifests, name, uri=adapter.as_uri(), poolRef={"name": pool})
-        voices.append(ServedModel(name, adapter))
-    return base, voices
+        served_models.append(ServedModel(name, adapter))
+    return base, served_models
 
 
 def prompt_of(index: int, *, shortest: int = 5, spread: int = 90) -> list[int]:
@@ -92,14 +92,14 @@ def prompt_of(index: int, *, shortest: int = 5, spread: int = 90) -> list[int]:
 
 async def stream(
     client: AsyncOpenAI,
-    voice: ServedModel,
+    served_model: ServedModel,
     prompt: list[int],
     tokens: int,
 ) -> StreamedAnswer:
     """One greedy answer of exactly `tokens` tokens, through the OpenAI client."""
-    answer = StreamedAnswer(voice, prompt)
+    answer = StreamedAnswer(served_model, prompt)
     chunks = await client.completions.create(
-        model=voice.model,
+        model=served_model.model,
         prompt=prompt,
         max_tokens=tokens,
         temperature=0,
@@ -116,18 +116,18 @@ async def stream(
     return answer
 
 
-async def lean_stream(
+async def stream_without_library(
     url: str,
-    voice: ServedModel,
+    served_model: ServedModel,
     prompt: list[int],
     tokens: int,
     *,
-    heard: Callable[[StreamedAnswer], None] | None = None,
+    on_chunk: Callable[[StreamedAnswer], None] | None = None,
 ) -> StreamedAnswer:
     """The same without a client library: at thousands of chunks a second, the test would measure the library."""
-    answer = StreamedAnswer(voice, prompt)
+    answer = StreamedAnswer(served_model, prompt)
     host, port = url.removeprefix("http://").split(":")
-    body = {"model": voice.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
+    body = {"model": served_model.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
     content = orjson.dumps(body | {"ignore_eos": True})
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -155,8 +155,8 @@ async def lean_stream(
                     answer.tokens += [int(word[1:]) for word in choice["text"].split()]
                 if choice["finish_reason"]:
                     answer.reasons.append(choice["finish_reason"])
-            if heard is not None:
-                heard(answer)
+            if on_chunk is not None:
+                on_chunk(answer)
     finally:
         writer.close()
     return answer
@@ -176,13 +176,13 @@ def all_departures(base: Path, answers: Sequence[StreamedAnswer]) -> list[tuple[
     from peft import PeftModel
 
     found = []
-    for voice in {answer.voice for answer in answers}:
+    for served_model in {answer.served_model for answer in answers}:
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        if voice.adapter is not None:
-            model = PeftModel.from_pretrained(model, str(voice.adapter))
+        if served_model.adapter is not None:
+            model = PeftModel.from_pretrained(model, str(served_model.adapter))
         model.eval()
         for answer in answers:
-            if answer.voice != voice:
+            if answer.served_model != served_model:
                 continue
             with torch.inference_mode():
                 logits = model(torch.tensor([[*answer.prompt, *answer.tokens[:-1]]])).logits[0]

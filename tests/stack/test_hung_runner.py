@@ -13,7 +13,14 @@ from motet.processes.linux import all_stats
 from tests.runner.random_models import EIGHT, llama
 from tests.stack.concurrent_streams import ConcurrentStreams
 from tests.stack.harness import REPORTS_AT_ONCE, LocalStack, running_stack
-from tests.stack.served_models import ServedModel, StreamedAnswer, add_pool, assert_right, lean_stream, prompt_of
+from tests.stack.served_models import (
+    ServedModel,
+    StreamedAnswer,
+    add_pool,
+    assert_right,
+    prompt_of,
+    stream_without_library,
+)
 
 pytestmark = [
     pytest.mark.stack,
@@ -31,7 +38,7 @@ HANG_S = 2.0
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalStack, Path, list[ServedModel]]]:
     folder = tmp_path_factory.mktemp("hung")
     engine = {"kvCacheMiB": 64, "maxConcurrentSequences": STREAMS}
-    base, voices = add_pool(
+    base, served_models = add_pool(
         folder / "manifests", "llama", engine=engine, specs=EIGHT[:2], config=llama(context=2048), replicas=2
     )
     patience = REPORTS_AT_ONCE | {
@@ -40,7 +47,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalSt
         "MOTET_OPERATOR_UNHEALTHY_SECONDS": "1",
     }
     with running_stack(folder, manifests=folder / "manifests", env=patience) as stack:
-        yield stack, base, voices
+        yield stack, base, served_models
 
 
 def engine_of(runner: int) -> int:
@@ -57,21 +64,21 @@ def longest_silence(answer: StreamedAnswer) -> float:
 async def test_a_stopped_runner_is_replaced_and_its_streams_continue_elsewhere(
     deployed: tuple[LocalStack, Path, list[ServedModel]], part: str
 ) -> None:
-    stack, base, voices = deployed
+    stack, base, served_models = deployed
     await asyncio.to_thread(stack.until, lambda: all(one["ready"] for one in stack.status()["services"]))
     restarts = {one["name"]: one["restarts"] for one in stack.status()["services"]}
-    crowd = ConcurrentStreams(stack.url, voices, streams=STREAMS, tokens=TOKENS, first=20, last=TOKENS // 2)
+    concurrent = ConcurrentStreams(stack.url, served_models, streams=STREAMS, tokens=TOKENS, first=20, last=TOKENS // 2)
     async with asyncio.TaskGroup() as on:
-        streams = on.create_task(crowd.run())
+        streams = on.create_task(concurrent.run())
         while True:
-            await crowd.in_the_middle()
+            await concurrent.in_the_middle()
             name, served = await asyncio.to_thread(stack.busiest_runner)
             victim = stack.service(name)
             runner = int(victim["pid"])
             stands_still = engine_of(runner) if part == "engine" else runner
-            if crowd.all_in_the_middle:  # check again: the look-ups took time
+            if concurrent.all_in_the_middle:  # check again: the look-ups took time
                 break
-        crowd.disturb()
+        concurrent.disturb()
         os.kill(stands_still, signal.SIGSTOP)
     answers = streams.result()
     stood = [answer for answer in answers if longest_silence(answer) > HANG_S / 2]
@@ -87,4 +94,4 @@ async def test_a_stopped_runner_is_replaced_and_its_streams_continue_elsewhere(
     await asyncio.to_thread(stack.until, replaced)
     others = [one for one in stack.status()["services"] if one["kind"] == "runner" and one["name"] != name]
     assert [one["restarts"] for one in others] == [restarts[one["name"]] for one in others]
-    assert len((await lean_stream(stack.url, voices[0], prompt_of(99), 4)).tokens) == 4
+    assert len((await stream_without_library(stack.url, served_models[0], prompt_of(99), 4)).tokens) == 4

@@ -13,7 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.runner.random_models import EIGHT, llama
 from tests.stack.harness import LocalStack, running_stack
-from tests.stack.served_models import ServedModel, StreamedAnswer, add_pool, assert_right, lean_stream, prompt_of
+from tests.stack.served_models import (
+    ServedModel,
+    StreamedAnswer,
+    add_pool,
+    assert_right,
+    prompt_of,
+    stream_without_library,
+)
 
 pytestmark = [
     pytest.mark.stack,
@@ -31,14 +38,14 @@ ENOUGH_MIB = 16  # 16 streams of 1,000 tokens at 768 bytes a token
 class Deployed:
     stack: LocalStack
     base: Path
-    voices: list[ServedModel]
+    served_models: list[ServedModel]
     trace: Path
 
     def lines(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.trace.read_text().splitlines()]
 
 
-def settled(stack: LocalStack, metric: str) -> dict[str, float]:
+def counter_by_method(stack: LocalStack, metric: str) -> dict[str, float]:
     """A counter of the runner by its label `method`, from the gateway's /metrics."""
     with stack.http() as client:
         families = list(text_string_to_metric_families(client.get("/metrics").text))
@@ -57,9 +64,13 @@ async def learn_short_answers(deployed: Deployed) -> None:
             await asyncio.gather(
                 *(
                     client.completions.create(
-                        model=voice.model, prompt=prompt_of(turn * 10 + n), max_tokens=TOKENS, stop=["w"], temperature=0
+                        model=served_model.model,
+                        prompt=prompt_of(turn * 10 + n),
+                        max_tokens=TOKENS,
+                        stop=["w"],
+                        temperature=0,
                     )
-                    for n, voice in enumerate(deployed.voices)
+                    for n, served_model in enumerate(deployed.served_models)
                 )
             )
 
@@ -67,8 +78,11 @@ async def learn_short_answers(deployed: Deployed) -> None:
 async def long_streams(deployed: Deployed) -> list[StreamedAnswer]:
     return await asyncio.gather(
         *(
-            lean_stream(
-                deployed.stack.url, deployed.voices[index % len(deployed.voices)], prompt_of(index, spread=40), TOKENS
+            stream_without_library(
+                deployed.stack.url,
+                deployed.served_models[index % len(deployed.served_models)],
+                prompt_of(index, spread=40),
+                TOKENS,
             )
             for index in range(STREAMS)
         )
@@ -80,19 +94,22 @@ class TestAQuarterOfTheMemory:
     def deployed(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         folder = tmp_path_factory.mktemp("quarter")
         engine = {"kvCacheMiB": ENOUGH_MIB // 4, "maxConcurrentSequences": 32}
-        base, voices = add_pool(
+        base, served_models = add_pool(
             folder / "manifests", "llama", engine=engine, specs=EIGHT[:3], config=llama(context=2048)
         )
         trace = folder / "trace.jsonl"
         with running_stack(folder, manifests=folder / "manifests", env={"MOTET_STEP_TRACE": str(trace)}) as stack:
-            yield Deployed(stack, base, voices, trace)
+            yield Deployed(stack, base, served_models, trace)
 
     async def test_16_long_streams_are_right_with_parks_of_both_methods(self, deployed: Deployed) -> None:
         await learn_short_answers(deployed)
         answers = await long_streams(deployed)
         assert all(len(answer.tokens) == TOKENS and answer.reasons == ["length"] for answer in answers)
         assert_right(deployed.base, answers)
-        parks, resumes = settled(deployed.stack, "motet_parks_total"), settled(deployed.stack, "motet_resumes_total")
+        parks, resumes = (
+            counter_by_method(deployed.stack, "motet_parks_total"),
+            counter_by_method(deployed.stack, "motet_resumes_total"),
+        )
         print(f"parks {parks}, resumes {resumes}")
         for method in ("swap", "recompute"):
             assert parks[method] > 0
@@ -100,7 +117,7 @@ class TestAQuarterOfTheMemory:
 
     def test_the_length_header_says_who_estimated(self, deployed: Deployed) -> None:
         def source() -> str:
-            body = {"model": deployed.voices[1].model, "prompt": [5, 6, 7], "max_tokens": 50, "stop": ["w"]}
+            body = {"model": deployed.served_models[1].model, "prompt": [5, 6, 7], "max_tokens": 50, "stop": ["w"]}
             with deployed.stack.http() as client:
                 answer = client.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
@@ -121,16 +138,18 @@ class TestPromisesForcedToOnePage:
     def deployed(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         folder = tmp_path_factory.mktemp("forced")
         engine = {"kvCacheMiB": ENOUGH_MIB, "maxConcurrentSequences": 32}
-        base, voices = add_pool(
+        base, served_models = add_pool(
             folder / "manifests", "llama", engine=engine, specs=EIGHT[:1], config=llama(context=2048)
         )
         trace = folder / "trace.jsonl"
         env = {"MOTET_STEP_TRACE": str(trace), "MOTET_SCHEDULER_FORCE_PROMISE_PAGES": "1"}
         with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
-            yield Deployed(stack, base, voices, trace)
+            yield Deployed(stack, base, served_models, trace)
 
     async def test_a_promise_doubles_each_time_its_end_is_reached(self, deployed: Deployed) -> None:
-        answer = await lean_stream(deployed.stack.url, deployed.voices[0], prompt_of(1, shortest=6, spread=1), 100)
+        answer = await stream_without_library(
+            deployed.stack.url, deployed.served_models[0], prompt_of(1, shortest=6, spread=1), 100
+        )
         assert_right(deployed.base, [answer])
         promises = [pages for line in deployed.lines() for pages in line.get("promises", {}).values()]  # type: ignore[attr-defined]
         # 106 tokens fit in seven pages: the last doubling is limited by the longest possible answer.

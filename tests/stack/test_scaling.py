@@ -9,7 +9,14 @@ import pytest
 
 from tests.runner.random_models import EIGHT, llama
 from tests.stack.harness import LocalStack, running_stack
-from tests.stack.served_models import ServedModel, StreamedAnswer, add_pool, assert_right, lean_stream, prompt_of
+from tests.stack.served_models import (
+    ServedModel,
+    StreamedAnswer,
+    add_pool,
+    assert_right,
+    prompt_of,
+    stream_without_library,
+)
 
 pytestmark = [
     pytest.mark.stack,
@@ -34,7 +41,7 @@ STABILIZATION = 3
 
 
 def scaled_pool(manifests: Path, *, low: int, high: int, replicas: int) -> tuple[Path, list[ServedModel]]:
-    base, voices = add_pool(
+    base, served_models = add_pool(
         manifests,
         "llama",
         engine={"kvCacheMiB": 32, "maxConcurrentSequences": PLACES},
@@ -51,7 +58,7 @@ def scaled_pool(manifests: Path, *, low: int, high: int, replicas: int) -> tuple
         "scaleDownStabilizationSeconds": STABILIZATION,
     }
     path.write_text(json.dumps(pool))
-    return base, voices
+    return base, served_models
 
 
 def pool_of(stack: LocalStack) -> dict[str, object]:
@@ -74,15 +81,19 @@ async def reaches(stack: LocalStack, ready: int, *, seconds: float = 90) -> None
 
 
 async def test_a_pool_grows_under_load_and_shrinks_after_it_without_a_failed_request(tmp_path: Path) -> None:
-    base, voices = scaled_pool(tmp_path / "manifests", low=1, high=3, replicas=1)
+    base, served_models = scaled_pool(tmp_path / "manifests", low=1, high=3, replicas=1)
     answers: list[StreamedAnswer] = []
     busy, few = asyncio.Event(), asyncio.Event()
 
     async def client(number: int, leave: asyncio.Event) -> None:
         turn = 0
         while not leave.is_set():
-            voice = voices[(number + turn) % len(voices)]
-            answers.append(await lean_stream(stack.url, voice, prompt_of(number * 1000 + turn, spread=40), TOKENS))
+            served_model = served_models[(number + turn) % len(served_models)]
+            answers.append(
+                await stream_without_library(
+                    stack.url, served_model, prompt_of(number * 1000 + turn, spread=40), TOKENS
+                )
+            )
             turn += 1
 
     with running_stack(tmp_path, manifests=tmp_path / "manifests", env=TWENTIETH) as stack:
@@ -112,19 +123,21 @@ async def test_a_pool_grows_under_load_and_shrinks_after_it_without_a_failed_req
 
 
 async def test_a_pool_at_zero_starts_a_runner_for_a_request_and_ends_it_afterwards(tmp_path: Path) -> None:
-    base, voices = scaled_pool(tmp_path / "manifests", low=0, high=2, replicas=0)
+    base, served_models = scaled_pool(tmp_path / "manifests", low=0, high=2, replicas=0)
     with running_stack(tmp_path, manifests=tmp_path / "manifests", env=TWENTIETH) as stack:
         assert pool_of(stack)["replicas"] == 0
         answers = []
         # At first the gateway holds the request, since it has no tokenizer yet; then it waits in the scheduler's queue.
         for comment in ("queued position=1 (waiting for a runner of base-llama)", "no runner of this model is up"):
-            heard: list[str] = []
-            asked = asyncio.create_task(asyncio.to_thread(comments_and_words, stack, voices[0], heard))
-            await asyncio.to_thread(stack.until, lambda heard=heard, comment=comment: comment in " ".join(heard))
+            received: list[str] = []
+            asked = asyncio.create_task(asyncio.to_thread(comments_and_words, stack, served_models[0], received))
+            await asyncio.to_thread(
+                stack.until, lambda received=received, comment=comment: comment in " ".join(received)
+            )
             began = time.monotonic()
             words = await asked
             print(f"answered {time.monotonic() - began:.1f} s after it was seen to wait: a runner's start, mostly")
-            answers.append(StreamedAnswer(voices[0], prompt_of(1), [int(word[1:]) for word in words]))
+            answers.append(StreamedAnswer(served_models[0], prompt_of(1), [int(word[1:]) for word in words]))
             assert pool_of(stack)["replicas"] == 1
             await reaches(stack, 0)
             await asyncio.to_thread(
@@ -135,9 +148,9 @@ async def test_a_pool_at_zero_starts_a_runner_for_a_request_and_ends_it_afterwar
     assert_right(base, answers)
 
 
-def comments_and_words(stack: LocalStack, voice: ServedModel, heard: list[str]) -> list[str]:
-    """The text of one answer. Comments of the stream go to `heard` as they arrive."""
-    body = {"model": voice.model, "prompt": prompt_of(1), "max_tokens": TOKENS, "temperature": 0, "stream": True}
+def comments_and_words(stack: LocalStack, served_model: ServedModel, received: list[str]) -> list[str]:
+    """The text of one answer. Comments of the stream go to `received` as they arrive."""
+    body = {"model": served_model.model, "prompt": prompt_of(1), "max_tokens": TOKENS, "temperature": 0, "stream": True}
     words: list[str] = []
     with (
         stack.http() as client,
@@ -146,7 +159,7 @@ def comments_and_words(stack: LocalStack, voice: ServedModel, heard: list[str]) 
         assert response.status_code == 200
         for line in response.iter_lines():
             if line.startswith(":"):
-                heard.append(line)
+                received.append(line)
             elif line.startswith("data: {"):
                 event = json.loads(line[6:])
                 assert "error" not in event, event

@@ -104,8 +104,10 @@ def test_a_model_and_adapters_from_a_hub_and_the_web_with_a_tenants_secret(deplo
     deployed.apply(", credentialsSecretRef: {name: key}")
     stack.until(lambda: stack.adapter("pirate")["ready"])
     assert stack.ask("acme/pirate", QUESTION) != stack.ask("acme/shouting", QUESTION)
-    told = [path for path in stack.data.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
-    assert not told
+    files_with_token = [
+        path for path in stack.data.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()
+    ]
+    assert not files_with_token
     assert len(deployed.hub.asked_for("/model.safetensors")) == 2, "its head and its bytes, once"
 
 
@@ -113,18 +115,18 @@ def test_on_a_laptop_too_a_tenant_reads_its_own_folder_of_a_shared_volume(deploy
     stack = deployed.stack
     stack.until(lambda: stack.adapter("own")["ready"])
     stack.until(lambda: _reason(stack, "linked") == "FetchFailed")
-    assert "leads out of the folder acme of its volume" in _said(stack, "linked", "ArtifactReady")["message"]
-    refused = _said(stack, "others", "Accepted")
+    assert "leads out of the folder acme of its volume" in _condition(stack, "linked", "ArtifactReady")["message"]
+    refused = _condition(stack, "others", "Accepted")
     assert (refused["status"], refused["reason"]) == ("False", "PolicyDenied")
     assert "only from the folder acme of volume shared" in refused["message"]
     with stack.openai() as client:
         assert "acme/others" not in {model.id for model in client.models.list()}
 
 
-def _said(stack: LocalStack, name: str, condition: str) -> dict[str, str]:
+def _condition(stack: LocalStack, name: str, condition: str) -> dict[str, str]:
     conditions: dict[str, dict[str, str]] = {one["type"]: one for one in stack.adapter(name)["conditions"]}
     return conditions[condition]
 
 
 def _reason(stack: LocalStack, name: str) -> str:
-    return _said(stack, name, "ArtifactReady")["reason"]
+    return _condition(stack, name, "ArtifactReady")["reason"]

@@ -20,7 +20,14 @@ from motet.processes.linux import all_stats, is_alive, read_stat
 from tests.runner.random_models import EIGHT, llama
 from tests.stack.concurrent_streams import ConcurrentStreams
 from tests.stack.harness import REPORTS_AT_ONCE, LocalStack, running_stack
-from tests.stack.served_models import ServedModel, StreamedAnswer, add_pool, assert_right, lean_stream, prompt_of
+from tests.stack.served_models import (
+    ServedModel,
+    StreamedAnswer,
+    add_pool,
+    assert_right,
+    prompt_of,
+    stream_without_library,
+)
 
 pytestmark = [
     pytest.mark.stack,
@@ -42,14 +49,14 @@ AWAY_S = 60
 class Deployed:
     stack: LocalStack
     base: Path
-    voices: list[ServedModel]
+    served_models: list[ServedModel]
 
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     folder = tmp_path_factory.mktemp("survive")
     engine = {"kvCacheMiB": 64, "maxConcurrentSequences": 24}
-    base, voices = add_pool(
+    base, served_models = add_pool(
         folder / "manifests", "llama", engine=engine, specs=EIGHT[:3], config=llama(context=2048), replicas=2
     )
     env = REPORTS_AT_ONCE | {
@@ -57,7 +64,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         "MOTET_SUPERVISOR_HANG_SECONDS": str(2 * AWAY_S),  # no engine is so slow that its streams are moved
     }
     with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
-        yield Deployed(stack, base, voices)
+        yield Deployed(stack, base, served_models)
 
 
 @dataclass
@@ -78,7 +85,7 @@ class Disturbance:
     """When it was ready again."""
 
 
-def lives_of(stack: LocalStack) -> dict[str, tuple[int, int]]:
+def restarts_and_pids(stack: LocalStack) -> dict[str, tuple[int, int]]:
     """How often each process was restarted, and its pid, by its name."""
     return {one["name"]: (one["restarts"], one["pid"]) for one in stack.status()["services"]}
 
@@ -94,7 +101,7 @@ def since(before: list[int], now: list[int]) -> list[int]:
 
 
 @contextmanager
-def nobody_restarts(stack: LocalStack, name: str) -> Iterator[None]:
+def restarts_prevented(stack: LocalStack, name: str) -> Iterator[None]:
     """Stop the process that would restart the killed one: the operator, or the parent of the operator."""
     operator = int(stack.service("operator")["pid"])
     if name == "operator":
@@ -116,35 +123,37 @@ async def disturbed(deployed: Deployed, victim: str, *, at: int) -> Disturbance:
 
     The victim `runner` is the runner that has the streams.
     """
-    crowd = ConcurrentStreams(
-        deployed.stack.url, deployed.voices, streams=STREAMS, tokens=TOKENS, first=at, last=LATEST
+    concurrent = ConcurrentStreams(
+        deployed.stack.url, deployed.served_models, streams=STREAMS, tokens=TOKENS, first=at, last=LATEST
     )
     async with asyncio.TaskGroup() as on:
-        streams = on.create_task(crowd.run())
+        streams = on.create_task(concurrent.run())
         while True:
-            await crowd.in_the_middle()
+            await concurrent.in_the_middle()
             name = victim
             if victim == "runner":
                 name, _ = await asyncio.to_thread(deployed.stack.busiest_runner)
             pid = int(deployed.stack.service(name)["pid"])
-            services = lives_of(deployed.stack)
+            services = restarts_and_pids(deployed.stack)
             engine = [stat.identity for stat in all_stats() if stat.parent == pid and victim == "runner"]
-            if crowd.all_in_the_middle:  # check again: the look-ups took time
+            if concurrent.all_in_the_middle:  # check again: the look-ups took time
                 break
-        with nobody_restarts(deployed.stack, name):
+        with restarts_prevented(deployed.stack, name):
             lost = len(losses(deployed.stack))
-            crowd.disturb()
-            before = crowd.told
+            concurrent.disturb()
+            before = concurrent.tokens_received
             os.kill(pid, signal.SIGKILL)
             killed = time.monotonic()
-            probe = on.create_task(lean_stream(deployed.stack.url, deployed.voices[0], prompt_of(99), 2))
+            probe = on.create_task(
+                stream_without_library(deployed.stack.url, deployed.served_models[0], prompt_of(99), 2)
+            )
             with suppress(TimeoutError):
                 async with asyncio.timeout(AWAY_S):
-                    while min(since(before, crowd.told)) < MORE:
+                    while min(since(before, concurrent.tokens_received)) < MORE:
                         await asyncio.sleep(0.005)
                     if victim != "scheduler":  # only it can place a request
                         await asyncio.wait({probe})
-            without, freed = since(before, crowd.told), time.monotonic()
+            without, freed = since(before, concurrent.tokens_received), time.monotonic()
 
         def has_returned() -> bool:
             found = deployed.stack.service(name)
@@ -152,7 +161,7 @@ async def disturbed(deployed: Deployed, victim: str, *, at: int) -> Disturbance:
 
         await asyncio.to_thread(deployed.stack.until, has_returned)
         back = time.monotonic()
-    again, (restarts, _) = lives_of(deployed.stack), services.pop(name)
+    again, (restarts, _) = restarts_and_pids(deployed.stack), services.pop(name)
     assert again.pop(name)[0] == restarts + 1
     assert again == services, "only who was killed is started again"
     assert bool(engine) == (victim == "runner")
@@ -172,10 +181,10 @@ def assert_whole(deployed: Deployed, run: Disturbance, victim: str) -> None:
         assert run.placed_again
     else:
         assert run.placed_again == [], f"no stream leaves its runner because the {victim} died"
-    assert_nobody_waited(run, victim)
+    assert_no_stream_waited(run, victim)
 
 
-def assert_nobody_waited(run: Disturbance, victim: str) -> None:
+def assert_no_stream_waited(run: Disturbance, victim: str) -> None:
     """Every stream went on while the killed process was kept away, and a new request was answered."""
     first = run.probe.arrivals[0]
     print(f"{victim}: away for {run.freed - run.killed:.2f} s, ready again {run.back - run.freed:.2f} s later")

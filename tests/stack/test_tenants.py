@@ -201,7 +201,7 @@ async def test_both_are_answered_by_their_own_adapters_at_once(deployed: Deploye
     asked = [(tenant, name) for tenant, names in MODELS.items() for name in sorted(names)]
     async with deployed.async_client("acme", at) as acme, deployed.async_client("zeta", at) as zeta:
         clients = {"acme": acme, "zeta": zeta}
-        streams = await asyncio.gather(*(told(chunks(clients[who], name)) for who, name in asked))
+        streams = await asyncio.gather(*(joined(chunks(clients[who], name)) for who, name in asked))
         said = dict(zip(asked, streams, strict=True))
         whole = await clients["zeta"].chat.completions.create(model="shouting", messages=QUESTION, **SHORT)
     assert said["zeta", "shouting"] == whole.choices[0].message.content
@@ -217,7 +217,7 @@ async def chunks(client: AsyncOpenAI, model: str) -> AsyncIterator[str]:
         yield chunk.choices[0].delta.content or ""
 
 
-async def told(pieces: AsyncIterator[str]) -> str:
+async def joined(pieces: AsyncIterator[str]) -> str:
     return "".join([piece async for piece in pieces])
 
 

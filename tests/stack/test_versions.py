@@ -37,17 +37,17 @@ async def test_row_45_runners_of_two_versions_serve_side_by_side_and_replace_eac
                     for service in SERVICES:
                         await pods.until_ready(service)
                     answers.append([await pods.ask(model) for model in ("demo", "pirate")])
-                    heard: list[str] = []
+                    received: list[str] = []
                     async for text in pods.stream("pirate", tokens=TOKENS):
-                        if not heard:  # before the next runner starts, requests on this one finish
+                        if not received:  # before the next runner starts, requests on this one finish
                             runner.send_signal(signal.SIGTERM)
-                        heard.append(text)
-                    answers[-1].append("".join(heard))
+                        received.append(text)
+                    answers[-1].append("".join(received))
                     assert await asyncio.to_thread(runner.wait, 20 + GRACE_S) == 0
     assert len({tuple(each) for each in answers}) == 1, "one version answers as the other"
     for service in SERVICES:
-        said = pods.log(service).read_text().splitlines()
-        assert [line for line in said if "Traceback" in line or '"level": "error"' in line] == [], service
+        lines = pods.log(service).read_text().splitlines()
+        assert [line for line in lines if "Traceback" in line or '"level": "error"' in line] == [], service
 
 
 def test_the_version_before_is_another(before: Path) -> None:

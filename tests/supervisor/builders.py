@@ -34,7 +34,7 @@ class SupervisorDriver:
         self.supervisor = Supervisor(SupervisorConfig(**config))
         self.effects: list[effects.Effect] = []
 
-    def tell(self, event: events.Event) -> list[effects.Effect]:
+    def send(self, event: events.Event) -> list[effects.Effect]:
         self.effects = self.supervisor.handle(event, self.clock())
         return self.effects
 
@@ -46,7 +46,7 @@ class SupervisorDriver:
     ) -> list[effects.Effect]:
         fields = {"pages": pages, "page_bytes": 1024, "host_bytes": 1 << 20, "max_model_length": 4096}
         identity = RunnerIdentity(instance=instance, incarnation=incarnation, pool="default/demo")
-        return self.tell(events.RunnerConnected(identity, Capacity(**(fields | capacity)), live))
+        return self.send(events.RunnerConnected(identity, Capacity(**(fields | capacity)), live))
 
     def report(self, *live: RunnerRequest, instance: str = "r0", **how: Any) -> list[effects.Effect]:
         fields: dict[str, Any] = {
@@ -55,20 +55,20 @@ class SupervisorDriver:
             "host_bytes_free": 1 << 20,
             "live": live,
         }
-        return self.tell(events.MemoryReported(**(fields | how)))
+        return self.send(events.MemoryReported(**(fields | how)))
 
     def overflow(self, one: RunnerRequest, instance: str = "r0") -> list[effects.Effect]:
-        return self.tell(events.OverflowAnnounced(InstanceName(instance), one))
+        return self.send(events.OverflowAnnounced(InstanceName(instance), one))
 
     def parked(self, request: str, wanted: int, *, by_itself: bool = False) -> list[effects.Effect]:
-        return self.tell(events.RequestParked(R0, RequestId(request), 1, wanted, ParkMethod.RECOMPUTE, by_itself))
+        return self.send(events.RequestParked(R0, RequestId(request), 1, wanted, ParkMethod.RECOMPUTE, by_itself))
 
     def resumed(self, request: str, pages: int) -> list[effects.Effect]:
-        return self.tell(events.RequestResumed(R0, RequestId(request), 1, pages))
+        return self.send(events.RequestResumed(R0, RequestId(request), 1, pages))
 
     def resumable(self, request: str, pages: int, epoch: int = 1, term: int = 1) -> list[effects.Effect]:
-        return self.tell(events.Resumable(term, R0, RequestId(request), epoch, pages))
+        return self.send(events.Resumable(term, R0, RequestId(request), epoch, pages))
 
     def wait(self, seconds: float) -> list[effects.Effect]:
         self.clock.advance(seconds)
-        return self.tell(events.Tick())
+        return self.send(events.Tick())

@@ -15,27 +15,27 @@ LENGTH = 159
 
 
 def test_a_runner_that_connects_gets_the_factor_before_the_scheduler():
-    told = SupervisorDriver(overcommit=1.5)
-    told.connect()
-    assert told.effects[:2] == [
+    driver = SupervisorDriver(overcommit=1.5)
+    driver.connect()
+    assert driver.effects[:2] == [
         effects.SetOvercommit(R0, "default/demo", 1.5),
         effects.ReportOvercommit("default/demo", 1.5),
     ]
 
 
 def test_a_scheduler_that_connects_gets_the_factor_of_every_pool():
-    told = SupervisorDriver(overcommit=1.5)
-    told.connect(instance="r0")
-    told.connect(instance="r1")
-    told.tell(events.SchedulerConnected(1, 1))
-    assert told.of(effects.ReportOvercommit) == [effects.ReportOvercommit("default/demo", 1.5)]
+    driver = SupervisorDriver(overcommit=1.5)
+    driver.connect(instance="r0")
+    driver.connect(instance="r1")
+    driver.send(events.SchedulerConnected(1, 1))
+    assert driver.of(effects.ReportOvercommit) == [effects.ReportOvercommit("default/demo", 1.5)]
 
 
 def test_promises_are_extended_up_to_the_larger_limit():
-    told = SupervisorDriver(overcommit=1.5)
-    told.connect(entry("a", 4), entry("b", 8), pages=10)
-    told.overflow(entry("a", 4, used=4))
-    assert [one.extended for one in told.of(effects.Extend)] == [7]
+    driver = SupervisorDriver(overcommit=1.5)
+    driver.connect(entry("a", 4), entry("b", 8), pages=10)
+    driver.overflow(entry("a", 4, used=4))
+    assert [one.extended for one in driver.of(effects.Extend)] == [7]
 
 
 @pytest.mark.parametrize("factor", ["0.9", "4.1"])
@@ -46,19 +46,19 @@ def test_a_factor_out_of_bounds_is_refused(factor):
 
 async def test_what_the_scheduler_promises_the_runner_accepts(folder):
     engines = SlowEngines(0.05, pages=20)
-    async with in_process_system(folder, supervisor=Settings(overcommit=1.5)) as house:
-        runner = await house.runner("r0", engines)
-        known = house.control.scheduler.runners["r0"]
+    async with in_process_system(folder, supervisor=Settings(overcommit=1.5)) as system:
+        runner = await system.runner("r0", engines)
+        known = system.control.scheduler.runners["r0"]
         await until(lambda: engines.made[0].ledger.limit == known.ledger.limit == 30)
-        answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=LENGTH, q80=LENGTH) for n in range(6)]
+        answers = [system.gateway.start(f"{n}", prompt=(n,), max_tokens=LENGTH, q80=LENGTH) for n in range(6)]
         await until(lambda: known.ledger.promised == 30, why="three requests of ten pages on twenty")
-        await until(lambda: sum(bool(one.tokens) for one in house.gateway.live()) == 3)
+        await until(lambda: sum(bool(one.tokens) for one in system.gateway.live()) == 3)
         engines.hurry(0.002)
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, LENGTH)
         assert runner.service.metrics.self_parks._value.get() > 0, "the pages did run out"
-        assert all(len(asked.placements) == 1 for asked in house.gateway.asked.values()), "nothing was declined"
-        await house.ledgers_agree()
+        assert all(len(asked.placements) == 1 for asked in system.gateway.asked.values()), "nothing was declined"
+        await system.ledgers_agree()
 
 
 async def test_a_new_incarnation_and_a_new_scheduler_hear_the_factor_again(folder):
@@ -68,13 +68,13 @@ async def test_a_new_incarnation_and_a_new_scheduler_hear_the_factor_again(folde
         engines.append(FakeEngine())
         return engines[-1]
 
-    async with in_process_system(folder, supervisor=Settings(overcommit=2.0)) as house:
-        runner = await house.runner("r0", engine)
+    async with in_process_system(folder, supervisor=Settings(overcommit=2.0)) as system:
+        runner = await system.runner("r0", engine)
         await until(lambda: engines[0].ledger.overcommit == 2.0)
         await runner.restart()
         await until(lambda: engines[1].ledger.overcommit == 2.0)
-        await house.control.restart_scheduler()
-        await until(lambda: (one := house.control.scheduler.runners.get("r0")) and one.ledger.overcommit == 2.0)
+        await system.control.restart_scheduler()
+        await until(lambda: (one := system.control.scheduler.runners.get("r0")) and one.ledger.overcommit == 2.0)
 
 
 async def test_with_the_supervisor_away_both_ledgers_keep_the_last_factor(folder):
@@ -84,14 +84,14 @@ async def test_with_the_supervisor_away_both_ledgers_keep_the_last_factor(folder
         engines.append(FakeEngine())
         return engines[-1]
 
-    async with in_process_system(folder, supervisor=Settings(overcommit=2.0)) as house:
-        runner = await house.runner("r0", engine)
-        known = house.control.scheduler.runners["r0"]
+    async with in_process_system(folder, supervisor=Settings(overcommit=2.0)) as system:
+        runner = await system.runner("r0", engine)
+        known = system.control.scheduler.runners["r0"]
         await until(lambda: engines[0].ledger.overcommit == known.ledger.overcommit == 2.0)
-        await house.control.supervisor_part.stop()
-        await until(lambda: not house.control.scheduler_service.supervisor.connected)
-        assert await house.gateway.ask("a", max_tokens=20)
+        await system.control.supervisor_part.stop()
+        await until(lambda: not system.control.scheduler_service.supervisor.connected)
+        assert await system.gateway.ask("a", max_tokens=20)
         assert engines[0].ledger.overcommit == known.ledger.overcommit == 2.0
         await runner.restart()
-        await until(lambda: house.control.scheduler.runners["r0"] is not known)
-        assert house.control.scheduler.runners["r0"].ledger.overcommit == engines[1].ledger.overcommit == 1.0
+        await until(lambda: system.control.scheduler.runners["r0"] is not known)
+        assert system.control.scheduler.runners["r0"].ledger.overcommit == engines[1].ledger.overcommit == 1.0

@@ -13,174 +13,174 @@ def overflowing(request, pages, **how):
 
 
 def test_with_pages_free_a_promise_doubles_and_the_scheduler_hears_of_it():
-    told = SupervisorDriver()
-    told.connect()
-    told.report(overflowing("a", 4))
-    assert told.effects == [effects.Extend(R0, "a", 1, 4, 8), effects.ReportPromise(R0, "a", 1, 8)]
+    driver = SupervisorDriver()
+    driver.connect()
+    driver.report(overflowing("a", 4))
+    assert driver.effects == [effects.Extend(R0, "a", 1, 4, 8), effects.ReportPromise(R0, "a", 1, 8)]
 
 
 def test_b_two_b_four_b():
-    told = SupervisorDriver()
-    told.connect()
+    driver = SupervisorDriver()
+    driver.connect()
     promises = []
     pages = 2
     for _ in range(3):
-        told.overflow(overflowing("a", pages))
-        pages = told.of(effects.Extend)[0].extended
+        driver.overflow(overflowing("a", pages))
+        pages = driver.of(effects.Extend)[0].extended
         promises.append(pages)
-        told.clock.advance(10)
+        driver.clock.advance(10)
     assert promises == [4, 8, 16]
 
 
 def test_never_more_than_prompt_and_max_tokens_can_use():
-    told = SupervisorDriver()
-    told.connect()
-    told.overflow(overflowing("a", 4, max_tokens=72))  # 80 tokens in all: five pages
-    assert told.of(effects.Extend)[0].extended == 5
+    driver = SupervisorDriver()
+    driver.connect()
+    driver.overflow(overflowing("a", 4, max_tokens=72))  # 80 tokens in all: five pages
+    assert driver.of(effects.Extend)[0].extended == 5
 
 
 def test_a_request_of_unknown_length_is_bounded_by_the_model():
-    told = SupervisorDriver()
-    told.connect(max_model_length=96)
-    told.overflow(overflowing("a", 4, max_tokens=0))
-    assert told.of(effects.Extend)[0].extended == 6
+    driver = SupervisorDriver()
+    driver.connect(max_model_length=96)
+    driver.overflow(overflowing("a", 4, max_tokens=0))
+    assert driver.of(effects.Extend)[0].extended == 6
 
 
 def test_when_not_enough_is_free_for_twice_it_gets_what_there_is():
-    told = SupervisorDriver()
-    told.connect(entry("b", 93), pages=100)
-    told.overflow(overflowing("a", 4))
-    assert told.of(effects.Extend)[0].extended == 7
+    driver = SupervisorDriver()
+    driver.connect(entry("b", 93), pages=100)
+    driver.overflow(overflowing("a", 4))
+    assert driver.of(effects.Extend)[0].extended == 7
 
 
 def test_at_its_cap_nothing_is_done():
-    told = SupervisorDriver()
-    told.connect()
-    assert not told.overflow(overflowing("a", 5, max_tokens=72))
+    driver = SupervisorDriver()
+    driver.connect()
+    assert not driver.overflow(overflowing("a", 5, max_tokens=72))
 
 
 def test_with_nothing_free_no_neighbour_is_parked_for_a_page_that_can_never_be_used():
-    told = SupervisorDriver()
+    driver = SupervisorDriver()
     # Prompt and answer have 33 tokens in all, and the last is never fed back: two pages are enough for its life.
     last = entry("a", 2, used=2, prompt_tokens=16, output_tokens=16, max_tokens=17)
-    told.connect(last, entry("b", 18), pages=20)
-    assert not told.of(effects.Park)
-    assert not told.overflow(last)
+    driver.connect(last, entry("b", 18), pages=20)
+    assert not driver.of(effects.Park)
+    assert not driver.overflow(last)
 
 
 def test_with_nothing_free_the_newest_of_the_lowest_class_gives_way():
-    told = SupervisorDriver()
-    told.connect(
+    driver = SupervisorDriver()
+    driver.connect(
         overflowing("a", 10),
         entry("old batch", 10, request_class=RequestClass.BATCH),
         entry("new batch", 10, request_class=RequestClass.BATCH),
         entry("newest", 10, request_class=RequestClass.STANDARD),
         pages=40,
     )
-    (park,) = told.of(effects.Park)
+    (park,) = driver.of(effects.Park)
     assert (park.request, park.pages, park.doubled) == ("new batch", 10, 20)
 
 
 def test_the_overflowing_one_goes_on_as_soon_as_the_other_is_parked():
-    told = SupervisorDriver()
-    told.connect(overflowing("a", 10), entry("b", 10), pages=20)
-    assert [one.request for one in told.of(effects.Park)] == ["b"]
-    told.parked("b", 20)
-    assert told.of(effects.ReportParked) == [effects.ReportParked(R0, "b", 1, 20, ParkMethod.RECOMPUTE)]
-    assert told.of(effects.Extend) == [effects.Extend(R0, "a", 1, 10, 20)]
+    driver = SupervisorDriver()
+    driver.connect(overflowing("a", 10), entry("b", 10), pages=20)
+    assert [one.request for one in driver.of(effects.Park)] == ["b"]
+    driver.parked("b", 20)
+    assert driver.of(effects.ReportParked) == [effects.ReportParked(R0, "b", 1, 20, ParkMethod.RECOMPUTE)]
+    assert driver.of(effects.Extend) == [effects.Extend(R0, "a", 1, 10, 20)]
 
 
 def test_the_one_that_overflows_may_itself_be_the_newest():
-    told = SupervisorDriver()
-    told.connect(entry("a", 10), overflowing("b", 10), pages=20)
-    assert [(one.request, one.doubled) for one in told.of(effects.Park)] == [("b", 20)]
+    driver = SupervisorDriver()
+    driver.connect(entry("a", 10), overflowing("b", 10), pages=20)
+    assert [(one.request, one.doubled) for one in driver.of(effects.Park)] == [("b", 20)]
 
 
 def test_while_a_park_is_pending_no_other_request_is_parked():
-    told = SupervisorDriver()
-    told.connect(entry("a", 10), entry("b", 10), entry("c", 10), pages=30)
-    told.overflow(overflowing("a", 10))
-    assert [one.request for one in told.of(effects.Park)] == ["c"]
-    assert not told.overflow(overflowing("b", 10))
-    told.parked("c", 20)
-    assert [one.request for one in told.of(effects.Extend)] == ["a"]
+    driver = SupervisorDriver()
+    driver.connect(entry("a", 10), entry("b", 10), entry("c", 10), pages=30)
+    driver.overflow(overflowing("a", 10))
+    assert [one.request for one in driver.of(effects.Park)] == ["c"]
+    assert not driver.overflow(overflowing("b", 10))
+    driver.parked("c", 20)
+    assert [one.request for one in driver.of(effects.Extend)] == ["a"]
     # That took all that came free; b waits for a turn of its own.
-    assert [one.request for one in told.of(effects.Park)] == ["b"]
+    assert [one.request for one in driver.of(effects.Park)] == ["b"]
 
 
 def test_one_that_was_parked_twice_is_no_victim():
-    told = SupervisorDriver()
-    told.connect(overflowing("a", 10), entry("b", 10), entry("c", 10, parked_times=2), pages=30)
-    assert [one.request for one in told.of(effects.Park)] == ["b"]
+    driver = SupervisorDriver()
+    driver.connect(overflowing("a", 10), entry("b", 10), entry("c", 10, parked_times=2), pages=30)
+    assert [one.request for one in driver.of(effects.Park)] == ["b"]
 
 
 def test_when_everybody_was_parked_twice_the_overflowing_one_goes_and_comes_back_with_all_it_can_need():
-    told = SupervisorDriver()
-    told.connect(overflowing("a", 10, parked_times=2, max_tokens=312), entry("b", 10, parked_times=2), pages=20)
-    assert [(one.request, one.doubled) for one in told.of(effects.Park)] == [("a", 20)]
+    driver = SupervisorDriver()
+    driver.connect(overflowing("a", 10, parked_times=2, max_tokens=312), entry("b", 10, parked_times=2), pages=20)
+    assert [(one.request, one.doubled) for one in driver.of(effects.Park)] == [("a", 20)]
 
 
 def test_no_parked_request_wants_more_pages_than_the_runner_has():
-    told = SupervisorDriver()
-    told.connect(overflowing("a", 15), entry("b", 15), pages=30)
-    assert told.of(effects.Park)[0].doubled == 30
+    driver = SupervisorDriver()
+    driver.connect(overflowing("a", 15), entry("b", 15), pages=30)
+    assert driver.of(effects.Park)[0].doubled == 30
 
 
 def test_a_sequence_that_waits_for_its_adapter_is_not_parked():
-    told = SupervisorDriver()
-    told.connect(overflowing("a", 10), entry("b", 10, state=SequenceState.LOADING), pages=20)
-    assert [one.request for one in told.of(effects.Park)] == ["a"]
+    driver = SupervisorDriver()
+    driver.connect(overflowing("a", 10), entry("b", 10, state=SequenceState.LOADING), pages=20)
+    assert [one.request for one in driver.of(effects.Park)] == ["a"]
 
 
 def test_an_announcement_that_crossed_its_answer_is_not_answered_twice():
-    told = SupervisorDriver()
-    told.connect()
-    told.overflow(overflowing("a", 4))
-    assert not told.overflow(overflowing("a", 4))
+    driver = SupervisorDriver()
+    driver.connect()
+    driver.overflow(overflowing("a", 4))
+    assert not driver.overflow(overflowing("a", 4))
 
 
 def test_a_report_that_left_before_the_order_arrived_does_not_undo_it():
-    told = SupervisorDriver()
-    told.connect()
-    told.overflow(overflowing("a", 4))
-    assert not told.report(overflowing("a", 4))
+    driver = SupervisorDriver()
+    driver.connect()
+    driver.overflow(overflowing("a", 4))
+    assert not driver.report(overflowing("a", 4))
 
 
 def test_an_order_that_had_no_effect_is_decided_again():
-    told = SupervisorDriver()
-    told.connect()
-    told.overflow(overflowing("a", 4))
-    told.report(overflowing("a", 4))
-    told.report(overflowing("a", 4))
-    assert told.of(effects.Extend) == [effects.Extend(R0, "a", 1, 4, 8)]
+    driver = SupervisorDriver()
+    driver.connect()
+    driver.overflow(overflowing("a", 4))
+    driver.report(overflowing("a", 4))
+    driver.report(overflowing("a", 4))
+    assert driver.of(effects.Extend) == [effects.Extend(R0, "a", 1, 4, 8)]
 
 
 def test_an_overflow_that_was_not_announced_is_seen_in_the_report():
-    told = SupervisorDriver()
-    told.connect(entry("a", 4))
-    assert not told.of(effects.Extend)
-    told.report(overflowing("a", 4))
-    assert told.of(effects.Extend)
+    driver = SupervisorDriver()
+    driver.connect(entry("a", 4))
+    assert not driver.of(effects.Extend)
+    driver.report(overflowing("a", 4))
+    assert driver.of(effects.Extend)
 
 
 def test_a_request_that_ends_frees_pages_for_one_that_waits():
-    told = SupervisorDriver()
-    told.connect(entry("a", 10, parked_times=2), entry("b", 10, state=SequenceState.LOADING), pages=20)
-    told.overflow(overflowing("a", 10, parked_times=2))
-    (park,) = told.of(effects.Park)
+    driver = SupervisorDriver()
+    driver.connect(entry("a", 10, parked_times=2), entry("b", 10, state=SequenceState.LOADING), pages=20)
+    driver.overflow(overflowing("a", 10, parked_times=2))
+    (park,) = driver.of(effects.Park)
     assert park.request == "a"
-    told = SupervisorDriver()
-    told.connect(entry("a", 10), entry("b", 10), entry("c", 10), pages=30)
-    told.overflow(overflowing("a", 10))  # c is to be parked
-    told.tell(events.RequestEnded(R0, RequestId("b"), 1))
-    assert [one.request for one in told.of(effects.Extend)] == ["a"]
+    driver = SupervisorDriver()
+    driver.connect(entry("a", 10), entry("b", 10), entry("c", 10), pages=30)
+    driver.overflow(overflowing("a", 10))  # c is to be parked
+    driver.send(events.RequestEnded(R0, RequestId("b"), 1))
+    assert [one.request for one in driver.of(effects.Extend)] == ["a"]
 
 
 def test_a_runner_whose_stream_is_down_gets_no_orders():
-    told = SupervisorDriver()
-    told.connect()
-    told.tell(events.RunnerDisconnected(R0, "1"))
-    assert not told.overflow(overflowing("a", 4))
+    driver = SupervisorDriver()
+    driver.connect()
+    driver.send(events.RunnerDisconnected(R0, "1"))
+    assert not driver.overflow(overflowing("a", 4))
 
 
 MEASURED = {"prefill_seconds_per_token": 0.001, "swap_seconds_per_page": 0.001}
@@ -199,18 +199,18 @@ MEASURED = {"prefill_seconds_per_token": 0.001, "swap_seconds_per_page": 0.001}
     ],
 )
 def test_the_cheaper_way_of_parking_is_taken_if_host_memory_is_free(report, forced, expected):
-    told = SupervisorDriver(park_method=forced)
-    told.connect(pages=20)
-    told.report(entry("a", 10), entry("b", 10), **report)
-    told.overflow(overflowing("a", 10))
-    assert told.of(effects.Park)[0].method is expected
+    driver = SupervisorDriver(park_method=forced)
+    driver.connect(pages=20)
+    driver.report(entry("a", 10), entry("b", 10), **report)
+    driver.overflow(overflowing("a", 10))
+    assert driver.of(effects.Park)[0].method is expected
 
 
 def test_host_memory_that_was_given_away_is_not_given_twice():
-    told = SupervisorDriver()
-    told.connect(pages=20)
-    told.report(entry("a", 10), entry("b", 10), host_bytes_free=6 * 1024, **MEASURED)
-    told.overflow(overflowing("a", 10))
-    assert told.of(effects.Park)[0].method is ParkMethod.SWAP
-    runner = told.supervisor.runners[R0]
+    driver = SupervisorDriver()
+    driver.connect(pages=20)
+    driver.report(entry("a", 10), entry("b", 10), host_bytes_free=6 * 1024, **MEASURED)
+    driver.overflow(overflowing("a", 10))
+    assert driver.of(effects.Park)[0].method is ParkMethod.SWAP
+    runner = driver.supervisor.runners[R0]
     assert runner.host_bytes_free == 1024

@@ -16,14 +16,14 @@ PATIENT = 1000.0
 """Seconds (× 0.05) a runner waits for the supervisor: longer than this machine ever stalls."""
 
 
-def small_engines():
+def engines_with_little_memory():
     return SlowEngines(0.05, pages=20)
 
 
-async def ask_long_ones(house, engines, streams=STREAMS, length=LENGTH):
+async def ask_long_ones(system, engines, streams=STREAMS, length=LENGTH):
     """Each is expected to be short, so that all of them together outgrow the runner. They begin together."""
-    answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=length, q80=8) for n in range(streams)]
-    await until(lambda: all(one.tokens for one in house.gateway.live()))
+    answers = [system.gateway.start(f"{n}", prompt=(n,), max_tokens=length, q80=8) for n in range(streams)]
+    await until(lambda: all(one.tokens for one in system.gateway.live()))
     engines.hurry(0.002)
     return answers
 
@@ -33,36 +33,36 @@ async def all_right(answers, length=LENGTH):
         assert await answer == tokens_of((n,), 7, length)
 
 
-def count(house, name):
-    return house.control.supervisor_metrics.get_sample_value(f"motet_{name}_total") or 0
+def count(system, name):
+    return system.control.supervisor_metrics.get_sample_value(f"motet_{name}_total") or 0
 
 
-def ordered_parks(house, method):
-    return house.control.supervisor_metrics.get_sample_value("motet_park_orders_total", {"method": method}) or 0
+def ordered_parks(system, method):
+    return system.control.supervisor_metrics.get_sample_value("motet_park_orders_total", {"method": method}) or 0
 
 
 async def test_sequences_that_outgrow_their_promises_are_extended_then_parked_and_all_finish(folder):
-    async with in_process_system(folder) as house:
-        engines = small_engines()
-        runner = await house.runner("r0", engines, supervisor_answer_seconds=PATIENT)
-        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        await all_right(await ask_long_ones(house, engines))
-        assert count(house, "promise_extensions") > 0
-        assert ordered_parks(house, "swap") + ordered_parks(house, "recompute") > 0
-        assert count(house, "resume_orders") > 0
+    async with in_process_system(folder) as system:
+        engines = engines_with_little_memory()
+        runner = await system.runner("r0", engines, supervisor_answer_seconds=PATIENT)
+        await until(lambda: "r0" in system.control.supervisor_service.supervisor.runners)
+        await all_right(await ask_long_ones(system, engines))
+        assert count(system, "promise_extensions") > 0
+        assert ordered_parks(system, "swap") + ordered_parks(system, "recompute") > 0
+        assert count(system, "resume_orders") > 0
         assert runner.service.metrics.self_parks._value.get() == 0, "it was supervised, so it never had to help itself"
-        await house.ledgers_agree()
-        assert not any(one.parked for one in house.control.scheduler.runners.values())
+        await system.ledgers_agree()
+        assert not any(one.parked for one in system.control.scheduler.runners.values())
 
 
 @pytest.mark.parametrize("method", ["swap", "recompute"])
 async def test_the_method_of_parking_can_be_forced(folder, method):
-    async with in_process_system(folder, supervisor=SupervisorSettings(park_method=method)) as house:
-        engines = small_engines()
-        runner = await house.runner("r0", engines, supervisor_answer_seconds=PATIENT)
-        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        await all_right(await ask_long_ones(house, engines))
-        assert ordered_parks(house, method) > 0
+    async with in_process_system(folder, supervisor=SupervisorSettings(park_method=method)) as system:
+        engines = engines_with_little_memory()
+        runner = await system.runner("r0", engines, supervisor_answer_seconds=PATIENT)
+        await until(lambda: "r0" in system.control.supervisor_service.supervisor.runners)
+        await all_right(await ask_long_ones(system, engines))
+        assert ordered_parks(system, method) > 0
         assert runner.service.metrics.resumes.labels(method)._value.get() > 0
 
 
@@ -81,51 +81,51 @@ async def test_a_promise_forced_to_one_page_doubles_at_each_overflow(folder):
                 seen.append(extended)
             return done
 
-    async with in_process_system(folder, scheduler=settings) as house:
-        await house.runner("r0", lambda: Recording(step_seconds=0.002), supervisor_answer_seconds=PATIENT)
-        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        await house.gateway.ask("a", prompt=tuple(range(6)), max_tokens=160)
+    async with in_process_system(folder, scheduler=settings) as system:
+        await system.runner("r0", lambda: Recording(step_seconds=0.002), supervisor_answer_seconds=PATIENT)
+        await until(lambda: "r0" in system.control.supervisor_service.supervisor.runners)
+        await system.gateway.ask("a", prompt=tuple(range(6)), max_tokens=160)
     # 166 tokens in all need 11 pages: the last doubling is capped by the request's whole life.
     assert seen == [1, 2, 4, 8, 11]
 
 
 async def test_with_the_supervisor_away_runners_park_by_themselves(folder):
-    async with in_process_system(folder, supervised=False) as house:
-        engines = small_engines()
-        runner = await house.runner("r0", engines)
-        await all_right(await ask_long_ones(house, engines))
+    async with in_process_system(folder, supervised=False) as system:
+        engines = engines_with_little_memory()
+        runner = await system.runner("r0", engines)
+        await all_right(await ask_long_ones(system, engines))
         assert runner.service.metrics.self_parks._value.get() > 0
-        await house.ledgers_agree()
+        await system.ledgers_agree()
 
 
 async def test_a_supervisor_that_dies_and_comes_back_loses_no_parked_request(folder):
-    async with in_process_system(folder) as house:
-        engines = small_engines()
-        await house.runner("r0", engines)
-        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        answers = await ask_long_ones(house, engines)
-        await until(lambda: count(house, "park_orders") or any(house.control.scheduler.runners["r0"].parked))
-        await house.control.supervisor_part.stop()
-        await house.control.supervisor_part.start()
+    async with in_process_system(folder) as system:
+        engines = engines_with_little_memory()
+        await system.runner("r0", engines)
+        await until(lambda: "r0" in system.control.supervisor_service.supervisor.runners)
+        answers = await ask_long_ones(system, engines)
+        await until(lambda: count(system, "park_orders") or any(system.control.scheduler.runners["r0"].parked))
+        await system.control.supervisor_part.stop()
+        await system.control.supervisor_part.start()
         await all_right(answers)
-        await house.ledgers_agree()
+        await system.ledgers_agree()
 
 
 async def test_with_the_scheduler_away_parked_requests_come_back_all_the_same(folder):
-    async with in_process_system(folder) as house:
-        engines = small_engines()
-        await house.runner("r0", engines)
-        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        answers = await ask_long_ones(house, engines)
-        await until(lambda: any(house.control.scheduler.runners["r0"].parked))
-        await house.control.scheduler_part.stop()
-        placed = [one for one in house.gateway.live() if one.placed is not None]
+    async with in_process_system(folder) as system:
+        engines = engines_with_little_memory()
+        await system.runner("r0", engines)
+        await until(lambda: "r0" in system.control.supervisor_service.supervisor.runners)
+        answers = await ask_long_ones(system, engines)
+        await until(lambda: any(system.control.scheduler.runners["r0"].parked))
+        await system.control.scheduler_part.stop()
+        placed = [one for one in system.gateway.live() if one.placed is not None]
         assert placed
         for one in placed:
             await one.done
-        await house.control.scheduler_part.start()
+        await system.control.scheduler_part.start()
         await all_right(answers)
-        await house.ledgers_agree()
+        await system.ledgers_agree()
 
 
 class Stubborn(FakeEngine):
@@ -135,8 +135,8 @@ class Stubborn(FakeEngine):
         return super().step()
 
 
-def ask(house, streams):
-    return [house.gateway.start(f"{n}", prompt=(n,), max_tokens=LENGTH) for n in range(streams)]
+def ask(system, streams):
+    return [system.gateway.start(f"{n}", prompt=(n,), max_tokens=LENGTH) for n in range(streams)]
 
 
 async def test_a_hung_engine_is_noticed_and_its_requests_go_on_elsewhere(folder):
@@ -147,20 +147,20 @@ async def test_a_hung_engine_is_noticed_and_its_requests_go_on_elsewhere(folder)
         return engines[-1]
 
     settings = SupervisorSettings(hang_seconds=10)
-    async with in_process_system(folder, supervisor=settings) as house:
-        await house.runner("r0", stubborn)
-        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        answers = ask(house, streams=3)
-        await until(lambda: all(one.tokens for one in house.gateway.live()))
-        await house.runner("r1")
+    async with in_process_system(folder, supervisor=settings) as system:
+        await system.runner("r0", stubborn)
+        await until(lambda: "r0" in system.control.supervisor_service.supervisor.runners)
+        answers = ask(system, streams=3)
+        await until(lambda: all(one.tokens for one in system.gateway.live()))
+        await system.runner("r1")
         engines[0].hung = True
         try:
             await all_right(answers)
         finally:
             engines[0].hung = False
-        assert all(asked.moves == 1 for asked in house.gateway.asked.values())
+        assert all(asked.moves == 1 for asked in system.gateway.asked.values())
         assert (
-            house.control.supervisor_metrics.get_sample_value("motet_runners_unhealthy_total", {"reason": "hung"}) == 1
+            system.control.supervisor_metrics.get_sample_value("motet_runners_unhealthy_total", {"reason": "hung"}) == 1
         )
 
 
@@ -171,18 +171,18 @@ async def test_a_scheduler_that_was_away_hears_of_a_hung_runner_and_tells_the_op
         engines.append(Stubborn(step_seconds=0.02))
         return engines[-1]
 
-    async with in_process_system(folder, supervisor=SupervisorSettings(hang_seconds=4)) as house:
-        await house.runner("r0", stubborn)
-        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        (answer,) = ask(house, streams=1)
-        await until(lambda: all(one.tokens for one in house.gateway.live()))
+    async with in_process_system(folder, supervisor=SupervisorSettings(hang_seconds=4)) as system:
+        await system.runner("r0", stubborn)
+        await until(lambda: "r0" in system.control.supervisor_service.supervisor.runners)
+        (answer,) = ask(system, streams=1)
+        await until(lambda: all(one.tokens for one in system.gateway.live()))
         engines[0].hung = True
         try:
-            await until(lambda: house.control.scheduler.runners["r0"].hung)
-            await house.control.restart_scheduler()
-            await until(lambda: "r0" in house.control.scheduler.runners)
-            await until(lambda: house.control.scheduler.runners["r0"].hung, why="it is said again")
-            await until(lambda: house.operator.of("runner")[-1].unhealthy)
+            await until(lambda: system.control.scheduler.runners["r0"].hung)
+            await system.control.restart_scheduler()
+            await until(lambda: "r0" in system.control.scheduler.runners)
+            await until(lambda: system.control.scheduler.runners["r0"].hung, why="it is said again")
+            await until(lambda: system.operator.of("runner")[-1].unhealthy)
         finally:
             engines[0].step_seconds = 0.0
             engines[0].hung = False

@@ -1,7 +1,7 @@
 """A gateway without HTTP. It enqueues requests, submits each to the runner that the scheduler chose, reports lost ones,
 and checks every token.
 
-async with small_gateway("g0", scheduler=address) as gateway:
+async with fake_gateway("g0", scheduler=address) as gateway:
     tokens = await gateway.ask("r1", prompt=(1, 2, 3), max_tokens=32)
 """
 
@@ -286,7 +286,7 @@ class FakeGateway:
 
 
 @asynccontextmanager
-async def small_gateway(name: str, *, scheduler: str) -> AsyncIterator[FakeGateway]:
+async def fake_gateway(name: str, *, scheduler: str) -> AsyncIterator[FakeGateway]:
     gateway = FakeGateway(name, scheduler)
     task = asyncio.create_task(gateway.run())
     try:

@@ -55,7 +55,7 @@ CORPUS = [
 
 
 @functools.cache
-def tiny_tokenizer() -> Tokenizer:
+def byte_tokenizer() -> Tokenizer:
     """A byte-level tokenizer: it decodes any text without loss, and some characters need several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -70,9 +70,9 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def tiny_assets(*, template: str | None = TEMPLATE) -> dict[str, bytes]:
+def model_assets(*, template: str | None = TEMPLATE) -> dict[str, bytes]:
     assets = {
-        "tokenizer.json": tiny_tokenizer().to_str().encode(),
+        "tokenizer.json": byte_tokenizer().to_str().encode(),
         "tokenizer_config.json": json.dumps({"eos_token": EOS}).encode(),
         "generation_config.json": json.dumps({"eos_token_id": 0}).encode(),
         "config.json": json.dumps({"max_position_embeddings": 512}).encode(),
@@ -505,7 +505,7 @@ class FakeServices:
     runners: list[FakeRunner]
     scheduler: FakeScheduler
     predictor: FakePredictor
-    tokenizer: Tokenizer = field(default_factory=tiny_tokenizer)
+    tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
 
     def add_adapter(self, name: str, *, tenant: str = "default", **more: Any) -> scheduler_pb2.CatalogAdapter:
         """An adapter of the group, ready unless `more` says otherwise."""
@@ -524,13 +524,13 @@ class FakeServices:
 
 
 @asynccontextmanager
-async def mini_cluster(
+async def fake_services(
     *, runners: int = 1, assets: dict[str, bytes] | None = None, predictor: bool = True
 ) -> AsyncIterator[FakeServices]:
     # A socket's path has at most 107 bytes, and pytest's own folders can be longer.
     folder = Path(tempfile.mkdtemp(prefix="motet-"))
     try:
-        assets = tiny_assets() if assets is None else assets
+        assets = model_assets() if assets is None else assets
         parts = [FakeRunner(folder, f"runner-{i}", assets) for i in range(runners)]
         scheduler = FakeScheduler(folder, parts)  # type: ignore[abstract] # gRPC refuses calls that the class does not implement
         cluster = FakeServices(folder, parts, scheduler, FakePredictor(folder))

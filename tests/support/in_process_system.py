@@ -9,7 +9,7 @@ from motet.domain import InstanceName
 from motet.runner_info import read_runner_requests
 from motet_runner.interface import Engine
 from tests.support.fake_engine import FakeEngine
-from tests.support.fake_gateway import FakeGateway, small_gateway
+from tests.support.fake_gateway import FakeGateway, fake_gateway
 from tests.support.in_process_runner import InProcessRunner, in_process_runner
 from tests.support.in_process_services import FakeOperator, InProcessServices, control_plane, fake_operator, until
 
@@ -69,5 +69,5 @@ async def in_process_system(folder: Path, **control_settings: Any) -> AsyncItera
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(control_plane(folder, **control_settings))
         operator = await stack.enter_async_context(fake_operator(control.scheduler_address))
-        gateway = await stack.enter_async_context(small_gateway("g0", scheduler=control.scheduler_address))
+        gateway = await stack.enter_async_context(fake_gateway("g0", scheduler=control.scheduler_address))
         yield InProcessSystem(stack, folder, control, operator, gateway)

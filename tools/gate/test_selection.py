@@ -1,7 +1,7 @@
 """Decides which slow tests a change cannot affect. Pure: takes changes, returns what may be left out and why.
 
 Only `.ci/run` leaves tests out; `make test` runs everything. Nothing is left out if the change is unknown, or if it
-includes a path without a rule. `tests/repo/test_untouched.py` compares each family with the files that its tests
+includes a path without a rule. `tests/repo/test_test_selection.py` compares each family with the files that its tests
 import, start and read.
 """
 
@@ -76,7 +76,7 @@ FAMILIES = (
     Family(
         "replay",
         "the operator beside a scheduler, killed after each of its writes, and of two versions",
-        ("tests/kube/test_operator_lives.py", "tests/kube/test_operator_scheduler.py", "tests/kube/test_versions.py"),
+        ("tests/kube/test_operator_crashes.py", "tests/kube/test_operator_scheduler.py", "tests/kube/test_versions.py"),
         (*AN_OPERATOR, "services/scheduler/"),
     ),
     Family(

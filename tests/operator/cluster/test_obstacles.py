@@ -20,8 +20,8 @@ NO_RIGHT = Obstacle("PermissionDenied", "the operator may not list pods in names
 IN_THE_DARK = Obstacles(unseen_namespaces=frozenset({"pools"}), forbidden_namespaces={"pools": NO_RIGHT})
 
 
-class Bench:
-    """An operator from its start on."""
+class OperatorUnderTest:
+    """The decisions of one operator since its start."""
 
     def __init__(self) -> None:
         self.decider = Decider(["pools", "others"], timedelta(seconds=5))
@@ -35,7 +35,7 @@ class Bench:
             found, reports or SchedulerReports(), PLATFORM, NOW, obstacles=obstacles or Obstacles()
         )
 
-    def settled(self, *objects: Object) -> list[Object]:
+    def with_statuses(self, *objects: Object) -> list[Object]:
         """The objects with the statuses that they get."""
         written = statuses(self.decide(*objects))
         return [self.now(it, status=written.get(name(it), it.get("status", {}))) for it in objects]
@@ -76,12 +76,12 @@ def tenants(decision: Decision) -> list[tuple[str, ...]]:
     return [each.tenants for each in decision.plan.catalog.pools]
 
 
-def from_the_future(bench: Bench, it: Object) -> Object:
-    return bench.now(it, spec=it["spec"] | {"fromTheFuture": True})
+def from_the_future(operator: OperatorUnderTest, it: Object) -> Object:
+    return operator.now(it, spec=it["spec"] | {"fromTheFuture": True})
 
 
 def revision(it: Object) -> str:
-    (status,) = Bench().decide(it).plan.pools
+    (status,) = OperatorUnderTest().decide(it).plan.pools
     return status.revision
 
 
@@ -90,10 +90,10 @@ def revision(it: Object) -> str:
 
 def test_nothing_is_done_about_runners_that_cannot_be_seen_and_their_adapters_are_served() -> None:
     """As after a start without the right to look: what there is seems to be nothing."""
-    before = Bench()
+    before = OperatorUnderTest()
     name = revision(pool())
-    known = before.settled(pool(), adapter(), deployment(name, 1), pod("one", name), namespace("tenant"))[:2]
-    decision = Bench().decide(*known, namespace("tenant"), obstacles=IN_THE_DARK)
+    known = before.with_statuses(pool(), adapter(), deployment(name, 1), pod("one", name), namespace("tenant"))[:2]
+    decision = OperatorUnderTest().decide(*known, namespace("tenant"), obstacles=IN_THE_DARK)
     assert children(decision) == []
     assert served(decision) == ["legal"]
     assert [each.pool for each in decision.plan.catalog.pools] == [DEMO]
@@ -104,20 +104,20 @@ def test_what_was_seen_before_is_neither_drained_nor_replaced_nor_retired() -> N
     one, two, other = pod("one", name), pod("two", name), pod("three", "r1", pool="deleted")
     hung = SchedulerReports(unhealthy={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
     objects = (pool(replicas=0), deployment(name, 2), one, two, deployment("r1", 1, pool="deleted"), other)
-    assert {write.key.what for write in children(Bench().decide(*objects, reports=hung))} > {"mark"}
-    decision = Bench().decide(*objects, reports=hung, obstacles=IN_THE_DARK)
+    assert {write.key.what for write in children(OperatorUnderTest().decide(*objects, reports=hung))} > {"mark"}
+    decision = OperatorUnderTest().decide(*objects, reports=hung, obstacles=IN_THE_DARK)
     assert children(decision) == []
     assert decision.plan.drains == ()
     staying = (pool(replicas=2), deployment(name, 2), one, two)
-    assert Bench().decide(*staying, reports=hung).plan.replacements != ()
-    assert Bench().decide(*staying, reports=hung, obstacles=IN_THE_DARK).plan.replacements == ()
+    assert OperatorUnderTest().decide(*staying, reports=hung).plan.replacements != ()
+    assert OperatorUnderTest().decide(*staying, reports=hung, obstacles=IN_THE_DARK).plan.replacements == ()
 
 
 def test_what_drains_already_goes_on_draining() -> None:
     name = revision(pool())
     until = NOW + timedelta(seconds=30)
     leaving = pod("one", name, annotations={"motet.dev/draining-until": until.isoformat()})
-    decision = Bench().decide(pool(replicas=0), deployment(name, 1), leaving, obstacles=IN_THE_DARK)
+    decision = OperatorUnderTest().decide(pool(replicas=0), deployment(name, 1), leaving, obstacles=IN_THE_DARK)
     assert [(drain.instance, drain.deadline) for drain in decision.plan.drains] == [("one", until)]
     assert children(decision) == []
 
@@ -126,41 +126,43 @@ def test_what_drains_is_not_taken_back_where_nobody_knows_whether_it_is_wanted()
     name = revision(pool())
     leaving = pod("one", name, annotations={"motet.dev/draining-until": (NOW + timedelta(seconds=30)).isoformat()})
     found = (pool(replicas=1), deployment(name, 1), leaving)
-    assert Bench().decide(*found).drains == ()
-    decision = Bench().decide(*found, obstacles=IN_THE_DARK)
+    assert OperatorUnderTest().decide(*found).drains == ()
+    decision = OperatorUnderTest().decide(*found, obstacles=IN_THE_DARK)
     assert [drain.instance for drain in decision.drains] == ["one"]
     assert children(decision) == []
 
 
 def test_a_pool_that_cannot_be_seen_says_why_once_and_keeps_the_rest_of_its_status() -> None:
     name = revision(pool())
-    bench = Bench()
-    it, *_ = bench.settled(pool(), deployment(name, 1), pod("one", name))
+    operator = OperatorUnderTest()
+    it, *_ = operator.with_statuses(pool(), deployment(name, 1), pod("one", name))
     assert it["status"]["readyReplicas"] == 1
-    decision = Bench().decide(it, obstacles=IN_THE_DARK)
+    decision = OperatorUnderTest().decide(it, obstacles=IN_THE_DARK)
     (write,) = [each for each in decision.writes.values() if isinstance(each, StatusWrite)]
     assert reasons(write.status) | {"Ready": NO_RIGHT.reason, "Stalled": NO_RIGHT.reason} == reasons(write.status)
     assert [event.message for event in write.events] == [NO_RIGHT.message]
     assert {key for key in it["status"] if it["status"][key] != write.status[key]} == {"conditions"}
-    assert Bench().decide(bench.now(it, status=write.status), obstacles=IN_THE_DARK).writes == {}
+    assert OperatorUnderTest().decide(operator.now(it, status=write.status), obstacles=IN_THE_DARK).writes == {}
 
 
 def test_a_namespace_that_was_never_listed_has_no_obstacle() -> None:
     unasked = Obstacles(unseen_namespaces=frozenset({"pools"}))
-    decision = Bench().decide(pool(), pool("elsewhere", "others"), obstacles=unasked)
+    decision = OperatorUnderTest().decide(pool(), pool("elsewhere", "others"), obstacles=unasked)
     assert statuses(decision).keys() == {("ServingPool", "elsewhere")}
     assert {write.key.object[0] for write in children(decision)} == {"others"}
 
 
 def test_an_adapter_does_not_wait_for_a_runner_that_only_cannot_be_listed() -> None:
     name = revision(pool())
-    bench = Bench()
-    it, legal, *_ = bench.settled(pool(), adapter(), deployment(name, 1), pod("one", name), namespace("tenant"))
+    operator = OperatorUnderTest()
+    it, legal, *_ = operator.with_statuses(
+        pool(), adapter(), deployment(name, 1), pod("one", name), namespace("tenant")
+    )
     new = adapter("new")
-    told = statuses(Bench().decide(it, legal, new, namespace("tenant"), obstacles=IN_THE_DARK))
+    told = statuses(OperatorUnderTest().decide(it, legal, new, namespace("tenant"), obstacles=IN_THE_DARK))
     assert told.keys() == {("ServingPool", "demo"), ("LoRAAdapter", "new")}
-    wrong = bench.now(legal, spec=legal["spec"] | {"poolRef": {"name": "nowhere"}})
-    told = statuses(Bench().decide(it, wrong, namespace("tenant"), obstacles=IN_THE_DARK))
+    wrong = operator.now(legal, spec=legal["spec"] | {"poolRef": {"name": "nowhere"}})
+    told = statuses(OperatorUnderTest().decide(it, wrong, namespace("tenant"), obstacles=IN_THE_DARK))
     assert reasons(told["LoRAAdapter", "legal"])["Ready"] == "PoolNotFound"
 
 
@@ -169,12 +171,12 @@ def test_an_adapter_does_not_wait_for_a_runner_that_only_cannot_be_listed() -> N
 
 def test_a_pool_that_cannot_be_read_any_more_goes_on_as_it_was_and_says_so() -> None:
     name = revision(pool())
-    bench = Bench()
-    it, legal, *rest = bench.settled(
+    operator = OperatorUnderTest()
+    it, legal, *rest = operator.with_statuses(
         pool(replicas=2), adapter(), deployment(name, 2), pod("one", name), pod("two", name), namespace("tenant")
     )
-    odd = from_the_future(bench, it)
-    decision = bench.decide(odd, legal, *rest)
+    odd = from_the_future(operator, it)
+    decision = operator.decide(odd, legal, *rest)
     assert served(decision) == ["legal"]
     assert [write for write in children(decision) if isinstance(write, ScaleWrite | PodAnnotationWrite)] == []
     told = statuses(decision)
@@ -185,29 +187,31 @@ def test_a_pool_that_cannot_be_read_any_more_goes_on_as_it_was_and_says_so() -> 
     changed = {key for key in it["status"] | status if it["status"].get(key) != status.get(key)}
     assert changed == {"conditions", "observedGeneration"}
     # It is scaled on, from where it is.
-    assert bench.decide(bench.now(odd, status=status), legal, *rest).writes.keys() == decision.writes.keys() - {
+    assert operator.decide(operator.now(odd, status=status), legal, *rest).writes.keys() == decision.writes.keys() - {
         write.key for write in decision.writes.values() if isinstance(write, StatusWrite)
     }
 
 
 def test_scale_goes_on_from_where_it_is_and_not_from_where_it_was_when_the_pool_could_be_read() -> None:
-    bench = Bench()
+    operator = OperatorUnderTest()
     it = pool(autoscaling={"mode": "Builtin", "minReplicas": 1, "maxReplicas": 9})
-    (it,) = bench.settled(it)
-    odd = from_the_future(bench, it)
+    (it,) = operator.with_statuses(it)
+    odd = from_the_future(operator, it)
 
     def scaled(reports: SchedulerReports, it: Object) -> Object:
-        return bench.now(it, status=statuses(bench.decide(it, reports=reports))["ServingPool", "demo"])
+        return operator.now(it, status=statuses(operator.decide(it, reports=reports))["ServingPool", "demo"])
 
-    (first,) = [write for write in bench.decide(odd).writes.values() if isinstance(write, StatusWrite)]
+    (first,) = [write for write in operator.decide(odd).writes.values() if isinstance(write, StatusWrite)]
     assert [event.reason for event in first.events] == ["Unreadable"]
-    odd = bench.now(odd, status=first.status)
+    odd = operator.now(odd, status=first.status)
     five = SchedulerReports(advice={DEMO: ScalingAdvice(replicas=5, code="", reason="", stale=False)})
-    (second,) = [write for write in bench.decide(odd, reports=five).writes.values() if isinstance(write, StatusWrite)]
+    (second,) = [
+        write for write in operator.decide(odd, reports=five).writes.values() if isinstance(write, StatusWrite)
+    ]
     assert second.events == ()  # it has been told
     more = scaled(five, odd)
     assert more["status"]["desiredReplicas"] == 5
-    lost = bench.decide(
+    lost = operator.decide(
         more, reports=SchedulerReports(advice={DEMO: ScalingAdvice(replicas=1, code="", reason="", stale=True)})
     )
     assert [pool.replicas for pool in lost.plan.catalog.pools] == [5]
@@ -216,13 +220,13 @@ def test_scale_goes_on_from_where_it_is_and_not_from_where_it_was_when_the_pool_
 def test_after_a_restart_what_can_be_read_of_it_serves_whom_it_served_and_its_runners_stay() -> None:
     """As after a rollback: nobody here has ever read it whole."""
     name = revision(pool())
-    bench = Bench()
+    operator = OperatorUnderTest()
     objects = (pool(), adapter(), deployment(name, 1), pod("one", name), namespace("tenant"))
-    it, legal, *rest = bench.settled(*objects)
+    it, legal, *rest = operator.with_statuses(*objects)
     assert legal["status"]["baseModel"]
-    odd = from_the_future(bench, it)
+    odd = from_the_future(operator, it)
     hung = SchedulerReports(unhealthy={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
-    again = Bench()
+    again = OperatorUnderTest()
     decision = again.decide(odd, legal, adapter("new"), *rest, reports=hung)
     assert served(decision) == ["legal"]  # the other one may be what the unknown field forbids
     assert children(decision) == []
@@ -233,7 +237,7 @@ def test_after_a_restart_what_can_be_read_of_it_serves_whom_it_served_and_its_ru
     assert {key for key in it["status"] if it["status"][key] != status[key]} == {"conditions", "observedGeneration"}
     assert reasons(status)["Ready"] == "Unreadable"
     # Also after another start, when that is what its status says.
-    later = Bench().decide(bench.now(odd, status=status), legal, *rest)
+    later = OperatorUnderTest().decide(operator.now(odd, status=status), legal, *rest)
     assert served(later) == ["legal"]
     assert not statuses(later).keys() & {("ServingPool", "demo")}
 
@@ -250,67 +254,67 @@ ALLOWED: list[dict[str, Any]] = [
 def test_a_pool_that_is_understood_in_part_admits_nobody_whom_it_did_not_admit(allowed: dict[str, Any]) -> None:
     """As after a rollback: the unknown field may be what keeps tenants out."""
     namespaces = [namespace(name, tier="paid") for name in ("tenant", "pools", "stranger")]
-    bench = Bench()
+    operator = OperatorUnderTest()
     own = adapter("own", "pools", poolRef={"name": "demo"})
-    it, *known = bench.settled(pool(allowedNamespaces=allowed), adapter(), own, *namespaces)
+    it, *known = operator.with_statuses(pool(allowedNamespaces=allowed), adapter(), own, *namespaces)
     accepted = tuple(sorted(one["metadata"]["namespace"] for one in known[:2] if one["status"].get("baseModel")))
     assert accepted
-    odd = bench.now(it, spec=it["spec"] | {"allowedNamespaces": allowed | {"except": ["stranger"]}})
+    odd = operator.now(it, spec=it["spec"] | {"allowedNamespaces": allowed | {"except": ["stranger"]}})
     new = adapter("new", "stranger", share=["*"])
-    assert tenants(Bench().decide(odd, *known, new)) == [accepted]
-    assert tenants(Bench().decide(odd, new, *namespaces)) == [()]
+    assert tenants(OperatorUnderTest().decide(odd, *known, new)) == [accepted]
+    assert tenants(OperatorUnderTest().decide(odd, new, *namespaces)) == [()]
     # Who has read it before goes by that.
-    assert tenants(bench.decide(odd, *known)) == tenants(bench.decide(it, *known))
+    assert tenants(operator.decide(odd, *known)) == tenants(operator.decide(it, *known))
 
 
 def test_whom_a_pool_does_not_admit_any_more_has_an_adapter_there_in_vain() -> None:
     """What is understood counts too, also of a pool that is understood in part."""
-    bench = Bench()
-    it, *known = bench.settled(pool(), adapter(), namespace("tenant"))
-    odd = bench.now(it, spec=it["spec"] | {"allowedNamespaces": {"from": "Same", "except": []}})
-    assert tenants(Bench().decide(odd, *known)) == [()]
+    operator = OperatorUnderTest()
+    it, *known = operator.with_statuses(pool(), adapter(), namespace("tenant"))
+    odd = operator.now(it, spec=it["spec"] | {"allowedNamespaces": {"from": "Same", "except": []}})
+    assert tenants(OperatorUnderTest().decide(odd, *known)) == [()]
 
 
 def test_what_is_odd_about_one_pool_is_nothing_to_others() -> None:
-    bench = Bench()
-    it, other = bench.settled(pool(), pool("other"))
-    assert sorted(tenants(Bench().decide(from_the_future(bench, it), other))) == [(), ("*",)]
+    operator = OperatorUnderTest()
+    it, other = operator.with_statuses(pool(), pool("other"))
+    assert sorted(tenants(OperatorUnderTest().decide(from_the_future(operator, it), other))) == [(), ("*",)]
 
 
 def test_an_adapter_that_cannot_be_read_is_served_on_if_it_was() -> None:
-    bench = Bench()
-    it, legal, tenant = bench.settled(pool(), adapter(), namespace("tenant"))
-    odd = from_the_future(bench, legal)
-    assert served(bench.decide(it, odd, tenant)) == ["legal"]
-    restarted = Bench()
-    decision = restarted.decide(it, odd, from_the_future(bench, adapter("new")), tenant)
+    operator = OperatorUnderTest()
+    it, legal, tenant = operator.with_statuses(pool(), adapter(), namespace("tenant"))
+    odd = from_the_future(operator, legal)
+    assert served(operator.decide(it, odd, tenant)) == ["legal"]
+    restarted = OperatorUnderTest()
+    decision = restarted.decide(it, odd, from_the_future(operator, adapter("new")), tenant)
     assert served(decision) == ["legal"]
     told = statuses(decision)["LoRAAdapter", "legal"]
     assert reasons(told)["Ready"] == "Unreadable"
-    assert served(Bench().decide(it, bench.now(odd, status=told), tenant)) == ["legal"]
+    assert served(OperatorUnderTest().decide(it, operator.now(odd, status=told), tenant)) == ["legal"]
 
 
 def test_what_can_be_read_again_is_as_it_says() -> None:
-    bench = Bench()
-    it, legal, tenant = bench.settled(pool(), adapter(), namespace("tenant"))
-    bench.decide(it, from_the_future(bench, legal), tenant)
-    assert served(bench.decide(it, bench.now(legal, spec=legal["spec"] | {"suspend": True}), tenant)) == []
+    operator = OperatorUnderTest()
+    it, legal, tenant = operator.with_statuses(pool(), adapter(), namespace("tenant"))
+    operator.decide(it, from_the_future(operator, legal), tenant)
+    assert served(operator.decide(it, operator.now(legal, spec=legal["spec"] | {"suspend": True}), tenant)) == []
 
 
 def test_of_an_object_that_was_made_anew_nothing_is_remembered() -> None:
-    bench = Bench()
-    it, _, tenant = bench.settled(pool(), adapter(), namespace("tenant"))
-    other = from_the_future(bench, adapter())
+    operator = OperatorUnderTest()
+    it, _, tenant = operator.with_statuses(pool(), adapter(), namespace("tenant"))
+    other = from_the_future(operator, adapter())
     other["metadata"]["uid"] = "another"
-    assert served(bench.decide(it, other, tenant)) == []
+    assert served(operator.decide(it, other, tenant)) == []
 
 
 def test_a_completely_unreadable_pool_keeps_its_runners_and_its_status() -> None:
     name = revision(pool())
-    bench = Bench()
-    it, one, runner = bench.settled(pool(), deployment(name, 1), pod("one", name))
-    odd = bench.now(it, spec={"model": {"uri": 7}})
-    decision = Bench().decide(odd, one, runner)
+    operator = OperatorUnderTest()
+    it, one, runner = operator.with_statuses(pool(), deployment(name, 1), pod("one", name))
+    odd = operator.now(it, spec={"model": {"uri": 7}})
+    decision = OperatorUnderTest().decide(odd, one, runner)
     assert children(decision) == []
     assert decision.plan.drains == ()
     status = statuses(decision)["ServingPool", "demo"]

@@ -28,7 +28,7 @@ class Discovery:
         return self.answer
 
 
-class Bench:
+class Setup:
     def __init__(self) -> None:
         self.api, self.clock = Discovery(), FakeClock()
         api: Any = self.api
@@ -46,34 +46,34 @@ async def test_what_is_deleted_while_nobody_can_tell_why_goes_with_the_next_answ
     failure: ApiError | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_test, "ANSWER_SECONDS", 0.01)
-    bench = Bench()
-    await bench.serves(pool(), adapter(), adapter("other"))
-    bench.api.answer = failure
-    assert await bench.serves(pool(), adapter("other")) == ["legal", "other"]
-    assert bench.continuity.due() == 1.0  # it asks again
-    assert await bench.serves(pool()) == ["legal", "other"]
-    bench.api.answer = frozenset({"create"})
-    assert await bench.serves(pool()) == []
-    assert bench.continuity.due() is None
+    setup = Setup()
+    await setup.serves(pool(), adapter(), adapter("other"))
+    setup.api.answer = failure
+    assert await setup.serves(pool(), adapter("other")) == ["legal", "other"]
+    assert setup.continuity.due() == 1.0  # it asks again
+    assert await setup.serves(pool()) == ["legal", "other"]
+    setup.api.answer = frozenset({"create"})
+    assert await setup.serves(pool()) == []
+    assert setup.continuity.due() is None
 
 
 async def test_what_goes_with_its_kind_stays_also_when_that_is_heard_later() -> None:
-    bench = Bench()
-    await bench.serves(pool(), adapter())
-    bench.api.answer = Unreachable("away")
-    await bench.serves(pool())
-    bench.api.answer = frozenset()
-    assert await bench.serves(pool()) == ["legal"]
-    bench.api.answer = frozenset({"create"})  # the definition is back, and its objects are not
-    assert await bench.serves(pool()) == ["legal"]
-    bench.clock.advance(601)
-    assert await bench.serves(pool()) == []
+    setup = Setup()
+    await setup.serves(pool(), adapter())
+    setup.api.answer = Unreachable("away")
+    await setup.serves(pool())
+    setup.api.answer = frozenset()
+    assert await setup.serves(pool()) == ["legal"]
+    setup.api.answer = frozenset({"create"})  # the definition is back, and its objects are not
+    assert await setup.serves(pool()) == ["legal"]
+    setup.clock.advance(601)
+    assert await setup.serves(pool()) == []
 
 
 async def test_nobody_is_kept_for_ever_by_an_answer_that_never_comes() -> None:
-    bench = Bench()
-    await bench.serves(pool(), adapter())
-    bench.api.answer = Unreachable("away")
-    assert await bench.serves(pool()) == ["legal"]
-    bench.clock.advance(601)
-    assert await bench.serves(pool()) == []
+    setup = Setup()
+    await setup.serves(pool(), adapter())
+    setup.api.answer = Unreachable("away")
+    assert await setup.serves(pool()) == ["legal"]
+    setup.clock.advance(601)
+    assert await setup.serves(pool()) == []

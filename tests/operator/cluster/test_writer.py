@@ -60,7 +60,7 @@ def wanted(status: str = "new", name: str = "legal") -> StatusWrite:
     return StatusWrite(ADAPTERS, ("tenant", name), f"tenant/{name}", {"said": status})
 
 
-class Bench:
+class Setup:
     def __init__(self, api: ScriptedApi | Api, *, leading: bool = True, time_scale: float = 0.01) -> None:
         self.cache = Cache()
         self.cache.put(ADAPTERS, adapter())
@@ -119,76 +119,76 @@ async def test_who_does_not_lead_any_more_after_waiting_for_its_turn_writes_noth
             metrics,
             may_write=lambda: leads,
         )
-        bench = Bench(api)
-        bench.cache.put(ADAPTERS, adapter("other"))
-        async with bench.running():
-            bench.want(wanted(), wanted(name="other"))
+        setup = Setup(api)
+        setup.cache.put(ADAPTERS, adapter("other"))
+        async with setup.running():
+            setup.want(wanted(), wanted(name="other"))
             await until(lambda: server.written and turns.asked == 2)
-            leads = bench.leading = False
+            leads = setup.leading = False
             turns.come.set()
             await asyncio.sleep(0.1)
             assert len(server.written) == 1
-            leads = bench.leading = True
+            leads = setup.leading = True
             await until(lambda: len(server.written) == 2)
-            await until(lambda: bench.writer.depth == 0)
+            await until(lambda: setup.writer.depth == 0)
         await api.close()
 
 
 async def test_what_is_wanted_is_written_once_and_the_cache_knows_it() -> None:
     api = ScriptedApi()
-    bench = Bench(api)
-    async with bench.running():
-        bench.want(wanted())
-        await until(lambda: bench.written)
-        bench.want(wanted())  # from a round that had not yet seen the answer
+    setup = Setup(api)
+    async with setup.running():
+        setup.want(wanted())
+        await until(lambda: setup.written)
+        setup.want(wanted())  # from a round that had not yet seen the answer
         await asyncio.sleep(0.02)
     assert len(api.applied) == 1
-    known = bench.cache.get(ADAPTERS, ("tenant", "legal"))
+    known = setup.cache.get(ADAPTERS, ("tenant", "legal"))
     assert known is not None
     assert known["status"] == {"said": "new"}
 
 
 @pytest.mark.parametrize("error", [refused(409), refused(422), refused(500), refused(429), Unreachable("gone")])
 async def test_a_failed_key_is_retried(error: ApiError) -> None:
-    bench = Bench(ScriptedApi(error, error))
-    async with bench.running():
-        bench.want(wanted())
-        await until(lambda: bench.written)
-    assert bench.denied == []
+    setup = Setup(ScriptedApi(error, error))
+    async with setup.running():
+        setup.want(wanted())
+        await until(lambda: setup.written)
+    assert setup.denied == []
 
 
 async def test_the_newest_write_replaces_a_waiting_one() -> None:
     api = ScriptedApi(refused(409))
-    bench = Bench(api, time_scale=1.0)
-    async with bench.running():
-        bench.want(wanted("old"))
+    setup = Setup(api, time_scale=1.0)
+    async with setup.running():
+        setup.want(wanted("old"))
         await until(lambda: not api.answers)
-        bench.want(wanted("new"))
-        await until(lambda: bench.written)
+        setup.want(wanted("new"))
+        await until(lambda: setup.written)
     assert [one["status"] for one in api.applied] == [{"said": "new"}]
 
 
 async def test_what_is_no_longer_wanted_is_not_tried_again() -> None:
     api = ScriptedApi(refused(409))
-    bench = Bench(api, time_scale=1.0)
-    async with bench.running():
-        bench.want(wanted())
+    setup = Setup(api, time_scale=1.0)
+    async with setup.running():
+        setup.want(wanted())
         await until(lambda: not api.answers)
-        bench.want()
+        setup.want()
         await asyncio.sleep(0.4)
     assert api.applied == []
-    assert bench.writer.depth == 0
+    assert setup.writer.depth == 0
 
 
 async def test_a_missing_right_is_told_once_and_forgotten_when_it_is_back() -> None:
-    bench = Bench(ScriptedApi(refused(403, NO_RIGHT), refused(403, NO_RIGHT)))
-    async with bench.running():
-        bench.want(wanted())
-        await until(lambda: bench.denied)
-        assert len(bench.obstacle_log) == 1
-        await until(lambda: bench.written)
-    assert [obstacle.reason for obstacle in bench.denied] == ["PermissionDenied"]
-    assert len(bench.obstacle_log) == 0
+    setup = Setup(ScriptedApi(refused(403, NO_RIGHT), refused(403, NO_RIGHT)))
+    async with setup.running():
+        setup.want(wanted())
+        await until(lambda: setup.denied)
+        assert len(setup.obstacle_log) == 1
+        await until(lambda: setup.written)
+    assert [obstacle.reason for obstacle in setup.denied] == ["PermissionDenied"]
+    assert len(setup.obstacle_log) == 0
 
 
 async def test_a_taken_name_is_reported_at_once_and_retried_until_it_is_free() -> None:
@@ -201,68 +201,68 @@ async def test_a_taken_name_is_reported_at_once_and_retried_until_it_is_free() -
             return [] if free else [theirs], 1
 
     free = False
-    bench = Bench(Taken())
-    async with bench.running():
-        bench.want(OwnedObjectWrite(BUDGETS, budget))
-        await until(lambda: len(bench.obstacle_log))
-        assert [obstacle.reason for obstacle in bench.denied] == ["NameTaken"]
-        assert bench.denied[0].message.startswith("PodDisruptionBudget demo of this namespace")
+    setup = Setup(Taken())
+    async with setup.running():
+        setup.want(OwnedObjectWrite(BUDGETS, budget))
+        await until(lambda: len(setup.obstacle_log))
+        assert [obstacle.reason for obstacle in setup.denied] == ["NameTaken"]
+        assert setup.denied[0].message.startswith("PodDisruptionBudget demo of this namespace")
         free = True
-        await until(lambda: bench.written)
-    assert len(bench.obstacle_log) == 0
+        await until(lambda: setup.written)
+    assert len(setup.obstacle_log) == 0
 
 
 async def test_an_obstacle_ends_when_its_write_succeeds() -> None:
     """Nobody asks again for what is no longer wanted, so nobody would find out that the right is back."""
-    bench = Bench(ScriptedApi(*[refused(403, NO_RIGHT)] * 3))
-    async with bench.running():
-        bench.want(wanted())
-        await until(lambda: len(bench.obstacle_log))
-        bench.want()
-        assert len(bench.obstacle_log) == 0
+    setup = Setup(ScriptedApi(*[refused(403, NO_RIGHT)] * 3))
+    async with setup.running():
+        setup.want(wanted())
+        await until(lambda: len(setup.obstacle_log))
+        setup.want()
+        assert len(setup.obstacle_log) == 0
 
-    bench = Bench(ScriptedApi(*[refused(403, NO_RIGHT)] * 3), time_scale=0.3)
-    async with bench.running():
-        bench.want(wanted())
-        await until(lambda: len(bench.obstacle_log))
-        bench.cache.put(ADAPTERS, adapter(version=9) | {"status": {"said": "new"}})  # somebody else has done it
-        await until(lambda: not len(bench.obstacle_log))
-    assert bench.written == []
+    setup = Setup(ScriptedApi(*[refused(403, NO_RIGHT)] * 3), time_scale=0.3)
+    async with setup.running():
+        setup.want(wanted())
+        await until(lambda: len(setup.obstacle_log))
+        setup.cache.put(ADAPTERS, adapter(version=9) | {"status": {"said": "new"}})  # somebody else has done it
+        await until(lambda: not len(setup.obstacle_log))
+    assert setup.written == []
 
 
 async def test_an_obstacle_of_a_write_s_extra_request_ends_when_the_write_succeeds() -> None:
     """To delete a pod is also to get it."""
     get = ApiRefused("get", ADAPTERS, "tenant", status=403, message=NO_RIGHT)
-    bench = Bench(ScriptedApi(get))
-    async with bench.running():
-        bench.want(wanted())
-        await until(lambda: bench.written)
-    assert "may not get" in bench.denied[0].message
-    assert len(bench.obstacle_log) == 0
+    setup = Setup(ScriptedApi(get))
+    async with setup.running():
+        setup.want(wanted())
+        await until(lambda: setup.written)
+    assert "may not get" in setup.denied[0].message
+    assert len(setup.obstacle_log) == 0
 
 
 @pytest.mark.parametrize("status", [400, 403, 409, 422, 500])
 async def test_what_is_refused_again_and_again_is_told_in_the_servers_words_until_it_is_done(status: int) -> None:
     why = 'admission webhook "teams" denied the request: no team'
-    bench = Bench(ScriptedApi(*[refused(status, why)] * 5))
-    async with bench.running():
-        bench.want(wanted())
-        await until(lambda: bench.denied)
-        (key,) = bench.obstacle_log.standing().writes
+    setup = Setup(ScriptedApi(*[refused(status, why)] * 5))
+    async with setup.running():
+        setup.want(wanted())
+        await until(lambda: setup.denied)
+        (key,) = setup.obstacle_log.standing().writes
         assert key == wanted().key
-        await until(lambda: bench.written)
-    assert [obstacle.reason for obstacle in bench.denied] == ["RunnersRefused"]
-    assert bench.denied[0].message.endswith(why)
-    assert len(bench.obstacle_log) == 0
+        await until(lambda: setup.written)
+    assert [obstacle.reason for obstacle in setup.denied] == ["RunnersRefused"]
+    assert setup.denied[0].message.endswith(why)
+    assert len(setup.obstacle_log) == 0
 
 
 @pytest.mark.parametrize("errors", [[refused(409)] * 3, [refused(429)] * 5, [Unreachable("away")] * 5])
 async def test_what_passes_by_itself_is_not_told(errors: list[ApiError]) -> None:
-    bench = Bench(ScriptedApi(*errors))
-    async with bench.running():
-        bench.want(wanted())
-        await until(lambda: bench.written)
-    assert bench.denied == []
+    setup = Setup(ScriptedApi(*errors))
+    async with setup.running():
+        setup.want(wanted())
+        await until(lambda: setup.written)
+    assert setup.denied == []
 
 
 GOING = refused(403, 'cannot create in namespace "x" because it is being terminated')
@@ -271,44 +271,44 @@ GOING = refused(403, 'cannot create in namespace "x" because it is being termina
 @pytest.mark.parametrize("answer", [refused(404), GOING], ids=["gone", "going"])
 async def test_an_object_that_is_gone_and_a_namespace_that_goes_are_no_obstacles(answer: ApiError) -> None:
     api = ScriptedApi(*[answer] * 5)
-    bench = Bench(api)
-    async with bench.running():
-        bench.want(wanted())
-        await until(lambda: bench.written)  # it was somebody else's mistake, and is back
-    assert bench.denied == []
+    setup = Setup(api)
+    async with setup.running():
+        setup.want(wanted())
+        await until(lambda: setup.written)  # it was somebody else's mistake, and is back
+    assert setup.denied == []
 
 
 @pytest.mark.parametrize("answer", [refused(404), GOING], ids=["gone", "going"])
 async def test_what_the_watch_never_says_is_gone_is_not_tried_in_every_round(answer: ApiError) -> None:
     """An object outlives its namespace when that goes while the API server starts and does not know the kind yet."""
     api = ScriptedApi(*[answer] * 30)
-    bench = Bench(api, time_scale=1000.0)
-    async with bench.running():
+    setup = Setup(api, time_scale=1000.0)
+    async with setup.running():
         for _ in range(30):
-            bench.want(wanted())
+            setup.want(wanted())
             await asyncio.sleep(0.01)
     assert len(api.answers) == 29
 
 
 async def test_who_is_not_sure_to_lead_writes_nothing_until_it_is() -> None:
     api = ScriptedApi()
-    bench = Bench(api, leading=False, time_scale=100_000.0)
-    async with bench.running():
-        bench.want(wanted())
+    setup = Setup(api, leading=False, time_scale=100_000.0)
+    async with setup.running():
+        setup.want(wanted())
         await asyncio.sleep(0.1)
         assert api.applied == []
-        bench.leading = True
-        await until(lambda: bench.written)  # it was no failure, after which it would wait for hours
+        setup.leading = True
+        await until(lambda: setup.written)  # it was no failure, after which it would wait for hours
 
 
 async def test_what_the_server_makes_of_it_is_not_fought() -> None:
     """A field that an older definition prunes would otherwise be written for ever."""
     pruned = adapter(version=50) | {"status": {}}
     api = ScriptedApi(pruned)
-    bench = Bench(api)
-    async with bench.running():
+    setup = Setup(api)
+    async with setup.running():
         for _ in range(3):
-            bench.want(wanted())
+            setup.want(wanted())
             await asyncio.sleep(0.02)
     assert len(api.applied) == 1
 

@@ -10,7 +10,7 @@ from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetE
 from motet_runner.interface import Finish, OverflowAhead, ParkedNow, ResumedNow, State, StateChanged
 from motet_runner.plan import Book
 from motet_runner.plan.book import PAUSED_AT_MOST
-from tests.runner.plan.pretend import VOCABULARY, PretendDevice, make_book, new
+from tests.runner.plan.fake_device import VOCABULARY, FakeDevice, make_book, new
 
 R = RequestId
 
@@ -63,7 +63,7 @@ def test_a_higher_epoch_takes_the_place_of_a_lower_one() -> None:
 
 def test_delivered_tokens_count_as_generated() -> None:
     book = make_book()
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     sequence = book.add(new("a", prompt=5, max_tokens=10, delivered=(1, 2, 3)))
     iteration = device.step()
     assert iteration.prefills[0].count == 8
@@ -76,7 +76,7 @@ def test_delivered_tokens_count_as_generated() -> None:
 
 def test_a_stop_token_ends_it_unless_ends_are_ignored() -> None:
     book = make_book(eos_token_ids=frozenset(range(VOCABULARY)))
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("stops"))
     book.add(new("goes on", ignore_eos=True))
     book.add(new("its own", ignore_eos=True, stop_token_ids=frozenset(range(VOCABULARY))))
@@ -91,7 +91,7 @@ def test_a_stop_token_ends_it_unless_ends_are_ignored() -> None:
 def test_a_promise_is_announced_one_page_before_its_end_and_once() -> None:
     book = make_book()
     book.supervised = True
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("a", prompt=5, max_tokens=100, promise=2))
     announced_at = None
     while book.get(R("a")).room > 0:
@@ -104,7 +104,7 @@ def test_a_promise_is_announced_one_page_before_its_end_and_once() -> None:
 
 def test_a_promise_that_lasts_a_whole_life_is_never_announced() -> None:
     book = make_book()
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("a", prompt=5, max_tokens=28, promise=2))  # 33 tokens, the last of which is never fed back
     device.run()
     assert not happened(book, OverflowAhead)
@@ -113,7 +113,7 @@ def test_a_promise_that_lasts_a_whole_life_is_never_announced() -> None:
 def test_only_the_one_at_its_promise_stands_still_while_it_waits() -> None:
     book = make_book(protect_after_steps=1000)
     book.supervised = True
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("a", prompt=5, max_tokens=100, promise=1))
     book.add(new("b", prompt=5, max_tokens=60))
     for _ in range(40):
@@ -126,7 +126,7 @@ def test_only_the_one_at_its_promise_stands_still_while_it_waits() -> None:
 
 def test_promises_double_until_life_is_covered() -> None:
     book = make_book(pages=64)
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("a", prompt=5, max_tokens=200, promise=1))
     promises = []
     while book.has_work():
@@ -155,9 +155,9 @@ def test_orders_about_what_has_changed_are_void() -> None:
 def test_a_parked_sequence_comes_back_with_its_tokens(method: ParkMethod) -> None:
     book = make_book(host_pages=8)
     book.supervised = True
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("a", prompt=30, max_tokens=40))
-    alone = PretendDevice(make_book())
+    alone = FakeDevice(make_book())
     alone.book.add(new("a", prompt=30, max_tokens=40))
     alone.run()
     for _ in range(10):
@@ -180,7 +180,7 @@ def test_a_parked_sequence_comes_back_with_its_tokens(method: ParkMethod) -> Non
 def test_swap_without_room_on_the_host_becomes_recompute() -> None:
     book = make_book(host_pages=1)
     book.supervised = True
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("a", prompt=30, max_tokens=40))
     for _ in range(5):
         device.step()
@@ -191,7 +191,7 @@ def test_swap_without_room_on_the_host_becomes_recompute() -> None:
 def test_cancelling_the_parked_frees_the_host() -> None:
     book = make_book(host_pages=8)
     book.supervised = True
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("a", prompt=30, max_tokens=40))
     for _ in range(5):
         device.step()
@@ -204,7 +204,7 @@ def test_cancelling_the_parked_frees_the_host() -> None:
 
 def test_unsupervised_the_newest_of_the_lowest_class_is_parked_for_one_at_its_promise() -> None:
     book = make_book(pages=8)
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("first", prompt=5, max_tokens=100, promise=2))
     book.add(new("urgent", prompt=5, max_tokens=100, promise=2, priority=0))
     book.add(new("second", prompt=5, max_tokens=100, promise=2))
@@ -218,7 +218,7 @@ def test_unsupervised_the_newest_of_the_lowest_class_is_parked_for_one_at_its_pr
 
 def test_newcomers_leave_room_for_the_parked() -> None:
     book = make_book(pages=8)
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     for name in "ab":
         book.add(new(name, prompt=5, max_tokens=100, promise=4))
     while not happened(book, ParkedNow):
@@ -232,7 +232,7 @@ def test_newcomers_leave_room_for_the_parked() -> None:
 def test_those_who_wait_for_an_adapter_hold_nobody_up() -> None:
     here: set[Digest] = set()
     book = make_book(on_device=lambda digest: digest in here)
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("tuned", adapter="x"))
     book.add(new("plain"))
     device.run()
@@ -265,7 +265,7 @@ def test_who_lives_on_an_adapter_is_counted_as_it_changes_and_not_looked_up(monk
 
 def test_states_are_told_as_they_change() -> None:
     book = make_book(chunk_tokens=20)
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("a", prompt=50, max_tokens=3))
     device.run()
     told = [(event.state, event.percent) for event in happened(book, StateChanged)]
@@ -275,7 +275,7 @@ def test_states_are_told_as_they_change() -> None:
 def test_an_overcommitted_store_parks_when_pages_run_out_and_loses_nothing() -> None:
     book = make_book(pages=8, host_pages=4, cheaper=lambda _: ParkMethod.SWAP)
     book.set_overcommit(3.0)
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     for index in range(4):
         book.add(new(f"r{index}", prompt=20, max_tokens=60))
     device.run()
@@ -293,7 +293,7 @@ class Runner(RuleBasedStateMachine):
             pages=12, places=3, host_pages=5, protect_after_steps=2, on_device=lambda digest: digest in self.here,
             cheaper=lambda sequence: ParkMethod.SWAP if sequence.arrival % 2 else ParkMethod.RECOMPUTE,
         )  # fmt: skip
-        self.device = PretendDevice(self.book)
+        self.device = FakeDevice(self.book)
         self.admitted: set[str] = set()
         self.cancelled: set[str] = set()
         self.count = 0

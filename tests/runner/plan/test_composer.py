@@ -8,12 +8,12 @@ from motet.domain import RequestId
 from motet.errors import SetupError
 from motet_runner.interface import Finish, State
 from motet_runner.plan import NOT_YET, PRESETS, preset_named
-from tests.runner.plan.pretend import PretendDevice, make_book, new
+from tests.runner.plan.fake_device import FakeDevice, make_book, new
 
 
 def test_a_long_prompt_is_cut_while_others_go_on_decoding() -> None:
     book = make_book(chunk_tokens=24)
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("short", prompt=4, max_tokens=20))
     device.step()
     book.add(new("long", prompt=100, max_tokens=5))
@@ -41,7 +41,7 @@ def test_orca_takes_every_prompt_whole() -> None:
 
 def test_punica_takes_one_whole_prompt_beside_all_decodes() -> None:
     book = make_book(preset="punica")
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     for name in "abc":
         book.add(new(name, prompt=40))
     shapes = [(len(i.prefills), len(i.decodes)) for i in (device.step() for _ in range(3))]
@@ -50,7 +50,7 @@ def test_punica_takes_one_whole_prompt_beside_all_decodes() -> None:
 
 def test_ft_max_lets_nobody_join_a_running_batch() -> None:
     book = make_book(preset="ft-max", places=2)
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new("a", max_tokens=3))
     book.add(new("b", max_tokens=6))
     device.step()
@@ -70,7 +70,7 @@ def test_s3_starts_the_largest_promise_first() -> None:
 
 def test_places_bound_how_many_have_started() -> None:
     book = make_book(places=2)
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     for name in "abc":
         book.add(new(name, max_tokens=4))
     assert len(device.step().work) == 2
@@ -101,7 +101,7 @@ def test_the_earlier_of_two_never_has_fewer_iterations(
 ) -> None:
     """OR-07, for sequences that were never parked and whose adapters are here; chunks count as iterations."""
     book = make_book(pages=100, preset=preset, places=4)
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     names = [f"r{i:02}" for i in range(len(sizes))]
     for name, (prompt, max_tokens), gap in zip(names, sizes, gaps, strict=False):
         for _ in range(gap):
@@ -123,7 +123,7 @@ def test_the_earlier_of_two_never_has_fewer_iterations(
 )
 def test_an_iteration_keeps_to_its_bounds(waiting: list[tuple[int, int]], chunk_tokens: int, places: int) -> None:
     book = make_book(pages=400, places=places, chunk_tokens=chunk_tokens)
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     for index, (prompt, max_tokens) in enumerate(waiting):
         book.add(new(f"r{index}", prompt=prompt, max_tokens=max_tokens))
     while book.has_work():

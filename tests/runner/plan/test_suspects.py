@@ -9,7 +9,7 @@ from motet.domain import ParkMethod, RequestId
 from motet.errors import MotetError
 from motet_runner.interface import StateChanged
 from motet_runner.plan import Book, Iteration
-from tests.runner.plan.pretend import PretendDevice, make_book, new
+from tests.runner.plan.fake_device import FakeDevice, make_book, new
 
 
 def names(iteration: Iteration) -> list[str]:
@@ -21,7 +21,7 @@ class Watched:
 
     def __init__(self, book: Book) -> None:
         self.book = book
-        self.device = PretendDevice(book)
+        self.device = FakeDevice(book)
         self.alone = ""
         self.history: list[list[str]] = []
 
@@ -100,7 +100,7 @@ def test_a_suspect_that_leaves_before_its_iteration_leaves_the_turn_to_others() 
 
 def _alone(request: str, **how: int) -> list[int]:
     book = make_book()
-    device = PretendDevice(book)
+    device = FakeDevice(book)
     book.add(new(request, **how))
     device.run()
     return device.finished[request][0]

@@ -15,7 +15,7 @@ HUB_SCALE = 0.2
 """The hub's library sleeps a second between two attempts, at any time scale."""
 
 
-class Bench:
+class FetchSetup:
     """A runner's fetcher with its own cache. A test may add settings."""
 
     def __init__(self, folder: Path) -> None:
@@ -53,22 +53,22 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path):
-    return Bench(tmp_path)
+def fetch_setup(tmp_path):
+    return FetchSetup(tmp_path)
 
 
 @pytest.fixture
-async def web(tmp_path, bench):
+async def web(tmp_path, fetch_setup):
     async with web_server(tmp_path) as server:
-        bench.settings |= {"fetch_ca_file": str(server.ca_file), "fetch_allowed_hosts": ["127.0.0.1"]}
+        fetch_setup.settings |= {"fetch_ca_file": str(server.ca_file), "fetch_allowed_hosts": ["127.0.0.1"]}
         yield server
 
 
 @pytest.fixture
-async def hub(tmp_path, bench):
+async def hub(tmp_path, fetch_setup):
     async with hub_server(tmp_path) as server:
-        bench.settings |= {"fetch_ca_file": str(server.ca_file), "hub_endpoint": server.base}
-        bench.scale = HUB_SCALE
+        fetch_setup.settings |= {"fetch_ca_file": str(server.ca_file), "hub_endpoint": server.base}
+        fetch_setup.scale = HUB_SCALE
         yield server
 
 

@@ -36,19 +36,21 @@ def model(tmp_path):
 
 
 class Loader:
-    def __init__(self, bench):
-        self.bench = bench
+    def __init__(self, fetch_setup):
+        self.fetch_setup = fetch_setup
 
     async def load(self, uri, **settings):
-        self.bench.settings |= {"model_uri": uri, "pool": "pools/demo"} | settings
+        self.fetch_setup.settings |= {"model_uri": uri, "pool": "pools/demo"} | settings
         return await model_folder(
-            Settings(**self.bench.settings), self.bench.sources, self.bench.folder / "data/cache/models"
+            Settings(**self.fetch_setup.settings),
+            self.fetch_setup.sources,
+            self.fetch_setup.folder / "data/cache/models",
         )
 
 
 @pytest.fixture
-def loader(bench):
-    return Loader(bench)
+def loader(fetch_setup):
+    return Loader(fetch_setup)
 
 
 async def test_a_model_in_shards_comes_from_a_hub_whole(hub, loader, model):
@@ -173,7 +175,9 @@ async def test_the_fetch_of_a_model_is_logged_and_counted(web, loader, model):
     assert logs[-1]["event"] == "model_fetched"
     size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     lines = dict(
-        line.rsplit(" ", 1) for line in generate_latest(loader.bench.registry).decode().splitlines() if line[0] != "#"
+        line.rsplit(" ", 1)
+        for line in generate_latest(loader.fetch_setup.registry).decode().splitlines()
+        if line[0] != "#"
     )
     assert float(lines["motet_model_fetch_bytes"]) >= size
     assert float(lines['motet_fetch_bytes_total{what="model"}']) >= size

@@ -21,11 +21,11 @@ def encoded(**data):
 
 
 @pytest.fixture
-async def api(tmp_path, bench):
+async def api(tmp_path, fetch_setup):
     async with api_server(tmp_path) as server:
         account = server.account(tmp_path / "account")
         host, _, port = server.base.removeprefix("https://").partition(":")
-        bench.settings |= {
+        fetch_setup.settings |= {
             "KUBERNETES_SERVICE_HOST": host,
             "KUBERNETES_SERVICE_PORT": port,
             "service_account": str(account),
@@ -40,84 +40,84 @@ def closed(web, adapter):
     return web.put("/pirate/", adapter)
 
 
-async def test_a_token_from_the_tenants_secret_opens_a_source(api, closed, bench, adapter):
+async def test_a_token_from_the_tenants_secret_opens_a_source(api, closed, fetch_setup, adapter):
     api.secrets["tenant-a/key"] = encoded(token=CANARY + "\n")
     api.granted.add("tenant-a/key")
-    fetched = await bench.fetch(closed, credentials="tenant-a/key")
+    fetched = await fetch_setup.fetch(closed, credentials="tenant-a/key")
     assert fetched.digest == adapter_digest(adapter)
     assert [one.path for one in api.asked] == ["/api/v1/namespaces/tenant-a/secrets/key"]
 
 
-async def test_a_user_name_and_a_password_open_one_too(api, web, bench, adapter):
+async def test_a_user_name_and_a_password_open_one_too(api, web, fetch_setup, adapter):
     web.authorization = "Basic " + base64.b64encode(b"me:geheim").decode()
     api.secrets["tenant-a/key"] = encoded(username="me", password="geheim")
     api.granted.add("tenant-a/key")
-    assert (await bench.fetch(web.put("/pirate/", adapter), credentials="tenant-a/key")).bytes
+    assert (await fetch_setup.fetch(web.put("/pirate/", adapter), credentials="tenant-a/key")).bytes
 
 
-async def test_a_secret_that_was_not_granted_says_how_to_grant_it(api, closed, bench):
+async def test_a_secret_that_was_not_granted_says_how_to_grant_it(api, closed, fetch_setup):
     with pytest.raises(AdapterFetchFailed) as failed:
-        await bench.fetch(closed, credentials="tenant-a/key")
+        await fetch_setup.fetch(closed, credentials="tenant-a/key")
     assert failed.value.reason == "CredentialsInvalid"
     assert (
         "kubectl -n tenant-a create role motet-key --verb=get --resource=secrets --resource-name=key; "
         "kubectl -n tenant-a create rolebinding motet-key --role=motet-key --serviceaccount=motet-pools:motet-runner"
     ) in failed.value.message
-    assert failed.value.retry_after > 100 * bench.scale, "looked at again after minutes"
+    assert failed.value.retry_after > 100 * fetch_setup.scale, "looked at again after minutes"
 
 
-async def test_the_error_names_a_missing_secret(api, closed, bench):
+async def test_the_error_names_a_missing_secret(api, closed, fetch_setup):
     api.granted.add("tenant-a/key")
     with pytest.raises(AdapterFetchFailed, match="There is no Secret tenant-a/key") as failed:
-        await bench.fetch(closed, credentials="tenant-a/key")
+        await fetch_setup.fetch(closed, credentials="tenant-a/key")
     assert failed.value.reason == "CredentialsInvalid"
 
 
 @pytest.mark.parametrize("data", [encoded(other="x"), encoded(username="me"), {"token": "no base64!"}, {}])
-async def test_a_secret_without_the_right_keys_is_named(api, closed, bench, data):
+async def test_a_secret_without_the_right_keys_is_named(api, closed, fetch_setup, data):
     api.granted.add("tenant-a/key")
     api.secrets["tenant-a/key"] = data
     with pytest.raises(AdapterFetchFailed, match=r"Secret tenant-a/key has (neither|data)") as failed:
-        await bench.fetch(closed, credentials="tenant-a/key")
+        await fetch_setup.fetch(closed, credentials="tenant-a/key")
     assert failed.value.reason == "CredentialsInvalid"
 
 
-async def test_a_token_cannot_smuggle_a_header(api, closed, bench):
+async def test_a_token_cannot_smuggle_a_header(api, closed, fetch_setup):
     api.granted.add("tenant-a/key")
     api.secrets["tenant-a/key"] = encoded(token=f"{CANARY}\r\nx-evil: 1")
     with pytest.raises(AdapterFetchFailed, match="characters that are not allowed in an HTTP header"):
-        await bench.fetch(closed, credentials="tenant-a/key")
+        await fetch_setup.fetch(closed, credentials="tenant-a/key")
 
 
-async def test_an_api_server_in_trouble_is_asked_again_soon(api, closed, bench):
+async def test_an_api_server_in_trouble_is_asked_again_soon(api, closed, fetch_setup):
     api.faults["/api/v1/namespaces/tenant-a/secrets/key"] = StatusInstead(503)
     api.granted.add("tenant-a/key")
     with pytest.raises(AdapterFetchFailed) as failed:
-        await bench.fetch(closed, credentials="tenant-a/key")
+        await fetch_setup.fetch(closed, credentials="tenant-a/key")
     assert failed.value.retry_after > 0
 
 
-async def test_a_source_that_the_secret_does_not_open_says_so(api, closed, bench):
+async def test_a_source_that_the_secret_does_not_open_says_so(api, closed, fetch_setup):
     api.granted.add("tenant-a/key")
     api.secrets["tenant-a/key"] = encoded(token="wrong-" + CANARY)
     with pytest.raises(AdapterFetchFailed, match="does not accept the Secret") as failed:
-        await bench.fetch(closed, credentials="tenant-a/key")
+        await fetch_setup.fetch(closed, credentials="tenant-a/key")
     assert failed.value.reason == "CredentialsInvalid"
     assert CANARY not in failed.value.message
 
 
-async def test_a_source_that_asks_for_credentials_says_where_to_name_them(closed, bench):
+async def test_a_source_that_asks_for_credentials_says_where_to_name_them(closed, fetch_setup):
     with pytest.raises(AdapterFetchFailed, match="it needs a Secret") as failed:
-        await bench.fetch(closed)
+        await fetch_setup.fetch(closed)
     assert failed.value.reason == "CredentialsInvalid"
 
 
-async def test_a_runner_with_no_way_to_secrets_says_so(closed, bench):
+async def test_a_runner_with_no_way_to_secrets_says_so(closed, fetch_setup):
     with pytest.raises(AdapterFetchFailed, match="neither an API server nor manifests"):
-        await bench.fetch(closed, credentials="tenant-a/key")
+        await fetch_setup.fetch(closed, credentials="tenant-a/key")
 
 
-async def test_local_manifests_hold_secrets_in_both_spellings(closed, bench, tmp_path, adapter):
+async def test_local_manifests_hold_secrets_in_both_spellings(closed, fetch_setup, tmp_path, adapter):
     folder = tmp_path / "manifests"
     folder.mkdir()
     (folder / "all.yaml").write_text(
@@ -126,16 +126,16 @@ async def test_local_manifests_hold_secrets_in_both_spellings(closed, bench, tmp
         "apiVersion: v1\nkind: Secret\nmetadata: {name: coded, namespace: tenant-a}\n"
         f"data: {{token: {base64.b64encode(CANARY.encode()).decode()}}}\n"
     )
-    bench.settings["manifests"] = str(folder)
+    fetch_setup.settings["manifests"] = str(folder)
     for name in ("plain", "coded"):
-        assert (await bench.fetch(closed, credentials=f"tenant-a/{name}")).digest == adapter_digest(adapter)
+        assert (await fetch_setup.fetch(closed, credentials=f"tenant-a/{name}")).digest == adapter_digest(adapter)
     with pytest.raises(AdapterFetchFailed, match="There is no Secret tenant-b/plain") as failed:
-        await bench.fetch(closed, credentials="tenant-b/plain")
+        await fetch_setup.fetch(closed, credentials="tenant-b/plain")
     assert failed.value.reason == "CredentialsInvalid"
 
 
 async def test_row_37_the_secret_is_in_no_text_no_log_no_metric_no_file_and_not_in_the_service(
-    api, web, closed, bench, capfd
+    api, web, closed, fetch_setup, capfd
 ):
     api.granted.add("tenant-a/key")
     api.secrets["tenant-a/key"] = encoded(token=CANARY)
@@ -150,10 +150,10 @@ async def test_row_37_the_secret_is_in_no_text_no_log_no_metric_no_file_and_not_
         ):
             web.faults[config] = fault
             with pytest.raises(AdapterFetchFailed) as failed:
-                await bench.fetch(closed, credentials="tenant-a/key")
+                await fetch_setup.fetch(closed, credentials="tenant-a/key")
             texts += [failed.value.message, repr(failed.value)]
         web.faults[config] = Drip()
-        fetching = asyncio.create_task(bench.fetch(closed, credentials="tenant-a/key"))
+        fetching = asyncio.create_task(fetch_setup.fetch(closed, credentials="tenant-a/key"))
         while not web.asked_for("adapter_config.json")[3:]:
             await asyncio.sleep(0.01)
         (child,) = _children()
@@ -161,8 +161,8 @@ async def test_row_37_the_secret_is_in_no_text_no_log_no_metric_no_file_and_not_
         with pytest.raises(AdapterFetchFailed) as failed:
             await fetching
         texts.append(failed.value.message)
-    texts += [str(logs), *capfd.readouterr(), generate_latest(bench.registry).decode()]
-    files = [path for path in (bench.folder / "data").rglob("*") if path.is_file()]
+    texts += [str(logs), *capfd.readouterr(), generate_latest(fetch_setup.registry).decode()]
+    files = [path for path in (fetch_setup.folder / "data").rglob("*") if path.is_file()]
     texts += [path.read_text(errors="replace") for path in files] + [str(path) for path in files]
     assert not [text for text in texts if CANARY in text]
     assert any("the server answers 418" in text for text in texts), "there was something to leak into"

@@ -11,40 +11,40 @@ from tests.support.in_process_runner import write_adapter
 
 
 @pytest.fixture
-def volumes(tmp_path, bench):
+def volumes(tmp_path, fetch_setup):
     root = tmp_path / "volumes"
     root.mkdir()
-    bench.settings["volumes"] = str(root)
+    fetch_setup.settings["volumes"] = str(root)
     write_adapter(root / "mine" / "pirate")
     write_adapter(root / "theirs" / "poet", seed=1)
     return root
 
 
-async def test_an_adapter_comes_from_a_volume_and_is_copied_once(volumes, bench):
+async def test_an_adapter_comes_from_a_volume_and_is_copied_once(volumes, fetch_setup):
     source = (volumes / "mine/pirate").as_uri()
-    fetched = await bench.fetch(source)
+    fetched = await fetch_setup.fetch(source)
     assert fetched.digest == adapter_digest(volumes / "mine/pirate")
     shutil.rmtree(volumes / "mine")
-    again = await bench.fetch(source, expected=fetched.digest)
+    again = await fetch_setup.fetch(source, expected=fetched.digest)
     assert again.folder == fetched.folder
-    assert bench.fetcher.copies == 1
+    assert fetch_setup.fetcher.copies == 1
 
 
 @pytest.mark.parametrize("path", ["/etc", "{root}", "{root}/mine/../theirs/poet", "{root}/../volumes/mine/pirate"])
-async def test_row_32_a_path_that_leaves_the_volumes_is_refused(volumes, bench, path):
+async def test_row_32_a_path_that_leaves_the_volumes_is_refused(volumes, fetch_setup, path):
     with pytest.raises(AdapterFetchFailed, match="is not on a volume of this pool") as failed:
-        await bench.fetch("file://" + path.format(root=volumes))
+        await fetch_setup.fetch("file://" + path.format(root=volumes))
     assert failed.value.retry_after == 0
 
 
-async def test_in_a_cluster_only_volumes_are_read_whatever_the_chart_says(bench, tmp_path):
-    bench.settings["KUBERNETES_SERVICE_HOST"] = "10.0.0.1"
+async def test_in_a_cluster_only_volumes_are_read_whatever_the_chart_says(fetch_setup, tmp_path):
+    fetch_setup.settings["KUBERNETES_SERVICE_HOST"] = "10.0.0.1"
     with pytest.raises(AdapterFetchFailed, match="is not on a volume"):
-        await bench.fetch(write_adapter(tmp_path / "a").as_uri())
+        await fetch_setup.fetch(write_adapter(tmp_path / "a").as_uri())
 
 
 @pytest.mark.parametrize("target", ["../theirs/poet", "../nowhere", "/etc", "{root}/theirs/poet"])
-async def test_row_32_a_folder_that_is_a_link_out_of_its_volume_is_refused(volumes, bench, target):
+async def test_row_32_a_folder_that_is_a_link_out_of_its_volume_is_refused(volumes, fetch_setup, target):
     link = volumes / "mine" / "link"
     link.symlink_to(target.format(root=volumes))
     if target == "/etc":
@@ -52,46 +52,46 @@ async def test_row_32_a_folder_that_is_a_link_out_of_its_volume_is_refused(volum
         link.unlink()
         link.symlink_to(volumes / "etc")
     with pytest.raises(AdapterFetchFailed, match="a link that leads out of its volume") as failed:
-        await bench.fetch(link.as_uri())
+        await fetch_setup.fetch(link.as_uri())
     assert failed.value.retry_after == 0
-    assert bench.cached() == []
+    assert fetch_setup.cached() == []
 
 
 @pytest.mark.parametrize("target", ["../../theirs/poet/adapter_config.json", "/etc/hostname", "/nowhere", "../../x"])
 async def test_an_optional_file_that_is_a_link_out_of_its_volume_is_refused_whether_there_is_anything(
-    volumes, bench, target
+    volumes, fetch_setup, target
 ):
     (volumes / "mine/pirate/chat_template.jinja").symlink_to(target)
     with pytest.raises(AdapterFetchFailed, match="a link that leads out of its volume"):
-        await bench.fetch((volumes / "mine/pirate").as_uri())
-    assert bench.cached() == []
+        await fetch_setup.fetch((volumes / "mine/pirate").as_uri())
+    assert fetch_setup.cached() == []
 
 
-async def test_an_optional_file_may_be_a_link_inside_its_volume(volumes, bench):
+async def test_an_optional_file_may_be_a_link_inside_its_volume(volumes, fetch_setup):
     (volumes / "mine/template").write_text("{{ messages }}")
     (volumes / "mine/pirate/chat_template.jinja").symlink_to("../template")
-    fetched = await bench.fetch((volumes / "mine/pirate").as_uri())
+    fetched = await fetch_setup.fetch((volumes / "mine/pirate").as_uri())
     copied = fetched.folder / "chat_template.jinja"
     assert (copied.is_symlink(), copied.read_text()) == (False, "{{ messages }}")
 
 
-async def test_row_32_a_file_that_is_a_link_out_of_its_volume_is_refused(volumes, bench):
+async def test_row_32_a_file_that_is_a_link_out_of_its_volume_is_refused(volumes, fetch_setup):
     weights = volumes / "mine/pirate/adapter_model.safetensors"
     weights.unlink()
     weights.symlink_to(volumes / "theirs/poet/adapter_model.safetensors")
     with pytest.raises(AdapterFetchFailed, match="a link that leads out of its volume"):
-        await bench.fetch((volumes / "mine/pirate").as_uri())
+        await fetch_setup.fetch((volumes / "mine/pirate").as_uri())
 
 
-async def test_links_inside_a_volume_are_followed(volumes, bench):
+async def test_links_inside_a_volume_are_followed(volumes, fetch_setup):
     weights = volumes / "mine/pirate/adapter_model.safetensors"
     weights.rename(volumes / "mine/blob")
     weights.symlink_to("../blob")
-    assert (await bench.fetch((volumes / "mine/pirate").as_uri())).bytes
+    assert (await fetch_setup.fetch((volumes / "mine/pirate").as_uri())).bytes
 
 
 @pytest.fixture
-def shared(tmp_path, bench):
+def shared(tmp_path, fetch_setup):
     """A volume of two tenants, as in a cluster and as on a laptop, where no setting names volumes."""
     volume = tmp_path / "volumes" / "shared"
     write_adapter(volume / "acme" / "pirate")
@@ -100,13 +100,13 @@ def shared(tmp_path, bench):
 
 
 @pytest.fixture(params=["cluster", "laptop"])
-def acme(request, shared, bench):
+def acme(request, shared, fetch_setup):
     """Fetch an adapter for acme, as the operator orders it."""
     if request.param == "cluster":
-        bench.settings["volumes"] = str(shared.parent)
+        fetch_setup.settings["volumes"] = str(shared.parent)
 
     def fetch(path: str, *, folder: str = "acme", **how):
-        return bench.fetch(f"file://{shared}/{path}", volume=f"file://{shared}", folder=folder, **how)
+        return fetch_setup.fetch(f"file://{shared}/{path}", volume=f"file://{shared}", folder=folder, **how)
 
     return fetch
 
@@ -118,11 +118,11 @@ async def test_a_tenant_has_what_lies_in_its_folder(shared, acme):
 @pytest.mark.parametrize(
     "path", ["zeta/poet", "acme/../zeta/poet", "acme/pirate/../../zeta/poet", "acme-2/poet", "zeta", "", "../shared"]
 )
-async def test_row_32_a_path_outside_of_a_tenants_folder_is_refused(shared, acme, bench, path):
+async def test_row_32_a_path_outside_of_a_tenants_folder_is_refused(shared, acme, fetch_setup, path):
     with pytest.raises(AdapterFetchFailed, match=r"is (outside of the folder acme|not on a volume)") as failed:
         await acme(path)
     assert failed.value.retry_after == 0
-    assert bench.cached() == []
+    assert fetch_setup.cached() == []
 
 
 @pytest.mark.parametrize("folder", ["acme/../zeta", "..", "/etc", "/"])
@@ -132,12 +132,12 @@ async def test_no_folder_leads_out_of_its_volume(shared, acme, folder):
 
 
 @pytest.mark.parametrize("target", ["../zeta/poet", "../zeta/none", "{volume}/zeta/poet", "../../shared/zeta/poet"])
-async def test_row_32_a_link_from_a_tenants_folder_into_anothers_is_refused(shared, acme, bench, target):
+async def test_row_32_a_link_from_a_tenants_folder_into_anothers_is_refused(shared, acme, fetch_setup, target):
     (shared / "acme/link").symlink_to(target.format(volume=shared))
     with pytest.raises(AdapterFetchFailed, match="a link that leads out of the folder acme of its volume") as failed:
         await acme("acme/link")
     assert failed.value.retry_after == 0
-    assert bench.cached() == []
+    assert fetch_setup.cached() == []
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
@@ -171,12 +171,12 @@ async def test_links_inside_a_tenants_folder_are_followed(shared, acme):
     assert (await acme("acme/latest")).digest == adapter_digest(shared / "acme/pirate")
 
 
-async def test_the_volume_itself_may_be_reached_over_a_link(tmp_path, shared, bench):
+async def test_the_volume_itself_may_be_reached_over_a_link(tmp_path, shared, fetch_setup):
     (tmp_path / "claims").symlink_to(shared.parent)
     volume = f"file://{tmp_path}/claims/shared"
-    assert await bench.fetch(f"{volume}/acme/pirate", volume=volume, folder="acme")
+    assert await fetch_setup.fetch(f"{volume}/acme/pirate", volume=volume, folder="acme")
     with pytest.raises(AdapterFetchFailed, match="is outside of the folder acme"):
-        await bench.fetch(f"{volume}/zeta/poet", volume=volume, folder="acme")
+        await fetch_setup.fetch(f"{volume}/zeta/poet", volume=volume, folder="acme")
 
 
 async def test_a_cached_adapter_is_checked_again_when_a_folder_is_required(shared, acme):
@@ -186,33 +186,33 @@ async def test_a_cached_adapter_is_checked_again_when_a_folder_is_required(share
         await acme("acme/link", expected=stolen.digest)
 
 
-async def test_a_fifo_on_a_volume_stops_nothing(volumes, bench):
+async def test_a_fifo_on_a_volume_stops_nothing(volumes, fetch_setup):
     weights = volumes / "mine/pirate/adapter_model.safetensors"
     weights.unlink()
     os.mkfifo(weights)
     with pytest.raises(AdapterFetchFailed, match="is not a regular file"):
-        await bench.fetch((volumes / "mine/pirate").as_uri())
+        await fetch_setup.fetch((volumes / "mine/pirate").as_uri())
 
 
-async def test_a_link_to_itself_is_named(volumes, bench):
+async def test_a_link_to_itself_is_named(volumes, fetch_setup):
     weights = volumes / "mine/pirate/adapter_model.safetensors"
     weights.unlink()
     weights.symlink_to(weights)
     with pytest.raises(AdapterFetchFailed, match="leads to itself"):
-        await bench.fetch((volumes / "mine/pirate").as_uri())
+        await fetch_setup.fetch((volumes / "mine/pirate").as_uri())
 
 
-async def test_a_sparse_giant_is_refused_unread(volumes, bench):
+async def test_a_sparse_giant_is_refused_unread(volumes, fetch_setup):
     os.truncate(volumes / "mine/pirate/adapter_model.safetensors", 1 << 40)
     with pytest.raises(AdapterFetchFailed, match="reads at most 1048576") as failed:
-        await bench.fetch((volumes / "mine/pirate").as_uri())
+        await fetch_setup.fetch((volumes / "mine/pirate").as_uri())
     assert failed.value.reason == "TooLarge"
 
 
-async def test_a_folder_missing_on_the_volume_is_tried_again_after_minutes(volumes, bench):
+async def test_a_folder_missing_on_the_volume_is_tried_again_after_minutes(volumes, fetch_setup):
     with pytest.raises(AdapterFetchFailed, match="There is no folder") as failed:
-        await bench.fetch((volumes / "mine/later").as_uri())
-    assert failed.value.retry_after == pytest.approx(300 * bench.scale, rel=0.25)
+        await fetch_setup.fetch((volumes / "mine/later").as_uri())
+    assert failed.value.retry_after == pytest.approx(300 * fetch_setup.scale, rel=0.25)
 
 
 @pytest.fixture
@@ -236,13 +236,13 @@ def layout(volumes):
     ("inside", "revision", "commit"),
     [("", "", "c1"), ("", "main", "c1"), ("", "v2", "c2"), ("", "c2", "c2"), ("snapshots/c2", "", "c2")],
 )
-async def test_a_hubs_own_layout_on_a_volume_is_understood(layout, bench, inside, revision, commit):
-    fetched = await bench.fetch((layout / inside).as_uri(), revision=revision)
+async def test_a_hubs_own_layout_on_a_volume_is_understood(layout, fetch_setup, inside, revision, commit):
+    fetched = await fetch_setup.fetch((layout / inside).as_uri(), revision=revision)
     assert fetched.digest == adapter_digest(layout / "snapshots" / commit)
 
 
-async def test_a_revision_that_the_layout_lacks_is_named(layout, bench):
+async def test_a_revision_that_the_layout_lacks_is_named(layout, fetch_setup):
     with pytest.raises(AdapterFetchFailed, match="no snapshot of the revision v9"):
-        await bench.fetch(layout.as_uri(), revision="v9")
+        await fetch_setup.fetch(layout.as_uri(), revision="v9")
     with pytest.raises(AdapterFetchFailed, match="not a branch"):
-        await bench.fetch(layout.as_uri(), revision="../../../../theirs")
+        await fetch_setup.fetch(layout.as_uri(), revision="../../../../theirs")

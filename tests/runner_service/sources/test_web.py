@@ -18,37 +18,39 @@ WEIGHTS = "/pirate/adapter_model.safetensors"
 CONFIG = "/pirate/adapter_config.json"
 
 
-async def test_an_adapter_comes_from_a_folder_on_the_web(web, bench, adapter):
-    fetched = await bench.fetch(web.put("/pirate/", adapter))
+async def test_an_adapter_comes_from_a_folder_on_the_web(web, fetch_setup, adapter):
+    fetched = await fetch_setup.fetch(web.put("/pirate/", adapter))
     assert fetched.digest == adapter_digest(adapter) == adapter_digest(fetched.folder)
-    assert bench.cached() == [fetched.digest.removeprefix("sha256:")]
-    assert not bench.partial()
+    assert fetch_setup.cached() == [fetched.digest.removeprefix("sha256:")]
+    assert not fetch_setup.partial()
     assert {one.path for one in web.asked} == {CONFIG, WEIGHTS, *(f"/pirate/{name}" for name in ADAPTER_OPTIONAL_FILES)}
 
 
 @pytest.mark.parametrize("status", [404, 403, 410])
-async def test_optional_files_are_fetched_if_they_exist(web, bench, adapter, status):
+async def test_optional_files_are_fetched_if_they_exist(web, fetch_setup, adapter, status):
     (adapter / "chat_template.jinja").write_text("{{ messages }}")
     source = web.put("/pirate/", adapter)
     for name in set(ADAPTER_OPTIONAL_FILES) - {"chat_template.jinja"}:
         web.faults[f"/pirate/{name}"] = StatusInstead(status)
-    fetched = await bench.fetch(source)
+    fetched = await fetch_setup.fetch(source)
     assert fetched.digest == adapter_digest(adapter) == adapter_digest(fetched.folder)
     assert (fetched.folder / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
-async def test_an_optional_file_that_may_be_there_is_not_left_out_because_the_server_is_in_trouble(web, bench, adapter):
+async def test_an_optional_file_that_may_be_there_is_not_left_out_because_the_server_is_in_trouble(
+    web, fetch_setup, adapter
+):
     source = web.put("/pirate/", adapter)
     web.faults["/pirate/chat_template.jinja"] = StatusInstead(503)
     with pytest.raises(AdapterFetchFailed, match="the server answers 503"):
-        await bench.fetch(source)
-    assert bench.cached() == []
+        await fetch_setup.fetch(source)
+    assert fetch_setup.cached() == []
 
 
-async def test_a_broken_download_continues_where_it_broke(web, bench, adapter):
+async def test_a_broken_download_continues_where_it_broke(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = Cut(after=20_000, times=3)
-    fetched = await bench.fetch(source)
+    fetched = await fetch_setup.fetch(source)
     assert fetched.digest == adapter_digest(adapter)
     ranges = [one.headers.get("range") for one in web.asked_for(WEIGHTS)]
     assert ranges[0] is None
@@ -56,61 +58,61 @@ async def test_a_broken_download_continues_where_it_broke(web, bench, adapter):
     assert web.sent < 1.2 * sum(len(body) for body in web.files.values()), "nothing twice"
 
 
-async def test_a_file_that_changes_between_two_attempts_is_begun_again(web, bench, adapter, tmp_path):
+async def test_a_file_that_changes_between_two_attempts_is_begun_again(web, fetch_setup, adapter, tmp_path):
     source = web.put("/pirate/", adapter)
     changed = write_adapter(tmp_path / "other", rank=512, seed=5)
     web.faults[WEIGHTS] = Cut(after=20_000, then=lambda: web.put("/pirate/", changed))
-    assert (await bench.fetch(source)).digest == adapter_digest(changed)
+    assert (await fetch_setup.fetch(source)).digest == adapter_digest(changed)
 
 
-async def test_files_of_an_earlier_attempt_are_not_fetched_again(web, bench, adapter):
+async def test_files_of_an_earlier_attempt_are_not_fetched_again(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = StatusInstead(503)
     with pytest.raises(AdapterFetchFailed, match="answers 503") as failed:
-        await bench.fetch(source)
+        await fetch_setup.fetch(source)
     assert failed.value.retry_after > 0
     web.faults.clear()
-    await bench.fetch(source)
+    await fetch_setup.fetch(source)
     assert web.asked_for(CONFIG)[-1].headers["if-range"]
     assert web.sent == sum(len(body) for body in web.files.values())
 
 
-async def test_a_length_that_is_never_reached_is_a_failure_that_may_pass(web, bench, adapter):
+async def test_a_length_that_is_never_reached_is_a_failure_that_may_pass(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = TooShort()
     with pytest.raises(AdapterFetchFailed, match="cannot fetch") as failed:
-        await bench.fetch(source)
+        await fetch_setup.fetch(source)
     assert failed.value.retry_after > 0
-    assert bench.cached() == []
+    assert fetch_setup.cached() == []
 
 
-async def test_a_server_that_drips_is_given_up(web, bench, adapter):
+async def test_a_server_that_drips_is_given_up(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = Drip()
     with pytest.raises(AdapterFetchFailed, match=r"gave \d+ bytes in") as failed:
-        await bench.fetch(source)
+        await fetch_setup.fetch(source)
     assert failed.value.retry_after > 0
 
 
-async def test_a_fetch_from_a_very_slow_server_fails_in_the_end(web, bench, adapter):
+async def test_a_fetch_from_a_very_slow_server_fails_in_the_end(web, fetch_setup, adapter):
     """Its fetch fails, keeps what has arrived, and later continues from there."""
-    bench.settings |= {"fetch_stall_seconds": 10}
+    fetch_setup.settings |= {"fetch_stall_seconds": 10}
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = Drip(bytes=300)
     with pytest.raises(AdapterFetchFailed, match=r"in 5 s.*faster server.*FETCH_KIB_PER_SECOND") as failed:
-        await bench.fetch(source)
+        await fetch_setup.fetch(source)
     assert failed.value.retry_after > 0
-    came = sum(path.stat().st_size for path in bench.partial())
+    came = sum(path.stat().st_size for path in fetch_setup.partial())
     web.faults.clear()
-    await bench.fetch(source)
+    await fetch_setup.fetch(source)
     assert came > len(web.files[CONFIG])
     assert web.sent < sum(len(body) for body in web.files.values())
 
 
 @pytest.mark.parametrize("at_once", [2, 4])
-async def test_a_tenant_whose_servers_drip_leaves_room_for_others(web, bench, adapter, tmp_path, at_once):
-    bench.settings |= {"fetches_at_once": at_once, "fetch_stall_seconds": 10_000, "fetch_kib_per_second": 1}
-    sources = bench.sources
+async def test_a_tenant_whose_servers_drip_leaves_room_for_others(web, fetch_setup, adapter, tmp_path, at_once):
+    fetch_setup.settings |= {"fetches_at_once": at_once, "fetch_stall_seconds": 10_000, "fetch_kib_per_second": 1}
+    sources = fetch_setup.sources
     dripping = [web.put(f"/slow-{number}/", adapter) for number in range(at_once + 1)]
     for number in range(at_once + 1):
         web.faults[f"/slow-{number}/adapter_model.safetensors"] = Drip()
@@ -136,78 +138,78 @@ async def test_a_tenant_whose_servers_drip_leaves_room_for_others(web, bench, ad
         await asyncio.gather(*slow, return_exceptions=True)
 
 
-async def test_row_34_a_gzip_bomb_is_refused_unopened(web, bench, adapter):
+async def test_row_34_a_gzip_bomb_is_refused_unopened(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = Encoded(gzip.compress(bytes(64 << 20)))
     with pytest.raises(AdapterFetchFailed, match="is sent compressed"):
-        await bench.fetch(source)
-    assert not bench.partial()
+        await fetch_setup.fetch(source)
+    assert not fetch_setup.partial()
 
 
-async def test_row_34_a_body_without_an_end_is_cut_at_the_bound(web, bench, adapter):
+async def test_row_34_a_body_without_an_end_is_cut_at_the_bound(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = Endless()
     with pytest.raises(AdapterFetchFailed, match="more than 1048576") as failed:
-        await bench.fetch(source)
+        await fetch_setup.fetch(source)
     assert failed.value.reason == "TooLarge"
-    assert not bench.partial()
+    assert not fetch_setup.partial()
 
 
-async def test_weights_beyond_what_the_pool_admits_are_not_begun(web, bench, adapter):
+async def test_weights_beyond_what_the_pool_admits_are_not_begun(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     with pytest.raises(AdapterFetchFailed, match="fetches at most 1000") as failed:
-        await bench.fetch(source, max_bytes=1000)
+        await fetch_setup.fetch(source, max_bytes=1000)
     assert failed.value.reason == "TooLarge"
     assert failed.value.retry_after == 0
 
 
-async def test_row_26_a_truncated_file_is_refused_and_nothing_is_cached(web, bench, adapter):
+async def test_row_26_a_truncated_file_is_refused_and_nothing_is_cached(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.files[WEIGHTS] = web.files[WEIGHTS][:-100]
     with pytest.raises(AdapterIncompatible, match="its header lists"):
-        await bench.fetch(source)
+        await fetch_setup.fetch(source)
     with pytest.raises(AdapterFetchFailed) as failed:
-        await bench.fetch(source, expected=adapter_digest(adapter))
+        await fetch_setup.fetch(source, expected=adapter_digest(adapter))
     assert failed.value.reason == "DigestMismatch"
-    assert bench.cached() == []
+    assert fetch_setup.cached() == []
 
 
-async def test_row_27_a_flipped_bit_is_another_digest(web, bench, adapter):
+async def test_row_27_a_flipped_bit_is_another_digest(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     body = bytearray(web.files[WEIGHTS])
     body[-1] ^= 1
     web.files[WEIGHTS] = bytes(body)
     with pytest.raises(AdapterFetchFailed, match="has the digest") as failed:
-        await bench.fetch(source, expected=adapter_digest(adapter))
+        await fetch_setup.fetch(source, expected=adapter_digest(adapter))
     assert (failed.value.reason, failed.value.retry_after) == ("DigestMismatch", 0)
-    assert bench.cached() == []
-    assert not bench.partial(), "wrong bytes are not gone on with"
+    assert fetch_setup.cached() == []
+    assert not fetch_setup.partial(), "wrong bytes are not gone on with"
 
 
-async def test_row_30_a_pickle_under_a_safe_name_is_refused_unopened(web, bench, adapter, tmp_path):
+async def test_row_30_a_pickle_under_a_safe_name_is_refused_unopened(web, fetch_setup, adapter, tmp_path):
     source = web.put("/pirate/", adapter)
     proof = tmp_path / "code-ran"
     web.files[WEIGHTS] = b"cos\nsystem\n(S'touch " + str(proof).encode() + b"'\ntR."
     with pytest.raises(AdapterIncompatible, match="not a safetensors file"):
-        await bench.fetch(source)
+        await fetch_setup.fetch(source)
     assert not proof.exists()
 
 
-async def test_row_31_a_huge_configuration_is_cut_off(web, bench, adapter):
+async def test_row_31_a_huge_configuration_is_cut_off(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.files[CONFIG] = json.dumps({"peft_type": "LORA", "x": "y" * (2 << 20)}).encode()
     with pytest.raises(AdapterFetchFailed, match="at most 1048576") as failed:
-        await bench.fetch(source)
+        await fetch_setup.fetch(source)
     assert failed.value.reason == "TooLarge"
 
 
-async def test_row_33_a_redirect_to_a_loopback_address_is_not_followed(web, bench, adapter, tmp_path):
+async def test_row_33_a_redirect_to_a_loopback_address_is_not_followed(web, fetch_setup, adapter, tmp_path):
     source = web.put("/pirate/", adapter)
     async with web_server(tmp_path, "127.0.0.2") as inside:
         inside.put("/pirate/", adapter)
         web.faults[CONFIG] = StatusInstead(302, headers=(("Location", inside.url(CONFIG)),))
         with pytest.raises(AdapterFetchFailed, match=r"leads to 127\.0\.0\.2.*FETCH_ALLOWED_HOSTS") as failed:
-            await bench.fetch(source)
+            await fetch_setup.fetch(source)
         assert failed.value.retry_after == 0
         assert inside.asked == []
 
@@ -215,68 +217,68 @@ async def test_row_33_a_redirect_to_a_loopback_address_is_not_followed(web, benc
 @pytest.mark.parametrize(
     "address", ["127.0.0.1", "[::1]", "localhost", "169.254.169.254", "10.0.0.1", "[::ffff:10.0.0.1]", "0.0.0.0"]
 )
-async def test_row_33_no_source_leads_to_a_private_address(bench, address):
+async def test_row_33_no_source_leads_to_a_private_address(fetch_setup, address):
     with pytest.raises(AdapterFetchFailed, match="not a public address"):
-        await bench.fetch(f"https://{address}/latest/meta-data/")
+        await fetch_setup.fetch(f"https://{address}/latest/meta-data/")
 
 
-async def test_row_33_a_redirect_to_plain_http_is_not_followed(web, bench, adapter):
+async def test_row_33_a_redirect_to_plain_http_is_not_followed(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[CONFIG] = StatusInstead(302, headers=(("Location", "http://127.0.0.1/"),))
     with pytest.raises(AdapterFetchFailed, match="redirects to http://"):
-        await bench.fetch(source)
+        await fetch_setup.fetch(source)
 
 
-async def test_redirects_have_an_end(web, bench, adapter):
+async def test_redirects_have_an_end(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[CONFIG] = StatusInstead(302, headers=(("Location", CONFIG),))
     with pytest.raises(AdapterFetchFailed, match="more than 5 times"):
-        await bench.fetch(source)
+        await fetch_setup.fetch(source)
 
 
-async def test_a_redirect_to_a_store_is_followed_without_the_credentials(web, bench, adapter, tmp_path):
+async def test_a_redirect_to_a_store_is_followed_without_the_credentials(web, fetch_setup, adapter, tmp_path):
     source = web.put("/pirate/", adapter)
     async with web_server(tmp_path, "127.0.0.3") as store:
         both = tmp_path / "both.pem"
         both.write_bytes(web.ca_file.read_bytes() + store.ca_file.read_bytes())
-        bench.settings |= {"fetch_allowed_hosts": ["127.0.0.0/24"], "fetch_ca_file": str(both)}
+        fetch_setup.settings |= {"fetch_allowed_hosts": ["127.0.0.0/24"], "fetch_ca_file": str(both)}
         manifests = tmp_path / "manifests"
         manifests.mkdir()
         (manifests / "secret.yaml").write_text(
             "apiVersion: v1\nkind: Secret\nmetadata: {name: key, namespace: tenant-a}\nstringData: {token: open}\n"
         )
-        bench.settings["manifests"] = str(manifests)
+        fetch_setup.settings["manifests"] = str(manifests)
         store.put("/store/", adapter)
         web.authorization = "Bearer open"
         web.faults[WEIGHTS] = StatusInstead(302, headers=(("Location", store.url("/store/adapter_model.safetensors")),))
-        assert (await bench.fetch(source, credentials="tenant-a/key")).digest == adapter_digest(adapter)
+        assert (await fetch_setup.fetch(source, credentials="tenant-a/key")).digest == adapter_digest(adapter)
         assert "authorization" not in store.asked[0].headers
 
 
-async def test_a_server_with_an_untrusted_certificate_is_refused(web, bench, adapter):
-    bench.settings["fetch_ca_file"] = ""
+async def test_a_server_with_an_untrusted_certificate_is_refused(web, fetch_setup, adapter):
+    fetch_setup.settings["fetch_ca_file"] = ""
     with pytest.raises(AdapterFetchFailed, match="FETCH_CA_FILE"):
-        await bench.fetch(web.put("/pirate/", adapter))
+        await fetch_setup.fetch(web.put("/pirate/", adapter))
 
 
-async def test_a_missing_source_is_tried_again_after_minutes(web, bench):
+async def test_a_missing_source_is_tried_again_after_minutes(web, fetch_setup):
     with pytest.raises(AdapterFetchFailed, match=r"has no adapter_config\.json") as failed:
-        await bench.fetch(web.url("/nowhere/"))
-    assert failed.value.retry_after == pytest.approx(300 * bench.scale, rel=0.25)
+        await fetch_setup.fetch(web.url("/nowhere/"))
+    assert failed.value.retry_after == pytest.approx(300 * fetch_setup.scale, rel=0.25)
     assert len(web.asked) == 1, "asking again at once would not help"
 
 
-async def test_each_failure_that_may_pass_is_waited_for_longer(web, bench, adapter):
+async def test_each_failure_that_may_pass_is_waited_for_longer(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[CONFIG] = StatusInstead(500)
     waits = []
     for _ in range(3):
         with pytest.raises(AdapterFetchFailed) as failed:
-            await bench.fetch(source)
+            await fetch_setup.fetch(source)
         waits.append(failed.value.retry_after)
     assert waits[0] * 1.2 < waits[1] < waits[2]
     web.faults.clear()
-    await bench.fetch(source)
+    await fetch_setup.fetch(source)
 
 
 @pytest.mark.parametrize(
@@ -291,30 +293,30 @@ async def test_each_failure_that_may_pass_is_waited_for_longer(web, bench, adapt
         ("https://[", "not a URI"),
     ],
 )
-async def test_row_32_an_odd_uri_is_refused_with_a_reason(bench, uri, words):
+async def test_row_32_an_odd_uri_is_refused_with_a_reason(fetch_setup, uri, words):
     with pytest.raises(AdapterFetchFailed, match=words) as failed:
-        await bench.fetch(uri)
+        await fetch_setup.fetch(uri)
     assert "geheim" not in failed.value.message
 
 
-async def test_a_digest_alone_gives_no_access_to_a_source(web, bench, adapter):
+async def test_a_digest_alone_gives_no_access_to_a_source(web, fetch_setup, adapter):
     """A tenant who knows another tenant's digest must still have access to the source."""
-    fetched = await bench.fetch(web.put("/pirate/", adapter))
+    fetched = await fetch_setup.fetch(web.put("/pirate/", adapter))
     with pytest.raises(AdapterFetchFailed, match="has no adapter_config"):
-        await bench.fetch(web.url("/elsewhere/"), expected=fetched.digest)
+        await fetch_setup.fetch(web.url("/elsewhere/"), expected=fetched.digest)
     asked = len(web.asked)
-    again = await bench.fetch(web.url("/pirate/"), expected=fetched.digest)
+    again = await fetch_setup.fetch(web.url("/pirate/"), expected=fetched.digest)
     assert again.digest == fetched.digest
     assert len(web.asked) == asked, "from there it is known"
 
 
-async def test_repeated_orders_for_an_unfetchable_adapter_do_not_overload_its_source(web, bench, adapter):
+async def test_repeated_orders_for_an_unfetchable_adapter_do_not_overload_its_source(web, fetch_setup, adapter):
     source, digest = web.put("/pirate/", adapter), adapter_digest(adapter)
     web.faults[CONFIG] = StatusInstead(403)
     for _ in range(5):
         with pytest.raises(AdapterFetchFailed, match="answers 403"):
-            await bench.fetch(source, expected=digest, proven=True)
+            await fetch_setup.fetch(source, expected=digest, proven=True)
     assert len(web.asked) == 1
     web.faults.clear()
-    checked = await bench.fetch(source, expected=digest)  # a changed spec is tried at once
+    checked = await fetch_setup.fetch(source, expected=digest)  # a changed spec is tried at once
     assert checked.digest == digest

@@ -42,12 +42,12 @@ async def test_services_use_tls_through_a_rotation_and_end_gracefully(pods: Serv
 
             # The runner finishes a running answer.
             runner = pods.processes["runner"]
-            heard: list[str] = []
+            received: list[str] = []
             async for text in pods.stream("demo", tokens=200):
-                if not heard:
+                if not received:
                     runner.send_signal(signal.SIGTERM)
-                heard.append(text)
-            assert len(heard) > 1
+                received.append(text)
+            assert len(received) > 1
             assert await asyncio.to_thread(runner.wait, 20 + GRACE_S) == 0
             assert "drained" in pods.log("runner").read_text()
         for service in SERVICES:
@@ -56,5 +56,5 @@ async def test_services_use_tls_through_a_rotation_and_end_gracefully(pods: Serv
         others = [pods.processes[name] for name in SERVICES if name != "runner"]
         assert await asyncio.to_thread(all_end, others) == [0] * len(others)
         for service in SERVICES:
-            said = pods.log(service).read_text().splitlines()
-            assert [line for line in said if "Traceback" in line] == [], service
+            lines = pods.log(service).read_text().splitlines()
+            assert [line for line in lines if "Traceback" in line] == [], service

@@ -30,7 +30,7 @@ class ScriptedApi:
         return [made(NODES, name) for name in self.cordoned], 1
 
 
-class Bench:
+class Setup:
     def __init__(self, seconds: float = 10.0, taints: Collection[str] = ()) -> None:
         self.api, self.obstacle_log = ScriptedApi(), ObstacleLog()
         self.hosts, self.changes = {"node-1", "node-2"}, 0
@@ -48,72 +48,72 @@ class Bench:
 
 
 async def test_only_cordoned_nodes_are_asked_for_and_a_change_is_told_once() -> None:
-    bench = Bench()
-    await bench.cordons.refresh()
-    assert (bench.cordons.nodes, bench.changes) == (frozenset(), 0)
-    bench.api.cordoned = ["node-2"]
+    setup = Setup()
+    await setup.cordons.refresh()
+    assert (setup.cordons.nodes, setup.changes) == (frozenset(), 0)
+    setup.api.cordoned = ["node-2"]
     for _ in range(2):
-        await bench.cordons.refresh()
-    assert (bench.cordons.nodes, bench.changes) == ({"node-2"}, 1)
-    assert set(bench.api.asked) == {"spec.unschedulable=true"}
+        await setup.cordons.refresh()
+    assert (setup.cordons.nodes, setup.changes) == ({"node-2"}, 1)
+    assert set(setup.api.asked) == {"spec.unschedulable=true"}
 
 
 async def test_nodes_are_polled() -> None:
-    bench = Bench(seconds=0.005)
-    task = asyncio.create_task(bench.cordons.run())
-    bench.api.cordoned = ["node-2"]
-    await until(lambda: bench.cordons.nodes)
-    bench.api.cordoned = []
-    await until(lambda: not bench.cordons.nodes)
+    setup = Setup(seconds=0.005)
+    task = asyncio.create_task(setup.cordons.run())
+    setup.api.cordoned = ["node-2"]
+    await until(lambda: setup.cordons.nodes)
+    setup.api.cordoned = []
+    await until(lambda: not setup.cordons.nodes)
     task.cancel()
 
 
 async def test_the_last_answer_stays_while_there_is_no_other() -> None:
-    bench = Bench()
-    bench.api.cordoned = ["node-2"]
-    await bench.cordons.refresh()
-    bench.api.cordoned = Unreachable("away")
-    await bench.cordons.refresh()
-    assert bench.cordons.nodes == {"node-2"}
+    setup = Setup()
+    setup.api.cordoned = ["node-2"]
+    await setup.cordons.refresh()
+    setup.api.cordoned = Unreachable("away")
+    await setup.cordons.refresh()
+    assert setup.cordons.nodes == {"node-2"}
 
 
 async def test_a_missing_right_is_noted_until_it_is_there_and_does_no_harm_to_pools() -> None:
-    bench = Bench()
-    bench.api.cordoned = ApiRefused("list", NODES, "", status=403, message="no")
+    setup = Setup()
+    setup.api.cordoned = ApiRefused("list", NODES, "", status=403, message="no")
     for _ in range(2):
-        await bench.cordons.refresh()
-    assert len(bench.obstacle_log) == 1
-    assert bench.obstacle_log.standing().forbidden_namespaces == {}
-    bench.api.cordoned = []
-    await bench.cordons.refresh()
-    assert len(bench.obstacle_log) == 0
+        await setup.cordons.refresh()
+    assert len(setup.obstacle_log) == 1
+    assert setup.obstacle_log.standing().forbidden_namespaces == {}
+    setup.api.cordoned = []
+    await setup.cordons.refresh()
+    assert len(setup.obstacle_log) == 0
 
 
 async def test_without_runners_nobody_is_asked_and_no_node_is_remembered() -> None:
-    bench = Bench()
-    bench.api.cordoned = ["node-2"]
-    await bench.cordons.refresh()
-    bench.hosts = set()
-    await bench.cordons.refresh()
-    assert len(bench.api.asked) == 1
-    assert bench.cordons.nodes == frozenset()
+    setup = Setup()
+    setup.api.cordoned = ["node-2"]
+    await setup.cordons.refresh()
+    setup.hosts = set()
+    await setup.cordons.refresh()
+    assert len(setup.api.asked) == 1
+    assert setup.cordons.nodes == frozenset()
 
 
 async def test_a_node_that_an_autoscaler_has_tainted_is_to_be_emptied_as_a_cordoned_one_is() -> None:
-    bench = Bench(taints=["karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"])
-    bench.api.taints = {
+    setup = Setup(taints=["karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"])
+    setup.api.taints = {
         "node-1": ["nvidia.com/gpu", "karpenter.sh/disrupted"],
         "node-2": ["nvidia.com/gpu"],
         "node-3": ["karpenter.sh/disrupted"],
     }
-    await bench.cordons.refresh()
-    assert bench.cordons.nodes == {"node-1"}, "where no runner is nobody looks"
-    bench.api.cordoned = ["node-2", "node-4"]
-    bench.api.asked.clear()
-    await bench.cordons.refresh()
-    assert bench.cordons.nodes == {"node-1", "node-2", "node-4"}
-    assert bench.api.asked == ["spec.unschedulable=true", "metadata.name=node-1"]
-    bench.api.taints = {}
-    bench.api.cordoned = []
-    await bench.cordons.refresh()
-    assert (bench.cordons.nodes, bench.changes) == (frozenset(), 3)
+    await setup.cordons.refresh()
+    assert setup.cordons.nodes == {"node-1"}, "where no runner is nobody looks"
+    setup.api.cordoned = ["node-2", "node-4"]
+    setup.api.asked.clear()
+    await setup.cordons.refresh()
+    assert setup.cordons.nodes == {"node-1", "node-2", "node-4"}
+    assert setup.api.asked == ["spec.unschedulable=true", "metadata.name=node-1"]
+    setup.api.taints = {}
+    setup.api.cordoned = []
+    await setup.cordons.refresh()
+    assert (setup.cordons.nodes, setup.changes) == (frozenset(), 3)

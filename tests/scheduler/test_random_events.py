@@ -38,7 +38,7 @@ class World(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.told = SchedulerDriver(max_passed_over=MAX_PASSED_OVER, avoid_after_decline=0.2)
+        self.driver = SchedulerDriver(max_passed_over=MAX_PASSED_OVER, avoid_after_decline=0.2)
         self.count = 0
         self.incarnations = dict.fromkeys(INSTANCES, 0)
         self.attached = set()
@@ -64,13 +64,13 @@ class World(RuleBasedStateMachine):
     # ------------------------------------------------------------------------------------------------------- carrying
 
     def say(self, event):
-        self.carry_out_all(self.told.tell(event))
+        self.carry_out_all(self.driver.send(event))
 
     def carry_out_all(self, decided):
         for effect in decided:
             self.carry_out(effect)
             if isinstance(effect, effects.SendPlaced | effects.AllowResume):
-                ledger = self.told.scheduler.runners[effect.instance].ledger
+                ledger = self.driver.scheduler.runners[effect.instance].ledger
                 assert ledger.promised <= ledger.limit, "promised more than there is"
 
     def carry_out(self, effect):
@@ -79,7 +79,7 @@ class World(RuleBasedStateMachine):
                 assert effect.request not in self.answered, "placed after its end"
                 assert effect.epoch > self.epochs.get(effect.request, 0), "an epoch was used twice"
                 assert effect.instance in self.attached, "placed on a runner whose stream is gone"
-                runner = self.told.scheduler.runners[effect.instance]
+                runner = self.driver.scheduler.runners[effect.instance]
                 assert runner.drain is None, "placed on a runner that drains"
                 adapters = {line.digest for line in runner.entries.values()} - {BASE}
                 assert len(adapters) <= ADAPTER_SLOTS, "placed with an adapter that finds no slot"
@@ -147,13 +147,13 @@ class World(RuleBasedStateMachine):
     def enqueue_one(self, **how):
         self.count += 1
         name = f"q{self.count:03}"
-        if self.told.scheduler.adapters.source_of(how["digest"]) is None:
+        if self.driver.scheduler.adapters.source_of(how["digest"]) is None:
             how["digest"] = BASE  # nobody knows it before a runner has checked it
         self.waiting.add(name)
         self.arrival.append(name)
         self.asked[name] = how
         if not self.deaf:
-            self.carry_out_all(self.told.enqueue(name, **how))
+            self.carry_out_all(self.driver.enqueue(name, **how))
 
     @rule(large=st.integers(60, 200), small=st.integers(4, 12))
     def crowd(self, large, small):
@@ -213,7 +213,7 @@ class World(RuleBasedStateMachine):
             return
         self.lose(name, place.epoch)
         if twice:
-            again = self.told.tell(events.RequestLost("g0", RequestId(name), place.epoch))
+            again = self.driver.send(events.RequestLost("g0", RequestId(name), place.epoch))
             assert not again, "the same loss twice is one loss"
 
     def lose(self, name, epoch):
@@ -237,7 +237,7 @@ class World(RuleBasedStateMachine):
     @rule(noticed=st.booleans())
     def gateway_reconnects(self, noticed):
         live = tuple(
-            self.told.live(
+            self.driver.live(
                 name,
                 instance=place.instance,
                 epoch=place.epoch,
@@ -256,7 +256,7 @@ class World(RuleBasedStateMachine):
         self.arrival = [name for name in self.arrival if name not in waiting] + waiting
         for name in waiting:
             self.passes.pop(name, None)
-            self.carry_out_all(self.told.enqueue(name, epoch=self.epochs.get(name, 0), **self.asked[name]))
+            self.carry_out_all(self.driver.enqueue(name, epoch=self.epochs.get(name, 0), **self.asked[name]))
 
     # -------------------------------------------------------------------------------------------------------- runners
 
@@ -267,7 +267,7 @@ class World(RuleBasedStateMachine):
             self.books[name] = {}
         self.attached.add(name)
         self.carry_out_all(
-            self.told.attach(
+            self.driver.attach(
                 name,
                 pages=PAGES[name],
                 max_sequences=6,
@@ -289,7 +289,7 @@ class World(RuleBasedStateMachine):
         instance, name = asked
         if instance in self.attached:
             failure = Failure("adapter_unavailable", "not just now", retry_after=1.0) if fails else None
-            self.carry_out_all(self.told.certify(name, DIGESTS[name], instance=instance, failure=failure))
+            self.carry_out_all(self.driver.certify(name, DIGESTS[name], instance=instance, failure=failure))
 
     @rule(name=st.sampled_from(INSTANCES))
     def detach(self, name):
@@ -332,7 +332,7 @@ class World(RuleBasedStateMachine):
     @rule(names=st.sets(st.sampled_from(INSTANCES)))
     def drain(self, names):
         """These and no others."""
-        known = self.told.scheduler.runners
+        known = self.driver.scheduler.runners
         asked = (
             events.DrainRequested(known[InstanceName(name)].identity, 1.0) for name in sorted(names) if name in known
         )
@@ -344,7 +344,7 @@ class World(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.05, 0.5, 3.0)))
     def wait(self, seconds):
-        self.told.clock.advance(seconds)
+        self.driver.clock.advance(seconds)
         self.say(events.Tick())
 
     def book(self, name):
@@ -366,7 +366,7 @@ class World(RuleBasedStateMachine):
     def every_request_is_placed_refused_ended_or_waits_with_a_reason(self):
         if self.deaf:
             return
-        known = self.told.scheduler.requests
+        known = self.driver.scheduler.requests
         for name in self.waiting:
             assert known[RequestId(name)].waiting, f"{name} hangs: its gateway waits and the scheduler does not"
         for name in self.placed:
@@ -377,7 +377,7 @@ class World(RuleBasedStateMachine):
     @invariant()
     def one_live_placement_per_request_is_the_one_its_gateway_knows(self):
         for name, place in self.placed.items() if not self.deaf else ():
-            placement = self.told.scheduler.requests[RequestId(name)].placement
+            placement = self.driver.scheduler.requests[RequestId(name)].placement
             assert placement is None or placement.epoch == place.epoch
 
     @invariant()
@@ -397,13 +397,13 @@ class World(RuleBasedStateMachine):
             self.attach(name, restarted=False)
             self.books[name] = {}
         stranded = dict(self.placed)
-        for _ in range(3 * int(self.told.scheduler.config.unlisted_timeout)):
+        for _ in range(3 * int(self.driver.scheduler.config.unlisted_timeout)):
             for name in INSTANCES:
                 self.report(name)
             self.wait(1.0)
         for name, place in stranded.items():
             now = self.placed.get(name)
-            assert now is None or now.epoch > place.epoch or not self.told.scheduler.requests[name].placement, name
+            assert now is None or now.epoch > place.epoch or not self.driver.scheduler.requests[name].placement, name
 
     def everything_ends(self):
         """With runners that behave from now on, everything that waits is placed and ends, or is refused."""
@@ -412,7 +412,7 @@ class World(RuleBasedStateMachine):
             self.books[name] = {}
             self.attached.add(name)
             self.carry_out_all(
-                self.told.attach(
+                self.driver.attach(
                     name,
                     pages=PAGES[name],
                     max_sequences=6,
@@ -434,8 +434,8 @@ class World(RuleBasedStateMachine):
             self.wait(3.0)
         assert not self.waiting, "these wait for ever"
         assert not self.placed
-        assert not self.told.scheduler.requests
-        for runner in self.told.scheduler.runners.values():
+        assert not self.driver.scheduler.requests
+        for runner in self.driver.scheduler.runners.values():
             assert not runner.entries, "promises were left behind"
 
 

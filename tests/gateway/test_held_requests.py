@@ -9,11 +9,11 @@ from motet_gateway.held_requests import HeldRequests
 from tests.common.cpu_speed import cpu_unit_seconds
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.test_streams import Read, long_request, read
-from tests.support.fake_services import GROUP, mini_cluster
+from tests.support.fake_services import GROUP, fake_services
 
 
 async def test_requests_that_wait_for_a_first_runner_are_reported_and_placed_when_it_comes() -> None:
-    async with mini_cluster() as cluster:
+    async with fake_services() as cluster:
         scheduler = cluster.scheduler
         runners, scheduler.runners = scheduler.runners, []
         async with serve(cluster, ready=False, hold_seconds=0.05, keep_alive_seconds=0.05) as served:
@@ -32,7 +32,7 @@ async def test_requests_that_wait_for_a_first_runner_are_reported_and_placed_whe
 
 
 async def test_a_new_scheduler_is_sent_held_requests_without_those_of_gone_clients() -> None:
-    async with mini_cluster() as cluster:
+    async with fake_services() as cluster:
         scheduler = cluster.scheduler
         scheduler.runners = []
         async with serve(cluster, ready=False, hold_seconds=0.05) as served:
@@ -47,7 +47,7 @@ async def test_a_new_scheduler_is_sent_held_requests_without_those_of_gone_clien
 
 async def test_a_gateway_without_a_tokenizer_asks_for_a_runner() -> None:
     """The pool has no runner. Its model is known, but only other gateways have its tokenizer on disk."""
-    async with mini_cluster() as cluster:
+    async with fake_services() as cluster:
         scheduler = cluster.scheduler
         groups = list(scheduler.catalog().groups)
         del groups[0].runners[:]
@@ -64,7 +64,7 @@ async def test_a_gateway_without_a_tokenizer_asks_for_a_runner() -> None:
 
 
 async def test_after_the_deadline_and_above_the_limit_errors_say_when_to_retry() -> None:
-    async with mini_cluster() as cluster:
+    async with fake_services() as cluster:
         cluster.scheduler.runners = []
         body = long_request(stream=False)
         async with serve(cluster, ready=False, max_live_requests=1) as served:
@@ -138,7 +138,7 @@ def test_ten_thousand_that_are_asked_about_and_go_cost_no_more_than_a_moment() -
 
 
 async def test_a_request_whose_adapter_is_being_checked_keeps_its_pool_up() -> None:
-    async with mini_cluster() as cluster:
+    async with fake_services() as cluster:
         adapter = cluster.add_adapter("fresh", digest="", state=scheduler_pb2.ADAPTER_READINESS_LOADING)
         async with serve(cluster, hold_seconds=0.05, keep_alive_seconds=0.05) as served:
             stream = Read()

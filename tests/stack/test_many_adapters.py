@@ -31,17 +31,20 @@ class Served:
     trace: list[dict[str, Any]]
 
 
-async def ask_all(stack: LocalStack, voices: list[ServedModel]) -> list[StreamedAnswer]:
+async def ask_all(stack: LocalStack, served_models: list[ServedModel]) -> list[StreamedAnswer]:
     async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         return await asyncio.gather(
-            *(stream(client, voices[index % len(voices)], prompt_of(index), DECODED) for index in range(STREAMS))
+            *(
+                stream(client, served_models[index % len(served_models)], prompt_of(index), DECODED)
+                for index in range(STREAMS)
+            )
         )
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
     """Three pools of three model families in one stack. 32 clients send requests to each at the same time."""
-    folder = tmp_path_factory.mktemp("voices")
+    folder = tmp_path_factory.mktemp("adapters")
     manifests = folder / "manifests"
     engine = {"kvCacheMiB": 32, "maxConcurrentSequences": 32, "prefillChunkTokens": 64}
     pools = {family: add_pool(manifests, family, engine=engine) for family in FAMILIES}
@@ -49,9 +52,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
     with running_stack(
         folder, manifests=manifests, env={"MOTET_STEP_TRACE": str(folder / "trace.{instance}")}
     ) as stack:
-        for family, (base, voices) in pools.items():
-            asyncio.run(ask_all(stack, voices))  # loads every adapter onto the device
-            answers = asyncio.run(ask_all(stack, voices))
+        for family, (base, served_models) in pools.items():
+            asyncio.run(ask_all(stack, served_models))  # loads every adapter onto the device
+            answers = asyncio.run(ask_all(stack, served_models))
             [written] = folder.glob(f"trace.{family.replace('_', '-')}-*")
             found[family] = Served(base, answers, [json.loads(line) for line in written.read_text().splitlines()])
     return found

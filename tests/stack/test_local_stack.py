@@ -44,7 +44,7 @@ def one_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 def shared(one_stack: LocalStack) -> LocalStack:
     """The stack at the start of each test: one runner, two adapters, and no process starts or ends."""
 
-    def is_calm() -> bool:
+    def is_ready() -> bool:
         status = one_stack.status()
         services = status["services"]
         return (
@@ -53,7 +53,7 @@ def shared(one_stack: LocalStack) -> LocalStack:
             and len(status["adapters"]) == 2
         )
 
-    one_stack.until(is_calm)
+    one_stack.until(is_ready)
     return one_stack
 
 
@@ -75,7 +75,7 @@ def test_two_adapters_answer_and_ctrl_c_stops_everything(tmp_path: Path) -> None
             assert line, said
             said += line
         assert said.count("curl ") == 2
-        all_is_well(stack)
+        assert_working(stack)
         os.killpg(front.pid, signal.SIGINT)
         said += front.stdout.read()
         assert front.wait(30) == 0, said
@@ -88,7 +88,7 @@ def test_two_adapters_answer_and_ctrl_c_stops_everything(tmp_path: Path) -> None
         stack.down()
 
 
-def all_is_well(stack: LocalStack) -> None:
+def assert_working(stack: LocalStack) -> None:
     status = json.loads(stack.motet("status", "--json").stdout)
     assert status.keys() == stack.status().keys() == {"services", "pools", "adapters", "problems", "url"}
     assert {one["kind"] for one in status["services"]} == SERVICES

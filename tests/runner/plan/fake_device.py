@@ -41,7 +41,7 @@ def next_token(sequence: Sequence) -> int:
     return (len(sequence.tokens) * 31 + sum(map(ord, sequence.request))) % VOCABULARY
 
 
-class PretendDevice:
+class FakeDevice:
     def __init__(self, book: Book) -> None:
         self.book = book
         self.memory: dict[tuple[int, int], tuple[str, int, int]] = {}

@@ -40,7 +40,7 @@ class Sequence:
 class World(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.told = SupervisorDriver()
+        self.driver = SupervisorDriver()
         self.sequences = {}
         self.count = 0
         self.steps = 0
@@ -49,12 +49,12 @@ class World(RuleBasedStateMachine):
         self.scheduler = True
         self.readmissible = {}
         self.say(events.SchedulerConnected(1, 1))
-        self.carry_out_all(self.told.connect(pages=PAGES, page_bytes=1, host_bytes=8))
+        self.carry_out_all(self.driver.connect(pages=PAGES, page_bytes=1, host_bytes=8))
 
     # ------------------------------------------------------------------------------------------------------- carrying
 
     def say(self, event):
-        self.carry_out_all(self.told.tell(event))
+        self.carry_out_all(self.driver.send(event))
 
     def carry_out_all(self, decided):
         for effect in list(decided):
@@ -153,7 +153,7 @@ class World(RuleBasedStateMachine):
     def report(self):
         book = tuple(self.entry(name) for name in self.sequences)
         self.carry_out_all(
-            self.told.report(
+            self.driver.report(
                 *book,
                 steps=self.steps,
                 host_bytes_free=8,
@@ -164,7 +164,7 @@ class World(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.1, 1.0, 3.0)))
     def wait(self, seconds):
-        self.carry_out_all(self.told.wait(seconds))
+        self.carry_out_all(self.driver.wait(seconds))
 
     @rule(deaf=st.booleans())
     def lose_orders(self, deaf):
@@ -174,7 +174,7 @@ class World(RuleBasedStateMachine):
     def runner_reconnects(self):
         self.say(events.RunnerDisconnected(R0, "1"))
         book = tuple(self.entry(name) for name in self.sequences)
-        self.carry_out_all(self.told.connect(*book, pages=PAGES, page_bytes=1, host_bytes=8))
+        self.carry_out_all(self.driver.connect(*book, pages=PAGES, page_bytes=1, host_bytes=8))
 
     @rule()
     def scheduler_comes_or_goes(self):
@@ -186,7 +186,7 @@ class World(RuleBasedStateMachine):
         if self.scheduler:
             for name, wanted in list(self.readmissible.items()):
                 if wanted <= self.free:
-                    self.carry_out_all(self.told.resumable(name, wanted))
+                    self.carry_out_all(self.driver.resumable(name, wanted))
 
     # ----------------------------------------------------------------------------------------------------- invariants
 
