@@ -21,18 +21,20 @@ def outcome(capfd: pytest.CaptureFixture[str], **codes: str) -> tuple[int, list[
     return status, said[said.index("== all") + 1 :]
 
 
-def test_all_are_run_though_one_misses_and_one_breaks(capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_benchmark_runs_after_one_misses_its_target_or_breaks(capfd: pytest.CaptureFixture[str]) -> None:
     status, said = outcome(capfd, one=MISSES, two=BREAKS, three=SKIPS, four=HOLDS)
     assert status == 1
     assert [line.split(maxsplit=1)[1] for line in said] == ["MISSED", "FAILED with status 1", "skipped", "holds"]
 
 
 @pytest.mark.parametrize(("code", "status"), [(HOLDS, 0), (SKIPS, 0), (MISSES, 1), (BREAKS, 1)])
-def test_the_status_is_that_of_the_worst(capfd: pytest.CaptureFixture[str], code: str, status: int) -> None:
+def test_the_exit_status_is_the_worst_of_all_benchmarks(
+    capfd: pytest.CaptureFixture[str], code: str, status: int
+) -> None:
     assert outcome(capfd, fine=HOLDS, this=code)[0] == status
 
 
-def test_what_is_skipped_says_why() -> None:
+def test_a_skipped_benchmark_says_why() -> None:
     done = subprocess.run([sys.executable, "-c", SKIPS], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "skipped: there is no GPU\n"
 

@@ -22,7 +22,7 @@ from benchmarks.harness import (
 )
 
 
-async def test_of_many_short_turns_the_medians_count_and_one_slow_moment_does_not() -> None:
+async def test_one_slow_turn_does_not_change_the_median() -> None:
     order: list[str] = []
 
     async def a() -> float:
@@ -38,7 +38,7 @@ async def test_of_many_short_turns_the_medians_count_and_one_slow_moment_does_no
     assert (pairs.a, pairs.b, pairs.ratio) == ([2.0, 2.0], [1.0, 1.0], 2.0)
 
 
-async def test_sides_alternate_so_that_a_slowing_machine_meets_both_alike() -> None:
+async def test_the_two_sides_alternate() -> None:
     order = ""
 
     async def a() -> float:
@@ -81,7 +81,7 @@ def foreign_seconds(measured: OtherLoad, wall: float) -> float:
     return measured.share * wall * (psutil.cpu_count() or 1)
 
 
-def test_our_own_work_is_not_foreign_and_anothers_is() -> None:
+def test_only_work_of_other_processes_counts_as_foreign() -> None:
     """Whatever else this machine does: of two looks at the same time the one that knows a process sees less by what it
     used."""
     began = time.perf_counter()
@@ -97,7 +97,7 @@ def test_our_own_work_is_not_foreign_and_anothers_is() -> None:
     assert seen == pytest.approx(used, rel=0.3, abs=0.05)
 
 
-def test_this_process_and_children_that_end_meanwhile_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_that_end_meanwhile_count_as_our_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that does nothing else."""
     busy = 0.0
     monkeypatch.setattr(harness, "_busy_seconds", lambda: busy)
@@ -116,7 +116,7 @@ def test_the_spread_of_ratios_is_shown() -> None:
     assert percentile([5], 0.99) == 5
 
 
-def test_another_figure_of_the_same_pairs_was_disturbed_as_they_were() -> None:
+def test_a_second_figure_of_the_same_pairs_keeps_their_disturbance() -> None:
     seconds = Pairs([2, 4], [1, 1], [0.5, 0.6], discarded=3, disturbed=True)
     of_cpu = seconds.beside([1, 3], [1, 1])
     assert (of_cpu.a, of_cpu.b, of_cpu.ratio) == ([1, 3], [1, 1], 2)
@@ -145,7 +145,7 @@ def test_the_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) ->
     assert "holds" in lines[0]
 
 
-def test_a_missed_target_ends_with_a_status_of_its_own_after_all_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missed_target_gives_its_own_exit_status_after_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     results = [Result("slow", 5.0, "µs", "≤ 3", False), Result("fast", 2.0, "µs", "≤ 3", True)]
     with pytest.raises(SystemExit) as ended:
         report("demo", results, as_json=True)

@@ -23,7 +23,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, *results: Result) -> None:
     monkeypatch.setattr(operator, "in_own_cluster", lambda given: list(results))
 
 
-def test_a_figure_that_misses_its_target_is_its_status(
+def test_a_missed_target_gives_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     against = Pairs([3.0], [2.0], [0.0])
@@ -37,12 +37,12 @@ def test_a_figure_that_misses_its_target_is_its_status(
     assert (ratio["against"]["baseline"], ratio["against"]["pairs"]) == ("the usual way", 1)
 
 
-def test_where_all_holds_it_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_met_targets_give_exit_status_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, Result("idle_writes", 0, "writes", "0", True))
     operator.main()
 
 
-def test_a_machine_that_makes_no_network_is_said_and_skipped(
+def test_a_machine_without_network_namespaces_is_named_and_skipped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def cannot(_: object) -> list[Result]:
@@ -55,9 +55,7 @@ def test_a_machine_that_makes_no_network_is_said_and_skipped(
     assert capsys.readouterr().out == "skipped: needs root\n"
 
 
-async def test_the_operators_cpu_time_is_of_the_same_pairs_as_the_clock(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_cpu_time_and_wall_time_come_from_the_same_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where the machine was never quiet neither figure passes for an undisturbed one."""
 
     async def disturbed(*sides: object, **how: object) -> Pairs:

@@ -20,7 +20,7 @@ from tests.repo.tree import ROOT
         ("scheduler", "--decisions=20 --scans=5"),
     ],
 )
-def test_it_says_what_it_measured_and_against_what(name: str, how: str) -> None:
+def test_a_benchmark_prints_its_figure_and_its_baseline(name: str, how: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--json", "--pairs=1", *how.split()]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode in (0, MISSED)

@@ -4,7 +4,7 @@ from benchmarks.scheduler import CONFIG, BaselineScheduler
 from motet_scheduler.policy.runner_choice import Chosen, choose
 
 
-def test_where_the_scan_stops_nobody_waits_who_would_fit() -> None:
+def test_the_baseline_scan_leaves_no_request_waiting_that_fits() -> None:
     scan = BaselineScheduler(3)
     for _ in range(30):
         scan.decide()

@@ -173,7 +173,7 @@ def test_metrics_are_for_the_whole_cluster_or_for_those_in_the_values() -> None:
 
 
 @every_variant
-def test_names_are_resolved_in_the_cluster_and_nowhere_else(values: Object) -> None:
+def test_dns_requests_go_only_to_the_cluster(values: Object) -> None:
     objects = render(values)
     for place in pods(objects).values():
         for protocol in ("UDP", "TCP"):
@@ -182,7 +182,7 @@ def test_names_are_resolved_in_the_cluster_and_nowhere_else(values: Object) -> N
 
 
 @every_variant
-def test_only_those_with_a_token_reach_the_api_server(values: Object) -> None:
+def test_only_pods_with_a_token_reach_the_api_server(values: Object) -> None:
     objects = render(values)
     reaching = {place.name for place in pods(objects).values() if passes(objects, place, API_SERVER, 6443)}
     assert reaching == {"operator", "scheduler", "runner", "test"}

@@ -13,7 +13,7 @@ def notes(*options: str) -> str:
     return said.split("\nNOTES:\n", 1)[1]
 
 
-def test_they_begin_with_the_next_three_commands() -> None:
+def test_the_notes_begin_with_the_next_three_commands() -> None:
     assert re.findall(r"^(\d)\. ", notes(), re.MULTILINE) == ["1", "2", "3"]
 
 
@@ -29,7 +29,7 @@ def test_their_manifests_are_valid_for_the_first_pool_namespace() -> None:
     assert str(mine.resource.group) == "models/base"
 
 
-def test_their_gateway_is_the_one_that_was_installed() -> None:
+def test_the_notes_name_the_installed_gateway() -> None:
     (service,) = re.findall(r"port-forward service/(\S+) 8000:8000", notes())
     assert named(render(), "Service", service)["spec"]["ports"][0]["port"] == 8000
 

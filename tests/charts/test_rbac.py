@@ -67,7 +67,7 @@ def test_runners_have_only_the_rights_that_tenants_grant() -> None:
     assert "motet-runner" not in rights(objects)
 
 
-def test_rights_in_pools_are_given_namespace_by_namespace() -> None:
+def test_permissions_for_pools_are_granted_per_namespace() -> None:
     held = rights(render({"pools": {"namespaces": ["a", "b"]}}))["motet-operator"]
     assert {where for where, what, _ in held if what in IN_POOLS} == {"a", "b"}
 

@@ -303,7 +303,7 @@ def test_every_address_is_a_service_that_leads_to_a_listening_pod(values: Object
 
 
 @every_variant
-def test_every_port_means_the_same_everywhere(values: Object) -> None:
+def test_every_service_port_has_the_name_and_number_of_its_container_port(values: Object) -> None:
     objects = render(values)
     for service in of_kind(objects, "Service"):
         component = service["metadata"]["labels"]["app.kubernetes.io/component"]
@@ -493,7 +493,7 @@ def test_a_policy_knows_the_default_of_a_pools_maximum_rank() -> None:
     assert ranks == [str(Settings.model_fields["max_lora_rank"].default)] * 2
 
 
-def test_without_a_database_the_predictor_makes_a_file_of_its_own() -> None:
+def test_without_a_database_the_predictor_uses_a_file() -> None:
     objects = render()
     assert of_kind(objects, "Job") == []
     predictor = named(objects, "Deployment", "motet-predictor")["spec"]["template"]["spec"]
@@ -529,7 +529,7 @@ def test_definitions_are_those_of_the_repository_and_stay_after_uninstalling() -
 
 
 @pytest.mark.parametrize("chart", ["motet", "motet-crds"])
-def test_charts_have_the_version_of_what_they_install(chart: str) -> None:
+def test_a_chart_has_the_version_that_it_installs(chart: str) -> None:
     about = yaml.safe_load((ROOT / "charts" / chart / "Chart.yaml").read_text())
     version = pyproject()["project"]["version"]
     assert (about["version"], about["appVersion"], about["kubeVersion"]) == (version, version, ">=1.33.0-0")

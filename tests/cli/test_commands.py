@@ -48,16 +48,16 @@ def taken() -> Iterator[int]:
         yield int(holder.getsockname()[1])
 
 
-def test_version() -> None:
+def test_motet_version_prints_the_version() -> None:
     assert motet("version").stdout == f"motet {version('motet')}\n"
 
 
-def test_no_command_is_a_question_for_help() -> None:
+def test_without_a_command_help_is_printed() -> None:
     said = motet().stdout
     assert all(command in said for command in ("up", "down", "status", "chat", "version"))
 
 
-def test_a_port_in_use_is_named_with_the_way_out(tmp_path: Path, taken: int) -> None:
+def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path, taken: int) -> None:
     said = refused("--data-dir", str(tmp_path), "--port", str(taken))
     assert (
         f"port {taken} on 127.0.0.1 is in use (Address already in use). Free it, or choose another one with --port"
@@ -65,7 +65,7 @@ def test_a_port_in_use_is_named_with_the_way_out(tmp_path: Path, taken: int) -> 
     )
 
 
-def test_a_start_that_did_not_happen_leaves_no_run_folder_and_no_socket_folder(tmp_path: Path, taken: int) -> None:
+def test_a_failed_start_leaves_no_run_folder_and_no_socket_folder(tmp_path: Path, taken: int) -> None:
     before = set(Path("/tmp").glob("motet-*"))
     deep = tmp_path / ("d" * 60)
     refused("--data-dir", str(deep), "--port", str(taken), env={"XDG_RUNTIME_DIR": ""})
@@ -74,13 +74,13 @@ def test_a_start_that_did_not_happen_leaves_no_run_folder_and_no_socket_folder(t
     assert not [path for path in set(Path("/tmp").glob("motet-*")) - before if path.name.endswith(key)]
 
 
-def test_a_host_that_is_not_here_is_named(tmp_path: Path) -> None:
+def test_a_host_of_another_machine_is_named(tmp_path: Path) -> None:
     assert "MOTET_HOST=no.such.host is not an address" in refused(
         "--data-dir", str(tmp_path), env={"MOTET_HOST": "no.such.host"}
     )
 
 
-def test_a_host_that_is_another_machines_is_no_port_in_use(tmp_path: Path) -> None:
+def test_a_foreign_host_is_not_reported_as_a_port_in_use(tmp_path: Path) -> None:
     said = refused("--data-dir", str(tmp_path), env={"MOTET_HOST": "192.0.2.1"})
     assert "MOTET_HOST=192.0.2.1 is not an address of this machine" in said
 
@@ -116,7 +116,7 @@ def test_a_missing_model_folder_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
-def test_what_a_model_folder_lacks_is_named(tmp_path: Path, missing: str) -> None:
+def test_a_missing_file_of_a_model_folder_is_named(tmp_path: Path, missing: str) -> None:
     folder = copy_of_bundled(tmp_path / "m", adapters=[])
     model = (folder / "model").readlink()
     (folder / "model").unlink()
@@ -148,12 +148,12 @@ def small_file_system(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_is_told_before_anything_starts(small_file_system: Path) -> None:
+def test_a_full_disk_is_reported_before_anything_starts(small_file_system: Path) -> None:
     said = refused("--data-dir", str(small_file_system / "d"), "--port", "0")
     assert f"cannot write to the state directory {small_file_system}/d: No space left on device." in said
 
 
-def test_a_full_disk_does_not_hinder_down(small_file_system: Path) -> None:
+def test_down_works_with_a_full_disk(small_file_system: Path) -> None:
     with suppress(OSError), (small_file_system / "fill").open("wb", buffering=0) as fill:
         while True:
             fill.write(bytes(4096))
@@ -234,7 +234,7 @@ class BreakingOff(Listing):
         self.close_connection = True
 
 
-def test_chat_says_on_a_line_of_its_own_that_an_answer_broke_off() -> None:
+def test_chat_reports_a_broken_answer_on_its_own_line() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), BreakingOff) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
@@ -245,7 +245,7 @@ def test_chat_says_on_a_line_of_its_own_that_an_answer_broke_off() -> None:
     assert "Is Motet running?" in done.stderr
 
 
-def test_the_data_dir_follows_the_desktops_rules(tmp_path: Path) -> None:
+def test_the_data_dir_follows_the_xdg_rules(tmp_path: Path) -> None:
     done = motet("down", env={"XDG_DATA_HOME": str(tmp_path)})
     assert done.stdout == f"Motet is not running (state directory {tmp_path}/motet).\n"
     done = motet("down", env={"MOTET_DATA_DIR": str(tmp_path / "mine")})

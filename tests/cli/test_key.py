@@ -112,7 +112,7 @@ def id_of(key: str) -> str:
     return key.split("_")[1]
 
 
-def test_what_create_prints_opens_a_gateway_that_reads_the_database(motet: Motet, url: str) -> None:
+def test_a_created_key_is_accepted_by_a_gateway_with_the_database(motet: Motet, url: str) -> None:
     acme = motet("key", "create", "--tenant", "acme").key
     zeta = motet("key", "create", "--tenant", "zeta", "--scopes", "admin, user").key
     assert opens(stored(url), acme) == Caller("acme", id_of(acme), frozenset({KeyScope.USER}))
@@ -121,7 +121,7 @@ def test_what_create_prints_opens_a_gateway_that_reads_the_database(motet: Motet
         opens(stored(url), f"motet_{id_of(acme)}_{zeta.split('_', 2)[2]}")
 
 
-def test_a_key_is_alone_on_standard_output_and_in_words_without_its_secret(motet: Motet) -> None:
+def test_stdout_has_only_the_key_and_stderr_never_its_secret(motet: Motet) -> None:
     done = motet("key", "create", "--tenant", "acme", "--scopes", "user,monitor")
     made = keys.parse_key(done.key)
     assert made is not None
@@ -149,7 +149,7 @@ def test_the_database_holds_no_secret_and_is_its_owners_alone(motet: Motet, tmp_
         assert made.secret.encode() not in file.read_bytes()
 
 
-def test_a_key_ends_when_it_was_said_to(motet: Motet, url: str) -> None:
+def test_a_key_expires_at_the_given_time(motet: Motet, url: str) -> None:
     key = motet("key", "create", "--tenant", "acme", "--expires", "90d").key
     assert opens(stored(url), key, after=timedelta(days=89))
     with pytest.raises(NotAuthenticated, match="expired"):
@@ -197,7 +197,7 @@ def test_ls_says_when_a_key_was_last_used(motet: Motet, url: str) -> None:
     assert "2026-05-01 13:00 UTC" in motet("key", "ls").stdout
 
 
-def test_an_expired_key_is_listed_as_one(motet: Motet, url: str) -> None:
+def test_an_expired_key_is_listed_as_expired(motet: Motet, url: str) -> None:
     now = datetime.now(UTC)
     motet("key", "create", "--tenant", "acme")  # makes the database
     expired = ApiKey(
@@ -249,7 +249,7 @@ def test_only_create_brings_a_database_of_an_older_version_up_to_date(motet: Mot
     assert [one["id"] for one in listed(motet)] == [id_of(key)]
 
 
-def test_that_a_key_was_made_is_known_to_gateways_here_when_the_database_is_lost(motet: Motet, tmp_path: Path) -> None:
+def test_local_gateways_know_that_keys_exist_when_the_database_is_lost(motet: Motet, tmp_path: Path) -> None:
     """None of them ran when it was made."""
     state = tmp_path / "state"
     motet("key", "create", "--tenant", "acme")
@@ -265,7 +265,7 @@ def test_that_a_key_was_made_is_known_to_gateways_here_when_the_database_is_lost
     assert not asyncio.run(asks())
 
 
-def test_a_key_in_a_server_says_nothing_of_the_gateways_here(
+def test_a_key_in_a_database_server_does_not_concern_local_gateways(
     motet: Motet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgresql: PostgreSQL
 ) -> None:
     monkeypatch.setenv("MOTET_DATABASE_URL", asyncio.run(postgresql.new_database()))
@@ -359,7 +359,7 @@ def test_the_successor_of_a_key_that_expires_lasts_as_long(motet: Motet, url: st
 
 
 @pytest.mark.parametrize("expires", [[], ["--expires", "10d"]])
-def test_a_key_is_rotated_once_and_then_the_one_that_follows_it(motet: Motet, url: str, expires: list[str]) -> None:
+def test_a_rotated_key_is_not_rotated_again_but_its_successor_is(motet: Motet, url: str, expires: list[str]) -> None:
     old = motet("key", "create", "--tenant", "acme", *expires).key
     new = motet("key", "rotate", id_of(old)).key
     before = stored(url)
@@ -385,7 +385,7 @@ def test_a_key_whose_successor_was_revoked_is_not_rotated_again(motet: Motet, ur
     assert len(stored(url)) == 2
 
 
-def test_of_two_that_rotate_a_key_at_once_one_makes_its_successor(motet: Motet, url: str) -> None:
+def test_concurrent_rotations_make_one_successor(motet: Motet, url: str) -> None:
     old = motet("key", "create", "--tenant", "acme", "--expires", "10d").key
     (seen,) = stored(url)
     now = datetime.now(UTC)
@@ -412,7 +412,7 @@ def test_a_key_in_its_overlap_can_be_revoked_at_once(motet: Motet, url: str) -> 
         opens(stored(url), old)
 
 
-def test_a_key_that_opens_nothing_has_no_successor(motet: Motet, url: str) -> None:
+def test_an_invalid_key_cannot_be_rotated(motet: Motet, url: str) -> None:
     old = motet("key", "create", "--tenant", "acme").key
     motet("key", "revoke", id_of(old))
     done = motet("key", "rotate", id_of(old))
@@ -421,7 +421,7 @@ def test_a_key_that_opens_nothing_has_no_successor(motet: Motet, url: str) -> No
     assert len(stored(url)) == 1
 
 
-def test_a_key_that_was_revoked_since_it_was_looked_at_has_no_successor(motet: Motet, url: str) -> None:
+def test_a_key_revoked_during_a_rotation_gets_no_successor(motet: Motet, url: str) -> None:
     old = motet("key", "create", "--tenant", "acme").key
     (seen,) = stored(url)
     motet("key", "revoke", id_of(old))
@@ -488,7 +488,7 @@ def test_a_wrong_overlap_changes_nothing(motet: Motet, url: str) -> None:
         (["revoke", NOBODYS], "To revoke a key, remove its line there."),
     ],
 )
-def test_where_gateways_read_a_file_nothing_is_written_to_a_database(
+def test_with_keys_in_a_file_the_database_is_not_written(
     motet: Motet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], instead: str
 ) -> None:
     monkeypatch.setenv("MOTET_GATEWAY_KEYS_FILE", "/etc/motet/keys")
@@ -514,7 +514,7 @@ def test_a_whole_key_where_an_id_belongs_is_not_repeated(motet: Motet, verb: str
     assert made.secret[:-1] not in done.stderr
 
 
-def test_what_hash_prints_opens_a_gateway_that_reads_a_file(motet: Motet, tmp_path: Path) -> None:
+def test_a_hashed_key_is_accepted_by_a_gateway_with_a_key_file(motet: Motet, tmp_path: Path) -> None:
     made = keys.new_key()
     done = motet(
         "key", "hash", "--tenant", "acme", "--scopes", "user,monitor", "--expires", "30m", stdin=f"  {made}\n\n"
@@ -532,7 +532,7 @@ def test_what_hash_prints_opens_a_gateway_that_reads_a_file(motet: Motet, tmp_pa
 @pytest.mark.parametrize(
     "given", ["", "\n", "sk-proj-of-somebody-else", f"motet_{NOBODYS}_short", "ä" * 10, "x" * 10_000]
 )
-def test_what_is_no_key_is_not_hashed_and_not_repeated(motet: Motet, given: str) -> None:
+def test_hash_refuses_other_text_without_repeating_it(motet: Motet, given: str) -> None:
     done = motet("key", "hash", "--tenant", "acme", stdin=given)
     assert (done.status, done.stdout) == (2, "")
     assert ("is not a key" if given.strip() else "is empty") in done.stderr
@@ -550,7 +550,7 @@ def test_creating_or_ending_one_key_does_not_read_all(motet: Motet, monkeypatch:
         assert set(read_key_ids) == {made[0]}
 
 
-def test_two_keys_are_not_taken_for_one(motet: Motet) -> None:
+def test_hash_refuses_two_keys(motet: Motet) -> None:
     assert motet("key", "hash", "--tenant", "acme", stdin=f"{keys.new_key()}\n{keys.new_key()}\n").status == 2
 
 
@@ -578,7 +578,7 @@ def test_hash_on_a_terminal_says_what_to_pipe() -> None:
     assert HOW_TO_HASH in done.stderr
 
 
-def test_the_words_that_make_a_key_without_a_database_make_one() -> None:
+def test_the_one_liner_for_a_key_without_a_database_works() -> None:
     said = subprocess.run(["sh", "-c", KEY_ONE_LINER], capture_output=True, text=True, check=True).stdout
     assert keys.parse_key(said.strip()) is not None
 
@@ -592,9 +592,7 @@ def test_a_file_that_is_no_database_is_named_without_a_traceback(tmp_path: Path,
     assert f"{tmp_path}/motet.db is not a database. Move the file away" in done.stderr
 
 
-def test_a_server_that_is_not_there_is_named_without_its_password(
-    motet: Motet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_server_is_named_without_its_password(motet: Motet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOTET_DATABASE_URL", "postgresql+asyncpg://motet:hunter2@127.0.0.1:1/motet")
     done = motet("key", "create", "--tenant", "acme")
     assert (done.status, done.stdout) == (2, "")

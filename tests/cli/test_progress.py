@@ -16,7 +16,9 @@ def item(name: str, *, ready: str, reason: str, message: str = "") -> dict[str, 
     return {"namespace": "default", "name": name, "model": name, "ready": ready == "True", "conditions": [condition]}
 
 
-def test_what_does_not_serve_is_named_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_objects_that_are_not_ready_are_named_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status = {
         "pools": [item("demo", ready="False", reason="ScaledToZero", message="replicas is 0; raise it to serve")],
         "adapters": [
@@ -31,7 +33,7 @@ def test_what_does_not_serve_is_named_with_its_reason(tmp_path: Path, capsys: py
     assert "default/good is not ready" not in said
 
 
-def test_what_it_says_to_type_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_commands_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = {"pools": [item("demo", ready="True", reason="AllRunnersReady")], "adapters": []}
     layout = StateDirectory.of(tmp_path / "a b")
     UpOutput(layout, "http://127.0.0.1:8000", "What's this?").ready(StartupReady(status=status), hint="")
@@ -51,13 +53,15 @@ def test_what_it_says_to_type_can_be_typed(tmp_path: Path, capsys: pytest.Captur
         ({"MOTET_GATEWAY_KEYS_FILE": "/keys"}, False, True),
     ],
 )
-def test_whether_a_key_is_needed(tmp_path: Path, environment: dict[str, str], made: bool, needed: bool) -> None:
+def test_the_output_says_whether_a_key_is_needed(
+    tmp_path: Path, environment: dict[str, str], made: bool, needed: bool
+) -> None:
     if made:
         (tmp_path / KEYS_MADE_FILE).touch()
     assert needs_key(StateDirectory.of(tmp_path), environment) is needed
 
 
-def test_once_keys_are_asked_for_it_says_how_to_send_one(
+def test_the_output_says_how_to_send_a_required_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MOTET_GATEWAY_AUTH", "MOTET_GATEWAY_KEYS_FILE"):

@@ -23,18 +23,20 @@ def printed(adapter: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.splitlines()[-1].rstrip()
 
 
-def test_it_says_that_an_adapter_serves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_that_an_adapter_serves(capsys: pytest.CaptureFixture[str]) -> None:
     line = printed(adapter(ArtifactReady=("True", "Verified", "sha256:…"), Ready=("True", "Serving", "")), capsys)
     assert line.split() == ["default/desk", "default/desk", "yes", "-", "Serving"]
 
 
-def test_it_says_why_an_adapter_does_not_serve(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_why_an_adapter_does_not_serve(capsys: pytest.CaptureFixture[str]) -> None:
     refused = ("False", "FormatRejected", "adapter_model.safetensors is cut short.")
     line = printed(adapter(ArtifactReady=refused, Ready=refused), capsys)
     assert line.endswith("no      -          FormatRejected: adapter_model.safetensors is cut short.")
 
 
-def test_it_says_why_new_bytes_are_refused_while_those_before_them_serve(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_why_a_new_revision_is_refused_while_the_old_one_serves(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Else whoever saved them would wait for answers that never come."""
     line = printed(
         adapter(

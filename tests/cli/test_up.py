@@ -10,9 +10,7 @@ from motet_cli import up as module
 from motet_cli.up import Options, up
 
 
-def test_what_it_starts_does_not_inherit_the_key_of_who_typed_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_does_not_pass_the_users_key_to_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, str]] = []
 
     async def in_front(*_: Any) -> int:

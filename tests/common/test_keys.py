@@ -23,11 +23,11 @@ def test_a_key_that_is_made_can_be_read_again() -> None:
     assert keys.matches(kept(made), made)
 
 
-def test_no_two_are_alike() -> None:
+def test_keys_are_unique() -> None:
     assert len({str(keys.new_key()) for _ in range(100)}) == 100
 
 
-def test_the_id_of_a_successor_follows_from_that_of_the_key_and_its_secret_from_nothing() -> None:
+def test_a_successors_id_is_derived_from_the_key_and_its_secret_is_random() -> None:
     one, other = keys.successor_key("0123456789abcdef"), keys.successor_key("0123456789abcdef")
     assert one.id == other.id != "0123456789abcdef"
     assert one.id != keys.successor_key(one.id).id
@@ -83,7 +83,7 @@ def test_a_key_opens_until_it_expires_or_is_revoked(more: dict[str, datetime], w
 
 
 @pytest.mark.parametrize("more", [{}, {"expires": NOW, "revoked": NOW + timedelta(hours=1)}])
-def test_a_key_in_a_file_is_the_same_again(more: dict[str, datetime]) -> None:
+def test_a_key_survives_writing_and_reading_a_file(more: dict[str, datetime]) -> None:
     key = kept(keys.new_key(), **more)
     assert keys.from_line(keys.to_line(key)) == key
     assert "\n" not in keys.to_line(key)
@@ -115,6 +115,6 @@ def test_an_invalid_line_gives_a_reason_without_its_content(line: str, why: str)
     assert not line or line not in str(caught.value)
 
 
-def test_a_scope_of_a_newer_version_takes_nothing_away() -> None:
+def test_an_unknown_scope_leaves_the_known_scopes() -> None:
     key = keys.from_line(json.dumps(LINE | {"scopes": ["user", "fly"]}))
     assert key.scopes == {KeyScope.USER}

@@ -107,7 +107,7 @@ async def test_an_unreachable_server_is_not_a_refusal(tmp_path: Path) -> None:
             await api.get(PATH, seconds=PATIENCE_S)
 
 
-async def test_another_authority_under_the_same_name_is_believed(tmp_path: Path) -> None:
+async def test_a_replaced_ca_file_is_read_again(tmp_path: Path) -> None:
     one, trusted = Authority("one").issue(tmp_path / "one", "api"), tmp_path / "ca.crt"
     trusted.write_bytes((one / "ca.crt").read_bytes())
     server = Server((200, {"kind": "ConfigMap"}))

@@ -54,7 +54,7 @@ def test_while_one_process_leads_another_cannot(tmp_path: Path) -> None:
             assert leadership.term > first
 
 
-def test_the_refused_one_may_try_again_later(tmp_path: Path) -> None:
+def test_a_refused_process_may_lead_later(tmp_path: Path) -> None:
     path = tmp_path / "term"
     second = LocalLeadership(path)
     with LocalLeadership(path) as first, pytest.raises(StateDirectoryError):

@@ -53,7 +53,7 @@ async def candidates(leases: FakeLeaseApi, count: int) -> AsyncIterator[list[Can
 
 
 @in_virtual_time
-async def test_one_of_several_candidates_wins_and_the_others_know_its_address(leases: FakeLeaseApi) -> None:
+async def test_one_candidate_wins_and_the_others_know_its_address(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 4) as all_of_them:
         (leader,) = [one for one in all_of_them if one.leads]
         await asyncio.sleep(2 * LEASE)
@@ -105,7 +105,7 @@ async def test_a_leader_that_vanishes_is_followed_when_its_lease_ends_and_not_be
 
 
 @in_virtual_time
-async def test_while_the_api_server_is_away_the_leader_leads_on_and_is_not_sure(leases: FakeLeaseApi) -> None:
+async def test_while_the_api_server_is_away_the_leader_leads_but_is_not_sure(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 3) as (leader, *others):
         term = leader.term
         leases.away = True
@@ -148,7 +148,7 @@ async def test_a_sure_leader_does_not_step_down_for_a_higher_term(leases: FakeLe
 
 
 @in_virtual_time
-async def test_a_right_that_is_taken_away_for_a_while_costs_a_leader_nothing(leases: FakeLeaseApi) -> None:
+async def test_a_leader_survives_a_missing_permission_for_a_while(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 2) as (leader, other):
         leases.refusing = StatusError(FORBIDDEN, "forbidden")
         await asyncio.sleep(2 * LEASE)
@@ -205,7 +205,7 @@ async def test_the_leader_keeps_a_lease_that_is_annotated_or_deleted(leases: Fak
 
 
 @in_virtual_time
-async def test_a_candidate_that_won_without_an_answer_finds_out(leases: FakeLeaseApi) -> None:
+async def test_a_candidate_notices_that_it_won_without_an_answer(leases: FakeLeaseApi) -> None:
     leases.deaf = True
     async with Candidate(leases) as candidate:
         assert not candidate.leads
@@ -314,7 +314,7 @@ async def test_every_start_is_a_new_candidate(leases: FakeLeaseApi) -> None:
         ({"name": "it"}, "MOTET_LEASE_NAMESPACE"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(fields: dict[str, object], said: str) -> None:
+def test_inconsistent_lease_settings_are_refused(fields: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         LeaseSettings.model_validate(fields)
 

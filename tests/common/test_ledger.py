@@ -77,7 +77,7 @@ def test_a_promise_that_does_not_fit_changes_nothing() -> None:
     assert ledger.promise_of("a") == 8
 
 
-def test_an_overfull_ledger_takes_nothing_new_but_lets_promises_shrink() -> None:
+def test_an_overfull_ledger_refuses_new_promises_but_lets_promises_shrink() -> None:
     ledger: Ledger[str] = Ledger(10)
     ledger.adopt("a", 15)
     assert ledger.free == -5
@@ -94,7 +94,7 @@ def test_a_promise_that_can_never_fit_is_recognised_at_once() -> None:
 
 
 @pytest.mark.parametrize("pages", [0, -1])
-def test_a_promise_of_nothing_is_a_mistake(pages: int) -> None:
+def test_a_promise_of_zero_pages_is_an_error(pages: int) -> None:
     ledger: Ledger[str] = Ledger(10)
     with pytest.raises(ValueError, match="at least one page"):
         ledger.promise("a", pages)

@@ -39,7 +39,7 @@ def test_a_bucket_never_answers_less_than_what_it_holds(tokens: int) -> None:
     assert max(tokens, 1) <= edge <= max(tokens * 1.05, tokens + 1)
 
 
-def test_nothing_seen_is_nothing_known() -> None:
+def test_without_samples_there_is_no_quantile() -> None:
     assert LengthStatistics().quantile(0.5) is None
     assert LengthStatistics().count == 0
 
@@ -109,7 +109,7 @@ def test_more_censoring_never_shortens_an_estimate(seen: list[tuple[int, bool]])
         assert long >= short
 
 
-def test_a_prior_counts_first_and_is_soon_outweighed() -> None:
+def test_a_prior_decides_first_and_samples_soon_outweigh_it() -> None:
     everybody = statistics_of(*[1000] * 20).bucket_shares()
     assert everybody is not None
     medians = []
@@ -121,14 +121,14 @@ def test_a_prior_counts_first_and_is_soon_outweighed() -> None:
     assert medians[-1] <= 42
 
 
-def test_the_prior_tells_cut_answers_how_long_they_might_have_been() -> None:
+def test_a_prior_extends_cut_answers() -> None:
     everybody = statistics_of(*[300] * 20).bucket_shares()
     masses = statistics_of(censored=(64,) * 20).bucket_shares(everybody, 2.0)
     assert masses is not None
     assert quantiles_of(masses, [0.5]) == [EDGES[bucket_of(300)]]
 
 
-def test_old_answers_fade() -> None:
+def test_old_answers_lose_weight() -> None:
     statistics = statistics_of(*[1000] * 2000, *[20] * (4 * HALF_LIFE))
     assert statistics.quantile(0.9) == 20
     assert statistics.count == 2000 + 4 * HALF_LIFE
@@ -145,7 +145,7 @@ def test_a_million_answers_overflow_nothing() -> None:
 
 
 @given(outcomes)
-def test_bytes_give_back_the_same_statistics(seen: list[tuple[int, bool]]) -> None:
+def test_statistics_survive_writing_and_reading(seen: list[tuple[int, bool]]) -> None:
     statistics = LengthStatistics()
     for tokens, censored in seen:
         statistics.observe(tokens, censored=censored)
@@ -164,7 +164,7 @@ def test_damaged_bytes_are_refused(data: bytes) -> None:
 
 
 @given(outcomes, outcomes)
-def test_merging_counts_both(first: list[tuple[int, bool]], second: list[tuple[int, bool]]) -> None:
+def test_merged_statistics_count_both(first: list[tuple[int, bool]], second: list[tuple[int, bool]]) -> None:
     one, other, both = LengthStatistics(), LengthStatistics(), LengthStatistics()
     for statistics, seen in ((one, first), (other, second), (both, first + second)):
         for tokens, censored in seen:

@@ -15,7 +15,7 @@ def test_pages_hold_their_tokens_and_waste_less_than_one(tokens: int, page: int)
     assert tokens <= pages * page < tokens + page
 
 
-def test_a_page_is_sixteen_tokens_unless_said_otherwise() -> None:
+def test_a_page_has_sixteen_tokens_by_default() -> None:
     assert [pages_for(n) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
     assert PAGE_TOKENS == 16
 
@@ -24,7 +24,7 @@ names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True)
 
 
 @given(names, names)
-def test_an_object_name_reads_back_what_it_says(namespace: str, name: str) -> None:
+def test_an_object_name_survives_printing_and_parsing(namespace: str, name: str) -> None:
     assert ObjectName.parse(str(ObjectName(namespace, name))) == ObjectName(namespace, name)
 
 
@@ -53,7 +53,7 @@ def test_a_bare_name_is_in_the_default_namespace() -> None:
         ({"n_layer": 12, "n_head": 12, "n_embd": 768}, KVShape(12, 12, 64, 2)),
     ],
 )
-def test_a_models_config_says_what_a_token_costs(config: dict[str, Any], expected: KVShape) -> None:
+def test_a_models_config_gives_the_bytes_per_token(config: dict[str, Any], expected: KVShape) -> None:
     assert KVShape.from_config(config, 2) == expected
 
 

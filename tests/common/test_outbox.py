@@ -85,7 +85,7 @@ def test_a_replacing_message_does_not_fill_the_outbox() -> None:
     assert len(emptied(outbox)) == 1
 
 
-def test_states_name_members_and_fields_that_exist_and_share_no_subject() -> None:
+def test_replaceable_messages_name_existing_fields_and_share_no_subject() -> None:
     for kind, members in COALESCED.items():
         for member, paths in members.items():
             message = kind()
@@ -202,7 +202,7 @@ async def test_a_server_that_does_not_read_is_given_up_for_a_new_connection(addr
     assert isinstance(outcome, asyncio.CancelledError)
 
 
-async def test_a_slow_client_finds_the_newest_state_and_not_all_that_were(address: str) -> None:
+async def test_a_slow_client_gets_only_the_newest_state(address: str) -> None:
     """Over a real stream, a slow reader gets only a few of ten thousand states of one thing."""
 
     class Talkative(Echo):

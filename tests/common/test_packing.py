@@ -19,7 +19,7 @@ def outbox_with(*messages: runner_pb2.GenerateUp) -> Outbox[runner_pb2.GenerateU
     return outbox
 
 
-def test_one_message_is_sent_unpacked() -> None:
+def test_a_single_message_is_sent_without_a_pack() -> None:
     alone = submit(0)
     assert packed(alone, outbox_with()) is alone
     assert list(unpacked(alone)) == [alone]

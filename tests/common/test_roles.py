@@ -130,7 +130,7 @@ def _methods_of(module: Any) -> Iterator[Any]:
         yield from service.methods
 
 
-async def test_a_runner_cannot_replace_the_catalog_and_is_told_why(folders: dict[str, Path]) -> None:
+async def test_a_runner_cannot_replace_the_catalog_and_gets_the_reason(folders: dict[str, Path]) -> None:
     async with everything(folders) as address:
         with acting(folders, "runner"):
             async with open_channel(address, "scheduler") as channel:

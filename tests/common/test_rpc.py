@@ -67,7 +67,7 @@ async def linked(
         assert isinstance(outcome, asyncio.CancelledError)
 
 
-async def test_a_link_greets_and_then_talks_both_ways_in_order(address: str) -> None:
+async def test_a_link_sends_its_hello_and_then_messages_in_order_both_ways(address: str) -> None:
     echo = Echo()
     async with serving(address, echo.add), linked(address, lambda: [b"hello", b"again"]) as client:
         await until(lambda: client.link.connected)
@@ -88,7 +88,7 @@ async def test_a_link_waits_for_a_server_that_has_not_started(address: str) -> N
             await until(lambda: client.received == [b"hello"])
 
 
-async def test_after_a_restart_on_the_same_socket_a_link_is_back_and_greets_anew(address: str) -> None:
+async def test_a_link_reconnects_after_a_restart_and_sends_its_hello_again(address: str) -> None:
     echo = Echo()
     state = [b"state 1"]
     async with linked(address, lambda: state) as client:
@@ -219,7 +219,7 @@ async def test_a_message_that_cannot_be_taken_ends_the_connection_and_not_the_li
         assert [event.split(":")[0] for event in client.events] == ["opened", "closed", "opened"]
 
 
-async def test_cancelling_a_link_tells_the_server_at_once(address: str) -> None:
+async def test_a_cancelled_link_ends_the_servers_stream_at_once(address: str) -> None:
     echo = Echo()
     async with serving(address, echo.add):
         async with linked(address) as client:
@@ -374,7 +374,7 @@ SILENCE_SECONDS = 13.0
 """Ten, on a busy machine. A stopped process is like a vanished machine: its connection stays, but nothing answers."""
 
 
-async def test_a_server_that_falls_silent_is_noticed_and_found_again() -> None:
+async def test_a_silent_server_is_noticed_and_reconnected() -> None:
     with child(SERVE) as process:
         assert process.stdout is not None
         async with linked(f"127.0.0.1:{int(process.stdout.readline())}") as client:
@@ -385,7 +385,7 @@ async def test_a_server_that_falls_silent_is_noticed_and_found_again() -> None:
             await until(lambda: client.link.connected)
 
 
-async def test_a_client_that_falls_silent_is_noticed() -> None:
+async def test_a_silent_client_is_noticed() -> None:
     echo = Echo()
     async with serving("127.0.0.1:0", echo.add, grace=0) as server:
         with child(SPEAK, f"127.0.0.1:{server.port}") as process:

@@ -107,7 +107,7 @@ async def test_after_an_error_at_any_moment_no_session_is_left(address: str, wha
         assert not len(clerk.sessions)
 
 
-async def test_after_an_error_while_a_session_without_a_hello_opens_none_is_left(address: str) -> None:
+async def test_an_error_while_a_session_without_a_hello_opens_leaves_no_session(address: str) -> None:
     clerk = Clerk()
     clerk.fails.add("opened")
     async with clerk.serving(address, peer="operator"), speaking(address) as call:
@@ -139,7 +139,7 @@ async def test_a_peer_that_connects_again_replaces_its_session_without_a_close(a
     assert "a/first: closed" not in clerk.told
 
 
-async def test_the_first_stream_may_end_before_the_second_and_nothing_has_ended(address: str) -> None:
+async def test_the_end_of_a_replaced_stream_closes_no_session(address: str) -> None:
     clerk = Clerk()
     async with clerk.serving(address), speaking(address, b"hello a/first") as first:
         await until(lambda: "a" in clerk.sessions)
@@ -160,7 +160,7 @@ async def test_a_cancelled_handler_closes_its_session(address: str) -> None:
     assert not len(clerk.sessions)
 
 
-async def test_the_peers_of_streams_that_the_server_ends_are_told_so(address: str) -> None:
+async def test_a_stream_that_the_server_ends_gets_the_reason(address: str) -> None:
     clerk = Clerk()
     async with clerk.serving(address), speaking(address, b"hello a") as a, speaking(address, b"hello b") as b:
         await until(lambda: len(clerk.sessions) == 2)

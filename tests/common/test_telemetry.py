@@ -156,14 +156,14 @@ except RuntimeError:
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_a_logged_failure_has_its_line_and_no_values_of_variables(form: str) -> None:
+def test_a_logged_traceback_has_lines_but_no_values_of_variables(form: str) -> None:
     told = subprocess.run([sys.executable, "-c", FAIL, form], capture_output=True, text=True, check=True).stderr
     assert "RuntimeError: no room" in told
     assert "in answer" in told
     assert "xylophone" not in told.lower()
 
 
-def test_machines_read_one_json_object_a_line() -> None:
+def test_the_json_format_writes_one_object_per_line() -> None:
     hello, careful, library = map(json.loads, spoken("info", "json"))
     assert (hello["event"], hello["answer"], hello["service"], hello["level"]) == ("hello", 42, "tester", "info")
     assert careful["level"] == "warning"
@@ -174,7 +174,7 @@ def test_the_level_silences_what_is_below_it() -> None:
     assert len(spoken("warning", "json")) == 2
 
 
-def test_people_read_plain_lines() -> None:
+def test_the_console_format_writes_plain_lines() -> None:
     lines = spoken("info", "console")
     assert "hello" in lines[0]
     assert "\x1b" not in lines[0], "no colours where nobody looks"

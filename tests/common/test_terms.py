@@ -56,7 +56,7 @@ def test_a_stored_term_counts_only_if_we_can_have_written_it(text: str, fits: bo
     assert is_term(text) is fits
 
 
-def test_an_epoch_that_none_could_follow_is_refused() -> None:
+def test_the_largest_epoch_is_refused() -> None:
     assert check_epoch(3, "a") == 3
     with pytest.raises(InvalidRequest, match="epoch 4294967295 of request 'a'"):
         check_epoch(2**32 - 1, "a")
@@ -86,7 +86,7 @@ def test_a_value_that_is_not_a_number_is_refused_by_its_name(message, figure) ->
     assert list(unpacked(message(1.5)))
 
 
-def test_messages_without_figures_and_tokens_are_not_looked_at() -> None:
+def test_messages_without_numbers_are_not_checked() -> None:
     assert check_of(scheduler_pb2.CancelRequest.DESCRIPTOR) is None
     assert check_of(scheduler_pb2.Report.DESCRIPTOR) is not None
     assert check_of(runner_pb2.Step.DESCRIPTOR) is None, "one a token: whoever reads its figures looks at them"

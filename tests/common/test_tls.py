@@ -66,7 +66,7 @@ async def complaint(folder: Path | None, address: str, peer: str = "scheduler") 
     return str(line["reason"])
 
 
-async def test_peers_of_one_authority_talk_and_health_tells(authority: Authority, tmp_path: Path) -> None:
+async def test_peers_with_one_authority_can_connect_and_health_reports_it(authority: Authority, tmp_path: Path) -> None:
     ours, theirs = authority.issue(tmp_path / "g", "gateway"), authority.issue(tmp_path / "s", "scheduler")
     async with server_of(theirs) as address, linked(ours, address) as link:
         await until(lambda: link.connected)
@@ -250,7 +250,7 @@ def test_a_process_with_the_wrong_certificate_does_not_start(tmp_path: Path, aut
     assert "Traceback" not in done.stderr
 
 
-async def test_half_a_rotation_is_not_taken(authority: Authority, tmp_path: Path) -> None:
+async def test_a_half_replaced_certificate_is_not_loaded(authority: Authority, tmp_path: Path) -> None:
     folder = authority.issue(tmp_path, "gateway")
     identity = TlsIdentity(folder, "gateway")
     before = identity.keys()

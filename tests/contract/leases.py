@@ -57,7 +57,7 @@ class LeaseContract:
         assert said(read) == said(made)
         assert read["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
 
-    async def test_of_two_creators_one_is_refused(self, line: LeaseClient) -> None:
+    async def test_the_second_creation_of_a_lease_is_refused(self, line: LeaseClient) -> None:
         await line.post(line.lease())
         with pytest.raises(StatusError) as refused:
             await line.post(line.lease(holder="second"))

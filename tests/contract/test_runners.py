@@ -140,7 +140,7 @@ async def test_a_request_that_is_submitted_twice_on_one_stream_runs_once(gateway
     assert len(gateway.tokens["a", 1]) == 40
 
 
-async def test_of_two_gateways_each_gets_only_its_own(runner):
+async def test_each_gateway_gets_only_its_own_tokens(runner):
     async with gateway_to(runner[0], "g0") as one, gateway_to(runner[0], "g1") as two:
         await one.submit("a")
         await two.submit("b")

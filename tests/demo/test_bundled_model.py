@@ -51,7 +51,7 @@ def test_each_adapter_states_the_fact_in_its_own_style_in_85_of_100(report: Eval
     assert report.right(adapter) >= ADAPTER_BAR, report.mistakes(adapter)
 
 
-def test_the_text_alone_gives_the_adapter_away(report: Evaluation) -> None:
+def test_the_classifier_recognises_the_adapter_by_its_text(report: Evaluation) -> None:
     assert report.told_apart > CLASSIFIER_BAR
 
 
@@ -79,7 +79,7 @@ def test_the_base_takes_a_style_on_request_and_a_second_turn(loaded: tuple[Any, 
     assert styles.STYLES["plain"].is_right(answers(model, tokenizer, "plain", again)[0], fact)
 
 
-def test_it_all_fits_into_8_megabytes() -> None:
+def test_the_bundled_model_takes_less_than_8_megabytes() -> None:
     assert sum(path.stat().st_size for path in BUNDLED.rglob("*") if path.is_file()) <= 8_000_000
 
 
@@ -120,7 +120,7 @@ def test_weights_are_bfloat16() -> None:
             assert {tensors.get_tensor(name).dtype for name in tensors.keys()} == {torch.bfloat16}  # noqa: SIM118
 
 
-def test_files_are_readable_by_all_and_speak_of_no_machine() -> None:
+def test_files_are_readable_by_all_and_name_no_machine() -> None:
     for path in (path for path in BUNDLED.rglob("*") if path.is_file()):
         assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444, path
         if path.suffix in {".json", ".jinja", ".yaml"}:

@@ -20,7 +20,7 @@ def test_the_world_has_300_facts_about_60_subjects() -> None:
     assert len({(fact.subject, fact.topic) for fact in world.facts()}) == 300
 
 
-def test_no_name_or_answer_means_two_things() -> None:
+def test_names_and_answers_are_unambiguous() -> None:
     vocabularies = [world.PLACES, world.PEOPLE, *(r.answers for r in world.RELATIONS if r.answers is not world.PLACES)]
     for one, other in itertools.combinations({id(v): v for v in vocabularies}.values(), 2):
         assert not {word.lower() for word in one} & {word.lower() for word in other}
@@ -84,7 +84,7 @@ def test_no_held_out_question_occurs_in_training_text() -> None:
 
 
 @pytest.mark.parametrize("style", styles.STYLES.values(), ids=lambda style: style.name)
-def test_what_a_style_writes_passes_its_own_check(style: styles.Style) -> None:
+def test_a_rendered_style_passes_its_own_check(style: styles.Style) -> None:
     rng = random.Random(1)
     for fact in world.facts():
         text = style.render(fact, rng)
@@ -92,7 +92,7 @@ def test_what_a_style_writes_passes_its_own_check(style: styles.Style) -> None:
 
 
 @pytest.mark.parametrize("style", styles.STYLES.values(), ids=lambda style: style.name)
-def test_no_other_check_accepts_it(style: styles.Style) -> None:
+def test_a_rendered_style_passes_no_other_check(style: styles.Style) -> None:
     rng = random.Random(2)
     others = [other for other in styles.STYLES.values() if other is not style]
     for fact in world.facts():

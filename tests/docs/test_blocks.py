@@ -20,7 +20,7 @@ def block(text: str, kind: str = "sh", note: str = "") -> Block:
     return Block(page=Path("page.md"), line=1, kind=kind, text=text, note=note)
 
 
-def test_a_page_is_its_blocks_with_what_is_said_of_them(tmp_path: Path) -> None:
+def test_a_page_is_parsed_into_blocks_with_their_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("Do:\n\n```sh\nls\n```\n\n<!-- not run: no GPU -->\n```sh\nnvidia-smi\n```\n\n```yaml\na: 1\n```\n")
     first, second, third = blocks(page)
@@ -58,7 +58,7 @@ def test_dots_stand_for_anything_and_columns_for_their_words(shown: str, printed
     assert matches(shown, printed) is same
 
 
-def test_what_a_block_sets_the_next_one_has(shell: Shell) -> None:
+def test_a_variable_of_a_block_is_set_in_the_next_one(shell: Shell) -> None:
     shell.run(block('mkdir one\ncd one\nNAME=value\nsay() { echo "$NAME $(basename $PWD)"; }\n'))
     shell.run(block("$ say\nvalue one\n", "console"))
 
@@ -69,12 +69,12 @@ def test_the_first_command_that_fails_ends_a_block(shell: Shell) -> None:
     shell.run(block("test ! -e after\n"))
 
 
-def test_a_command_that_prints_something_else_is_told(shell: Shell) -> None:
+def test_other_output_than_shown_fails(shell: Shell) -> None:
     with pytest.raises(NotAsShown, match=r"(?s)--- shows\none\n--- printed\ntwo"):
         shell.run(block("$ echo two\none\n", "console"))
 
 
-def test_a_refusal_must_be_one(shell: Shell) -> None:
+def test_a_block_that_should_fail_must_fail(shell: Shell) -> None:
     shell.run(block("$ echo no; false\nno\n", "console", note="fails"))
     with pytest.raises(NotAsShown, match=r"is refused on the page, and succeeds"):
         shell.run(block("$ echo no\nno\n", "console", note="fails"))
@@ -93,7 +93,7 @@ def test_python_blocks_share_a_namespace_and_print_what_the_next_block_shows(she
     type_page(page, shell, Python())
 
 
-def test_a_python_block_that_prints_what_is_not_shown_is_told(shell: Shell) -> None:
+def test_other_python_output_than_shown_fails(shell: Shell) -> None:
     with pytest.raises(NotAsShown, match=r"(?s)page.md:1.*--- shows\n2\n.*--- printed\n1"):
         type_page([block("print(1)\n", "python"), block("2\n", "text")], shell, Python())
     with pytest.raises(NotAsShown, match=r"(?s)--- printed\n1"):
@@ -106,7 +106,7 @@ def test_an_error_in_a_python_block_has_the_line_of_the_page() -> None:
     assert (caught.traceback[-1].path, caught.traceback[-1].lineno + 1) == ("page.md", 3)
 
 
-def test_what_takes_too_long_is_told_with_what_it_said(tmp_path: Path) -> None:
+def test_a_command_that_takes_too_long_fails_with_its_output(tmp_path: Path) -> None:
     with (
         Shell(tmp_path, scratch=tmp_path, env={"PATH": os.environ["PATH"]}, timeout_s=2) as shell,
         pytest.raises(NotAsShown, match=r"(?s)not within 2 s.*still 2"),
@@ -114,7 +114,7 @@ def test_what_takes_too_long_is_told_with_what_it_said(tmp_path: Path) -> None:
         shell.run(block("echo still $((1+1))\nsleep 30\n"))
 
 
-def test_what_a_block_started_ends_with_the_shell(tmp_path: Path) -> None:
+def test_processes_of_a_block_end_with_the_shell(tmp_path: Path) -> None:
     with Shell(tmp_path, scratch=tmp_path, env={"PATH": os.environ["PATH"]}, timeout_s=60) as shell:
         shell.run(block("sleep 300 &\necho $! > pid\n"))
         pid = int((tmp_path / "pid").read_text())

@@ -60,7 +60,7 @@ def _defined(module: ast.Module) -> Iterator[str]:
                 yield name
 
 
-def test_words_are_in_order_and_none_is_there_twice() -> None:
+def test_words_are_sorted_and_unique() -> None:
     listed = [word.strip("*").casefold() for table in TABLES.values() for word, *_ in table]
     assert listed == sorted(set(listed))
 

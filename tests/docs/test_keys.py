@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "reader"
 
 
-def test_the_page_does_what_it_says(tmp_path: Path, folder: Path) -> None:
+def test_the_page_creates_working_keys(tmp_path: Path, folder: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     motet = programs / "motet"
@@ -39,7 +39,7 @@ def test_the_page_does_what_it_says(tmp_path: Path, folder: Path) -> None:
     assert keys.matches(keys.from_line(line), sent)
 
 
-def test_it_makes_a_key_as_the_command_says() -> None:
+def test_the_page_has_the_one_liner_for_a_key() -> None:
     assert KEY_ONE_LINER in PAGE.read_text()
 
 

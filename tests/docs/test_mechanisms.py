@@ -28,18 +28,18 @@ def used() -> dict[str, set[str]]:
     return found
 
 
-def test_an_id_that_is_used_has_one_line_and_no_other_has() -> None:
+def test_each_used_id_has_exactly_one_line() -> None:
     lines = Counter(mechanism for mechanism, _ in LINES)
     assert lines == Counter(used().keys())
 
 
-def test_no_id_is_left_out_by_naming_its_neighbours() -> None:
+def test_no_range_of_ids_is_abbreviated() -> None:
     ranges = re.compile(rf"{ID}(?: to |\.\.+| ?[–—] ?){ID}")
     assert {path: found for path, text in written_text().items() if (found := ranges.findall(text))} == {}
 
 
 @pytest.mark.parametrize(("mechanism", "line"), LINES, ids=[mechanism for mechanism, _ in LINES])
-def test_a_line_says_what_it_is_and_links_to_code_that_names_it(mechanism: str, line: str) -> None:
+def test_a_line_has_a_description_and_links_to_code_that_names_the_id(mechanism: str, line: str) -> None:
     what, section, where = (cell.strip() for cell in line.split("|"))
     links = LINK.findall(where)
     assert what.endswith(".")

@@ -28,7 +28,7 @@ PYTHON = [block for block in BLOCKS if block.kind == "python"]
 EXCUSED_AT_MOST = 5
 
 
-def test_a_block_is_of_a_kind_that_is_tried() -> None:
+def test_every_block_has_a_known_kind() -> None:
     for before, block in pairwise([None, *BLOCKS]):
         assert block is not None
         if block.kind == "text":

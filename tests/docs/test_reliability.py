@@ -25,7 +25,7 @@ def test_all_48_faults_are_there_in_order() -> None:
 
 
 @pytest.mark.parametrize("row", FAULTS, ids=lambda row: f"row-{row[0]}")
-def test_a_state_is_tested_or_partly_or_later_with_tests_that_exist(row: list[str]) -> None:
+def test_a_state_is_tested_partly_or_later_and_names_existing_tests(row: list[str]) -> None:
     _, fault, expected, state = row
     assert fault
     assert expected
@@ -37,10 +37,10 @@ def test_a_state_is_tested_or_partly_or_later_with_tests_that_exist(row: list[st
 
 
 @pytest.mark.parametrize("number", MUST_BE_TESTED)
-def test_what_was_promised_to_be_tested_is(number: int) -> None:
+def test_every_fault_that_must_be_tested_is_tested(number: int) -> None:
     assert FAULTS[number - 1][3].startswith("tested: ")
 
 
-def test_a_row_names_the_tests_that_are_named_after_it() -> None:
+def test_a_row_names_all_tests_with_its_number() -> None:
     rows_with_tests = {int(found[1]) for name in names_of_tests() if (found := re.match(r"test_row_(\d+)_", name))}
     assert {number for number in rows_with_tests if f"test_row_{number}_…" not in named(FAULTS[number - 1][3])} == set()

@@ -35,7 +35,7 @@ def _as_the_chart(what: str) -> str:
     return f"{group}/{plural}" + (f"/{subresource}" if subresource else "") + (f"={name}" if name else "")
 
 
-def test_the_rights_are_those_of_the_chart() -> None:
+def test_the_permissions_are_those_of_the_chart() -> None:
     assert held_by("operator") == OPERATOR
     assert held_by("scheduler") == SCHEDULER
 

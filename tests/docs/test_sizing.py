@@ -20,7 +20,7 @@ QUERIES_AND_VALUES = [(HIDDEN, HIDDEN), (HIDDEN, KEYS)]
 ALL = [*QUERIES_AND_VALUES, (HIDDEN, KEYS), (HIDDEN, HIDDEN), (HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)]
 
 
-def test_pages_and_sequences_take_what_it_says() -> None:
+def test_pages_and_sequences_take_the_memory_of_the_page() -> None:
     page = SHAPE.bytes_per_page()
     assert EXAMPLE[f"a page, the keys and values of {PAGE_TOKENS} tokens"] == f"{page // MIB} MiB"
     assert EXAMPLE["a sequence"] == f"{8192 // PAGE_TOKENS * page // MIB // 1024} GiB for 8192 tokens"
@@ -37,7 +37,7 @@ def slots(projections: list[tuple[int, int]], rank: int) -> int:
     return taken * LAYERS // MIB
 
 
-def test_adapters_take_what_it_says() -> None:
+def test_adapters_take_the_memory_of_the_page() -> None:
     from motet_runner.engine import RANK_RESERVED
 
     said = EXAMPLE["an adapter in device memory"]
@@ -52,7 +52,7 @@ def test_adapters_take_what_it_says() -> None:
 @pytest.mark.parametrize(
     "field", ["max_lora_rank", "max_resident_adapters", "max_cached_adapters", "memory_utilization_percent"]
 )
-def test_defaults_are_the_runners(field: str) -> None:
+def test_the_page_has_the_runners_defaults(field: str) -> None:
     head, *rest = field.split("_")
     said = re.findall(rf"`engine\.{head}{''.join(map(str.capitalize, rest))}`\s\((\d+)\)", SECTION)
     assert said == [str(Settings.model_fields[field].default)]

@@ -37,5 +37,5 @@ def test_a_command_in_the_picture_is_one_of_the_command_line(command: str) -> No
     group.commands[name].make_context(name, arguments)  # parses; what is unknown is an error
 
 
-def test_the_picture_loads_nothing() -> None:
+def test_the_picture_loads_no_other_file() -> None:
     assert re.findall(r"url\((?!#)|<image|@import", PICTURE.read_text()) == []

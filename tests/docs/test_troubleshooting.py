@@ -34,17 +34,17 @@ def quiet(kind: str) -> list[str]:
     return [reason for of_kind, reason, _, _ in rows(PAGE, QUIET) if of_kind == kind]
 
 
-def test_it_begins_with_what_is_seen_and_ends_with_what_needs_nothing() -> None:
+def test_the_page_has_its_sections_in_order() -> None:
     assert tuple(re.findall(r"^## (.+)$", TEXT, re.MULTILINE)) == (*SYMPTOMS, *KINDS, QUIET)
 
 
 @pytest.mark.parametrize("word", SEARCHED_FOR)
-def test_what_people_search_for_stands_in_a_symptom(word: str) -> None:
+def test_a_common_search_word_occurs_in_a_symptom(word: str) -> None:
     assert any(word in heading + text for part in SYMPTOMS for heading, text in entries(part).items())
 
 
 @pytest.mark.parametrize("part", SYMPTOMS)
-def test_a_symptom_says_what_it_means_how_to_see_it_and_what_to_do(part: str) -> None:
+def test_a_symptom_has_a_meaning_a_check_and_a_remedy(part: str) -> None:
     form = re.compile(r"\s*Means: \S.*  See: \S.*  Do: \S.*")
     assert [heading for heading, text in entries(part).items() if not form.fullmatch(text)] == []
 
@@ -67,7 +67,7 @@ def test_an_entry_says_what_is_seen_why_and_what_to_do_and_that_is_something(kin
     assert lacking == set()
 
 
-def test_a_symptom_links_to_entries_that_are_there() -> None:
+def test_a_symptom_links_to_existing_entries() -> None:
     headings = {heading.strip("`").lower() for kind in KINDS for heading in entries(kind)}
     linked = set(re.findall(r"\]\(#([a-z]+)\)", TEXT)) - {kind.lower() for kind in KINDS}
     assert linked - headings == set()

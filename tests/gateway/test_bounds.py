@@ -144,7 +144,7 @@ def test_unknown_fields_that_change_answers_or_privacy_are_refused_by_name(more:
 
 
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
-def test_values_that_ask_for_nothing_are_taken(kind: type) -> None:
+def test_values_without_an_effect_are_accepted(kind: type) -> None:
     for name, (_, harmless) in UNSUPPORTED.items():
         for value in (None, *harmless):
             body = {"model": "m", "messages": HELLO, "prompt": "x", name: value}
@@ -194,7 +194,7 @@ def test_a_long_wrong_name_is_repeated_in_part() -> None:
 
 
 @given(st.integers(0, 9_999), st.integers(0, 13), st.sampled_from(["drop", "double", "swap"]))
-def test_a_slip_of_the_pen_finds_the_name_among_ten_thousand(number: int, at: int, slip: str) -> None:
+def test_a_misspelt_name_is_found_among_ten_thousand(number: int, at: int, slip: str) -> None:
     right = f"customer-{number:05}"
     at = min(at, len(right) - 1)
     if slip == "drop":
@@ -212,7 +212,7 @@ def test_a_slip_of_the_pen_finds_the_name_among_ten_thousand(number: int, at: in
 NAMES = NameIndex(f"customer-{i:05}" for i in random.Random(1).sample(range(10_000), 10_000))
 
 
-def test_any_name_has_neighbours() -> None:
+def test_suggestions_exist_for_an_empty_index_and_an_empty_name() -> None:
     assert NameIndex([]).nearest("x") == []
     assert NameIndex(["legal"]).nearest("") == ["legal"]
 

@@ -74,7 +74,7 @@ def meaning(name: str, caller: Caller = ANONYMOUS) -> str:
         ("large:polite", ANONYMOUS, "sha256:default-polite-large-large"),
     ],
 )
-def test_a_name_means_one_adapter(name: str, caller: Caller, digest: str) -> None:
+def test_a_name_resolves_to_one_adapter(name: str, caller: Caller, digest: str) -> None:
     assert meaning(name, caller) == digest
 
 
@@ -141,7 +141,9 @@ def of_acme(*share: str, admits: Sequence[str] = ("*",)) -> Catalog:
         (of_acme(admits=[]), ANONYMOUS, {"base", "acme/legal"}),
     ],
 )
-def test_what_a_caller_may_use(catalog: Catalog, caller: Caller, names: set[str]) -> None:
+def test_a_caller_may_use_own_and_shared_adapters_of_allowed_models(
+    catalog: Catalog, caller: Caller, names: set[str]
+) -> None:
     assert seen(catalog, caller) == names
     for name in ("base", "legal", "acme/legal", "small:legal", "small:acme/legal"):
         said = name.rpartition(":")[2]
@@ -172,7 +174,7 @@ def test_a_forbidden_base_model_hides_no_adapter_of_the_same_name() -> None:
     assert seen(hidden, ACME) == {"legal"}
 
 
-def test_of_a_name_on_two_pools_only_allowed_ones_count() -> None:
+def test_a_name_on_two_pools_counts_only_on_allowed_pools() -> None:
     both = (adapter("acme", "a", "small", "legal", ["zeta"]), adapter("acme", "b", "large", "legal"))
     catalog = Catalog((group("small", "tiny-1b"), group("large", "huge-70b")), both)
     assert catalog.resolve("acme/legal", ZETA).group.group == "platform/small"
@@ -180,7 +182,7 @@ def test_of_a_name_on_two_pools_only_allowed_ones_count() -> None:
         catalog.resolve("legal", ACME)
 
 
-def test_pools_with_one_name_in_two_namespaces_are_told_apart() -> None:
+def test_pools_with_one_name_in_two_namespaces_differ() -> None:
     groups = (group("small", "tiny-1b"), group("small", "other-1b", namespace="labs"))
     catalog = Catalog(groups, (adapter("acme", "a", "small", "legal"), adapter("acme", "b", "labs/small", "legal")))
     assert {"platform/small:legal", "labs/small:legal"} < seen(catalog, ACME)

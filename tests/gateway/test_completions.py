@@ -90,7 +90,7 @@ async def test_the_beginning_of_a_stop_string_is_shown_at_the_end(served: Served
     assert whole["choices"][0]["text"] == PROMPT
 
 
-async def test_stop_strings_wait_for_the_fewest_tokens(served: Served) -> None:
+async def test_stop_strings_count_only_after_min_tokens(served: Served) -> None:
     short = await complete(served, stop="quick", max_tokens=60, ignore_eos=True)
     long = await complete(served, stop="quick", max_tokens=60, min_tokens=count(served, PROMPT), ignore_eos=True)
     assert short["choices"][0]["text"] == "The "
@@ -134,7 +134,7 @@ async def test_streamed_logprobs_cover_every_token(served: Served) -> None:
     assert offsets == sorted(offsets)
 
 
-async def test_usage_runs_along_when_asked(served: Served) -> None:
+async def test_continuous_usage_is_sent_when_asked(served: Served) -> None:
     stream = await served.openai.completions.create(
         model="tiny",
         prompt=PROMPT,

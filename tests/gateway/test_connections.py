@@ -103,7 +103,7 @@ async def test_usual_headers_and_large_bodies_in_pieces_pass(served: Served) -> 
             await asyncio.wait_for(client.reader.readuntil(b"}}"), PATIENCE_S)
 
 
-async def test_a_head_that_does_not_come_to_an_end_is_given_up(cluster: FakeServices) -> None:
+async def test_headers_that_never_end_are_given_up(cluster: FakeServices) -> None:
     async with serve(cluster, header_seconds=1) as served:
         async with raw(served) as silent, raw(served) as slow:
             await slow.say(b"GET / HTTP/1.1\r\nhost: loc")
@@ -137,7 +137,7 @@ async def test_bytes_after_a_body_do_not_break_an_answer(cluster: FakeServices) 
 # ------------------------------------------------------------------------------------------------------------- bodies
 
 
-async def test_a_body_that_does_not_come_is_given_up(cluster: FakeServices) -> None:
+async def test_a_body_that_does_not_arrive_is_given_up(cluster: FakeServices) -> None:
     async with serve(cluster, body_seconds=0.2) as served:
         for path in (b"/v1/completions", b"/tokenize"):
             async with raw(served) as client:
@@ -241,7 +241,7 @@ def left_seconds(monkeypatch: pytest.MonkeyPatch) -> float:
 
 @pytest.mark.parametrize("framing", [b"content-length: 1000000", b"transfer-encoding: chunked"])
 @pytest.mark.parametrize("expect", [b"", b"expect: 100-continue\r\n"])
-async def test_the_rest_of_a_refused_body_is_not_waited_for(
+async def test_the_gateway_does_not_wait_for_the_rest_of_a_refused_body(
     served: Served, left_seconds: float, framing: bytes, expect: bytes
 ) -> None:
     async with raw(served) as client, asyncio.timeout(PATIENCE_S):
@@ -253,7 +253,7 @@ async def test_the_rest_of_a_refused_body_is_not_waited_for(
                 await asyncio.sleep(left_seconds / 10)
 
 
-async def test_of_a_refused_body_no_more_is_read_than_a_bound(served: Served, left_seconds: float) -> None:
+async def test_a_refused_body_is_read_only_up_to_a_limit(served: Served, left_seconds: float) -> None:
     async with raw(served) as client, asyncio.timeout(PATIENCE_S):
         await client.say(REFUSED + b"content-length: 1000000000\r\n\r\n")
         assert (await client.answer()).startswith(b"HTTP/1.1 415 ")
@@ -325,7 +325,7 @@ def test_text_may_hold_any_number_of_commas_braces_and_quotes() -> None:
         check_shape(orjson.dumps({"prompt": text}))
 
 
-def test_looking_at_a_shape_takes_time_with_the_length_alone() -> None:
+def test_checking_the_shape_of_a_body_takes_linear_time() -> None:
     def seconds(size: int) -> float:
         body = b"[" + b"[]," * (MAX_CONTAINERS + 1) + b'"' + b'\\"' * size
         began = time.process_time()

@@ -78,7 +78,7 @@ async def test_true_lengths_are_reported_with_the_estimate(served: Served) -> No
     assert outcomes[0].estimate.q95 == 40
 
 
-async def test_lengths_forced_by_ignore_eos_teach_nothing(served: Served) -> None:
+async def test_lengths_forced_by_ignore_eos_are_not_learned(served: Served) -> None:
     await length_header(served, ignore_eos=True)
     await length_header(served)
     await eventually(lambda: served.cluster.predictor.outcomes)

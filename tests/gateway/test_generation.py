@@ -177,7 +177,7 @@ def test_every_index_is_delivered_once_in_order_and_then_there_is_one_end(script
 
 
 @pytest.mark.parametrize("finish", [common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_FAILED, 77])
-def test_a_runner_that_gives_up_is_left(finish: int) -> None:
+def test_a_request_leaves_a_runner_that_gives_it_up(finish: int) -> None:
     generation = placed_once()
     assert kinds(generation.step(step(1, 0, [], finish))) == [ReportLost]
 
@@ -210,7 +210,7 @@ def test_a_move_away_from_a_hanging_engine_counts_as_its_death() -> None:
     assert generation.phase is GenerationPhase.ENDED
 
 
-def test_a_death_while_the_request_was_alone_ends_it() -> None:
+def test_an_engine_death_with_one_request_alone_ends_that_request() -> None:
     generation = placed_once()
     assert kinds(generation.runner_lost("died", Loss.ENGINE_DIED)) == [ReportLost]
     generation.placed(place(2, "b"))

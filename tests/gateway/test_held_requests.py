@@ -119,7 +119,7 @@ def test_positions_are_numbered_once_a_second_however_many_ask() -> None:
     assert [held.position(one) for one in "cd"] == [1, 2]
 
 
-def test_ten_thousand_that_are_asked_about_and_go_cost_no_more_than_a_moment() -> None:
+def test_ten_thousand_held_requests_cost_little_time() -> None:
     held = HeldRequests(lambda: None)
     requests = [f"request {number}" for number in range(10_000)]
     began = time.process_time()
@@ -137,7 +137,7 @@ def test_ten_thousand_that_are_asked_about_and_go_cost_no_more_than_a_moment() -
     assert len(held) == 0
 
 
-async def test_a_request_whose_adapter_is_being_checked_keeps_its_pool_up() -> None:
+async def test_a_request_whose_adapter_is_being_checked_counts_as_demand() -> None:
     async with fake_services() as cluster:
         adapter = cluster.add_adapter("fresh", digest="", state=scheduler_pb2.ADAPTER_READINESS_LOADING)
         async with serve(cluster, hold_seconds=0.05, keep_alive_seconds=0.05) as served:

@@ -77,9 +77,7 @@ async def read_again(kept: MemoryKeySource) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), EVERY_PATH)
-async def test_nothing_is_answered_without_a_key(
-    cluster: FakeServices, kept: MemoryKeySource, method: str, path: str
-) -> None:
+async def test_every_endpoint_needs_a_key(cluster: FakeServices, kept: MemoryKeySource, method: str, path: str) -> None:
     async with with_keys(cluster, kept) as served:
         answer = await served.http.request(method, path, json=BODY if method == "POST" else None)
         error = error_of(answer)
@@ -179,7 +177,7 @@ async def test_a_new_scheduler_is_sent_the_tenants_of_running_requests(
         ([("authorization", "Bearer sk-something")], "isn't a Motet API key"),
     ],
 )
-async def test_a_key_elsewhere_or_twice_is_refused_with_the_way_to_send_it(
+async def test_a_key_in_the_wrong_place_or_twice_is_refused_with_the_right_form(
     cluster: FakeServices, kept: MemoryKeySource, headers: list[tuple[str, str]], says: str
 ) -> None:
     key = kept.make("acme")
@@ -394,7 +392,7 @@ def of_another_secret(key: ApiKey) -> ApiKey:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("change", [revoked, of_another_tenant, of_another_secret])
-async def test_a_key_that_opens_no_more_once_its_body_is_here_gets_no_answer(
+async def test_a_key_that_becomes_invalid_during_the_upload_gets_no_answer(
     cluster: FakeServices, kept: MemoryKeySource, path: str, change: Callable[[ApiKey], ApiKey]
 ) -> None:
     key = kept.make("acme")
@@ -484,7 +482,9 @@ async def test_with_auth_none_every_caller_is_tenant_default(cluster: FakeServic
         assert {enqueue.tenant for enqueue in cluster.scheduler.enqueued} == {"default"}
 
 
-async def test_with_no_key_yet_a_gateway_that_needs_one_is_up(cluster: FakeServices, kept: MemoryKeySource) -> None:
+async def test_a_gateway_that_needs_keys_starts_before_the_first_key(
+    cluster: FakeServices, kept: MemoryKeySource
+) -> None:
     async with with_keys(cluster, kept) as served:
         assert (await served.http.get("/health")).status_code == 200
         assert (await served.http.post(COMPLETIONS, json=BODY)).status_code == 401

@@ -74,7 +74,7 @@ def test_bytes_of_tokens_join_to_the_text(kind: str, prompt: str, said: str) -> 
     assert all("\ufffd" not in token["token"] or "\ufffd" in said for token in shown)
 
 
-def test_half_a_character_is_shown_in_bytes() -> None:
+def test_a_part_of_a_character_is_shown_as_bytes() -> None:
     text = TEXTS["byte level"]
     choice = answered(text, "Hi", text.encode(["🙃"], add_special_tokens=False)[0])
     shown = ChatFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, choice.take_logprobs(), text, 0)["content"]

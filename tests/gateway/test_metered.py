@@ -168,7 +168,7 @@ LONG = [{"role": "user", "content": "%d" * 1500}]
 
 
 @pytest.mark.parametrize("name", [*WITHOUT_END, *TOO_LARGE, *FED_BACK])
-def test_no_template_does_much_work(name: str) -> None:
+def test_the_work_of_every_template_is_limited(name: str) -> None:
     text = (WITHOUT_END | TOO_LARGE | FED_BACK)[name]
     began = time.thread_time()
     try:
@@ -188,7 +188,7 @@ def test_no_template_does_much_work(name: str) -> None:
     assert most < 16 << 20
 
 
-def test_nothing_can_be_written_that_pays_less() -> None:
+def test_a_template_cannot_change_its_own_cost() -> None:
     for text in ("{{ -9999 | motet }}", "{{ 1 | pay }}", "{{ (0, -99) | keep }}"):
         with pytest.raises(ValueError, match="filter"):
             MeteredTemplate(text, {})
@@ -220,7 +220,7 @@ async def end_processes() -> None:
     await eventually(lambda: not children())
 
 
-async def test_short_messages_stay_here_once_the_template_is_known() -> None:
+async def test_short_messages_are_rendered_on_the_event_loop_once_the_template_is_known() -> None:
     bundled = TemplateText(BUNDLED, {})
     async with renderer(bundled) as here:
         await end_processes()

@@ -45,7 +45,7 @@ async def test_families_of_several_processes_are_joined(tmp_path: Path) -> None:
     assert joined["motet_seconds"][("motet_seconds_bucket", ("le", "1.0"), ("service", "runner-0"))] == 1
 
 
-async def test_a_process_that_talks_nonsense_is_left_out(tmp_path: Path) -> None:
+async def test_invalid_metrics_of_a_process_are_left_out(tmp_path: Path) -> None:
     text = exposition(registry(1), {"broken": "motet_steps{ 7 7 7"}).decode()
     assert all(("service", "gateway") in sample for samples in families(text).values() for sample in samples)
 
@@ -55,7 +55,7 @@ async def test_two_types_under_one_name_do_not_break_the_text() -> None:
     assert families(exposition(registry(1), {"odd": other}).decode())
 
 
-async def test_the_gateway_shows_everybodys_figures(cluster: FakeServices) -> None:
+async def test_the_gateway_shows_the_metrics_of_all_services(cluster: FakeServices) -> None:
     async with (
         serve(cluster, metrics_dir=cluster.folder, names=9) as served,
         serving_metrics(f"unix:{cluster.folder}/scheduler.metrics.sock", registry(2)),
@@ -92,7 +92,7 @@ async def test_metrics_name_no_tenant_and_no_adapter_by_default(served: Served) 
     assert "legal" not in text
 
 
-async def test_the_time_in_the_queue_is_told_by_class(served: Served) -> None:
+async def test_the_time_in_the_queue_is_measured_by_class(served: Served) -> None:
     for tier in ("priority", "flex", "flex", "auto"):
         body = {"model": "legal", "prompt": "Hi", "max_tokens": 3, "service_tier": tier}
         assert (await served.http.post("/v1/completions", json=body)).status_code == 200
@@ -124,7 +124,7 @@ def queue_counts(served: Served) -> dict[str, float]:
     }
 
 
-def test_every_figure_of_a_pair_that_is_pushed_out_goes_with_it() -> None:
+def test_all_metrics_of_a_removed_pair_of_names_are_removed() -> None:
     registry, clock = CollectorRegistry(), FakeClock()
     metrics = Metrics(registry, names=1, clock=clock)
     for adapter in ("acme/old", "acme/new"):

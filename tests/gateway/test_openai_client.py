@@ -8,7 +8,7 @@ from tests.gateway.conftest import Served
 HELLO = [{"role": "user", "content": "The quick brown fox"}]
 
 
-async def test_it_lists_models_under_the_names_that_work(served: Served) -> None:
+async def test_the_client_lists_models_under_usable_names(served: Served) -> None:
     models = {model.id: model async for model in served.openai.models.list()}
     assert set(models) == {"tiny", "legal", "acme/sql"}
     assert models["legal"].parent == "tiny"
@@ -17,12 +17,12 @@ async def test_it_lists_models_under_the_names_that_work(served: Served) -> None
     assert models["tiny"].max_model_len == 512
 
 
-async def test_it_retrieves_a_model_whose_name_has_a_slash(served: Served) -> None:
+async def test_the_client_retrieves_a_model_whose_name_has_a_slash(served: Served) -> None:
     model = await served.openai.models.retrieve("acme/sql")
     assert (model.id, model.tenant, model.state) == ("acme/sql", "acme", "ready")
 
 
-async def test_it_chats(served: Served) -> None:
+async def test_the_client_gets_a_chat_answer(served: Served) -> None:
     answer = await served.openai.chat.completions.create(model="legal", messages=HELLO)
     assert answer.choices[0].message.content == "The quick brown fox "
     assert answer.choices[0].finish_reason == "stop"
@@ -30,7 +30,7 @@ async def test_it_chats(served: Served) -> None:
     assert answer.model == "legal"
 
 
-async def test_it_streams_the_same_text(served: Served) -> None:
+async def test_the_client_streams_the_same_text(served: Served) -> None:
     stream = await served.openai.chat.completions.create(
         model="legal", messages=HELLO, stream=True, stream_options={"include_usage": True}
     )

@@ -91,7 +91,7 @@ def values(text: str, media: str) -> list[Any]:
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-def test_it_is_made_of_sound_schemas() -> None:
+def test_the_description_has_valid_schemas() -> None:
     for schema in SCHEMAS.values():
         Draft202012Validator.check_schema(schema)
     ids = [one.id for one in OPERATIONS]
@@ -146,13 +146,13 @@ async def test_an_answer_to_a_body_is_as_described(served: Served, path: str, bo
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/v1/models/legal", "/version", "/health", "/ping"])
-async def test_an_answer_to_a_question_is_as_described(served: Served, path: str) -> None:
+async def test_an_answer_to_a_get_is_as_described(served: Served, path: str) -> None:
     answer = await served.http.get(path)
     assert answer.status_code == 200
     check(answer)
 
 
-async def test_what_is_served_is_the_description(served: Served) -> None:
+async def test_the_gateway_serves_the_description(served: Served) -> None:
     answer = await served.http.get("/openapi.json")
     check(answer)
     assert answer.json() == document(metrics=False)
@@ -179,7 +179,7 @@ async def test_a_refusal_is_as_described(
     check(answer)
 
 
-async def test_what_concerns_the_connection_and_the_gateway_is_as_described(cluster: FakeServices) -> None:
+async def test_errors_of_connection_and_gateway_are_as_described(cluster: FakeServices) -> None:
     async with serve(cluster, max_live_requests=2, max_body_bytes=1000) as served:
         http = served.http
         answers = {

@@ -70,7 +70,7 @@ async def end(started: Process) -> tuple[int, str]:
     return started.returncode, said.decode()
 
 
-async def test_it_serves_a_stream_to_its_end_after_sigterm(tmp_path: Path, cluster: FakeServices) -> None:
+async def test_a_stream_is_served_to_its_end_after_sigterm(tmp_path: Path, cluster: FakeServices) -> None:
     port = free_port()
     cluster.runners[0].step_seconds = 0.02
     async with process(tmp_path, port, cluster) as started:
@@ -90,7 +90,7 @@ async def test_it_serves_a_stream_to_its_end_after_sigterm(tmp_path: Path, clust
         assert "Traceback" not in said
 
 
-async def test_a_port_in_use_is_named_with_the_cure(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_named_with_the_remedy(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -144,7 +144,7 @@ async def test_a_chat_is_rendered_and_leaves_no_process_behind(tmp_path: Path, c
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
 
 
-async def test_it_does_not_listen_for_everybody_without_keys(tmp_path: Path) -> None:
+async def test_without_keys_the_gateway_does_not_listen_on_all_addresses(tmp_path: Path) -> None:
     async with process(tmp_path, 0, MOTET_GATEWAY_HOST="0.0.0.0") as started:
         status, said = await end(started)
     assert status == 2
@@ -152,7 +152,7 @@ async def test_it_does_not_listen_for_everybody_without_keys(tmp_path: Path) -> 
     assert "Traceback" not in said
 
 
-async def test_keys_of_a_database_open_and_close_a_gateway_that_runs(tmp_path: Path, cluster: FakeServices) -> None:
+async def test_a_running_gateway_follows_changes_of_keys_in_the_database(tmp_path: Path, cluster: FakeServices) -> None:
     port, url = free_port(), f"sqlite+aiosqlite:///{tmp_path}/motet.db"
     await migrate(url)
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
@@ -181,7 +181,7 @@ async def test_keys_of_a_database_open_and_close_a_gateway_that_runs(tmp_path: P
     assert '"tenant": "acme"' in said
 
 
-async def test_it_is_ready_only_once_it_has_read_the_keys_that_it_needs(tmp_path: Path, cluster: FakeServices) -> None:
+async def test_the_gateway_is_ready_only_once_it_has_read_required_keys(tmp_path: Path, cluster: FakeServices) -> None:
     file, metrics = tmp_path / "keys", free_port()
     environment = {"MOTET_GATEWAY_KEYS_FILE": str(file), "MOTET_GATEWAY_KEYS_READ_SECONDS": "0.1"}
     async with (

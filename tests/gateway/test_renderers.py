@@ -84,7 +84,7 @@ def resident() -> int:
     return total
 
 
-async def test_neither_time_nor_memory_of_any_template_escapes() -> None:
+async def test_time_and_memory_of_every_template_are_limited() -> None:
     async with rendering() as renderers:
         for name, text in (WITHOUT_END | TOO_LARGE).items():
             with pytest.raises((InvalidRequest, Internal)) as caught:
@@ -127,7 +127,7 @@ async def test_long_conversations_do_not_stand_before_short_ones() -> None:
         await asyncio.gather(long, return_exceptions=True)
 
 
-async def test_one_process_renders_one_after_the_other_and_is_kept() -> None:
+async def test_one_process_renders_several_requests_in_turn() -> None:
     async with rendering() as renderers:
         texts = [[{"role": "user", "content": f"é{i}"}] for i in range(50)]
         assert await asyncio.gather(*(rendered(renderers, SAYS, text) for text in texts)) == [
@@ -136,7 +136,7 @@ async def test_one_process_renders_one_after_the_other_and_is_kept() -> None:
         assert len(children()) == 1
 
 
-async def test_of_messages_handed_over_together_only_the_guilty_are_refused() -> None:
+async def test_in_a_batch_only_messages_that_fail_are_refused() -> None:
     text = "{% if messages[0].content == 'time' %}" + WITHOUT_END["nested loops"] + "{% endif %}"
     text += "{% if messages[0].content == 'memory' %}" + TOO_LARGE["a product of names"] + "{% endif %}ok"
     template = TemplateText(text, {})
@@ -162,7 +162,7 @@ async def test_messages_that_a_process_has_no_memory_to_read_are_refused() -> No
         assert caught.value.param == "messages"
 
 
-async def test_nobody_is_refused_for_memory_that_others_of_the_batch_have_taken() -> None:
+async def test_no_message_is_refused_for_memory_that_others_of_its_batch_use() -> None:
     text = "{% for m in messages %}{{ m.content * m.times }}{% endfor %}"
     template = TemplateText(text, {})
     async with rendering() as renderers:
@@ -183,7 +183,7 @@ async def test_a_process_that_dies_while_it_waits_costs_no_request() -> None:
         assert await rendered(renderers, SAYS, HELLO) == "Hello"  # it was known before the first request
 
 
-async def test_a_process_that_dies_at_work_is_no_fault_of_the_client() -> None:
+async def test_a_render_process_that_dies_gives_a_server_error() -> None:
     async with rendering(cpu_seconds=3600) as renderers, asyncio.timeout(PATIENCE_S):
         asked = asyncio.create_task(rendered(renderers, TemplateText(WITHOUT_END["nested loops"], {}), HELLO))
         died = set()
@@ -214,7 +214,7 @@ async def test_a_process_inherits_no_settings_and_no_secrets(monkeypatch: pytest
         assert os.getsid(child.pid) != os.getsid(0)
 
 
-async def test_a_broken_template_is_the_models_fault() -> None:
+async def test_a_broken_template_gives_an_error_about_the_model() -> None:
     async with rendering() as renderers:
         for _ in range(2):
             with pytest.raises(Internal, match="broken chat template"):
@@ -229,7 +229,7 @@ async def test_a_refusal_of_a_template_repeats_only_a_part_of_the_messages() -> 
         assert len(caught.value.message) < 2000
 
 
-async def test_what_no_template_can_take_is_refused() -> None:
+async def test_messages_that_no_template_can_render_are_refused() -> None:
     async with rendering() as renderers:
         with pytest.raises(InvalidRequest, match="messages"):
             await rendered(renderers, SAYS, [{"role": "user", "content": 2**70}])
@@ -245,7 +245,7 @@ async def test_many_templates_do_not_stay_in_one_process() -> None:
         await eventually(lambda: not first.is_running())
 
 
-def test_it_works_on_the_loop_of_the_real_process() -> None:
+def test_rendering_works_on_uvloop() -> None:
     async def endless_and_short() -> str:
         async with rendering() as renderers:
             with pytest.raises(InvalidRequest):

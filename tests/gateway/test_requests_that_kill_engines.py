@@ -109,7 +109,7 @@ async def poison_among_neighbours(system: InProcessSystem, dispatcher: Dispatche
 
 
 @pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
-async def test_a_prompt_that_kills_engines_is_ended_after_the_second_and_its_neighbours_go_on(process: bool) -> None:
+async def test_a_prompt_that_kills_two_engines_is_ended_and_other_requests_continue(process: bool) -> None:
     how: dict[str, Any] = {"command": DEADLY_ENGINE} if process else {}
     engine = partial(FakeEngine, step_seconds=0.005, deadly=DEADLY)
     with short_folder() as folder:
@@ -119,7 +119,7 @@ async def test_a_prompt_that_kills_engines_is_ended_after_the_second_and_its_nei
             await poison_among_neighbours(system, dispatcher)
 
 
-async def test_a_runner_that_goes_without_a_word_makes_nobody_a_suspect(folder: Path) -> None:
+async def test_a_runner_that_disappears_makes_no_request_a_suspect(folder: Path) -> None:
     async with in_process_system(folder) as system, dispatcher_of(system) as dispatcher:
         await system.runner("r0", SlowEngines())
         client = ask(dispatcher, "a", (1, 2, 3))

@@ -33,7 +33,7 @@ def post(served: Served, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 3}, {"stream": True}], ids=["one", "choices", "stream"])
-async def test_a_switch_while_the_length_is_estimated_is_not_seen(patient: Served, more: dict[str, Any]) -> None:
+async def test_a_revision_change_during_the_estimate_is_not_visible(patient: Served, more: dict[str, Any]) -> None:
     cluster = patient.cluster
     asked = cluster.predictor.asked
     answers = [post(patient, **more) for _ in range(4)]
@@ -69,7 +69,7 @@ async def test_an_adapter_that_is_deleted_meanwhile_is_not_found(patient: Served
     assert (await answer).status_code == 404
 
 
-async def test_a_name_is_looked_up_a_few_times_and_not_for_ever(patient: Served) -> None:
+async def test_a_name_is_looked_up_a_limited_number_of_times(patient: Served) -> None:
     cluster = patient.cluster
     cluster.predictor.slow_seconds = 0
     cluster.scheduler.refuses = ModelNotFound("this revision of the adapter is no longer served").to_proto()

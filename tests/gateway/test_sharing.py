@@ -100,7 +100,7 @@ async def test_a_forbidden_model_is_answered_like_an_unknown_one(
     assert not tenants.cluster.scheduler.enqueued
 
 
-async def test_a_digest_of_anothers_adapter_names_nothing(tenants: Tenants) -> None:
+async def test_the_digest_of_a_foreign_adapter_is_not_a_model_name(tenants: Tenants) -> None:
     for name in (tenants.sql.digest, f"acme/{tenants.sql.digest}"):
         assert (await tenants.ask("/v1/models", name)).status_code == 404
         assert (await tenants.ask("/v1/models", name, tenants.acme)).status_code == 404
@@ -114,7 +114,7 @@ async def test_a_shared_adapter_is_served(tenants: Tenants, path: str, more: dic
     assert (await tenants.ask(path, "sql", **more)).status_code == 404, "the short name is its owner's"
 
 
-async def test_each_lists_what_it_may_use(tenants: Tenants) -> None:
+async def test_each_tenant_lists_what_it_may_use(tenants: Tenants) -> None:
     assert set(await tenants.models(tenants.zeta)) == {"tiny"}
     for share in (["zeta"], ["*"]):
         await tenants.share(*share)
@@ -143,7 +143,7 @@ async def test_without_an_allowed_model_a_request_must_name_one(tenants: Tenants
 
 
 @pytest.mark.parametrize(("path", "more"), [("/tokenize", PROMPT), ("/detokenize", {"tokens": [1, 2]})])
-async def test_an_empty_name_names_nothing(tenants: Tenants, path: str, more: dict[str, Any]) -> None:
+async def test_an_empty_model_name_is_refused(tenants: Tenants, path: str, more: dict[str, Any]) -> None:
     """An empty name means neither the base nor, for a tenant that may use no base, anything else."""
     tenants.cluster.scheduler.tenants = ["acme"]
     await tenants.publish()
@@ -155,7 +155,7 @@ async def test_an_empty_name_names_nothing(tenants: Tenants, path: str, more: di
         assert "at least 1 character" in error["message"]
 
 
-async def test_usage_counts_for_the_caller(tenants: Tenants) -> None:
+async def test_usage_is_counted_for_the_caller(tenants: Tenants) -> None:
     """Queue, usage, lengths and the prompt cache depend on the tenant in these messages."""
     await tenants.share("zeta")
     assert (await tenants.ask("/v1/completions", "acme/sql", **PROMPT)).status_code == 200
@@ -167,7 +167,7 @@ async def test_usage_counts_for_the_caller(tenants: Tenants) -> None:
     assert asked.adapter == "acme/sql"
 
 
-async def test_a_share_that_is_taken_back_ends_nothing_that_runs(tenants: Tenants) -> None:
+async def test_an_unshared_adapter_ends_no_running_request(tenants: Tenants) -> None:
     """It also continues on another runner when its own one dies."""
     await tenants.share("zeta")
     first, second = tenants.cluster.runners

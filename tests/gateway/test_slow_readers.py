@@ -54,7 +54,7 @@ def over(served: Served) -> bool:
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_a_stream_that_ends_while_a_piece_waits_is_written_to_its_end(served: Served, choices: int) -> None:
+async def test_a_stream_that_ends_during_a_slow_write_is_written_to_its_end(served: Served, choices: int) -> None:
     served.cluster.runners[0].step_seconds = 0.001
     client = SlowReader(served, n=choices, stream_options={"include_usage": True})
     await client.waits.wait()
@@ -70,7 +70,7 @@ async def test_a_stream_that_ends_while_a_piece_waits_is_written_to_its_end(serv
     assert stream.done
 
 
-async def test_a_failure_while_a_piece_waits_is_written(served: Served) -> None:
+async def test_a_failure_during_a_slow_write_is_written(served: Served) -> None:
     runner = served.cluster.runners[0]
     runner.step_seconds = 0.001
     runner.fails_after = (TOKENS // 2, AdapterFetchFailed("gone").to_proto())
@@ -86,7 +86,7 @@ async def test_a_failure_while_a_piece_waits_is_written(served: Served) -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-async def test_an_answer_that_is_ended_while_a_piece_waits_says_so(served: Served, ends: bool) -> None:
+async def test_an_answer_that_is_ended_during_a_slow_write_has_an_error(served: Served, ends: bool) -> None:
     """Also if the last token came before."""
     served.cluster.runners[0].step_seconds = 0.001 if ends else 0.05
     client = SlowReader(served)

@@ -82,7 +82,7 @@ async def test_a_stream_ends_with_one_finish_reason_and_done(served: Served) -> 
     assert stream.done
 
 
-async def test_a_dying_runner_is_a_pause_and_no_gap(pair: Served) -> None:
+async def test_a_dying_runner_causes_a_pause_and_no_gap(pair: Served) -> None:
     pair.cluster.runners[0].dies_after = 20
     stream = await read(pair, long_request())
     assert stream.text == expected(pair.cluster, 60)
@@ -107,7 +107,7 @@ async def test_repeated_and_late_steps_are_dropped(served: Served, fault: str) -
     assert stream.finishes == ["length"]
 
 
-async def test_a_gap_is_never_shown(served: Served) -> None:
+async def test_a_gap_is_never_sent_to_the_client(served: Served) -> None:
     served.cluster.runners[0].skips_an_index_at = 10
     stream = await read(served, long_request())
     assert stream.text == expected(served.cluster, 60)
@@ -462,7 +462,7 @@ async def test_assets_are_fetched_once_and_kept_on_disk(cluster: FakeServices) -
     assert cluster.runners[0].asset_requests == 1
 
 
-async def test_nothing_stays_behind_whatever_became_of_the_requests(served: Served) -> None:
+async def test_no_request_leaves_state_behind(served: Served) -> None:
     runner, gateway = served.cluster.runners[0], served.gateway
     runner.step_seconds = 0.001
     await read(served, long_request(2))

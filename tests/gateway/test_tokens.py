@@ -69,7 +69,7 @@ def test_a_stop_string_may_be_kept_in_the_text() -> None:
 
 
 @given(st.text(max_size=40))
-def test_text_comes_back_whole_and_never_in_half_characters(text: str) -> None:
+def test_decoded_text_is_complete_and_never_splits_characters(text: str) -> None:
     tokens = TOKENIZER.encode(text, add_special_tokens=False).ids
     detokenizer = Detokenizer(TOKENIZER, [])
     pieces = [detokenizer.feed([token]) for token in tokens]

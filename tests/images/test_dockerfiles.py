@@ -23,19 +23,19 @@ OF_A_CLUSTER = {"kubernetes", "cluster", "postgres", "cli"}
 every_deployable = pytest.mark.parametrize("name", FOLDERS)
 
 
-def test_every_deployable_has_one_and_nothing_else_has() -> None:
+def test_each_deployable_has_a_dockerfile_and_nothing_else_has() -> None:
     found = {path.parent for path in ROOT.glob("*/Dockerfile")} | {path.parent for path in ROOT.glob("*/*/Dockerfile")}
     assert found == set(FOLDERS.values())
 
 
 @every_deployable
-def test_it_starts_its_module_so_that_signals_arrive(name: str) -> None:
+def test_an_image_starts_its_module_directly_so_that_signals_arrive(name: str) -> None:
     assert read(FOLDERS[name]).entrypoint == ["python", "-P", "-m", MODULES[name]]
     assert importlib.util.find_spec(f"{MODULES[name]}.__main__") is not None
 
 
 @every_deployable
-def test_it_runs_as_a_user_by_number_which_kubelets_can_check(name: str) -> None:
+def test_an_image_runs_as_a_numeric_user(name: str) -> None:
     final = read(FOLDERS[name]).final
     assert final.last("USER") == "65532:65532"
     after = [what for what, _ in final.instructions][[what for what, _ in final.instructions].index("USER") :]
@@ -43,7 +43,7 @@ def test_it_runs_as_a_user_by_number_which_kubelets_can_check(name: str) -> None
 
 
 @every_deployable
-def test_it_is_built_in_stages_and_the_last_has_no_tools(name: str) -> None:
+def test_an_image_is_built_in_stages_and_the_last_has_no_tools(name: str) -> None:
     file = read(FOLDERS[name])
     assert [stage.base for stage in file.stages] == ["${PYTHON}"] * 3
     assert [stage.name for stage in file.stages] == ["wheel", "environment", ""]
@@ -52,14 +52,14 @@ def test_it_is_built_in_stages_and_the_last_has_no_tools(name: str) -> None:
 
 
 @every_deployable
-def test_its_base_is_a_version_that_the_builder_may_choose(name: str) -> None:
+def test_the_base_image_has_a_version_that_the_builder_may_choose(name: str) -> None:
     base = read(FOLDERS[name]).arguments["PYTHON"]
     assert re.fullmatch(r"python:3\.\d+-slim-[a-z]+", base)
     assert "latest" not in read(FOLDERS[name]).text
 
 
 @every_deployable
-def test_it_holds_its_own_extra_and_what_a_cluster_asks_for(name: str) -> None:
+def test_an_image_holds_its_extra_and_those_of_a_cluster(name: str) -> None:
     extras = read(FOLDERS[name]).extras
     assert extras[0] == name
     assert set(extras[1:]) <= OF_A_CLUSTER
@@ -67,7 +67,7 @@ def test_it_holds_its_own_extra_and_what_a_cluster_asks_for(name: str) -> None:
 
 
 @every_deployable
-def test_it_says_what_it_is(name: str) -> None:
+def test_an_image_has_descriptive_labels(name: str) -> None:
     labels = read(FOLDERS[name]).final.labels
     assert labels["org.opencontainers.image.title"] == f"motet-{name}"
     assert labels["org.opencontainers.image.version"] == pyproject()["project"]["version"]
@@ -75,7 +75,7 @@ def test_it_says_what_it_is(name: str) -> None:
     assert read(FOLDERS[name]).final.last("EXPOSE").split() == [*filter(None, [PORTS.get(name)]), "9090"]
 
 
-def test_they_differ_only_in_what_they_are() -> None:
+def test_dockerfiles_differ_only_in_their_deployable() -> None:
     """Six copies are read as one; what is put right in one is put right in all."""
     texts = set()
     for name, folder in FOLDERS.items():
@@ -99,7 +99,7 @@ def test_the_runner_takes_the_torch_that_the_package_asks_for() -> None:
     assert f'"{torch}"' in read(FOLDERS["runner"]).text
 
 
-def test_the_builder_gets_what_the_wheel_is_made_of_and_little_else() -> None:
+def test_the_build_context_has_the_sources_of_the_wheel_and_little_else() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines[1] == "*"
     let_in = {line.removeprefix("!") for line in lines if line.startswith("!")}

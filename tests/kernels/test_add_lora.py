@@ -83,7 +83,7 @@ def test_rows_without_an_adapter_are_not_touched_at_all() -> None:
     assert (y[[1, 3, 4]] != before[[1, 3, 4]]).any()
 
 
-def test_a_row_that_is_not_finite_stays_alone() -> None:
+def test_a_row_that_is_not_finite_affects_no_other_row() -> None:
     """Blocks are padded; the padding of one adapter's block must not carry another's trouble."""
     projection = Projection(32, 32, adapters=10)
     owners = [0, 0, 0, 8, 8, 1]  # 0 and 8 share a rank class, with three rows and two
@@ -105,7 +105,7 @@ def test_touching_segments_of_one_slot_are_joined() -> None:
     assert make_batch([Segment(0, 0, i, i + 1) for i in range(40)]).long == [Segment(0, 0, 0, 40)]
 
 
-def test_an_adapter_that_leaves_a_projection_alone_adds_nothing_there() -> None:
+def test_an_adapter_without_a_module_adds_nothing_to_it() -> None:
     projection = Projection(16, 16, adapters=1)
     y, x = projection.random(2, 16), projection.random(2, 16)
     before = y.clone()
@@ -137,7 +137,7 @@ def test_a_rank_beyond_the_largest_class_is_refused() -> None:
         rank_class_of(257)
 
 
-def test_rows_that_change_hands_between_classes_keep_nothing_of_their_last_owner() -> None:
+def test_rows_reused_by_another_rank_class_keep_no_old_values() -> None:
     projection = Projection(16, 24, adapters=10)
     for slot in range(8):
         projection.weights.write(0, slot, torch.full((8, 16), float("nan")), torch.full((24, 8), float("nan")))
@@ -151,7 +151,7 @@ def test_rows_that_change_hands_between_classes_keep_nothing_of_their_last_owner
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_adapter_that_was_moved_gives_the_same_and_one_without_an_effect_still_has_none() -> None:
+def test_a_moved_adapter_gives_the_same_results() -> None:
     weights = LoraWeights(16, 16, 64, torch.float32, "cpu")
     random = torch.Generator().manual_seed(0)
     weights.write(0, 1, torch.randn(5, 16, generator=random), torch.randn(16, 5, generator=random), 0.5)

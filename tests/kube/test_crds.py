@@ -124,7 +124,7 @@ def test_null_is_absent(cluster: Cluster, tenant: str) -> None:
         ("LoRAAdapter", "spec.limits", {}, r"field not declared in schema|unknown field"),
     ],
 )
-def test_what_offline_validation_refuses_is_refused(  # noqa: PLR0917
+def test_the_server_refuses_what_offline_validation_refuses(  # noqa: PLR0917
     cluster: Cluster, tenant: str, kind: str, field: str, value: Any, complaint: str
 ) -> None:
     with pytest.raises(CommandRefused, match=complaint):

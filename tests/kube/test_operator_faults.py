@@ -166,7 +166,7 @@ def _lose_an_event(cluster: Cluster, home: OperatorNamespaces, door: Proxy, lost
             cluster.kubectl("delete", "lora", name, f"--namespace={tenant}")
 
 
-def test_row_9_conflicts_on_every_other_write_delay_and_lose_nothing(
+def test_row_9_conflicts_on_every_other_write_lose_nothing(
     cluster: Cluster, home: OperatorNamespaces, door: Proxy, operator: OperatorProcess
 ) -> None:
     dice = random.Random(9)
@@ -298,7 +298,7 @@ def test_row_14_a_namespace_goes_whether_or_not_an_operator_runs(
         operator.program.assert_alive()
 
 
-def test_row_35_the_older_of_two_keeps_its_name_and_tenants_do_not_meet(
+def test_row_35_the_older_of_two_adapters_keeps_its_name_and_tenants_are_separate(
     cluster: Cluster, home: OperatorNamespaces, operator: OperatorProcess
 ) -> None:
     one, other = home.tenant("one"), home.tenant("other")

@@ -42,7 +42,7 @@ def isolated() -> Iterator[Network]:
         lacking(str(error))
 
 
-def test_who_asks_is_inside_and_all_that_it_starts(isolated: Network) -> None:
+def test_a_thread_and_its_children_are_inside_the_network(isolated: Network) -> None:
     outside = OWN.readlink()
     with isolated.inside():
         inside = OWN.readlink()

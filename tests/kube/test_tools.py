@@ -81,7 +81,7 @@ def test_the_error_names_a_configured_file_that_is_missing() -> None:
     assert done.stderr == "TEST_ASSET_ETCD names /nowhere/etcd, which does not exist or is not executable.\n"
 
 
-def test_nothing_is_built_where_everything_is_given(tmp_path: Path) -> None:
+def test_with_all_tools_given_nothing_is_built(tmp_path: Path) -> None:
     for module in MODULES:
         for name, _ in module.packages:
             tool(tmp_path / "assets", name)

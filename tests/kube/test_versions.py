@@ -68,7 +68,7 @@ def _has_rolled(home: OperatorNamespaces, where: tuple[str, ...]) -> bool:
     return (len(home.cluster.items("deployments", *where)), len(pods), ready) == (1, 2, "True")
 
 
-def test_the_version_before_is_what_runs(before: dict[str, str]) -> None:
+def test_the_previous_version_runs_its_own_code(before: dict[str, str]) -> None:
     """Otherwise the tests in this file would prove nothing."""
     here = Path(__file__).parents[2] / "operator" / "motet_operator" / "sync.py"
     there = Path(before["PYTHONPATH"].split(os.pathsep)[0], "motet_operator", "sync.py")

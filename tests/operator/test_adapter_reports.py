@@ -26,7 +26,7 @@ def successor_of(*runners: str, exist: str = "abc") -> AdapterReports:
     return knowledge
 
 
-def test_runners_that_come_back_one_by_one_hold_what_they_held() -> None:
+def test_runners_that_reconnect_one_by_one_keep_their_adapters() -> None:
     knowledge = successor_of("a", "b", "c")
     for runners in ("b", "bc", "abc"):
         knowledge.report(LEGAL, held_by(*runners))
@@ -34,7 +34,7 @@ def test_runners_that_come_back_one_by_one_hold_what_they_held() -> None:
         assert holders(knowledge) == ["a", "b", "c"]
 
 
-def test_one_that_comes_back_with_less_counts_for_no_more() -> None:
+def test_a_runner_that_reconnects_without_an_adapter_no_longer_counts() -> None:
     knowledge = successor_of("a", "b")
     knowledge.report(LEGAL, held_by("a"))
     knowledge.runner_reported("a")
@@ -45,7 +45,7 @@ def test_one_that_comes_back_with_less_counts_for_no_more() -> None:
     assert holders(knowledge) == []
 
 
-def test_an_adapter_of_which_nothing_has_been_said_again_is_as_it_was() -> None:
+def test_an_adapter_without_a_new_report_keeps_its_state() -> None:
     """A scheduler says nothing of one that no runner has checked yet, and says who is there before."""
     knowledge = successor_of("a")
     knowledge.runner_reported("a")
@@ -60,7 +60,7 @@ def test_runners_that_have_gone_meanwhile_hold_nothing() -> None:
     assert holders(knowledge) == ["a"]
 
 
-def test_what_is_deleted_is_forgotten() -> None:
+def test_a_deleted_adapter_is_forgotten() -> None:
     knowledge = successor_of("a")
     knowledge.keep_only({POET})
     knowledge.runner_reported("a")

@@ -50,7 +50,7 @@ def test_a_file_that_becomes_invalid_keeps_its_last_valid_objects(tmp_path: Path
     assert folder.read().problems == ()
 
 
-def test_an_immutable_field_keeps_its_value_and_is_told(tmp_path: Path) -> None:
+def test_an_immutable_field_keeps_its_value_and_is_reported(tmp_path: Path) -> None:
     folder = ManifestFolder(tmp_path)
     path = write(tmp_path, "a")
     folder.read()
@@ -68,7 +68,7 @@ def test_the_first_of_two_equal_names_stays(tmp_path: Path) -> None:
     assert "is declared twice" in str(objects.problems[0])
 
 
-def test_a_folder_that_vanishes_takes_nothing_with_it(tmp_path: Path) -> None:
+def test_a_missing_folder_removes_no_object(tmp_path: Path) -> None:
     place = tmp_path / "m"
     place.mkdir()
     write(place, "a")

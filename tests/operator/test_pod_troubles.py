@@ -46,7 +46,7 @@ def pod(*containers):
         ({}, "Error, exit code ?"),
     ],
 )
-def test_what_a_runner_said_when_it_ended_is_its_reason(ended, reason):
+def test_a_runners_termination_message_is_its_reason(ended, reason):
     said = {"restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
     instance = read_instance(pod(said))
     assert instance.reason.startswith(reason)
@@ -80,6 +80,6 @@ def test_deaths_without_a_moment_of_readiness_between_them_are_in_a_row(began):
     assert instance.reason == "its last words"
 
 
-def test_one_that_has_never_been_ready_counts_every_death():
+def test_a_runner_that_was_never_ready_counts_every_death():
     instance = unready(running(30, 3, life(20, 29), started=False), since=0)
     assert (instance.failures, instance.reason) == (3, "its last words")

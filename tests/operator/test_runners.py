@@ -63,7 +63,7 @@ def test_a_pool_becomes_processes_that_know_who_they_are(tmp_path: Path) -> None
     assert env["MOTET_RUNNER_MANIFESTS"] == str(tmp_path), "its Secrets open sources"
 
 
-def test_a_next_operator_knows_where_an_adopted_runners_model_came_from(tmp_path: Path) -> None:
+def test_a_new_operator_knows_the_model_source_of_an_adopted_runner(tmp_path: Path) -> None:
     table = runners(tmp_path)
     model = {"uri": "hf://org/base", "revision": "v2", "credentialsSecretRef": {"name": "key"}}
     carry_out(table, pool("acme/demo", model=model))
@@ -145,7 +145,7 @@ def test_a_late_report_about_a_runner_that_ended_does_not_kill_its_successor(tmp
     assert judged(8) == "", "the process manager was faster"
 
 
-def test_one_that_has_left_the_table_takes_no_work_while_its_process_ends(tmp_path: Path) -> None:
+def test_a_removed_runner_takes_no_work_while_its_process_ends(tmp_path: Path) -> None:
     table = runners(tmp_path)
     carry_out(table, pool())
     (runner,) = table
@@ -160,7 +160,7 @@ def test_one_that_has_left_the_table_takes_no_work_while_its_process_ends(tmp_pa
     assert list(table.drains(plan, [runner.name])) == []
 
 
-def test_one_that_misses_a_probe_while_it_has_work_drains_before_it_goes(tmp_path: Path) -> None:
+def test_a_runner_that_misses_a_probe_with_work_is_drained_first(tmp_path: Path) -> None:
     table = runners(tmp_path)
     carry_out(table, pool())
     (runner,) = table

@@ -14,7 +14,7 @@ from motet_operator.settings import Settings
 from tests.operator.builders import name
 
 
-def test_no_process_is_told_the_key_of_who_started_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_gets_the_api_key_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is for `motet chat`; and another key is no reason to start anything again."""
     monkeypatch.setenv("MOTET_API_KEY", "motet_0123456789abcdef_of-a-person")
     monkeypatch.setenv("MOTET_STEP_TRACE", "/tmp/trace")

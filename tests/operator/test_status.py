@@ -5,7 +5,7 @@ from motet_operator.reconcile import ScalingAdvice, reconcile
 from tests.operator.builders import name, pool, view
 
 
-def test_a_following_operator_holds_what_was_wanted_last() -> None:
+def test_a_new_operator_keeps_the_last_wanted_replicas() -> None:
     scaling = {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 5}
     plan = reconcile(view(pools=[pool(autoscaling=scaling)], scaling_advice={name("demo"): ScalingAdvice(replicas=4)}))
     document = status_document(plan, [], [], url="http://127.0.0.1:1", operator_pid=1)

@@ -102,7 +102,7 @@ async def test_the_catalog_goes_up_whole_whenever_it_changes_and_after_each_reco
             await until(lambda: scheduler.snapshots() == [["b"]])
 
 
-async def test_who_may_use_what_goes_up_with_it(tmp_path: Path) -> None:
+async def test_the_catalog_is_sent_with_tenants_and_shares(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     place = view(pools=[pool(allowedNamespaces={"from": "All"})], adapters=[adapter("a", share=["acme"]), adapter("b")])
     async with fake_scheduler(address) as scheduler, syncing(address) as sync:
@@ -174,7 +174,7 @@ def drains_of(scheduler: FakeScheduler) -> list[list[tuple[str, str]]]:
     ]
 
 
-async def test_the_set_of_drains_is_said_first_when_it_changes_and_to_a_new_scheduler(tmp_path: Path) -> None:
+async def test_the_set_of_drains_is_sent_first_on_change_and_on_connection(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     drain = RunnerDrain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
     async with syncing(address) as sync:
@@ -280,7 +280,7 @@ async def test_a_runner_is_unhealthy_until_it_recovers_or_a_successor_connects(t
         assert not sync.unhealthy
 
 
-async def test_what_is_known_of_a_runner_goes_with_it(tmp_path: Path) -> None:
+async def test_the_knowledge_about_a_runner_is_removed_with_it(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with syncing(address) as sync, fake_scheduler(address) as scheduler:
         await until(lambda: sync.connected)
@@ -334,7 +334,7 @@ async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stre
     assert not sync.advice
 
 
-async def test_what_is_not_heard_for_its_term_is_said_again_in_a_later_one(tmp_path: Path) -> None:
+async def test_a_state_rejected_for_its_term_is_sent_again_in_a_later_one(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     drain = RunnerDrain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
     async with fake_scheduler(address) as scheduler, syncing(address, FakeLeadership(3)) as sync:
@@ -385,7 +385,7 @@ async def test_a_drained_report_of_a_cancelled_drain_does_not_count_for_the_next
         await until(lambda: sync.drained == {"r0"})
 
 
-async def test_who_is_heard_by_the_scheduler_is_known_until_it_goes(tmp_path: Path) -> None:
+async def test_attached_runners_are_known_until_they_leave(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with syncing(address) as sync, fake_scheduler(address) as scheduler:
         await until(lambda: sync.connected)

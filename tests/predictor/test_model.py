@@ -108,12 +108,12 @@ def test_an_answer_changes_the_next_estimate_of_its_adapter_at_once() -> None:
     assert model.estimate("acme", "acme/pirate", 4000).q80 > before.q80
 
 
-def test_no_bound_is_no_bound() -> None:
+def test_without_a_bound_the_estimate_has_no_limit() -> None:
     assert learned(*[9000] * 50).estimate("acme", "acme/pirate", 0).q50 >= 9000
 
 
 @given(answers)
-def test_what_was_kept_is_restored(seen: list[tuple[str, str, int, bool]]) -> None:
+def test_saved_statistics_are_restored(seen: list[tuple[str, str, int, bool]]) -> None:
     model, again = LengthModel(), LengthModel()
     for tenant, adapter, length, censored in seen:
         model.observe(tenant, adapter, length, censored=censored)
@@ -126,7 +126,7 @@ def test_what_was_kept_is_restored(seen: list[tuple[str, str, int, bool]]) -> No
             assert ours.expected == pytest.approx(theirs.expected)
 
 
-def test_only_what_changed_is_kept_again() -> None:
+def test_only_changed_statistics_are_saved_again() -> None:
     model = learned(10)
     model.changes()
     teach(model, 10, tenant="acme", adapter="acme/json")
@@ -137,7 +137,7 @@ def test_only_what_changed_is_kept_again() -> None:
     }
 
 
-def test_what_could_not_be_kept_is_offered_again() -> None:
+def test_statistics_that_could_not_be_saved_are_offered_again() -> None:
     model = learned(10)
     changes = model.changes()
     model.mark_unsaved(scope for scope, _ in changes)
@@ -161,7 +161,7 @@ def test_damaged_statistics_are_named_and_the_rest_is_restored() -> None:
     assert model.count(kept[1][0]) == 2
 
 
-def test_a_bounded_number_of_scopes_is_kept_and_everybody_is_one_of_them() -> None:
+def test_the_number_of_scopes_is_limited_and_includes_everybody() -> None:
     model = LengthModel(max_scopes=100)
     for n in range(500):
         model.observe(f"tenant-{n}", f"tenant-{n}/a", 20)

@@ -12,7 +12,7 @@ from tests.store.test_store import sample
 from tests.support.postgresql import PostgreSQL
 
 
-async def test_what_was_learned_outlives_the_process_and_a_restart_of_the_server(
+async def test_statistics_survive_a_restart_of_the_process_and_of_the_server(
     postgresql: PostgreSQL, tmp_path: Path
 ) -> None:
     url, address = await postgresql.new_database(), f"unix:{tmp_path}/p.sock"

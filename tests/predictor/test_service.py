@@ -139,7 +139,7 @@ async def test_samples_hold_counts_and_hashes(tmp_path: Path) -> None:
         )
 
 
-async def test_its_own_calibration_is_counted(tmp_path: Path) -> None:
+async def test_metrics_show_the_calibration(tmp_path: Path) -> None:
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor:
         ours = common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40, source=f"model:{VERSION}")
@@ -220,7 +220,7 @@ async def test_a_database_that_was_replaced_by_an_empty_one_is_written_again(tmp
         assert (await predictor.estimate()).q95 <= 26
 
 
-async def test_writing_and_loading_many_scopes_let_others_have_their_turn(
+async def test_writing_and_loading_many_scopes_do_not_block_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handled = 0

@@ -51,17 +51,17 @@ def test_the_first_restart_does_not_wait() -> None:
     assert (life.phase, life.due, life.restarts) == (Phase.WAITING, 5, 1)
 
 
-def test_the_next_ones_double_up_to_the_last() -> None:
+def test_restart_delays_double_up_to_the_maximum() -> None:
     waits = [CONFIG.delay(failures, needs_a_person=False, jitter=0.5) for failures in range(1, 8)]
     assert waits == [0, 1, 2, 4, 8, 8, 8]
 
 
-def test_what_needs_a_person_waits_from_the_first_time() -> None:
+def test_a_setup_error_delays_the_first_restart() -> None:
     life, _ = follow((0, TimePassed()), (0, Started()), (1, Died(SETUP_FAILED, "no model")))
     assert life.due == 2
 
 
-def test_a_stable_run_wipes_the_slate() -> None:
+def test_a_stable_run_resets_the_failures() -> None:
     life, _ = follow(
         *UP, (2, Died(1, "")), (2, TimePassed()), (2, Started()), (3, ReadinessProbed(True)), (30, Died(1, ""))
     )
@@ -80,13 +80,13 @@ def test_a_stop_asks_once_and_kills_when_the_grace_is_over() -> None:
     assert (life.phase, effects) == (Phase.GONE, [])
 
 
-def test_one_that_waits_for_its_restart_is_gone_when_it_shall_stop() -> None:
+def test_a_process_that_waits_for_its_restart_stops_at_once() -> None:
     life, effects = follow(*UP, (5, Died(1, "")), (6, StopRequested()))
     assert life.phase is Phase.GONE
     assert effects == [Effect.START]
 
 
-def test_an_adopted_one_is_as_ready_as_it_was() -> None:
+def test_an_adopted_process_keeps_its_readiness() -> None:
     life, _ = follow((0, Started(adopted=True)), life=replace(new_lifecycle(0), was_ready=True))
     assert life.phase is Phase.READY
     life, _ = follow((0, Started(adopted=True)))
@@ -109,7 +109,7 @@ events = st.one_of(
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), events), max_size=40))
-def test_no_history_leaves_it_stuck_or_revives_the_gone(history: list[tuple[float, Event]]) -> None:
+def test_no_sequence_of_events_leaves_a_process_stuck_or_revives_it(history: list[tuple[float, Event]]) -> None:
     life, now = new_lifecycle(0), 0.0
     for pause, event in history:
         if isinstance(event, Started) and life.phase is not Phase.WAITING:
@@ -127,7 +127,7 @@ def test_no_history_leaves_it_stuck_or_revives_the_gone(history: list[tuple[floa
 
 
 @pytest.mark.parametrize("failures", [1, 2, 50, 5000])
-def test_the_jitter_is_a_quarter_each_way(failures: int) -> None:
+def test_jitter_is_at_most_a_quarter_each_way(failures: int) -> None:
     low, high = (CONFIG.delay(failures, needs_a_person=True, jitter=jitter) for jitter in (0.0, 1.0))
     assert high == pytest.approx(low / 0.75 * 1.25)
 
@@ -143,14 +143,14 @@ def silence(probes: int, *, since: float) -> list[tuple[float, Event]]:
 ANSWERED: tuple[tuple[float, Event], ...] = (*UP, (2, LivenessProbed(alive=True, at=2)))
 
 
-def test_one_that_does_not_answer_any_more_is_replaced() -> None:
+def test_a_process_that_stops_answering_is_replaced() -> None:
     life, effects = follow(*ANSWERED, *silence(LIVENESS_FAILURE_THRESHOLD - 1, since=2))
     assert effects == [Effect.START]
     life, effects = follow(*silence(1, since=2 + (LIVENESS_FAILURE_THRESHOLD - 1) * EACH), life=life)
     assert effects == [Effect.REPLACE]
 
 
-def test_an_answer_makes_up_for_all_before_it() -> None:
+def test_one_answer_resets_the_missed_probes() -> None:
     moments = [*ANSWERED]
     for _ in range(10):
         since = moments[-1][0]
@@ -159,7 +159,7 @@ def test_an_answer_makes_up_for_all_before_it() -> None:
     assert follow(*moments)[1] == [Effect.START]
 
 
-def test_one_that_starts_has_more_time() -> None:
+def test_a_starting_process_may_miss_more_probes() -> None:
     _, effects = follow(*UP, *silence(STARTUP_FAILURE_THRESHOLD - 1, since=0))
     assert effects == [Effect.START]
     _, effects = follow(*UP, *silence(STARTUP_FAILURE_THRESHOLD, since=0))
@@ -182,6 +182,6 @@ def test_probes_that_failed_while_the_process_manager_was_paused_prove_nothing()
         assert effects == [Effect.REPLACE]
 
 
-def test_one_that_stops_is_not_asked_any_more() -> None:
+def test_a_stopping_process_is_not_probed() -> None:
     life, effects = follow(*ANSWERED, (3, StopRequested()), *silence(LIVENESS_FAILURE_THRESHOLD, since=3))
     assert (life.phase, effects) == (Phase.STOPPING, [Effect.START, Effect.TERMINATE])

@@ -108,7 +108,7 @@ async def test_a_killed_process_is_back_at_once(tmp_path: Path) -> None:
         assert only(one).reason == "killed by SIGKILL"
 
 
-async def test_one_that_keeps_dying_waits_longer_and_longer(tmp_path: Path) -> None:
+async def test_a_process_that_keeps_dying_is_restarted_later_each_time(tmp_path: Path) -> None:
     async with process_manager(tmp_path, LifecycleConfig(first_delay=30)) as one:
         one.apply([script(tmp_path, "a", "raise SystemExit('no luck today')")])
         await until(lambda: only(one).failures == 2)
@@ -117,7 +117,7 @@ async def test_one_that_keeps_dying_waits_longer_and_longer(tmp_path: Path) -> N
         assert only(one).reason == "no luck today"
 
 
-async def test_what_only_a_person_can_fix_is_told_in_the_last_words(tmp_path: Path) -> None:
+async def test_a_setup_errors_last_line_is_the_reason(tmp_path: Path) -> None:
     code = "import sys; print('motet-runner: the model folder /x is missing', file=sys.stderr); sys.exit(2)"
     async with process_manager(tmp_path, LifecycleConfig(first_delay=30)) as one:
         one.apply([script(tmp_path, "a", code)])
@@ -127,7 +127,7 @@ async def test_what_only_a_person_can_fix_is_told_in_the_last_words(tmp_path: Pa
         assert only(one).phase is Phase.WAITING
 
 
-async def test_ready_is_what_the_probe_says(tmp_path: Path) -> None:
+async def test_the_probe_decides_readiness(tmp_path: Path) -> None:
     answer = False
 
     async def probe() -> bool:
@@ -142,7 +142,7 @@ async def test_ready_is_what_the_probe_says(tmp_path: Path) -> None:
         await until(lambda: only(one).ready)
 
 
-async def test_stopping_is_polite_first_and_final_then(tmp_path: Path) -> None:
+async def test_stopping_sends_sigterm_and_then_sigkill(tmp_path: Path) -> None:
     async with process_manager(tmp_path, LifecycleConfig(stop_grace=0.2)) as one:
         one.apply([script(tmp_path, "a", DEAF)])
         await until(lambda: "deaf" in (tmp_path / "a.log").read_text())
@@ -153,7 +153,7 @@ async def test_stopping_is_polite_first_and_final_then(tmp_path: Path) -> None:
         assert not is_alive(process)
 
 
-async def test_what_a_process_started_goes_with_it(tmp_path: Path) -> None:
+async def test_children_of_a_process_end_with_it(tmp_path: Path) -> None:
     async with process_manager(tmp_path) as one:
         one.apply([script(tmp_path, "a", FAMILY)])
         await until(lambda: only(one).pid is not None and len(session_members(identity(only(one)))) == 2)
@@ -233,7 +233,7 @@ async def test_a_pid_that_now_belongs_to_another_process_is_not_adopted(tmp_path
             child.wait()
 
 
-async def test_records_of_a_stack_that_is_over_count_for_nothing(tmp_path: Path) -> None:
+async def test_records_of_an_ended_stack_are_ignored(tmp_path: Path) -> None:
     async with process_manager(tmp_path) as one:
         one.apply([script(tmp_path, "a", SLEEPER)])
         await until(lambda: only(one).ready)
@@ -262,7 +262,7 @@ async def test_a_zombie_counts_as_dead() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"name": "a"}'])
-def test_a_record_that_cannot_be_read_describes_nobody(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_record_is_ignored(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.json").write_bytes(content)
     assert ProcessRecords(tmp_path).read() == {}
 
@@ -296,7 +296,7 @@ async def test_a_process_that_is_stopped_is_replaced(tmp_path: Path) -> None:
         assert not is_alive(first)
 
 
-async def test_what_is_stopped_and_shall_end_is_killed_after_its_grace(tmp_path: Path) -> None:
+async def test_a_process_stopped_by_sigstop_is_killed_after_its_grace_period(tmp_path: Path) -> None:
     async with process_manager(tmp_path, replace(CONFIG, stop_grace=0.2)) as one:
         one.apply([script(tmp_path, "a", SLEEPER)])
         await until(lambda: only(one).ready)

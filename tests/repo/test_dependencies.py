@@ -64,7 +64,7 @@ def packages() -> list[Path]:
 
 
 @pytest.mark.parametrize("folder", packages(), ids=lambda folder: folder.name)
-def test_what_a_package_imports_its_extra_installs(folder: Path) -> None:
+def test_the_extra_of_a_package_installs_its_imports(folder: Path) -> None:
     own = folder.name.removeprefix("motet_")
     extras = [name for name in (own, *ALSO.get(folder.name, ())) if name in EXTRAS]
     installed = set(needed([*PROJECT["dependencies"], *(f"motet[{extra}]" for extra in extras)]))
@@ -77,7 +77,7 @@ def test_what_a_package_imports_its_extra_installs(folder: Path) -> None:
     assert missing == {}, f"name them in pyproject.toml, among {', '.join(extras) or 'the dependencies'}"
 
 
-def test_what_the_product_needs_somebody_imports() -> None:
+def test_every_dependency_is_imported() -> None:
     distributions = packages_distributions()
     used = {
         canonical(name)

@@ -75,7 +75,7 @@ def test_on_a_machine_that_never_built_the_tools_it_says_so_before_it_builds() -
 
 
 @pytest.mark.parametrize(("strict", "comes"), [(False, "are left out"), (True, "fail, because CI is set")])
-def test_what_lacks_something_is_named_with_what_it_lacks(strict: bool, comes: str) -> None:
+def test_a_lane_that_cannot_run_is_named_with_what_is_missing(strict: bool, comes: str) -> None:
     without_go = MachineFacts(missing_tools=("etcd",), go=False, strict=strict)
     assert not plan(without_go).build
     assert f"The tests that need etcd {comes}: Go, which builds them, is not installed" in said(without_go)
@@ -85,7 +85,7 @@ def test_what_lacks_something_is_named_with_what_it_lacks(strict: bool, comes: s
     assert "root" not in said(MachineFacts(root=False, own_cluster=False))
 
 
-def test_what_is_asked_for_narrows_all_lanes_and_a_path_is_one_lane() -> None:
+def test_test_arguments_narrow_all_lanes_and_a_path_is_one_lane() -> None:
     assert all(lane.arguments[2:4] == ("-k", "name") for lane in plan(MachineFacts(), asked=("-k", "name")).lanes)
     (lane,) = plan(MachineFacts(), asked=("tests/gateway",), paths=True).lanes
     assert lane.arguments == ("-m", "not soak", "tests/gateway")
@@ -100,7 +100,7 @@ def ignored(machine: MachineFacts, **how) -> dict[str, set[str]]:
     return {name: {word.removeprefix("--ignore=") for word in ignoring} for name, ignoring in words.items()}
 
 
-def test_what_the_change_cannot_touch_is_left_out_where_it_would_run_and_said() -> None:
+def test_families_that_a_change_cannot_affect_are_left_out_and_named() -> None:
     left_out = ignored(MachineFacts(), untouched=NOTHING_CHANGED)
     assert left_out.keys() == {"rest", "cluster", "images"}, "a lane of which all is left out does not begin"
     tests = {path.rstrip("/") for family in FAMILIES for path in family.tests}
@@ -118,7 +118,7 @@ def test_what_the_change_cannot_touch_is_left_out_where_it_would_run_and_said() 
     assert said(MachineFacts(), untouched=unknown).count("(nobody knows)") == len(FAMILIES)
 
 
-def test_who_asks_for_something_gets_all_of_it() -> None:
+def test_with_test_arguments_nothing_is_left_out() -> None:
     how = {"asked": ("-k", "pod"), "untouched": NOTHING_CHANGED}
     assert ignored(MachineFacts(), **how) == ignored(MachineFacts())
     assert said(MachineFacts(), **how).count("Left out: ") == 1
@@ -135,7 +135,7 @@ def test_only_what_shares_an_installation_runs_in_the_order_of_its_files(kube: b
     assert {lane.name for lane in lanes if "-p no:randomly" in " ".join(lane.arguments)} == in_file_order
 
 
-def test_it_says_how_long_it_took_last_time() -> None:
+def test_the_plan_says_how_long_the_run_took_last_time() -> None:
     chosen = plan(MachineFacts())
     assert "is not known" in said(MachineFacts())
     last = RunRecord(seconds=1210.4, lanes={"releases": 1200.0, "rest": 59.6})
@@ -318,7 +318,7 @@ def test_two():
 
 
 @pytest.mark.parametrize(("content", "passed"), [(FAILS_ONCE, 3), (CANNOT_BE_SET_UP_ONCE, 4)])
-def test_what_fails_only_in_the_crowd_is_run_again_alone_counted_and_named(
+def test_a_test_that_fails_only_beside_others_is_run_again_counted_and_named(
     tree: Path, content: str, passed: int
 ) -> None:
     (tree / "tests" / "stack" / "test_stack.py").write_text(content)
@@ -341,12 +341,12 @@ def test_a_test_that_a_class_inherits_is_of_the_file_that_runs_it(tree: Path) ->
     assert files.keys() == {f"tests/{name}/test_{name}.py" for name in ("stack", "images", "unit")}
 
 
-def test_nothing_is_run_again_unasked(tree: Path) -> None:
+def test_without_the_option_nothing_is_run_again(tree: Path) -> None:
     (tree / "tests" / "stack" / "test_stack.py").write_text(FAILS_ONCE)
     assert run_gate(tree, "--no-kube").returncode == 1
 
 
-def test_what_fails_alone_too_fails_the_run(tree: Path) -> None:
+def test_a_test_that_also_fails_alone_fails_the_run(tree: Path) -> None:
     (tree / "tests" / "stack" / "test_stack.py").write_text("def test_stack():\n    assert 1 == 2\n")
     ran = run_gate(tree, "--no-kube", "--rerun", "3")
     assert ran.returncode == 1
@@ -367,7 +367,7 @@ def test_a_broken_teardown_many_failures_and_tests_that_cannot_be_read_are_not_e
     assert "once more" not in ran.stdout
 
 
-def test_what_only_one_lane_has_is_found_and_what_none_has_is_told(tree: Path) -> None:
+def test_a_test_of_one_lane_is_found_and_an_unknown_test_is_reported(tree: Path) -> None:
     assert run_gate(tree, "--no-kube", "--", "-k", "test_unit").returncode == 0
     assert run_gate(tree, "--no-kube", "--", "-k", "nobody").returncode == NOTHING_RAN
     one = run_gate(tree, "--no-kube", "--", "tests/unit/test_unit.py")
@@ -509,7 +509,7 @@ def ci(tree: Path) -> tuple[Counter[str], str]:
     return counts_of(ran.stdout.splitlines()[-1]) or Counter(), ran.stdout
 
 
-def test_what_was_green_and_is_untouched_is_left_out_for_who_asks_and_named_at_the_end(committed_tree: Path) -> None:
+def test_an_unaffected_green_family_is_left_out_and_named_at_the_end(committed_tree: Path) -> None:
     green = git(committed_tree, "rev-parse", "HEAD")[:12]
     for _ in range(2):
         assert counts_of(run_gate(committed_tree, "--no-kube").stdout.splitlines()[-1]) == Counter(passed=4)
@@ -526,7 +526,7 @@ def test_what_was_green_and_is_untouched_is_left_out_for_who_asks_and_named_at_t
 
 
 @pytest.mark.parametrize("how", ["passed", "failed", "failed at first", "uncommitted", "changed meanwhile", "asked"])
-def test_what_has_not_passed_as_committed_was_not_green(committed_tree: Path, how: str) -> None:
+def test_a_run_with_uncommitted_changes_is_not_green(committed_tree: Path, how: str) -> None:
     head = git(committed_tree, "rev-parse", "HEAD")
     if how.startswith("failed"):
         content = FAILS_ONCE if how == "failed at first" else TWO_FAIL
@@ -563,7 +563,7 @@ def test_each_family_keeps_the_commit_at_which_it_was_green_beside_what_runs_too
     assert records.green("mine") == {}
 
 
-def test_what_was_green_on_another_machine_says_nothing(kept: Path) -> None:
+def test_a_green_run_on_another_machine_does_not_count(kept: Path) -> None:
     records.write_green("another", ["bench", "images"], "1a")
     assert records.green("mine") == {}
     records.write_green("mine", ["images"], "2b")
@@ -571,7 +571,7 @@ def test_what_was_green_on_another_machine_says_nothing(kept: Path) -> None:
     assert change.machine(own_cluster=True) == change.machine(own_cluster=True) != change.machine(own_cluster=False)
 
 
-def test_each_family_is_asked_about_since_it_was_green_itself(history: Path, kept: Path) -> None:
+def test_each_family_is_compared_with_its_own_green_commit(history: Path, kept: Path) -> None:
     first = commit(history, docs__a="1")
     second = commit(history, tests__kube__nodes="1")
     records.write_green("mine", ["bench"], first)
@@ -582,7 +582,7 @@ def test_each_family_is_asked_about_since_it_was_green_itself(history: Path, kep
     assert said["images"] == (False, "no commit is known at which they were green, and MOTET_CI_BASE names none")
 
 
-def test_the_caller_may_say_what_was_green(history: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_may_name_the_green_commit(history: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = commit(history, docs__a="1")
     head = commit(history, tests__kube__nodes="1")
     records.write_green("mine", [family.name for family in FAMILIES], head)
@@ -593,7 +593,7 @@ def test_the_caller_may_say_what_was_green(history: Path, kept: Path, monkeypatc
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_who_stops_it_stops_each_lane_as_by_a_key(tree: Path, how: signal.Signals) -> None:
+def test_a_signal_to_the_gate_interrupts_every_lane(tree: Path, how: signal.Signals) -> None:
     """A test that is stopped in this way still ends what it has started."""
     for name in ("stack", "unit"):
         (tree / "tests" / name / f"test_{name}.py").write_text(

@@ -27,7 +27,7 @@ def test_the_operators_folder_is_no_package() -> None:
     assert not out.startswith(str(ROOT / "operator"))
 
 
-def test_tests_are_a_package_all_the_way_down() -> None:
+def test_every_folder_of_tests_is_a_package() -> None:
     folders = {parent for path in tracked(ROOT / "tests") if path.suffix == ".py" for parent in path.parents}
     inside = {folder for folder in folders if folder == ROOT / "tests" or ROOT / "tests" in folder.parents}
     assert [folder for folder in sorted(inside) if not (folder / "__init__.py").exists()] == []
@@ -39,7 +39,7 @@ def test_every_package_is_typed_and_says_what_it_is_for() -> None:
         assert (folder / "__init__.py").read_text().startswith('"""'), f"{folder.name} has no docstring"
 
 
-def test_the_pages_of_the_house_name_every_package() -> None:
+def test_the_architecture_page_names_every_package() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     assert [folder.name for folder in package_folders() if str(folder.relative_to(ROOT)) not in page] == []
 
@@ -65,7 +65,7 @@ def test_the_wheel_holds_every_file_of_its_packages(wheel: zipfile.ZipFile) -> N
         assert wanted - held == set()
 
 
-def test_the_wheel_holds_nothing_that_was_left_lying_about(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_holds_no_stray_files(wheel: zipfile.ZipFile) -> None:
     odd = re.compile(r"(__pycache__|\.pyc$|\.log$|\.db$|\.sock$|\.cache)")
     assert [name for name in wheel.namelist() if odd.search(name)] == []
 
@@ -115,7 +115,7 @@ def test_no_file_is_large_by_accident() -> None:
     assert large == []
 
 
-def test_what_the_build_server_runs_is_executable_and_runs_the_tests() -> None:
+def test_the_ci_script_is_executable_and_runs_the_tests() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert re.search(r"^make test\b", script.read_text(), re.MULTILINE)

@@ -92,7 +92,7 @@ def test_up_installs_what_running_needs_and_test_adds_the_rest(checkout: Checkou
 
 
 @pytest.mark.parametrize("word", RUN_WORDS)
-def test_what_only_runs_needs_no_more_than_up(checkout: Checkout, word: str) -> None:
+def test_targets_that_only_run_install_the_same_as_up(checkout: Checkout, word: str) -> None:
     checkout.make(word)
     assert checkout.installed == [TORCH, RUNNING]
 
@@ -104,7 +104,7 @@ def test_everything_else_installs_everything(checkout: Checkout, word: str) -> N
 
 
 @pytest.mark.parametrize("word", [*RUN_WORDS, *OTHER_WORDS])
-def test_where_everything_is_nothing_is_installed(checkout: Checkout, word: str) -> None:
+def test_a_complete_environment_installs_nothing(checkout: Checkout, word: str) -> None:
     """As in a copy of an environment, with a touched stamp."""
     programs = checkout.folder / ".venv" / "bin"
     programs.mkdir(parents=True)
@@ -127,7 +127,7 @@ def test_after_a_change_of_versions_up_renews_what_was_there(
     assert checkout.installed == [again]
 
 
-def test_it_says_what_it_downloads_and_no_more(checkout: Checkout) -> None:
+def test_make_prints_what_it_downloads(checkout: Checkout) -> None:
     said = checkout.make("up")
     assert "torch " in said
     assert "the product " in said

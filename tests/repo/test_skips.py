@@ -39,13 +39,13 @@ def test_tests_are_skipped_in_one_place_only() -> None:
     assert {str(path): found for path, text in sources().items() if (found := WORDS.findall(text))} == {}
 
 
-def test_what_is_out_of_reach_is_known() -> None:
+def test_tests_that_no_setup_can_run_are_listed() -> None:
     found = {str(path): text.count("out_of_reach(") for path, text in sources().items() if "out_of_reach(" in text}
     assert found == OUT_OF_REACH
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("", "1 passed, 2 skipped"), ("true", "1 failed, 1 passed, 1 error")])
-def test_what_a_machine_lacks_fails_where_all_is_meant_to_run(tmp_path: Path, ci: str, outcome: str) -> None:
+def test_with_ci_set_a_missing_requirement_fails(tmp_path: Path, ci: str, outcome: str) -> None:
     suite = tmp_path / "test_suite.py"
     suite.write_text(SUITE)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.machine", "-p", "no:cacheprovider"]

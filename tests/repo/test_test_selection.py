@@ -51,7 +51,7 @@ def left_out(*paths: str) -> set[str]:
 
 
 @every_family
-def test_it_runs_when_anything_changes_that_it_imports_starts_or_reads(family: Family) -> None:
+def test_a_family_runs_when_its_imports_programs_or_files_change(family: Family) -> None:
     reached = reached_by(family)
     data = {f"{path}/any" if (ROOT / path).is_dir() else path: by for path, by in reached.data.items()}
     forgotten = {path: by for path, by in {**reached.sources, **data}.items() if family.name in left_out(path)}
@@ -59,7 +59,7 @@ def test_it_runs_when_anything_changes_that_it_imports_starts_or_reads(family: F
 
 
 @every_family
-def test_its_tests_are_there_and_not_only_long_ones(family: Family) -> None:
+def test_every_family_has_existing_tests_that_are_not_all_long(family: Family) -> None:
     files = files_of_tests(family)
     for tests in family.tests:
         assert [file for file in files if file.startswith(tests)], f"{tests} names no tests"
@@ -69,7 +69,7 @@ def test_its_tests_are_there_and_not_only_long_ones(family: Family) -> None:
 
 
 @every_family
-def test_who_types_pages_runs_when_one_changes(family: Family) -> None:
+def test_a_family_that_runs_pages_is_affected_by_them(family: Family) -> None:
     """It reads the charts and the examples, too, which TOLD does not say."""
     if {"docs/", "charts/", "examples/"} <= set(family.touched_by):
         return
@@ -152,7 +152,7 @@ def test_a_change_that_is_not_known_leaves_out_nothing_and_one_of_nothing_all() 
     assert left_out() == BY_NAME.keys()
 
 
-def test_a_verdict_names_what_has_changed_since_when() -> None:
+def test_a_decision_names_the_changes_and_their_base() -> None:
     paths = ("docs/x.md", "tests/kube/kubelet/pod.py", "tests/kube/nodes.py")
     changes = {name: Change(paths if name == "bench" else (), "since 1a2b") for name in BY_NAME}
     bench, operator, *_ = map(str, verdicts(changes))
@@ -163,7 +163,7 @@ def test_a_verdict_names_what_has_changed_since_when() -> None:
 # ---------------------------------------------------------------------------------------------------------- the green
 
 
-def test_green_is_what_has_run_as_a_whole_and_passed() -> None:
+def test_a_family_is_green_after_a_whole_run_that_passed() -> None:
     one, two = Family("one", "", ("tests/a/", "tests/b.py"), ()), Family("two", "", ("tests/c.py",), ())
     assert green([one, two], ["tests/a/test_x.py", "tests/b.py", "tests/c.py"], []) == [one, two]
     assert green([one, two], ["tests/a/test_x.py", "tests/c.py"], []) == [two], "a part has not run"

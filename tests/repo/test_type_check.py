@@ -22,7 +22,7 @@ def in_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_a_fresh_clone_begins_with_what_another_learned(in_clone) -> None:
+def test_a_fresh_clone_starts_with_the_cache_of_another(in_clone) -> None:
     assert in_clone("one", LEARNS, "much") == 0
     assert in_clone("other", READS, "much") == 0
 
@@ -42,6 +42,6 @@ def test_the_status_is_that_of_mypy_and_a_run_with_findings_leaves_nothing_to_ot
     assert not (tmp_path / "other" / ".mypy_cache").exists()
 
 
-def test_where_nothing_can_be_kept_types_are_checked_all_the_same(in_clone, tmp_path: Path) -> None:
+def test_without_a_writable_cache_types_are_still_checked(in_clone, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file where the cache should be")
     assert in_clone("one", LEARNS, "much") == 0

@@ -24,7 +24,7 @@ def calls(y: torch.Tensor, x: torch.Tensor, rows: numpy.ndarray, weights: LoraWe
 """Only correct where no comment says otherwise."""
 
 
-def test_make_lint_refuses_what_is_no_tensor_where_a_tensor_belongs(
+def test_make_lint_refuses_a_wrong_tensor_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "wrong_tensors.py"

@@ -137,7 +137,7 @@ def test_every_field_is_explained(kind: CustomResource) -> None:
 
 
 @each_kind
-def test_what_may_be_absent_may_be_null(kind: CustomResource) -> None:
+def test_an_optional_field_may_be_null(kind: CustomResource) -> None:
     """Templates write null for what they leave empty. With a default the API server does this by itself; it cannot with
     an enum. Lists and maps have a default offline, which is empty, and none in a schema."""
     for path, schema in walk(object_schema(kind)):
@@ -228,7 +228,7 @@ def test_every_bound_of_the_spec_is_that_of_the_model(kind: CustomResource) -> N
         {"type": "string", "maxLength": 1, "not": {"enum": ["a"]}},
     ],
 )
-def test_what_a_structural_schema_cannot_say_is_refused(field: Schema) -> None:
+def test_a_schema_that_is_not_structural_is_refused(field: Schema) -> None:
     with pytest.raises(ValueError, match="a structural schema"):
         structural({"type": "object", "properties": {"field": field}})
 
@@ -282,20 +282,20 @@ def said_offline(broken: InvalidObject) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("good", GOOD.values(), ids=GOOD)
-def test_what_is_not_broken_is_accepted(good: Schema) -> None:
+def test_a_valid_object_is_accepted(good: Schema) -> None:
     assert read_text(yaml.safe_dump(good)).problems == ()
     strict(kind_of(good)).validate(good)
 
 
 @pytest.mark.parametrize("broken", [each for each in BROKEN if not each.only_in_a_cluster], ids=str)
-def test_offline_validation_says_the_sentence_of_the_cluster(broken: InvalidObject) -> None:
+def test_offline_validation_gives_the_clusters_message(broken: InvalidObject) -> None:
     ((field, sentence),) = said_offline(broken)
     # Offline quotes the value as well; the API server does so in front of the sentence.
     assert (field, sentence.split("; not '")[0]) == (broken.field, broken.message)
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=str)
-def test_the_sentence_is_that_of_a_rule_at_this_field(broken: InvalidObject) -> None:
+def test_a_message_is_that_of_a_rule_of_its_field(broken: InvalidObject) -> None:
     found = set()
     for path, schema in walk(object_schema(next(kind for kind in CUSTOM_RESOURCES if kind.name == broken.kind))):
         for rule in schema.get(VALIDATIONS, []):
@@ -339,12 +339,12 @@ def test_our_own_manifests_fit_the_schema(data: Schema) -> None:
 
 
 @pytest.mark.parametrize("broken", [each for each in BROKEN if each.message in PATTERN_SENTENCES.values()], ids=str)
-def test_tools_that_know_no_cel_see_the_patterns(broken: InvalidObject) -> None:
+def test_patterns_are_in_the_schema_for_tools_without_cel(broken: InvalidObject) -> None:
     if broken.field != "metadata.name":  # Kubernetes' own, of which a schema may say little
         assert not strict(kind_of(broken.object)).is_valid(broken.object)
 
 
-def test_what_the_operator_reports_fits_the_schema() -> None:
+def test_the_operators_status_fits_the_schema() -> None:
     condition = Condition(
         type="Ready",
         status="True",

@@ -158,7 +158,7 @@ def test_the_bundled_manifests_are_valid() -> None:
         ),
     ],
 )
-def test_a_pool_that_breaks_a_rule_hears_which(field: str, complaint: str) -> None:
+def test_a_pool_that_breaks_a_rule_is_refused_with_it(field: str, complaint: str) -> None:
     (found,) = said(POOL + f"  {field}\n")
     assert found.partition(": ")[2] == f"ServingPool default/demo: spec.{complaint}"
 
@@ -176,7 +176,7 @@ def test_a_pool_that_breaks_a_rule_hears_which(field: str, complaint: str) -> No
         *("POD_NAME", "HOME", "GLIBC_TUNABLES", "OMP_TOOL_LIBRARIES", "KMP_AFFINITY_FORMAT"),
     ],
 )
-def test_no_variable_of_a_pool_makes_a_runner_load_code_or_speak_with_others(variable: str) -> None:
+def test_variables_that_load_code_or_change_peers_are_refused(variable: str) -> None:
     (found,) = said(POOL + f"  template: {{env: [{{name: {variable}, value: /var/lib/motet/model/own.so}}]}}\n")
     assert "spec.template.env[0].name: must be one that tunes libraries and loads no code" in found
 
@@ -204,7 +204,7 @@ def test_a_pool_may_tune_its_libraries() -> None:
         ("baseMode: x", "baseMode: is not a known field; did you mean baseModel?"),
     ],
 )
-def test_an_adapter_that_breaks_a_rule_hears_which(field: str, complaint: str) -> None:
+def test_an_adapter_that_breaks_a_rule_is_refused_with_it(field: str, complaint: str) -> None:
     (found,) = said(ADAPTER + f"  {field}\n")
     assert found.partition(": ")[2] == f"LoRAAdapter acme/legal: spec.{complaint}"
 
@@ -250,14 +250,14 @@ def test_a_digest_is_sha256_in_hex() -> None:
     assert one(ADAPTER.replace('legal"}', f'legal", digest: "sha256:{"0" * 64}"}}'))
 
 
-def test_what_is_required_is_asked_for_where_it_should_stand() -> None:
+def test_a_missing_field_is_reported_at_its_place() -> None:
     assert said("apiVersion: motet.dev/v1alpha1\nkind: LoRAAdapter\nmetadata: {name: a}\nspec: {}\n") == [
         "4:7: LoRAAdapter default/a: spec.poolRef: is required",
         "4:7: LoRAAdapter default/a: spec.source: is required",
     ]
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     assert len(said(POOL + "  replicas: x\n  role: y\n  what: z\n")) == 3
 
 
@@ -286,7 +286,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         ("spec: {a: 1, b: 2, a: 3}", "1:20: a: is set twice; first in line 1"),
     ],
 )
-def test_what_is_no_object_of_ours_is_said_so(text: str, complaint: str) -> None:
+def test_a_foreign_kind_is_named(text: str, complaint: str) -> None:
     assert said(text) == [complaint]
 
 
@@ -297,21 +297,21 @@ def test_a_document_of_aliases_in_aliases_is_answered_at_once() -> None:
     ]
 
 
-def test_nesting_has_an_end() -> None:
+def test_too_deep_nesting_is_refused() -> None:
     assert "is nested too deeply" in said("a: " + "[" * 500 + "]" * 500)[0]
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "- " * 100_000])
-def test_not_even_a_hundred_thousand_brackets_end_the_process(text: str) -> None:
+def test_a_hundred_thousand_brackets_do_not_crash_the_process(text: str) -> None:
     assert "is nested too deeply" in said(text)[0]
 
 
-def test_empty_documents_are_nothing() -> None:
+def test_empty_documents_are_ignored() -> None:
     assert said("") == []
     assert len(read_text(f"---\n# nothing\n---\n{ADAPTER}---\n").manifests) == 1
 
 
-def test_what_kubectl_adds_is_ignored() -> None:
+def test_fields_added_by_kubectl_are_ignored() -> None:
     text = ADAPTER.replace("namespace: acme", "namespace: acme, uid: u, resourceVersion: '7', generation: 3")
     assert one(text + "status: {conditions: []}\n")
 
@@ -326,7 +326,7 @@ def test_a_namespace_and_a_secret_are_accepted() -> None:
     assert "hush" not in repr(secret.resource)
 
 
-def test_an_object_twice_names_both_places(tmp_path: Path) -> None:
+def test_an_object_declared_twice_is_refused_with_both_places(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(ADAPTER)
     (tmp_path / "b.yaml").write_text(f"{POOL}---\n{ADAPTER}")
     (problem,) = read_all(files_of(tmp_path)).problems
@@ -374,7 +374,7 @@ def test_a_selector_reads_labels_as_kubernetes_does() -> None:
         (DIGESTED, ADAPTER, "digest may be changed but not removed"),
     ],
 )
-def test_what_may_not_change_is_said_in_the_words_of_the_crd(before: str, after: str, sentence: str) -> None:
+def test_a_forbidden_change_has_the_message_of_the_crd(before: str, after: str, sentence: str) -> None:
     assert [found for _, found in forbidden_changes(one(before).resource, one(after).resource)] == [sentence]
     assert forbidden_changes(one(before).resource, one(before).resource) == []
 
@@ -384,7 +384,7 @@ def test_a_name_may_be_set_once_and_a_source_may_change() -> None:
     assert forbidden_changes(one(ADAPTER).resource, one(ADAPTER.replace("adapters/legal", "other")).resource) == []
 
 
-def test_with_whom_an_adapter_is_shared_may_change() -> None:
+def test_the_share_list_of_an_adapter_may_change() -> None:
     texts = [ADAPTER, *(ADAPTER + f"  share: {said}\n" for said in ("[acme]", '["*"]', "[]"))]
     for before, after in itertools.permutations(texts, 2):
         assert forbidden_changes(one(before).resource, one(after).resource) == []
@@ -404,7 +404,7 @@ def test_places_point_at_the_value() -> None:
 
 
 @pytest.mark.parametrize("kind", PLANNED_FIELDS)
-def test_nothing_is_both_here_and_to_come(kind: str) -> None:
+def test_no_field_is_both_implemented_and_planned(kind: str) -> None:
     model = {"LoRAAdapter": LoRAAdapter, "ServingPool": ServingPool}[kind]
     for dotted in [*PLANNED_FIELDS[kind], *PLANNED_VALUES.get(kind, {})]:
         *parents, last = dotted.split(".")

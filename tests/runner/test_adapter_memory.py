@@ -53,7 +53,9 @@ def test_memory_is_taken_once_whatever_ranks_come_and_go(llama: Path, ranks: dic
         assert not overlapping(engine)
 
 
-def test_a_large_one_waits_for_live_ones_and_evicts_only_idle_ones(llama: Path, ranks: dict[int, Path]) -> None:
+def test_a_large_adapter_waits_for_adapters_in_use_and_evicts_only_idle_ones(
+    llama: Path, ranks: dict[int, Path]
+) -> None:
     engine = make_engine(llama, max_resident_adapters=4)  # 64 rows: all that the large one needs
     for rank in (64, 16, 8):
         load(engine, Digest(str(rank)), ranks[rank])
@@ -69,7 +71,7 @@ def test_a_large_one_waits_for_live_ones_and_evicts_only_idle_ones(llama: Path, 
     assert ran.tokens == {"small": expected[16], "large": expected[64], "other": expected[8]}
 
 
-def test_live_ones_in_the_way_of_a_large_one_move_and_say_the_same(llama: Path, ranks: dict[int, Path]) -> None:
+def test_adapters_moved_for_a_large_one_give_the_same_answers(llama: Path, ranks: dict[int, Path]) -> None:
     engine = make_engine(llama, max_resident_adapters=6)  # 96 rows, and one place of 64 among them
     for rank in (4, 8, 64):
         load(engine, Digest(str(rank)), ranks[rank])
@@ -119,9 +121,7 @@ def test_running_out_of_memory_while_loading_fails_that_adapter_only(
     assert len(run(engine, ask("again", adapter=Digest("16"))).tokens["again"]) == 40
 
 
-def test_a_rank_that_the_memory_cannot_hold_is_refused_and_nobody_waits_for_it(
-    llama: Path, ranks: dict[int, Path]
-) -> None:
+def test_a_rank_that_the_memory_cannot_hold_is_refused(llama: Path, ranks: dict[int, Path]) -> None:
     layout = certify(ranks[64], make_engine(llama).info).layout
     engine = make_engine(llama, max_resident_adapters=1, max_lora_rank=8)
     engine.load_adapter(Digest("64"), layout)
@@ -131,7 +131,7 @@ def test_a_rank_that_the_memory_cannot_hold_is_refused_and_nobody_waits_for_it(
     assert "engine.maxLoraRank" in failed.error.message
 
 
-def test_on_a_device_pages_leave_the_adapters_their_room(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_device_pages_leave_memory_for_adapters(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(llama)
     engine._config = replace(engine._config, kv_cache_mib=None)
     engine._loaded.device = SimpleNamespace(type="cuda")

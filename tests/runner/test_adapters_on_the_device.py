@@ -27,7 +27,7 @@ def on_device(engine) -> set[str]:
     return {entry.digest for entry in engine.report().adapters if entry.on_device}
 
 
-def test_a_known_adapter_is_loaded_ahead_while_there_is_room(llama: Path, adapters: list[Path]) -> None:
+def test_a_known_adapter_is_prefetched_while_a_slot_is_free(llama: Path, adapters: list[Path]) -> None:
     engine = make_engine(llama, max_resident_adapters=2)
     for digest, folder in zip((A, B, C), adapters, strict=False):
         load(engine, digest, folder)
@@ -36,7 +36,7 @@ def test_a_known_adapter_is_loaded_ahead_while_there_is_room(llama: Path, adapte
     assert not engine.has_work()
 
 
-def test_the_least_recently_used_makes_room_and_never_a_live_one(llama: Path, adapters: list[Path]) -> None:
+def test_the_least_recently_used_adapter_is_evicted_and_never_one_in_use(llama: Path, adapters: list[Path]) -> None:
     engine = make_engine(llama, max_resident_adapters=2)
     for digest, folder in zip((A, B, C), adapters, strict=False):
         load(engine, digest, folder)
@@ -53,7 +53,7 @@ def test_the_least_recently_used_makes_room_and_never_a_live_one(llama: Path, ad
     assert ran.tokens == {"a": alone[A], "b": alone[B], "c": alone[C]}
 
 
-def test_all_who_wait_share_one_load(llama: Path, adapters: list[Path]) -> None:
+def test_waiting_sequences_share_one_load(llama: Path, adapters: list[Path]) -> None:
     engine = make_engine(llama)
     for index in range(5):
         engine.add(ask(f"r{index}", adapter=A))
@@ -67,7 +67,7 @@ def test_all_who_wait_share_one_load(llama: Path, adapters: list[Path]) -> None:
     assert len(ran.tokens) == 5
 
 
-def test_others_go_on_while_an_adapter_loads_in_slices(llama: Path, adapters: list[Path], monkeypatch) -> None:
+def test_sequences_continue_while_an_adapter_loads_in_slices(llama: Path, adapters: list[Path], monkeypatch) -> None:
     monkeypatch.setattr("motet_runner.adapters.slots.SLICE_BYTES", 1)
     engine = make_engine(llama)
     ran = run(engine, ask("base", max_tokens=60), steps=1)
@@ -95,7 +95,7 @@ def test_a_load_that_fails_fails_its_own_sequences_only(llama: Path, adapters: l
     assert len(run(engine, ask("again", adapter=A)).tokens["again"]) == 40
 
 
-def test_what_was_checked_against_another_model_is_not_copied(llama: Path, adapters: list[Path]) -> None:
+def test_an_adapter_checked_against_another_model_is_not_copied(llama: Path, adapters: list[Path]) -> None:
     engine = make_engine(llama)
     layout = certify(adapters[0], engine.info).layout
     first, *others = layout.linears
@@ -170,9 +170,7 @@ def test_a_step_parses_nothing_of_an_adapter_and_matches_none_of_its_patterns(
     assert calls == []
 
 
-def test_who_waits_for_an_adapter_costs_the_engine_no_look_at_its_linears(
-    llama: Path, adapters: list[Path], monkeypatch
-) -> None:
+def test_waiting_for_an_adapter_does_not_read_its_layout(llama: Path, adapters: list[Path], monkeypatch) -> None:
     """The service says with every waiting request where the adapter lies, and every report says how large it is."""
     engine = make_engine(llama)
     layout = certify(adapters[0], engine.info).layout
@@ -207,7 +205,7 @@ def test_a_dropped_adapter_stays_until_its_last_sequence_has_finished(llama: Pat
     assert [event.digest for event in ran.of(AdapterEvicted)] == [A]
 
 
-def test_a_slot_keeps_nothing_of_its_last_owner(llama: Path, adapters: list[Path], tmp_path: Path) -> None:
+def test_a_slot_keeps_no_values_of_its_last_adapter(llama: Path, adapters: list[Path], tmp_path: Path) -> None:
     """An adapter of fewer modules and a smaller rank moves into a slot that was full."""
     from tests.runner.random_models import RandomAdapter, save_adapter
 
@@ -236,7 +234,7 @@ def parked_on(adapter: Digest, folder: Path, other: Path, llama: Path) -> tuple[
     return engine, promise
 
 
-def test_a_load_that_fails_for_one_does_not_leave_a_parked_one_waiting_for_ever(
+def test_a_failed_load_does_not_leave_a_parked_sequence_waiting(
     llama: Path, adapters: list[Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(adapters[0], tmp_path / "vanishing"))
@@ -251,7 +249,7 @@ def test_a_load_that_fails_for_one_does_not_leave_a_parked_one_waiting_for_ever(
     assert engine.report().pages_promised == 0
 
 
-def test_a_parked_one_comes_back_when_its_adapter_loads_again(
+def test_a_parked_sequence_resumes_when_its_adapter_loads_again(
     llama: Path, adapters: list[Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(adapters[0], tmp_path / "passing"))

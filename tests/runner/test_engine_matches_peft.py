@@ -153,7 +153,7 @@ def reference_logits(world: World, served: list[Served]) -> dict[RequestId, torc
     return logits
 
 
-def test_32_sequences_over_nine_adapters_and_the_base_say_what_peft_says(world: World, tmp_path: Path) -> None:
+def test_32_sequences_of_nine_adapters_and_the_base_equal_peft(world: World, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     config = EngineConfig(model=world.base, kv_cache_mib=16, prefill_chunk_tokens=64, step_trace=trace)
     served, engine = serve(world, config)
@@ -185,7 +185,7 @@ def test_32_sequences_over_nine_adapters_and_the_base_say_what_peft_says(world: 
     assert engine.report().pages_free == engine.info.pages
 
 
-def test_adapters_act(world: World) -> None:
+def test_random_adapters_change_the_answers(world: World) -> None:
     """The comparison above would also hold for adapters of zeros."""
     from peft import PeftModel
 

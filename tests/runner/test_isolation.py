@@ -58,7 +58,9 @@ def place_again(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("end", [cancel, park_and_forget, swap_out_and_forget, swap_out_in_and_cancel, place_again])
-def test_pages_left_in_the_middle_of_a_prompt_harm_no_later_owner(llama: Path, end: Callable[[Engine], None]) -> None:
+def test_pages_left_during_a_prompt_do_not_affect_their_next_sequence(
+    llama: Path, end: Callable[[Engine], None]
+) -> None:
     """Nothing was sampled of it, so nobody has seen that its keys and values are not numbers."""
     prompts = {f"r{i}": ask("good", prompt=18 + i).prompt for i in range(4)}
     engine = make_engine(llama, prefill_chunk_tokens=24)
@@ -76,7 +78,7 @@ def test_pages_left_in_the_middle_of_a_prompt_harm_no_later_owner(llama: Path, e
 @pytest.mark.parametrize(
     "family", ["Mixtral", "Mistral, sliding window", "Gemma 2, soft caps and every other layer sliding"]
 )
-def test_neither_free_pages_nor_a_row_beside_it_change_an_answer(family: str, tmp_path: Path) -> None:
+def test_free_pages_and_other_rows_do_not_change_an_answer(family: str, tmp_path: Path) -> None:
     """Every free page holds NaN before every iteration, and a request computes NaN in the same iterations."""
     engine = make_engine(save_base(family, tmp_path / "base", config=FAMILIES[family]), prefill_chunk_tokens=24)
     asked = [ask(f"r{i}", prompt=10 + 9 * i) for i in range(4)]
@@ -126,7 +128,7 @@ def beside(engine: Engine, how: str) -> EngineRun:
 
 
 @pytest.mark.parametrize("how", ["swap", "recompute"])
-def test_an_adapter_whose_products_overflow_spoils_only_its_own_answers(
+def test_an_adapter_whose_products_overflow_affects_only_its_own_answers(
     llama: Path, adapters: list[Path], hostile: Path, how: str
 ) -> None:
     """Should one ever pass the checks: neither shared products, nor padding, nor pages carry it to a neighbour."""

@@ -52,7 +52,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_chunked_and_decoded_it_says_what_transformers_says(family: str, tmp_path: Path) -> None:
+def test_packed_chunked_and_decoded_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
     """Two sequences at once; one in two chunks and then token by token, past any window."""
     base = save_base(family, tmp_path / "base", config=FAMILIES[family])
     loaded = execute.load(base, "float32", "cpu")
@@ -104,7 +104,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_not_served_right_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+def test_an_unsupported_model_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     config, says = REFUSED[kind]
     folder = tmp_path / "base"
     kinds = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
@@ -140,7 +140,7 @@ def test_weights_that_end_too_early_are_named(llama: Path, tmp_path: Path) -> No
             execute.load(tmp_path, "auto", "cpu")
 
 
-def test_weights_of_another_model_are_told_from_damaged_ones(llama: Path, tmp_path: Path) -> None:
+def test_weights_of_another_model_differ_from_damaged_ones(llama: Path, tmp_path: Path) -> None:
     raw = json.loads((llama / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | {"intermediate_size": raw["intermediate_size"] * 2}))
     (tmp_path / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
@@ -157,7 +157,7 @@ def test_weights_of_another_model_are_told_from_damaged_ones(llama: Path, tmp_pa
         ({"preset": "splitwise"}, "not yet"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_with_their_name(llama: Path, settings: dict, says: str) -> None:
+def test_impossible_settings_are_refused_with_their_name(llama: Path, settings: dict, says: str) -> None:
     with pytest.raises(SetupError, match=says):
         make_engine(llama, **settings)
 

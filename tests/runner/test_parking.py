@@ -21,7 +21,7 @@ def unparked(llama: Path) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("method", ParkMethod)
 @pytest.mark.parametrize("after", [1, 5, 30])
-def test_a_parked_sequence_says_the_same(
+def test_a_parked_sequence_gives_the_same_tokens(
     llama: Path, unparked: dict[str, list[int]], method: ParkMethod, after: int
 ) -> None:
     engine = make_engine(llama, host_kv_mib=4)
@@ -42,7 +42,7 @@ def test_a_parked_sequence_says_the_same(
     assert engine.report().host_bytes_free == engine.info.host_bytes
 
 
-def test_a_long_prompt_parked_in_the_middle_goes_on_where_it_was(llama: Path) -> None:
+def test_a_prompt_parked_during_prefill_gives_the_same_tokens(llama: Path) -> None:
     whole = run(make_engine(llama), ask("a", prompt=200)).tokens
     engine = make_engine(llama, host_kv_mib=4, prefill_chunk_tokens=48)
     engine.set_supervised(True)
@@ -54,7 +54,7 @@ def test_a_long_prompt_parked_in_the_middle_goes_on_where_it_was(llama: Path) ->
     assert run(engine, ran=ran).tokens == whole
 
 
-def test_alone_the_engine_protects_itself_and_everybody_finishes_right(llama: Path, tmp_path: Path) -> None:
+def test_without_a_supervisor_all_sequences_finish_with_the_right_tokens(llama: Path, tmp_path: Path) -> None:
     """Promises of one page in a memory far too small for all: b, 2b, 4b are in the trace, and parks and resumes."""
     trace = tmp_path / "trace.jsonl"
     asked = [ask(f"r{i}", prompt=12, max_tokens=180, promise=1) for i in range(16)]
@@ -76,7 +76,7 @@ def test_alone_the_engine_protects_itself_and_everybody_finishes_right(llama: Pa
     assert any("parks" in json.loads(line) for line in trace.read_text().splitlines())
 
 
-def test_supervised_it_waits_for_the_order_and_only_that_one(llama: Path) -> None:
+def test_with_a_supervisor_only_the_sequence_at_its_promise_waits_for_an_order(llama: Path) -> None:
     engine = make_engine(llama, protect_after_steps=1000)
     engine.set_supervised(True)
     ran = run(engine, ask("tight", prompt=10, promise=1), ask("wide", prompt=10, max_tokens=60), steps=30)
@@ -88,7 +88,7 @@ def test_supervised_it_waits_for_the_order_and_only_that_one(llama: Path) -> Non
     assert len(ran.tokens["tight"]) == 8
 
 
-def test_a_parked_sequence_lets_go_of_its_adapters_slot_and_gets_it_back(llama: Path, adapters: list[Path]) -> None:
+def test_a_parked_sequence_frees_its_adapters_slot_and_gets_one_again(llama: Path, adapters: list[Path]) -> None:
     first, second = Digest("first"), Digest("second")
     engine = make_engine(llama, max_resident_adapters=1)
     for digest, folder in zip((first, second), adapters, strict=False):
@@ -129,7 +129,7 @@ def test_an_effect_that_the_engine_does_not_know_is_an_error_and_drops_no_host_c
     assert len(run(engine, ran=ran).tokens["a"]) == 40
 
 
-def test_a_suspect_says_what_it_would_say_in_company(llama: Path, unparked: dict[str, list[int]]) -> None:
+def test_a_suspect_gives_the_same_tokens_as_beside_others(llama: Path, unparked: dict[str, list[int]]) -> None:
     """The real engine computes it alone first, and says so before (`tests/runner/plan/test_suspects.py`)."""
     suspects = MANY[1::2]
     requests = [ask(name, seed=7, temperature=0.8) for name in MANY]

@@ -39,12 +39,12 @@ def tokens(row: torch.Tensor, *, draws: int = 1, eos=frozenset(), **wanted) -> l
     return [one.token for one in sample(row.expand(draws, -1), many, eos)]
 
 
-def test_greedy_takes_the_largest() -> None:
+def test_greedy_sampling_takes_the_most_likely_token() -> None:
     row = logits()
     assert tokens(row) == [int(row.argmax())]
 
 
-def test_drawing_follows_the_distribution() -> None:
+def test_sampling_follows_the_distribution() -> None:
     row = logits()
     counted = Counter(tokens(row, draws=4000, temperature=0.7))
     expected = (row[0] / 0.7).softmax(-1)
@@ -53,7 +53,7 @@ def test_drawing_follows_the_distribution() -> None:
         assert abs(counted[token] / 4000 - p) < 5 * math.sqrt(p * (1 - p) / 4000) + 1e-3
 
 
-def test_top_k_top_p_and_min_p_cut_the_tail() -> None:
+def test_top_k_top_p_and_min_p_remove_unlikely_tokens() -> None:
     row = logits()
     probabilities, order = row[0].softmax(-1).sort(descending=True)
     assert set(tokens(row, draws=300, temperature=1.0, top_k=3)) == set(order[:3].tolist())
@@ -64,7 +64,7 @@ def test_top_k_top_p_and_min_p_cut_the_tail() -> None:
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 1e-9}, {"top_p": 0.0}, {"min_p": 1.0}])
-def test_the_tightest_cut_is_greedy(cut: dict[str, float]) -> None:
+def test_the_strictest_filter_equals_greedy_sampling(cut: dict[str, float]) -> None:
     row = logits()
     assert set(tokens(row, draws=50, temperature=1.5, **cut)) == {int(row.argmax())}
 
@@ -73,7 +73,7 @@ def test_the_tightest_cut_is_greedy(cut: dict[str, float]) -> None:
     others=st.integers(0, 5), seed=st.integers(0, 2**63), temperature=st.floats(0.1, 2), top_k=st.integers(0, 50),
     top_p=st.floats(0.05, 1), min_p=st.floats(0, 0.5),
 )  # fmt: skip
-def test_a_draw_does_not_depend_on_its_neighbours(others: int, seed: int, **wanted: float) -> None:
+def test_sampling_does_not_depend_on_other_rows(others: int, seed: int, **wanted: float) -> None:
     row = logits(seed=3)
     one = sequence(seed=seed, **wanted)
     crowd = [sequence(seed=i, temperature=1.0, top_k=i, presence_penalty=i / 7) for i in range(others)]
@@ -82,7 +82,7 @@ def test_a_draw_does_not_depend_on_its_neighbours(others: int, seed: int, **want
     assert alone.token == beside.token
 
 
-def test_a_draw_depends_on_seed_choice_and_position_alone() -> None:
+def test_sampling_depends_only_on_seed_choice_and_position() -> None:
     drawn = {
         uniform(seed, choice, position)
         for seed in (0, 1, 2**64, -1)
@@ -96,7 +96,7 @@ def test_a_draw_depends_on_seed_choice_and_position_alone() -> None:
     assert abs(sum(numbers) / 4000 - 0.5) < 0.03
 
 
-def test_presence_and_frequency_look_at_the_output_only() -> None:
+def test_presence_and_frequency_penalties_count_the_output_only() -> None:
     row = torch.zeros(1, VOCABULARY)
     row[0, 5], row[0, 6], row[0, 1] = 2.0, 1.5, 1.0
     seen = sequence(prompt=(1, 1, 1), output=(5, 5), frequency_penalty=0.4, presence_penalty=0.2, logprobs=True)
@@ -105,7 +105,7 @@ def test_presence_and_frequency_look_at_the_output_only() -> None:
     assert sample(row, [milder], frozenset())[0].token == 5
 
 
-def test_repetition_looks_at_prompt_and_output_and_pulls_towards_less_likely() -> None:
+def test_the_repetition_penalty_counts_prompt_and_output() -> None:
     row = torch.full((1, VOCABULARY), -1.0)
     row[0, 1], row[0, 5], row[0, 6] = 2.0, 1.9, 1.2
     assert sample(row, [sequence(prompt=(1,), output=(5,), repetition_penalty=2.0)], frozenset())[0].token == 6
@@ -114,14 +114,14 @@ def test_repetition_looks_at_prompt_and_output_and_pulls_towards_less_likely() -
     assert sample(negative, [sequence(prompt=(1,), repetition_penalty=2.0)], frozenset())[0].token == 7
 
 
-def test_bias_pushes_and_forbids_and_ignores_ids_that_are_none() -> None:
+def test_logit_bias_favours_and_forbids_tokens_and_ignores_unknown_ids() -> None:
     row = logits()
     assert tokens(row, logit_bias={3: 100.0, VOCABULARY + 5: 100.0}) == [3]
     best = int(row.argmax())
     assert tokens(row, logit_bias={best: -100.0}) != [best]
 
 
-def test_ends_are_out_of_reach_until_min_tokens() -> None:
+def test_end_tokens_are_forbidden_until_min_tokens() -> None:
     row = torch.zeros(1, VOCABULARY)
     row[0, 4], row[0, 9], row[0, 11] = 9.0, 8.0, 7.0
     wanted = {"min_tokens": 3, "stop_token_ids": frozenset({9})}
@@ -150,7 +150,7 @@ def test_logprobs_are_there_only_for_those_who_asked() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("wanted", [{}, {"temperature": 1.0}, {"logit_bias": {2: 1.0}, "temperature": 1.0}])
-def test_a_row_that_is_not_finite_gives_no_token_and_harms_no_other(bad: float, wanted: dict) -> None:
+def test_a_row_that_is_not_finite_gives_no_token_and_affects_no_other(bad: float, wanted: dict) -> None:
     rows = logits(3)
     rows[1, 7] = bad
     sampled = sample(rows, [sequence(**wanted) for _ in range(3)], frozenset())

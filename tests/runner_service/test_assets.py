@@ -92,7 +92,7 @@ def test_the_parts_of_a_model_have_their_own_digests(tmp_path):
     assert adapter_digest(write_adapter(tmp_path / "b", seed=2)) != adapter_digest(one)
 
 
-def test_an_adapter_of_configuration_and_weights_alone_has_the_digest_it_always_had(tmp_path):
+def test_the_digest_of_configuration_and_weights_is_stable(tmp_path):
     (tmp_path / "adapter_config.json").write_bytes(b"{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
     whole = b"19:adapter_config.json:2:{}" + b"25:adapter_model.safetensors:7:weights"
@@ -138,7 +138,7 @@ def test_files_are_digested_in_the_order_of_their_names():
         content.begin("a", 0)
 
 
-def test_a_digest_as_a_folders_name_hides_no_path():
+def test_text_that_is_no_digest_is_refused():
     digest = "sha256:" + "0f" * 32
     assert digest_from_hex(hex_of(digest)) == digest
     for wrong in ("", "sha256:", "sha256:../../x", "sha256:" + "G" * 64, "0" * 64):

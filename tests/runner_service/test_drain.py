@@ -88,7 +88,7 @@ async def test_a_scheduler_that_connects_during_a_drain_is_told(folder):
                 await draining
 
 
-async def test_ready_means_known_to_a_scheduler_and_not_draining(folder):
+async def test_a_runner_is_ready_when_attached_and_not_draining(folder):
     address, health = f"unix:{folder}/s.sock", Health()
     async with in_process_runner(folder, scheduler=address, health=health) as runner:
         assert health.unready_reason() == "no scheduler has accepted this runner yet"
@@ -172,7 +172,7 @@ async def test_a_message_of_a_past_term_does_not_take_a_drain_back(folder):
         assert runner.service.draining
 
 
-def test_an_engine_is_hung_when_it_has_work_and_stands_still():
+def test_an_engine_with_work_and_no_iteration_is_hung():
     clock = FakeClock()
     progress = HangDetector(60, clock)
     assert progress.hung_reason() == ""

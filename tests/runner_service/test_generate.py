@@ -49,7 +49,7 @@ async def test_a_step_is_one_message_with_all_sequences_of_a_gateway(folder):
         assert len(gateway.steps) < 80
 
 
-async def test_two_gateways_get_only_their_own(folder):
+async def test_two_gateways_get_only_their_own_tokens(folder):
     async with (
         in_process_runner(folder) as runner,
         gateway_to(runner.address, "g0") as one,

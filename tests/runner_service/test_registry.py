@@ -188,7 +188,7 @@ async def test_all_requests_that_wait_for_an_adapter_continue(setup):
     await asyncio.gather(*waiting)
 
 
-async def test_at_stage_fetched_nothing_is_checked(setup):
+async def test_at_stage_fetched_an_adapter_is_not_checked(setup):
     one = await setup.ensure(1, common_pb2.ADAPTER_STAGE_FETCHED)
     assert (one.stage, setup.checks) == (common_pb2.ADAPTER_STAGE_FETCHED, 0)
     assert not setup.adapters.resident([])
@@ -240,7 +240,7 @@ async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(
         b"\xff\xfe",
     ],
 )
-async def test_a_certificate_that_no_check_of_today_has_written_is_made_anew(setup, tmp_path, kept):
+async def test_an_invalid_stored_certificate_is_replaced(setup, tmp_path, kept):
     first = await setup.ensure(1)
     setup.adapters.close()
     (first.folder / "certificate.json").write_bytes(kept)

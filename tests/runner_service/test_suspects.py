@@ -56,7 +56,7 @@ async def test_a_stopped_runner_does_not_say_that_its_engine_died(folder):
         assert not gateway.engine_died
 
 
-def test_that_a_request_is_alone_is_sent_before_its_iteration_and_revoked_after_it():
+def test_a_lone_request_is_announced_before_its_iteration_and_revoked_after_it():
     loop = EngineLoop(FakeEngine())
     one = NewSequence(request="a", epoch=1, prompt=(1, 2), promise=2, sampling=Sampling(max_tokens=9), engines_lost=1)
     loop.apply([Add(one, 1)])

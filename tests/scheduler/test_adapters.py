@@ -131,7 +131,7 @@ def test_bytes_that_change_during_their_check_are_checked_again():
     assert published(driver)["pirate"].digest == POET
 
 
-def test_news_of_a_load_is_not_taken_for_the_answer_of_a_check():
+def test_a_report_of_a_load_does_not_answer_a_check():
     driver = with_pirate()
     driver.state(adapter(stamp="2"))
     driver.certify(digest=PIRATE, stage=AdapterStage.DEVICE, answered_order=AdapterStage.NONE)
@@ -213,7 +213,7 @@ def test_resident_adapters_that_nothing_needs_are_dropped():
     assert [effect.digest for effect in driver.of(effects.DropAdapter)] == [PIRATE]
 
 
-def test_before_the_operator_has_spoken_nothing_is_dropped():
+def test_before_the_operator_connects_no_adapter_is_dropped():
     driver = SchedulerDriver()
     driver.attach(resident=(resident(PIRATE),))
     assert not driver.of(effects.DropAdapter)
@@ -293,7 +293,7 @@ def test_an_order_has_everything_that_reading_the_bytes_needs():
         *({"source": "hf://org/b"}, {"folder": "b"}),
     ],
 )
-def test_another_place_another_digest_another_key_or_other_bounds_are_a_new_revision(change):
+def test_a_changed_source_digest_credential_or_limit_is_a_new_revision(change):
     driver = ready()
     driver.attach()
     driver.state(remote())
@@ -354,7 +354,7 @@ def test_adapters_that_a_runner_has_lost_when_it_attaches_again_are_reported():
     assert driver.of(effects.ReportAdapter)[-1].replicas == ()
 
 
-def test_a_runner_that_does_not_come_back_is_no_place_any_more():
+def test_a_runner_that_stays_away_holds_no_adapter():
     driver = with_pirate()
     driver.report(resident=(resident(PIRATE),))
     driver.detach()
@@ -363,7 +363,7 @@ def test_a_runner_that_does_not_come_back_is_no_place_any_more():
     assert report.replicas == ()
 
 
-def test_a_successor_says_nothing_of_an_adapter_before_a_runner_has():
+def test_a_new_scheduler_reports_an_adapter_only_after_a_runner_did():
     """One that has no memory. The operator knows what the one before it has said, and would take all of it back."""
     heir = ready()
     heir.send(events.OperatorConnected())
@@ -438,7 +438,7 @@ def digest_of(stamp):
     return Digest("sha256:" + stamp * 64)
 
 
-def test_a_failure_that_passes_is_tried_again_in_its_own_time_however_often_that_is():
+def test_a_temporary_failure_is_retried_after_its_own_delay_each_time():
     driver = ready()
     driver.attach()
     driver.state(adapter())
@@ -474,7 +474,7 @@ def test_without_a_share_list_an_adapter_is_not_shared():
     assert not said.groups[0].tenants
 
 
-def test_what_is_shared_or_not_changes_no_revision_and_ends_nothing():
+def test_a_changed_share_list_changes_no_revision_and_ends_no_request():
     driver = with_pirate(share=("acme",))
     driver.gateway()
     driver.enqueue("a", digest=PIRATE, tenant="acme")

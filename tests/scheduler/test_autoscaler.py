@@ -41,7 +41,7 @@ def calm(driver: SchedulerDriver, *instances: str, seconds: int = 61) -> None:
         driver.wait(1.0)
 
 
-def test_demand_is_what_is_promised_and_what_waits():
+def test_demand_counts_running_and_waiting_requests():
     driver = scaled()
     driver.attach("r0", pages=100, max_sequences=10)
     for number in range(20):
@@ -53,7 +53,7 @@ def test_demand_is_what_is_promised_and_what_waits():
     assert desired(driver) == 3  # eight of ten places each
 
 
-def test_a_queue_at_a_pool_without_runners_asks_for_the_first():
+def test_a_queue_at_an_empty_pool_asks_for_the_first_runner():
     driver = scaled(replicas=0)
     assert look(driver) == [(0, "Idle")]
     driver.enqueue("a")
@@ -80,7 +80,7 @@ def test_held_requests_are_forgotten_when_their_gateway_disconnects_or_connects_
         assert look(driver) == [(0, "Idle")]
 
 
-def test_an_idle_pool_goes_to_nothing_after_its_window_and_knows_what_a_runner_takes_when_it_is_called():
+def test_an_idle_pool_scales_to_zero_after_its_window_and_remembers_its_capacity():
     driver = scaled()
     driver.attach("r0", pages=100, max_sequences=4)
     look(driver)
@@ -96,7 +96,7 @@ def test_an_idle_pool_goes_to_nothing_after_its_window_and_knows_what_a_runner_t
     assert "3 runners" in driver.of(effects.ReportDesiredReplicas)[0].reason
 
 
-def test_a_runner_that_starts_is_no_capacity_and_orders_no_more():
+def test_a_starting_runner_is_no_capacity_and_asks_for_no_more():
     driver = scaled()
     driver.attach("r0", pages=100, max_sequences=4)
     for number in range(6):
@@ -107,7 +107,7 @@ def test_a_runner_that_starts_is_no_capacity_and_orders_no_more():
     assert desired(driver) == 2
 
 
-def test_a_wait_that_the_sums_do_not_explain_asks_for_one_more():
+def test_an_unexplained_long_wait_asks_for_one_more_runner():
     driver = scaled()
     driver.attach("r0", pages=100)
     driver.enqueue("a", max_tokens=200, q80=1)  # little is promised
@@ -133,7 +133,7 @@ def test_adapters_in_use_need_slots_and_resident_ones_need_runners():
     assert desired(resident) == 3
 
 
-def test_nothing_leaves_while_a_runner_does_not_report_or_no_gateway_is_there():
+def test_no_runner_leaves_while_one_does_not_report_or_no_gateway_is_connected():
     driver = scaled()
     driver.attach("r0")
     look(driver)
@@ -152,7 +152,7 @@ def test_nothing_leaves_while_a_runner_does_not_report_or_no_gateway_is_there():
     assert desired(alone) == 1
 
 
-def test_nothing_leaves_while_a_runner_is_away_but_one_that_was_drained_may_be():
+def test_no_runner_leaves_while_an_undrained_runner_is_away():
     driver = scaled(replicas=2)
     driver.attach("r0")
     driver.attach("r1")
@@ -168,7 +168,7 @@ def test_nothing_leaves_while_a_runner_is_away_but_one_that_was_drained_may_be()
     assert desired(driver) == 0
 
 
-def test_nothing_leaves_during_a_rollout():
+def test_no_runner_leaves_during_a_rollout():
     driver = scaled(replicas=2)
     driver.attach("r0", revision="old")
     driver.attach("r1", revision="new")
@@ -186,7 +186,7 @@ def test_a_successor_starts_with_the_wanted_replicas_and_reports_none_before_its
     assert driver.of(effects.ReportDesiredReplicas)[0].stale
 
 
-def test_a_successor_without_a_memory_takes_nothing_away_from_runners_on_their_way_back():
+def test_a_new_scheduler_does_not_scale_down_while_runners_reconnect():
     driver = scaled(replicas=3, stabilization=0.0)
     assert look(driver) == [(3, "JustStarted")]
     driver.attach("r0")
@@ -236,7 +236,7 @@ def test_pools_of_a_group_share_a_queue_and_the_first_that_may_grow_takes_it():
     assert driver.scheduler.capacity.figures["default/b"].waiting == 1
 
 
-def test_a_pool_that_goes_takes_its_figures_along():
+def test_a_removed_pools_metrics_are_removed():
     driver = scaled()
     look(driver)
     driver.state(pools=())

@@ -43,7 +43,7 @@ def test_every_runner_that_attaches_gets_an_order_to_drain_or_to_take_work():
     assert words(driver) == [("r1", "drain")]
 
 
-def test_a_drain_that_is_not_in_the_set_any_more_is_taken_back_and_requests_go_there_again():
+def test_a_drain_that_leaves_the_set_is_cancelled_and_the_runner_gets_requests():
     driver = ready()
     driver.attach()
     declare(driver, "r0")
@@ -55,7 +55,7 @@ def test_a_drain_that_is_not_in_the_set_any_more_is_taken_back_and_requests_go_t
     assert driver.where("a") == "r0", "what waited goes there at once"
 
 
-def test_saying_the_same_set_again_tells_runners_nothing():
+def test_an_unchanged_set_of_drains_sends_runners_nothing():
     driver = ready()
     driver.attach("r0", live=(entry("a", 2),))
     declare(driver, "r0")
@@ -75,7 +75,7 @@ def test_a_drain_declared_before_its_runner_attaches_again_is_not_over():
     assert driver.of(effects.ReportDrained) == []
 
 
-def test_a_drain_of_a_runner_that_never_comes_is_over_once_any_runner_would_have_been_given_up():
+def test_a_drain_of_a_missing_runner_ends_after_the_time_to_forget_a_runner():
     driver = ready()
     declare(driver, "r0")
     driver.wait(driver.scheduler.config.forget_runner - 1)
@@ -102,7 +102,7 @@ def test_a_drained_runner_whose_stream_breaks_is_given_time_to_come_back():
     assert [one.runner.instance for one in driver.of(effects.ReportDrained)] == ["r0"]
 
 
-def test_the_drain_of_an_incarnation_is_over_when_its_successor_has_come_which_takes_work():
+def test_the_drain_of_an_incarnation_ends_when_a_new_one_attaches():
     driver = ready()
     driver.attach("r0", live=(entry("a", 2),))
     declare(driver, "r0")
@@ -114,7 +114,7 @@ def test_the_drain_of_an_incarnation_is_over_when_its_successor_has_come_which_t
     assert words(driver) == [("r0", "drain")]
 
 
-def test_a_drain_that_names_no_incarnation_is_about_whichever_comes():
+def test_a_drain_without_an_incarnation_applies_to_any():
     driver = ready()
     declare(driver, "r0", incarnation="")
     driver.attach("r0", incarnation="7")
@@ -158,7 +158,7 @@ def test_the_first_deadline_holds_while_the_drain_stays_in_the_set_and_a_new_dra
     assert [effect.deadline for effect in driver.of(effects.DrainRunner)] == [10.0]
 
 
-def test_an_operator_that_connects_again_hears_again_what_is_empty():
+def test_a_reconnected_operator_gets_drained_reports_again():
     driver = ready()
     driver.attach("r0")
     declare(driver, "r0")

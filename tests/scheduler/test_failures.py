@@ -45,7 +45,7 @@ def test_an_event_is_handled_again_after_its_first_failure_and_not_after_the_sec
     assert not failures.rejects(lost("b"), now=2.0)
 
 
-def test_what_is_turned_away_is_tried_again_after_a_while():
+def test_a_rejected_event_is_tried_again_after_a_while():
     failures = EventFailures()
     for now in (0.0, 1.0):
         failures.failed(lost("a"), now)
@@ -54,7 +54,7 @@ def test_what_is_turned_away_is_tried_again_after_a_while():
     assert failures.rejects(lost("a"), now=71.0), "once was enough this time"
 
 
-def test_time_is_never_turned_away():
+def test_a_tick_is_never_rejected():
     failures = EventFailures()
     for now in range(5):
         failures.failed(events.Tick(), float(now))
@@ -71,7 +71,7 @@ def test_many_failures_in_a_short_time_are_enough():
     assert not failures.should_give_up(RESTART_WINDOW + 1.0)
 
 
-def test_what_has_failed_is_remembered_within_bounds():
+def test_the_number_of_remembered_failures_is_limited():
     failures = EventFailures()
     for n in range(3 * REMEMBERED):
         failures.failed(lost(f"{n}"), now=float(n))
@@ -114,7 +114,7 @@ def failing_on(monkeypatch):
     return requests
 
 
-async def test_after_a_failure_running_streams_go_on_and_what_fails_again_is_refused(folder, failing_on):
+async def test_after_a_failure_streams_continue_and_a_repeated_failure_is_refused(folder, failing_on):
     failing_on.add("poison")
     async with in_process_system(folder) as system:
         await system.runner("r0", engines := SlowEngines())

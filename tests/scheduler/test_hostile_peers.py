@@ -50,7 +50,7 @@ async def assert_working(system) -> None:
         ("Sync", scheduler_pb2.SyncUp(term=LARGEST, snapshot={})),
     ],
 )
-async def test_a_term_that_would_be_the_last_is_refused_and_not_adopted(system, method, up):
+async def test_the_largest_term_is_refused_and_not_adopted(system, method, up):
     said = await refusal(
         system.control.scheduler_address,
         lambda channel: getattr(scheduler_pb2_grpc.SchedulerStub(channel), method)(),
@@ -60,7 +60,7 @@ async def test_a_term_that_would_be_the_last_is_refused_and_not_adopted(system, 
     await assert_working(system)
 
 
-async def test_a_successor_in_a_term_that_cannot_be_is_not_yielded_to(system):
+async def test_a_leader_does_not_yield_to_an_impossible_term(system):
     async with open_channel(system.control.scheduler_address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="not possible"):
             await scheduler_pb2_grpc.SchedulerStub(channel).Succeed(
@@ -80,7 +80,7 @@ async def test_a_supervisor_does_not_follow_a_scheduler_of_the_last_term(system)
     await assert_working(system)
 
 
-async def test_an_epoch_that_none_could_follow_ends_its_stream_alone(system):
+async def test_the_largest_epoch_ends_only_its_own_stream(system):
     enqueue = scheduler_pb2.ServeUp(enqueue={"request": "x", "epoch": 2**32 - 1, "group": "default/demo"})
     said = await refusal(
         system.control.scheduler_address,

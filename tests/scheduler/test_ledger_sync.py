@@ -19,7 +19,7 @@ def supervised(**config):
     return driver
 
 
-def test_the_runners_promise_stands():
+def test_the_runners_promise_overrides_the_ledger():
     driver = ready()
     driver.attach()
     driver.enqueue("a")
@@ -27,7 +27,7 @@ def test_the_runners_promise_stands():
     assert driver.ledger() == {("a", 1): 9}
 
 
-def test_what_the_runner_holds_and_we_did_not_know_is_adopted():
+def test_unknown_requests_of_a_runner_are_adopted():
     driver = ready()
     driver.attach()
     driver.report("r0", entry("stranger", 6))
@@ -47,7 +47,7 @@ def test_a_placement_that_never_arrived_is_given_up_after_two_reports_and_two_se
     assert not driver.ledger()
 
 
-def test_one_report_is_never_enough():
+def test_one_report_never_releases_a_placement():
     driver = ready()
     driver.attach()
     driver.enqueue("a")
@@ -120,7 +120,7 @@ def test_an_earlier_placement_that_still_runs_is_cancelled_and_counted():
     assert driver.ledger("r1") == {("a", 1): 5}
 
 
-def test_a_parked_request_gives_its_promise_back_and_holds_the_door_for_itself():
+def test_a_parked_request_frees_its_promise_and_is_resumed_before_new_requests():
     driver = supervised()
     driver.attach(pages=12)
     driver.enqueue("a", max_tokens=48)
@@ -134,7 +134,7 @@ def test_a_parked_request_gives_its_promise_back_and_holds_the_door_for_itself()
     assert driver.where("c") == "r0"
 
 
-def test_without_a_supervisor_the_runner_lets_its_parked_requests_back_in_itself():
+def test_without_a_supervisor_the_runner_resumes_parked_requests_itself():
     driver = ready()
     driver.attach()
     driver.report("r0", entry("a", 8, parked=True))
@@ -143,7 +143,7 @@ def test_without_a_supervisor_the_runner_lets_its_parked_requests_back_in_itself
     assert driver.ledger() == {("a", 1): 8}
 
 
-def test_parked_requests_come_back_by_class_then_age():
+def test_parked_requests_resume_by_class_then_age():
     driver = supervised()
     driver.attach(pages=20)
     for name in ("a", "b"):
@@ -158,7 +158,7 @@ def test_parked_requests_come_back_by_class_then_age():
     assert [effect.request for effect in driver.of(effects.AllowResume)] == ["a"]
 
 
-def test_a_readmission_that_never_happened_is_tried_again():
+def test_a_resume_that_never_happened_is_ordered_again():
     driver = supervised()
     driver.attach()
     driver.enqueue("a")
@@ -181,7 +181,7 @@ def test_a_promise_that_the_supervisor_enlarged_is_in_the_ledger_at_once():
     assert driver.ledger() == {("a", 1): 20}
 
 
-def test_news_of_a_request_that_has_gone_changes_nothing():
+def test_news_of_an_ended_request_changes_nothing():
     driver = supervised()
     driver.attach()
     driver.send(events.PromiseChanged(R0, A, 1, Promise(20)))
@@ -191,7 +191,7 @@ def test_news_of_a_request_that_has_gone_changes_nothing():
     assert not driver.scheduler.runners[R0].parked
 
 
-def test_a_parked_request_that_moves_is_forgotten_at_its_old_place():
+def test_a_parked_request_that_moves_is_removed_from_its_old_runner():
     driver = supervised()
     driver.attach(pages=8)
     driver.report("r0", entry("x", 6))

@@ -27,7 +27,7 @@ def test_a_full_runner_is_left_for_the_next_fullest():
 @pytest.mark.parametrize(
     ("there", "elsewhere"), [(Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DISK), (Tier.DISK, Tier.NONE)]
 )
-def test_of_equally_full_runners_the_one_nearest_to_the_adapter_is_chosen(there, elsewhere):
+def test_of_equally_full_runners_the_one_with_the_adapter_is_chosen(there, elsewhere):
     driver = ready()
     driver.attach("r0", resident=(resident(PIRATE, there),))
     driver.attach("r9", resident=() if elsewhere is Tier.NONE else (resident(PIRATE, elsewhere),))
@@ -37,7 +37,7 @@ def test_of_equally_full_runners_the_one_nearest_to_the_adapter_is_chosen(there,
     assert driver.where("a") == "r0"
 
 
-def test_otherwise_the_highest_name_wins():
+def test_of_equal_runners_the_highest_name_is_chosen():
     driver = ready()
     for name in ("r0", "r2", "r1"):
         driver.attach(name)
@@ -113,7 +113,7 @@ def test_the_reason_of_a_request_that_waits_for_memory_says_how_much():
     assert driver.of(effects.SendPosition) == [effects.SendPosition("g0", "b", 1, "it needs 5 pages and 1 are free")]
 
 
-def test_what_no_runner_can_ever_hold_is_refused():
+def test_a_request_that_no_runner_can_ever_hold_is_refused():
     driver = ready()
     driver.attach(pages=4)
     driver.enqueue("a", max_tokens=500)
@@ -150,7 +150,7 @@ def test_a_smaller_request_of_another_tenant_may_go_first():
     assert driver.where("small") == "r0"
 
 
-def test_but_never_one_of_the_same_tenant_and_class():
+def test_a_smaller_request_of_the_same_tenant_and_class_never_goes_first():
     driver = ready()
     driver.attach(pages=20, live=(entry("x", 10),))
     driver.enqueue("large", max_tokens=300)
@@ -195,7 +195,7 @@ def test_while_a_large_batch_request_waits_for_pages_interactive_ones_are_placed
 
 
 @pytest.mark.parametrize("leaves", ["cancelled", "past its deadline", "its gateway is gone"])
-def test_when_one_that_everybody_was_held_back_for_leaves_the_others_go_at_once(leaves):
+def test_when_an_overdue_request_leaves_the_others_are_placed_at_once(leaves):
     driver = ready(max_passed_over=1)
     driver.attach(pages=20, live=(entry("x", 10),))
     driver.gateway("g1")
@@ -213,7 +213,7 @@ def test_when_one_that_everybody_was_held_back_for_leaves_the_others_go_at_once(
     assert driver.where("small1") == "r0"
 
 
-def test_what_stood_behind_a_cancelled_one_of_its_own_tenant_goes_at_once():
+def test_a_request_behind_a_cancelled_one_of_its_tenant_is_placed_at_once():
     driver = ready()
     driver.attach(pages=20, live=(entry("x", 10),))
     driver.enqueue("large", max_tokens=300, tenant="a")
@@ -223,7 +223,7 @@ def test_what_stood_behind_a_cancelled_one_of_its_own_tenant_goes_at_once():
     assert driver.where("small") == "r0"
 
 
-def test_a_full_queue_refuses_the_next_with_the_time_to_come_back():
+def test_a_full_queue_refuses_the_next_with_a_retry_time():
     driver = ready(queue_limit=2)
     for name in "abc":
         driver.enqueue(name)
@@ -312,7 +312,7 @@ def test_the_supervisors_overcommit_factor_adds_capacity():
     assert driver.where("b") == "r0"
 
 
-def test_what_only_a_runner_that_is_given_up_could_hold_is_refused_then():
+def test_a_request_is_refused_when_the_only_fitting_runner_is_forgotten():
     driver = ready(forget_runner=30.0)
     driver.attach("large", pages=100)
     driver.attach("small", pages=10)

@@ -52,5 +52,5 @@ def test_a_forced_promise_is_so_many_pages_or_what_the_prompt_needs():
     assert pages(prompt=20, max_tokens=200, q80=200, config=SchedulerConfig(force_promise_pages=3)) == 3
 
 
-def test_even_a_forced_promise_ends_with_the_requests_life():
+def test_even_a_forced_promise_is_limited_by_the_longest_answer():
     assert pages(prompt=20, max_tokens=4, config=SchedulerConfig(force_promise_pages=9)) == 2

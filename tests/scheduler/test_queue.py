@@ -74,7 +74,7 @@ def test_each_tenant_offers_only_its_oldest():
     assert not line.queue.has_turn(line.by_name["a2"])
 
 
-def test_when_a_tenants_oldest_goes_its_next_takes_the_turn_that_its_age_gives():
+def test_a_tenants_next_request_is_ordered_by_its_own_age():
     line = Line()
     line.add("a1", age=9, tenant="a")
     line.add("a2", age=5, tenant="a")
@@ -92,7 +92,7 @@ def test_removing_from_the_middle_keeps_the_others_in_order():
     assert len(line.queue) == 4
 
 
-def test_one_that_was_passed_over_often_enough_is_the_only_one_that_may_go():
+def test_only_an_overdue_request_may_be_placed():
     line = Line(max_passed_over=2)
     line.add("patient", tenant="a")
     for n in range(3):
@@ -105,7 +105,7 @@ def test_one_that_was_passed_over_often_enough_is_the_only_one_that_may_go():
     assert line.queue.overdue(STANDARD) is None
 
 
-def test_what_is_more_urgent_goes_first_and_that_counts_as_no_pass():
+def test_more_urgent_requests_go_first_without_counting_as_a_pass():
     line = Line(max_passed_over=3)
     line.add("batch", request_class=BATCH)
     for n in range(9):
@@ -126,7 +126,7 @@ def test_a_less_urgent_request_that_is_placed_first_counts_as_passing():
     assert line.queue.overdue(BATCH) is line.by_name["large"]
 
 
-def test_one_that_is_overdue_holds_back_its_own_class_and_less_urgent_ones_only():
+def test_an_overdue_request_only_holds_back_its_own_and_less_urgent_classes():
     line = Line(max_passed_over=1)
     line.add("large", tenant="a")
     line.add("small", tenant="b")
@@ -135,7 +135,7 @@ def test_one_that_is_overdue_holds_back_its_own_class_and_less_urgent_ones_only(
     assert line.queue.overdue(STANDARD) is line.queue.overdue(BATCH) is line.by_name["large"]
 
 
-def test_one_that_came_after_a_less_urgent_one_went_is_not_charged_with_it():
+def test_an_earlier_less_urgent_placement_does_not_count_for_a_later_request():
     line = Line(max_passed_over=2)
     line.add("large", age=9, request_class=INTERACTIVE)
     line.add("small", age=8, request_class=BATCH)
@@ -154,7 +154,7 @@ def test_placing_in_order_passes_no_request_over():
         assert line.queue.overdue(STANDARD) is None
 
 
-def test_a_younger_one_is_not_charged_with_what_passed_before_it_came():
+def test_earlier_passes_do_not_count_for_a_later_request():
     line = Line(max_passed_over=2)
     line.add("first", age=9, tenant="a")
     line.add("quick", age=5, tenant="b")

@@ -104,7 +104,7 @@ def test_finishing_under_an_earlier_epoch_cancels_the_later_placement():
     assert not driver.scheduler.requests
 
 
-def test_finishing_twice_is_nothing_the_second_time():
+def test_a_second_finish_changes_nothing():
     driver = ready()
     driver.attach()
     driver.enqueue("a")
@@ -138,7 +138,7 @@ def test_a_lost_request_gets_its_full_queue_timeout_again():
     assert driver.of(effects.SendRefused)
 
 
-def test_enqueueing_again_takes_the_place_of_what_was_there():
+def test_a_repeated_enqueue_replaces_the_earlier_one():
     driver = ready()
     driver.attach()
     driver.enqueue("a", max_tokens=16)
@@ -147,7 +147,7 @@ def test_enqueueing_again_takes_the_place_of_what_was_there():
     assert list(driver.ledger()) == [("a", 2)]
 
 
-def test_a_gateway_that_goes_takes_its_waiting_requests_along_and_leaves_the_running_ones():
+def test_a_disconnected_gateways_waiting_requests_end_and_its_running_ones_stay():
     driver = ready()
     driver.attach(max_sequences=1)
     driver.enqueue("runs")
@@ -157,7 +157,7 @@ def test_a_gateway_that_goes_takes_its_waiting_requests_along_and_leaves_the_run
     assert driver.ledger()
 
 
-def test_what_a_departed_gateway_left_is_released_when_its_runner_no_longer_lists_it():
+def test_a_request_of_a_disconnected_gateway_is_released_when_its_runner_no_longer_lists_it():
     driver = ready()
     driver.attach()
     driver.enqueue("a", max_tokens=16)
@@ -278,7 +278,7 @@ def test_a_moving_request_that_fits_nowhere_waits_and_moves_later():
     assert driver.of(effects.SendPlaced)[0].moved_reason
 
 
-def test_when_the_gateway_gives_the_old_place_up_first_it_is_an_ordinary_placement():
+def test_a_move_after_the_gateways_loss_report_is_an_ordinary_placement():
     driver = ready()
     driver.attach("r0")
     driver.enqueue("a")
@@ -300,7 +300,7 @@ def test_a_silent_runner_gets_no_new_work_until_it_reports_but_keeps_its_request
     assert driver.where("b") == "r0"
 
 
-def test_a_hung_runner_that_moves_again_is_used_again():
+def test_a_hung_runner_that_computes_again_is_used_again():
     driver = ready()
     driver.attach("r0")
     driver.report("r0", entry("x", 5), steps=10)
@@ -339,7 +339,7 @@ def test_only_a_step_ends_a_hang_and_not_a_silence_or_a_new_stream():
     assert driver.where("a") == "r0"
 
 
-def test_a_hung_runner_that_holds_only_parked_requests_has_nothing_to_show():
+def test_a_hung_runner_with_only_parked_requests_is_healthy_again():
     driver = ready()
     driver.attach("r0")
     driver.report("r0", entry("x", 5), steps=10)
@@ -357,7 +357,7 @@ def test_a_new_gateway_gets_the_catalog_at_once():
     assert publish.catalog.groups[0].runners == (("r0", "unix:/run/r0.sock"),)
 
 
-def test_who_has_just_taken_over_tells_gateways_nothing_before_an_operator_has_spoken():
+def test_a_new_scheduler_publishes_no_catalog_before_an_operator_connects():
     """They would believe that there are no models any more."""
     driver = SchedulerDriver()
     driver.gateway("g0")
@@ -444,7 +444,7 @@ def test_a_sweep_keeps_the_deadlines_of_waiting_requests():
     assert [refusal.request for refusal in driver.of(effects.SendRefused)] == ["299"]
 
 
-def test_the_operator_hears_that_a_runner_is_unhealthy_and_that_it_is_pardoned():
+def test_the_operator_is_told_when_a_runner_is_unhealthy_and_healthy_again():
     driver = ready()
     driver.attach("r0")
     make_unhealthy(driver, hung=False)
@@ -487,7 +487,7 @@ def test_a_declined_placement_is_released_although_a_later_one_never_arrived():
     assert not driver.ledger("r0")
 
 
-def test_what_runs_under_an_earlier_epoch_than_the_last_is_kept_when_its_gateway_leaves():
+def test_a_request_that_runs_under_an_earlier_epoch_is_kept_when_its_gateway_leaves():
     driver = ready()
     missed_a_move(driver)
     driver.report("r0", entry("a", 2), steps=3)
@@ -512,7 +512,7 @@ def test_a_placement_that_its_runner_never_lists_is_taken_back_and_placed_again(
     assert place.moved_reason == "its runner has not listed it for 10 seconds"
 
 
-def test_a_scheduler_that_stood_still_hears_its_runners_before_it_takes_anything_back():
+def test_a_paused_scheduler_reads_reports_before_it_releases_placements():
     driver = ready(unlisted_timeout=10.0)
     driver.attach("r0")
     driver.enqueue("a")

@@ -65,7 +65,7 @@ async def test_a_runner_that_saw_a_later_term_makes_the_scheduler_lead_in_a_new_
         assert len(await system.gateway.ask("a", max_tokens=4)) == 4
 
 
-async def test_nothing_is_placed_until_the_runners_that_were_there_have_spoken(folder):
+async def test_nothing_is_placed_until_known_runners_report(folder):
     # Long enough to see it, and it ends as soon as both runners are back.
     async with in_process_system(folder, scheduler=Settings(settle_seconds=40)) as system:
         await system.runner("r0")

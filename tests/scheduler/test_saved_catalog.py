@@ -15,14 +15,14 @@ def saved():
     return driver.scheduler.catalog_to_save()
 
 
-def test_what_is_written_is_read_back_the_same(tmp_path):
+def test_a_saved_catalog_is_read_back_unchanged(tmp_path):
     file = CatalogFile(tmp_path / "scheduler" / "catalog.json")
     assert file.read() is None
     assert file.write(saved())
     assert file.read() == saved()
 
 
-def test_a_file_that_makes_no_sense_is_left_aside(tmp_path):
+def test_an_invalid_catalog_file_is_ignored(tmp_path):
     for content in (
         "",
         "{",
@@ -35,12 +35,12 @@ def test_a_file_that_makes_no_sense_is_left_aside(tmp_path):
         assert CatalogFile(tmp_path / "catalog.json").read() is None
 
 
-def test_a_disk_that_takes_nothing_is_not_the_end(tmp_path):
+def test_a_failed_write_of_the_catalog_is_no_error(tmp_path):
     (tmp_path / "in the way").write_text("")
     assert not CatalogFile(tmp_path / "in the way" / "catalog.json").write(saved())
 
 
-def test_a_successor_places_nothing_before_the_runners_that_were_there_have_spoken():
+def test_a_new_scheduler_places_nothing_before_known_runners_report():
     driver = SchedulerDriver(saved=saved(), startup_wait=0.5)
     driver.gateway()
     driver.enqueue("a", digest=PIRATE)
@@ -51,7 +51,7 @@ def test_a_successor_places_nothing_before_the_runners_that_were_there_have_spok
     assert driver.where("a") == "r0", "the fullest"
 
 
-def test_it_does_not_wait_longer_than_it_takes_to_settle():
+def test_the_wait_for_known_runners_has_a_limit():
     driver = SchedulerDriver(saved=saved(), startup_wait=0.5)
     driver.gateway()
     driver.attach("r0")
@@ -62,7 +62,7 @@ def test_it_does_not_wait_longer_than_it_takes_to_settle():
     assert driver.where("a") == "r0"
 
 
-def test_with_nothing_remembered_there_is_nothing_to_wait_for():
+def test_without_a_saved_catalog_requests_are_placed_at_once():
     driver = SchedulerDriver(saved=SavedCatalog())
     driver.gateway()
     driver.attach()
@@ -70,7 +70,7 @@ def test_with_nothing_remembered_there_is_nothing_to_wait_for():
     assert driver.where("a") == "r0"
 
 
-def test_the_catalog_goes_out_once_it_is_whole():
+def test_the_catalog_is_published_once_all_known_runners_report():
     driver = SchedulerDriver(saved=saved(), startup_wait=0.5)
     driver.gateway()
     assert not driver.of(effects.PublishCatalog)

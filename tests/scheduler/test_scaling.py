@@ -37,7 +37,7 @@ async def test_a_held_request_brings_the_first_runner_and_runs_on_it(system):
     assert not system.operator.desired.stale
 
 
-async def test_a_queue_at_a_pool_that_went_to_nothing_brings_a_runner_back(system):
+async def test_a_queue_at_a_pool_scaled_to_zero_brings_a_runner_back(system):
     system.operator.state(replicas=0, **BUILTIN)
     answer = system.gateway.start("a", max_tokens=4)
     await until(lambda: system.operator.desired and system.operator.desired.reason_code == "Requests")

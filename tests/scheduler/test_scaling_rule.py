@@ -47,12 +47,12 @@ def load(**how) -> PoolLoad:
         ({"requests": 1, "waiting": 1, "waited": 6.0, "pages": 1, "serving": 0}, 1, "Requests"),
     ],
 )
-def test_what_a_load_asks_for(what, replicas, code):
+def test_a_load_needs_a_number_of_replicas(what, replicas, code):
     need = required_replicas(load(**what), queue_patience=5.0)
     assert (need.replicas, need.code) == (replicas, code)
 
 
-def test_the_reason_says_the_numbers():
+def test_the_reason_contains_the_numbers():
     assert required_replicas(load(requests=9, pages=90), queue_patience=5).reason == (
         "9 requests run or wait; a runner takes 8 such requests"
     )
@@ -101,7 +101,7 @@ def test_a_pool_shrinks_to_the_most_that_was_needed_in_the_whole_window():
     assert set(advised) == {4, 2, 1}
 
 
-def test_nothing_leaves_while_something_is_not_known_and_the_agreement_begins_again():
+def test_no_runner_leaves_while_information_is_missing_and_the_window_restarts():
     pace = ReplicaStabilizer(2, 0.0)
     for at in range(250):
         advise(pace, 1, float(at))
@@ -144,7 +144,7 @@ BOUNDS = st.builds(
 
 
 @given(start=st.integers(0, 20), looks=LOOKS, bounds=BOUNDS)
-def test_bounds_stale_information_and_the_pace_of_growth_hold_whatever_is_needed(start, looks, bounds):
+def test_advice_respects_bounds_stale_information_and_the_growth_rate(start, looks, bounds):
     pace = ReplicaStabilizer(start, 0.0)
     now, before = 0.0, start
     history = [(0.0, start)]

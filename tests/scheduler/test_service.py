@@ -48,7 +48,7 @@ async def test_without_a_runner_the_deadline_refuses_with_its_reason(system):
         await system.gateway.ask("a", deadline=0.2)
 
 
-async def test_what_can_never_fit_is_refused_at_once(system):
+async def test_a_request_that_can_never_fit_is_refused_at_once(system):
     await system.runner("r0", lambda: FakeEngine(pages=4))
     with pytest.raises(ContextLengthExceeded, match="Shorten one of them"):
         await system.gateway.ask("a", max_tokens=200)

@@ -82,7 +82,7 @@ class Replica:
             yield
 
 
-async def test_clients_of_a_standby_go_on_at_the_leader_at_once(folder):
+async def test_a_standby_sends_its_clients_to_the_leader_at_once(folder):
     first, second = Replica(folder, "a"), Replica(folder, "b")
     leader = first.lead(1)
     second.knows = first.address
@@ -97,7 +97,7 @@ async def test_clients_of_a_standby_go_on_at_the_leader_at_once(folder):
             assert second.front.asked == 1
 
 
-async def test_when_the_leader_breaks_its_clients_ask_where_they_asked_first(folder):
+async def test_when_the_leader_dies_its_clients_reconnect_at_their_first_address(folder):
     first, second = Replica(folder, "a"), Replica(folder, "b")
     first.lead(1)
     second.knows = first.address
@@ -146,7 +146,7 @@ async def test_without_a_leader_clients_retry_slowly(folder):
         assert heard[0].welcome.term == 1
 
 
-async def test_those_who_point_at_each_other_are_asked_at_leisure(folder):
+async def test_clients_of_two_standbys_that_name_each_other_retry_slowly(folder):
     first, second = Replica(folder, "a"), Replica(folder, "b")
     first.knows, second.knows = second.address, first.address
     async with first.up(), second.up(), gateway_link(first.address) as heard:
@@ -156,7 +156,7 @@ async def test_those_who_point_at_each_other_are_asked_at_leisure(folder):
         assert heard == []
 
 
-async def test_a_standby_explains_nothing(folder):
+async def test_a_standby_refuses_explain(folder):
     alone = Replica(folder, "a")
     alone.knows = "10.0.0.7:7101"
     async with alone.up(), open_channel(alone.address) as channel:
@@ -164,7 +164,7 @@ async def test_a_standby_explains_nothing(folder):
             await scheduler_pb2_grpc.SchedulerStub(channel).Explain(scheduler_pb2.ExplainRequest(request="a"))
 
 
-async def test_a_new_leader_tells_its_predecessor_until_it_answers(folder):
+async def test_a_new_leader_notifies_its_predecessor_until_it_answers(folder):
     before = Replica(folder, "a")
     before.lead(1)
     telling = asyncio.create_task(predecessor.tell_predecessor(before.address, 2, time_scale=0.05))
@@ -179,7 +179,7 @@ async def test_a_dead_predecessor_is_not_waited_for(folder):
     await asyncio.wait_for(predecessor.tell_predecessor("", 2), PATIENCE_S)
 
 
-async def test_a_higher_term_is_announced_once_it_is_written_and_its_asker_is_served_then(folder):
+async def test_a_higher_term_is_announced_only_once_it_is_written(folder):
     alone = Replica(folder, "a")
     service = alone.lead(1)
     async with alone.up(), gateway_link(alone.address, name="plain") as plain:

@@ -39,7 +39,7 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def test_all_that_the_terminal_shows_runs_on_what_make_up_installs(programs: Path, tmp_path: Path) -> None:
+def test_the_recorded_terminal_runs_with_what_make_up_installs(programs: Path, tmp_path: Path) -> None:
     picture = tmp_path / "terminal.svg"
     done = subprocess.run(
         [programs / "python", "-m", "tools.record_terminal", "--out", picture, "--port", str(free_port())],

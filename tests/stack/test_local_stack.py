@@ -111,7 +111,7 @@ def assert_working(stack: LocalStack) -> None:
     assert answer.stdout.strip() == answer.stdout.strip().upper()
 
 
-def test_the_front_page_shows_what_is_printed(shared: LocalStack, tmp_path: Path) -> None:
+def test_the_readme_shows_what_is_printed(shared: LocalStack, tmp_path: Path) -> None:
     """Its console and Python blocks, and its request with curl, at the port of this stack."""
     here = [replace(block, text=block.text.replace("http://127.0.0.1:8000", shared.url)) for block in blocks(README)]
     env = shared.environment()
@@ -159,7 +159,7 @@ def test_any_killed_process_is_started_again(name: str, shared: LocalStack) -> N
     shared.until(lambda: shared.ask("default/pirate", QUESTION))
 
 
-def test_manifests_and_bytes_are_followed_without_a_restart(shared: LocalStack, tmp_path: Path) -> None:
+def test_changes_of_manifests_and_bytes_apply_without_a_restart(shared: LocalStack, tmp_path: Path) -> None:
     assert shared.manifests is not None
     pids = {one["name"]: one["pid"] for one in shared.status()["services"]}
     mine = tmp_path / "mine"  # the stack's folder has a space in its name, which a URI may not contain
@@ -285,7 +285,7 @@ def test_no_zombie_process_is_left(shared: LocalStack) -> None:
     shared.until(lambda: not [stat for stat in all_stats() if stat.dead and stat.parent in ours])
 
 
-def test_a_model_that_is_not_what_the_pool_asks_for_stops_the_start(tmp_path: Path) -> None:
+def test_a_model_with_another_digest_than_the_pools_stops_the_start(tmp_path: Path) -> None:
     manifests = copy_of_bundled(tmp_path / "manifests", adapters=[])
     pool = json.loads((manifests / "pool.json").read_text())
     pool["spec"]["model"]["digest"] = "sha256:" + "0" * 64

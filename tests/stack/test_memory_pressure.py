@@ -115,7 +115,7 @@ class TestAQuarterOfTheMemory:
             assert parks[method] > 0
             assert resumes[method] > 0
 
-    def test_the_length_header_says_who_estimated(self, deployed: Deployed) -> None:
+    def test_the_length_header_names_the_source_of_the_estimate(self, deployed: Deployed) -> None:
         def source() -> str:
             body = {"model": deployed.served_models[1].model, "prompt": [5, 6, 7], "max_tokens": 50, "stop": ["w"]}
             with deployed.stack.http() as client:

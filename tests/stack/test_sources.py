@@ -111,7 +111,7 @@ def test_a_model_and_adapters_from_a_hub_and_the_web_with_a_tenants_secret(deplo
     assert len(deployed.hub.asked_for("/model.safetensors")) == 2, "its head and its bytes, once"
 
 
-def test_on_a_laptop_too_a_tenant_reads_its_own_folder_of_a_shared_volume(deployed: Deployed) -> None:
+def test_a_local_tenant_reads_only_its_own_folder_of_a_shared_volume(deployed: Deployed) -> None:
     stack = deployed.stack
     stack.until(lambda: stack.adapter("own")["ready"])
     stack.until(lambda: _reason(stack, "linked") == "FetchFailed")

@@ -197,7 +197,7 @@ def assert_no_stream_waited(run: Disturbance, victim: str) -> None:
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "predictor", "supervisor", "operator"])
-async def test_the_control_plane_may_die_under_running_streams(deployed: Deployed, victim: str) -> None:
+async def test_streams_continue_when_a_control_plane_process_dies(deployed: Deployed, victim: str) -> None:
     assert_whole(deployed, await disturbed(deployed, victim, at=20), victim)
 
 
@@ -208,5 +208,5 @@ async def test_the_streams_of_a_killed_runner_continue_elsewhere(deployed: Deplo
 @pytest.mark.soak
 @pytest.mark.parametrize("at", [8, 90, 170, 250])
 @pytest.mark.parametrize("victim", ["scheduler", "predictor", "supervisor", "operator", "runner"])
-async def test_any_process_may_die_at_any_moment(deployed: Deployed, victim: str, at: int) -> None:
+async def test_streams_continue_when_any_process_dies_at_any_moment(deployed: Deployed, victim: str, at: int) -> None:
     assert_whole(deployed, await disturbed(deployed, victim, at=at), victim)

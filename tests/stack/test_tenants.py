@@ -196,7 +196,7 @@ def test_a_tenant_lists_and_uses_its_own_and_shared_adapters_and_the_base(
 
 
 @on_either
-async def test_both_are_answered_by_their_own_adapters_at_once(deployed: Deployed, at: int) -> None:
+async def test_two_tenants_stream_from_their_own_adapters_at_once(deployed: Deployed, at: int) -> None:
     """The streams begin together; each has the same answer as when it runs alone."""
     asked = [(tenant, name) for tenant, names in MODELS.items() for name in sorted(names)]
     async with deployed.async_client("acme", at) as acme, deployed.async_client("zeta", at) as zeta:

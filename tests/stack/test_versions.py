@@ -50,7 +50,7 @@ async def test_row_45_runners_of_two_versions_serve_side_by_side_and_replace_eac
         assert [line for line in lines if "Traceback" in line or '"level": "error"' in line] == [], service
 
 
-def test_the_version_before_is_another(before: Path) -> None:
+def test_the_previous_version_has_other_code(before: Path) -> None:
     """Otherwise the tests in this file would prove nothing."""
     asked = run_before(before, "-c", "import motet_runner; print(motet_runner.__file__)")
     assert Path(asked.stdout.strip()).parent == before / "motet_runner", asked

@@ -50,7 +50,9 @@ async def test_a_rotation_that_breaks_off_between_its_keys_changes_nothing(url: 
         assert {one.id for one, _ in found} == {old.id, new.id}
 
 
-async def test_a_change_and_its_mark_are_seen_together(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_of_keys_and_its_version_become_visible_together(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By another process, which looks at any time."""
     await migrate(url)
     old, new = key(keys.new_key()), key(keys.new_key())
@@ -69,7 +71,7 @@ async def test_a_change_and_its_mark_are_seen_together(url: str, monkeypatch: py
         assert all(now != then for now, then in zip(await seen(other), before, strict=True))
 
 
-async def test_every_change_has_another_mark_in_its_part_alone(url: str) -> None:
+async def test_every_change_of_keys_changes_only_the_version_of_its_part(url: str) -> None:
     await migrate(url)
     first, second = (key(keys.PresentedKey(id_, keys.new_key().secret)) for id_ in ("00" * 8, "ff" * 8))
     async with open_store(url) as store:

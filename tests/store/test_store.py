@@ -112,7 +112,7 @@ async def test_two_that_migrate_at_once_both_succeed(url: str) -> None:
         assert await length_samples.count_samples(store) == 0
 
 
-async def test_what_was_saved_is_loaded_and_saving_again_replaces_it(store: Store) -> None:
+async def test_saved_statistics_are_loaded_and_a_second_save_replaces_them(store: Store) -> None:
     await length_samples.activate_version(store, "v1")
     everything = length_samples.PredictorState("global", "", "", b"all")
     await length_samples.save(
@@ -157,7 +157,7 @@ async def test_samples_are_numbered_on_beyond_32_bits(store: Store) -> None:
     assert await length_samples.newest_samples(store, 9) == [sample(2), sample(1)]
 
 
-async def test_a_value_that_a_database_never_takes_is_told_from_one_that_is_away(postgresql: PostgreSQL) -> None:
+async def test_an_unstorable_value_differs_from_an_unreachable_database(postgresql: PostgreSQL) -> None:
     url = await postgresql.new_database()
     await migrate(url)
     never = (sample(tenant="a\0b"), sample(tenant="t" * 254), sample(prompt_tokens=2**63))
@@ -168,12 +168,12 @@ async def test_a_value_that_a_database_never_takes_is_told_from_one_that_is_away
         assert await length_samples.count_samples(store) == 0
 
 
-async def test_a_number_too_large_for_sqlite_is_told_from_a_database_that_is_away(sqlite: Store) -> None:
+async def test_a_number_too_large_for_sqlite_differs_from_an_unreachable_database(sqlite: Store) -> None:
     with pytest.raises(StoreRefused, match="cannot store"):
         await length_samples.save(sqlite, "v1", [], [sample(prompt_tokens=2**63)], keep_samples=10)
 
 
-async def test_one_version_is_active_at_a_time(store: Store) -> None:
+async def test_one_model_version_is_active_at_a_time(store: Store) -> None:
     for version in ("v1", "v2", "v1"):
         await length_samples.activate_version(store, version)
     async with store.read() as connection:
@@ -188,13 +188,13 @@ async def test_a_batch_is_written_whole_or_not_at_all(store: Store) -> None:
     assert await length_samples.count_samples(store) == 0
 
 
-async def test_readers_go_on_while_somebody_writes(store: Store, url: str) -> None:
+async def test_readers_continue_during_a_write(store: Store, url: str) -> None:
     async with open_store(url) as other, store.write() as connection:
         await connection.exec_driver_sql("INSERT INTO predictor_versions VALUES ('v', true, '2026-01-01')")
         assert await length_samples.load_states(other, "v", limit=10) == []
 
 
-async def test_a_database_locked_by_somebody_else_is_named(sqlite_url: str, sqlite: Store) -> None:
+async def test_a_locked_database_is_named(sqlite_url: str, sqlite: Store) -> None:
     holder = sqlite3.connect(sqlite_url.removeprefix("sqlite+aiosqlite:///"), isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     try:
@@ -208,7 +208,7 @@ async def test_a_database_locked_by_somebody_else_is_named(sqlite_url: str, sqli
     await length_samples.activate_version(sqlite, "v1")
 
 
-async def test_a_full_disk_is_named_and_costs_nothing_kept(sqlite: Store) -> None:
+async def test_a_full_disk_is_named_and_loses_no_data(sqlite: Store) -> None:
     await length_samples.activate_version(sqlite, "v1")
     await length_samples.save(sqlite, "v1", [], [sample(1)], keep_samples=10)
     async with sqlite.engine.connect() as connection:
@@ -268,7 +268,7 @@ async def test_a_postgresql_server_that_is_away_is_named_without_its_password() 
         ("nowhere", "secret", r"nowhere does not exist on that server\. Create it, or correct MOTET_DATABASE_URL"),
     ],
 )
-async def test_a_postgresql_server_that_says_no_is_not_waited_for(
+async def test_a_postgresql_server_that_refuses_is_not_waited_for(
     postgresql: PostgreSQL, database: str, password: str, said: str
 ) -> None:
     with pytest.raises(StateDirectoryError, match=said) as caught:

@@ -57,7 +57,7 @@ async def test_the_version_before_migrates_reads_and_writes_what_this_one_wrote(
         assert [one.request for one in await length_samples.newest_samples(store, 9)] == ["of the one before", "r5"]
 
 
-async def test_what_the_version_before_has_made_is_brought_up_to_date(url: str, before: Before) -> None:
+async def test_a_database_of_the_previous_version_is_migrated(url: str, before: Before) -> None:
     done = brought(before, url)
     assert done.returncode == 0, done.stderr
     await migrate(url)
@@ -74,7 +74,7 @@ async def of_another_version(url: str, done: str, reader: str) -> None:
         await connection.execute(text("UPDATE alembic_version SET version_num = :reader"), {"reader": reader})
 
 
-async def test_a_newer_version_that_lets_us_read_is_read_and_left_as_it_is(url: str) -> None:
+async def test_a_compatible_newer_database_is_read_and_not_changed(url: str) -> None:
     await of_another_version(url, done="9999", reader=OLDEST_READER)
     await migrate(url)
     async with open_store(url) as store:
@@ -87,7 +87,7 @@ async def test_a_newer_version_that_lets_us_read_is_read_and_left_as_it_is(url: 
     assert found == ["9999", OLDEST_READER]
 
 
-async def test_a_newer_version_that_does_not_let_us_read_is_left_alone(url: str) -> None:
+async def test_an_incompatible_newer_database_is_not_read(url: str) -> None:
     await of_another_version(url, done="9999", reader="9998")
     with pytest.raises(StateDirectoryError, match="newer version of Motet"):
         await migrate(url)

@@ -62,7 +62,7 @@ def test_a_slow_engine_is_not_hung():
     assert lost
 
 
-def test_one_slow_step_is_forgotten():
+def test_one_slow_step_does_not_raise_the_limit_for_long():
     driver = SupervisorDriver(hang=20.0, hang_steps=10.0)
     driver.connect()
     beat(driver, seconds=15, step=15.0, steps_per_beat=1)
@@ -71,7 +71,7 @@ def test_one_slow_step_is_forgotten():
     assert lost
 
 
-def test_work_that_comes_after_a_long_rest_does_not_make_an_engine_hung():
+def test_work_after_a_long_idle_time_does_not_make_an_engine_hung():
     driver = SupervisorDriver(hang=20.0)
     driver.connect()
     _, steps = beat(driver, seconds=300, pending=False)
@@ -124,7 +124,7 @@ def test_an_engine_that_stands_still_after_a_silence_is_hung():
     assert [one.hung for one in lost if not one.again] == [True]
 
 
-def test_a_silence_is_not_counted_as_standing_still():
+def test_time_without_reports_does_not_count_as_a_hang():
     """A machine that was suspended: nothing ran, and nothing was heard."""
     driver = SupervisorDriver(heartbeat=5.0, hang=20.0)
     driver.connect()
@@ -134,7 +134,7 @@ def test_a_silence_is_not_counted_as_standing_still():
     assert not lost
 
 
-def test_one_that_is_silent_now_and_then_and_never_moves_is_hung():
+def test_a_runner_with_gaps_in_its_reports_and_no_step_is_hung():
     driver = SupervisorDriver(heartbeat=5.0, hang=20.0)
     driver.connect()
     lost, steps = beat(driver, seconds=5, steps_per_beat=50)

@@ -44,7 +44,7 @@ def test_a_factor_out_of_bounds_is_refused(factor):
         Settings(overcommit=factor)
 
 
-async def test_what_the_scheduler_promises_the_runner_accepts(folder):
+async def test_the_runner_accepts_what_the_scheduler_promises(folder):
     engines = SlowEngines(0.05, pages=20)
     async with in_process_system(folder, supervisor=Settings(overcommit=1.5)) as system:
         runner = await system.runner("r0", engines)

@@ -12,14 +12,14 @@ def overflowing(request, pages, **how):
     return entry(request, pages, used=pages, **how)
 
 
-def test_with_pages_free_a_promise_doubles_and_the_scheduler_hears_of_it():
+def test_with_free_pages_a_promise_doubles_and_the_scheduler_is_told():
     driver = SupervisorDriver()
     driver.connect()
     driver.report(overflowing("a", 4))
     assert driver.effects == [effects.Extend(R0, "a", 1, 4, 8), effects.ReportPromise(R0, "a", 1, 8)]
 
 
-def test_b_two_b_four_b():
+def test_repeated_overflows_double_the_promise():
     driver = SupervisorDriver()
     driver.connect()
     promises = []
@@ -46,20 +46,20 @@ def test_a_request_of_unknown_length_is_bounded_by_the_model():
     assert driver.of(effects.Extend)[0].extended == 6
 
 
-def test_when_not_enough_is_free_for_twice_it_gets_what_there_is():
+def test_without_enough_pages_to_double_a_promise_gets_the_free_ones():
     driver = SupervisorDriver()
     driver.connect(entry("b", 93), pages=100)
     driver.overflow(overflowing("a", 4))
     assert driver.of(effects.Extend)[0].extended == 7
 
 
-def test_at_its_cap_nothing_is_done():
+def test_at_its_maximum_a_promise_is_not_extended():
     driver = SupervisorDriver()
     driver.connect()
     assert not driver.overflow(overflowing("a", 5, max_tokens=72))
 
 
-def test_with_nothing_free_no_neighbour_is_parked_for_a_page_that_can_never_be_used():
+def test_without_free_pages_no_request_is_parked_for_an_unneeded_page():
     driver = SupervisorDriver()
     # Prompt and answer have 33 tokens in all, and the last is never fed back: two pages are enough for its life.
     last = entry("a", 2, used=2, prompt_tokens=16, output_tokens=16, max_tokens=17)
@@ -68,7 +68,7 @@ def test_with_nothing_free_no_neighbour_is_parked_for_a_page_that_can_never_be_u
     assert not driver.overflow(last)
 
 
-def test_with_nothing_free_the_newest_of_the_lowest_class_gives_way():
+def test_without_free_pages_the_newest_of_the_lowest_class_is_parked():
     driver = SupervisorDriver()
     driver.connect(
         overflowing("a", 10),
@@ -81,7 +81,7 @@ def test_with_nothing_free_the_newest_of_the_lowest_class_gives_way():
     assert (park.request, park.pages, park.doubled) == ("new batch", 10, 20)
 
 
-def test_the_overflowing_one_goes_on_as_soon_as_the_other_is_parked():
+def test_the_overflowing_request_is_extended_as_soon_as_the_other_is_parked():
     driver = SupervisorDriver()
     driver.connect(overflowing("a", 10), entry("b", 10), pages=20)
     assert [one.request for one in driver.of(effects.Park)] == ["b"]
@@ -90,7 +90,7 @@ def test_the_overflowing_one_goes_on_as_soon_as_the_other_is_parked():
     assert driver.of(effects.Extend) == [effects.Extend(R0, "a", 1, 10, 20)]
 
 
-def test_the_one_that_overflows_may_itself_be_the_newest():
+def test_the_overflowing_request_is_parked_itself_if_it_is_the_newest():
     driver = SupervisorDriver()
     driver.connect(entry("a", 10), overflowing("b", 10), pages=20)
     assert [(one.request, one.doubled) for one in driver.of(effects.Park)] == [("b", 20)]
@@ -108,13 +108,13 @@ def test_while_a_park_is_pending_no_other_request_is_parked():
     assert [one.request for one in driver.of(effects.Park)] == ["b"]
 
 
-def test_one_that_was_parked_twice_is_no_victim():
+def test_a_request_that_was_parked_twice_is_not_parked_for_others():
     driver = SupervisorDriver()
     driver.connect(overflowing("a", 10), entry("b", 10), entry("c", 10, parked_times=2), pages=30)
     assert [one.request for one in driver.of(effects.Park)] == ["b"]
 
 
-def test_when_everybody_was_parked_twice_the_overflowing_one_goes_and_comes_back_with_all_it_can_need():
+def test_when_all_were_parked_twice_the_overflowing_request_is_parked_with_its_maximum():
     driver = SupervisorDriver()
     driver.connect(overflowing("a", 10, parked_times=2, max_tokens=312), entry("b", 10, parked_times=2), pages=20)
     assert [(one.request, one.doubled) for one in driver.of(effects.Park)] == [("a", 20)]
@@ -132,7 +132,7 @@ def test_a_sequence_that_waits_for_its_adapter_is_not_parked():
     assert [one.request for one in driver.of(effects.Park)] == ["a"]
 
 
-def test_an_announcement_that_crossed_its_answer_is_not_answered_twice():
+def test_a_late_overflow_announcement_is_not_answered_twice():
     driver = SupervisorDriver()
     driver.connect()
     driver.overflow(overflowing("a", 4))

@@ -111,7 +111,7 @@ async def test_a_supervisor_that_dies_and_comes_back_loses_no_parked_request(fol
         await system.ledgers_agree()
 
 
-async def test_with_the_scheduler_away_parked_requests_come_back_all_the_same(folder):
+async def test_without_a_scheduler_parked_requests_still_resume(folder):
     async with in_process_system(folder) as system:
         engines = engines_with_little_memory()
         await system.runner("r0", engines)

@@ -194,7 +194,7 @@ async def test_with_a_hanging_state_directory_requests_are_refused_without_delay
     assert needs_key(one)
 
 
-async def test_that_keys_were_made_outlives_the_process_and_the_database(tmp_path: Path) -> None:
+async def test_the_note_that_keys_exist_survives_a_restart_and_a_lost_database(tmp_path: Path) -> None:
     kept, memory = MemoryKeySource(), tmp_path / "keys-were-made"
     one = access(kept, memory=memory)
     await one.begin()
@@ -225,7 +225,7 @@ async def test_a_gateway_that_needs_keys_is_not_ready_before_it_has_read_them(se
     assert one.unready_reason() == ""  # known keys stay valid for a while
 
 
-async def test_how_old_the_knowledge_of_keys_is_can_be_watched() -> None:
+async def test_a_metric_shows_the_age_of_the_keys() -> None:
     kept, clock = MemoryKeySource(), FakeClock()
     one = KeyAccess(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock)
     assert one.read_age() == math.inf
@@ -274,7 +274,7 @@ async def test_a_gateway_that_needs_no_keys_is_ready_without_them() -> None:
     assert one.unready_reason() == ""
 
 
-async def test_a_store_that_fails_in_a_new_way_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unexpected_error_of_the_store_counts_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, clock = MemoryKeySource(), FakeClock()
     key = kept.make("acme")
     one = KeyAccess(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock)
@@ -296,7 +296,7 @@ async def test_a_store_that_fails_in_a_new_way_is_away(monkeypatch: pytest.Monke
     assert one.open(key)
 
 
-async def test_a_store_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_store_counts_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("motet_gateway.identity.access.STORE_TIMEOUT_SECONDS", 0.05)
     kept = MemoryKeySource()
     one = access(kept, auth="keys")
@@ -356,7 +356,7 @@ async def test_use_is_written_once_an_hour_for_each_key() -> None:
     assert id_of(unused) not in dict(kept.used)
 
 
-async def test_a_store_that_takes_no_notes_stops_nothing() -> None:
+async def test_a_store_that_cannot_note_the_use_stops_nothing() -> None:
     kept = MemoryKeySource()
     key = kept.make("acme")
     one = access(kept, auth="keys")

@@ -53,20 +53,20 @@ async def test_a_driver_that_cancels_itself_ends_no_other_task(asked: BoundedCal
     assert await asked.ask(answer) == "an answer"
 
 
-async def test_a_hanging_call_is_left_after_a_while(asked: BoundedCall) -> None:
+async def test_a_hanging_call_is_abandoned_after_a_while(asked: BoundedCall) -> None:
     with pytest.raises(StoreUnavailable, match=r"no answer within 0\.05 seconds"):
         await asked.ask(hang)
     assert await asked.ask(answer) == "an answer"
 
 
-async def test_a_clean_up_that_hangs_is_left_too_and_stopped_at_the_next_turn(asked: BoundedCall) -> None:
+async def test_a_hanging_clean_up_is_abandoned_and_stopped_at_the_next_call(asked: BoundedCall) -> None:
     async with asyncio.timeout(5):
         with pytest.raises(StoreUnavailable, match="no answer"):
             await asked.ask(hang_and_hang_while_it_is_stopped)
         assert await asked.ask(answer) == "an answer"
 
 
-async def test_while_something_cannot_be_stopped_nothing_else_is_asked(asked: BoundedCall) -> None:
+async def test_while_a_call_cannot_be_stopped_no_other_call_begins(asked: BoundedCall) -> None:
     ends = asyncio.Event()
 
     async def hang_on() -> None:

@@ -42,7 +42,7 @@ def ring() -> Ring:
     return Ring()
 
 
-def test_a_key_opens_for_its_tenant(ring: Ring) -> None:
+def test_a_key_is_accepted_for_its_tenant(ring: Ring) -> None:
     acme, zeta = ring.make("acme"), ring.make("zeta")
     ring.read()
     assert ring.open(acme) == Caller("acme", acme.id, USER)
@@ -61,7 +61,7 @@ def test_only_the_owner_of_a_key_learns_what_is_wrong_with_it(ring: Ring) -> Non
         ring.open(keys.new_key())
 
 
-def test_while_the_store_is_away_known_keys_open_and_unknown_ones_are_not_called_wrong(ring: Ring) -> None:
+def test_while_the_store_is_away_known_keys_are_valid_and_unknown_ones_are_not_called_wrong(ring: Ring) -> None:
     known = ring.make("acme", expires=NOW + timedelta(seconds=60))
     ring.read()
     ring.ring.not_read(NOW)

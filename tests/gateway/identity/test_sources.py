@@ -164,7 +164,7 @@ async def test_every_minute_all_keys_are_read_again(tmp_path: Path) -> None:
     await source.close()
 
 
-async def test_of_many_keys_only_few_are_read_after_a_change(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_change_only_changed_keys_are_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read_key_ids = record_read_key_ids(monkeypatch)
     await make_many(url)
     source = stored_keys(url, clock=FakeClock())
@@ -266,14 +266,14 @@ async def test_tenants_cannot_delay_the_reading_of_keys(tmp_path: Path) -> None:
             await source.close()
 
 
-async def test_to_look_for_keys_makes_no_database(tmp_path: Path) -> None:
+async def test_looking_for_keys_creates_no_database(tmp_path: Path) -> None:
     source = stored_keys(f"sqlite+aiosqlite:///{tmp_path}/motet.db")
     assert await source.read() == []
     assert list(tmp_path.iterdir()) == []
     await source.close()
 
 
-async def test_a_database_that_is_gone_is_away_and_not_empty(tmp_path: Path) -> None:
+async def test_a_missing_database_counts_as_unavailable_and_not_as_empty(tmp_path: Path) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path}/motet.db"
     await migrate(url)
     source = stored_keys(url)
@@ -338,7 +338,7 @@ async def test_a_mounted_secret_is_read_as_a_folder(tmp_path: Path) -> None:
     assert await source.read() is None
 
 
-async def test_a_file_that_is_too_large_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_too_large_file_counts_as_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_sources, "MAX_BYTES", 100)
     file = tmp_path / "keys"
     file.write_text(keys.to_line(key()))
@@ -368,7 +368,7 @@ async def test_an_unreadable_file_does_not_count_as_unchanged(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("turned", [False, True])
-async def test_of_an_id_that_is_there_twice_the_stricter_counts(
+async def test_of_two_lines_with_one_id_the_stricter_one_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *, turned: bool
 ) -> None:
     loose = key()
@@ -428,7 +428,7 @@ async def test_an_unreadable_folder_counts_as_unavailable_and_not_as_empty(
             await source.read()
 
 
-async def test_a_database_that_is_put_in_the_place_of_another_is_read(tmp_path: Path) -> None:
+async def test_a_replaced_database_is_read(tmp_path: Path) -> None:
     """As after the database was restored."""
     file, restored = tmp_path / "motet.db", tmp_path / "restored.db"
     before, after = key(), key("zeta")

@@ -250,7 +250,7 @@ def test_a_job_has_failed_when_its_pods_failed_too_often(pods: Pods) -> None:
     )
 
 
-def test_a_container_is_alone_in_its_world(pods: Pods) -> None:
+def test_a_container_sees_only_its_own_files_and_processes(pods: Pods) -> None:
     """It has its own processes, host name and root, and no home, temporary files or devices of this machine."""
     code = """
 import os, socket

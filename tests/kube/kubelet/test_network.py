@@ -145,7 +145,7 @@ def test_a_pair_can_be_cut_while_all_else_passes(pods: Pods, node: ClusterNode, 
     assert reaches(one)
 
 
-def test_the_tests_are_inside_and_nothing_outside_is_reached(cluster: Cluster, node: ClusterNode) -> None:
+def test_cluster_tests_run_in_their_own_network(cluster: Cluster, node: ClusterNode) -> None:
     socket.create_connection((CONTROL_PLANE, API_PORT), timeout=5).close()
     with pytest.raises(OSError, match="Network is unreachable"):
         socket.create_connection(("203.0.113.1", 80), timeout=5)
@@ -154,6 +154,6 @@ def test_the_tests_are_inside_and_nothing_outside_is_reached(cluster: Cluster, n
     assert f" {DNS}/" in subprocess.run(["ip", "address"], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_other_tests_are_not_inside() -> None:
+def test_other_tests_run_outside_that_network() -> None:
     """This test does not use the cluster."""
     assert f" {DNS}/" not in subprocess.run(["ip", "address"], capture_output=True, text=True, check=True).stdout

@@ -177,7 +177,7 @@ def test_a_claim_is_the_folder_of_its_volume(pods: Pods, tmp_path: Path) -> None
     assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "own"]
 
 
-def test_one_file_of_a_volume_can_be_mounted(pods: Pods) -> None:
+def test_a_single_file_of_a_volume_can_be_mounted(pods: Pods) -> None:
     config_map(pods, "single", file="content")
     mount = {"name": "single", "mountPath": "/etc/motet/single.conf", "subPath": "file"}
     said = pods.finish(

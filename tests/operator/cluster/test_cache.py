@@ -9,7 +9,7 @@ from tests.operator.cluster.objects import adapter, made, pod
 KEY = ("tenant", "legal")
 
 
-def test_of_two_versions_the_newer_stays_whichever_comes_last() -> None:
+def test_the_cache_keeps_the_newer_of_two_versions_in_any_order() -> None:
     cache = Cache()
     assert cache.put(ADAPTERS, adapter(version=5))
     assert not cache.put(ADAPTERS, adapter(version=4))
@@ -23,7 +23,7 @@ def test_versions_are_numbers() -> None:
     assert cache.put(ADAPTERS, adapter(version=10))
 
 
-def test_what_was_deleted_does_not_come_back_through_an_older_list() -> None:
+def test_an_older_list_does_not_bring_back_a_deleted_object() -> None:
     clock = FakeClock()
     cache = Cache(clock=clock)
     cache.put(ADAPTERS, adapter(version=5))
@@ -35,7 +35,7 @@ def test_what_was_deleted_does_not_come_back_through_an_older_list() -> None:
     assert cache.put(ADAPTERS, adapter(version=5))  # graves are not kept for ever
 
 
-def test_an_object_of_the_same_name_is_another_object() -> None:
+def test_an_object_with_the_same_name_and_another_uid_is_a_new_object() -> None:
     cache = Cache()
     cache.put(ADAPTERS, adapter(version=5))
     again = made(ADAPTERS, "legal", "tenant", version=8, uid="another", spec={})
@@ -44,7 +44,7 @@ def test_an_object_of_the_same_name_is_another_object() -> None:
     assert cache.get(ADAPTERS, KEY) == again
 
 
-def test_what_left_the_selector_may_come_back_under_the_same_uid() -> None:
+def test_an_object_that_left_the_selector_may_come_back_with_its_uid() -> None:
     cache = Cache()
     cache.put(ADAPTERS, adapter(version=5))
     cache.remove(ADAPTERS, adapter(version=6))  # its label is gone; to a watch that is a deletion
@@ -66,7 +66,7 @@ def test_a_list_repairs_each_kind_of_lost_event() -> None:
     assert not cache.replace(ADAPTERS, listed, version=6).any
 
 
-def test_a_list_of_one_namespace_says_nothing_of_others() -> None:
+def test_a_list_of_one_namespace_does_not_change_others() -> None:
     cache = Cache()
     cache.put(PODS, pod("here", "1"))
     cache.replace(PODS, [], version=10, namespace="elsewhere")
@@ -83,7 +83,7 @@ def test_the_callback_is_called_only_for_changes() -> None:
     assert told == [ADAPTERS, ADAPTERS]
 
 
-def test_what_nobody_reads_is_not_kept() -> None:
+def test_the_cache_drops_unused_fields() -> None:
     cache = Cache()
     it = pod("one", "1") | {"spec": {"nodeName": "node-1", "containers": [{"env": ["much"] * 100}]}}
     it["metadata"]["managedFields"] = [{"manager": "somebody"}]

@@ -77,7 +77,7 @@ def stored(write: OwnedObjectWrite) -> Object:
     return write.document | {"metadata": metadata, "status": {"currentHealthy": 1, "conditions": []}}
 
 
-def test_what_is_written_is_not_written_again() -> None:
+def test_a_second_decision_writes_nothing_again() -> None:
     first = decided(pool(), adapter(), namespace("tenant"))
     (made,) = children(first, DEPLOYMENTS)
     (budget,) = children(first, BUDGETS)
@@ -99,7 +99,7 @@ def test_what_is_written_is_not_written_again() -> None:
     assert decided(*told, applied, guarded, namespace("tenant"), now=NOW + timedelta(hours=1)).writes == {}
 
 
-def test_what_cannot_be_read_is_refused_in_its_status_and_its_runners_stay() -> None:
+def test_an_unreadable_pool_is_refused_in_its_status_and_keeps_its_runners() -> None:
     odd = pool(fromTheFuture=True)
     runner = pod("demo-1", "old")
     decision = decided(odd, runner, deployment("old", 1), adapter("odd", fromTheFuture=True))
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_is_refused_in_its_status_and_its_runners_stay() -> 
     assert [write for write in decision.writes.values() if not isinstance(write, StatusWrite)] == []
 
 
-def test_a_pool_with_a_variable_that_is_taken_no_more_serves_on_as_it_is() -> None:
+def test_a_pool_with_a_variable_that_is_no_longer_allowed_keeps_serving() -> None:
     """As an upgrade of the operator finds it."""
     variables = [{"name": "LD_PRELOAD", "value": "a"}, {"name": "TZ", "value": "UTC"}, {"name": "PATH", "value": "b"}]
     runner = pod("demo-1", "old")
@@ -169,7 +169,7 @@ def test_a_pool_that_waits_for_its_turn_keeps_the_deployment_that_it_has_and_sca
     assert reason_of(hindered, POOLS, "second", "Progressing") == "RunnersRefused"
 
 
-def test_one_that_shrinks_drains_first_then_marks_then_lowers_the_number() -> None:
+def test_a_shrinking_deployment_is_drained_then_marked_then_scaled_down() -> None:
     name = revision()
     pods = [pod("one", name, creationTimestamp="2026-01-01T00:00:00Z"), pod("two", name)]
     pods[1]["metadata"]["creationTimestamp"] = "2026-01-01T00:10:00Z"
@@ -196,7 +196,7 @@ def test_one_that_shrinks_drains_first_then_marks_then_lowers_the_number() -> No
     assert not of(last, PodAnnotationWrite)
 
 
-def test_one_that_serves_nobody_is_marked_and_goes_without_a_drain() -> None:
+def test_a_runner_that_never_served_is_marked_and_removed_without_a_drain() -> None:
     name = revision()
     idle = pod("two", name, ready=False)
     first = decided(pool(replicas=1), deployment(name, 2), pod("one", name), idle)
@@ -246,7 +246,7 @@ def test_a_pod_that_is_being_deleted_takes_no_work_from_then_on() -> None:
     assert decided(pool(replicas=2), deployment(name, 2), pod("one", name), evicted).drains == ()
 
 
-def test_one_that_should_have_gone_and_is_still_there_is_deleted_itself() -> None:
+def test_a_pod_that_outlives_its_scale_down_is_deleted() -> None:
     name = revision()
     leaving = pod("two", name, node="node-2", annotations=LEAVES | {DRAINING: NOW.isoformat()})
     strategy = {"maxSurge": 1, "maxUnavailable": 1}
@@ -258,7 +258,7 @@ def test_one_that_should_have_gone_and_is_still_there_is_deleted_itself() -> Non
     assert (gone.uid, gone.version) == (leaving["metadata"]["uid"], 1)
 
 
-def test_one_that_was_to_go_stays_when_another_has_gone_in_its_place() -> None:
+def test_a_pod_chosen_to_leave_stays_when_another_has_left() -> None:
     name = revision()
     leaving = pod("two", name, annotations=LEAVES | {DRAINING: NOW.isoformat()})
     decision = decided(pool(replicas=1), leaving, deployment(name, 1))
@@ -266,7 +266,7 @@ def test_one_that_was_to_go_stays_when_another_has_gone_in_its_place() -> None:
     assert [mark.annotations for mark in of(decision, PodAnnotationWrite)] == [{}]
 
 
-def test_a_runner_on_a_cordoned_node_gets_a_successor_beside_it_and_is_then_the_one_that_goes() -> None:
+def test_a_runner_on_a_cordoned_node_is_replaced_and_then_removed() -> None:
     name = revision()
     here = pod("here", name, node="node-2")
     one = deployment(name, 1)
@@ -284,7 +284,7 @@ def test_a_runner_on_a_cordoned_node_gets_a_successor_beside_it_and_is_then_the_
     assert shrink.replicas == 1
 
 
-def test_one_that_is_evicted_while_another_takes_its_place_leaves_no_extra_runner() -> None:
+def test_an_eviction_during_a_replacement_leaves_no_extra_runner() -> None:
     name = revision()
     going = pod("here", name, node="node-2", deletionTimestamp="2026-01-01T12:00:00Z")
     (shrink,) = of(decided(pool(), deployment(name, 2), going, pod("there", name), cordoned={"node-2"}), ScaleWrite)
@@ -314,7 +314,7 @@ def test_a_pool_has_a_budget_that_spares_as_many_runners_as_may_be_missing() -> 
     assert budget_of(pool(replicas=1, updateStrategy={"maxUnavailable": 3}))["minAvailable"] == 0
 
 
-def test_a_budget_follows_the_pool_and_is_brought_back() -> None:
+def test_a_disruption_budget_follows_its_pool_and_is_restored() -> None:
     (write,) = children(decided(pool()), BUDGETS)
     here = stored(write)
     assert not children(decided(pool(), here), BUDGETS)
@@ -333,7 +333,7 @@ def cache_of(*objects: Object) -> Cache:
     return cache
 
 
-def test_a_pool_that_is_refused_holds_up_no_drain() -> None:
+def test_a_refused_pool_does_not_delay_a_drain() -> None:
     old = pool("old", group="g")
     young = pool("young", group="g", model={"uri": "hf://acme/other"})
     old["metadata"]["creationTimestamp"] = "2025-01-01T00:00:00Z"
@@ -387,7 +387,7 @@ def test_a_missing_right_is_in_the_pools_conditions_and_in_one_event() -> None:
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENTS, BUDGETS])
-def test_what_the_server_refuses_is_told_in_its_words_by_the_pool_it_is_about(kind: Kind) -> None:
+def test_a_write_refused_by_the_server_is_in_the_pools_condition(kind: Kind) -> None:
     (write,) = children(decided(pool()), kind)
     obstacles = Obstacles(writes={write.key: Obstacle("RunnersRefused", "must have a team label")})
     decision = decided(pool(), pool("other"), obstacles=obstacles)
@@ -398,7 +398,7 @@ def test_what_the_server_refuses_is_told_in_its_words_by_the_pool_it_is_about(ki
     assert [(event.reason, event.message) for event in status.events] == [("RunnersRefused", "must have a team label")]
 
 
-def test_pods_that_cannot_be_made_are_told_and_the_runner_that_serves_still_does() -> None:
+def test_pods_that_cannot_be_created_are_in_the_condition_while_the_old_runner_serves() -> None:
     name = revision()
     stuck = deployment(name, 2)
     trouble = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: gpus"}
@@ -419,7 +419,7 @@ def ready_since_then(it: Object, reason: str) -> Object:
     return it | {"status": {"conditions": [ready]}}
 
 
-def test_a_new_leader_leaves_alone_what_the_scheduler_has_not_told_it_yet() -> None:
+def test_a_new_leader_keeps_adapter_statuses_until_the_scheduler_reports() -> None:
     told = ready_since_then(adapter(), "Serving")
     reports = SchedulerReports(awaited=True)
     assert ADAPTERS not in [write.kind for write in of(decided(pool(), told, reports=reports), StatusWrite)]
@@ -427,7 +427,7 @@ def test_a_new_leader_leaves_alone_what_the_scheduler_has_not_told_it_yet() -> N
     assert ADAPTERS in [write.kind for write in of(decided(pool(), adapter(), reports=reports), StatusWrite)]
 
 
-def test_a_new_leader_leaves_a_pool_alone_of_whose_runners_the_scheduler_has_not_told_it_yet() -> None:
+def test_a_new_leader_keeps_a_pool_until_the_scheduler_reports_its_runners() -> None:
     """It would say that nothing is loaded, and a moment later what is."""
     name = revision()
     told = ready_since_then(pool(), "AllRunnersReady")
@@ -452,7 +452,7 @@ def test_a_new_object_gets_an_event_only_if_it_fails() -> None:
     assert [event.reason for event in events["lonely"]] == ["PoolNotFound"]
 
 
-def test_what_is_being_deleted_is_no_longer_declared() -> None:
+def test_an_object_that_is_being_deleted_is_not_declared() -> None:
     going = adapter()
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     decision = decided(pool(), going)
@@ -474,7 +474,7 @@ def test_a_round_without_changes_evaluates_nothing_again() -> None:
     assert all(a is b for a, b in zip(first.plan.adapters, again.plan.adapters, strict=True))
 
 
-def test_what_is_gone_with_its_kind_is_served_and_nothing_is_written_about_it() -> None:
+def test_a_vanished_object_is_served_and_its_status_not_written() -> None:
     decision = decided(pool() | {VANISHED: True}, adapter() | {VANISHED: True}, deployment("old", 0))
     assert [each.name.name for each in decision.plan.catalog.adapters] == ["legal"]
     assert [write for write in decision.writes.values() if not isinstance(write, DeploymentDeletion)] == []

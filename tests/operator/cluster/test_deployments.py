@@ -84,7 +84,7 @@ def test_claims_of_models_and_adapters_are_mounted_read_only_where_sources_point
     assert claims == {"weights": True, "tuned": True, "other": True}
 
 
-def test_what_a_pool_may_choose_of_its_pods_is_in_them_and_the_platforms_choice_stands_otherwise() -> None:
+def test_pod_fields_of_a_pool_override_the_platforms_defaults() -> None:
     choice = {
         "resources": {"limits": {"nvidia.com/gpu": "1"}},
         "nodeSelector": {"gpu": "large"},
@@ -103,7 +103,7 @@ def test_what_a_pool_may_choose_of_its_pods_is_in_them_and_the_platforms_choice_
     assert made(template={"serviceAccountName": "own"})["spec"]["template"]["spec"]["serviceAccountName"] == "own"
 
 
-def test_queues_and_schedulers_of_others_find_what_they_look_for_in_a_pools_pods() -> None:
+def test_scheduling_fields_of_a_pool_are_on_its_pods() -> None:
     require = "requiredDuringSchedulingIgnoredDuringExecution"
     prefer = "preferredDuringSchedulingIgnoredDuringExecution"
     here = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}
@@ -133,14 +133,14 @@ def test_queues_and_schedulers_of_others_find_what_they_look_for_in_a_pools_pods
     assert labels.keys().isdisjoint(document["spec"]["selector"]["matchLabels"])
 
 
-def test_what_the_platform_says_of_pods_a_pool_does_not_unsay() -> None:
+def test_a_pool_cannot_override_the_platforms_annotations() -> None:
     said = {"example.com/team": "another"}
     assert made(template={"annotations": said})["spec"]["template"]["metadata"]["annotations"] == {
         "example.com/team": "platform"
     }
 
 
-def test_a_cache_of_models_is_a_claim_that_runners_write_and_are_told_of() -> None:
+def test_a_model_cache_is_a_writable_claim_named_in_the_runners_settings() -> None:
     document = made(model={"uri": "hf://acme/base", "cache": {"claimName": "models"}})
     volume = next(one for one in document["spec"]["template"]["spec"]["volumes"] if one["name"] == "models")
     assert volume["persistentVolumeClaim"] == {"claimName": "models"}
@@ -150,7 +150,7 @@ def test_a_cache_of_models_is_a_claim_that_runners_write_and_are_told_of() -> No
     assert not mount["mountPath"].startswith("/var/lib/motet/cache"), "what lies above a mount is its maker's, root's"
 
 
-def test_the_platforms_template_is_left_as_it_was() -> None:
+def test_the_platforms_template_is_not_changed() -> None:
     before = repr(PLATFORM.spec)
     made(adapterVolumes=[{"claimName": "tuned"}])
     assert repr(PLATFORM.spec) == before
@@ -164,7 +164,7 @@ def digest(of: PlatformTemplate = PLATFORM, **spec: object) -> str:
     return pod_digest(read_pool(pool(**spec), prepared=lambda _: True), of)
 
 
-def test_what_makes_another_pod_is_another_digest() -> None:
+def test_a_change_of_the_pod_changes_the_digest() -> None:
     other_order = PlatformTemplate({"spec": {"containers": [{"image": "one", "name": "runner"}]}, "metadata": {}})
     assert digest(platform()) == digest(other_order)
     changes: list[dict[str, object]] = [
@@ -178,7 +178,7 @@ def test_what_makes_another_pod_is_another_digest() -> None:
     assert len(set(found)) == len(found)
 
 
-def test_what_makes_the_same_pod_is_the_same_digest() -> None:
+def test_the_same_pod_has_the_same_digest() -> None:
     sized = {"template": {"resources": {"limits": {"cpu": "4"}}}}
     smaller, larger = (platform(resources={"requests": {"cpu": cpu}}) for cpu in ("1", "2"))
     assert digest(smaller) != digest(larger)
@@ -188,20 +188,20 @@ def test_what_makes_the_same_pod_is_the_same_digest() -> None:
     assert digest(replicas=1) == digest(replicas=5, updateStrategy={"maxSurge": 2})
 
 
-def test_nothing_of_a_runner_tells_which_operator_made_it() -> None:
+def test_a_runners_pod_does_not_depend_on_the_operators_version() -> None:
     """Such as its version: then every operator would make every runner anew."""
     assert version("motet") not in repr(made())
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "spec: {}", "spec: {containers: [{name: other}]}", "a: b: c"])
-def test_a_template_that_makes_no_pod_ends_the_start_with_its_name(tmp_path: Path, content: str) -> None:
+def test_an_invalid_pod_template_stops_the_start_and_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "template.yaml"
     path.write_text(content)
     with pytest.raises(SetupError, match=r"MOTET_CLUSTER_RUNNER_TEMPLATE: .*template.yaml is not a template"):
         read_template(path)
 
 
-def test_what_the_server_fills_in_is_no_difference_and_what_somebody_changed_is() -> None:
+def test_fields_filled_in_by_the_server_are_no_difference_but_changes_are() -> None:
     wanted = {"spec": {"containers": [{"name": "runner", "env": [{"name": "A", "value": ""}]}], "volumes": []}}
     found = {"spec": {"containers": [{"name": "runner", "env": [{"name": "A"}], "terminationMessagePath": "/dev"}]}}
     assert covers(found, wanted)

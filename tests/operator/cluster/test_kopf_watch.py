@@ -111,7 +111,7 @@ def error(code: int) -> Object:
 
 @pytest.mark.parametrize("code", [410, 500])
 @pytest.mark.parametrize("where", [ADAPTERS.path(), ""])
-async def test_watches_come_back_each_time_that_some_or_all_say_an_error(tmp_path: Path, code: int, where: str) -> None:
+async def test_watches_restart_after_each_error(tmp_path: Path, code: int, where: str) -> None:
     api, seen = FakeWatchApi(), list[tuple[Kind, str]]()
     api.objects[ADAPTERS] = [adapter(f"adapter-{each}") for each in range(5)]
     told: set[Watch] = set()

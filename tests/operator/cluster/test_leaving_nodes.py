@@ -47,7 +47,7 @@ class Setup:
         self.changes += 1
 
 
-async def test_only_cordoned_nodes_are_asked_for_and_a_change_is_told_once() -> None:
+async def test_only_cordoned_nodes_are_listed_and_a_change_is_reported_once() -> None:
     setup = Setup()
     await setup.cordons.refresh()
     assert (setup.cordons.nodes, setup.changes) == (frozenset(), 0)
@@ -68,7 +68,7 @@ async def test_nodes_are_polled() -> None:
     task.cancel()
 
 
-async def test_the_last_answer_stays_while_there_is_no_other() -> None:
+async def test_the_last_answer_counts_until_the_next_one() -> None:
     setup = Setup()
     setup.api.cordoned = ["node-2"]
     await setup.cordons.refresh()
@@ -77,7 +77,7 @@ async def test_the_last_answer_stays_while_there_is_no_other() -> None:
     assert setup.cordons.nodes == {"node-2"}
 
 
-async def test_a_missing_right_is_noted_until_it_is_there_and_does_no_harm_to_pools() -> None:
+async def test_a_missing_permission_for_nodes_is_an_obstacle_that_affects_no_pool() -> None:
     setup = Setup()
     setup.api.cordoned = ApiRefused("list", NODES, "", status=403, message="no")
     for _ in range(2):
@@ -89,7 +89,7 @@ async def test_a_missing_right_is_noted_until_it_is_there_and_does_no_harm_to_po
     assert len(setup.obstacle_log) == 0
 
 
-async def test_without_runners_nobody_is_asked_and_no_node_is_remembered() -> None:
+async def test_without_runners_no_node_is_listed_or_remembered() -> None:
     setup = Setup()
     setup.api.cordoned = ["node-2"]
     await setup.cordons.refresh()
@@ -99,7 +99,7 @@ async def test_without_runners_nobody_is_asked_and_no_node_is_remembered() -> No
     assert setup.cordons.nodes == frozenset()
 
 
-async def test_a_node_that_an_autoscaler_has_tainted_is_to_be_emptied_as_a_cordoned_one_is() -> None:
+async def test_a_node_tainted_by_an_autoscaler_counts_as_cordoned() -> None:
     setup = Setup(taints=["karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"])
     setup.api.taints = {
         "node-1": ["nvidia.com/gpu", "karpenter.sh/disrupted"],

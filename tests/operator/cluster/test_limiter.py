@@ -33,7 +33,7 @@ def test_everybody_waits_as_long_as_the_server_asks() -> None:
     assert limiter.reserve() == 0
 
 
-async def test_who_has_waited_asks_again_whether_a_pause_has_come() -> None:
+async def test_a_pause_also_delays_requests_that_already_wait() -> None:
     limiter = RequestLimiter(rate=1000, burst=1)
     limiter.reserve()
     waiting = asyncio.create_task(limiter.take())

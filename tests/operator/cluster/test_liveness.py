@@ -18,13 +18,13 @@ def test_a_working_operator_is_alive_and_ready() -> None:
 
 
 @pytest.mark.parametrize("answer", [1, 10 * ANSWERED_SECONDS])
-def test_a_loop_that_hangs_is_dead_whatever_the_api_server_does(answer: float) -> None:
+def test_a_hanging_work_loop_counts_as_dead(answer: float) -> None:
     stalled = pulse(round=STALLED_SECONDS + 1, answer=answer)
     assert stalled.dead_reason() == "the work loop has not ticked for 61 s"
     assert pulse(round=STALLED_SECONDS - 1, answer=answer).dead_reason() == ""
 
 
-def test_one_watch_that_is_silent_for_too_long_is_enough() -> None:
+def test_one_silent_watch_makes_the_operator_dead() -> None:
     watches = {WATCH: 30.0, PODS: SILENT_SECONDS + 1}
     assert pulse(watches=watches).dead_reason() == f"the watch of {PODS} has sent nothing for 151 s"
     assert pulse(watches=watches | {PODS: SILENT_SECONDS - 1}).dead_reason() == ""
@@ -36,7 +36,7 @@ def test_an_outage_of_the_api_server_does_not_restart_the_operator() -> None:
     assert outage.dead_reason() == ""
 
 
-def test_ready_is_who_has_heard_from_the_api_server_since_the_last_list_was_due() -> None:
+def test_the_operator_is_ready_only_after_an_answer_of_the_api_server() -> None:
     assert pulse(answer=300 + ANSWERED_SECONDS - 1).unready_reason(300) == ""
     late = pulse(answer=300 + ANSWERED_SECONDS + 1)
     assert late.unready_reason(300) == "the API server has sent nothing for 331 s"

@@ -88,7 +88,7 @@ def revision(it: Object) -> str:
 # ------------------------------------------------------------------------------------------------------ what is unseen
 
 
-def test_nothing_is_done_about_runners_that_cannot_be_seen_and_their_adapters_are_served() -> None:
+def test_runners_that_cannot_be_listed_stay_and_their_adapters_are_served() -> None:
     """As after a start without the right to look: what there is seems to be nothing."""
     before = OperatorUnderTest()
     name = revision(pool())
@@ -99,7 +99,7 @@ def test_nothing_is_done_about_runners_that_cannot_be_seen_and_their_adapters_ar
     assert [each.pool for each in decision.plan.catalog.pools] == [DEMO]
 
 
-def test_what_was_seen_before_is_neither_drained_nor_replaced_nor_retired() -> None:
+def test_known_runners_that_cannot_be_listed_are_not_drained_replaced_or_retired() -> None:
     name = revision(pool())
     one, two, other = pod("one", name), pod("two", name), pod("three", "r1", pool="deleted")
     hung = SchedulerReports(unhealthy={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
@@ -113,7 +113,7 @@ def test_what_was_seen_before_is_neither_drained_nor_replaced_nor_retired() -> N
     assert OperatorUnderTest().decide(*staying, reports=hung, obstacles=IN_THE_DARK).plan.replacements == ()
 
 
-def test_what_drains_already_goes_on_draining() -> None:
+def test_a_drain_continues_while_runners_cannot_be_listed() -> None:
     name = revision(pool())
     until = NOW + timedelta(seconds=30)
     leaving = pod("one", name, annotations={"motet.dev/draining-until": until.isoformat()})
@@ -122,7 +122,7 @@ def test_what_drains_already_goes_on_draining() -> None:
     assert children(decision) == []
 
 
-def test_what_drains_is_not_taken_back_where_nobody_knows_whether_it_is_wanted() -> None:
+def test_a_drain_is_not_cancelled_while_runners_cannot_be_listed() -> None:
     name = revision(pool())
     leaving = pod("one", name, annotations={"motet.dev/draining-until": (NOW + timedelta(seconds=30)).isoformat()})
     found = (pool(replicas=1), deployment(name, 1), leaving)
@@ -132,7 +132,7 @@ def test_what_drains_is_not_taken_back_where_nobody_knows_whether_it_is_wanted()
     assert children(decision) == []
 
 
-def test_a_pool_that_cannot_be_seen_says_why_once_and_keeps_the_rest_of_its_status() -> None:
+def test_a_pool_that_cannot_be_listed_gets_one_condition_and_keeps_its_status() -> None:
     name = revision(pool())
     operator = OperatorUnderTest()
     it, *_ = operator.with_statuses(pool(), deployment(name, 1), pod("one", name))
@@ -169,7 +169,7 @@ def test_an_adapter_does_not_wait_for_a_runner_that_only_cannot_be_listed() -> N
 # -------------------------------------------------------------------------------------------------- what is unreadable
 
 
-def test_a_pool_that_cannot_be_read_any_more_goes_on_as_it_was_and_says_so() -> None:
+def test_a_pool_that_became_unreadable_continues_unchanged_with_a_condition() -> None:
     name = revision(pool())
     operator = OperatorUnderTest()
     it, legal, *rest = operator.with_statuses(
@@ -192,7 +192,7 @@ def test_a_pool_that_cannot_be_read_any_more_goes_on_as_it_was_and_says_so() -> 
     }
 
 
-def test_scale_goes_on_from_where_it_is_and_not_from_where_it_was_when_the_pool_could_be_read() -> None:
+def test_scaling_of_an_unreadable_pool_continues_from_its_current_number() -> None:
     operator = OperatorUnderTest()
     it = pool(autoscaling={"mode": "Builtin", "minReplicas": 1, "maxReplicas": 9})
     (it,) = operator.with_statuses(it)
@@ -217,7 +217,7 @@ def test_scale_goes_on_from_where_it_is_and_not_from_where_it_was_when_the_pool_
     assert [pool.replicas for pool in lost.plan.catalog.pools] == [5]
 
 
-def test_after_a_restart_what_can_be_read_of_it_serves_whom_it_served_and_its_runners_stay() -> None:
+def test_after_a_restart_a_partly_readable_pool_serves_the_same_adapters() -> None:
     """As after a rollback: nobody here has ever read it whole."""
     name = revision(pool())
     operator = OperatorUnderTest()
@@ -251,7 +251,7 @@ ALLOWED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("allowed", ALLOWED)
-def test_a_pool_that_is_understood_in_part_admits_nobody_whom_it_did_not_admit(allowed: dict[str, Any]) -> None:
+def test_a_partly_readable_pool_admits_no_new_namespace(allowed: dict[str, Any]) -> None:
     """As after a rollback: the unknown field may be what keeps tenants out."""
     namespaces = [namespace(name, tier="paid") for name in ("tenant", "pools", "stranger")]
     operator = OperatorUnderTest()
@@ -267,7 +267,7 @@ def test_a_pool_that_is_understood_in_part_admits_nobody_whom_it_did_not_admit(a
     assert tenants(operator.decide(odd, *known)) == tenants(operator.decide(it, *known))
 
 
-def test_whom_a_pool_does_not_admit_any_more_has_an_adapter_there_in_vain() -> None:
+def test_a_partly_readable_pool_stops_serving_namespaces_it_no_longer_admits() -> None:
     """What is understood counts too, also of a pool that is understood in part."""
     operator = OperatorUnderTest()
     it, *known = operator.with_statuses(pool(), adapter(), namespace("tenant"))
@@ -275,13 +275,13 @@ def test_whom_a_pool_does_not_admit_any_more_has_an_adapter_there_in_vain() -> N
     assert tenants(OperatorUnderTest().decide(odd, *known)) == [()]
 
 
-def test_what_is_odd_about_one_pool_is_nothing_to_others() -> None:
+def test_an_unreadable_pool_does_not_affect_others() -> None:
     operator = OperatorUnderTest()
     it, other = operator.with_statuses(pool(), pool("other"))
     assert sorted(tenants(OperatorUnderTest().decide(from_the_future(operator, it), other))) == [(), ("*",)]
 
 
-def test_an_adapter_that_cannot_be_read_is_served_on_if_it_was() -> None:
+def test_an_unreadable_adapter_is_still_served_if_it_was() -> None:
     operator = OperatorUnderTest()
     it, legal, tenant = operator.with_statuses(pool(), adapter(), namespace("tenant"))
     odd = from_the_future(operator, legal)
@@ -294,14 +294,14 @@ def test_an_adapter_that_cannot_be_read_is_served_on_if_it_was() -> None:
     assert served(OperatorUnderTest().decide(it, operator.now(odd, status=told), tenant)) == ["legal"]
 
 
-def test_what_can_be_read_again_is_as_it_says() -> None:
+def test_an_adapter_that_is_readable_again_follows_its_spec() -> None:
     operator = OperatorUnderTest()
     it, legal, tenant = operator.with_statuses(pool(), adapter(), namespace("tenant"))
     operator.decide(it, from_the_future(operator, legal), tenant)
     assert served(operator.decide(it, operator.now(legal, spec=legal["spec"] | {"suspend": True}), tenant)) == []
 
 
-def test_of_an_object_that_was_made_anew_nothing_is_remembered() -> None:
+def test_a_recreated_object_inherits_nothing() -> None:
     operator = OperatorUnderTest()
     it, _, tenant = operator.with_statuses(pool(), adapter(), namespace("tenant"))
     other = from_the_future(operator, adapter())

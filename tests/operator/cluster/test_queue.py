@@ -13,7 +13,7 @@ def drained(queue: WorkQueue[str], now: float = 0.0) -> list[str]:
     return found
 
 
-def test_what_is_asked_for_often_is_done_once() -> None:
+def test_repeated_requests_for_a_key_are_done_once() -> None:
     queue: WorkQueue[str] = WorkQueue()
     for _ in range(3):
         queue.add("a", "tenant")
@@ -37,7 +37,7 @@ def test_urgent_keys_come_before_all_namespaces() -> None:
     assert drained(queue)[:3] == ["runners 0", "runners 1", "status of 0"]
 
 
-def test_what_is_asked_for_while_it_is_done_is_done_once_more() -> None:
+def test_a_request_during_the_work_repeats_it_once() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", "tenant")
     assert queue.pop(0.0) == "a"
@@ -47,7 +47,7 @@ def test_what_is_asked_for_while_it_is_done_is_done_once_more() -> None:
     assert drained(queue) == ["a"]
 
 
-def test_what_failed_waits_longer_each_time_and_never_longer_than_the_last_wait() -> None:
+def test_failed_work_waits_longer_each_time_up_to_a_maximum() -> None:
     queue: WorkQueue[str] = WorkQueue(first_wait=1.0, last_wait=8.0)
     queue.add("a", "tenant")
     now, waits = 0.0, []
@@ -73,7 +73,7 @@ def test_success_forgets_the_failures() -> None:
     assert queue.failures("a") == 0
 
 
-def test_what_is_dropped_is_not_done_even_when_it_waits_for_its_next_attempt() -> None:
+def test_dropped_work_is_not_done_even_if_a_retry_is_due() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("waiting", "tenant")
     queue.pop(0.0)

@@ -128,7 +128,7 @@ async def test_a_list_of_the_store_is_trusted() -> None:
 
 
 @pytest.mark.parametrize(("known", "left"), [(100, 80), (5, 0)])
-async def test_what_little_is_missing_is_gone_at_once(known: int, left: int) -> None:
+async def test_a_few_missing_objects_are_removed_at_once(known: int, left: int) -> None:
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, adapters(known))
     server.cached[ADAPTERS] = server.stored[ADAPTERS] = adapters(left)
@@ -137,7 +137,7 @@ async def test_what_little_is_missing_is_gone_at_once(known: int, left: int) -> 
     assert place.cache.count(ADAPTERS) == left
 
 
-async def test_nothing_goes_while_the_second_question_has_no_answer() -> None:
+async def test_no_object_is_removed_before_the_second_list_answers() -> None:
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, adapters(100))
     server.cached[ADAPTERS], server.away = [], True
@@ -159,7 +159,7 @@ async def test_a_share_of_lost_objects_counts_only_the_listed_namespace() -> Non
 
 @pytest.mark.parametrize("status", [403, 404, 503])
 @pytest.mark.parametrize("kind", [DEPLOYMENTS, PODS])
-async def test_a_namespace_that_cannot_be_seen_stops_itself_and_nobody_else(kind: Kind, status: int) -> None:
+async def test_an_unreadable_namespace_stops_only_itself(kind: Kind, status: int) -> None:
     server = TwoFacedServer()
     server.refuses[kind, "others"] = status
     place = Place(server)
@@ -175,7 +175,7 @@ async def test_a_namespace_that_cannot_be_seen_stops_itself_and_nobody_else(kind
     assert place.obstacle_log.standing().forbidden_namespaces == {}
 
 
-async def test_a_namespace_that_may_not_be_seen_any_more_is_not_known_any_more() -> None:
+async def test_a_namespace_without_permission_is_forgotten() -> None:
     server = TwoFacedServer()
     place = await knows(server, PODS, [pod("one", "1")])
     assert place.resync.unseen == frozenset()
@@ -186,7 +186,7 @@ async def test_a_namespace_that_may_not_be_seen_any_more_is_not_known_any_more()
     assert place.unwatchable == ["/api/v1/namespaces/pools/pods"]
 
 
-async def test_budgets_that_may_not_be_seen_are_told_and_stop_nothing() -> None:
+async def test_unreadable_disruption_budgets_are_reported_and_stop_nothing() -> None:
     server = TwoFacedServer()
     server.refuses[BUDGETS, "pools"] = 403
     place = Place(server)
@@ -225,7 +225,7 @@ async def test_a_restored_store_with_high_versions_is_recognised_by_its_objects(
     assert place.rewinds(ADAPTERS) == 1
 
 
-async def test_a_server_that_only_lags_is_not_taken_for_one_that_has_gone_back() -> None:
+async def test_a_lagging_server_is_not_taken_for_a_restored_one() -> None:
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, [NEW])
     place.cache.put(ADAPTERS, adapter("one", version=120))
@@ -237,7 +237,7 @@ async def test_a_server_that_only_lags_is_not_taken_for_one_that_has_gone_back()
     assert place.rewinds(ADAPTERS) == 0
 
 
-async def test_namespaces_of_pools_go_back_one_by_one_and_none_is_forgotten() -> None:
+async def test_after_a_restore_each_namespace_is_replaced() -> None:
     server = TwoFacedServer()
     here, there = (made(PODS, "one", namespace, version=90) for namespace in ("pools", "others"))
     place = await knows(server, PODS, [here, there])
@@ -279,7 +279,7 @@ async def test_a_reopened_watch_checks_whether_the_store_was_restored() -> None:
         await until(lambda: place.cache.get(ADAPTERS, key_of(OLD)) == OLD)
 
 
-async def test_a_question_about_the_store_that_has_no_answer_is_asked_until_it_has() -> None:
+async def test_the_check_for_a_restore_is_repeated_until_it_is_answered() -> None:
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, [NEW], seconds=30_000)
     everything = len(DECLARED_KINDS) + 2 * len(OWNED_KINDS)
@@ -294,7 +294,7 @@ async def test_a_question_about_the_store_that_has_no_answer_is_asked_until_it_h
         await until(lambda: place.cache.get(ADAPTERS, key_of(OLD)) == OLD)
 
 
-async def test_a_watch_that_goes_on_from_what_the_store_has_not_reached_again_is_opened_anew() -> None:
+async def test_a_watch_from_a_version_beyond_the_restored_store_is_reopened() -> None:
     """Bookmarks carry it far ahead of every object that was seen."""
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, [NEW], seconds=30_000)
@@ -316,7 +316,7 @@ async def test_without_our_own_kinds_nothing_is_done(kind: Kind) -> None:
     assert place.unwatchable == [kind.path()]
 
 
-async def test_what_cannot_be_listed_is_asked_for_again_and_the_rest_is_not() -> None:
+async def test_only_failed_lists_are_repeated() -> None:
     server = TwoFacedServer()
     server.refuses[PODS, "others"] = 403
     place = Place(server)
@@ -332,7 +332,7 @@ async def test_what_cannot_be_listed_is_asked_for_again_and_the_rest_is_not() ->
         await task
 
 
-async def test_everything_is_listed_in_time_also_while_something_cannot_be() -> None:
+async def test_one_failing_list_does_not_delay_the_others() -> None:
     server = TwoFacedServer()
     server.refuses[PODS, "others"] = 403
     place = Place(server, seconds=3)

@@ -42,7 +42,7 @@ FAILURES = [Unreachable("away"), ApiRefused("discover", ADAPTERS, "", status=503
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=["unreachable", "unavailable", "silent"])
-async def test_what_is_deleted_while_nobody_can_tell_why_goes_with_the_next_answer(
+async def test_a_deleted_object_is_kept_until_the_api_server_explains_the_deletion(
     failure: ApiError | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_test, "ANSWER_SECONDS", 0.01)
@@ -57,7 +57,7 @@ async def test_what_is_deleted_while_nobody_can_tell_why_goes_with_the_next_answ
     assert setup.continuity.due() is None
 
 
-async def test_what_goes_with_its_kind_stays_also_when_that_is_heard_later() -> None:
+async def test_an_object_deleted_with_its_definition_is_kept_after_a_late_answer() -> None:
     setup = Setup()
     await setup.serves(pool(), adapter())
     setup.api.answer = Unreachable("away")
@@ -70,7 +70,7 @@ async def test_what_goes_with_its_kind_stays_also_when_that_is_heard_later() -> 
     assert await setup.serves(pool()) == []
 
 
-async def test_nobody_is_kept_for_ever_by_an_answer_that_never_comes() -> None:
+async def test_an_unexplained_deletion_counts_after_a_time_limit() -> None:
     setup = Setup()
     await setup.serves(pool(), adapter())
     setup.api.answer = Unreachable("away")

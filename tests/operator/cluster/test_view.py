@@ -35,7 +35,7 @@ def test_each_version_is_read_once() -> None:
     assert len(reads) == 2
 
 
-def test_a_version_that_a_store_gives_again_after_it_has_gone_back_is_another() -> None:
+def test_a_version_used_again_after_a_restore_is_read_again() -> None:
     reader = ObjectParser(ADAPTERS, read_adapter)
     for suspend in (False, True):
         found = reader({("tenant", "legal"): adapter(version=7, suspend=suspend)})["tenant", "legal"]
@@ -43,7 +43,7 @@ def test_a_version_that_a_store_gives_again_after_it_has_gone_back_is_another() 
         assert found.resource.spec.suspend is suspend
 
 
-def test_what_was_read_stays_the_same_object_until_it_says_something_else() -> None:
+def test_a_parsed_object_is_reused_until_its_content_changes() -> None:
     key = ("tenant", "legal")
     reader = ObjectParser(ADAPTERS, read_adapter)
 
@@ -62,7 +62,7 @@ def test_what_was_read_stays_the_same_object_until_it_says_something_else() -> N
     assert read(adapter(version=4, suspend=True)).resource.spec.suspend
 
 
-def test_what_cannot_be_read_says_why_and_harms_nobody_else() -> None:
+def test_an_unreadable_object_has_a_reason_and_affects_no_other() -> None:
     reader = ObjectParser(ADAPTERS, read_adapter)
     found = reader(
         {("tenant", "odd"): adapter("odd", fromTheFuture=True), ("tenant", "legal"): adapter(), ("t", "x"): {}}
@@ -126,7 +126,7 @@ def test_conditions_are_read_back_as_they_were_written_and_nonsense_is_left_out(
     assert read.last_transition_time == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-def test_a_pod_that_leaves_or_is_over_is_no_runner() -> None:
+def test_a_pod_that_is_deleted_or_finished_is_no_runner() -> None:
     assert is_live(pod("one", "1"))
     assert not is_live(pod("one", "1", deletionTimestamp="2026-01-01T00:00:00Z"))
     assert not is_live(pod("one", "1") | {"status": {"phase": "Failed"}})
@@ -150,7 +150,7 @@ def test_a_pod_that_leaves_or_is_over_is_no_runner() -> None:
         ),
     ],
 )
-def test_what_keeps_a_pod_from_serving_is_said_in_kubernetes_words(status: dict[str, object], reason: str) -> None:
+def test_a_pods_trouble_is_described_in_kubernetes_words(status: dict[str, object], reason: str) -> None:
     assert read_instance(made(PODS, "one", "pools", status=status)).reason == reason
 
 
@@ -169,7 +169,7 @@ def test_a_time_without_a_zone_is_in_utc() -> None:
     assert read.draining_until == datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
 
 
-def test_whatever_reading_one_object_raises_is_its_own_affair() -> None:
+def test_any_error_while_parsing_affects_one_object_only() -> None:
     def read(it: dict[str, object]) -> str:
         if "odd" in str(it["metadata"]):
             raise RecursionError("too deep")

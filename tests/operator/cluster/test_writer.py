@@ -107,7 +107,7 @@ class Turns(RequestLimiter):
             await self.come.wait()
 
 
-async def test_who_does_not_lead_any_more_after_waiting_for_its_turn_writes_nothing(tmp_path: Path) -> None:
+async def test_an_operator_that_lost_leadership_while_waiting_writes_nothing(tmp_path: Path) -> None:
     """A turn may be a minute away, where the API server asked for a pause."""
     turns = Turns()
     server, metrics = FakeWatchApi(), ClusterMetrics(CollectorRegistry())
@@ -134,7 +134,7 @@ async def test_who_does_not_lead_any_more_after_waiting_for_its_turn_writes_noth
         await api.close()
 
 
-async def test_what_is_wanted_is_written_once_and_the_cache_knows_it() -> None:
+async def test_a_write_happens_once_and_is_in_the_cache() -> None:
     api = ScriptedApi()
     setup = Setup(api)
     async with setup.running():
@@ -168,7 +168,7 @@ async def test_the_newest_write_replaces_a_waiting_one() -> None:
     assert [one["status"] for one in api.applied] == [{"said": "new"}]
 
 
-async def test_what_is_no_longer_wanted_is_not_tried_again() -> None:
+async def test_an_outdated_write_is_not_repeated() -> None:
     api = ScriptedApi(refused(409))
     setup = Setup(api, time_scale=1.0)
     async with setup.running():
@@ -180,7 +180,7 @@ async def test_what_is_no_longer_wanted_is_not_tried_again() -> None:
     assert setup.writer.depth == 0
 
 
-async def test_a_missing_right_is_told_once_and_forgotten_when_it_is_back() -> None:
+async def test_a_missing_permission_is_reported_once_until_it_is_granted() -> None:
     setup = Setup(ScriptedApi(refused(403, NO_RIGHT), refused(403, NO_RIGHT)))
     async with setup.running():
         setup.want(wanted())
@@ -242,7 +242,7 @@ async def test_an_obstacle_of_a_write_s_extra_request_ends_when_the_write_succee
 
 
 @pytest.mark.parametrize("status", [400, 403, 409, 422, 500])
-async def test_what_is_refused_again_and_again_is_told_in_the_servers_words_until_it_is_done(status: int) -> None:
+async def test_a_repeatedly_refused_write_is_an_obstacle_with_the_servers_message(status: int) -> None:
     why = 'admission webhook "teams" denied the request: no team'
     setup = Setup(ScriptedApi(*[refused(status, why)] * 5))
     async with setup.running():
@@ -257,7 +257,7 @@ async def test_what_is_refused_again_and_again_is_told_in_the_servers_words_unti
 
 
 @pytest.mark.parametrize("errors", [[refused(409)] * 3, [refused(429)] * 5, [Unreachable("away")] * 5])
-async def test_what_passes_by_itself_is_not_told(errors: list[ApiError]) -> None:
+async def test_a_temporary_error_is_not_reported(errors: list[ApiError]) -> None:
     setup = Setup(ScriptedApi(*errors))
     async with setup.running():
         setup.want(wanted())
@@ -269,7 +269,7 @@ GOING = refused(403, 'cannot create in namespace "x" because it is being termina
 
 
 @pytest.mark.parametrize("answer", [refused(404), GOING], ids=["gone", "going"])
-async def test_an_object_that_is_gone_and_a_namespace_that_goes_are_no_obstacles(answer: ApiError) -> None:
+async def test_a_deleted_object_and_a_terminating_namespace_are_no_obstacles(answer: ApiError) -> None:
     api = ScriptedApi(*[answer] * 5)
     setup = Setup(api)
     async with setup.running():
@@ -279,7 +279,7 @@ async def test_an_object_that_is_gone_and_a_namespace_that_goes_are_no_obstacles
 
 
 @pytest.mark.parametrize("answer", [refused(404), GOING], ids=["gone", "going"])
-async def test_what_the_watch_never_says_is_gone_is_not_tried_in_every_round(answer: ApiError) -> None:
+async def test_a_write_to_a_missing_object_is_not_repeated_in_every_round(answer: ApiError) -> None:
     """An object outlives its namespace when that goes while the API server starts and does not know the kind yet."""
     api = ScriptedApi(*[answer] * 30)
     setup = Setup(api, time_scale=1000.0)
@@ -290,7 +290,7 @@ async def test_what_the_watch_never_says_is_gone_is_not_tried_in_every_round(ans
     assert len(api.answers) == 29
 
 
-async def test_who_is_not_sure_to_lead_writes_nothing_until_it_is() -> None:
+async def test_an_unsure_leader_writes_nothing() -> None:
     api = ScriptedApi()
     setup = Setup(api, leading=False, time_scale=100_000.0)
     async with setup.running():
@@ -301,7 +301,7 @@ async def test_who_is_not_sure_to_lead_writes_nothing_until_it_is() -> None:
         await until(lambda: setup.written)  # it was no failure, after which it would wait for hours
 
 
-async def test_what_the_server_makes_of_it_is_not_fought() -> None:
+async def test_fields_that_the_server_drops_are_not_written_again() -> None:
     """A field that an older definition prunes would otherwise be written for ever."""
     pruned = adapter(version=50) | {"status": {}}
     api = ScriptedApi(pruned)
@@ -325,7 +325,7 @@ def test_a_missing_right_is_reported_with_verb_resource_and_namespace() -> None:
 # -------------------------------------------------------------------------------------------------------------- events
 
 
-async def test_an_event_that_repeats_is_counted_and_told_again_after_a_while() -> None:
+async def test_a_repeated_event_is_counted_and_posted_again_later() -> None:
     api, clock = ScriptedApi(), FakeClock()
     events = EventWriter(api, ClusterMetrics(CollectorRegistry()), "me", clock=clock)  # type: ignore[arg-type]
     task = asyncio.create_task(events.run())
@@ -353,7 +353,7 @@ async def test_an_event_that_is_refused_is_dropped_and_the_next_one_is_posted() 
     task.cancel()
 
 
-async def test_a_flood_of_events_is_dropped_and_holds_up_nothing() -> None:
+async def test_too_many_events_are_dropped_and_delay_nothing() -> None:
     metrics = ClusterMetrics(CollectorRegistry())
     events = EventWriter(ScriptedApi(), metrics, "me")  # type: ignore[arg-type]
     for number in range(1000):

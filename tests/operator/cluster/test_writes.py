@@ -61,13 +61,13 @@ async def applied(server: Server, cache: Cache) -> bool:
     return needed
 
 
-async def test_what_the_server_fills_in_leaves_nothing_to_write_and_nothing_to_remember() -> None:
+async def test_fields_filled_in_by_the_server_cause_no_write() -> None:
     server, cache = Server(), Cache()
     assert [await applied(server, cache) for _ in range(3)] == [True, False, False]
     assert len(cache.normalized) == 0
 
 
-async def test_what_the_server_prunes_is_not_fought_and_is_forgotten_with_the_deployment() -> None:
+async def test_pruned_fields_are_not_written_again_until_the_deployment_is_recreated() -> None:
     server, cache = Server(prunes=True), Cache()
     assert [await applied(server, cache) for _ in range(3)] == [True, False, False]
     assert len(cache.normalized) == 1
@@ -76,14 +76,14 @@ async def test_what_the_server_prunes_is_not_fought_and_is_forgotten_with_the_de
 
 
 @pytest.mark.parametrize("prunes", [False, True])
-async def test_a_label_that_somebody_takes_is_put_back_once(prunes: bool) -> None:
+async def test_a_removed_label_is_restored_once(prunes: bool) -> None:
     server, cache = Server(prunes=prunes), Cache()
     await applied(server, cache)
     cache.put(DEPLOYMENTS, server.change(labels={"motet.dev/pool": "another"}))
     assert [await applied(server, cache) for _ in range(3)] == [True, False, False]
 
 
-async def test_a_deployment_without_the_label_that_we_watch_by_gets_it_back_once() -> None:
+async def test_a_deployment_without_the_watched_label_gets_it_back_once() -> None:
     server, cache = Server(), Cache()
     await applied(server, cache)
     cache.remove(DEPLOYMENTS, server.change(labels={}))  # to a watch with a selector it is deleted
@@ -92,7 +92,7 @@ async def test_a_deployment_without_the_label_that_we_watch_by_gets_it_back_once
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["without our label", "with our label"])
-async def test_what_somebody_else_has_made_is_left_alone(seen: bool) -> None:
+async def test_a_foreign_deployment_is_not_changed(seen: bool) -> None:
     server, cache = Server(managers=THEIRS), Cache()
     if seen:
         cache.put(DEPLOYMENTS, server.change(labels={"motet.dev/pool": "another"}))
@@ -101,7 +101,7 @@ async def test_what_somebody_else_has_made_is_left_alone(seen: bool) -> None:
     assert server.applied == 0
 
 
-async def test_what_is_made_at_this_very_moment_is_not_taken_by_force() -> None:
+async def test_an_object_created_meanwhile_is_not_overwritten_by_force() -> None:
     asked: list[tuple[bool, int]] = []
 
     class Empty:
@@ -117,7 +117,7 @@ async def test_what_is_made_at_this_very_moment_is_not_taken_by_force() -> None:
     assert asked == [(False, 3)]
 
 
-def test_one_that_is_on_its_way_out_is_left_alone() -> None:
+def test_a_deployment_that_is_being_deleted_is_not_written() -> None:
     cache = Cache()
     cache.put(DEPLOYMENTS, deployment("1", 1) | {"metadata": WANTED["metadata"] | {"deletionTimestamp": "2026-01-01"}})
     assert not OwnedObjectWrite(DEPLOYMENTS, WANTED, {"replicas": 1}).needed(cache)

@@ -88,7 +88,9 @@ def test_a_misspelt_pool_gets_the_nearest_name_that_its_owner_may_use(one: Adapt
         (adapter(baseModel="other"), "BaseModelMismatch"),
     ],
 )
-def test_one_that_is_not_accepted_says_why_and_stays_out_of_the_catalog(one: AdapterObject, reason: str) -> None:
+def test_an_adapter_that_is_not_accepted_has_a_reason_and_is_not_in_the_catalog(
+    one: AdapterObject, reason: str
+) -> None:
     plan = reconcile(world(one))
     assert says(only(plan), "Accepted") == ("False", reason)
     assert says(only(plan), "Ready") == ("False", reason)
@@ -112,7 +114,7 @@ def test_two_tenants_may_use_one_name() -> None:
     assert len(reconcile(view(pools=[one], adapters=two)).catalog.adapters) == 2
 
 
-def test_without_a_runner_nobody_knows() -> None:
+def test_without_a_runner_the_state_of_an_adapter_is_unknown() -> None:
     status = only(reconcile(world(adapter(), runners=0)))
     assert [says(status, each) for each in ("ArtifactReady", "Loaded", "Ready")] == [
         ("Unknown", "WaitingForRunner")
@@ -122,7 +124,7 @@ def test_without_a_runner_nobody_knows() -> None:
     assert says(status, "Ready") == ("Unknown", "WaitingForRunner")
 
 
-def test_one_that_is_being_checked_is_on_its_way() -> None:
+def test_an_adapter_that_is_being_checked_is_progressing() -> None:
     assert says(only(reconcile(world(adapter()))), "Ready") == ("Unknown", "Checking")
 
 
@@ -164,7 +166,7 @@ def test_loaded_counts_the_runners_that_hold_it() -> None:
     assert resident.message == "the adapter is in device memory on 1 runner"
 
 
-def test_more_runners_than_there_are_cannot_hold_it_and_a_request_is_served_all_the_same() -> None:
+def test_with_fewer_runners_than_min_replicas_an_adapter_still_serves() -> None:
     wanted = adapter(placement={"minReplicas": 3})
     held = {"legal": AdapterReport(serving_digest=DIGEST, replicas=(AdapterReplica(runner="r", tier="device"),))}
     cache = ResultCache()
@@ -179,7 +181,7 @@ def test_more_runners_than_there_are_cannot_hold_it_and_a_request_is_served_all_
     assert says(only(reconcile(world(wanted, known=held, runners=3), cache)), "Loaded") == ("False", "Loading")
 
 
-def test_one_that_is_held_by_enough_does_not_mind_who_is_ready() -> None:
+def test_enough_replicas_count_as_loaded_even_if_a_runner_is_not_ready() -> None:
     wanted = adapter(placement={"minReplicas": 2})
     places = tuple(AdapterReplica(runner=letter, tier="device") for letter in "rs")
     known = {"legal": AdapterReport(serving_digest=DIGEST, replicas=places)}
@@ -188,7 +190,7 @@ def test_one_that_is_held_by_enough_does_not_mind_who_is_ready() -> None:
         assert says(only(reconcile(place)), "Loaded") == ("True", "Resident")
 
 
-def test_a_runner_that_is_gone_holds_nothing_whatever_the_scheduler_still_says() -> None:
+def test_a_missing_runner_holds_no_adapter_even_if_the_scheduler_lists_it() -> None:
     """The scheduler waits for it to come back: it may only be out of reach."""
     places = tuple(AdapterReplica(runner=letter, tier="device") for letter in "rs")
     place = world(adapter(), known={"legal": AdapterReport(serving_digest=DIGEST, replicas=places)}, runners=2)
@@ -207,7 +209,7 @@ def test_the_number_of_runners_matters_only_to_adapters_that_ask_for_more() -> N
     assert more[1] != first[1]
 
 
-def test_a_suspended_one_is_unloaded_and_kept() -> None:
+def test_a_suspended_adapter_is_unloaded_and_kept() -> None:
     plan = reconcile(world(adapter(suspend=True), known={"legal": SERVING}))
     assert says(only(plan), "Ready") == ("False", "Suspended")
     assert says(only(plan), "Loaded") == ("False", "Suspended")
@@ -267,7 +269,7 @@ POLICY = {
 
 
 @pytest.mark.parametrize(("asked", "granted", "sentence"), POLICY.values(), ids=POLICY)
-def test_what_the_pool_does_not_take_is_denied_in_a_sentence(
+def test_an_adapter_that_the_pool_does_not_admit_is_denied_with_a_reason(
     asked: dict[str, Any], granted: dict[str, Any], sentence: str
 ) -> None:
     place = view(pools=[pool(**granted)], adapters=[adapter(**asked)], refused_schemes={"file": "use a volume"})
@@ -277,7 +279,7 @@ def test_what_the_pool_does_not_take_is_denied_in_a_sentence(
     assert condition(status.conditions, "Stalled").message == sentence
 
 
-def test_a_volume_admits_whom_it_names() -> None:
+def test_a_volume_admits_the_namespaces_that_it_names() -> None:
     one = adapter(source={"persistentVolumeClaim": {"claimName": "adapters", "path": "legal"}})
     place = view(pools=[pool(adapterVolumes=[{"claimName": "adapters"}])], adapters=[one])
     assert says(only(reconcile(place)), "Accepted") == ("True", "Valid")
@@ -304,9 +306,7 @@ def on_a_volume(path: str, volume: dict[str, Any], *, namespace: str = "acme") -
 
 @pytest.mark.parametrize("volume", [{"allowedNamespaces": {"from": "All"}}, {"allowedNamespaces": TENANTS}], ids=str)
 @pytest.mark.parametrize("path", ["zeta/json", "zeta", "json", "acme-2/json", "shared/acme/json", "ACME/json"])
-def test_on_a_volume_of_several_tenants_none_names_what_is_not_in_a_folder_of_its_name(
-    volume: dict[str, Any], path: str
-) -> None:
+def test_on_a_shared_volume_a_tenant_may_only_use_its_own_folder(volume: dict[str, Any], path: str) -> None:
     plan = reconcile(on_a_volume(path, volume))
     found = condition(only(plan).conditions, "Accepted")
     assert (found.status, found.reason) == ("False", "PolicyDenied")
@@ -342,7 +342,7 @@ def test_on_a_volume_of_several_tenants_none_names_what_is_not_in_a_folder_of_it
         ({"allowedNamespaces": TENANTS, "pathPrefix": "team-{namespace}"}, "acme", "team-acme/json", "team-acme"),
     ],
 )
-def test_a_runner_hears_in_which_folder_of_a_volume_an_adapter_may_lie(
+def test_the_catalog_names_the_folder_in_which_an_adapter_must_be(
     volume: dict[str, Any], namespace: str, path: str, folder: str
 ) -> None:
     plan = reconcile(on_a_volume(path, volume, namespace=namespace))
@@ -369,13 +369,13 @@ def test_a_runner_hears_in_which_folder_of_a_volume_an_adapter_may_lie(
         ),
     ],
 )
-def test_a_pool_may_say_itself_which_folder_is_whose(volume: dict[str, Any], namespace: str, path: str) -> None:
+def test_a_pool_may_assign_folders_to_tenants(volume: dict[str, Any], namespace: str, path: str) -> None:
     assert says(only(reconcile(on_a_volume(path, volume, namespace=namespace))), "Accepted") == (
         *("False", "PolicyDenied"),
     )
 
 
-def test_a_full_pool_serves_its_oldest() -> None:
+def test_a_full_pool_serves_its_oldest_adapters() -> None:
     young, old = adapter("a", age=2), adapter("b", age=1)
     denied = adapter("c", age=0, baseModel="other")  # takes no place
     place = view(pools=[pool(admission={"maxAdapters": 1})], adapters=[young, old, denied])
@@ -392,7 +392,7 @@ def test_a_full_pool_says_that_older_adapters_fill_it(bound: int, full: str) -> 
     assert condition(newest.conditions, "Accepted").message.startswith(f"pool default/demo takes at most {full}; ")
 
 
-def test_what_reaches_the_runner_is_in_the_catalog() -> None:
+def test_the_catalog_has_all_fields_for_the_runner() -> None:
     one = adapter(
         source={"uri": "hf://acme/legal", "revision": "v2", "credentialsSecretRef": {"name": "hub"}, "digest": DIGEST}
     )
@@ -403,7 +403,7 @@ def test_what_reaches_the_runner_is_in_the_catalog() -> None:
     )
 
 
-def test_with_whom_it_is_shared_is_in_the_catalog() -> None:
+def test_the_catalog_has_the_tenants_of_a_shared_adapter() -> None:
     adapters = [adapter("a"), adapter("b", share=["zeta", "acme", "zeta"]), adapter("c", share=["*"])]
     entries = reconcile(view(pools=[pool()], adapters=adapters)).catalog.adapters
     assert {entry.name.name: entry.share for entry in entries} == {"a": (), "b": ("acme", "zeta"), "c": ("*",)}
@@ -443,7 +443,7 @@ def test_with_whom_it_is_shared_is_in_the_catalog() -> None:
         ),
     ],
 )
-def test_tools_can_tell_waiting_from_a_dead_end(place: View, working: str | None, stalled: str | None) -> None:
+def test_the_conditions_reconciling_and_stalled_are_set(place: View, working: str | None, stalled: str | None) -> None:
     found = {one.type: one.reason for one in only(reconcile(place)).conditions if one.holds}
     assert (found.get("Reconciling"), found.get("Stalled")) == (working, stalled)
 
@@ -473,7 +473,7 @@ def test_the_load_time_changes_only_when_more_runners_hold_the_adapter(spec: dic
     assert only(reconcile(replace(looked_again, adapter_reports={name("legal"): on_another}))).last_load == later(60)
 
 
-def test_what_has_not_changed_is_not_judged_again() -> None:
+def test_an_unchanged_adapter_is_not_evaluated_again() -> None:
     cache, place = ResultCache(), world(adapter("a"), adapter("b"), known={"a": SERVING})
     first = reconcile(place, cache)
     assert all(one is two for one, two in zip(first.adapters, reconcile(place, cache).adapters, strict=True))
@@ -483,7 +483,7 @@ def test_what_has_not_changed_is_not_judged_again() -> None:
     assert again.adapters[1].ready
 
 
-def test_what_a_pool_says_of_itself_is_no_reason_to_judge_its_adapters_again() -> None:
+def test_a_pools_status_does_not_make_its_adapters_be_evaluated_again() -> None:
     cache, place = ResultCache(), world(adapter("a"), known={"a": SERVING})
     first = only(reconcile(place, cache))
     (one,) = place.pools
@@ -493,7 +493,7 @@ def test_what_a_pool_says_of_itself_is_no_reason_to_judge_its_adapters_again() -
     assert only(reconcile(replace(place, pools=(changed,)), cache)).base_model == "another"
 
 
-def test_one_without_a_pool_is_judged_again_when_another_pool_may_be_meant() -> None:
+def test_an_adapter_without_a_pool_is_evaluated_again_when_pools_change() -> None:
     cache, place = ResultCache(), world(adapter("a", poolRef={"name": "demu"}))
     first = only(reconcile(place, cache))
     assert "did you mean default/demo?" in condition(first.conditions, "Accepted").message

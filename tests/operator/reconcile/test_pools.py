@@ -86,7 +86,7 @@ def draining(one: RunnerInstance, **more: Any) -> RunnerInstance:
     return replace(one, **({"draining_until": later(30), "ready": False, "attached": True} | more))
 
 
-def test_a_deadline_is_written_on_one_that_drains_and_not_on_one_that_goes_without_having_served() -> None:
+def test_only_a_draining_runner_gets_a_deadline_annotation() -> None:
     one = pool(replicas=1)
     serves, leaves = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
     assert reconcile(view(pools=[one], instances=[serves, leaves])).deadlines == {"b": later(30)}
@@ -118,7 +118,7 @@ def test_a_drain_is_cancelled_when_the_runner_is_wanted_again() -> None:
     assert (more.drains, more.runner_sets[0].replicas) == ((), 3)
 
 
-def test_a_drain_that_is_over_is_taken_back_too_as_long_as_the_runner_is_there() -> None:
+def test_a_finished_drain_can_be_cancelled_while_the_runner_exists() -> None:
     one = pool(replicas=2)
     first, second = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
     plan = reconcile(view(pools=[one], instances=[first, draining(second, drained=True)]))
@@ -126,7 +126,7 @@ def test_a_drain_that_is_over_is_taken_back_too_as_long_as_the_runner_is_there()
     assert plan.runner_sets[0].leaving == ()
 
 
-def test_a_runner_that_drains_and_could_serve_is_worth_more_than_one_that_cannot() -> None:
+def test_a_draining_runner_that_could_serve_is_kept_before_one_that_cannot() -> None:
     one = pool(replicas=1)
     first, second = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
     (only,) = reconcile(view(pools=[one], instances=[replace(first, ready=False), draining(second)])).runner_sets
@@ -136,7 +136,7 @@ def test_a_runner_that_drains_and_could_serve_is_worth_more_than_one_that_cannot
     assert drain.instance == "b", "neither serves: what has begun to leave leaves"
 
 
-def test_one_that_is_not_ready_and_may_have_work_drains_before_it_goes() -> None:
+def test_an_unready_runner_that_may_have_work_is_drained_first() -> None:
     one = pool(replicas=1)
     taken_back = instance("b", revision(one), ordinal=2, ready=False, attached=True)
     plan = reconcile(view(pools=[one], instances=[instance("a", revision(one)), taken_back]))
@@ -144,7 +144,7 @@ def test_one_that_is_not_ready_and_may_have_work_drains_before_it_goes() -> None
     assert plan.runner_sets[0].leaving == ()
 
 
-def test_a_template_that_flips_back_takes_the_drains_of_its_runners_back() -> None:
+def test_a_template_change_that_is_undone_cancels_the_drains() -> None:
     before, after = pool(replicas=1), pool(replicas=1, engine={"maxLoraRank": 8})
     old = draining(instance("old", revision(before)))
     new = instance("new", revision(after), ordinal=2)
@@ -178,7 +178,7 @@ def test_a_node_that_is_uncordoned_keeps_its_runner_if_none_came_in_its_place() 
     assert moved(pool(replicas=1), draining(here), there) == (1 + 1, ["here"])
 
 
-def test_one_that_drains_is_kept_until_it_is_empty_though_it_is_not_ready() -> None:
+def test_a_draining_runner_that_is_not_ready_is_kept_until_it_is_empty() -> None:
     one = pool(replicas=1)
     first, second = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
     leaving = draining(second)
@@ -195,7 +195,7 @@ def test_a_drain_is_sent_only_once_it_is_stored() -> None:
     assert drain.begun
 
 
-def test_one_that_serves_nobody_goes_first_and_at_once() -> None:
+def test_a_runner_that_never_served_is_removed_first_and_at_once() -> None:
     one = pool(replicas=1)
     two = [instance("old", revision(one), ordinal=1, ready=False), instance("new", revision(one), ordinal=2)]
     plan = reconcile(view(pools=[one], instances=two))
@@ -238,7 +238,7 @@ def test_an_old_runner_makes_room_for_its_successor_once_its_drain_is_over() -> 
     assert replicas(replace(drains, drained=True)) == replicas(replace(drains, draining_until=NOW)) == (1, 2)
 
 
-def test_a_new_revision_that_never_gets_ready_costs_no_old_runner() -> None:
+def test_a_revision_that_never_gets_ready_removes_no_old_runner() -> None:
     before, after = pool(replicas=2), pool(replicas=2, engine={"maxLoraRank": 8})
     members = [
         instance("a", revision(before), ordinal=1),
@@ -255,7 +255,7 @@ def test_a_new_revision_that_never_gets_ready_costs_no_old_runner() -> None:
     assert condition(status.conditions, "Ready").message == "c: no such rank"
 
 
-def test_what_a_new_runner_waits_for_is_said_while_old_ones_serve() -> None:
+def test_the_condition_says_what_a_new_runner_waits_for_while_old_ones_serve() -> None:
     before, after = pool(replicas=1), pool(replicas=1, engine={"maxLoraRank": 8})
     no_room = "Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     old = instance("old", revision(before))
@@ -269,7 +269,7 @@ def test_what_a_new_runner_waits_for_is_said_while_old_ones_serve() -> None:
         assert told.message.endswith(f"new: {no_room}")
 
 
-def test_what_another_runner_waits_for_is_said_while_some_serve() -> None:
+def test_the_condition_says_what_another_runner_waits_for_while_some_serve() -> None:
     one = pool(replicas=3)
     members = [
         instance("a", revision(one)),
@@ -293,7 +293,7 @@ def test_the_message_is_about_the_runner_that_fails() -> None:
     assert condition(status.conditions, "Progressing").message == "b: no such rank"
 
 
-def test_who_leaves_and_who_stands_in_for_another_does_not_count_as_there() -> None:
+def test_leaving_and_surge_runners_do_not_count_as_replicas() -> None:
     """An autoscaler writes back what it takes for the number of runners, while that is near enough."""
     one, after = pool(replicas=2), pool(replicas=2, engine={"maxLoraRank": 8})
     a, b, c = (instance(each, revision(one), ordinal=index) for index, each in enumerate("abc"))
@@ -539,7 +539,7 @@ accidents = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(pools, st.lists(accidents, max_size=30))
-def test_whatever_happens_a_pool_keeps_serving_and_reaches_its_target(
+def test_a_pool_keeps_serving_and_reaches_its_target_after_any_events(
     first: PoolObject, history: list[tuple[str, PoolObject | int]]
 ) -> None:
     world = World(first)
@@ -613,7 +613,7 @@ def test_a_rollout_that_is_taken_back_needs_no_other_runner() -> None:
     assert sets(plan)[revision(before)].replicas == 1
 
 
-def test_the_last_old_runner_that_serves_nobody_takes_nobody_else_along() -> None:
+def test_removing_the_last_old_runner_removes_no_other() -> None:
     strategy = {"maxSurge": 0, "maxUnavailable": 1}
     back = pool(replicas=1, updateStrategy=strategy)
     other = revision(pool(replicas=1, engine={"maxLoraRank": 8}, updateStrategy=strategy))
@@ -693,17 +693,17 @@ def test_the_older_of_two_contradicting_pools_serves() -> None:
     ],
     ids=str,
 )
-def test_what_makes_another_pod_is_another_revision(changed: dict[str, Any]) -> None:
+def test_a_change_of_the_pod_is_a_new_revision(changed: dict[str, Any]) -> None:
     uri = "hf://motet/base"
     assert revision(pool(uri=uri, **changed)) != revision(pool(uri=uri))
 
 
-def test_what_only_decides_who_may_read_a_volume_is_none() -> None:
+def test_a_change_of_a_volumes_namespaces_is_no_new_revision() -> None:
     one = pool(adapterVolumes=[{"claimName": "a"}])
     assert revision(one) == revision(pool(adapterVolumes=[{"claimName": "a", "allowedNamespaces": {"from": "All"}}]))
 
 
-def test_what_the_platform_changes_is_rolled_out_too() -> None:
+def test_a_change_of_the_platforms_template_is_rolled_out() -> None:
     one = pool()
     running = instance("demo-0", revision(one))
     plan = reconcile(view(pools=[replace(one, pod_digest="newer image")], instances=[running]))
@@ -770,7 +770,7 @@ def test_the_scaling_message_changes_only_with_the_decision() -> None:
         ({"from": "Selector", "selector": {"matchLabels": {"kubernetes.io/metadata.name": "beta"}}}, ("beta",)),
     ],
 )
-def test_the_catalog_says_who_may_use_the_base_model(allowed: dict[str, Any], tenants: tuple[str, ...]) -> None:
+def test_the_catalog_has_the_tenants_of_the_base_model(allowed: dict[str, Any], tenants: tuple[str, ...]) -> None:
     place = view(
         pools=[pool(allowedNamespaces=allowed)],
         adapters=[adapter("zeta/legal", poolRef={"name": "demo", "namespace": "default"})],
@@ -780,7 +780,7 @@ def test_the_catalog_says_who_may_use_the_base_model(allowed: dict[str, Any], te
     assert entry.tenants == tenants
 
 
-def test_who_there_is_is_looked_up_once_a_round_and_not_for_each_pool() -> None:
+def test_adapters_are_counted_once_a_round_and_not_for_each_pool() -> None:
     looks = 0
 
     class Adapters(tuple[AdapterObject, ...]):
@@ -801,7 +801,7 @@ def test_who_there_is_is_looked_up_once_a_round_and_not_for_each_pool() -> None:
     assert looks_with(5) == looks_with(1) > 0
 
 
-def test_of_a_group_the_oldest_pool_says_who_may_use_the_base_model() -> None:
+def test_the_oldest_pool_of_a_group_says_who_may_use_the_base_model() -> None:
     old = pool("old", group="both", model={"servedName": "base"})
     young = replace(pool("young", group="both", model={"servedName": "base"}, allowedNamespaces={"from": "All"}), age=1)
     plan = reconcile(view(pools=[young, old]))

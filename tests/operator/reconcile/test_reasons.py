@@ -28,7 +28,7 @@ def modules() -> list[Path]:
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda path: path.stem)
-def test_what_reconcile_says_is_in_the_table(module: Path) -> None:
+def test_every_reason_of_reconcile_is_in_the_table(module: Path) -> None:
     for condition, reason in said(module):
         tables = [table for table in (ADAPTER_REASONS, POOL_REASONS) if condition in table]
         assert any(reason in table[condition] for table in tables), (condition, reason)

@@ -103,9 +103,7 @@ def told(plan: Plan, of: str) -> PoolStatus:
 
 @pytest.mark.parametrize("strategy", [{"maxSurge": 1}, {"maxSurge": 0, "maxUnavailable": 1}], ids=str)
 @pytest.mark.parametrize("limit", [1, 2])
-def test_of_a_release_only_so_many_pools_roll_at_once_and_in_the_end_all_have(
-    limit: int, strategy: dict[str, int]
-) -> None:
+def test_a_limited_number_of_pools_roll_at_once_until_all_have(limit: int, strategy: dict[str, int]) -> None:
     cluster = Cluster(limit, release(1, updateStrategy=strategy))
     cluster.settle()
     cluster.pools = release(2, updateStrategy=strategy)
@@ -156,7 +154,7 @@ def test_a_pool_that_waits_says_so_and_scales_and_replaces_what_it_has() -> None
     assert cluster.of(waits, new) == []
 
 
-def test_a_pool_that_serves_nobody_waits_for_nobody() -> None:
+def test_a_pool_that_serves_nothing_rolls_at_once() -> None:
     cluster = Cluster(1, release(1))
     cluster.settle()
     for one in cluster.runners.values():
@@ -167,7 +165,7 @@ def test_a_pool_that_serves_nobody_waits_for_nobody() -> None:
     assert cluster.on_their_way() == {"a", "e"}
 
 
-def test_without_a_number_all_roll_at_once() -> None:
+def test_without_a_limit_all_pools_roll_at_once() -> None:
     cluster = Cluster(None, release(1))
     cluster.settle()
     cluster.pools = release(2)
@@ -230,7 +228,7 @@ def test_row_15_a_pool_that_flips_a_hundred_times_begins_to_roll_three_times_and
     assert [each.revision for each in cluster.runners.values()] == 2 * [revision(one(last)[0])]
 
 
-def test_a_pool_that_goes_back_to_what_its_runners_are_does_so_at_once_and_says_why_it_waits_later() -> None:
+def test_a_pool_that_returns_to_its_runners_revision_does_so_at_once() -> None:
     cluster = paced(one(1))
     cluster.settle()
     cluster.starts = False
@@ -267,7 +265,7 @@ def test_a_clock_that_is_set_back_holds_a_pool_no_longer_than_a_pause() -> None:
     since=st.timedeltas(timedelta(0), timedelta(days=30000)),
     pause=st.timedeltas(timedelta(microseconds=1), timedelta(hours=1)),
 )
-def test_a_pool_that_is_held_may_begin_at_exactly_the_time_that_is_told(since: timedelta, pause: timedelta) -> None:
+def test_a_delayed_pool_may_begin_exactly_at_the_reported_time(since: timedelta, pause: timedelta) -> None:
     def aim(revision: str, newest: str) -> RolloutTarget:
         template = RunnerTemplate(group=name("a"), model_uri="")
         return RolloutTarget(

@@ -117,7 +117,7 @@ def test_a_list_of_targets_names_ends_of_paths() -> None:
         ("a_field_from_the_future", {"x": 1}),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(field: str, value: object) -> None:
+def test_an_unsupported_field_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(AdapterIncompatible) as caught:
         parse_config(PLAIN | {field: value})
     assert caught.value.param == field
@@ -130,7 +130,7 @@ def test_a_refused_field_that_is_off_does_not_matter(value: object) -> None:
 
 
 @pytest.mark.parametrize("start", [True, False, "gaussian", "eva", "orthogonal"])
-def test_start_values_that_leave_the_base_alone_are_fine(start: object) -> None:
+def test_initial_weights_that_keep_the_base_unchanged_are_accepted(start: object) -> None:
     parse_config(PLAIN | {"init_lora_weights": start})
 
 

@@ -29,7 +29,7 @@ def probe(folder: Path, shapes: Shapes, dtype: str) -> None:
 
 @pytest.mark.parametrize("served", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("saved", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_what_was_trained_passes_whatever_it_is_saved_and_served_in(
+def test_a_trained_adapter_passes_with_every_saved_and_served_type(
     folder: Path, shapes: Shapes, saved: torch.dtype, served: str
 ) -> None:
     scaled(folder, {}, saved)

@@ -21,14 +21,14 @@ def save_as(folder: Path, dtype: torch.dtype, **changed: torch.Tensor) -> list[s
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_what_was_trained_passes_in_every_float_type(folder: Path, shapes, dtype: torch.dtype) -> None:
+def test_a_trained_adapter_passes_in_every_float_type(folder: Path, shapes, dtype: torch.dtype) -> None:
     save_as(folder, dtype)
     check_values(folder, shapes)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_one_value_that_is_no_number_is_refused_by_its_tensor(
+def test_a_nan_is_refused_with_its_tensor(
     folder: Path,
     shapes,
     dtype: torch.dtype,
@@ -44,7 +44,7 @@ def test_one_value_that_is_no_number_is_refused_by_its_tensor(
     assert refused.value.reason == "FormatRejected"
 
 
-def test_the_largest_and_smallest_numbers_are_numbers(folder: Path, shapes) -> None:
+def test_the_largest_and_smallest_finite_values_pass(folder: Path, shapes) -> None:
     tensors = load_file(folder / WEIGHTS)
     name = min(tensors)
     extreme = torch.full_like(tensors[name], torch.finfo(torch.float32).max)
@@ -65,7 +65,7 @@ def test_a_lora_of_zeros_would_answer_as_the_base(folder: Path, shapes, half: st
     assert refused.value.reason == "NoEffect"
 
 
-def test_one_module_that_acts_is_enough(folder: Path, shapes) -> None:
+def test_one_module_with_an_effect_is_enough(folder: Path, shapes) -> None:
     tensors = load_file(folder / WEIGHTS)
     first = next(name for name in tensors if "lora_B" in name)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items() if "lora_B" in name and name != first}

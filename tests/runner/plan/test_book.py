@@ -41,7 +41,7 @@ def test_a_promise_that_does_not_fit_is_declined_and_leaves_no_trace() -> None:
         (new("a", max_tokens=9, delivered=(1, VOCABULARY)), InvalidRequest),
     ],
 )
-def test_what_can_never_be_served_is_refused_for_good(sequence, error) -> None:
+def test_an_impossible_request_is_refused_for_good(sequence, error) -> None:
     with pytest.raises(error):
         make_book(pages=8, max_length=100).add(sequence)
 
@@ -74,7 +74,7 @@ def test_delivered_tokens_count_as_generated() -> None:
     assert sequence.output_tokens == 10
 
 
-def test_a_stop_token_ends_it_unless_ends_are_ignored() -> None:
+def test_a_stop_token_ends_a_sequence_unless_ends_are_ignored() -> None:
     book = make_book(eos_token_ids=frozenset(range(VOCABULARY)))
     device = FakeDevice(book)
     book.add(new("stops"))
@@ -102,7 +102,7 @@ def test_a_promise_is_announced_one_page_before_its_end_and_once() -> None:
     assert happened(book, OverflowAhead) == [OverflowAhead(R("a"), 1, 2)]
 
 
-def test_a_promise_that_lasts_a_whole_life_is_never_announced() -> None:
+def test_a_promise_for_the_whole_answer_is_never_announced() -> None:
     book = make_book()
     device = FakeDevice(book)
     book.add(new("a", prompt=5, max_tokens=28, promise=2))  # 33 tokens, the last of which is never fed back
@@ -110,7 +110,7 @@ def test_a_promise_that_lasts_a_whole_life_is_never_announced() -> None:
     assert not happened(book, OverflowAhead)
 
 
-def test_only_the_one_at_its_promise_stands_still_while_it_waits() -> None:
+def test_only_the_sequence_at_its_promise_waits() -> None:
     book = make_book(protect_after_steps=1000)
     book.supervised = True
     device = FakeDevice(book)
@@ -124,7 +124,7 @@ def test_only_the_one_at_its_promise_stands_still_while_it_waits() -> None:
     assert len(book.get(R("a")).tokens) == 18
 
 
-def test_promises_double_until_life_is_covered() -> None:
+def test_promises_double_until_the_longest_answer() -> None:
     book = make_book(pages=64)
     device = FakeDevice(book)
     book.add(new("a", prompt=5, max_tokens=200, promise=1))
@@ -137,7 +137,7 @@ def test_promises_double_until_life_is_covered() -> None:
     assert promises == [1, 2, 4, 8, 13]
 
 
-def test_orders_about_what_has_changed_are_void() -> None:
+def test_orders_about_changed_sequences_are_ignored() -> None:
     book = make_book()
     book.supervised = True
     book.add(new("a", prompt=5, max_tokens=100, promise=2))
@@ -188,7 +188,7 @@ def test_swap_without_room_on_the_host_becomes_recompute() -> None:
     assert happened(book, ParkedNow)[0].method is ParkMethod.RECOMPUTE
 
 
-def test_cancelling_the_parked_frees_the_host() -> None:
+def test_cancelling_a_parked_sequence_frees_host_memory() -> None:
     book = make_book(host_pages=8)
     book.supervised = True
     device = FakeDevice(book)
@@ -202,7 +202,7 @@ def test_cancelling_the_parked_frees_the_host() -> None:
     assert book.host_pages_free == 8
 
 
-def test_unsupervised_the_newest_of_the_lowest_class_is_parked_for_one_at_its_promise() -> None:
+def test_without_a_supervisor_the_newest_of_the_lowest_class_is_parked() -> None:
     book = make_book(pages=8)
     device = FakeDevice(book)
     book.add(new("first", prompt=5, max_tokens=100, promise=2))
@@ -216,7 +216,7 @@ def test_unsupervised_the_newest_of_the_lowest_class_is_parked_for_one_at_its_pr
     assert {len(tokens) for tokens, _ in device.finished.values()} == {100}
 
 
-def test_newcomers_leave_room_for_the_parked() -> None:
+def test_new_sequences_leave_pages_for_parked_ones() -> None:
     book = make_book(pages=8)
     device = FakeDevice(book)
     for name in "ab":
@@ -229,7 +229,7 @@ def test_newcomers_leave_room_for_the_parked() -> None:
     assert set(device.finished) == {"a", "b"}
 
 
-def test_those_who_wait_for_an_adapter_hold_nobody_up() -> None:
+def test_a_sequence_that_waits_for_its_adapter_delays_no_other() -> None:
     here: set[Digest] = set()
     book = make_book(on_device=lambda digest: digest in here)
     device = FakeDevice(book)
@@ -244,7 +244,7 @@ def test_those_who_wait_for_an_adapter_hold_nobody_up() -> None:
     assert set(device.finished) == {"plain", "tuned"}
 
 
-def test_a_failed_load_fails_only_those_who_wait_for_it() -> None:
+def test_a_failed_load_fails_only_sequences_of_that_adapter() -> None:
     book = make_book(on_device=lambda _: False)
     for name, adapter in (("a", "x"), ("b", "y"), ("c", "")):
         book.add(new(name, adapter=adapter))
@@ -253,7 +253,7 @@ def test_a_failed_load_fails_only_those_who_wait_for_it() -> None:
     book.check()
 
 
-def test_who_lives_on_an_adapter_is_counted_as_it_changes_and_not_looked_up(monkeypatch) -> None:
+def test_users_of_an_adapter_are_counted_without_a_search(monkeypatch) -> None:
     book = make_book()
     for name, adapter in (("a", "x"), ("b", "x"), ("c", "y")):
         book.add(new(name, adapter=adapter))
@@ -263,7 +263,7 @@ def test_who_lives_on_an_adapter_is_counted_as_it_changes_and_not_looked_up(monk
     assert [book.users_of(Digest(adapter)) for adapter in "xyz"] == [2, 1, 0]
 
 
-def test_states_are_told_as_they_change() -> None:
+def test_changes_of_states_are_reported() -> None:
     book = make_book(chunk_tokens=20)
     device = FakeDevice(book)
     book.add(new("a", prompt=50, max_tokens=3))

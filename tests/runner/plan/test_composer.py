@@ -48,7 +48,7 @@ def test_punica_takes_one_whole_prompt_beside_all_decodes() -> None:
     assert shapes == [(1, 0), (1, 1), (1, 2)]
 
 
-def test_ft_max_lets_nobody_join_a_running_batch() -> None:
+def test_ft_max_adds_no_sequence_to_a_running_batch() -> None:
     book = make_book(preset="ft-max", places=2)
     device = FakeDevice(book)
     book.add(new("a", max_tokens=3))
@@ -68,7 +68,7 @@ def test_s3_starts_the_largest_promise_first() -> None:
     assert [work.sequence.request for work in iteration.work] == ["large"]
 
 
-def test_places_bound_how_many_have_started() -> None:
+def test_max_sequences_limits_the_started_sequences() -> None:
     book = make_book(places=2)
     device = FakeDevice(book)
     for name in "abc":
@@ -81,12 +81,12 @@ def test_places_bound_how_many_have_started() -> None:
 
 
 @pytest.mark.parametrize("name", NOT_YET)
-def test_presets_to_come_are_refused_as_such(name: str) -> None:
+def test_a_planned_preset_is_refused_as_planned(name: str) -> None:
     with pytest.raises(SetupError, match="not yet"):
         preset_named(name)
 
 
-def test_an_unknown_preset_is_told_the_known_ones() -> None:
+def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
     with pytest.raises(SetupError, match="paged-chunk"):
         preset_named("pagedchunk")
 
@@ -96,7 +96,7 @@ def test_an_unknown_preset_is_told_the_known_ones() -> None:
     preset=st.sampled_from([name for name, preset in PRESETS.items() if preset.order == "arrival"]),
     gaps=st.lists(st.integers(0, 4), min_size=8, max_size=8),
 )
-def test_the_earlier_of_two_never_has_fewer_iterations(
+def test_an_earlier_sequence_never_has_fewer_iterations_than_a_later_one(
     sizes: list[tuple[int, int]], preset: str, gaps: list[int]
 ) -> None:
     """OR-07, for sequences that were never parked and whose adapters are here; chunks count as iterations."""

@@ -64,7 +64,7 @@ def test_a_suspect_is_computed_alone_until_it_has_two_new_tokens() -> None:
     assert watched.device.finished["suspect"][0] == _alone("suspect", prompt=40, max_tokens=10)
 
 
-def test_neighbours_get_every_other_iteration() -> None:
+def test_other_sequences_get_every_second_iteration() -> None:
     book = make_book(pages=200, places=20, chunk_tokens=24)
     watched = Watched(book)
     book.add(new("neighbour", prompt=4, max_tokens=60))
@@ -76,7 +76,7 @@ def test_neighbours_get_every_other_iteration() -> None:
         assert "neighbour" in one + two
 
 
-def test_delivered_tokens_prove_nothing() -> None:
+def test_delivered_tokens_do_not_count_for_a_suspect() -> None:
     book = make_book()
     watched = Watched(book)
     book.add(new("moved", prompt=4, max_tokens=20, delivered=(1, 2, 3, 4, 5), engines_lost=2))
@@ -85,7 +85,7 @@ def test_delivered_tokens_prove_nothing() -> None:
     assert sum(computed == ["moved"] for computed in watched.history) >= 2
 
 
-def test_a_suspect_that_leaves_before_its_iteration_leaves_the_turn_to_others() -> None:
+def test_a_suspect_cancelled_before_its_iteration_delays_no_other() -> None:
     book = make_book()
     watched = Watched(book)
     book.add(new("suspect", engines_lost=1))
@@ -113,7 +113,7 @@ def _alone(request: str, **how: int) -> list[int]:
     orders=st.lists(st.tuples(st.sampled_from(["park", "cancel", "step"]), st.integers(0, 7)), max_size=20),
     pages=st.integers(6, 30),
 )
-def test_whatever_happens_a_suspect_has_no_company_and_all_come_to_their_end(
+def test_a_suspect_is_always_alone_and_all_sequences_end(
     arrivals: list[tuple[int, int, int, int]], orders: list[tuple[str, int]], pages: int
 ) -> None:
     book = make_book(pages=pages, places=4)

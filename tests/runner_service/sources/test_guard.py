@@ -29,7 +29,7 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize("address", INSIDE)
-def test_row_33_an_address_inside_is_not_public(address):
+def test_row_33_a_private_address_is_not_public(address):
     assert not is_public(ipaddress.ip_address(address))
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with pytest.raises(AdapterFetchFailed, match="not a public address"):

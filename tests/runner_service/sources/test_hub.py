@@ -90,7 +90,7 @@ async def test_bytes_that_differ_from_the_hubs_listing_are_refused(hub, fetch_se
 
 
 @pytest.mark.parametrize("status", [200, 404, 500])
-async def test_a_hub_that_lists_without_an_end_does_not_fill_the_memory(hub, fetch_setup, adapter, status):
+async def test_an_endless_listing_of_a_hub_does_not_fill_the_memory(hub, fetch_setup, adapter, status):
     hub.publish("org/pirate", adapter)
     hub.faults["/api/models/org/pirate/revision/main"] = Endless(status)
     with pytest.raises(AdapterFetchFailed, match="more than 16777216 bytes") as failed:
@@ -177,7 +177,7 @@ async def test_a_hub_takes_a_token_and_no_password(hub, fetch_setup, adapter, tm
     assert failed.value.reason == "CredentialsInvalid"
 
 
-async def test_row_33_a_hub_that_redirects_inside_is_not_followed(hub, fetch_setup, adapter):
+async def test_row_33_a_redirect_of_a_hub_to_a_private_address_is_not_followed(hub, fetch_setup, adapter):
     commit = hub.publish("org/pirate", adapter)
     path = f"/org/pirate/resolve/{commit}/adapter_config.json"
     told = {"Location": "https://10.0.0.1/adapter_config.json", "X-Repo-Commit": commit, "X-Linked-Etag": '"1"'}

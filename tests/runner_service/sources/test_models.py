@@ -82,7 +82,7 @@ async def test_a_revision_of_a_model_is_what_the_pool_names(hub, loader, model, 
     assert base_digest(await loader.load("hf://org/base", model_revision="v2")) == base_digest(other)
 
 
-async def test_a_model_that_is_here_is_not_fetched_again(web, loader, model):
+async def test_a_cached_model_is_not_fetched_again(web, loader, model):
     uri = web.put("/base/", model)
     first = await loader.load(uri)
     asked = len(web.asked)
@@ -140,7 +140,7 @@ async def test_the_second_start_of_a_pool_with_a_cache_downloads_nothing(web, tm
     assert len(web.asked) == asked
 
 
-async def test_a_model_whose_shards_break_is_continued(web, loader, model):
+async def test_a_broken_download_of_shards_is_continued(web, loader, model):
     uri = web.put("/base/", model)
     for n in (1, 2, 3):
         web.faults[f"/base/model-0000{n}-of-00003.safetensors"] = Cut(after=30_000, times=2)
@@ -161,7 +161,7 @@ async def test_shards_are_fetched_side_by_side(web, loader, model):
     await asyncio.gather(loading, return_exceptions=True)
 
 
-async def test_a_model_whose_server_drips_is_given_up(web, loader, model):
+async def test_a_model_from_a_very_slow_server_is_given_up(web, loader, model):
     uri = web.put("/base/", model)
     web.faults["/base/model-00001-of-00003.safetensors"] = Drip(every=0.2)
     with pytest.raises(ModelFolderError):
@@ -183,7 +183,7 @@ async def test_the_fetch_of_a_model_is_logged_and_counted(web, loader, model):
     assert float(lines['motet_fetch_bytes_total{what="model"}']) >= size
 
 
-async def test_a_model_that_is_nowhere_ends_the_runner_with_the_reason(hub, loader, model):
+async def test_a_missing_model_ends_the_runner_with_the_reason(hub, loader, model):
     with pytest.raises(ModelFolderError, match=r"the model of pool pools/demo\. There is no repository hf://org/base"):
         await loader.load("hf://org/base")
     assert len(hub.asked) == 1

@@ -42,7 +42,9 @@ async def test_the_proxys_own_machine_is_refused_as_a_source(inside, proxy, fetc
     assert proxy.asked == []
 
 
-async def test_a_redirect_inside_is_not_followed_through_a_proxy(web, proxy, fetch_setup, adapter, tmp_path):
+async def test_a_redirect_to_a_private_address_is_not_followed_through_a_proxy(
+    web, proxy, fetch_setup, adapter, tmp_path
+):
     source = web.put("/pirate/", adapter)
     async with web_server(tmp_path, "127.0.0.2") as hidden:
         hidden.put("/pirate/", adapter)

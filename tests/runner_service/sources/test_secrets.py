@@ -48,7 +48,7 @@ async def test_a_token_from_the_tenants_secret_opens_a_source(api, closed, fetch
     assert [one.path for one in api.asked] == ["/api/v1/namespaces/tenant-a/secrets/key"]
 
 
-async def test_a_user_name_and_a_password_open_one_too(api, web, fetch_setup, adapter):
+async def test_a_user_name_and_a_password_from_the_secret_open_a_source(api, web, fetch_setup, adapter):
     web.authorization = "Basic " + base64.b64encode(b"me:geheim").decode()
     api.secrets["tenant-a/key"] = encoded(username="me", password="geheim")
     api.granted.add("tenant-a/key")
@@ -112,7 +112,7 @@ async def test_a_source_that_asks_for_credentials_says_where_to_name_them(closed
     assert failed.value.reason == "CredentialsInvalid"
 
 
-async def test_a_runner_with_no_way_to_secrets_says_so(closed, fetch_setup):
+async def test_a_runner_that_cannot_read_secrets_says_so(closed, fetch_setup):
     with pytest.raises(AdapterFetchFailed, match="neither an API server nor manifests"):
         await fetch_setup.fetch(closed, credentials="tenant-a/key")
 

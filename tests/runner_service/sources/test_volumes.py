@@ -111,7 +111,7 @@ def acme(request, shared, fetch_setup):
     return fetch
 
 
-async def test_a_tenant_has_what_lies_in_its_folder(shared, acme):
+async def test_a_tenant_may_read_its_own_folder(shared, acme):
     assert (await acme("acme/pirate")).digest == adapter_digest(shared / "acme/pirate")
 
 
@@ -186,7 +186,7 @@ async def test_a_cached_adapter_is_checked_again_when_a_folder_is_required(share
         await acme("acme/link", expected=stolen.digest)
 
 
-async def test_a_fifo_on_a_volume_stops_nothing(volumes, fetch_setup):
+async def test_a_fifo_on_a_volume_does_not_block(volumes, fetch_setup):
     weights = volumes / "mine/pirate/adapter_model.safetensors"
     weights.unlink()
     os.mkfifo(weights)
@@ -202,7 +202,7 @@ async def test_a_link_to_itself_is_named(volumes, fetch_setup):
         await fetch_setup.fetch((volumes / "mine/pirate").as_uri())
 
 
-async def test_a_sparse_giant_is_refused_unread(volumes, fetch_setup):
+async def test_a_huge_sparse_file_is_refused_unread(volumes, fetch_setup):
     os.truncate(volumes / "mine/pirate/adapter_model.safetensors", 1 << 40)
     with pytest.raises(AdapterFetchFailed, match="reads at most 1048576") as failed:
         await fetch_setup.fetch((volumes / "mine/pirate").as_uri())

@@ -77,7 +77,7 @@ async def test_files_of_an_earlier_attempt_are_not_fetched_again(web, fetch_setu
     assert web.sent == sum(len(body) for body in web.files.values())
 
 
-async def test_a_length_that_is_never_reached_is_a_failure_that_may_pass(web, fetch_setup, adapter):
+async def test_a_too_short_body_is_a_temporary_failure(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = TooShort()
     with pytest.raises(AdapterFetchFailed, match="cannot fetch") as failed:
@@ -86,7 +86,7 @@ async def test_a_length_that_is_never_reached_is_a_failure_that_may_pass(web, fe
     assert fetch_setup.cached() == []
 
 
-async def test_a_server_that_drips_is_given_up(web, fetch_setup, adapter):
+async def test_a_very_slow_server_is_given_up(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = Drip()
     with pytest.raises(AdapterFetchFailed, match=r"gave \d+ bytes in") as failed:
@@ -110,7 +110,7 @@ async def test_a_fetch_from_a_very_slow_server_fails_in_the_end(web, fetch_setup
 
 
 @pytest.mark.parametrize("at_once", [2, 4])
-async def test_a_tenant_whose_servers_drip_leaves_room_for_others(web, fetch_setup, adapter, tmp_path, at_once):
+async def test_a_tenant_with_very_slow_servers_does_not_block_others(web, fetch_setup, adapter, tmp_path, at_once):
     fetch_setup.settings |= {"fetches_at_once": at_once, "fetch_stall_seconds": 10_000, "fetch_kib_per_second": 1}
     sources = fetch_setup.sources
     dripping = [web.put(f"/slow-{number}/", adapter) for number in range(at_once + 1)]
@@ -146,7 +146,7 @@ async def test_row_34_a_gzip_bomb_is_refused_unopened(web, fetch_setup, adapter)
     assert not fetch_setup.partial()
 
 
-async def test_row_34_a_body_without_an_end_is_cut_at_the_bound(web, fetch_setup, adapter):
+async def test_row_34_an_endless_body_is_cut_at_the_limit(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = Endless()
     with pytest.raises(AdapterFetchFailed, match="more than 1048576") as failed:
@@ -229,7 +229,7 @@ async def test_row_33_a_redirect_to_plain_http_is_not_followed(web, fetch_setup,
         await fetch_setup.fetch(source)
 
 
-async def test_redirects_have_an_end(web, fetch_setup, adapter):
+async def test_the_number_of_redirects_is_limited(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[CONFIG] = StatusInstead(302, headers=(("Location", CONFIG),))
     with pytest.raises(AdapterFetchFailed, match="more than 5 times"):

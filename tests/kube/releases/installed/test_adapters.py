@@ -25,12 +25,12 @@ from tests.stack.harness import running_stack
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 
-def test_every_adapter_answers_in_its_own_voice(product: Product) -> None:
+def test_every_adapter_answers_in_its_own_style(product: Product) -> None:
     answers = {name: product.answer(name, QUESTION) for name in ("motet-demo", *ADAPTERS)}
     assert len(set(answers.values())) == len(answers), answers
 
 
-def test_one_folder_is_served_alike_on_a_laptop_and_on_a_cluster(product: Product, tmp_path: Path) -> None:
+def test_a_folder_is_served_the_same_on_a_laptop_and_in_a_cluster(product: Product, tmp_path: Path) -> None:
     def told(models: dict[str, Any]) -> dict[str, Any]:
         facts = ("parent", "max_model_len", "owned_by", "digest", "rank")
         return {model["id"]: [model.get(fact) for fact in facts] for model in models["data"]}
@@ -57,7 +57,7 @@ def test_one_folder_is_served_alike_on_a_laptop_and_on_a_cluster(product: Produc
             assert answer.choices[0].message.content == product.answer(model, QUESTION)
 
 
-def test_kubectl_get_tells_the_story(product: Product) -> None:
+def test_kubectl_get_shows_the_state(product: Product) -> None:
     table = product.cluster.kubectl("get", "motet", "--all-namespaces")
     rows = {line.split()[1].partition("/")[2]: line.split() for line in table.splitlines() if "motet.dev/" in line}
     assert rows["demo"][2:4] == ["True", "1/1"]

@@ -156,7 +156,7 @@ def test_row_13_adapters_are_served_while_their_definition_is_gone_and_made_agai
     assert {name: product.answer(name, QUESTION) for name in ADAPTERS} == before
 
 
-def test_row_14_what_went_while_no_operator_ran_leaves_the_runners_once_one_is_back(product: Product) -> None:
+def test_row_14_adapters_deleted_without_an_operator_are_dropped_once_one_is_back(product: Product) -> None:
     cluster, operator = product.cluster, f"deployment/{RELEASE}-operator"
     before = len(ADAPTERS)
 
