@@ -303,7 +303,7 @@ def test_a_changed_source_digest_credential_or_limit_is_a_new_revision(change):
     assert check.source_revision == change.get("source_revision", "main")
     driver.state(remote())
     driver.certify()
-    assert not checks(driver), "what was certified first is what is wanted again"
+    assert not checks(driver), "the first certified revision is wanted again"
 
 
 def test_a_raised_bound_of_a_pool_lets_a_refused_adapter_be_checked_again():
@@ -332,7 +332,7 @@ def test_a_long_download_that_is_reported_is_not_ordered_again():
 
 
 def test_a_stream_that_breaks_for_a_moment_moves_no_adapter():
-    """The operator writes what it is told: each word to and fro would be a write for each adapter there is."""
+    """The operator writes each report into a status: a report back and forth would cost two writes per adapter."""
     driver = with_pirate()
     driver.report(resident=(resident(PIRATE),))
     driver.detach()
@@ -364,15 +364,15 @@ def test_a_runner_that_stays_away_holds_no_adapter():
 
 
 def test_a_new_scheduler_reports_an_adapter_only_after_a_runner_did():
-    """One that has no memory. The operator knows what the one before it has said, and would take all of it back."""
-    heir = ready()
-    heir.send(events.OperatorConnected())
-    heir.state(adapter())
-    assert not heir.of(effects.ReportAdapter)
-    heir.attach(resident=(resident(PIRATE),))
-    assert not heir.of(effects.ReportAdapter)
-    heir.certify()
-    (report,) = heir.of(effects.ReportAdapter)
+    """The new scheduler has no saved state. The operator knows the old reports, and would take them all back."""
+    successor = ready()
+    successor.send(events.OperatorConnected())
+    successor.state(adapter())
+    assert not successor.of(effects.ReportAdapter)
+    successor.attach(resident=(resident(PIRATE),))
+    assert not successor.of(effects.ReportAdapter)
+    successor.certify()
+    (report,) = successor.of(effects.ReportAdapter)
     assert report.serving == PIRATE
     assert [tier for _, tier, _ in report.replicas] == [Tier.DEVICE]
 
@@ -391,7 +391,9 @@ def test_a_report_that_is_no_longer_true_is_sent_again():
     assert driver.of(effects.ReportAdapter) == [report]
 
 
-@settings(deadline=None, max_examples=10, phases=[Phase.generate])  # a hundred changes shrink for minutes
+@settings(
+    deadline=None, max_examples=10, phases=[Phase.generate]
+)  # Hypothesis needs minutes to shrink a hundred changes
 @given(
     changes=st.lists(
         st.tuples(st.sampled_from(("1", "2", "3", SUSPENDED)), st.sampled_from((0.0, 0.01, 0.3, 4.0))),
@@ -486,4 +488,6 @@ def test_a_changed_share_list_changes_no_revision_and_ends_no_request():
     driver.attach("r1")
     driver.detach("r0")
     driver.lose("a")
-    assert driver.where("a") == "r1", "what runs is placed again, whoever may ask for it now"
+    assert driver.where("a") == "r1", (
+        "a running request is placed again, also if its tenant may no longer use the adapter"
+    )

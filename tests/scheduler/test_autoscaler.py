@@ -10,7 +10,7 @@ HOUR = 3600.0
 
 
 def scaled(*adapters, pools=None, gateway=True, **how) -> SchedulerDriver:
-    """A scheduler with one pool between 0 and 10 runners, which looks at it every second."""
+    """A scheduler with one pool of 0 to 10 runners. It computes advice every second."""
     driver = SchedulerDriver(forget_runner=HOUR)
     if gateway:
         driver.gateway()
@@ -22,8 +22,8 @@ def builtin(**how):
     return pool(**({"scaling": ScalingMode.BUILTIN, "replicas": 1, "max_replicas": 10, "stabilization": 60.0} | how))
 
 
-def look(driver: SchedulerDriver, seconds: float = 1.0) -> list[tuple[int, str]]:
-    """The advice said by the next look."""
+def advice_after(driver: SchedulerDriver, seconds: float = 1.0) -> list[tuple[int, str]]:
+    """The advice that the scheduler sends after so many seconds."""
     driver.wait(seconds)
     return [(one.replicas, one.code) for one in driver.of(effects.ReportDesiredReplicas)]
 
@@ -32,8 +32,8 @@ def desired(driver: SchedulerDriver, name: str = "default/demo") -> int:
     return driver.scheduler.capacity.figures[name].desired
 
 
-def calm(driver: SchedulerDriver, *instances: str, seconds: int = 61) -> None:
-    """So much time passes while these runners report every second that they have what we think."""
+def wait_with_reports(driver: SchedulerDriver, *instances: str, seconds: int = 61) -> None:
+    """Let so many seconds pass. Each second the runners report the requests of their ledgers."""
     for _ in range(seconds):
         for instance in instances:
             ledger = driver.scheduler.runners[InstanceName(instance)].ledger
@@ -46,28 +46,28 @@ def test_demand_counts_running_and_waiting_requests():
     driver.attach("r0", pages=100, max_sequences=10)
     for number in range(20):
         driver.enqueue(f"a{number}", max_tokens=16)
-    assert look(driver) == [(2, "Pacing")]
+    assert advice_after(driver) == [(2, "Pacing")]
     figures = driver.scheduler.capacity.figures["default/demo"]
     assert (figures.running, figures.waiting, figures.serving) == (10, 10, 1)
-    calm(driver, "r0", seconds=31)
-    assert desired(driver) == 3  # eight of ten places each
+    wait_with_reports(driver, "r0", seconds=31)
+    assert desired(driver) == 3  # each runner counts with eight of its ten sequences
 
 
 def test_a_queue_at_an_empty_pool_asks_for_the_first_runner():
     driver = scaled(replicas=0)
-    assert look(driver) == [(0, "Idle")]
+    assert advice_after(driver) == [(0, "Idle")]
     driver.enqueue("a")
-    assert look(driver) == [(1, "Requests")]
+    assert advice_after(driver) == [(1, "Requests")]
 
 
 def test_requests_that_a_gateway_cannot_read_yet_ask_for_the_first_runner():
     driver = scaled(replicas=0)
-    look(driver)
+    advice_after(driver)
     driver.send(events.RequestsHeld("g0", ((GROUP, 2), (GroupName("default/other"), 5))))
-    assert look(driver) == [(1, "HeldRequests")]
+    assert advice_after(driver) == [(1, "HeldRequests")]
     assert driver.scheduler.capacity.figures["default/demo"].held == 2
     driver.send(events.RequestsHeld("g0", ()))
-    look(driver)
+    advice_after(driver)
     assert driver.scheduler.capacity.figures["default/demo"].held == 0
 
 
@@ -77,14 +77,14 @@ def test_held_requests_are_forgotten_when_their_gateway_disconnects_or_connects_
         driver.gateway("g1")
         driver.send(events.RequestsHeld("g0", ((GROUP, 2),)))
         driver.send(event)
-        assert look(driver) == [(0, "Idle")]
+        assert advice_after(driver) == [(0, "Idle")]
 
 
 def test_an_idle_pool_scales_to_zero_after_its_window_and_remembers_its_capacity():
     driver = scaled()
     driver.attach("r0", pages=100, max_sequences=4)
-    look(driver)
-    calm(driver, "r0")
+    advice_after(driver)
+    wait_with_reports(driver, "r0")
     assert desired(driver) == 0
     driver.state(pools=(builtin(replicas=0),))
     driver.send(events.DrainsDeclared((events.DrainRequested(RunnerIdentity(instance="r0"), 1.0),)))
@@ -92,7 +92,7 @@ def test_an_idle_pool_scales_to_zero_after_its_window_and_remembers_its_capacity
     for number in range(9):
         driver.enqueue(f"a{number}", max_tokens=16)
     assert driver.scheduler.requests[RequestId("a0")].waiting_reason == "no runner of this model is up"
-    assert look(driver) == [(1, "Pacing")]
+    assert advice_after(driver) == [(1, "Pacing")]
     assert "3 runners" in driver.of(effects.ReportDesiredReplicas)[0].reason
 
 
@@ -101,20 +101,20 @@ def test_a_starting_runner_is_no_capacity_and_asks_for_no_more():
     driver.attach("r0", pages=100, max_sequences=4)
     for number in range(6):
         driver.enqueue(f"a{number}", max_tokens=16)
-    assert look(driver) == [(2, "Requests")]
+    assert advice_after(driver) == [(2, "Requests")]
     driver.state(pools=(builtin(replicas=2),))
-    calm(driver, "r0", seconds=50)
+    wait_with_reports(driver, "r0", seconds=50)
     assert desired(driver) == 2
 
 
 def test_an_unexplained_long_wait_asks_for_one_more_runner():
     driver = scaled()
     driver.attach("r0", pages=100)
-    driver.enqueue("a", max_tokens=200, q80=1)  # little is promised
-    driver.report("r0", entry("a", 100))  # and it has grown to everything there is
+    driver.enqueue("a", max_tokens=200, q80=1)  # its promise is small
+    driver.report("r0", entry("a", 100))  # and it has grown to all pages
     driver.enqueue("b", max_tokens=32, q80=16, deadline=300.0)
-    assert look(driver) == [(1, "Requests")] or desired(driver) == 2
-    calm(driver, "r0", seconds=6)
+    assert advice_after(driver) == [(1, "Requests")] or desired(driver) == 2
+    wait_with_reports(driver, "r0", seconds=6)
     assert desired(driver) == 2
 
 
@@ -125,30 +125,30 @@ def test_adapters_in_use_need_slots_and_resident_ones_need_runners():
     driver.certify("poet", POET)
     driver.enqueue("a", max_tokens=16, digest=PIRATE)
     driver.enqueue("b", max_tokens=16, digest=POET)
-    assert look(driver)[-1] == (2, "Adapters")
+    assert advice_after(driver)[-1] == (2, "Adapters")
     resident = scaled(adapter("pirate", min_replicas=3))
     resident.attach("r0", pages=100)
-    look(resident)
-    calm(resident, "r0", seconds=31)
+    advice_after(resident)
+    wait_with_reports(resident, "r0", seconds=31)
     assert desired(resident) == 3
 
 
 def test_no_runner_leaves_while_one_does_not_report_or_no_gateway_is_connected():
     driver = scaled()
     driver.attach("r0")
-    look(driver)
+    advice_after(driver)
     driver.wait(HOUR)
     assert desired(driver) == 1
     driver.report("r0")
     driver.wait(1.0)
-    calm(driver, "r0")
+    wait_with_reports(driver, "r0")
     assert desired(driver) == 0
 
     alone = scaled(gateway=False)
     alone.attach("r0")
-    assert look(alone) == [(1, "NoGateway")]
+    assert advice_after(alone) == [(1, "NoGateway")]
     assert alone.of(effects.ReportDesiredReplicas)[0].stale
-    calm(alone, "r0", seconds=200)
+    wait_with_reports(alone, "r0", seconds=200)
     assert desired(alone) == 1
 
 
@@ -156,15 +156,15 @@ def test_no_runner_leaves_while_an_undrained_runner_is_away():
     driver = scaled(replicas=2)
     driver.attach("r0")
     driver.attach("r1")
-    look(driver)
+    advice_after(driver)
     driver.detach("r1")
-    calm(driver, "r0", seconds=200)
+    wait_with_reports(driver, "r0", seconds=200)
     assert desired(driver) == 2
     assert driver.scheduler.capacity.figures["default/demo"].serving == 1
     driver.attach("r1", incarnation="2")
     driver.send(events.DrainsDeclared((events.DrainRequested(RunnerIdentity(instance="r1"), 1.0),)))
     driver.detach("r1", incarnation="2")
-    calm(driver, "r0")
+    wait_with_reports(driver, "r0")
     assert desired(driver) == 0
 
 
@@ -172,7 +172,7 @@ def test_no_runner_leaves_during_a_rollout():
     driver = scaled(replicas=2)
     driver.attach("r0", revision="old")
     driver.attach("r1", revision="new")
-    calm(driver, "r0", "r1", seconds=200)
+    wait_with_reports(driver, "r0", "r1", seconds=200)
     assert desired(driver) == 2
 
 
@@ -181,45 +181,45 @@ def test_a_successor_starts_with_the_wanted_replicas_and_reports_none_before_its
     first.attach("r0")
     driver = SchedulerDriver(saved=first.scheduler.catalog_to_save(), now=2000.0, startup_wait=0.5)
     driver.gateway()
-    assert look(driver, 0.2) == []
-    assert look(driver, 0.5) == [(3, "JustStarted")]
+    assert advice_after(driver, 0.2) == []
+    assert advice_after(driver, 0.5) == [(3, "JustStarted")]
     assert driver.of(effects.ReportDesiredReplicas)[0].stale
 
 
 def test_a_new_scheduler_does_not_scale_down_while_runners_reconnect():
     driver = scaled(replicas=3, stabilization=0.0)
-    assert look(driver) == [(3, "JustStarted")]
+    assert advice_after(driver) == [(3, "JustStarted")]
     driver.attach("r0")
-    calm(driver, "r0", seconds=3)
+    wait_with_reports(driver, "r0", seconds=3)
     assert desired(driver) == 3
     driver.attach("r1")
     driver.attach("r2")
-    calm(driver, "r0", "r1", "r2", seconds=1)
+    wait_with_reports(driver, "r0", "r1", "r2", seconds=1)
     assert desired(driver) == 0
 
 
 def test_desired_replicas_are_reported_when_they_change_and_to_each_new_operator():
     driver = scaled()
     driver.attach("r0")
-    assert look(driver) == [(1, "Stabilizing")]
-    assert look(driver) == []
+    assert advice_after(driver) == [(1, "Stabilizing")]
+    assert advice_after(driver) == []
     driver.send(events.OperatorConnected())
     assert [one.replicas for one in driver.of(effects.ReportDesiredReplicas)] == [1]
     driver.enqueue("a")
-    assert look(driver) == []  # another reason for the same number can wait
-    calm(driver, "r0", seconds=9)
+    assert advice_after(driver) == []  # another reason for the same number can wait
+    wait_with_reports(driver, "r0", seconds=9)
     driver.send(events.OperatorConnected())
     assert driver.of(effects.ReportDesiredReplicas)[0].code == "Requests"
 
 
 def test_a_pool_without_scaling_is_reported_with_its_own_replicas():
     driver = ready()
-    assert look(driver) == [(1, "Disabled")]
+    assert advice_after(driver) == [(1, "Disabled")]
     driver.state(pools=(pool(replicas=5),))
-    assert look(driver, 0.0) == [(5, "Disabled")]
+    assert advice_after(driver, 0.0) == [(5, "Disabled")]
     driver.state(pools=(builtin(replicas=5),))
-    assert look(driver, 0.0) == [(5, "JustStarted")]
-    assert look(driver, 11.0) == [(5, "Stabilizing")]
+    assert advice_after(driver, 0.0) == [(5, "JustStarted")]
+    assert advice_after(driver, 11.0) == [(5, "Stabilizing")]
 
 
 def test_pools_of_a_group_share_a_queue_and_the_first_that_may_grow_takes_it():
@@ -230,7 +230,7 @@ def test_pools_of_a_group_share_a_queue_and_the_first_that_may_grow_takes_it():
     driver.attach("b0", pool="default/b", pages=100, max_sequences=2)
     for number in range(5):
         driver.enqueue(f"r{number}", max_tokens=16)
-    look(driver)
+    advice_after(driver)
     assert (desired(driver, "default/a"), desired(driver, "default/b")) == (1, 2)
     assert driver.scheduler.capacity.figures["default/a"].waiting == 0
     assert driver.scheduler.capacity.figures["default/b"].waiting == 1
@@ -238,7 +238,7 @@ def test_pools_of_a_group_share_a_queue_and_the_first_that_may_grow_takes_it():
 
 def test_a_removed_pools_metrics_are_removed():
     driver = scaled()
-    look(driver)
+    advice_after(driver)
     driver.state(pools=())
     driver.wait(0.0)
     assert not driver.scheduler.capacity.figures

@@ -24,8 +24,8 @@ def declare(
     )
 
 
-def words(driver: SchedulerDriver) -> list[tuple[str, str]]:
-    """What runners are told about their work."""
+def orders(driver: SchedulerDriver) -> list[tuple[str, str]]:
+    """What runners were told: each ready or not, with the reason."""
     return [
         (str(effect.instance), "drain" if isinstance(effect, effects.DrainRunner) else "work")
         for effect in driver.effects
@@ -36,23 +36,23 @@ def words(driver: SchedulerDriver) -> list[tuple[str, str]]:
 def test_every_runner_that_attaches_gets_an_order_to_drain_or_to_take_work():
     driver = ready()
     driver.attach("r0")
-    assert words(driver) == [("r0", "work")]
+    assert orders(driver) == [("r0", "work")]
     declare(driver, "r1")
-    assert words(driver) == []
+    assert orders(driver) == []
     driver.attach("r1")
-    assert words(driver) == [("r1", "drain")]
+    assert orders(driver) == [("r1", "drain")]
 
 
 def test_a_drain_that_leaves_the_set_is_cancelled_and_the_runner_gets_requests():
     driver = ready()
     driver.attach()
     declare(driver, "r0")
-    assert words(driver) == [("r0", "drain")]
+    assert orders(driver) == [("r0", "drain")]
     driver.enqueue("a")
     assert driver.where("a") == ""
     declare(driver)
-    assert words(driver) == [("r0", "work")]
-    assert driver.where("a") == "r0", "what waited goes there at once"
+    assert orders(driver) == [("r0", "work")]
+    assert driver.where("a") == "r0", "the waiting request is placed there at once"
 
 
 def test_an_unchanged_set_of_drains_sends_runners_nothing():
@@ -60,18 +60,18 @@ def test_an_unchanged_set_of_drains_sends_runners_nothing():
     driver.attach("r0", live=(entry("a", 2),))
     declare(driver, "r0")
     declare(driver, "r0")
-    assert words(driver) == []
+    assert orders(driver) == []
 
 
 def test_a_drain_declared_before_its_runner_attaches_again_is_not_over():
     driver = SchedulerDriver(saved=SavedCatalog(runners=(InstanceName("r0"),)))
     driver.gateway()
     declare(driver, "r0")
-    assert driver.of(effects.ReportDrained) == [], "the runner is on its way back, perhaps with requests"
+    assert driver.of(effects.ReportDrained) == [], "the runner may come back with requests"
     driver.wait(1.0)  # settled without it
     assert driver.of(effects.ReportDrained) == []
     driver.attach("r0", live=(entry("a", 2),))
-    assert words(driver) == [("r0", "drain")]
+    assert orders(driver) == [("r0", "drain")]
     assert driver.of(effects.ReportDrained) == []
 
 
@@ -96,7 +96,7 @@ def test_a_drained_runner_whose_stream_breaks_is_given_time_to_come_back():
     driver.wait(1.0)
     assert driver.of(effects.ReportDrained) == []
     driver.attach("r0", live=(entry("a", 2),))
-    assert words(driver) == [("r0", "drain")]
+    assert orders(driver) == [("r0", "drain")]
     driver.detach("r0")
     driver.wait(driver.scheduler.config.forget_runner + 1)
     assert [one.runner.instance for one in driver.of(effects.ReportDrained)] == ["r0"]
@@ -107,18 +107,18 @@ def test_the_drain_of_an_incarnation_ends_when_a_new_one_attaches():
     driver.attach("r0", live=(entry("a", 2),))
     declare(driver, "r0")
     driver.attach("r0", incarnation="2")
-    assert words(driver) == [("r0", "work")]
+    assert orders(driver) == [("r0", "work")]
     driver.wait(0.1)
     assert [one.runner.incarnation for one in driver.of(effects.ReportDrained)] == ["1"]
     declare(driver, "r0", incarnation="2")
-    assert words(driver) == [("r0", "drain")]
+    assert orders(driver) == [("r0", "drain")]
 
 
 def test_a_drain_without_an_incarnation_applies_to_any():
     driver = ready()
     declare(driver, "r0", incarnation="")
     driver.attach("r0", incarnation="7")
-    assert words(driver) == [("r0", "drain")]
+    assert orders(driver) == [("r0", "drain")]
 
 
 def test_a_runner_that_left_because_it_was_drained_is_not_reported_as_down():
@@ -126,11 +126,11 @@ def test_a_runner_that_left_because_it_was_drained_is_not_reported_as_down():
     driver.attach()
     declare(driver, "r0")
     driver.send(events.RunnerDetached(InstanceName("r0"), "1"))
-    declare(driver)  # it is gone, so nobody wants it empty any more
+    declare(driver)  # the runner is gone, and its drain with it
     driver.enqueue("a")
     assert driver.scheduler.requests[RequestId("a")].waiting_reason == "no runner of this model is up"
     driver.attach()
-    assert words(driver)[-1] == ("r0", "work")
+    assert orders(driver)[-1] == ("r0", "work")
     assert driver.where("a") == "r0"
 
 
@@ -152,7 +152,7 @@ def test_the_first_deadline_holds_while_the_drain_stays_in_the_set_and_a_new_dra
     driver.wait(3.0)
     assert driver.where("a") == here
     driver.wait(1.5)
-    assert driver.where("a") not in ("", here), "what is left at the deadline moves"
+    assert driver.where("a") not in ("", here), "requests that run at the deadline move"
     declare(driver)
     declare(driver, here, deadline=10.0)
     assert [effect.deadline for effect in driver.of(effects.DrainRunner)] == [10.0]
@@ -201,11 +201,11 @@ def test_after_a_new_term_every_runner_gets_its_order_again():
     driver.attach("r1")
     declare(driver, "r1")
     driver.send(events.TermRaised())
-    assert sorted(words(driver)) == [("r0", "work"), ("r1", "drain")]
+    assert sorted(orders(driver)) == [("r0", "work"), ("r1", "drain")]
 
 
-class Flips(RuleBasedStateMachine):
-    """Operators, schedulers and runners that come and go in any order. A runner holds on to the last word it heard."""
+class RandomDrains(RuleBasedStateMachine):
+    """Operators, schedulers and runners connect and disconnect in any order. A runner follows its last order."""
 
     NAMES = ("r0", "r1", "r2")
 
@@ -215,15 +215,15 @@ class Flips(RuleBasedStateMachine):
         self.wanted: set[tuple[str, str]] = set()
         self.declared = False
         self.incarnations = dict.fromkeys(self.NAMES, 0)
-        self.words: dict[str, str] = {}
-        """Of runners that are attached: the last they heard from this scheduler."""
+        self.orders: dict[str, str] = {}
+        """The last order of this scheduler to each attached runner."""
         self.ending: set[str] = set()
 
-    def say(self, event: events.Event) -> None:
+    def send(self, event: events.Event) -> None:
         self.driver.send(event)
-        for name, word in words(self.driver):
-            assert name in self.words, "told over a stream that is gone"
-            self.words[name] = word
+        for name, order in orders(self.driver):
+            assert name in self.orders, "an order on a closed stream"
+            self.orders[name] = order
 
     def declare(self) -> None:
         self.declared = True
@@ -231,10 +231,10 @@ class Flips(RuleBasedStateMachine):
             events.DrainRequested(RunnerIdentity(instance=name, incarnation=incarnation), 5.0)
             for name, incarnation in sorted(self.wanted)
         )
-        self.say(events.DrainsDeclared(tuple(drains)))
+        self.send(events.DrainsDeclared(tuple(drains)))
 
     @rule(name=st.sampled_from(NAMES), known=st.booleans())
-    def flip(self, name: str, known: bool) -> None:
+    def toggle_drain(self, name: str, known: bool) -> None:
         mine = {one for one in self.wanted if one[0] == name}
         if mine:
             self.wanted -= mine
@@ -244,9 +244,9 @@ class Flips(RuleBasedStateMachine):
 
     @rule(known=st.booleans())
     def operator_connects_again(self, known: bool) -> None:
-        """Perhaps another, to which no incarnation has been told yet."""
+        """It may be another operator, which does not know the incarnations yet."""
         self.wanted = {(name, incarnation if known else "") for name, incarnation in self.wanted}
-        self.say(events.OperatorConnected())
+        self.send(events.OperatorConnected())
         self.declare()
 
     @rule(name=st.sampled_from(NAMES), again=st.booleans(), busy=st.booleans())
@@ -254,53 +254,53 @@ class Flips(RuleBasedStateMachine):
         if not again:
             self.incarnations[name] += 1
             self.ending.discard(name)
-        self.words[name] = "nothing"
+        self.orders[name] = "nothing"
         self.driver.attach(
             name, incarnation=str(self.incarnations[name]), live=(entry(f"at {name}", 2),) if busy else ()
         )
-        for who, word in words(self.driver):
-            self.words[who] = word
+        for who, order in orders(self.driver):
+            self.orders[who] = order
         if name in self.ending:
-            self.say(events.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 5.0))
+            self.send(events.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 5.0))
 
     @rule(name=st.sampled_from(NAMES))
     def detach(self, name: str) -> None:
-        if self.words.pop(name, None) is not None:
+        if self.orders.pop(name, None) is not None:
             self.driver.detach(name, incarnation=str(self.incarnations[name]))
 
     @rule(name=st.sampled_from(NAMES))
     def end(self, name: str) -> None:
-        if name in self.words:
+        if name in self.orders:
             self.ending.add(name)
-            self.say(events.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 5.0))
+            self.send(events.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 5.0))
 
     @rule()
     def restart(self) -> None:
         saved, now = self.driver.scheduler.catalog_to_save(), self.driver.clock()
         self.driver = SchedulerDriver(saved=saved, now=now + 1)
-        self.words = {}
+        self.orders = {}
         self.declared = False
 
     @rule()
     def raise_term(self) -> None:
-        self.words = dict.fromkeys(self.words, "nothing")
-        self.say(events.TermRaised())
+        self.orders = dict.fromkeys(self.orders, "nothing")
+        self.send(events.TermRaised())
 
     @rule(seconds=st.sampled_from((0.1, 3.0, 40.0)))
     def wait(self, seconds: float) -> None:
         self.driver.clock.advance(seconds)
-        self.say(events.Tick())
+        self.send(events.Tick())
 
     @invariant()
-    def the_last_word_that_a_runner_heard_is_what_the_set_says(self) -> None:
-        for name, word in self.words.items():
+    def the_last_order_follows_the_set(self) -> None:
+        for name, order in self.orders.items():
             wanted = self.declared and {(name, ""), (name, str(self.incarnations[name]))} & self.wanted
-            assert word == ("drain" if wanted else "work")
+            assert order == ("drain" if wanted else "work")
             runner = self.driver.scheduler.runners[InstanceName(name)]
             assert runner.takes_work == (not wanted and name not in self.ending)
 
 
-Flips.TestCase.settings = settings(
+RandomDrains.TestCase.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-TestFlips = Flips.TestCase
+TestRandomDrains = RandomDrains.TestCase

@@ -51,7 +51,7 @@ def test_a_rejected_event_is_tried_again_after_a_while():
         failures.failed(lost("a"), now)
     assert not failures.rejects(lost("a"), now=1.0 + FORGIVEN_AFTER)
     failures.failed(lost("a"), now=70.0)
-    assert failures.rejects(lost("a"), now=71.0), "once was enough this time"
+    assert failures.rejects(lost("a"), now=71.0), "the second time, one failure is enough"
 
 
 def test_a_tick_is_never_rejected():
@@ -101,7 +101,7 @@ def test_the_log_shows_the_event_and_no_address_of_an_adapter():
 
 @pytest.fixture
 def failing_on(monkeypatch):
-    """Deciding on these requests' arrival fails, after half of it has been done."""
+    """The arrival of these requests fails halfway."""
     requests, handle = set(), Scheduler.handle
 
     def fail(self, event, now):
@@ -123,8 +123,8 @@ async def test_after_a_failure_streams_continue_and_a_repeated_failure_is_refuse
         term, first = system.gateway.term, system.control.scheduler
         with pytest.raises(Internal, match="failed repeatedly on this request"):
             await system.gateway.ask("poison", max_tokens=4)
-        assert system.control.scheduler is not first, "nothing of the old state is left"
-        assert system.gateway.term == term + 2, "twice it began anew, each time in a higher term"
+        assert system.control.scheduler is not first, "the scheduler kept its old state"
+        assert system.gateway.term == term + 2, "it started again twice, each time in a higher term"
         failures = system.control.scheduler_metrics.get_sample_value("motet_scheduler_failures_total")
         assert failures == 2
         assert len(await system.gateway.ask("new", max_tokens=4)) == 4
@@ -155,4 +155,4 @@ async def test_a_failure_that_restarts_do_not_fix_ends_the_process(folder, monke
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(DecisionFailed):
                 await lead(leadership, begin, tick_seconds=0.001)
-    assert began == list(range(1, MAX_RESTARTS + 1)), "each in a term of its own"
+    assert began == list(range(1, MAX_RESTARTS + 1)), "each start has its own term"

@@ -128,7 +128,7 @@ def test_a_parked_request_frees_its_promise_and_is_resumed_before_new_requests()
     park(driver, pages=10)
     assert driver.ledger() == {("b", 1): 4}
     driver.enqueue("c", max_tokens=16)
-    assert driver.where("c") == "", "two pages are free, and the parked request wants them first"
+    assert driver.where("c") == "", "two pages are free, but the parked request comes first"
     driver.finish("b")
     assert driver.of(effects.AllowResume) == [effects.AllowResume(R0, A, 1, Promise(10))]
     assert driver.where("c") == "r0"

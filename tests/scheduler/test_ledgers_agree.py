@@ -14,7 +14,7 @@ from tests.support.in_process_system import in_process_system
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_after_every_quiet_moment_the_ledger_equals_the_runners_reports(folder, seed):
     chance = random.Random(seed)
-    # A quarter of a second until what never arrived is taken back.
+    # A placement that never arrived is released after a quarter of a second.
     async with in_process_system(folder, scheduler=Settings(unsubmitted_seconds=5)) as system:
         await system.runner(
             "declines", lambda: FakeEngine(pages=24, step_seconds=0.002, decline_rate=0.3, seed=seed), report_seconds=1

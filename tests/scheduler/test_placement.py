@@ -247,7 +247,7 @@ def test_after_a_takeover_the_scheduler_accepts_unknown_digests_until_runners_ha
     driver.wait(1.0)
     driver.enqueue("a", digest=PIRATE)
     assert driver.where("a") == "r0"
-    assert not driver.of(effects.DropAdapter), "what it holds is not in the way"
+    assert not driver.of(effects.DropAdapter), "its adapters do not count"
     driver.certify(digest=Digest("sha256:newer"))
     driver.enqueue("b", digest=Digest("sha256:gone"))
     assert driver.of(effects.SendRefused)[0].failure.code == "model_not_found"

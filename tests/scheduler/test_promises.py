@@ -34,12 +34,12 @@ def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, config=SchedulerConfi
     [
         ({"prompt": 16, "q80": 16}, 2),
         ({"prompt": 16, "q80": 17}, 3),
-        ({"prompt": 16, "max_tokens": 64}, 5),  # nobody guessed: all that the client allows
-        ({"prompt": 16, "max_tokens": 8, "q80": 500}, 2),  # never more than it can use
-        ({"prompt": 250, "max_tokens": 500}, 16),  # nor than the model addresses
+        ({"prompt": 16, "max_tokens": 64}, 5),  # without an estimate: max_tokens
+        ({"prompt": 16, "max_tokens": 8, "q80": 500}, 2),  # at most what the request can use
+        ({"prompt": 250, "max_tokens": 500}, 16),  # at most the context of the model
         ({"prompt": 1, "max_tokens": 1}, 1),
-        ({"prompt": 16, "q80": 32, "delivered": 16}, 3),  # what is delivered is part of what was expected
-        ({"prompt": 16, "q80": 16, "delivered": 40}, 5),  # it has outlived its estimate: another page
+        ({"prompt": 16, "q80": 32, "delivered": 16}, 3),  # delivered tokens are part of the estimate
+        ({"prompt": 16, "q80": 16, "delivered": 40}, 5),  # longer than its estimate: one more page
     ],
 )
 def test_a_promise_covers_prompt_delivered_and_expected_tokens(case, expected):

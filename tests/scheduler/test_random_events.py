@@ -1,8 +1,8 @@
-"""Random events against a small model of the world: the invariants below hold after every one.
+"""Sends random events to a scheduler. The invariants below hold after each event.
 
-The model plays gateways and runners that obey the protocol but are late, forgetful and fickle: submissions get lost,
-runners decline, restart and go away, reports come whenever they like, and a gateway's stream may carry nothing any more
-for a while before anybody notices: what was said meanwhile is lost.
+The model has gateways and runners that obey the protocol but are unreliable: submissions get lost, runners decline,
+restart and disconnect, and reports come at any time. A gateway's stream may break without notice; then messages to the
+gateway are lost.
 """
 
 from hypothesis import HealthCheck, settings
@@ -32,9 +32,9 @@ class Running:
         self.parked = False
 
 
-class World(RuleBasedStateMachine):
+class RandomEvents(RuleBasedStateMachine):
     placed_with_an_adapter = 0
-    """In all examples so far."""
+    """The number in all examples so far."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class World(RuleBasedStateMachine):
         self.count = 0
         self.incarnations = dict.fromkeys(INSTANCES, 0)
         self.attached = set()
-        self.books = {name: {} for name in INSTANCES}
+        self.runner_requests = {name: {} for name in INSTANCES}
         self.checks = set()
         """(instance, adapter) that a runner was told to check, and has not answered."""
         self.placed = {}
@@ -50,20 +50,20 @@ class World(RuleBasedStateMachine):
         self.waiting = set()
         self.answered = set()
         self.epochs = {}
-        """Request -> the last epoch that its gateway has heard."""
-        self.deaf = False
-        """What is said to the gateway is lost."""
+        """Request -> the last epoch that its gateway has received."""
+        self.gateway_stream_broken = False
+        """Messages to the gateway are lost."""
         self.asked = {}
-        """Request -> what its gateway says of it."""
+        """Request -> its fields, as the gateway sends them."""
         self.arrival = []
         self.passes = {}
-        self.say(events.SupervisorConnected())
-        self.say(events.GatewayConnected("g0"))
-        self.say(events.CatalogReplaced((pool(),), tuple(adapter(name) for name in DIGESTS)))
+        self.send(events.SupervisorConnected())
+        self.send(events.GatewayConnected("g0"))
+        self.send(events.CatalogReplaced((pool(),), tuple(adapter(name) for name in DIGESTS)))
 
     # ------------------------------------------------------------------------------------------------------- carrying
 
-    def say(self, event):
+    def send(self, event):
         self.carry_out_all(self.driver.send(event))
 
     def carry_out_all(self, decided):
@@ -71,7 +71,7 @@ class World(RuleBasedStateMachine):
             self.carry_out(effect)
             if isinstance(effect, effects.SendPlaced | effects.AllowResume):
                 ledger = self.driver.scheduler.runners[effect.instance].ledger
-                assert ledger.promised <= ledger.limit, "promised more than there is"
+                assert ledger.promised <= ledger.limit, "the promises exceed the pages"
 
     def carry_out(self, effect):
         match effect:
@@ -82,33 +82,33 @@ class World(RuleBasedStateMachine):
                 runner = self.driver.scheduler.runners[effect.instance]
                 assert runner.drain is None, "placed on a runner that drains"
                 adapters = {line.digest for line in runner.entries.values()} - {BASE}
-                assert len(adapters) <= ADAPTER_SLOTS, "placed with an adapter that finds no slot"
+                assert len(adapters) <= ADAPTER_SLOTS, "placed without a free slot for its adapter"
                 self.count_passes(effect.request)
-                if self.deaf:
+                if self.gateway_stream_broken:
                     return
-                World.placed_with_an_adapter += self.asked[effect.request]["digest"] != BASE
+                RandomEvents.placed_with_an_adapter += self.asked[effect.request]["digest"] != BASE
                 self.epochs[effect.request] = effect.epoch
-                self.passes.pop(effect.request, None)  # its turn came; if it is lost, it waits anew
+                self.passes.pop(effect.request, None)  # if the placement is lost, passes are counted from zero
                 self.waiting.discard(effect.request)
                 self.placed[effect.request] = effect
-            case effects.SendRefused() if not self.deaf:
-                assert effect.epoch >= self.epochs.get(effect.request, 0), "its gateway ignores that"
+            case effects.SendRefused() if not self.gateway_stream_broken:
+                assert effect.epoch >= self.epochs.get(effect.request, 0), "the refusal has an old epoch"
                 self.waiting.discard(effect.request)
                 self.placed.pop(effect.request, None)
                 self.answered.add(effect.request)
             case effects.EnsureAdapter() if effect.stage is AdapterStage.CERTIFIED:
                 self.checks.add((effect.instance, effect.ref.name))
             case effects.CancelAtRunner():
-                known = self.books[effect.instance].get(effect.request)
+                known = self.runner_requests[effect.instance].get(effect.request)
                 if known is not None and known.epoch == effect.epoch:
-                    del self.books[effect.instance][effect.request]
+                    del self.runner_requests[effect.instance][effect.request]
             case effects.AllowResume():
-                known = self.books[effect.instance].get(effect.request)
+                known = self.runner_requests[effect.instance].get(effect.request)
                 if known is not None and known.epoch == effect.epoch and known.parked:
                     known.parked, known.pages = False, effect.promise.pages
 
     def count_passes(self, request):
-        """Charge whoever waits and was before it: older ones of its class, and all that are more urgent."""
+        """Count a pass for each waiting request before it: older ones of its class, and all more urgent ones."""
         if request not in self.arrival:
             return
         own, older = self.class_of(request), set(self.arrival[: self.arrival.index(request)])
@@ -124,7 +124,7 @@ class World(RuleBasedStateMachine):
 
     @initialize(name=st.sampled_from(INSTANCES), known=st.booleans())
     def begin(self, name, known):
-        """Often with adapters that are known already: to become known takes a world several lucky steps."""
+        """Often begin with known adapters: random events seldom make one known."""
         if known:
             self.attach(name, restarted=True)
             for asked in sorted(self.checks):
@@ -148,16 +148,16 @@ class World(RuleBasedStateMachine):
         self.count += 1
         name = f"q{self.count:03}"
         if self.driver.scheduler.adapters.source_of(how["digest"]) is None:
-            how["digest"] = BASE  # nobody knows it before a runner has checked it
+            how["digest"] = BASE  # the scheduler knows no adapter before a runner has checked it
         self.waiting.add(name)
         self.arrival.append(name)
         self.asked[name] = how
-        if not self.deaf:
+        if not self.gateway_stream_broken:
             self.carry_out_all(self.driver.enqueue(name, **how))
 
     @rule(large=st.integers(60, 200), small=st.integers(4, 12))
-    def crowd(self, large, small):
-        """One long request, and a crowd of short ones behind it that would each fit before it does."""
+    def enqueue_one_long_and_many_short(self, large, small):
+        """One long request, and many short ones behind it that each fit sooner."""
         self.enqueue_one(prompt=16, max_tokens=large, tenant="a", digest=BASE, request_class=RequestClass.BATCH)
         for n in range(small):
             self.enqueue_one(
@@ -165,15 +165,15 @@ class World(RuleBasedStateMachine):
             )
 
     @rule(count=st.integers(2, 6))
-    def adapters_crowd(self, count):
-        """More adapters at a time than a runner has slots for."""
+    def enqueue_for_several_adapters(self, count):
+        """Use more adapters than a runner has slots."""
         for n in range(count):
             digest = list(DIGESTS.values())[n % len(DIGESTS)]
             self.enqueue_one(prompt=1, max_tokens=8, tenant="a", digest=digest, request_class=RequestClass.STANDARD)
 
     @rule(data=st.data())
     def submit(self, data):
-        """What was placed arrives at its runner, if that is still the same one."""
+        """The gateway submits a placed request, if the runner has not restarted."""
         name = self.pick(self.placed, data)
         if name is None:
             return
@@ -181,58 +181,60 @@ class World(RuleBasedStateMachine):
         if place.incarnation != str(self.incarnations[place.instance]):
             self.lose(name, place.epoch)
             return
-        known = self.books[place.instance].get(name)
+        known = self.runner_requests[place.instance].get(name)
         if known is None or known.epoch < place.epoch:
-            self.books[place.instance][name] = Running(place.epoch, place.promise.pages, self.asked[name]["digest"])
+            self.runner_requests[place.instance][name] = Running(
+                place.epoch, place.promise.pages, self.asked[name]["digest"]
+            )
 
     @rule(data=st.data(), twice=st.booleans())
     def finish(self, data, twice):
         name = self.pick(self.placed, data)
-        if name is None or self.deaf:
+        if name is None or self.gateway_stream_broken:
             return
         place = self.placed.pop(name)
         self.answered.add(name)
-        known = self.books[place.instance].get(name)
+        known = self.runner_requests[place.instance].get(name)
         if known is not None and known.epoch == place.epoch:
-            del self.books[place.instance][name]
-        self.say(events.RequestFinished("g0", RequestId(name), place.epoch))
+            del self.runner_requests[place.instance][name]
+        self.send(events.RequestFinished("g0", RequestId(name), place.epoch))
         if twice:
-            self.say(events.RequestFinished("g0", RequestId(name), place.epoch))
+            self.send(events.RequestFinished("g0", RequestId(name), place.epoch))
 
     @rule(data=st.data(), twice=st.booleans())
     def decline(self, data, twice):
         name = self.pick(self.placed, data)
-        if name is None or self.deaf:
+        if name is None or self.gateway_stream_broken:
             return
         place = self.placed[name]
-        self.books[place.instance].pop(name, None)
+        self.runner_requests[place.instance].pop(name, None)
         if place.instance in self.attached:
-            failure = Failure("declined", "not in the mood")
-            self.say(events.RunnerDeclined(place.instance, RequestId(name), place.epoch, failure))
+            failure = Failure("declined", "a random decline")
+            self.send(events.RunnerDeclined(place.instance, RequestId(name), place.epoch, failure))
         if name not in self.placed:
             return
         self.lose(name, place.epoch)
         if twice:
             again = self.driver.send(events.RequestLost("g0", RequestId(name), place.epoch))
-            assert not again, "the same loss twice is one loss"
+            assert not again, "a repeated loss has an effect"
 
     def lose(self, name, epoch):
         del self.placed[name]
         self.waiting.add(name)
-        if not self.deaf:
-            self.say(events.RequestLost("g0", RequestId(name), epoch))
+        if not self.gateway_stream_broken:
+            self.send(events.RequestLost("g0", RequestId(name), epoch))
 
     @rule(data=st.data())
     def cancel(self, data):
         name = self.pick(self.waiting, data)
-        if name is not None and not self.deaf:
+        if name is not None and not self.gateway_stream_broken:
             self.waiting.discard(name)
             self.answered.add(name)
-            self.say(events.CancelRequested("g0", RequestId(name)))
+            self.send(events.CancelRequested("g0", RequestId(name)))
 
     @rule()
-    def the_gateways_stream_carries_nothing_any_more(self):
-        self.deaf = True
+    def break_gateway_stream(self):
+        self.gateway_stream_broken = True
 
     @rule(noticed=st.booleans())
     def gateway_reconnects(self, noticed):
@@ -250,9 +252,9 @@ class World(RuleBasedStateMachine):
         )
         waiting = sorted(self.waiting)
         if noticed:
-            self.say(events.GatewayDisconnected("g0"))
-        self.deaf = False
-        self.say(events.GatewayConnected("g0", live))
+            self.send(events.GatewayDisconnected("g0"))
+        self.gateway_stream_broken = False
+        self.send(events.GatewayConnected("g0", live))
         self.arrival = [name for name in self.arrival if name not in waiting] + waiting
         for name in waiting:
             self.passes.pop(name, None)
@@ -264,7 +266,7 @@ class World(RuleBasedStateMachine):
     def attach(self, name, restarted):
         if restarted or not self.incarnations[name]:
             self.incarnations[name] += 1
-            self.books[name] = {}
+            self.runner_requests[name] = {}
         self.attached.add(name)
         self.carry_out_all(
             self.driver.attach(
@@ -273,13 +275,13 @@ class World(RuleBasedStateMachine):
                 max_sequences=6,
                 adapter_slots=ADAPTER_SLOTS,
                 incarnation=str(self.incarnations[name]),
-                live=self.book(name),
+                live=self.requests_of(name),
             )
         )
 
     @rule(data=st.data(), fails=st.booleans())
     def check(self, data, fails):
-        """A runner says what it found of an adapter that it was told to check."""
+        """A runner answers an order to check an adapter."""
         asked = self.pick(self.checks, data)
         if asked is not None:
             self.answer(asked, fails)
@@ -288,66 +290,66 @@ class World(RuleBasedStateMachine):
         self.checks.discard(asked)
         instance, name = asked
         if instance in self.attached:
-            failure = Failure("adapter_unavailable", "not just now", retry_after=1.0) if fails else None
+            failure = Failure("adapter_unavailable", "a random failure", retry_after=1.0) if fails else None
             self.carry_out_all(self.driver.certify(name, DIGESTS[name], instance=instance, failure=failure))
 
     @rule(name=st.sampled_from(INSTANCES))
     def detach(self, name):
         if name in self.attached:
             self.attached.discard(name)
-            self.say(events.RunnerDetached(InstanceName(name), str(self.incarnations[name])))
+            self.send(events.RunnerDetached(InstanceName(name), str(self.incarnations[name])))
 
     @rule(name=st.sampled_from(INSTANCES))
     def report(self, name):
         if name in self.attached:
-            self.say(
+            self.send(
                 events.RunnerReported(
-                    instance=InstanceName(name), incarnation=str(self.incarnations[name]), live=self.book(name)
+                    instance=InstanceName(name), incarnation=str(self.incarnations[name]), live=self.requests_of(name)
                 )
             )
 
     @rule(data=st.data(), name=st.sampled_from(INSTANCES), extra=st.integers(1, 4))
     def extend(self, data, name, extra):
-        running = [r for r, one in self.books[name].items() if not one.parked]
-        free = PAGES[name] - sum(one.pages for one in self.books[name].values() if not one.parked)
+        running = [r for r, one in self.runner_requests[name].items() if not one.parked]
+        free = PAGES[name] - sum(one.pages for one in self.runner_requests[name].values() if not one.parked)
         request = self.pick(running, data)
         if request is not None and extra <= free:
-            one = self.books[name][request]
+            one = self.runner_requests[name][request]
             one.pages += extra
-            self.say(events.PromiseChanged(InstanceName(name), RequestId(request), one.epoch, Promise(one.pages)))
+            self.send(events.PromiseChanged(InstanceName(name), RequestId(request), one.epoch, Promise(one.pages)))
 
     @rule(data=st.data(), name=st.sampled_from(INSTANCES))
     def park(self, data, name):
-        request = self.pick([r for r, one in self.books[name].items() if not one.parked], data)
+        request = self.pick([r for r, one in self.runner_requests[name].items() if not one.parked], data)
         if request is not None:
-            one = self.books[name][request]
+            one = self.runner_requests[name][request]
             one.parked, one.pages = True, min(2 * one.pages, PAGES[name])
-            self.say(events.RequestParked(InstanceName(name), RequestId(request), one.epoch, Promise(one.pages)))
+            self.send(events.RequestParked(InstanceName(name), RequestId(request), one.epoch, Promise(one.pages)))
 
     @rule(name=st.sampled_from(INSTANCES), hung=st.booleans())
     def make_unhealthy(self, name, hung):
         identity = RunnerIdentity(instance=name, incarnation=str(self.incarnations[name]))
-        self.say(events.RunnerUnhealthy(identity, "it does not move", hung))
+        self.send(events.RunnerUnhealthy(identity, "it does not move", hung))
 
     @rule(names=st.sets(st.sampled_from(INSTANCES)))
     def drain(self, names):
-        """These and no others."""
+        """Drain exactly these runners."""
         known = self.driver.scheduler.runners
         asked = (
             events.DrainRequested(known[InstanceName(name)].identity, 1.0) for name in sorted(names) if name in known
         )
-        self.say(events.DrainsDeclared(tuple(asked)))
+        self.send(events.DrainsDeclared(tuple(asked)))
 
     @rule(name=st.sampled_from(INSTANCES))
     def end(self, name):
-        self.say(events.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 1.0))
+        self.send(events.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 1.0))
 
     @rule(seconds=st.sampled_from((0.05, 0.5, 3.0)))
     def wait(self, seconds):
         self.driver.clock.advance(seconds)
-        self.say(events.Tick())
+        self.send(events.Tick())
 
-    def book(self, name):
+    def requests_of(self, name):
         return tuple(
             RunnerRequest(
                 request=RequestId(request),
@@ -357,45 +359,47 @@ class World(RuleBasedStateMachine):
                 digest=one.digest,
                 state=SequenceState.PARKED if one.parked else SequenceState.DECODE,
             )
-            for request, one in sorted(self.books[name].items())
+            for request, one in sorted(self.runner_requests[name].items())
         )
 
     # ----------------------------------------------------------------------------------------------------- invariants
 
     @invariant()
     def every_request_is_placed_refused_ended_or_waits_with_a_reason(self):
-        if self.deaf:
+        if self.gateway_stream_broken:
             return
         known = self.driver.scheduler.requests
         for name in self.waiting:
-            assert known[RequestId(name)].waiting, f"{name} hangs: its gateway waits and the scheduler does not"
+            assert known[RequestId(name)].waiting, (
+                f"the gateway waits for {name}, which the scheduler does not know as waiting"
+            )
         for name in self.placed:
             assert name in known
         for name in self.answered:
             assert name not in known
 
     @invariant()
-    def one_live_placement_per_request_is_the_one_its_gateway_knows(self):
-        for name, place in self.placed.items() if not self.deaf else ():
+    def placements_have_the_gateways_epochs(self):
+        for name, place in self.placed.items() if not self.gateway_stream_broken else ():
             placement = self.driver.scheduler.requests[RequestId(name)].placement
             assert placement is None or placement.epoch == place.epoch
 
     @invariant()
-    def nobody_was_passed_over_more_often_than_allowed(self):
-        if not self.deaf:
+    def passes_stay_within_the_limit(self):
+        if not self.gateway_stream_broken:
             assert all(self.passes.get(name, 0) <= MAX_PASSED_OVER for name in self.waiting)
 
     def teardown(self):
-        if self.deaf:
+        if self.gateway_stream_broken:
             self.gateway_reconnects(noticed=False)
-        self.what_is_placed_runs_or_is_placed_again()
-        self.everything_ends()
+        self.check_lost_placements_end_or_are_placed_again()
+        self.check_all_requests_end()
 
-    def what_is_placed_runs_or_is_placed_again(self):
-        """Nothing is stranded: not even what its runner has forgotten while its gateway believes that it runs."""
+    def check_lost_placements_end_or_are_placed_again(self):
+        """Also a request ends that its runner has forgotten while its gateway believes that it runs."""
         for name in INSTANCES:
             self.attach(name, restarted=False)
-            self.books[name] = {}
+            self.runner_requests[name] = {}
         stranded = dict(self.placed)
         for _ in range(3 * int(self.driver.scheduler.config.unlisted_timeout)):
             for name in INSTANCES:
@@ -405,11 +409,11 @@ class World(RuleBasedStateMachine):
             now = self.placed.get(name)
             assert now is None or now.epoch > place.epoch or not self.driver.scheduler.requests[name].placement, name
 
-    def everything_ends(self):
-        """With runners that behave from now on, everything that waits is placed and ends, or is refused."""
+    def check_all_requests_end(self):
+        """With reliable runners, every waiting request is placed and ends, or is refused."""
         for name in INSTANCES:
             self.incarnations[name] += 1
-            self.books[name] = {}
+            self.runner_requests[name] = {}
             self.attached.add(name)
             self.carry_out_all(
                 self.driver.attach(
@@ -426,26 +430,26 @@ class World(RuleBasedStateMachine):
                 if place.incarnation == str(self.incarnations[place.instance]):
                     del self.placed[request]
                     self.answered.add(request)
-                    self.say(events.RequestFinished("g0", RequestId(request), place.epoch))
+                    self.send(events.RequestFinished("g0", RequestId(request), place.epoch))
                 else:
                     self.lose(request, place.epoch)
             for name in INSTANCES:
                 self.report(name)
             self.wait(3.0)
-        assert not self.waiting, "these wait for ever"
+        assert not self.waiting, "these requests wait for ever"
         assert not self.placed
         assert not self.driver.scheduler.requests
         for runner in self.driver.scheduler.runners.values():
-            assert not runner.entries, "promises were left behind"
+            assert not runner.entries, "promises of ended requests are left"
 
 
-World.TestCase.settings = settings(
+RandomEvents.TestCase.settings = settings(
     max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
-class TestWorld(World.TestCase):
+class TestRandomEvents(RandomEvents.TestCase):
     def runTest(self):
-        World.placed_with_an_adapter = 0
+        RandomEvents.placed_with_an_adapter = 0
         super().runTest()
-        assert World.placed_with_an_adapter, "no request for an adapter was placed: nothing was seen of adapters"
+        assert RandomEvents.placed_with_an_adapter, "no request for an adapter was placed"

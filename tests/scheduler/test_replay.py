@@ -26,6 +26,6 @@ def test_the_same_events_bring_the_same_effects_whatever_the_seed_of_hashes():
         "Park(",
         "Extend(",
     ):
-        assert kind in first, f"the story has no {kind}...) in it"
+        assert kind in first, f"the events have no {kind}...)"
     for other in others:
         assert other.splitlines() == first.splitlines()

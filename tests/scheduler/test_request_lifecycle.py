@@ -213,7 +213,9 @@ def test_a_restarted_runner_is_not_taken_for_the_one_that_died():
     driver.attach(incarnation="2")
     assert driver.ledger() == {}
     driver.detach(incarnation="1")
-    assert driver.scheduler.runners[InstanceName("r0")].attached, "the old stream's end says nothing about the new one"
+    assert driver.scheduler.runners[InstanceName("r0")].attached, (
+        "the end of the old stream does not concern the new one"
+    )
     driver.lose("a")
     driver.wait(1)
     assert driver.ledger() == {("a", 2): 5}
@@ -358,7 +360,7 @@ def test_a_new_gateway_gets_the_catalog_at_once():
 
 
 def test_a_new_scheduler_publishes_no_catalog_before_an_operator_connects():
-    """They would believe that there are no models any more."""
+    """An empty catalog would remove all models from the gateways."""
     driver = SchedulerDriver()
     driver.gateway("g0")
     driver.attach()
@@ -367,7 +369,7 @@ def test_a_new_scheduler_publishes_no_catalog_before_an_operator_connects():
     assert not driver.of(effects.PublishCatalog)
     driver.state(pools=())
     (publish,) = driver.of(effects.PublishCatalog)
-    assert publish.catalog.groups == (), "now it is known that there are none"
+    assert publish.catalog.groups == (), "the operator has said that there are none"
 
 
 def test_the_timeline_of_a_request_names_each_step():
@@ -421,7 +423,7 @@ def test_many_requests_that_came_and_went_leave_nothing_behind():
         if n % 50 == 0:
             driver.wait(0.1)
     lives = driver.scheduler._lifecycle
-    assert len(lives.deadlines) < 200, "they are swept with each tick"
+    assert len(lives.deadlines) < 200, "each tick removes old ones"
     driver.wait(5)
     assert not lives.ended
     assert not lives.unlisted
@@ -458,8 +460,8 @@ def test_the_operator_is_told_when_a_runner_is_unhealthy_and_healthy_again():
 # ------------------------------------------------------------------------- a gateway that missed where its request went
 
 
-def missed_a_move(driver):
-    """`a` ran on r0 under epoch 1 and was moved to r1 under epoch 2; its gateway never heard of that and comes back."""
+def with_a_missed_move(driver):
+    """`a` ran on r0 under epoch 1 and was moved to r1 under epoch 2. Its gateway missed the move and reconnects."""
     driver.attach("r0")
     driver.enqueue("a")
     driver.attach("r1")
@@ -473,7 +475,7 @@ def missed_a_move(driver):
 
 def test_a_lost_placement_is_placed_again_although_a_later_one_never_arrived():
     driver = ready()
-    missed_a_move(driver)
+    with_a_missed_move(driver)
     assert driver.where("a") == "r0"
     driver.lose("a", epoch=1)
     assert driver.of(effects.SendPlaced)[0].epoch == 3
@@ -481,7 +483,7 @@ def test_a_lost_placement_is_placed_again_although_a_later_one_never_arrived():
 
 def test_a_declined_placement_is_released_although_a_later_one_never_arrived():
     driver = ready()
-    missed_a_move(driver)
+    with_a_missed_move(driver)
     assert driver.ledger("r0")
     decline(driver, "a")
     assert not driver.ledger("r0")
@@ -489,7 +491,7 @@ def test_a_declined_placement_is_released_although_a_later_one_never_arrived():
 
 def test_a_request_that_runs_under_an_earlier_epoch_is_kept_when_its_gateway_leaves():
     driver = ready()
-    missed_a_move(driver)
+    with_a_missed_move(driver)
     driver.report("r0", entry("a", 2), steps=3)
     driver.send(events.GatewayDisconnected("g0"))
     driver.wait(1)
@@ -517,7 +519,7 @@ def test_a_paused_scheduler_reads_reports_before_it_releases_placements():
     driver.attach("r0")
     driver.enqueue("a")
     driver.attach("r1")
-    driver.wait(60)  # it was stopped, and its reports are still to be read
+    driver.wait(60)  # the scheduler was paused: reports wait to be read
     assert not driver.of(effects.CancelAtRunner)
     driver.report("r0", entry("a", 5))
     driver.wait(1)
@@ -601,7 +603,9 @@ def test_another_gateway_that_uses_a_taken_id_is_refused_and_ends_nothing():
     driver.cancel("a", gateway="g1")
     driver.finish("a", gateway="g1")
     driver.lose("a", gateway="g1")
-    assert driver.of(effects.SendRefused)[0].gateway == "g1", "whoever has lost what is not its own is told so"
+    assert driver.of(effects.SendRefused)[0].gateway == "g1", (
+        "a gateway that reports a foreign request as lost gets a refusal"
+    )
     driver.gateway("g1", driver.live("a"))
     assert driver.of(effects.SendRefused)[0].gateway == "g1"
     assert driver.scheduler.requests[RequestId("a")].gateway == "g0"

@@ -66,7 +66,7 @@ async def test_a_runner_that_saw_a_later_term_makes_the_scheduler_lead_in_a_new_
 
 
 async def test_nothing_is_placed_until_known_runners_report(folder):
-    # Long enough to see it, and it ends as soon as both runners are back.
+    # Long enough to be seen. The wait ends as soon as both runners are back.
     async with in_process_system(folder, scheduler=Settings(settle_seconds=40)) as system:
         await system.runner("r0")
         other = await system.runner("r1")
@@ -95,7 +95,7 @@ class SchedulerProcess:
         }
         self.process = None
         self.start_seconds = 0.0
-        """What this machine needed to start one, with the load it has."""
+        """How long a start takes on this machine now."""
 
     async def start(self):
         self.process = await asyncio.create_subprocess_exec(

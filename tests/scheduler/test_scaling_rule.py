@@ -34,8 +34,8 @@ def load(**how) -> PoolLoad:
         ({"requests": 8, "pages": 80}, 1, "Requests"),
         ({"requests": 9, "pages": 90}, 2, "Requests"),  # more than 80% of the pages
         ({"requests": 9, "pages": 9}, 2, "Requests"),  # more than 80% of the batch
-        ({"requests": 4, "pages": 240}, 4, "Requests"),  # of 60 pages each only one has a place on a runner
-        ({"requests": 2, "pages": 198}, 2, "Requests"),  # larger than the target, and served all the same
+        ({"requests": 4, "pages": 240}, 4, "Requests"),  # a runner holds only one request of 60 pages
+        ({"requests": 2, "pages": 198}, 2, "Requests"),  # above the target, but it fits
         ({"requests": 7, "pages": 0, "runner_size": None, "serving": 0}, 1, "Requests"),
         ({"held": 3, "serving": 0, "starting": 0}, 1, "HeldRequests"),
         ({"adapters": 9}, 3, "Adapters"),
@@ -96,7 +96,7 @@ def test_a_pool_shrinks_to_the_most_that_was_needed_in_the_whole_window():
     pace = ReplicaStabilizer(4, 0.0)
     needed = [1] * 200 + [2] + [1] * 400
     advised = [advise(pace, replicas, float(at)).replicas for at, replicas in enumerate(needed)]
-    assert advised.index(2) == 300  # after the seed of the beginning
+    assert advised.index(2) == 300  # after the first advice
     assert advised.index(1) == 500
     assert set(advised) == {4, 2, 1}
 
@@ -153,11 +153,11 @@ def test_advice_respects_bounds_stale_information_and_the_growth_rate(start, loo
         advice = met(pace, needed, bounds, now, STALE if stale else None)
         assert bounds.minimum <= advice.replicas <= (bounds.maximum or 0)
         if stale:
-            assert advice.replicas >= min(before, bounds.maximum or 0), "fewer on stale information"
-        # What was advised at the window's beginning counts, and all that was advised since.
+            assert advice.replicas >= min(before, bounds.maximum or 0), "stale information removed a runner"
+        # The advice at the start of the window counts, and all advice since.
         begun = max((index for index, (at, _) in enumerate(history) if now - at >= WINDOW), default=0)
         least = min(replicas for _, replicas in history[begun:])
-        assert advice.replicas <= max(1, 2 * least, bounds.minimum), "more than twice as many within the window"
+        assert advice.replicas <= max(1, 2 * least, bounds.minimum), "the pool more than doubled within the window"
         history.append((now, advice.replicas))
         before = advice.replicas
 
@@ -188,7 +188,7 @@ def test_a_constant_need_is_met_and_then_nothing_changes(start, needed, bounds, 
 def test_a_constant_load_never_flaps_however_long_runners_take_to_start(
     *, requests, pages, start_seconds, slots, distinct, begin
 ):
-    """As many clients as ever ask again when they are answered; runners come late and go at once."""
+    """A constant number of clients send requests. Runners start late and end at once."""
     runner_size = RunnerSize(pages=100, sequences=10, adapter_slots=slots)
     adapters = min(distinct, requests)
     pace, ordered = ReplicaStabilizer(begin, 0.0), begin
@@ -219,6 +219,6 @@ def test_a_constant_load_never_flaps_however_long_runners_take_to_start(
     falls = [at for at in range(1, len(advised)) if advised[at] < advised[at - 1]]
     rises = [at for at in range(1, len(advised)) if advised[at] > advised[at - 1]]
     assert not (falls and rises), "it went back and forth"
-    assert advised[-1] == advised[-700], "it did not come to rest"
+    assert advised[-1] == advised[-700], "the advice still changes"
     serving = sum(at <= 1500 for at in ready)
-    assert requests <= serving * min(10, 100 // pages), "somebody waits for ever"
+    assert requests <= serving * min(10, 100 // pages), "a request waits for ever"

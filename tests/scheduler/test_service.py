@@ -82,7 +82,7 @@ async def test_changed_bytes_move_the_name_once_they_are_certified(system):
 
 
 async def test_row_15_while_an_adapter_flips_a_hundred_times_requests_are_answered_and_it_is_loaded_few_times(system):
-    """Pauses are a twentieth here: one check in half a second, after the first three."""
+    """With time scale 0.05: one check in half a second, after the first three."""
     runners = [await system.runner(name) for name in ("r0", "r1")]
     sources = [write_adapter(system.folder / name, seed=seed) for seed, name in enumerate(("pirate", "poet"))]
     digests = {adapter_digest(source) for source in sources}
@@ -98,7 +98,7 @@ async def test_row_15_while_an_adapter_flips_a_hundred_times_requests_are_answer
             try:
                 tokens = await system.gateway.ask(f"a{answered}", adapter=digest, max_tokens=8)
             except ModelNotFound:
-                assert len(system.gateway.catalogs) > known, "only one that the name has left meanwhile is refused"
+                assert len(system.gateway.catalogs) > known, "only a request for a replaced revision is refused"
                 continue
             assert tokens == tokens_of(PROMPT, 7, 8, digest)
             answered += 1
@@ -217,13 +217,13 @@ async def test_an_operator_of_a_past_term_is_rejected_with_the_reason(system):
         await until(lambda: system.operator.of("outranked"))
         assert system.operator.of("outranked")[0].term == 7
         assert known() == {"default/new"}
-        system.operator.term = 8  # won again
+        system.operator.term = 8  # it won the election again
         system.operator.state(adapter_entry("old", system.folder / "old"))
         await until(lambda: known() == {"default/old"})
 
 
 async def test_tenant_and_class_of_a_request_are_known_wherever_it_is(system):
-    """While it waits, where it runs, to whoever protects the runner, and to the next scheduler."""
+    """In the queue, on its runner, in the supervisor, and in the next scheduler."""
 
     def known():
         one = system.control.scheduler.requests.get("a")

@@ -22,8 +22,8 @@ from tests.support.in_process_runner import in_process_runner
 from tests.support.in_process_services import until
 
 
-class CountingFront(LeaderOnlyServicer):
-    """Counts who asked it."""
+class CountingServicer(LeaderOnlyServicer):
+    """Counts the streams that clients open."""
 
     def __init__(self, leader_address):
         super().__init__(leader_address)
@@ -35,7 +35,7 @@ class CountingFront(LeaderOnlyServicer):
 
 
 class SlowLease:
-    """A leadership whose higher terms count once they are written, which a test does."""
+    """A leadership whose higher term counts once the test has called `write`."""
 
     def __init__(self, term):
         self.term = self.wanted = term
@@ -52,12 +52,12 @@ class SlowLease:
 
 
 class Replica:
-    """One of several schedulers, in this process; `lead` is what winning an election leads to."""
+    """One of several schedulers in this process. `lead` makes it the leader."""
 
     def __init__(self, folder, name):
         self.address = f"unix:{folder}/{name}.sock"
-        self.knows = ""
-        self.front = CountingFront(lambda: self.knows)
+        self.leader_address = ""
+        self.front = CountingServicer(lambda: self.leader_address)
         self._folder = folder / name
 
     def lead(self, term):
@@ -85,7 +85,7 @@ class Replica:
 async def test_a_standby_sends_its_clients_to_the_leader_at_once(folder):
     first, second = Replica(folder, "a"), Replica(folder, "b")
     leader = first.lead(1)
-    second.knows = first.address
+    second.leader_address = first.address
     async with second.up():
         assert await is_healthy(second.address), "a standby is ready"
         async with (
@@ -100,7 +100,7 @@ async def test_a_standby_sends_its_clients_to_the_leader_at_once(folder):
 async def test_when_the_leader_dies_its_clients_reconnect_at_their_first_address(folder):
     first, second = Replica(folder, "a"), Replica(folder, "b")
     first.lead(1)
-    second.knows = first.address
+    second.leader_address = first.address
     async with second.up(), AsyncExitStack() as clients:
         async with first.up():
             gateway = await clients.enter_async_context(fake_gateway("g0", scheduler=second.address))
@@ -112,53 +112,53 @@ async def test_when_the_leader_dies_its_clients_reconnect_at_their_first_address
 
 @asynccontextmanager
 async def gateway_link(address, *, name="g0", seen=0):
-    """Gives what it hears."""
-    heard = []
+    """Yields the messages that the gateway has received."""
+    received = []
     link = Link(
         "scheduler",
         address,
         lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Serve(),
         greet=lambda: [scheduler_pb2.ServeUp(hello=scheduler_pb2.GatewayHello(gateway=name, highest_term=seen))],
-        receive=heard.append,
+        receive=received.append,
     )
     running = asyncio.create_task(link.run())
     try:
-        yield heard
+        yield received
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-def waits(count):
-    """Of so many asked at leisure one after the other, at least."""
+def min_wait(count):
+    """The shortest time that so many slow retries take."""
     return 0.75 * sum(min(FIRST_RETRY_SECONDS * 2**turn, LAST_RETRY_SECONDS) for turn in range(count))
 
 
 async def test_without_a_leader_clients_retry_slowly(folder):
     alone = Replica(folder, "a")
-    async with alone.up(), gateway_link(alone.address) as heard:
+    async with alone.up(), gateway_link(alone.address) as received:
         began = time.monotonic()
         await until(lambda: alone.front.asked > 5)
-        assert time.monotonic() - began >= waits(4)
-        assert heard == []
+        assert time.monotonic() - began >= min_wait(4)
+        assert received == []
         alone.lead(1)
-        await until(lambda: heard)
-        assert heard[0].welcome.term == 1
+        await until(lambda: received)
+        assert received[0].welcome.term == 1
 
 
 async def test_clients_of_two_standbys_that_name_each_other_retry_slowly(folder):
     first, second = Replica(folder, "a"), Replica(folder, "b")
-    first.knows, second.knows = second.address, first.address
-    async with first.up(), second.up(), gateway_link(first.address) as heard:
+    first.leader_address, second.leader_address = second.address, first.address
+    async with first.up(), second.up(), gateway_link(first.address) as received:
         began = time.monotonic()
         await until(lambda: first.front.asked + second.front.asked > 6)  # the first two at once
-        assert time.monotonic() - began >= waits(4)
-        assert heard == []
+        assert time.monotonic() - began >= min_wait(4)
+        assert received == []
 
 
 async def test_a_standby_refuses_explain(folder):
     alone = Replica(folder, "a")
-    alone.knows = "10.0.0.7:7101"
+    alone.leader_address = "10.0.0.7:7101"
     async with alone.up(), open_channel(alone.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match=r"is a standby; the leader is 10\.0\.0\.7:7101"):
             await scheduler_pb2_grpc.SchedulerStub(channel).Explain(scheduler_pb2.ExplainRequest(request="a"))
@@ -168,7 +168,7 @@ async def test_a_new_leader_notifies_its_predecessor_until_it_answers(folder):
     before = Replica(folder, "a")
     before.lead(1)
     telling = asyncio.create_task(predecessor.tell_predecessor(before.address, 2, time_scale=0.05))
-    await asyncio.sleep(0.2)  # cut off at first
+    await asyncio.sleep(0.2)  # the predecessor is not up yet
     async with before.up():
         await asyncio.wait_for(telling, PATIENCE_S)
         assert before.yielded == [2]
@@ -184,11 +184,11 @@ async def test_a_higher_term_is_announced_only_once_it_is_written(folder):
     service = alone.lead(1)
     async with alone.up(), gateway_link(alone.address, name="plain") as plain:
         await until(lambda: plain)
-        async with gateway_link(alone.address, seen=41) as heard:
-            await until(lambda: len(alone.lease.waiting) > 1)  # sent away, and back again
-            assert (heard, [down.welcome.term for down in plain]) == ([], [1])
+        async with gateway_link(alone.address, seen=41) as received:
+            await until(lambda: len(alone.lease.waiting) > 1)  # it was refused and has come back
+            assert (received, [down.welcome.term for down in plain]) == ([], [1])
             assert service.term == 1
             alone.lease.write()
-            await until(lambda: heard)
-            assert heard[0].welcome.term == 42
+            await until(lambda: received)
+            assert received[0].welcome.term == 42
             assert [down.welcome.term for down in plain if down.HasField("welcome")] == [1, 42], "told once"

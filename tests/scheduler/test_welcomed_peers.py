@@ -8,7 +8,7 @@ def test_a_peer_is_known_when_it_comes_again():
 
 
 def test_the_longest_unseen_peers_are_forgotten():
-    """Every start of a runner is a peer of its own: in a cluster there is no end of them."""
+    """Every start of a runner is a new peer, so their number grows without a limit."""
     greeted = WelcomedPeers(3)
     greeted.welcome("stays")
     for n in range(100):

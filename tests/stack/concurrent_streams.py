@@ -2,7 +2,7 @@
 
 A stream may be far behind the others: its adapter is still being loaded, or it went to another runner. How long that
 takes is unknown, so there is no timing: until the test disturbs them, a stream that gets past the middle is closed and
-begins again.
+starts again.
 """
 
 import asyncio

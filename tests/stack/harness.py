@@ -181,7 +181,7 @@ class LocalStack:
     def until(condition: Callable[[], object], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, "it did not come to that in time"
+            assert time.monotonic() < deadline, "the condition did not become true in time"
             time.sleep(0.05)
 
 

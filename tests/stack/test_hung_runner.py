@@ -82,7 +82,7 @@ async def test_a_stopped_runner_is_replaced_and_its_streams_continue_elsewhere(
         os.kill(stands_still, signal.SIGSTOP)
     answers = streams.result()
     stood = [answer for answer in answers if longest_silence(answer) > HANG_S / 2]
-    assert len(stood) >= served, "streams of a runner that was stopped heard from it"
+    assert len(stood) >= served, "streams of the stopped runner received tokens"
     assert [len(answer.tokens) for answer in answers] == [TOKENS] * STREAMS
     assert [answer.reasons for answer in answers] == [["length"]] * STREAMS
     assert_right(base, answers)

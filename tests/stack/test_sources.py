@@ -108,7 +108,7 @@ def test_a_model_and_adapters_from_a_hub_and_the_web_with_a_tenants_secret(deplo
         path for path in stack.data.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()
     ]
     assert not files_with_token
-    assert len(deployed.hub.asked_for("/model.safetensors")) == 2, "its head and its bytes, once"
+    assert len(deployed.hub.asked_for("/model.safetensors")) == 2, "one HEAD and one GET"
 
 
 def test_a_local_tenant_reads_only_its_own_folder_of_a_shared_volume(deployed: Deployed) -> None:

@@ -163,9 +163,9 @@ async def disturbed(deployed: Deployed, victim: str, *, at: int) -> Disturbance:
         back = time.monotonic()
     again, (restarts, _) = restarts_and_pids(deployed.stack), services.pop(name)
     assert again.pop(name)[0] == restarts + 1
-    assert again == services, "only who was killed is started again"
+    assert again == services, "another process than the killed one was restarted"
     assert bool(engine) == (victim == "runner")
-    assert not any(map(is_alive, engine)), "an engine dies with its runner"
+    assert not any(map(is_alive, engine)), "the engine outlived its runner"
     names = {answer.request for answer in streams.result()}
     assert len(names) == STREAMS
     placed_again = [f"{request}: {why}" for request, why in losses(deployed.stack)[lost:] if request in names]

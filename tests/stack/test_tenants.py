@@ -391,7 +391,7 @@ class Stream:
             async with await self.client.completions.create(model=self.model, prompt="Harrow", **LONG) as chunks:
                 async for chunk in chunks:
                     self.tokens += bool(chunk.choices[0].text)
-                    assert not chunk.choices[0].finish_reason, "it came to its end before anything happened"
+                    assert not chunk.choices[0].finish_reason, "the stream ended too early"
                     if self.enough.is_set():
                         return
         except openai.APIError as error:

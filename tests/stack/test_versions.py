@@ -44,7 +44,7 @@ async def test_row_45_runners_of_two_versions_serve_side_by_side_and_replace_eac
                         received.append(text)
                     answers[-1].append("".join(received))
                     assert await asyncio.to_thread(runner.wait, 20 + GRACE_S) == 0
-    assert len({tuple(each) for each in answers}) == 1, "one version answers as the other"
+    assert len({tuple(each) for each in answers}) == 1, "the two versions answer differently"
     for service in SERVICES:
         lines = pods.log(service).read_text().splitlines()
         assert [line for line in lines if "Traceback" in line or '"level": "error"' in line] == [], service

@@ -4,13 +4,13 @@ from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver, entry
 
 
-def beat(driver, *, seconds, step=1.0, steps_per_beat=0, pending=True, start=0):
-    """Reports every `step` seconds; the engine takes so many steps between two."""
+def report_for(driver, *, seconds, step=1.0, steps_per_report=0, pending=True, start=0):
+    """Report every `step` seconds. Between two reports the engine makes `steps_per_report` steps."""
     lost = []
     steps = start
     for _ in range(int(seconds / step)):
         driver.clock.advance(step)
-        steps += steps_per_beat
+        steps += steps_per_report
         driver.report(entry("a", 4), steps=steps, work_pending=pending)
         driver.send(events.Tick())
         lost += driver.of(effects.ReportRunnerLost)
@@ -37,52 +37,52 @@ def test_a_runner_that_reports_again_can_be_lost_again():
 def test_an_engine_with_work_and_no_step_is_hung():
     driver = SupervisorDriver(hang=20.0)
     driver.connect()
-    beat(driver, seconds=5, steps_per_beat=50)
-    lost, _ = beat(driver, seconds=30, steps_per_beat=0, start=250)
+    report_for(driver, seconds=5, steps_per_report=50)
+    lost, _ = report_for(driver, seconds=30, steps_per_report=0, start=250)
     assert [one.hung for one in lost] == [True]
 
 
 def test_an_engine_without_work_may_stand_still():
     driver = SupervisorDriver(hang=20.0)
     driver.connect()
-    lost, _ = beat(driver, seconds=120, pending=False)
+    lost, _ = report_for(driver, seconds=120, pending=False)
     assert not lost
 
 
 def test_a_slow_engine_is_not_hung():
     driver = SupervisorDriver(hang=20.0, hang_steps=10.0)
     driver.connect()
-    lost, steps = beat(driver, seconds=300, step=10.0, steps_per_beat=1)
+    lost, steps = report_for(driver, seconds=300, step=10.0, steps_per_report=1)
     assert not lost
     driver.heartbeat = None
-    # Ten seconds a step: it may stand still for a hundred.
-    lost, _ = beat(driver, seconds=90, start=steps)
+    # With ten seconds a step, the limit is a hundred seconds.
+    lost, _ = report_for(driver, seconds=90, start=steps)
     assert not lost
-    lost, _ = beat(driver, seconds=20, start=steps)
+    lost, _ = report_for(driver, seconds=20, start=steps)
     assert lost
 
 
 def test_one_slow_step_does_not_raise_the_limit_for_long():
     driver = SupervisorDriver(hang=20.0, hang_steps=10.0)
     driver.connect()
-    beat(driver, seconds=15, step=15.0, steps_per_beat=1)
-    _, steps = beat(driver, seconds=60, steps_per_beat=50, start=1)
-    lost, _ = beat(driver, seconds=30, start=steps)
+    report_for(driver, seconds=15, step=15.0, steps_per_report=1)
+    _, steps = report_for(driver, seconds=60, steps_per_report=50, start=1)
+    lost, _ = report_for(driver, seconds=30, start=steps)
     assert lost
 
 
 def test_work_after_a_long_idle_time_does_not_make_an_engine_hung():
     driver = SupervisorDriver(hang=20.0)
     driver.connect()
-    _, steps = beat(driver, seconds=300, pending=False)
-    lost, _ = beat(driver, seconds=10, start=steps)
+    _, steps = report_for(driver, seconds=300, pending=False)
+    lost, _ = report_for(driver, seconds=10, start=steps)
     assert not lost
 
 
 def test_a_hung_runner_gets_no_orders_until_it_moves():
     driver = SupervisorDriver(hang=20.0)
     driver.connect()
-    beat(driver, seconds=30, start=5)
+    report_for(driver, seconds=30, start=5)
     assert not driver.overflow(entry("a", 4, used=4))
     driver.report(entry("a", 4, used=4), steps=99, work_pending=True)
     assert driver.of(effects.Extend)
@@ -91,9 +91,9 @@ def test_a_hung_runner_gets_no_orders_until_it_moves():
 def test_a_hung_runner_is_reported_again_for_a_scheduler_that_was_away():
     driver = SupervisorDriver(hang=20.0, heartbeat=5.0)
     driver.connect()
-    lost, _ = beat(driver, seconds=45, start=5)
+    lost, _ = report_for(driver, seconds=45, start=5)
     assert [one.again for one in lost] == [False, True, True]
-    lost, _ = beat(driver, seconds=15, steps_per_beat=50, start=5)
+    lost, _ = report_for(driver, seconds=15, steps_per_report=50, start=5)
     assert not lost
 
 
@@ -117,37 +117,37 @@ def test_the_end_of_an_old_stream_does_not_affect_the_new_one():
 def test_an_engine_that_stands_still_after_a_silence_is_hung():
     driver = SupervisorDriver(heartbeat=5.0, hang=20.0)
     driver.connect()
-    _, steps = beat(driver, seconds=5, steps_per_beat=50)
+    _, steps = report_for(driver, seconds=5, steps_per_report=50)
     (silent,) = driver.wait(6)
     assert not silent.hung
-    lost, _ = beat(driver, seconds=300, start=steps)
+    lost, _ = report_for(driver, seconds=300, start=steps)
     assert [one.hung for one in lost if not one.again] == [True]
 
 
 def test_time_without_reports_does_not_count_as_a_hang():
-    """A machine that was suspended: nothing ran, and nothing was heard."""
+    """As on a machine that was suspended."""
     driver = SupervisorDriver(heartbeat=5.0, hang=20.0)
     driver.connect()
-    _, steps = beat(driver, seconds=5, steps_per_beat=50)
+    _, steps = report_for(driver, seconds=5, steps_per_report=50)
     driver.wait(600)
-    lost, _ = beat(driver, seconds=15, start=steps)
+    lost, _ = report_for(driver, seconds=15, start=steps)
     assert not lost
 
 
 def test_a_runner_with_gaps_in_its_reports_and_no_step_is_hung():
     driver = SupervisorDriver(heartbeat=5.0, hang=20.0)
     driver.connect()
-    lost, steps = beat(driver, seconds=5, steps_per_beat=50)
+    lost, steps = report_for(driver, seconds=5, steps_per_report=50)
     for _ in range(10):
         driver.wait(6)
-        lost += beat(driver, seconds=4, start=steps)[0]
+        lost += report_for(driver, seconds=4, start=steps)[0]
     assert any(one.hung for one in lost)
 
 
 def test_a_hung_runner_whose_stream_comes_back_is_hung_until_it_moves():
     driver = SupervisorDriver(hang=20.0)
     driver.connect()
-    beat(driver, seconds=30, start=5)
+    report_for(driver, seconds=30, start=5)
     driver.connect(entry("a", 4, used=4))
     assert not driver.of(effects.Extend)
     driver.report(entry("a", 4, used=4), steps=5, work_pending=True)

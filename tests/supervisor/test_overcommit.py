@@ -11,7 +11,7 @@ from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
 
 LENGTH = 159
-"""With its prompt of one token, exactly ten pages."""
+"""With a prompt of one token, a request of this length takes exactly ten pages."""
 
 
 def test_a_runner_that_connects_gets_the_factor_before_the_scheduler():
@@ -56,8 +56,8 @@ async def test_the_runner_accepts_what_the_scheduler_promises(folder):
         engines.hurry(0.002)
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, LENGTH)
-        assert runner.service.metrics.self_parks._value.get() > 0, "the pages did run out"
-        assert all(len(asked.placements) == 1 for asked in system.gateway.asked.values()), "nothing was declined"
+        assert runner.service.metrics.self_parks._value.get() > 0, "the pages never ran out"
+        assert all(len(asked.placements) == 1 for asked in system.gateway.asked.values()), "a request was declined"
         await system.ledgers_agree()
 
 

@@ -61,7 +61,7 @@ def test_at_its_maximum_a_promise_is_not_extended():
 
 def test_without_free_pages_no_request_is_parked_for_an_unneeded_page():
     driver = SupervisorDriver()
-    # Prompt and answer have 33 tokens in all, and the last is never fed back: two pages are enough for its life.
+    # Prompt and answer have 33 tokens. The last one needs no memory, so two pages are enough.
     last = entry("a", 2, used=2, prompt_tokens=16, output_tokens=16, max_tokens=17)
     driver.connect(last, entry("b", 18), pages=20)
     assert not driver.of(effects.Park)
@@ -104,7 +104,7 @@ def test_while_a_park_is_pending_no_other_request_is_parked():
     assert not driver.overflow(overflowing("b", 10))
     driver.parked("c", 20)
     assert [one.request for one in driver.of(effects.Extend)] == ["a"]
-    # That took all that came free; b waits for a turn of its own.
+    # That took all free pages; b waits.
     assert [one.request for one in driver.of(effects.Park)] == ["b"]
 
 

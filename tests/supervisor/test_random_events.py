@@ -1,8 +1,9 @@
-"""A supervisor among runners that lose its orders and report late, and a scheduler that comes and goes.
+"""Sends random events to a supervisor: runners lose its orders and report late, and a scheduler connects and
+disconnects.
 
-The model's engine obeys orders only when epoch and promise are still the ones they name and the pages are there; a
-sequence at its promise stands still. Whatever happens: nothing outgrows the runner, nobody is parked more than three
-times, and once messages arrive again everybody finishes.
+The model's engine obeys an order only if its epoch and promise are current and enough pages are free. A sequence at its
+promise waits. After any events: promises fit the runner, no sequence is parked more than three times, and once messages
+arrive again all sequences finish.
 """
 
 from hypothesis import HealthCheck, settings
@@ -37,23 +38,23 @@ class Sequence:
         return pages_for(self.prompt + self.made) > self.promise
 
 
-class World(RuleBasedStateMachine):
+class RandomEvents(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.driver = SupervisorDriver()
         self.sequences = {}
         self.count = 0
         self.steps = 0
-        self.deaf = False
-        """Orders to the runner get lost."""
+        self.orders_get_lost = False
+        """Orders to the runner are lost."""
         self.scheduler = True
-        self.readmissible = {}
-        self.say(events.SchedulerConnected(1, 1))
+        self.parked_wants = {}
+        self.send(events.SchedulerConnected(1, 1))
         self.carry_out_all(self.driver.connect(pages=PAGES, page_bytes=1, host_bytes=8))
 
     # ------------------------------------------------------------------------------------------------------- carrying
 
-    def say(self, event):
+    def send(self, event):
         self.carry_out_all(self.driver.send(event))
 
     def carry_out_all(self, decided):
@@ -66,38 +67,38 @@ class World(RuleBasedStateMachine):
             case effects.Extend():
                 assert effect.extended > effect.pages
                 if one is not None:
-                    assert effect.extended <= max(one.limit, one.promise), "more than it can ever need"
-                obeyed = not self.deaf and one is not None and not one.parked and one.promise == effect.pages
+                    assert effect.extended <= max(one.limit, one.promise), "extended beyond the longest answer"
+                obeyed = not self.orders_get_lost and one is not None and not one.parked and one.promise == effect.pages
                 if obeyed and effect.extended - one.promise <= self.free:
                     one.promise = effect.extended
             case effects.Park():
-                if not self.deaf and one is not None and not one.parked and one.promise == effect.pages:
+                if not self.orders_get_lost and one is not None and not one.parked and one.promise == effect.pages:
                     self.park(effect.request, one, effect.doubled)
             case effects.Resume():
-                if not self.deaf and one is not None and one.parked and one.promise == effect.pages:
+                if not self.orders_get_lost and one is not None and one.parked and one.promise == effect.pages:
                     self.resume(effect.request, one)
             case effects.ReportParked():
-                self.readmissible[effect.request] = effect.wanted
+                self.parked_wants[effect.request] = effect.wanted
             case effects.ReportAllParked():
-                self.readmissible = {parked.request: parked.wanted for parked in effect.requests}
+                self.parked_wants = {parked.request: parked.wanted for parked in effect.requests}
             case effects.ReportResumed():
-                self.readmissible.pop(effect.request, None)
+                self.parked_wants.pop(effect.request, None)
 
     @property
     def free(self):
         return PAGES - sum(one.promise for one in self.sequences.values() if not one.parked)
 
     def park(self, name, one, wanted):
-        assert one.promise <= wanted <= PAGES, "it could never come back"
+        assert one.promise <= wanted <= PAGES, "the promise never fits the runner"
         one.parked, one.promise = True, wanted
         one.parked_times += 1
-        assert one.parked_times <= 3, "parked again and again"
-        self.say(events.RequestParked(R0, RequestId(name), 1, wanted, "recompute"))
+        assert one.parked_times <= 3, "parked too often"
+        self.send(events.RequestParked(R0, RequestId(name), 1, wanted, "recompute"))
 
     def resume(self, name, one):
         if one.promise <= self.free:
             one.parked = False
-            self.say(events.RequestResumed(R0, RequestId(name), 1, one.promise))
+            self.send(events.RequestResumed(R0, RequestId(name), 1, one.promise))
 
     def entry(self, name):
         one = self.sequences[name]
@@ -130,7 +131,7 @@ class World(RuleBasedStateMachine):
             self.sequences[f"s{self.count:03}"] = Sequence(prompt, max_tokens, promise, request_class)
 
     @rule(max_tokens=st.integers(60, 700), request_class=st.sampled_from(RequestClass))
-    def crowd(self, max_tokens, request_class):
+    def fill_the_runner(self, max_tokens, request_class):
         """Fill the runner with requests that are expected to be short and are not."""
         while self.free >= 2:
             self.submit(prompt=4, max_tokens=max_tokens, guess=1, request_class=request_class)
@@ -145,16 +146,18 @@ class World(RuleBasedStateMachine):
                 one.made += 1
                 if one.made >= one.max_tokens:
                     del self.sequences[name]
-                    self.say(events.RequestEnded(R0, RequestId(name), 1))
-                elif promises.is_near_promise(one.prompt + one.made, one.promise, one.limit) and not self.deaf:
-                    self.say(events.OverflowAnnounced(R0, self.entry(name)))
+                    self.send(events.RequestEnded(R0, RequestId(name), 1))
+                elif (
+                    promises.is_near_promise(one.prompt + one.made, one.promise, one.limit) and not self.orders_get_lost
+                ):
+                    self.send(events.OverflowAnnounced(R0, self.entry(name)))
 
     @rule()
     def report(self):
-        book = tuple(self.entry(name) for name in self.sequences)
+        live = tuple(self.entry(name) for name in self.sequences)
         self.carry_out_all(
             self.driver.report(
-                *book,
+                *live,
                 steps=self.steps,
                 host_bytes_free=8,
                 prefill_seconds_per_token=0.001,
@@ -166,25 +169,25 @@ class World(RuleBasedStateMachine):
     def wait(self, seconds):
         self.carry_out_all(self.driver.wait(seconds))
 
-    @rule(deaf=st.booleans())
-    def lose_orders(self, deaf):
-        self.deaf = deaf
+    @rule(orders_get_lost=st.booleans())
+    def lose_orders(self, orders_get_lost):
+        self.orders_get_lost = orders_get_lost
 
     @rule()
     def runner_reconnects(self):
-        self.say(events.RunnerDisconnected(R0, "1"))
-        book = tuple(self.entry(name) for name in self.sequences)
-        self.carry_out_all(self.driver.connect(*book, pages=PAGES, page_bytes=1, host_bytes=8))
+        self.send(events.RunnerDisconnected(R0, "1"))
+        live = tuple(self.entry(name) for name in self.sequences)
+        self.carry_out_all(self.driver.connect(*live, pages=PAGES, page_bytes=1, host_bytes=8))
 
     @rule()
     def scheduler_comes_or_goes(self):
         self.scheduler = not self.scheduler
-        self.say(events.SchedulerConnected(1, 1) if self.scheduler else events.SchedulerDisconnected(1))
+        self.send(events.SchedulerConnected(1, 1) if self.scheduler else events.SchedulerDisconnected(1))
 
     @rule()
-    def scheduler_readmits(self):
+    def scheduler_allows_resumes(self):
         if self.scheduler:
-            for name, wanted in list(self.readmissible.items()):
+            for name, wanted in list(self.parked_wants.items()):
                 if wanted <= self.free:
                     self.carry_out_all(self.driver.resumable(name, wanted))
 
@@ -195,19 +198,19 @@ class World(RuleBasedStateMachine):
         assert self.free >= 0
 
     def teardown(self):
-        """Once orders arrive again, everybody finishes."""
-        self.deaf = False
+        """Once orders arrive again, all sequences finish."""
+        self.orders_get_lost = False
         for _ in range(600):
             if not self.sequences:
                 break
             self.decode(40)
             self.report()
             self.wait(1.0)
-            self.scheduler_readmits()
-        assert not self.sequences, "these never finish"
+            self.scheduler_allows_resumes()
+        assert not self.sequences, "these sequences never finish"
 
 
-World.TestCase.settings = settings(
+RandomEvents.TestCase.settings = settings(
     max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-TestWorld = World.TestCase
+TestRandomEvents = RandomEvents.TestCase

@@ -130,7 +130,7 @@ def test_orders_have_the_leaders_term_and_term_0_while_it_is_away():
     driver.send(events.TermRaised(2, term=7))
     assert driver.supervisor.term == 7
     driver.send(events.SchedulerDisconnected(2))
-    assert driver.supervisor.term == 0, "the other one does not lead any more"
+    assert driver.supervisor.term == 0, "the other scheduler no longer leads"
     driver.send(events.SchedulerConnected(3, term=7))
     assert driver.supervisor.term == 7
 

@@ -13,7 +13,7 @@ from tests.support.in_process_system import in_process_system
 STREAMS = 6
 LENGTH = 150
 PATIENT = 1000.0
-"""Seconds (× 0.05) a runner waits for the supervisor: longer than this machine ever stalls."""
+"""Seconds (× 0.05) until a runner protects itself: longer than any pause of the test machine."""
 
 
 def engines_with_little_memory():
@@ -21,7 +21,7 @@ def engines_with_little_memory():
 
 
 async def ask_long_ones(system, engines, streams=STREAMS, length=LENGTH):
-    """Each is expected to be short, so that all of them together outgrow the runner. They begin together."""
+    """Start long answers with short estimates, so that together they outgrow the runner."""
     answers = [system.gateway.start(f"{n}", prompt=(n,), max_tokens=length, q80=8) for n in range(streams)]
     await until(lambda: all(one.tokens for one in system.gateway.live()))
     engines.hurry(0.002)
@@ -50,7 +50,9 @@ async def test_sequences_that_outgrow_their_promises_are_extended_then_parked_an
         assert count(system, "promise_extensions") > 0
         assert ordered_parks(system, "swap") + ordered_parks(system, "recompute") > 0
         assert count(system, "resume_orders") > 0
-        assert runner.service.metrics.self_parks._value.get() == 0, "it was supervised, so it never had to help itself"
+        assert runner.service.metrics.self_parks._value.get() == 0, (
+            "the runner protected itself although a supervisor was connected"
+        )
         await system.ledgers_agree()
         assert not any(one.parked for one in system.control.scheduler.runners.values())
 
@@ -85,7 +87,7 @@ async def test_a_promise_forced_to_one_page_doubles_at_each_overflow(folder):
         await system.runner("r0", lambda: Recording(step_seconds=0.002), supervisor_answer_seconds=PATIENT)
         await until(lambda: "r0" in system.control.supervisor_service.supervisor.runners)
         await system.gateway.ask("a", prompt=tuple(range(6)), max_tokens=160)
-    # 166 tokens in all need 11 pages: the last doubling is capped by the request's whole life.
+    # 166 tokens need 11 pages: the longest possible answer limits the last doubling.
     assert seen == [1, 2, 4, 8, 11]
 
 
