@@ -196,7 +196,7 @@ class AsksForAKey(Version):
 
 
 @pytest.mark.parametrize(
-    ("auth", "gateway", "said"),
+    ("auth", "gateway", "printed"),
     [
         ("none", Version, "the gateway answers; its version is 1.2.3"),
         ("keys", AsksForAKey, "the gateway answers, and asks for a key"),

@@ -10,7 +10,7 @@ keys = st.sampled_from("abcdef")
 pages = st.integers(min_value=1, max_value=40)
 
 
-class Books(RuleBasedStateMachine):
+class LedgerAndDict(RuleBasedStateMachine):
     """The ledger and a plain dictionary with the same promises."""
 
     @initialize(capacity=st.integers(min_value=0, max_value=100), overcommit=st.sampled_from([0.5, 1.0, 1.3]))
@@ -51,7 +51,7 @@ class Books(RuleBasedStateMachine):
         self.expected.clear()
 
     @invariant()
-    def the_entries_are_those_written(self) -> None:
+    def the_entries_equal_the_dict(self) -> None:
         if not hasattr(self, "ledger"):
             return
         assert dict(self.ledger) == self.expected
@@ -60,12 +60,12 @@ class Books(RuleBasedStateMachine):
         assert self.ledger.promised == sum(self.expected.values())
 
     @invariant()
-    def promises_exceed_the_limit_only_where_somebody_lives_by_them(self) -> None:
+    def only_adopted_promises_exceed_the_limit(self) -> None:
         if hasattr(self, "ledger") and not self.forced:
             assert self.ledger.promised <= self.ledger.limit
 
 
-TestBooks = Books.TestCase
+TestLedgerAndDict = LedgerAndDict.TestCase
 
 
 def test_a_promise_that_does_not_fit_changes_nothing() -> None:

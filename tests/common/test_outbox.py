@@ -46,11 +46,11 @@ def test_a_message_that_was_read_is_not_replaced() -> None:
 
 
 @given(st.lists(st.sampled_from([b"a=1", b"a=2", b"b=1", b"b=2", b"one", b"two", b"read"])))
-def test_a_slow_reader_gets_the_messages_of_a_fast_one_without_outdated_ones(said: list[bytes]) -> None:
+def test_a_slow_reader_gets_the_messages_of_a_fast_one_without_outdated_ones(steps: list[bytes]) -> None:
     outbox: Outbox[bytes] = Outbox(subject=subject)
     heard: list[bytes] = []
-    everything = [message for message in said if message != b"read"]
-    for message in said:
+    everything = [message for message in steps if message != b"read"]
+    for message in steps:
         if message == b"read":
             heard += [one] if (one := outbox.get_nowait()) is not None else []
         else:
@@ -99,7 +99,7 @@ def test_a_request_keeps_its_place_and_its_placement_and_a_gateway_one_catalog()
         return scheduler_pb2.ServeDown(**members)
 
     outbox: Outbox[scheduler_pb2.ServeDown] = Outbox()
-    said = [
+    steps = [
         down(catalog={"revision": 1}),
         down(position={"request": "a", "position": 2}),
         down(position={"request": "b", "position": 3}),
@@ -108,9 +108,9 @@ def test_a_request_keeps_its_place_and_its_placement_and_a_gateway_one_catalog()
         down(placed={"request": "b"}),
         down(catalog={"revision": 2}),
     ]
-    for message in said:
+    for message in steps:
         outbox.put(message)
-    assert list(iter(outbox.get_nowait, None)) == said[2:]  # type: ignore[arg-type]
+    assert list(iter(outbox.get_nowait, None)) == steps[2:]  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -205,22 +205,22 @@ async def test_a_server_that_does_not_read_is_given_up_for_a_new_connection(addr
 async def test_a_slow_client_gets_only_the_newest_state(address: str) -> None:
     """Over a real stream, a slow reader gets only a few of ten thousand states of one thing."""
 
-    class Talkative(Echo):
+    class ManyStates(Echo):
         async def talk(self, requests: AsyncIterator[bytes], context: Any) -> None:
             sessions: Sessions[str, bytes, bytes] = Sessions(
                 hello=bytes.decode,
-                received=self._tell,
+                received=self._send_states,
                 closed=lambda _: None,
                 outbox=lambda: Outbox(subject=subject),
             )
             await sessions.serve(requests, context)
 
-        def _tell(self, session: Any, _: bytes) -> None:
+        def _send_states(self, session: Any, _: bytes) -> None:
             for number in range(10_000):
                 session.send(b"state=%d" % number)
             session.send(b"end")
 
-    async with serving(address, Talkative().add, grace=0), open_channel(address) as channel:
+    async with serving(address, ManyStates().add, grace=0), open_channel(address) as channel:
         call = open_talk(channel)
         await call.write(b"hello")
         heard = []

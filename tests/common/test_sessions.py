@@ -14,23 +14,23 @@ from tests.common.echo import open_talk
 from tests.common.waiting import until
 
 
-class Clerk:
+class RecordingSessions:
     """Serves streams that begin with `hello <name>`, and records when they open and close."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.record: list[str] = []
         self.fails: set[str] = set()
         self.error: Exception = RuntimeError("a defect")
         self.sessions: Sessions[str, bytes, bytes] = Sessions(
-            hello=lambda said: said.removeprefix(b"hello ").decode() if said.startswith(b"hello") else None,
+            hello=lambda message: message.removeprefix(b"hello ").decode() if message.startswith(b"hello") else None,
             key=lambda name: name.split("/")[0],
             opened=lambda session: self._note("opened", session),
-            received=lambda session, said: self._note(said.decode(), session),
+            received=lambda session, message: self._note(message.decode(), session),
             closed=lambda session: self._note("closed", session),
         )
 
     def _note(self, what: str, session: Session[str, bytes]) -> None:
-        self.told.append(f"{session.peer}: {what}")
+        self.record.append(f"{session.peer}: {what}")
         if what in self.fails:
             raise self.error
 
@@ -48,7 +48,7 @@ class Clerk:
 
 
 @asynccontextmanager
-async def speaking(address: str, *messages: bytes) -> AsyncIterator[Any]:
+async def open_stream(address: str, *messages: bytes) -> AsyncIterator[Any]:
     async with open_channel(address) as channel:
         call = open_talk(channel)
         try:
@@ -72,99 +72,99 @@ def address(tmp_path: Path) -> str:
 
 
 async def test_a_session_is_open_from_its_hello_to_the_end_of_its_stream(address: str) -> None:
-    clerk = Clerk()
-    async with clerk.serving(address):
-        async with speaking(address, b"hello a", b"one", b"two"):
-            await until(lambda: clerk.told == ["a: opened", "a: hello a", "a: one", "a: two"])
-            assert "a" in clerk.sessions
-        await until(lambda: clerk.told[-1] == "a: closed")
-        assert not len(clerk.sessions)
+    recorder = RecordingSessions()
+    async with recorder.serving(address):
+        async with open_stream(address, b"hello a", b"one", b"two"):
+            await until(lambda: recorder.record == ["a: opened", "a: hello a", "a: one", "a: two"])
+            assert "a" in recorder.sessions
+        await until(lambda: recorder.record[-1] == "a: closed")
+        assert not len(recorder.sessions)
 
 
 @pytest.mark.parametrize("first", [b"one", b"hello "])
 async def test_a_stream_that_does_not_begin_with_a_hello_that_has_a_name_is_refused(address: str, first: bytes) -> None:
-    clerk = Clerk()
-    async with clerk.serving(address), speaking(address, first) as call:
+    recorder = RecordingSessions()
+    async with recorder.serving(address), open_stream(address, first) as call:
         assert (await refusal(call)).startswith("INVALID_ARGUMENT: the first message of a stream must be a hello")
-    assert clerk.told == []
+    assert recorder.record == []
 
 
 async def test_a_second_hello_is_refused_and_cannot_leave_the_first_name_behind(address: str) -> None:
-    clerk = Clerk()
-    async with clerk.serving(address), speaking(address, b"hello a", b"hello b") as call:
+    recorder = RecordingSessions()
+    async with recorder.serving(address), open_stream(address, b"hello a", b"hello b") as call:
         assert (await refusal(call)).startswith("INVALID_ARGUMENT: a stream has only one hello")
-        await until(lambda: clerk.told == ["a: opened", "a: hello a", "a: closed"])
-        assert not len(clerk.sessions)
+        await until(lambda: recorder.record == ["a: opened", "a: hello a", "a: closed"])
+        assert not len(recorder.sessions)
 
 
 @pytest.mark.parametrize("what", ["opened", "hello a", "one"])
 async def test_after_an_error_at_any_moment_no_session_is_left(address: str, what: str) -> None:
-    clerk = Clerk()
-    clerk.fails.add(what)
-    async with clerk.serving(address), speaking(address, b"hello a", b"one") as call:
+    recorder = RecordingSessions()
+    recorder.fails.add(what)
+    async with recorder.serving(address), open_stream(address, b"hello a", b"one") as call:
         assert (await refusal(call)).startswith("UNKNOWN")
-        await until(lambda: clerk.told[-1] == "a: closed")
-        assert not len(clerk.sessions)
+        await until(lambda: recorder.record[-1] == "a: closed")
+        assert not len(recorder.sessions)
 
 
 async def test_an_error_while_a_session_without_a_hello_opens_leaves_no_session(address: str) -> None:
-    clerk = Clerk()
-    clerk.fails.add("opened")
-    async with clerk.serving(address, peer="operator"), speaking(address) as call:
+    recorder = RecordingSessions()
+    recorder.fails.add("opened")
+    async with recorder.serving(address, peer="operator"), open_stream(address) as call:
         assert (await refusal(call)).startswith("UNKNOWN")
-        await until(lambda: clerk.told == ["operator: opened", "operator: closed"])
-        assert not len(clerk.sessions)
+        await until(lambda: recorder.record == ["operator: opened", "operator: closed"])
+        assert not len(recorder.sessions)
 
 
 async def test_a_session_without_a_hello_that_may_not_open_is_refused_with_a_reason(address: str) -> None:
-    clerk = Clerk()
-    clerk.fails.add("opened")
-    clerk.error = Overloaded("come back later")
-    async with clerk.serving(address, peer="operator"), speaking(address) as call:
+    recorder = RecordingSessions()
+    recorder.fails.add("opened")
+    recorder.error = Overloaded("come back later")
+    async with recorder.serving(address, peer="operator"), open_stream(address) as call:
         assert await refusal(call) == "UNAVAILABLE: come back later"
 
 
 async def test_a_peer_that_connects_again_replaces_its_session_without_a_close(address: str) -> None:
-    clerk = Clerk()
-    async with clerk.serving(address):
-        async with speaking(address, b"hello a/first"):
-            await until(lambda: "a" in clerk.sessions)
-            async with speaking(address, b"hello a/second") as second:
-                await until(lambda: "a/second: opened" in clerk.told)
-                clerk.sessions.send("a", b"for you")
-                clerk.sessions.send("b", b"for nobody")
+    recorder = RecordingSessions()
+    async with recorder.serving(address):
+        async with open_stream(address, b"hello a/first"):
+            await until(lambda: "a" in recorder.sessions)
+            async with open_stream(address, b"hello a/second") as second:
+                await until(lambda: "a/second: opened" in recorder.record)
+                recorder.sessions.send("a", b"for you")
+                recorder.sessions.send("b", b"for nobody")
                 assert await second.read() == b"for you"
-        await until(lambda: clerk.told[-1] == "a/second: closed")
-        assert not len(clerk.sessions)
-    assert "a/first: closed" not in clerk.told
+        await until(lambda: recorder.record[-1] == "a/second: closed")
+        assert not len(recorder.sessions)
+    assert "a/first: closed" not in recorder.record
 
 
 async def test_the_end_of_a_replaced_stream_closes_no_session(address: str) -> None:
-    clerk = Clerk()
-    async with clerk.serving(address), speaking(address, b"hello a/first") as first:
-        await until(lambda: "a" in clerk.sessions)
-        async with speaking(address, b"hello a/second") as second:
-            await until(lambda: "a/second: opened" in clerk.told)
+    recorder = RecordingSessions()
+    async with recorder.serving(address), open_stream(address, b"hello a/first") as first:
+        await until(lambda: "a" in recorder.sessions)
+        async with open_stream(address, b"hello a/second") as second:
+            await until(lambda: "a/second: opened" in recorder.record)
             await first.done_writing()
             await until(first.done)
-            clerk.sessions.broadcast(b"still here")
+            recorder.sessions.broadcast(b"still here")
             assert await second.read() == b"still here"
-            assert "a/first: closed" not in clerk.told
+            assert "a/first: closed" not in recorder.record
 
 
 async def test_a_cancelled_handler_closes_its_session(address: str) -> None:
-    clerk = Clerk()
-    async with clerk.serving(address, peer="operator"), speaking(address):
-        await until(lambda: "operator" in clerk.sessions)
-    await until(lambda: clerk.told[-1] == "operator: closed")
-    assert not len(clerk.sessions)
+    recorder = RecordingSessions()
+    async with recorder.serving(address, peer="operator"), open_stream(address):
+        await until(lambda: "operator" in recorder.sessions)
+    await until(lambda: recorder.record[-1] == "operator: closed")
+    assert not len(recorder.sessions)
 
 
 async def test_a_stream_that_the_server_ends_gets_the_reason(address: str) -> None:
-    clerk = Clerk()
-    async with clerk.serving(address), speaking(address, b"hello a") as a, speaking(address, b"hello b") as b:
-        await until(lambda: len(clerk.sessions) == 2)
-        clerk.sessions.end_all()
+    recorder = RecordingSessions()
+    async with recorder.serving(address), open_stream(address, b"hello a") as a, open_stream(address, b"hello b") as b:
+        await until(lambda: len(recorder.sessions) == 2)
+        recorder.sessions.end_all()
         assert await refusal(a) == await refusal(b) == "UNAVAILABLE: the server has ended this stream; connect again"
-        assert not len(clerk.sessions)
-    assert {"a: closed", "b: closed"} <= set(clerk.told)
+        assert not len(recorder.sessions)
+    assert {"a: closed", "b: closed"} <= set(recorder.record)

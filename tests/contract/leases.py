@@ -39,76 +39,78 @@ class LeaseClient:
         return await self.api.put(f"{self._all}/{self.name}", body, seconds=SECONDS)
 
 
-def said(body: KubeObject) -> tuple[object, object]:
+def content_of(body: KubeObject) -> tuple[object, object]:
     return body["spec"], body["metadata"]["annotations"]
 
 
 class LeaseContract:
-    async def test_a_missing_lease_is_not_found(self, line: LeaseClient) -> None:
+    async def test_a_missing_lease_is_not_found(self, client: LeaseClient) -> None:
         with pytest.raises(StatusError) as refused:
-            await line.get()
+            await client.get()
         assert refused.value.status == NOT_FOUND
 
-    async def test_a_created_lease_is_returned_with_its_version_and_can_be_read(self, line: LeaseClient) -> None:
-        made = await line.post(line.lease())
+    async def test_a_created_lease_is_returned_with_its_version_and_can_be_read(self, client: LeaseClient) -> None:
+        made = await client.post(client.lease())
         assert made["metadata"]["resourceVersion"]
-        assert said(made) == said(line.lease())
-        read = await line.get()
-        assert said(read) == said(made)
+        assert content_of(made) == content_of(client.lease())
+        read = await client.get()
+        assert content_of(read) == content_of(made)
         assert read["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
 
-    async def test_the_second_creation_of_a_lease_is_refused(self, line: LeaseClient) -> None:
-        await line.post(line.lease())
+    async def test_the_second_creation_of_a_lease_is_refused(self, client: LeaseClient) -> None:
+        await client.post(client.lease())
         with pytest.raises(StatusError) as refused:
-            await line.post(line.lease(holder="second"))
+            await client.post(client.lease(holder="second"))
         assert refused.value.status == CONFLICT
-        assert said(await line.get()) == said(line.lease())
+        assert content_of(await client.get()) == content_of(client.lease())
 
-    async def test_a_writer_with_the_newest_version_may_write(self, line: LeaseClient) -> None:
-        made = await line.post(line.lease())
-        changed = made | {"spec": line.lease(holder="second")["spec"]}
-        written = await line.put(changed)
+    async def test_a_writer_with_the_newest_version_may_write(self, client: LeaseClient) -> None:
+        made = await client.post(client.lease())
+        changed = made | {"spec": client.lease(holder="second")["spec"]}
+        written = await client.put(changed)
         assert written["metadata"]["resourceVersion"] != made["metadata"]["resourceVersion"]
-        assert said(written) == said(changed)
-        assert said(await line.put(written | {"spec": made["spec"]})) == said(made), "the answer's version is the last"
+        assert content_of(written) == content_of(changed)
+        assert content_of(await client.put(written | {"spec": made["spec"]})) == content_of(made), (
+            "the answer's version is the last"
+        )
 
-    async def test_a_writer_with_an_older_version_is_refused_and_changes_nothing(self, line: LeaseClient) -> None:
-        made = await line.post(line.lease())
-        await line.put(made | {"spec": line.lease(holder="second")["spec"]})
+    async def test_a_writer_with_an_older_version_is_refused_and_changes_nothing(self, client: LeaseClient) -> None:
+        made = await client.post(client.lease())
+        await client.put(made | {"spec": client.lease(holder="second")["spec"]})
         with pytest.raises(StatusError) as refused:
-            await line.put(made | {"spec": line.lease(holder="third")["spec"]})
+            await client.put(made | {"spec": client.lease(holder="third")["spec"]})
         assert refused.value.status == CONFLICT
-        assert (await line.get())["spec"]["holderIdentity"] == "second"
+        assert (await client.get())["spec"]["holderIdentity"] == "second"
 
-    async def test_a_removed_lease_cannot_be_written_with_its_old_version(self, line: LeaseClient) -> None:
-        made = await line.post(line.lease())
-        await self.remove(line)
+    async def test_a_removed_lease_cannot_be_written_with_its_old_version(self, client: LeaseClient) -> None:
+        made = await client.post(client.lease())
+        await self.remove(client)
         with pytest.raises(StatusError) as refused:
-            await line.put(made)
+            await client.put(made)
         assert refused.value.status == CONFLICT
         with pytest.raises(StatusError):
-            await line.get()
+            await client.get()
 
-    async def test_an_administrators_write_makes_every_older_version_stale(self, line: LeaseClient) -> None:
-        made = await line.post(line.lease())
+    async def test_an_administrators_write_makes_every_older_version_stale(self, client: LeaseClient) -> None:
+        made = await client.post(client.lease())
         changed = copy.deepcopy(made)
         changed["spec"]["holderIdentity"] = "an administrator"
-        await self.write(line, changed)
+        await self.write(client, changed)
         with pytest.raises(StatusError) as refused:
-            await line.put(made)
+            await client.put(made)
         assert refused.value.status == CONFLICT
-        assert (await line.get())["spec"]["holderIdentity"] == "an administrator"
+        assert (await client.get())["spec"]["holderIdentity"] == "an administrator"
 
-    async def test_answers_are_copies(self, line: LeaseClient) -> None:
-        made = await line.post(line.lease())
+    async def test_answers_are_copies(self, client: LeaseClient) -> None:
+        made = await client.post(client.lease())
         made["spec"]["holderIdentity"] = "nobody said so"
-        read = await line.get()
+        read = await client.get()
         assert read["spec"]["holderIdentity"] == "first"
         read["metadata"]["annotations"].clear()
-        assert said(await line.get()) == said(line.lease())
+        assert content_of(await client.get()) == content_of(client.lease())
 
-    async def remove(self, line: LeaseClient) -> None:
+    async def remove(self, client: LeaseClient) -> None:
         raise NotImplementedError
 
-    async def write(self, line: LeaseClient, body: KubeObject) -> None:
+    async def write(self, client: LeaseClient, body: KubeObject) -> None:
         raise NotImplementedError

@@ -436,12 +436,12 @@ COMMANDS = st.lists(
 )
 
 
-class Driven:
+class DrivenEngine:
     """An engine and a record of its outputs, without the token values and without the order within a step."""
 
     def __init__(self, engine) -> None:
         self.engine = engine
-        self.said: list[object] = []
+        self.record: list[object] = []
 
     def do(self, what: str, *how) -> None:
         engine, entry = self.engine, book_of(self.engine).get(how[0] if how else None)
@@ -452,22 +452,22 @@ class Driven:
                 try:
                     engine.add(new)
                 except MotetError as error:
-                    self.said.append((type(error), error.message))
+                    self.record.append((type(error), error.message))
             case "extend", (name, extended):
-                self.said.append(engine.extend(R(name), epoch, promise, extended))
+                self.record.append(engine.extend(R(name), epoch, promise, extended))
             case "park", (name, wanted, method):
-                self.said.append(engine.park(R(name), epoch, promise, wanted, method))
+                self.record.append(engine.park(R(name), epoch, promise, wanted, method))
             case "resume", (name, resumed):
-                self.said.append(engine.resume(R(name), epoch, resumed))
+                self.record.append(engine.resume(R(name), epoch, resumed))
             case "cancel", (name,):
-                self.said.append(engine.cancel(R(name)))
+                self.record.append(engine.cancel(R(name)))
             case "supervised", (value,):
                 engine.set_supervised(value)
             case "overcommit", (factor,):
                 engine.set_overcommit(factor)
             case "step", (times,):
                 self.step(times)
-        self.said.append((what, how, sorted(book_of(engine).items())))
+        self.record.append((what, how, sorted(book_of(engine).items())))
 
     def step(self, at_most: int) -> None:
         while at_most and self.engine.has_work():
@@ -475,25 +475,25 @@ class Driven:
             ran = EngineRun()
             ran.take(self.engine)
             outputs = sorted((one.request, one.epoch, one.index, len(one.tokens), one.finish) for one in ran.outputs)
-            self.said.append((outputs, sorted(ran.events, key=lambda event: event.request)))
+            self.record.append((outputs, sorted(ran.events, key=lambda event: event.request)))
 
 
 @pytest.fixture(scope="module")
 def pair(base_model):
     """Both engines, without host memory: the real one measures which park method is cheaper, the fake one cannot."""
     size = Size(pages=8, sequences=3, patience=2)
-    return Driven(fake(size)), Driven(real(base_model, size))
+    return DrivenEngine(fake(size)), DrivenEngine(real(base_model, size))
 
 
 @settings(max_examples=60)
 @given(COMMANDS)
 def test_both_engines_give_the_same_outputs_for_any_orders(pair, commands):
     for one in pair:
-        one.said = []
+        one.record = []
         for command in [("supervised", False), ("overcommit", 1.0), *commands, ("supervised", False)]:
             one.do(*command)
         one.step(2000)
         assert not one.engine.has_work()
         for name in book_of(one.engine):
             one.engine.cancel(name)
-    assert pair[0].said == pair[1].said
+    assert pair[0].record == pair[1].record

@@ -37,15 +37,15 @@ class Stream:
     events: list[Json] = field(default_factory=list)
     done: bool = False
 
-    def read(self, line: str) -> None:
-        if not line or line.startswith(":"):
+    def read(self, client: str) -> None:
+        if not client or client.startswith(":"):
             return
         assert not self.done, "nothing comes after [DONE]"
-        assert line.startswith("data: ")
-        if line == "data: [DONE]":
+        assert client.startswith("data: ")
+        if client == "data: [DONE]":
             self.done = True
         else:
-            self.events.append(json.loads(line.removeprefix("data: ")))
+            self.events.append(json.loads(client.removeprefix("data: ")))
 
     @property
     def choices(self) -> list[Json]:
@@ -78,8 +78,8 @@ class Server:
         async with self.http.stream("POST", path, json=self.body(path, stream=True, **more)) as answer:
             assert answer.status_code == 200, await answer.aread()
             stream = Stream(answer.headers)
-            async for line in answer.aiter_lines():
-                stream.read(line)
+            async for client in answer.aiter_lines():
+                stream.read(client)
         assert stream.done
         return stream
 
@@ -322,9 +322,9 @@ async def test_an_answer_may_fill_the_context_and_no_more(server: Server) -> Non
 
 @both
 async def test_a_stop_string_ends_the_answer_and_is_left_out(server: Server, path: str) -> None:
-    said = text_of((await server.ask(path, max_tokens=12, ignore_eos=True))["choices"][0])
-    stop = said[5:9]
-    before = said[: said.index(stop)]
+    answered = text_of((await server.ask(path, max_tokens=12, ignore_eos=True))["choices"][0])
+    stop = answered[5:9]
+    before = answered[: answered.index(stop)]
     for wanted, text in [({}, before), ({"include_stop_str_in_output": True}, before + stop)]:
         content = await server.ask(path, max_tokens=12, ignore_eos=True, stop=["never said", stop], **wanted)
         (choice,) = content["choices"]
@@ -335,11 +335,11 @@ async def test_a_stop_string_ends_the_answer_and_is_left_out(server: Server, pat
 
 
 async def test_a_stop_token_ends_the_answer_and_is_counted(server: Server) -> None:
-    said = await server.tokens(prompt=text_of((await server.ask(CHAT, max_tokens=100))["choices"][0]))
-    at = said.index(said[4])
-    content = await server.ask(CHAT, max_tokens=100, stop_token_ids=[said[4]])
+    answered = await server.tokens(prompt=text_of((await server.ask(CHAT, max_tokens=100))["choices"][0]))
+    at = answered.index(answered[4])
+    content = await server.ask(CHAT, max_tokens=100, stop_token_ids=[answered[4]])
     (choice,) = content["choices"]
-    assert (text_of(choice), choice["finish_reason"]) == (await server.text(said[:at]), "stop")
+    assert (text_of(choice), choice["finish_reason"]) == (await server.text(answered[:at]), "stop")
     assert content["usage"]["completion_tokens"] == at + 1
 
 
@@ -444,9 +444,9 @@ async def test_counted_tokens_equal_those_of_an_answer(server: Server) -> None:
     chat = await server.ask(CHAT, max_tokens=6, ignore_eos=True)
     messages = await server.tokens(**ASKED[CHAT])
     assert chat["usage"]["prompt_tokens"] == len(messages)
-    for prompt, said in ((tokens, plain), (messages, chat)):
+    for prompt, answered in ((tokens, plain), (messages, chat)):
         of_tokens = await server.ask(PLAIN, prompt=prompt, max_tokens=6, ignore_eos=True)
-        assert of_tokens["choices"][0]["text"] == text_of(said["choices"][0])
+        assert of_tokens["choices"][0]["text"] == text_of(answered["choices"][0])
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
@@ -515,8 +515,8 @@ async def test_a_client_that_disconnects_frees_its_place(server: Server, path: s
         return idle and gone == clients <= given_up
 
     async with server.http.stream("POST", path, json=body | {"stream": True}) as answer:
-        async for line in answer.aiter_lines():
-            if line.startswith("data: "):
+        async for client in answer.aiter_lines():
+            if client.startswith("data: "):
                 break
     await eventually(lambda: freed(1))
     waiting = asyncio.create_task(server.http.post(path, json=body))

@@ -7,13 +7,13 @@ from tests.common.leases import FakeLeaseApi
 from tests.contract.leases import LeaseClient, LeaseContract
 
 
-class TestTheDouble(LeaseContract):
+class TestFakeLeaseApi(LeaseContract):
     @pytest.fixture
-    def line(self) -> LeaseClient:
+    def client(self) -> LeaseClient:
         return LeaseClient(FakeLeaseApi(), "here", "it")
 
-    async def remove(self, line: LeaseClient) -> None:
-        line.api.lease = None
+    async def remove(self, client: LeaseClient) -> None:
+        client.api.lease = None
 
-    async def write(self, line: LeaseClient, body: KubeObject) -> None:
-        line.api.write(body)
+    async def write(self, client: LeaseClient, body: KubeObject) -> None:
+        client.api.write(body)

@@ -87,11 +87,11 @@ async def test_a_cancel_is_answered_with_the_end_and_nothing_comes_after_it(gate
     await gateway.cancel("a")
     last = await gateway.finished("a")
     assert (last.finish, list(last.tokens)) == (common_pb2.FINISH_REASON_CANCELLED, [])
-    said = len(gateway.tokens["a", 1])
-    assert last.index == said
+    count = len(gateway.tokens["a", 1])
+    assert last.index == count
     await gateway.submit("b")
     await gateway.finished("b")
-    assert len(gateway.tokens["a", 1]) == said
+    assert len(gateway.tokens["a", 1]) == count
 
 
 async def test_a_cancel_of_an_unknown_request_or_another_epoch_does_nothing(gateway):

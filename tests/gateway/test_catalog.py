@@ -146,8 +146,8 @@ def test_a_caller_may_use_own_and_shared_adapters_of_allowed_models(
 ) -> None:
     assert seen(catalog, caller) == names
     for name in ("base", "legal", "acme/legal", "small:legal", "small:acme/legal"):
-        said = name.rpartition(":")[2]
-        usable = said in names or (said == "acme/legal" and caller == ACME)
+        short = name.rpartition(":")[2]
+        usable = short in names or (short == "acme/legal" and caller == ACME)
         if usable:
             assert catalog.resolve(name, caller).group.served_name == "base"
         else:
@@ -212,15 +212,15 @@ def test_suggestions_from_shared_names_are_cached_once_for_all_tenants() -> None
     other = adapter("acme", "customer-0000", share=["t1"])
     catalog = Catalog((group("small", "base"),), (*shared, other))
 
-    def told(tenant: str) -> str:
+    def error_for(tenant: str) -> str:
         with pytest.raises(ModelNotFound) as caught:
             catalog.resolve("acme/customer-000", Caller(tenant))
         return caught.value.message.partition("Nearest names: ")[2]
 
-    told("t0")  # the shared cache is filled now
+    error_for("t0")  # the shared cache is filled now
     tracemalloc.start()
     try:
-        answers = {number: told(f"t{number}") for number in range(1, 49)}
+        answers = {number: error_for(f"t{number}") for number in range(1, 49)}
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

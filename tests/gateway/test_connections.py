@@ -20,13 +20,13 @@ BODY = orjson.dumps({"model": "tiny", "prompt": "x", "max_tokens": 4})
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
-class Raw:
+class RawClient:
     """A client that sends exactly the bytes of the test, and reads only when the test does."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    async def say(self, *pieces: bytes) -> None:
+    async def send(self, *pieces: bytes) -> None:
         for piece in pieces:
             self.writer.write(piece)
             await self.writer.drain()
@@ -43,11 +43,11 @@ class Raw:
 
 
 @contextlib.asynccontextmanager
-async def raw(served: Served) -> AsyncIterator[Raw]:
+async def raw_client(served: Served) -> AsyncIterator[RawClient]:
     port = int(served.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        yield Raw(reader, writer)
+        yield RawClient(reader, writer)
     finally:
         writer.close()
 
@@ -74,9 +74,9 @@ def with_length(body: bytes) -> bytes:
 )
 @pytest.mark.parametrize("piece", [1 << 20, 1000])
 async def test_headers_without_end_are_cut_off(served: Served, head: bytes, piece: int) -> None:
-    async with raw(served) as client:
+    async with raw_client(served) as client:
         with contextlib.suppress(ConnectionError):
-            await client.say(*(head[at : at + piece] for at in range(0, len(head), piece)))
+            await client.send(*(head[at : at + piece] for at in range(0, len(head), piece)))
         answer = await client.rest()
         if answer.startswith(b"HTTP/1.1 "):  # the connection may have been closed before it was read
             assert answer.split()[1] in (b"431", b"400")
@@ -84,8 +84,8 @@ async def test_headers_without_end_are_cut_off(served: Served, head: bytes, piec
 
 
 async def test_too_large_headers_are_a_431_with_a_reason(served: Served) -> None:
-    async with raw(served) as client:
-        await client.say(b"GET /version HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 40_000 + b"\r\n\r\n")
+    async with raw_client(served) as client:
+        await client.send(b"GET /version HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 40_000 + b"\r\n\r\n")
         answer = await client.rest()
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert b"headers_too_large" in answer
@@ -95,25 +95,25 @@ async def test_usual_headers_and_large_bodies_in_pieces_pass(served: Served) -> 
     body = orjson.dumps({"model": "tiny", "prompt": "x", "max_tokens": 4, "user": "u" * 300_000})
     pieces = [body[at : at + 1000] for at in range(0, len(body), 1000)]
     cookie = b"cookie: " + b"c" * 8000 + b"\r\n"
-    async with raw(served) as client:
+    async with raw_client(served) as client:
         for _ in range(2):
-            await client.say(HEAD + cookie + b"transfer-encoding: chunked\r\n\r\n")
-            await client.say(*(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), b"0\r\n\r\n")
+            await client.send(HEAD + cookie + b"transfer-encoding: chunked\r\n\r\n")
+            await client.send(*(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), b"0\r\n\r\n")
             assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
             await asyncio.wait_for(client.reader.readuntil(b"}}"), PATIENCE_S)
 
 
 async def test_headers_that_never_end_are_given_up(cluster: FakeServices) -> None:
     async with serve(cluster, header_seconds=1) as served:
-        async with raw(served) as silent, raw(served) as slow:
-            await slow.say(b"GET / HTTP/1.1\r\nhost: loc")
+        async with raw_client(served) as silent, raw_client(served) as slow:
+            await slow.send(b"GET / HTTP/1.1\r\nhost: loc")
             assert (await slow.rest()).startswith(b"HTTP/1.1 408 ")
             assert await silent.rest() == b""
-        async with raw(served) as client:  # also after an answer
-            await client.say(with_length(BODY))
+        async with raw_client(served) as client:  # also after an answer
+            await client.send(with_length(BODY))
             assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
             await asyncio.wait_for(client.reader.readuntil(b"}}"), PATIENCE_S)
-            await client.say(b"POST")
+            await client.send(b"POST")
             assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
 
 
@@ -122,10 +122,10 @@ async def test_bytes_after_a_body_do_not_break_an_answer(cluster: FakeServices) 
     body = BODY.replace(b'"max_tokens":4', b'"max_tokens":30,"ignore_eos":true,"stream":true')
 
     async def ask(behind: bytes) -> None:
-        async with raw(served) as client, asyncio.timeout(PATIENCE_S):
-            await client.say(with_length(body))
+        async with raw_client(served) as client, asyncio.timeout(PATIENCE_S):
+            await client.send(with_length(body))
             assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
-            await client.say(behind)
+            await client.send(behind)
             assert b"408" not in await client.reader.readuntil(b"[DONE]")
 
     async with serve(cluster, header_seconds=1) as served:
@@ -140,16 +140,16 @@ async def test_bytes_after_a_body_do_not_break_an_answer(cluster: FakeServices) 
 async def test_a_body_that_does_not_arrive_is_given_up(cluster: FakeServices) -> None:
     async with serve(cluster, body_seconds=0.2) as served:
         for path in (b"/v1/completions", b"/tokenize"):
-            async with raw(served) as client:
-                await client.say(HEAD.replace(b"/v1/completions", path) + b"content-length: 100\r\n\r\n{")
+            async with raw_client(served) as client:
+                await client.send(HEAD.replace(b"/v1/completions", path) + b"content-length: 100\r\n\r\n{")
                 assert (await client.answer()).startswith(b"HTTP/1.1 408 ")
         assert served.gateway.bodies.held == 0
 
 
 async def test_bodies_together_stay_within_their_budget(cluster: FakeServices) -> None:
     async with serve(cluster, max_bodies_bytes=10_000) as served:
-        async with raw(served) as client:
-            await client.say(HEAD + b"content-length: 9000\r\n\r\n" + b" " * 8000)
+        async with raw_client(served) as client:
+            await client.send(HEAD + b"content-length: 9000\r\n\r\n" + b" " * 8000)
             await eventually(lambda: served.gateway.bodies.held == 8000)
             refused = await served.http.post(
                 "/v1/completions", json={"model": "tiny", "prompt": "x", "user": "u" * 3000}
@@ -170,8 +170,8 @@ async def test_a_full_gateway_refuses_before_it_reads_a_body(cluster: FakeServic
         first = asyncio.create_task(served.http.post("/v1/completions", content=body, headers=JSON))
         await eventually(lambda: served.gateway.dispatcher.live)
         for path in (b"/v1/completions", b"/v1/chat/completions", b"/tokenize"):
-            async with raw(served) as client:
-                await client.say(HEAD.replace(b"/v1/completions", path) + b"content-length: 1000000\r\n\r\n")
+            async with raw_client(served) as client:
+                await client.send(HEAD.replace(b"/v1/completions", path) + b"content-length: 1000000\r\n\r\n")
                 assert (await client.answer()).startswith(b"HTTP/1.1 503 ")
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
@@ -181,19 +181,19 @@ async def test_a_full_gateway_refuses_before_it_reads_a_body(cluster: FakeServic
 async def test_an_upload_that_breaks_is_not_logged_as_a_crash(
     served: Served, path: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with raw(served) as client:
-        await client.say(HEAD.replace(b"/v1/completions", path) + b"content-length: 1000\r\n\r\n" + b" " * 500)
+    async with raw_client(served) as client:
+        await client.send(HEAD.replace(b"/v1/completions", path) + b"content-length: 1000\r\n\r\n" + b" " * 500)
         await eventually(lambda: served.gateway.bodies.held == 500)
     await eventually(lambda: served.gateway.bodies.held == 0)
     await served.http.get("/version")
-    said = capsys.readouterr()
-    assert "crash" not in said.out + said.err
-    assert "Traceback" not in said.out + said.err
+    output = capsys.readouterr()
+    assert "crash" not in output.out + output.err
+    assert "Traceback" not in output.out + output.err
 
 
 async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(cluster: FakeServices) -> None:
     async with serve(cluster, unread_seconds=0.2, max_live_requests=1000) as served:
-        async with raw(served) as client:
+        async with raw_client(served) as client:
             # Answers to pipelined requests fill every buffer.
             client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             await eventually(lambda: served.server.server_state.connections)
@@ -201,7 +201,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(
                 theirs = connection.transport.get_extra_info("socket")
                 theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             request = with_length(BODY.replace(b'"max_tokens":4', b'"max_tokens":400,"ignore_eos":true,"stream":true'))
-            sending = asyncio.create_task(client.say(*[request] * 20_000))
+            sending = asyncio.create_task(client.send(*[request] * 20_000))
             await eventually(lambda: served.gateway.dispatcher.live)
             await eventually(lambda: not served.server.server_state.connections)
             sending.cancel()
@@ -212,9 +212,9 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(
 
 async def test_a_client_that_reads_slowly_gets_all_of_its_answer(cluster: FakeServices) -> None:
     body = orjson.dumps({"model": "tiny", "prompt": "word " * 150_000, "return_token_strs": True})
-    async with serve(cluster, unread_seconds=1) as served, raw(served) as client:
+    async with serve(cluster, unread_seconds=1) as served, raw_client(served) as client:
         client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
-        await client.say(with_length(body).replace(b"/v1/completions", b"/tokenize"))
+        await client.send(with_length(body).replace(b"/v1/completions", b"/tokenize"))
         head = await client.answer()
         length = int(head.lower().partition(b"content-length: ")[2].split()[0])
         got = 0
@@ -244,23 +244,23 @@ def left_seconds(monkeypatch: pytest.MonkeyPatch) -> float:
 async def test_the_gateway_does_not_wait_for_the_rest_of_a_refused_body(
     served: Served, left_seconds: float, framing: bytes, expect: bytes
 ) -> None:
-    async with raw(served) as client, asyncio.timeout(PATIENCE_S):
-        await client.say(REFUSED + expect + framing + b"\r\n\r\n")
+    async with raw_client(served) as client, asyncio.timeout(PATIENCE_S):
+        await client.send(REFUSED + expect + framing + b"\r\n\r\n")
         assert (await client.answer()).startswith(b"HTTP/1.1 415 ")
         with contextlib.suppress(ConnectionError):
             while served.server.server_state.connections:  # a byte now and then
-                await client.say(b"1\r\n \r\n")
+                await client.send(b"1\r\n \r\n")
                 await asyncio.sleep(left_seconds / 10)
 
 
 async def test_a_refused_body_is_read_only_up_to_a_limit(served: Served, left_seconds: float) -> None:
-    async with raw(served) as client, asyncio.timeout(PATIENCE_S):
-        await client.say(REFUSED + b"content-length: 1000000000\r\n\r\n")
+    async with raw_client(served) as client, asyncio.timeout(PATIENCE_S):
+        await client.send(REFUSED + b"content-length: 1000000000\r\n\r\n")
         assert (await client.answer()).startswith(b"HTTP/1.1 415 ")
         sent, piece = 0, bytes(64 * 1024)
         with contextlib.suppress(ConnectionError):
             while True:
-                await client.say(piece)
+                await client.send(piece)
                 sent += len(piece)
         assert sent < 64 * 1024 * 1024  # what the buffers between them hold
         await eventually(lambda: not served.server.server_state.connections)
@@ -274,21 +274,21 @@ async def test_after_the_rest_of_a_refused_body_a_connection_is_idle_like_others
     cluster.runners[0].step_seconds = idle / 10
     body = BODY.replace(b'"max_tokens":4', b'"max_tokens":20,"ignore_eos":true')
 
-    async def refused(client: Raw) -> None:
-        await client.say(REFUSED + b"content-length: 10\r\n\r\n12345")
+    async def refused(client: RawClient) -> None:
+        await client.send(REFUSED + b"content-length: 10\r\n\r\n12345")
         assert (await client.answer()).startswith(b"HTTP/1.1 415 ")
         await client.reader.readuntil(b"}}")
 
-    async with serve(cluster) as served, raw(served) as client, asyncio.timeout(PATIENCE_S):
+    async with serve(cluster) as served, raw_client(served) as client, asyncio.timeout(PATIENCE_S):
         await refused(client)
-        await client.say(b"67890")
+        await client.send(b"67890")
         await asyncio.sleep(2 * left_seconds)
         await refused(client)
-        await client.say(b"67890" + with_length(body))  # its answer takes longer than a connection may be idle
+        await client.send(b"67890" + with_length(body))  # its answer takes longer than a connection may be idle
         assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
         await client.reader.readuntil(b"}}")
         await refused(client)
-        await client.say(b"67890")
+        await client.send(b"67890")
         began = time.monotonic()
         assert await client.rest() == b""
         assert time.monotonic() - began > 2 * left_seconds
@@ -296,10 +296,10 @@ async def test_after_the_rest_of_a_refused_body_a_connection_is_idle_like_others
 
 async def test_an_upload_is_read_after_its_answer_has_begun(served: Served, left_seconds: float) -> None:
     """Only a complete answer leaves a body unread."""
-    async with raw(served) as client, asyncio.timeout(PATIENCE_S):
-        await client.say(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY[:5])
+    async with raw_client(served) as client, asyncio.timeout(PATIENCE_S):
+        await client.send(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY[:5])
         await asyncio.sleep(2 * left_seconds)
-        await client.say(BODY[5:])
+        await client.send(BODY[5:])
         assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
 
 

@@ -189,8 +189,8 @@ def test_a_second_numerical_failure_ends_the_request_with_its_error() -> None:
     assert kinds(generation.step(failed)) == [ReportLost]
     generation.placed(place(2, "b"))
     failed.epoch = 2
-    told, end = generation.step(failed)
-    assert kinds([told, end]) == [ReportFinished, FinishChoice]
+    report, end = generation.step(failed)
+    assert kinds([report, end]) == [ReportFinished, FinishChoice]
     assert isinstance(end, FinishChoice)
     assert isinstance(end.how, NotFinite)
 

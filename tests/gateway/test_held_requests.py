@@ -8,7 +8,7 @@ from motet.clock import FakeClock
 from motet_gateway.held_requests import HeldRequests
 from tests.common.cpu_speed import cpu_unit_seconds
 from tests.gateway.conftest import eventually, serve
-from tests.gateway.test_streams import Read, long_request, read
+from tests.gateway.test_streams import ReceivedStream, long_request, read
 from tests.support.fake_services import GROUP, fake_services
 
 
@@ -17,7 +17,7 @@ async def test_requests_that_wait_for_a_first_runner_are_reported_and_placed_whe
         scheduler = cluster.scheduler
         runners, scheduler.runners = scheduler.runners, []
         async with serve(cluster, ready=False, hold_seconds=0.05, keep_alive_seconds=0.05) as served:
-            streams = [Read(), Read()]
+            streams = [ReceivedStream(), ReceivedStream()]
             tasks = []
             for stream in streams:
                 tasks.append(asyncio.create_task(read(served, long_request(), stream)))
@@ -53,7 +53,7 @@ async def test_a_gateway_without_a_tokenizer_asks_for_a_runner() -> None:
         del groups[0].runners[:]
         scheduler.groups = groups
         async with serve(cluster, ready=False, hold_seconds=0.05, keep_alive_seconds=0.05) as served:
-            stream = Read()
+            stream = ReceivedStream()
             task = asyncio.create_task(read(served, long_request(), stream))
             await eventually(lambda: scheduler.held == [{GROUP: 1}])
             await eventually(lambda: "queued position=1 (fetching the tokenizer of tiny)" in stream.comments)
@@ -141,7 +141,7 @@ async def test_a_request_whose_adapter_is_being_checked_counts_as_demand() -> No
     async with fake_services() as cluster:
         adapter = cluster.add_adapter("fresh", digest="", state=scheduler_pb2.ADAPTER_READINESS_LOADING)
         async with serve(cluster, hold_seconds=0.05, keep_alive_seconds=0.05) as served:
-            stream = Read()
+            stream = ReceivedStream()
             task = asyncio.create_task(read(served, long_request(model="fresh"), stream))
             await eventually(lambda: cluster.scheduler.held == [{GROUP: 1}])
             await eventually(lambda: "checking adapter default/fresh" in stream.comments)

@@ -59,7 +59,7 @@ async def ask(served: Served, key: str, **body: Any) -> httpx2.Response:
     return await served.http.post(COMPLETIONS, json=BODY | body, headers=bearer(key))
 
 
-def an_hour_passes(served: Served) -> None:
+def let_an_hour_pass(served: Served) -> None:
     served.gateway.access._today = lambda: datetime.now(UTC) + timedelta(hours=1)
 
 
@@ -133,8 +133,8 @@ async def test_tenant_and_class_go_with_the_request_to_every_service(
         await read_again(kept)
         assert (await ask(served, key, model="sql", service_tier="flex")).status_code == 200
         (enqueued,), (submitted,) = cluster.scheduler.enqueued, cluster.runners[0].submits
-        for told in (enqueued, submitted):
-            assert (told.tenant, told.request_class) == ("acme", common_pb2.REQUEST_CLASS_BATCH)
+        for message in (enqueued, submitted):
+            assert (message.tenant, message.request_class) == ("acme", common_pb2.REQUEST_CLASS_BATCH)
         assert [prompt.tenant for prompt in cluster.predictor.prompts] == ["acme"]
         await eventually(lambda: [outcome.tenant for outcome in cluster.predictor.outcomes] == ["acme"])
         count = served.registry.get_sample_value
@@ -232,7 +232,7 @@ async def test_any_number_of_wrong_keys_blocks_no_other_client(cluster: FakeServ
     known = keys.PresentedKey(id_of(key), made.secret)
     refused, ended = 0, False
 
-    async def flood(served: Served, wrong: keys.PresentedKey) -> None:
+    async def send_wrong_keys(served: Served, wrong: keys.PresentedKey) -> None:
         nonlocal refused
         port = int(served.url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -245,7 +245,7 @@ async def test_any_number_of_wrong_keys_blocks_no_other_client(cluster: FakeServ
         writer.close()
 
     async with with_keys(cluster, kept) as served, asyncio.timeout(PATIENCE_S):
-        flooding = [asyncio.create_task(flood(served, wrong)) for wrong in (made, known) * 4]
+        flooding = [asyncio.create_task(send_wrong_keys(served, wrong)) for wrong in (made, known) * 4]
         await eventually(lambda: refused > 100)
         for _ in range(20):
             before = refused
@@ -318,9 +318,9 @@ async def test_a_stream_whose_key_is_revoked_ends_and_says_so(cluster: FakeServi
     async with with_keys(cluster, kept) as served:
         other = asyncio.create_task(stream_until(served, stays, lambda: None, max_tokens=60))
         *_, error, done = await stream_until(served, revoked, lambda: kept.revoke(revoked))
-        said = json.loads(error)["error"]
-        assert (said["code"], done) == ("invalid_api_key", "[DONE]")
-        assert "was revoked" in said["message"]
+        found = json.loads(error)["error"]
+        assert (found["code"], done) == ("invalid_api_key", "[DONE]")
+        assert "was revoked" in found["message"]
         assert '"finish_reason":"length"' in (await other)[-2]  # the tenant's other key stays valid
         await eventually(lambda: not cluster.runners[0].running)
         assert (await ask(served, revoked)).status_code == 401
@@ -345,7 +345,7 @@ async def test_a_stream_whose_key_expires_ends_and_says_so(cluster: FakeServices
     cluster.runners[0].step_seconds = 0.01
     key = kept.make("acme", expires_in=3600)
     async with with_keys(cluster, kept) as served:
-        *_, error, done = await stream_until(served, key, lambda: an_hour_passes(served))
+        *_, error, done = await stream_until(served, key, lambda: let_an_hour_pass(served))
         assert "has expired" in json.loads(error)["error"]["message"]
         assert done == "[DONE]"
 
@@ -359,7 +359,7 @@ async def test_a_key_that_expires_while_the_store_is_away_ends_its_stream_too(
 
         def leave() -> None:
             kept.away = True
-            an_hour_passes(served)
+            let_an_hour_pass(served)
 
         *_, error, _done = await stream_until(served, key, leave)
         assert "has expired" in json.loads(error)["error"]["message"]

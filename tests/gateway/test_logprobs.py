@@ -64,14 +64,14 @@ def answered(
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-@given(prompt=st.sampled_from(["Hi", "Hi ", "<s>", "a<s>"]), said=st.text(min_size=1, max_size=20))
-def test_bytes_of_tokens_join_to_the_text(kind: str, prompt: str, said: str) -> None:
+@given(prompt=st.sampled_from(["Hi", "Hi ", "<s>", "a<s>"]), generated=st.text(min_size=1, max_size=20))
+def test_bytes_of_tokens_join_to_the_text(kind: str, prompt: str, generated: str) -> None:
     text = TEXTS[kind]
-    choice = answered(text, prompt, text.encode([said], add_special_tokens=False)[0])
+    choice = answered(text, prompt, text.encode([generated], add_special_tokens=False)[0])
     shown = ChatFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, choice.take_logprobs(), text, 1)["content"]
     joined = bytes(byte for token in shown for byte in token["bytes"])
     assert joined.decode("utf-8", "replace") == choice.take()
-    assert all("\ufffd" not in token["token"] or "\ufffd" in said for token in shown)
+    assert all("\ufffd" not in token["token"] or "\ufffd" in generated for token in shown)
 
 
 def test_a_part_of_a_character_is_shown_as_bytes() -> None:

@@ -97,13 +97,13 @@ def outcome(render: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", ALIKE)
-@given(said=messages, tools=st.sampled_from([None, [TOOL], [TOOL, TOOL]]))
+@given(chat=messages, tools=st.sampled_from([None, [TOOL], [TOOL, TOOL]]))
 def test_the_event_loop_renders_the_same_as_a_process(
-    name: str, said: list[dict[str, Any]], tools: list[Any] | None
+    name: str, chat: list[dict[str, Any]], tools: list[Any] | None
 ) -> None:
     special = {"bos_token": "<s>"}
     metered, plain = MeteredTemplate(ALIKE[name], special), ChatTemplate(ALIKE[name], special)
-    context = encoded(said, extra={"tools": tools})
+    context = encoded(chat, extra={"tools": tools})
     expected = outcome(lambda: plain.render(**orjson.loads(context)))
     assert outcome(lambda: metered.render(context)) == expected
 

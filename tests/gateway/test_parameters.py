@@ -48,8 +48,8 @@ def check(refusal: MotetError) -> None:
 
 @settings(max_examples=400)
 @given(bodies, messages | values)
-def test_any_chat_is_understood_or_refused(body: dict, said: object) -> None:
-    content = orjson.dumps({"model": "m", "messages": said} | body, option=orjson.OPT_NON_STR_KEYS)
+def test_any_chat_is_understood_or_refused(body: dict, messages: object) -> None:
+    content = orjson.dumps({"model": "m", "messages": messages} | body, option=orjson.OPT_NON_STR_KEYS)
     try:
         parsed = parse(ChatBody, content)
         parsed.refuse_unsupported()

@@ -65,9 +65,9 @@ async def answers(http: httpx2.AsyncClient, path: str, status: int = 200) -> Non
 
 async def end(started: Process) -> tuple[int, str]:
     async with asyncio.timeout(PATIENCE_S):
-        _, said = await started.communicate()
+        _, output = await started.communicate()
     assert started.returncode is not None
-    return started.returncode, said.decode()
+    return started.returncode, output.decode()
 
 
 async def test_a_stream_is_served_to_its_end_after_sigterm(tmp_path: Path, cluster: FakeServices) -> None:
@@ -85,9 +85,9 @@ async def test_a_stream_is_served_to_its_end_after_sigterm(tmp_path: Path, clust
                     lines.append(line)
         assert "data: [DONE]" in lines
         assert any('"finish_reason":"length"' in line for line in lines)
-        status, said = await end(started)
-        assert status == 0, said
-        assert "Traceback" not in said
+        status, output = await end(started)
+        assert status == 0, output
+        assert "Traceback" not in output
 
 
 async def test_a_port_in_use_is_named_with_the_remedy(tmp_path: Path) -> None:
@@ -96,21 +96,21 @@ async def test_a_port_in_use_is_named_with_the_remedy(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         async with process(tmp_path, port) as started:
-            status, said = await end(started)
+            status, output = await end(started)
     assert status == 2
-    assert f"port {port}" in said
-    assert "--port" in said
-    assert "Traceback" not in said
+    assert f"port {port}" in output
+    assert "--port" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(("name", "value"), [("MOTET_GATEWAY_HOLD_SECONDS", "soon"), ("MOTET_LOG_LEVEL", "loud")])
 async def test_a_wrong_setting_is_named(tmp_path: Path, name: str, value: str) -> None:
     async with process(tmp_path, 0, **{name: value}) as started:
-        status, said = await end(started)
+        status, output = await end(started)
     assert status == 2
-    assert name in said
-    assert value in said
-    assert "Traceback" not in said
+    assert name in output
+    assert value in output
+    assert "Traceback" not in output
 
 
 async def test_prompts_and_answers_never_reach_the_log(tmp_path: Path, cluster: FakeServices) -> None:
@@ -122,10 +122,10 @@ async def test_prompts_and_answers_never_reach_the_log(tmp_path: Path, cluster: 
             for body in ({"prompt": secret}, {"prompt": secret, "stream": True}, {"prompt": [secret, 7]}):
                 await http.post("/v1/completions", json={"model": "legal"} | body)
         started.send_signal(signal.SIGTERM)
-        status, said = await end(started)
+        status, output = await end(started)
     assert status == 0
-    assert "request_answered" in said
-    assert secret not in said
+    assert "request_answered" in output
+    assert secret not in output
 
 
 async def test_a_chat_is_rendered_and_leaves_no_process_behind(tmp_path: Path, cluster: FakeServices) -> None:
@@ -146,10 +146,10 @@ async def test_a_chat_is_rendered_and_leaves_no_process_behind(tmp_path: Path, c
 
 async def test_without_keys_the_gateway_does_not_listen_on_all_addresses(tmp_path: Path) -> None:
     async with process(tmp_path, 0, MOTET_GATEWAY_HOST="0.0.0.0") as started:
-        status, said = await end(started)
+        status, output = await end(started)
     assert status == 2
-    assert "motet key create --tenant default" in said
-    assert "Traceback" not in said
+    assert "motet key create --tenant default" in output
+    assert "Traceback" not in output
 
 
 async def test_a_running_gateway_follows_changes_of_keys_in_the_database(tmp_path: Path, cluster: FakeServices) -> None:
@@ -173,12 +173,12 @@ async def test_a_running_gateway_follows_changes_of_keys_in_the_database(tmp_pat
         await stored.revoke(store, made.id, tenant="acme", at=datetime.now(UTC))
         await answers(http, "/v1/models", 401)
         started.send_signal(signal.SIGTERM)
-        status, said = await end(started)
-    assert status == 0, said
-    assert "Traceback" not in said
-    assert made.secret not in said
-    assert f'"key": "{made.id}"' in said
-    assert '"tenant": "acme"' in said
+        status, output = await end(started)
+    assert status == 0, output
+    assert "Traceback" not in output
+    assert made.secret not in output
+    assert f'"key": "{made.id}"' in output
+    assert '"tenant": "acme"' in output
 
 
 async def test_the_gateway_is_ready_only_once_it_has_read_required_keys(tmp_path: Path, cluster: FakeServices) -> None:

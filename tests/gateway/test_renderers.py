@@ -140,9 +140,9 @@ async def test_in_a_batch_only_messages_that_fail_are_refused() -> None:
     text = "{% if messages[0].content == 'time' %}" + WITHOUT_END["nested loops"] + "{% endif %}"
     text += "{% if messages[0].content == 'memory' %}" + TOO_LARGE["a product of names"] + "{% endif %}ok"
     template = TemplateText(text, {})
-    said = ["a", "time", "b", "memory", "c"]
+    contents = ["a", "time", "b", "memory", "c"]
     async with rendering() as renderers:
-        asked = (rendered(renderers, template, [{"role": "user", "content": one}]) for one in said)
+        asked = (rendered(renderers, template, [{"role": "user", "content": one}]) for one in contents)
         answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [answer if isinstance(answer, str) else type(answer) for answer in answers] == [
         "ok",

@@ -12,7 +12,7 @@ from motet_gateway.answers.answer import AnswerResponse
 from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.parameters import CompletionBody, parse
 from tests.gateway.conftest import Served, eventually
-from tests.gateway.test_streams import Read, expected, long_request
+from tests.gateway.test_streams import ReceivedStream, expected, long_request
 
 TOKENS = 60
 
@@ -38,12 +38,12 @@ class SlowReader:
             await self.read_on.wait()
         self.messages.append(message)
 
-    async def rest(self) -> Read:
+    async def rest(self) -> ReceivedStream:
         self.read_on.set()
         await self.task
         _, *bodies = self.messages
         assert [body["more_body"] for body in bodies] == [True] * (len(bodies) - 1) + [False]
-        result = Read()
+        result = ReceivedStream()
         for line in b"".join(body["body"] for body in bodies).decode().splitlines():
             result.line(line)
         return result

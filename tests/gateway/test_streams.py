@@ -28,7 +28,7 @@ def expected(cluster: FakeServices, tokens: int) -> str:
     return cluster.tokenizer.decode((prompt * tokens)[:tokens])
 
 
-class Read:
+class ReceivedStream:
     """A stream as it was read: comments and events, in order."""
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class Read:
             self.events.append(json.loads(line[6:]))
 
 
-async def read(served: Served, body: dict[str, Any], into: Read | None = None) -> Read:
-    result = Read() if into is None else into
+async def read(served: Served, body: dict[str, Any], into: ReceivedStream | None = None) -> ReceivedStream:
+    result = ReceivedStream() if into is None else into
     async with served.http.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200, await answer.aread()
         async for line in answer.aiter_lines():
@@ -125,7 +125,7 @@ async def test_a_decline_of_a_past_term_does_not_affect_the_present_placement(pa
     pair.cluster.scheduler.term = 7
     first = pair.cluster.runners[0]
     first.step_seconds = 0.1
-    result = Read()
+    result = ReceivedStream()
     task = asyncio.create_task(read(pair, long_request(), result))
     await eventually(lambda: result.events)
     (running,) = first._running.values()
@@ -142,7 +142,7 @@ async def test_a_decline_of_a_past_term_does_not_affect_the_present_placement(pa
 async def test_a_move_cancels_on_the_old_runner_and_continues_on_the_new_one(pair: Served) -> None:
     first, second = pair.cluster.runners
     first.step_seconds = 0.1
-    result = Read()
+    result = ReceivedStream()
     task = asyncio.create_task(read(pair, long_request(), result))
     await eventually(lambda: len(result.events) > 2)
     scheduler = pair.cluster.scheduler
@@ -173,7 +173,7 @@ async def test_a_placement_of_a_past_term_is_ignored(served: Served) -> None:
 async def test_a_restarted_scheduler_is_sent_running_and_waiting_requests(served: Served) -> None:
     scheduler, runner = served.cluster.scheduler, served.cluster.runners[0]
     runner.step_seconds = 0.1
-    running = Read()
+    running = ReceivedStream()
     first = asyncio.create_task(read(served, long_request(), running))
     await eventually(lambda: running.events)
     scheduler.holds = True
@@ -271,7 +271,7 @@ async def test_a_failure_before_the_first_token_has_a_real_status(served: Served
 async def test_a_waiting_stream_starts_after_a_while_and_says_what_it_waits_for(cluster: FakeServices) -> None:
     cluster.scheduler.holds = True
     async with serve(cluster, hold_seconds=0.1, keep_alive_seconds=0.1) as served:
-        result = Read()
+        result = ReceivedStream()
         task = asyncio.create_task(read(served, long_request(), result))
         await eventually(lambda: result.comments.count("queued position=3") >= 2)
         cluster.scheduler.release()
@@ -282,7 +282,7 @@ async def test_a_waiting_stream_starts_after_a_while_and_says_what_it_waits_for(
 async def test_a_waiting_stream_says_that_the_scheduler_is_away(cluster: FakeServices) -> None:
     cluster.scheduler.holds = True
     async with serve(cluster, hold_seconds=0.05, keep_alive_seconds=0.05) as served:
-        result = Read()
+        result = ReceivedStream()
         task = asyncio.create_task(read(served, long_request(), result))
         await eventually(lambda: "queued position=3" in result.comments)
         await cluster.scheduler.stop()
@@ -298,7 +298,7 @@ async def test_a_stream_says_that_its_adapter_is_loading(cluster: FakeServices) 
     runner.step_seconds = 0.05
     async with serve(cluster, hold_seconds=0.02, keep_alive_seconds=0.1) as served:
         runner.silent = True
-        result = Read()
+        result = ReceivedStream()
         task = asyncio.create_task(read(served, long_request(3, model="legal"), result))
         await eventually(lambda: runner.submits)
         progress = runner_pb2.SequenceProgress(
@@ -331,7 +331,7 @@ async def test_requests_wait_for_the_first_runner_of_their_group() -> None:
         async with serve(cluster, ready=False, hold_seconds=0.05) as served:
             # Otherwise the comment would say that the request waits for the scheduler.
             await eventually(lambda: served.gateway.catalog.known)
-            result = Read()
+            result = ReceivedStream()
             task = asyncio.create_task(read(served, long_request(), result))
             await eventually(lambda: "queued position=1 (waiting for a runner of tiny)" in result.comments)
             assert (await served.http.get("/health")).status_code == 503
@@ -345,7 +345,7 @@ async def test_requests_wait_for_the_first_runner_of_their_group() -> None:
 async def test_a_lost_move_is_replaced_by_a_later_one(pair: Served) -> None:
     scheduler, (first, second) = pair.cluster.scheduler, pair.cluster.runners
     first.step_seconds = 0.1
-    result = Read()
+    result = ReceivedStream()
     task = asyncio.create_task(read(pair, long_request(), result))
     await eventually(lambda: result.events)
     request = first.submits[0].request
@@ -364,7 +364,7 @@ async def test_a_lost_move_is_replaced_by_a_later_one(pair: Served) -> None:
 async def test_a_refused_move_ends_the_request_at_once_and_frees_its_runner(served: Served) -> None:
     scheduler, runner = served.cluster.scheduler, served.cluster.runners[0]
     runner.step_seconds = 0.02
-    result = Read()
+    result = ReceivedStream()
     task = asyncio.create_task(read(served, long_request(400), result))
     await eventually(lambda: result.events)
     request, failure = runner.submits[0].request, NoRunner("no other runner takes it").to_proto()
@@ -444,7 +444,7 @@ async def test_an_unreachable_runner_is_given_up_soon(pair: Served) -> None:
 
 async def test_a_stopping_gateway_ends_its_streams_with_an_error(cluster: FakeServices) -> None:
     cluster.runners[0].step_seconds = 0.02
-    result = Read()
+    result = ReceivedStream()
     async with serve(cluster, drain_seconds=0.2) as served:
         task = asyncio.create_task(read(served, long_request(400), result))
         await eventually(lambda: result.events)

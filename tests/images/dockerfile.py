@@ -48,8 +48,8 @@ class Dockerfile:
 
     @property
     def entrypoint(self) -> list[str]:
-        said = self.final.last("ENTRYPOINT")
-        command: list[str] = json.loads(said)
+        output = self.final.last("ENTRYPOINT")
+        command: list[str] = json.loads(output)
         return command
 
     @property

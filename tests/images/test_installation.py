@@ -46,7 +46,7 @@ def test_the_scheduler_runs_on_what_its_image_holds(installed: Installed) -> Non
 
 @image("scheduler")
 def test_an_image_holds_no_more_than_it_needs(installed: Installed) -> None:
-    said = subprocess.run(
+    output = subprocess.run(
         [
             *(sys.executable, "-m", "pip", f"--python={installed.folder / 'bin' / 'python'}", "list"),
             *("--format=json", "--disable-pip-version-check"),
@@ -55,22 +55,22 @@ def test_an_image_holds_no_more_than_it_needs(installed: Installed) -> None:
         capture_output=True,
         text=True,
     ).stdout
-    held = {one["name"] for one in json.loads(said)}
+    held = {one["name"] for one in json.loads(output)}
     assert {"motet", "grpcio", "kubernetes"} <= held
     assert not held & {"torch", "transformers", "fastapi", "SQLAlchemy", "typer", "pytest", "ruff", "kopf"}
 
 
 @image("operator")
 def test_the_operators_image_migrates_a_database(installed: Installed) -> None:
-    code, said = installed.run("python", "-P", "-m", "motet.store")
-    assert code == 0, said
+    code, output = installed.run("python", "-P", "-m", "motet.store")
+    assert code == 0, output
 
 
 @image("operator")
 def test_the_operator_says_what_it_lacks_outside_a_cluster(installed: Installed) -> None:
-    code, said = installed.run(env={"MOTET_CLUSTER_RUNNER_TEMPLATE": "/etc/motet/runner/template.yaml"})
-    assert code == 2, said
-    assert "MOTET_CLUSTER_RUNNER_TEMPLATE: /etc/motet/runner/template.yaml is not a template for runner pods" in said
+    code, output = installed.run(env={"MOTET_CLUSTER_RUNNER_TEMPLATE": "/etc/motet/runner/template.yaml"})
+    assert code == 2, output
+    assert "MOTET_CLUSTER_RUNNER_TEMPLATE: /etc/motet/runner/template.yaml is not a template for runner pods" in output
 
 
 @pytest.mark.soak
@@ -106,9 +106,9 @@ def test_the_gateways_image_makes_api_keys(installed: Installed) -> None:
 
 
 def makes_api_keys(installed: Installed) -> None:
-    code, said = installed.run("motet", "key", "create", "--tenant=acme")
-    assert code == 0, said
-    assert "tenant acme, scope user, does not expire" in said
+    code, output = installed.run("motet", "key", "create", "--tenant=acme")
+    assert code == 0, output
+    assert "tenant acme, scope user, does not expire" in output
 
 
 @pytest.fixture
@@ -140,6 +140,6 @@ def test_the_runner_serves_a_model_on_what_its_image_holds(installed: Installed,
 @pytest.mark.soak
 @image("runner")
 def test_the_runners_image_reads_a_model(installed: Installed) -> None:
-    code, said = installed.run(env={"MOTET_RUNNER_MODEL_URI": "file:///nowhere"})
-    assert code == 2, said
-    assert "there is no model folder /nowhere" in said
+    code, output = installed.run(env={"MOTET_RUNNER_MODEL_URI": "file:///nowhere"})
+    assert code == 2, output
+    assert "there is no model folder /nowhere" in output

@@ -11,17 +11,17 @@ from tests.kube.cluster import Cluster
 
 class TestAnApiServer(LeaseContract):
     @pytest.fixture
-    async def line(self, cluster: Cluster, namespace: str) -> AsyncIterator[LeaseClient]:
+    async def client(self, cluster: Cluster, namespace: str) -> AsyncIterator[LeaseClient]:
         self.cluster = cluster
         async with KubeApi(cluster.kubeconfig, "the test") as api:
             yield LeaseClient(api, namespace, "it")
 
-    async def remove(self, line: LeaseClient) -> None:
-        self.cluster.kubectl("delete", "lease", line.name, f"--namespace={line.namespace}")
+    async def remove(self, client: LeaseClient) -> None:
+        self.cluster.kubectl("delete", "lease", client.name, f"--namespace={client.namespace}")
 
-    async def write(self, line: LeaseClient, body: KubeObject) -> None:
+    async def write(self, client: LeaseClient, body: KubeObject) -> None:
         holder = body["spec"]["holderIdentity"]
         self.cluster.kubectl(
-            "patch", "lease", line.name, f"--namespace={line.namespace}", "--type=merge",
+            "patch", "lease", client.name, f"--namespace={client.namespace}", "--type=merge",
             "--patch", f'{{"spec": {{"holderIdentity": "{holder}"}}}}',
         )  # fmt: skip

@@ -115,19 +115,19 @@ def test_a_stamp_changes_with_any_file(tmp_path: Path) -> None:
 
 
 def test_a_changed_value_passes_once_it_stays_the_same() -> None:
-    settled = Debouncer(0.3)
-    assert settled("a", "1", 0.0) == "1"
-    assert settled("a", "2", 1.0) == "1"
-    assert settled.waiting
-    assert settled("a", "3", 1.2) == "1"
-    assert settled("a", "3", 1.4) == "1"
-    assert settled("a", "3", 1.6) == "3"
-    assert not settled.waiting
-    assert settled("a", "4", 2.0) == "3"
-    assert settled("a", "3", 2.1) == "3", "it came back to what it was"
-    assert not settled.waiting
-    settled.forget({"b"})
-    assert settled("a", "9", 3.0) == "9"
+    debounced = Debouncer(0.3)
+    assert debounced("a", "1", 0.0) == "1"
+    assert debounced("a", "2", 1.0) == "1"
+    assert debounced.waiting
+    assert debounced("a", "3", 1.2) == "1"
+    assert debounced("a", "3", 1.4) == "1"
+    assert debounced("a", "3", 1.6) == "3"
+    assert not debounced.waiting
+    assert debounced("a", "4", 2.0) == "3"
+    assert debounced("a", "3", 2.1) == "3", "it came back to what it was"
+    assert not debounced.waiting
+    debounced.forget({"b"})
+    assert debounced("a", "9", 3.0) == "9"
 
 
 def test_generations_count_changes_and_survive_a_restart(tmp_path: Path) -> None:

@@ -47,8 +47,12 @@ def pod(*containers):
     ],
 )
 def test_a_runners_termination_message_is_its_reason(ended, reason):
-    said = {"restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
-    instance = read_instance(pod(said))
+    status = {
+        "restartCount": 3,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": ended},
+    }
+    instance = read_instance(pod(status))
     assert instance.reason.startswith(reason)
     assert instance.failures == 3
 

@@ -325,7 +325,7 @@ async def test_a_stopped_process_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "said"),
+    ("setting", "value", "message"),
     [
         ("MOTET_DATABASE_URL", "mysql://somewhere", "are not supported"),
         ("MOTET_PREDICTOR_SAVE_SECONDS", "-1", "MOTET_PREDICTOR_SAVE_SECONDS is '-1': Input should be greater than 0"),
@@ -333,10 +333,10 @@ async def test_a_stopped_process_loses_nothing(tmp_path: Path) -> None:
     ],
 )
 async def test_a_wrong_setting_is_named_without_a_traceback(
-    tmp_path: Path, setting: str, value: str, said: str
+    tmp_path: Path, setting: str, value: str, message: str
 ) -> None:
     async with process(tmp_path, **{setting: value}) as child:
         _, error = await child.communicate()
         assert child.returncode == 2
-        assert said in error.decode()
+        assert message in error.decode()
         assert "Traceback" not in error.decode()

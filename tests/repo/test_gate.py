@@ -35,7 +35,7 @@ from tools.gate.test_selection import FAMILIES, Change, verdicts
 # ------------------------------------------------------------------------------------------------------------ the plan
 
 
-def said(machine: MachineFacts, **how) -> str:
+def plan_text(machine: MachineFacts, **how) -> str:
     return "\n".join(announced(plan(machine, **how), None))
 
 
@@ -63,26 +63,26 @@ def test_without_a_cluster_nothing_is_built_and_nothing_of_one_is_run() -> None:
     assert not chosen.build
     assert all("not kube" in lane.arguments[1] for lane in chosen.lanes)
     assert "tests/kube" not in chosen.lanes[0].arguments
-    assert "KUBE=no" in said(MachineFacts(missing_tools=("etcd",)), kube=False)
+    assert "KUBE=no" in plan_text(MachineFacts(missing_tools=("etcd",)), kube=False)
 
 
 def test_on_a_machine_that_never_built_the_tools_it_says_so_before_it_builds() -> None:
     machine = MachineFacts(missing_tools=("etcd", "kubectl"))
     assert plan(machine).build
-    assert "First: build etcd, kubectl from source, because this machine lacks them" in said(machine)
+    assert "First: build etcd, kubectl from source, because this machine lacks them" in plan_text(machine)
     assert not plan(MachineFacts()).build
-    assert "First" not in said(MachineFacts())
+    assert "First" not in plan_text(MachineFacts())
 
 
 @pytest.mark.parametrize(("strict", "comes"), [(False, "are left out"), (True, "fail, because CI is set")])
 def test_a_lane_that_cannot_run_is_named_with_what_is_missing(strict: bool, comes: str) -> None:
     without_go = MachineFacts(missing_tools=("etcd",), go=False, strict=strict)
     assert not plan(without_go).build
-    assert f"The tests that need etcd {comes}: Go, which builds them, is not installed" in said(without_go)
-    assert f"The tests of a cluster {comes}: they run in a network namespace" in said(
+    assert f"The tests that need etcd {comes}: Go, which builds them, is not installed" in plan_text(without_go)
+    assert f"The tests of a cluster {comes}: they run in a network namespace" in plan_text(
         MachineFacts(root=False, strict=strict)
     )
-    assert "root" not in said(MachineFacts(root=False, own_cluster=False))
+    assert "root" not in plan_text(MachineFacts(root=False, own_cluster=False))
 
 
 def test_test_arguments_narrow_all_lanes_and_a_path_is_one_lane() -> None:
@@ -107,21 +107,21 @@ def test_families_that_a_change_cannot_affect_are_left_out_and_named() -> None:
     for name, folder in (("rest", "tests"), ("cluster", "tests/kube"), ("images", "tests/images")):
         left_here = {path for path in tests if path.startswith(f"{folder}/")}
         assert all(within(path, left_out[name]) for path in left_here), name
-    assert said(MachineFacts(), untouched=NOTHING_CHANGED).count("Left out: ") == 1 + len(FAMILIES)
+    assert plan_text(MachineFacts(), untouched=NOTHING_CHANGED).count("Left out: ") == 1 + len(FAMILIES)
     without_cluster = ignored(MachineFacts(), kube=False, untouched=NOTHING_CHANGED)
     assert without_cluster["images"] == {"tests/images/test_installation.py"}
-    assert "test cluster's own" not in said(MachineFacts(), kube=False, untouched=NOTHING_CHANGED), (
+    assert "test cluster's own" not in plan_text(MachineFacts(), kube=False, untouched=NOTHING_CHANGED), (
         "KUBE=no says it all"
     )
     unknown = verdicts({family.name: Change(None, "nobody knows") for family in FAMILIES})
     assert ignored(MachineFacts(), untouched=unknown) == ignored(MachineFacts())
-    assert said(MachineFacts(), untouched=unknown).count("(nobody knows)") == len(FAMILIES)
+    assert plan_text(MachineFacts(), untouched=unknown).count("(nobody knows)") == len(FAMILIES)
 
 
 def test_with_test_arguments_nothing_is_left_out() -> None:
     how = {"asked": ("-k", "pod"), "untouched": NOTHING_CHANGED}
     assert ignored(MachineFacts(), **how) == ignored(MachineFacts())
-    assert said(MachineFacts(), **how).count("Left out: ") == 1
+    assert plan_text(MachineFacts(), **how).count("Left out: ") == 1
 
 
 def test_a_run_that_left_something_out_is_not_compared_with_one_that_did_not() -> None:
@@ -137,7 +137,7 @@ def test_only_what_shares_an_installation_runs_in_the_order_of_its_files(kube: b
 
 def test_the_plan_says_how_long_the_run_took_last_time() -> None:
     chosen = plan(MachineFacts())
-    assert "is not known" in said(MachineFacts())
+    assert "is not known" in plan_text(MachineFacts())
     last = RunRecord(seconds=1210.4, lanes={"releases": 1200.0, "rest": 59.6})
     releases, rest, cluster, *others, at_last = announced(chosen, last)[: len(chosen.lanes) + 1]
     assert releases.endswith("(20 min 0 s last time)")

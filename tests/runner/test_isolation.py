@@ -16,15 +16,15 @@ from tests.runner.random_models import RandomAdapter, save_adapter, save_base
 from tests.runner.test_models import FAMILIES
 
 BAD = RequestId("bad")
-POISONED = 499
-"""A token whose embedding is not a number, once `poison` has been called."""
+NAN_TOKEN = 499
+"""A token whose embedding is NaN, once `make_token_nan` has been called."""
 
-INNOCENT, HOSTILE = Digest("innocent"), Digest("hostile")
+GOOD, OVERFLOWING = Digest("good"), Digest("overflowing")
 
 
-def poison(engine: Engine) -> None:
+def make_token_nan(engine: Engine) -> None:
     def embed(_module: object, given: tuple[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-        return out.masked_fill((given[0] == POISONED).unsqueeze(-1), float("nan"))
+        return out.masked_fill((given[0] == NAN_TOKEN).unsqueeze(-1), float("nan"))
 
     engine._loaded.model.get_input_embeddings().register_forward_hook(embed)
 
@@ -65,10 +65,10 @@ def test_pages_left_during_a_prompt_do_not_affect_their_next_sequence(
     prompts = {f"r{i}": ask("good", prompt=18 + i).prompt for i in range(4)}
     engine = make_engine(llama, prefill_chunk_tokens=24)
     expected = run(engine, *(ask(name, prompt=prompt) for name, prompt in prompts.items())).tokens
-    assert all(POISONED not in tokens for tokens in expected.values())
-    poison(engine)
+    assert all(NAN_TOKEN not in tokens for tokens in expected.values())
+    make_token_nan(engine)
     engine.set_supervised(True)
-    run(engine, ask(BAD, prompt=(POISONED,) * 200), steps=4)
+    run(engine, ask(BAD, prompt=(NAN_TOKEN,) * 200), steps=4)
     assert [entry.state for entry in engine.report().sequences] == [State.PREFILL]
     end(engine)
     again = run(engine, *(ask(name, prompt=prompt) for name, prompt in prompts.items()))
@@ -83,8 +83,8 @@ def test_free_pages_and_other_rows_do_not_change_an_answer(family: str, tmp_path
     engine = make_engine(save_base(family, tmp_path / "base", config=FAMILIES[family]), prefill_chunk_tokens=24)
     asked = [ask(f"r{i}", prompt=10 + 9 * i) for i in range(4)]
     expected = run(engine, *asked).tokens
-    poison(engine)
-    ran = run(engine, *asked, ask(BAD, prompt=(3, POISONED, 4)), steps=0)
+    make_token_nan(engine)
+    ran = run(engine, *asked, ask(BAD, prompt=(3, NAN_TOKEN, 4)), steps=0)
     while engine.has_work():
         with torch.inference_mode():
             engine._store.data[engine._book.pages._free] = float("nan")
@@ -94,50 +94,51 @@ def test_free_pages_and_other_rows_do_not_change_an_answer(family: str, tmp_path
 
 
 @pytest.fixture(scope="module")
-def hostile(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def overflowing(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every weight is a finite number, and their products are not."""
-    folder = save_adapter(llama, "llama", RandomAdapter(8, 16), tmp_path_factory.mktemp("hostile"), seed=1)
+    folder = save_adapter(llama, "llama", RandomAdapter(8, 16), tmp_path_factory.mktemp("overflowing"), seed=1)
     weights = folder / "adapter_model.safetensors"
     save_file({name: tensor.sign() * 1e30 for name, tensor in load_file(weights).items()}, weights)
     return folder
 
 
-def beside(engine: Engine, how: str) -> EngineRun:
-    """Innocents of the same rank class and of the base, with the hostile one in their rows, then in their pages."""
+def run_beside(engine: Engine, how: str) -> EngineRun:
+    """Run good requests of the same rank class and of the base: first with the bad adapter in the same iterations, then
+    in pages that it has used."""
     prompts = [ask("q", prompt=17 + 6 * i).prompt for i in range(3)]
-    innocents = [
-        ask(f"{who}{i}", prompt=p, adapter=Digest(who)) for who in ("", INNOCENT) for i, p in enumerate(prompts)
+    good_requests = [
+        ask(f"{who}{i}", prompt=p, adapter=Digest(who)) for who in ("", GOOD) for i, p in enumerate(prompts)
     ]
-    ran = run(engine, *innocents[:4], steps=2)
+    ran = run(engine, *good_requests[:4], steps=2)
     if how != "alone":  # one fails at its first sample, one is cancelled before it, one is parked
         for index, tokens in enumerate((40, 100, 200)):
-            engine.add(ask(f"hostile{index}", prompt=(9,) * tokens, adapter=HOSTILE))
+            engine.add(ask(f"overflowing{index}", prompt=(9,) * tokens, adapter=OVERFLOWING))
         ran.take(engine)
         ran.take(engine)
-        assert ran.last["hostile0"].finish is Finish.FAILED
-        assert engine.cancel(RequestId("hostile1"))
+        assert ran.last["overflowing0"].finish is Finish.FAILED
+        assert engine.cancel(RequestId("overflowing1"))
         ran.take(engine)
-        (parking,) = (entry for entry in engine.report().sequences if entry.request == "hostile2")
+        (parking,) = (entry for entry in engine.report().sequences if entry.request == "overflowing2")
         assert parking.state is State.PREFILL
         assert engine.park(parking.request, 1, parking.promise, parking.promise, ParkMethod(how))
-    run(engine, *innocents[4:], ran=ran)
+    run(engine, *good_requests[4:], ran=ran)
     for name in list(ran.tokens):
-        if name.startswith("hostile"):
+        if name.startswith("overflowing"):
             assert ran.tokens.pop(name) == []
     return ran
 
 
 @pytest.mark.parametrize("how", ["swap", "recompute"])
 def test_an_adapter_whose_products_overflow_affects_only_its_own_answers(
-    llama: Path, adapters: list[Path], hostile: Path, how: str
+    llama: Path, adapters: list[Path], overflowing: Path, how: str
 ) -> None:
     """Should one ever pass the checks: neither shared products, nor padding, nor pages carry it to a neighbour."""
     engine = make_engine(llama, prefill_chunk_tokens=64)
-    load(engine, INNOCENT, adapters[1])  # of the same rank class
-    engine.load_adapter(HOSTILE, check(hostile, engine.info.target_modules, max_rank=64).layout)
+    load(engine, GOOD, adapters[1])  # of the same rank class
+    engine.load_adapter(OVERFLOWING, check(overflowing, engine.info.target_modules, max_rank=64).layout)
     run(engine)
     engine.set_supervised(True)
-    expected = beside(engine, "alone").tokens
+    expected = run_beside(engine, "alone").tokens
     assert len(expected) == 6
     assert all(len(tokens) == 40 for tokens in expected.values())
-    assert beside(engine, how).tokens == expected
+    assert run_beside(engine, how).tokens == expected

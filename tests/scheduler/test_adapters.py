@@ -461,9 +461,9 @@ def test_the_catalog_says_who_may_use_which_adapter():
     driver.attach()
     entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate", share=["acme", "zeta"])
     driver.send(stated(entry, pools=[scheduler_pb2.PoolEntry(pool=GROUP, tenants=["*"])]))
-    said = conversion.catalog(driver.scheduler.catalog, 1).catalog
-    assert [list(one.share) for one in said.adapters] == [["acme", "zeta"]]
-    assert [list(one.tenants) for one in said.groups] == [["*"]]
+    published_catalog = conversion.catalog(driver.scheduler.catalog, 1).catalog
+    assert [list(one.share) for one in published_catalog.adapters] == [["acme", "zeta"]]
+    assert [list(one.tenants) for one in published_catalog.groups] == [["*"]]
 
 
 def test_without_a_share_list_an_adapter_is_not_shared():
@@ -471,9 +471,9 @@ def test_without_a_share_list_an_adapter_is_not_shared():
     driver.attach()
     entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate")
     driver.send(stated(entry, pools=[scheduler_pb2.PoolEntry(pool=GROUP)]))
-    said = conversion.catalog(driver.scheduler.catalog, 1).catalog
-    assert not said.adapters[0].share
-    assert not said.groups[0].tenants
+    published_catalog = conversion.catalog(driver.scheduler.catalog, 1).catalog
+    assert not published_catalog.adapters[0].share
+    assert not published_catalog.groups[0].tenants
 
 
 def test_a_changed_share_list_changes_no_revision_and_ends_no_request():

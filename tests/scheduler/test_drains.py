@@ -25,7 +25,7 @@ def declare(
 
 
 def orders(driver: SchedulerDriver) -> list[tuple[str, str]]:
-    """What runners were told: each ready or not, with the reason."""
+    """The orders in the last effects: the name of the runner, and drain or work."""
     return [
         (str(effect.instance), "drain" if isinstance(effect, effects.DrainRunner) else "work")
         for effect in driver.effects

@@ -51,12 +51,12 @@ async def assert_working(system) -> None:
     ],
 )
 async def test_the_largest_term_is_refused_and_not_adopted(system, method, up):
-    said = await refusal(
+    error = await refusal(
         system.control.scheduler_address,
         lambda channel: getattr(scheduler_pb2_grpc.SchedulerStub(channel), method)(),
         up,
     )
-    assert f"has term {LARGEST}, which is not possible" in said
+    assert f"has term {LARGEST}, which is not possible" in error
     await assert_working(system)
 
 
@@ -70,23 +70,23 @@ async def test_a_leader_does_not_yield_to_an_impossible_term(system):
 
 
 async def test_a_supervisor_does_not_follow_a_scheduler_of_the_last_term(system):
-    said = await refusal(
+    error = await refusal(
         system.control.supervisor_address,
         lambda channel: supervisor_pb2_grpc.SupervisorStub(channel).Advise(),
         supervisor_pb2.AdviseUp(hello=supervisor_pb2.AdviseHello(term=LARGEST)),
     )
-    assert "not possible" in said
+    assert "not possible" in error
     assert system.control.supervisor_service.supervisor.highest_term < 2**32
     await assert_working(system)
 
 
 async def test_the_largest_epoch_ends_only_its_own_stream(system):
     enqueue = scheduler_pb2.ServeUp(enqueue={"request": "x", "epoch": 2**32 - 1, "group": "default/demo"})
-    said = await refusal(
+    error = await refusal(
         system.control.scheduler_address,
         lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Serve(),
         scheduler_pb2.ServeUp(hello={"gateway": "evil"}),
         enqueue,
     )
-    assert "the highest possible one" in said
+    assert "the highest possible one" in error
     await assert_working(system)

@@ -143,12 +143,12 @@ BOUNDS = st.builds(
 )
 
 
-@given(start=st.integers(0, 20), looks=LOOKS, bounds=BOUNDS)
-def test_advice_respects_bounds_stale_information_and_the_growth_rate(start, looks, bounds):
+@given(start=st.integers(0, 20), steps=LOOKS, bounds=BOUNDS)
+def test_advice_respects_bounds_stale_information_and_the_growth_rate(start, steps, bounds):
     pace = ReplicaStabilizer(start, 0.0)
     now, before = 0.0, start
     history = [(0.0, start)]
-    for pause, needed, stale in looks:
+    for pause, needed, stale in steps:
         now += pause
         advice = met(pace, needed, bounds, now, STALE if stale else None)
         assert bounds.minimum <= advice.replicas <= (bounds.maximum or 0)

@@ -94,9 +94,9 @@ class ServicesAsPods:
 
     async def until_ready(self, service: str) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
-        while (said := await asyncio.to_thread(self.probe, service)) != (200, "ok"):
+        while (answer := await asyncio.to_thread(self.probe, service)) != (200, "ok"):
             assert self.processes[service].poll() is None, self.log(service).read_text()
-            assert time.monotonic() < deadline, f"{service} says {said}:\n{self.log(service).read_text()[-2000:]}"
+            assert time.monotonic() < deadline, f"{service} says {answer}:\n{self.log(service).read_text()[-2000:]}"
             await asyncio.sleep(0.1)
 
     @asynccontextmanager

@@ -167,8 +167,8 @@ def departures(logits: torch.Tensor, tokens: Sequence[int]) -> list[tuple[int, f
 
     `logits` are those of the reference after the stream's own tokens, so tokens after a departure are checked, too.
     """
-    said = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    gaps = logits.max(dim=1).values - said
+    chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    gaps = logits.max(dim=1).values - chosen
     return [(position, float(gap)) for position, gap in enumerate(gaps) if gap > 0]
 
 

@@ -69,16 +69,16 @@ def test_two_adapters_answer_and_ctrl_c_stops_everything(tmp_path: Path) -> None
     )
     try:
         assert front.stdout is not None
-        said = ""
-        while "Ctrl-C stops everything" not in said:
+        output = ""
+        while "Ctrl-C stops everything" not in output:
             line = front.stdout.readline()
-            assert line, said
-            said += line
-        assert said.count("curl ") == 2
+            assert line, output
+            output += line
+        assert output.count("curl ") == 2
         assert_working(stack)
         os.killpg(front.pid, signal.SIGINT)
-        said += front.stdout.read()
-        assert front.wait(30) == 0, said
+        output += front.stdout.read()
+        assert front.wait(30) == 0, output
         assert not stack.processes()
         assert not stack.sockets()
     finally:

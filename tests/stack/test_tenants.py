@@ -60,7 +60,7 @@ NOT_THERE = {
 SHARED_UNDER_ITS_SHORT_NAME = {"acme": "oneword", "zeta": "json"}
 
 
-class Counted:
+class RequestCounter:
     """Counts the requests that a client has sent, with those that it repeated."""
 
     def __init__(self) -> None:
@@ -88,12 +88,12 @@ class Deployed:
     keys: dict[str, str]
     """The keys by tenant; the key `<tenant>-<scope>` has only that scope."""
 
-    def client(self, who: str, at: int, *, counted: Counted | None = None) -> OpenAI:
-        http = (counted or Counted()).http()
+    def client(self, who: str, at: int, *, counter: RequestCounter | None = None) -> OpenAI:
+        http = (counter or RequestCounter()).http()
         return OpenAI(base_url=f"{self.urls[at]}/v1", api_key=self.keys.get(who, who), http_client=http)
 
-    def async_client(self, who: str, at: int, *, counted: Counted | None = None) -> AsyncOpenAI:
-        http = (counted or Counted()).async_http()
+    def async_client(self, who: str, at: int, *, counter: RequestCounter | None = None) -> AsyncOpenAI:
+        http = (counter or RequestCounter()).async_http()
         return AsyncOpenAI(base_url=f"{self.urls[at]}/v1", api_key=self.keys.get(who, who), http_client=http)
 
 
@@ -202,14 +202,14 @@ async def test_two_tenants_stream_from_their_own_adapters_at_once(deployed: Depl
     async with deployed.async_client("acme", at) as acme, deployed.async_client("zeta", at) as zeta:
         clients = {"acme": acme, "zeta": zeta}
         streams = await asyncio.gather(*(joined(chunks(clients[who], name)) for who, name in asked))
-        said = dict(zip(asked, streams, strict=True))
+        answer_of = dict(zip(asked, streams, strict=True))
         whole = await clients["zeta"].chat.completions.create(model="shouting", messages=QUESTION, **SHORT)
-    assert said["zeta", "shouting"] == whole.choices[0].message.content
-    assert said["zeta", "shouting"].isupper()
-    assert not said["acme", "pirate"].isupper()
-    assert said["acme", "json"] == said["zeta", "acme/json"]
-    assert said["zeta", "oneword"] == said["acme", "zeta/oneword"]
-    assert said["acme", BASE] == said["zeta", BASE]
+    assert answer_of["zeta", "shouting"] == whole.choices[0].message.content
+    assert answer_of["zeta", "shouting"].isupper()
+    assert not answer_of["acme", "pirate"].isupper()
+    assert answer_of["acme", "json"] == answer_of["zeta", "acme/json"]
+    assert answer_of["zeta", "oneword"] == answer_of["acme", "zeta/oneword"]
+    assert answer_of["acme", BASE] == answer_of["zeta", BASE]
 
 
 async def chunks(client: AsyncOpenAI, model: str) -> AsyncIterator[str]:
@@ -221,7 +221,7 @@ async def joined(pieces: AsyncIterator[str]) -> str:
     return "".join([piece async for piece in pieces])
 
 
-WAYS: dict[str, Callable[[OpenAI, str], object]] = {
+CALLS: dict[str, Callable[[OpenAI, str], object]] = {
     "chat": lambda client, name: client.chat.completions.create(model=name, messages=QUESTION, **SHORT),
     "stream": lambda client, name: client.chat.completions.create(
         model=name, messages=QUESTION, stream=True, max_tokens=8
@@ -229,21 +229,21 @@ WAYS: dict[str, Callable[[OpenAI, str], object]] = {
     "completion": lambda client, name: client.completions.create(model=name, prompt="Harrow", **SHORT),
     "model": lambda client, name: client.models.retrieve(name),
 }
-by_every_way = pytest.mark.parametrize("way", WAYS)
+by_every_call = pytest.mark.parametrize("call", CALLS)
 
 
 @on_either
 @of_either
-@by_every_way
-def test_names_of_another_tenant_look_like_unknown_ones(deployed: Deployed, tenant: str, at: int, way: str) -> None:
+@by_every_call
+def test_names_of_another_tenant_look_like_unknown_ones(deployed: Deployed, tenant: str, at: int, call: str) -> None:
     with deployed.client(tenant, at) as client:
         for name, nobodys in NOT_THERE[tenant]:
-            theirs, missing = refused(WAYS[way], client, name), refused(WAYS[way], client, nobodys)
+            theirs, missing = refused(CALLS[call], client, name), refused(CALLS[call], client, nobodys)
             assert type(theirs) is openai.NotFoundError
             assert theirs.status_code == missing.status_code == 404
             assert theirs.response.text.replace(name, "NAME") == missing.response.text.replace(nobodys, "NAME")
         with pytest.raises(openai.NotFoundError):
-            WAYS[way](client, SHARED_UNDER_ITS_SHORT_NAME[tenant])
+            CALLS[call](client, SHARED_UNDER_ITS_SHORT_NAME[tenant])
 
 
 def refused(ask: Callable[..., object], *how: object) -> openai.APIStatusError:
@@ -269,46 +269,46 @@ def test_the_client_guide_does_what_it_says(
 
 
 @on_either
-@by_every_way
-def test_a_wrong_key_is_refused_and_not_sent_again(deployed: Deployed, at: int, way: str) -> None:
+@by_every_call
+def test_a_wrong_key_is_refused_and_not_sent_again(deployed: Deployed, at: int, call: str) -> None:
     known = keys.parse_key(deployed.keys["acme"])
     assert known is not None
     wrong = ("sk-of-somebody-else", str(keys.new_key()), str(keys.PresentedKey(known.id, keys.new_key().secret)))
-    counted = Counted()
+    counter = RequestCounter()
     for key in wrong:
-        with deployed.client(key, at, counted=counted) as client:
-            error = refused(WAYS[way], client, "pirate")
+        with deployed.client(key, at, counter=counter) as client:
+            error = refused(CALLS[call], client, "pirate")
             assert type(error) is openai.AuthenticationError
             assert error.code == "invalid_api_key"
             assert error.response.headers["x-should-retry"] == "false"
-    assert counted.sent == len(wrong)
+    assert counter.sent == len(wrong)
 
 
 @on_either
 async def test_the_async_client_does_not_send_a_wrong_key_again_either(deployed: Deployed, at: int) -> None:
-    counted = Counted()
-    async with deployed.async_client(str(keys.new_key()), at, counted=counted) as client:
+    counter = RequestCounter()
+    async with deployed.async_client(str(keys.new_key()), at, counter=counter) as client:
         with pytest.raises(openai.AuthenticationError):
             await client.chat.completions.create(model="pirate", messages=QUESTION)
-    assert counted.sent == 1
+    assert counter.sent == 1
 
 
 @on_either
-@by_every_way
+@by_every_call
 @pytest.mark.parametrize("who", ["acme-admin", "acme-monitor"])
 def test_a_key_without_the_scope_to_call_models_is_refused_and_not_sent_again(
-    deployed: Deployed, who: str, at: int, way: str
+    deployed: Deployed, who: str, at: int, call: str
 ) -> None:
     """Also with every other scope; and the error does not tell which names exist."""
-    counted = Counted()
-    with deployed.client(who, at, counted=counted) as client:
-        errors = [refused(WAYS[way], client, name) for name in ("pirate", "zeta/shouting", "nobodys")]
+    counter = RequestCounter()
+    with deployed.client(who, at, counter=counter) as client:
+        errors = [refused(CALLS[call], client, name) for name in ("pirate", "zeta/shouting", "nobodys")]
         errors.append(refused(client.models.list))
     assert {type(error) for error in errors} == {openai.PermissionDeniedError}
     assert {error.code for error in errors} == {"insufficient_scope"}
     assert len({error.response.text for error in errors}) == 1
     assert "motet key create --tenant acme --scopes user" in errors[0].message
-    assert counted.sent == len(errors)
+    assert counter.sent == len(errors)
 
 
 @on_either
@@ -332,8 +332,8 @@ def test_the_tenant_is_sent_to_scheduler_predictor_metrics_and_logs(deployed: De
     answers = {}
     for tenant, name in (("acme", "json"), ("zeta", "acme/json")):
         with deployed.client(tenant, 0) as client:
-            said = client.chat.completions.with_raw_response.create(model=name, messages=QUESTION, **SHORT)
-        answers[said.headers["x-motet-request"]] = tenant
+            response = client.chat.completions.with_raw_response.create(model=name, messages=QUESTION, **SHORT)
+        answers[response.headers["x-motet-request"]] = tenant
 
     stack.until(lambda: answers.keys() <= noted(stack, "gateway", "request_answered", "id").keys())
     answered, placed = (
@@ -426,8 +426,8 @@ async def test_a_key_is_valid_on_both_gateways_until_it_is_revoked(deployed: Dep
         assert "was revoked during the answer" in one.error.message
     for at in (0, 1):
         with deployed.client(key, at) as client:
-            for way in WAYS.values():
-                error = refused(way, client, "pirate")
+            for call in CALLS.values():
+                error = refused(call, client, "pirate")
                 assert type(error) is openai.AuthenticationError
                 assert "revoked" in error.message
 

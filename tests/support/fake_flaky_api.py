@@ -91,11 +91,11 @@ class FakeFlakyApi:
         it = copy.deepcopy(it)
         it["metadata"]["resourceVersion"] = str(self._version)
         self.objects.setdefault(kind, {})[key_of(it)] = it
-        told = copy.deepcopy(it)
+        reported = copy.deepcopy(it)
         if at_once:
-            self._cache.put(kind, told)
+            self._cache.put(kind, reported)
         else:
-            asyncio.get_running_loop().call_later(self._chance.uniform(0, self._lag), self._cache.put, kind, told)
+            asyncio.get_running_loop().call_later(self._chance.uniform(0, self._lag), self._cache.put, kind, reported)
         return it
 
     def pods(self) -> dict[str, Object]:
@@ -107,9 +107,9 @@ class FakeFlakyApi:
             self._scale(deployment, new_pod)
         for name, pod in self.pods().items():
             ready = name in why_unready and not why_unready[name]()
-            said = {"type": "Ready", "status": "True" if ready else "False"}
-            if pod["status"]["conditions"] != [said]:
-                self.put(PODS, pod | {"status": pod["status"] | {"conditions": [said]}})
+            condition = {"type": "Ready", "status": "True" if ready else "False"}
+            if pod["status"]["conditions"] != [condition]:
+                self.put(PODS, pod | {"status": pod["status"] | {"conditions": [condition]}})
 
     def _scale(self, deployment: Object, new_pod: Callable[[str, str], Object]) -> None:
         labels = deployment["metadata"]["labels"]

@@ -297,13 +297,13 @@ def answer_of(submit: runner_pb2.Submit) -> list[int]:
     """The whole answer to a prompt: every runner gives the same."""
     prompt, sampling = list(submit.prompt_ids), submit.sampling
     if sampling.ignore_eos:
-        said = prompt * (sampling.max_tokens // len(prompt) + 1)
+        answer = prompt * (sampling.max_tokens // len(prompt) + 1)
     else:
-        said = [*prompt * max(1, math.ceil(sampling.min_tokens / len(prompt))), END]
+        answer = [*prompt * max(1, math.ceil(sampling.min_tokens / len(prompt))), END]
     if stops := set(sampling.stop_token_ids):
-        over = (at + 1 for at in range(sampling.min_tokens, len(said)) if said[at] in stops)
-        said = said[: next(over, len(said))]
-    return said[: sampling.max_tokens]
+        over = (at + 1 for at in range(sampling.min_tokens, len(answer)) if answer[at] in stops)
+        answer = answer[: next(over, len(answer))]
+    return answer[: sampling.max_tokens]
 
 
 def ends(submit: runner_pb2.Submit, tokens: Sequence[int]) -> bool:

@@ -76,13 +76,13 @@ class PostgreSQL:
             "--unix_socket_directories=",
             "--fsync=off",
         ]
-        said = self._log.stat().st_size if self._log.exists() else 0
+        read_before = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [str(find("postgres")), "-D", self._data, *settings], stdout=log, stderr=log, **self._user
             )
         deadline = time.monotonic() + START_WITHIN_S
-        while b"ready to accept connections" not in self._log.read_bytes()[said:]:
+        while b"ready to accept connections" not in self._log.read_bytes()[read_before:]:
             assert self._process.poll() is None, self._log.read_text()
             assert time.monotonic() < deadline, self._log.read_text()
             time.sleep(0.05)

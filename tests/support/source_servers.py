@@ -2,7 +2,7 @@
 
 async with web_server(tmp_path) as web:
     web.put("/pirate/", folder)
-    web.faults["/pirate/adapter_model.safetensors"] = Cut(after=1000)
+    web.faults["/pirate/adapter_model.safetensors"] = BrokenConnection(after=1000)
     ...  # web.url("/pirate/"), web.asked
 """
 
@@ -32,7 +32,7 @@ class ReceivedRequest:
 
 
 @dataclass
-class Cut:
+class BrokenConnection:
     """The connection breaks after so many bytes of the file, `times` times; then `then` is called."""
 
     after: int
@@ -41,7 +41,7 @@ class Cut:
 
 
 @dataclass
-class Drip:
+class SlowBody:
     """The file comes very slowly, a few bytes at a time."""
 
     every: float = 0.05
@@ -49,7 +49,7 @@ class Drip:
 
 
 @dataclass
-class StatusInstead:
+class ErrorStatus:
     """The server answers with a status instead of the file, `times` times."""
 
     status: int
@@ -59,27 +59,27 @@ class StatusInstead:
 
 
 @dataclass
-class Encoded:
+class GzipBody:
     """The server answers with these bytes and calls them gzip."""
 
     body: bytes
 
 
 @dataclass
-class Endless:
+class EndlessBody:
     """The answer never ends and names no length."""
 
     status: int = 200
 
 
 @dataclass
-class TooShort:
+class ShortBody:
     """Every answer is shorter than its Content-Length."""
 
     missing: int = 10
 
 
-Fault = Cut | Drip | StatusInstead | Encoded | Endless | TooShort
+Fault = BrokenConnection | SlowBody | ErrorStatus | GzipBody | EndlessBody | ShortBody
 
 
 class WebServer:
@@ -117,7 +117,7 @@ class WebServer:
         self.asked.append(
             ReceivedRequest(request.method, request.path, {k.lower(): v for k, v in request.headers.items()})
         )
-        wanted = [self.authorization, *(said for part, said in self.private.items() if part in f"{request.path}/")]
+        wanted = [self.authorization, *(header for part, header in self.private.items() if part in f"{request.path}/")]
         if any(one and one != request.headers.get("authorization") for one in wanted):
             return self.unauthorized()
         self.open += 1
@@ -131,7 +131,7 @@ class WebServer:
 
     async def serve(self, request: web.Request, path: str, headers: dict[str, str] | None = None) -> web.StreamResponse:
         fault = self.faults.get(path)
-        if isinstance(fault, StatusInstead) and fault.times > 0:
+        if isinstance(fault, ErrorStatus) and fault.times > 0:
             fault.times -= 1
             return web.Response(status=fault.status, headers=dict(fault.headers), body=fault.body)
         body = self.files.get(path)
@@ -145,10 +145,10 @@ class WebServer:
         if start:
             response.set_status(206)
             response.headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
-        if isinstance(fault, Encoded):
+        if isinstance(fault, GzipBody):
             response.headers["Content-Encoding"] = "gzip"
             body = fault.body
-        if not isinstance(fault, Endless):
+        if not isinstance(fault, EndlessBody):
             response.content_length = len(body) - start
         await response.prepare(request)
         if request.method == "HEAD":
@@ -168,16 +168,16 @@ class WebServer:
         self, request: web.Request, response: web.StreamResponse, body: bytes, fault: Fault | None
     ) -> None:
         stop = len(body)
-        if isinstance(fault, Cut) and fault.times > 0:
+        if isinstance(fault, BrokenConnection) and fault.times > 0:
             fault.times -= 1
             stop = min(stop, fault.after)
-        if isinstance(fault, TooShort):
+        if isinstance(fault, ShortBody):
             stop -= fault.missing
-        if isinstance(fault, Drip):
+        if isinstance(fault, SlowBody):
             for at in range(0, len(body), fault.bytes):
                 await response.write(body[at : at + fault.bytes])
                 await asyncio.sleep(fault.every)
-        if isinstance(fault, Endless):
+        if isinstance(fault, EndlessBody):
             await self._write_on(response)
         for at in range(0, stop, CHUNK):
             piece = body[at : min(at + CHUNK, stop)]
@@ -187,7 +187,7 @@ class WebServer:
             await asyncio.sleep(0.05)  # what was written is sent before the connection closes
             assert request.transport is not None
             request.transport.abort()
-            if isinstance(fault, Cut) and fault.then is not None:
+            if isinstance(fault, BrokenConnection) and fault.then is not None:
                 fault.then()
 
     async def endless(self, request: web.Request, status: int) -> web.StreamResponse:
@@ -233,9 +233,9 @@ class HubServer(WebServer):
     async def serve(self, request: web.Request, path: str, headers: dict[str, str] | None = None) -> web.StreamResponse:
         if path.startswith("/api/models/"):
             fault = self.faults.get(path)
-            if isinstance(fault, StatusInstead):
+            if isinstance(fault, ErrorStatus):
                 return web.Response(status=fault.status, headers=dict(fault.headers), body=fault.body)
-            if isinstance(fault, Endless):
+            if isinstance(fault, EndlessBody):
                 return await self.endless(request, fault.status)
             return self._listing(path.removeprefix("/api/models/"))
         if "/resolve/" in path and path not in self.files:

@@ -21,7 +21,7 @@ from tests.gateway.identity.test_sources import no_thread_free
 ELSEWHERE = "0.0.0.0"
 
 
-class Today:
+class SettableTime:
     def __init__(self) -> None:
         self.now = datetime.now(UTC)
 
@@ -30,7 +30,7 @@ class Today:
 
 
 def access(
-    kept: MemoryKeySource, *, memory: Path | None = None, today: Today | None = None, **settings: Any
+    kept: MemoryKeySource, *, memory: Path | None = None, today: SettableTime | None = None, **settings: Any
 ) -> KeyAccess:
     return KeyAccess(
         Settings(**settings),
@@ -38,7 +38,7 @@ def access(
         gone=lambda _: None,
         memory=memory,
         clock=FakeClock(),
-        today=today or Today(),
+        today=today or SettableTime(),
     )
 
 
@@ -155,7 +155,7 @@ async def test_tenants_cannot_delay_the_decision_whether_keys_are_needed(tmp_pat
         assert not needs_key(one)
 
 
-class Hangs(PosixPath):
+class HangingPath(PosixPath):
     """A file in a folder that does not answer, like a network folder."""
 
     free = threading.Event()
@@ -173,8 +173,8 @@ async def test_with_a_hanging_state_directory_requests_are_refused_without_delay
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("motet_gateway.identity.access.STORE_TIMEOUT_SECONDS", 0.05)
-    monkeypatch.setattr(Hangs, "free", threading.Event())
-    kept, memory = MemoryKeySource(), Hangs(tmp_path / "keys-were-made")
+    monkeypatch.setattr(HangingPath, "free", threading.Event())
+    kept, memory = MemoryKeySource(), HangingPath(tmp_path / "keys-were-made")
     one, other = access(kept, memory=memory), access(MemoryKeySource(), memory=memory)
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -240,7 +240,7 @@ async def test_a_metric_shows_the_age_of_the_keys() -> None:
 
 async def test_each_outage_is_logged_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Failures of the store, of its notifications, and of the file that says whether keys exist; each is retried."""
-    kept, today, memory = MemoryKeySource(), Today(), tmp_path / "state" / "keys-were-made"
+    kept, today, memory = MemoryKeySource(), SettableTime(), tmp_path / "state" / "keys-were-made"
     key = kept.make("acme")
     one, other = access(kept, auth="keys", today=today), access(MemoryKeySource(), memory=memory)
     await one.begin()
@@ -258,13 +258,13 @@ async def test_each_outage_is_logged_once(tmp_path: Path, capsys: pytest.Capture
     for _ in range(2):
         kept.away = True
         memory.parent.write_text("a file in the place of the folder")
-        said = await turns()
-        assert [said.count(event) for event in events] == [1, 1, 1]
+        log = await turns()
+        assert [log.count(event) for event in events] == [1, 1, 1]
         assert needs_key(other)
         kept.away = False
         memory.parent.unlink()
-        said = await turns()
-        assert not any(event in said for event in events)
+        log = await turns()
+        assert not any(event in log for event in events)
         assert not needs_key(other)
 
 
@@ -343,7 +343,7 @@ async def test_known_keys_expire_when_they_are_no_longer_read() -> None:
 
 
 async def test_use_is_written_once_an_hour_for_each_key() -> None:
-    kept, today = MemoryKeySource(), Today()
+    kept, today = MemoryKeySource(), SettableTime()
     today.now = today.now.replace(minute=5)
     used, unused = kept.make("acme"), kept.make("acme")
     one = access(kept, auth="keys", today=today)

@@ -16,7 +16,7 @@ NOW = datetime(2026, 5, 1, tzinfo=UTC)
 USER = frozenset({KeyScope.USER})
 
 
-class Ring:
+class KeyringSetup:
     """The key ring of a gateway that has just started."""
 
     def __init__(self) -> None:
@@ -38,18 +38,18 @@ class Ring:
 
 
 @pytest.fixture
-def ring() -> Ring:
-    return Ring()
+def ring() -> KeyringSetup:
+    return KeyringSetup()
 
 
-def test_a_key_is_accepted_for_its_tenant(ring: Ring) -> None:
+def test_a_key_is_accepted_for_its_tenant(ring: KeyringSetup) -> None:
     acme, zeta = ring.make("acme"), ring.make("zeta")
     ring.read()
     assert ring.open(acme) == Caller("acme", acme.id, USER)
     assert ring.open(zeta) == Caller("zeta", zeta.id, USER)
 
 
-def test_only_the_owner_of_a_key_learns_what_is_wrong_with_it(ring: Ring) -> None:
+def test_only_the_owner_of_a_key_learns_what_is_wrong_with_it(ring: KeyringSetup) -> None:
     expired, revoked = ring.make("acme", expires=NOW), ring.make("acme", revoked=NOW)
     ring.read()
     for written, why in ((expired, "expired"), (revoked, "revoked")):
@@ -61,23 +61,23 @@ def test_only_the_owner_of_a_key_learns_what_is_wrong_with_it(ring: Ring) -> Non
         ring.open(keys.new_key())
 
 
-def test_while_the_store_is_away_known_keys_are_valid_and_unknown_ones_are_not_called_wrong(ring: Ring) -> None:
+def test_while_the_store_is_away_known_keys_are_valid_and_unknown_ones_are_not_called_wrong(ring: KeyringSetup) -> None:
     known = ring.make("acme", expires=NOW + timedelta(seconds=60))
     ring.read()
     ring.ring.not_read(NOW)
     assert ring.open(known, after=59).tenant == "acme"
     with pytest.raises(NotAuthenticated, match="expired"):
         ring.open(known, after=60)
-    said = set()
+    answers = set()
     for unknown in (keys.new_key(), keys.PresentedKey(known.id, keys.new_key().secret)):
         with pytest.raises(StoreUnavailable) as caught:
             ring.open(unknown)
-        said.add(caught.value.message)
-    assert len(said) == 1
+        answers.add(caught.value.message)
+    assert len(answers) == 1
 
 
 def test_a_wrong_secret_and_an_unknown_id_take_as_long_and_have_the_same_error(
-    ring: Ring, monkeypatch: pytest.MonkeyPatch
+    ring: KeyringSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, revoked = ring.make("acme"), ring.make("zeta", revoked=NOW)
     ring.read()
@@ -89,16 +89,16 @@ def test_a_wrong_secret_and_an_unknown_id_take_as_long_and_have_the_same_error(
         return compare(one, other)
 
     monkeypatch.setattr(hmac, "compare_digest", counted)
-    said = set()
+    answers = set()
     for id_ in (known.id, revoked.id, keys.new_key().id):
         with pytest.raises(NotAuthenticated) as caught:
             ring.open(keys.PresentedKey(id_, keys.new_key().secret))
-        said.add(caught.value.message)
-    assert len(said) == 1
+        answers.add(caught.value.message)
+    assert len(answers) == 1
     assert compared == [(32, 32)] * 3
 
 
-def test_known_keys_are_trusted_for_a_bounded_time(ring: Ring) -> None:
+def test_known_keys_are_trusted_for_a_bounded_time(ring: KeyringSetup) -> None:
     known = ring.make("acme")
     ring.read()
     ring.ring.not_read(NOW)
@@ -109,7 +109,7 @@ def test_known_keys_are_trusted_for_a_bounded_time(ring: Ring) -> None:
     assert ring.open(known, after=700)
 
 
-def test_known_keys_expire_when_the_store_stays_away(ring: Ring) -> None:
+def test_known_keys_expire_when_the_store_stays_away(ring: KeyringSetup) -> None:
     known = ring.make("acme")
     ring.read()
     assert ring.open(known, after=660)
@@ -117,14 +117,14 @@ def test_known_keys_expire_when_the_store_stays_away(ring: Ring) -> None:
         ring.open(known, after=661)
 
 
-def test_before_keys_were_read_all_requests_are_refused(ring: Ring) -> None:
+def test_before_keys_were_read_all_requests_are_refused(ring: KeyringSetup) -> None:
     with pytest.raises(StoreUnavailable):
         ring.open(keys.new_key())
     with pytest.raises(StoreUnavailable):
         ring.open("anything")
 
 
-def test_a_key_that_is_no_longer_valid_is_reported_once(ring: Ring) -> None:
+def test_a_key_that_is_no_longer_valid_is_reported_once(ring: KeyringSetup) -> None:
     stays, revoked, forgotten = ring.make("acme"), ring.make("acme"), ring.make("zeta")
     expires = ring.make("acme", expires=NOW + timedelta(seconds=10))
     ring.read()
@@ -139,7 +139,7 @@ def test_a_key_that_is_no_longer_valid_is_reported_once(ring: Ring) -> None:
     assert ring.open(stays, after=12)
 
 
-def test_a_key_with_another_meaning_is_reported(ring: Ring) -> None:
+def test_a_key_with_another_meaning_is_reported(ring: KeyringSetup) -> None:
     """As in a file, where a key may be replaced under the same id."""
     same, tenant, scopes, secret = (ring.make("acme") for _ in range(4))
     ring.read()
@@ -155,7 +155,7 @@ def test_a_key_with_another_meaning_is_reported(ring: Ring) -> None:
     assert ring.open(tenant, after=2).tenant == "zeta"
 
 
-def test_a_clock_that_jumps_forward_and_back_invalidates_no_key(ring: Ring) -> None:
+def test_a_clock_that_jumps_forward_and_back_invalidates_no_key(ring: KeyringSetup) -> None:
     key = ring.make("acme", expires=NOW + timedelta(days=1))
     ring.read()
     ring.ring.unchanged(now=NOW + timedelta(days=2), at=2)
@@ -167,7 +167,7 @@ def test_a_clock_that_jumps_forward_and_back_invalidates_no_key(ring: Ring) -> N
     assert ring.gone[1:] == [{key.id: "expired"}]
 
 
-def test_changed_keys_are_read_and_the_others_stay(ring: Ring) -> None:
+def test_changed_keys_are_read_and_the_others_stay(ring: KeyringSetup) -> None:
     stays, revoked, forgotten, moved, rotated = (ring.make("acme") for _ in range(5))
     expires = ring.make("acme", expires=NOW + timedelta(seconds=3))
     ring.read()
@@ -196,7 +196,7 @@ def test_changed_keys_are_read_and_the_others_stay(ring: Ring) -> None:
     assert ring.open(stays, after=600 + 5)
 
 
-def test_a_change_while_the_clock_is_set_back_reports_removed_keys(ring: Ring) -> None:
+def test_a_change_while_the_clock_is_set_back_reports_removed_keys(ring: KeyringSetup) -> None:
     expired, forgotten = ring.make("acme", expires=NOW + timedelta(hours=1)), ring.make("acme")
     ring.read()
     ring.ring.unchanged(now=NOW + timedelta(hours=2), at=2)
@@ -206,7 +206,9 @@ def test_a_change_while_the_clock_is_set_back_reports_removed_keys(ring: Ring) -
     assert ring.gone[2:] == [{expired.id: "expired"}]
 
 
-def test_keys_that_have_not_changed_are_not_looked_at_again(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_have_not_changed_are_not_looked_at_again(
+    ring: KeyringSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There may be very many keys, and requests wait during the check."""
     made = [ring.make("acme", expires=NOW + timedelta(days=1 + number)) for number in range(1000)]
     ring.read()
@@ -225,7 +227,7 @@ def test_keys_that_have_not_changed_are_not_looked_at_again(ring: Ring, monkeypa
     assert set(looked) == {made[7].id, made[0].id}
 
 
-def test_streams_of_a_key_end_once_its_meaning_changes(ring: Ring) -> None:
+def test_streams_of_a_key_end_once_its_meaning_changes(ring: KeyringSetup) -> None:
     """Also if keys are read often meanwhile."""
     made = {change: ring.make("acme") for change in ("nothing", "tenant", "hash", "expires", "revoked", "read anew")}
     ring.read()
@@ -236,16 +238,16 @@ def test_streams_of_a_key_end_once_its_meaning_changes(ring: Ring) -> None:
     ring.ring.change([ring.keys[made["read anew"].id]], [], now=NOW, at=1)
     for _ in range(2):
         ring.read(after=2)
-    said = {change: ring.ring.ended_reason(caller, NOW) for change, caller in began.items()}
-    assert {change: why for change, why in said.items() if why} == {
+    answers = {change: ring.ring.ended_reason(caller, NOW) for change, caller in began.items()}
+    assert {change: why for change, why in answers.items() if why} == {
         "tenant": "changed",
         "hash": "changed",
         "revoked": "revoked",
     }
 
 
-def test_the_reason_why_a_key_is_invalid_is_always_the_same(ring: Ring) -> None:
+def test_the_reason_why_a_key_is_invalid_is_always_the_same(ring: KeyringSetup) -> None:
     expired, revoked = ring.make("acme", expires=NOW), ring.make("acme", revoked=NOW)
     ring.read()
-    said = {id_: ring.ring.refusal_reason(id_, NOW) for id_ in (expired.id, revoked.id, "nobody's")}
-    assert said == {expired.id: "expired", revoked.id: "revoked", "nobody's": "revoked"}
+    answers = {id_: ring.ring.refusal_reason(id_, NOW) for id_ in (expired.id, revoked.id, "nobody's")}
+    assert answers == {expired.id: "expired", revoked.id: "revoked", "nobody's": "revoked"}

@@ -53,14 +53,14 @@ class Reader:
 
     async def read(self) -> list[ApiKey] | None:
         """All keys that are known now; None if they are the same as before."""
-        said = await self._source.read()
-        if isinstance(said, Change):
-            for id_ in said.gone:
+        answer = await self._source.read()
+        if isinstance(answer, Change):
+            for id_ in answer.gone:
                 del self._known[id_]
-            self._known |= {one.id: one for one in said.keys}
-        elif said is not None:
-            self._known = {one.id: one for one in said}
-        return list(self._known.values()) if said is not None else None
+            self._known |= {one.id: one for one in answer.keys}
+        elif answer is not None:
+            self._known = {one.id: one for one in answer}
+        return list(self._known.values()) if answer is not None else None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -314,10 +314,10 @@ async def test_a_wrong_line_takes_no_other_key_away_and_is_not_repeated(
     file, good, pasted = tmp_path / "keys", key(), str(keys.new_key())
     file.write_bytes(f"{pasted}\n{keys.to_line(good)}\n".encode() + b"\xff\xfe\n{}\n")
     assert await FileKeys(file).read() == [good]
-    said = capsys.readouterr().out
-    assert "api_key_line_invalid" in said
-    assert "line=1" in said
-    assert pasted not in said
+    log = capsys.readouterr().out
+    assert "api_key_line_invalid" in log
+    assert "line=1" in log
+    assert pasted not in log
 
 
 async def test_a_mounted_secret_is_read_as_a_folder(tmp_path: Path) -> None:
@@ -379,9 +379,9 @@ async def test_of_two_lines_with_one_id_the_stricter_one_counts(
         file = tmp_path / "keys"
         file.write_text("\n".join(reversed(lines) if turned else lines))
         assert await FileKeys(file).read() == [strict]
-        said = capsys.readouterr().out
-        assert "api_key_duplicate" in said
-        assert strict.id in said
+        log = capsys.readouterr().out
+        assert "api_key_duplicate" in log
+        assert strict.id in log
 
 
 async def test_a_mounted_secret_that_changes_while_it_is_read_is_read_as_it_was(

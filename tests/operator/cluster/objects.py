@@ -66,10 +66,12 @@ def pod(
     return made(PODS, name, "pools", metadata=metadata, spec={"nodeName": node}, status=status)
 
 
-def deployment(revision: str, replicas: int, pool: str = "demo", *, settled: bool = True, ours: bool = True) -> Object:
+def deployment(
+    revision: str, replicas: int, pool: str = "demo", *, up_to_date: bool = True, ours: bool = True
+) -> Object:
     names = ("motet-operator", "motet-scaler") if ours else ("motet-operator",)
     managers = [{"manager": name, "operation": "Apply"} for name in names]
-    status = {"observedGeneration": 1, "replicas": replicas} if settled else {}
+    status = {"observedGeneration": 1, "replicas": replicas} if up_to_date else {}
     return child(
         DEPLOYMENTS,
         f"{pool}-{revision}",

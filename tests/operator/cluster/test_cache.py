@@ -74,13 +74,13 @@ def test_a_list_of_one_namespace_does_not_change_others() -> None:
 
 
 def test_the_callback_is_called_only_for_changes() -> None:
-    told = []
-    cache = Cache(told.append)
+    changed = []
+    cache = Cache(changed.append)
     cache.put(ADAPTERS, adapter(version=1))
     cache.put(ADAPTERS, adapter(version=1))
     cache.remove(ADAPTERS, adapter(version=2))
     cache.remove(ADAPTERS, adapter(version=2))
-    assert told == [ADAPTERS, ADAPTERS]
+    assert changed == [ADAPTERS, ADAPTERS]
 
 
 def test_the_cache_drops_unused_fields() -> None:

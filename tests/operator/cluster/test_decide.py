@@ -91,12 +91,12 @@ def test_a_second_decision_writes_nothing_again() -> None:
         },
         "spec": made.document["spec"] | {"replicas": 1},
     }
-    told = [
+    known = [
         it | {"status": status_of(first, kind, it["metadata"]["name"])}
         for kind, it in ((POOLS, pool()), (ADAPTERS, adapter()))
     ]
     guarded = stored(budget)
-    assert decided(*told, applied, guarded, namespace("tenant"), now=NOW + timedelta(hours=1)).writes == {}
+    assert decided(*known, applied, guarded, namespace("tenant"), now=NOW + timedelta(hours=1)).writes == {}
 
 
 def test_an_unreadable_pool_is_refused_in_its_status_and_keeps_its_runners() -> None:
@@ -252,7 +252,7 @@ def test_a_pod_that_outlives_its_scale_down_is_deleted() -> None:
     strategy = {"maxSurge": 1, "maxUnavailable": 1}
     found = (pool(replicas=2, updateStrategy=strategy), leaving, pod("one", name), pod("three", "old"))
     old = deployment("old", 1)
-    assert not of(decided(*found, old, deployment(name, 2, settled=False), cordoned={"node-2"}), PodDeletion)
+    assert not of(decided(*found, old, deployment(name, 2, up_to_date=False), cordoned={"node-2"}), PodDeletion)
     # The number is right: another is to take its place.
     (gone,) = of(decided(*found, old, deployment(name, 2), cordoned={"node-2"}), PodDeletion)
     assert (gone.uid, gone.version) == (leaving["metadata"]["uid"], 1)
@@ -382,8 +382,8 @@ def test_a_missing_right_is_in_the_pools_conditions_and_in_one_event() -> None:
     assert reason_of(decision, POOLS, "demo") == "PermissionDenied"
     (write,) = [one for one in of(decision, StatusWrite) if one.kind is POOLS]
     assert [event.message for event in write.events] == [why]
-    told = pool() | {"status": dict(write.status)}
-    assert not of(decided(told, obstacles=denied), StatusWrite)
+    known = pool() | {"status": dict(write.status)}
+    assert not of(decided(known, obstacles=denied), StatusWrite)
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENTS, BUDGETS])
@@ -420,28 +420,28 @@ def ready_since_then(it: Object, reason: str) -> Object:
 
 
 def test_a_new_leader_keeps_adapter_statuses_until_the_scheduler_reports() -> None:
-    told = ready_since_then(adapter(), "Serving")
+    known = ready_since_then(adapter(), "Serving")
     reports = SchedulerReports(awaited=True)
-    assert ADAPTERS not in [write.kind for write in of(decided(pool(), told, reports=reports), StatusWrite)]
-    assert ADAPTERS in [write.kind for write in of(decided(pool(), told), StatusWrite)]
+    assert ADAPTERS not in [write.kind for write in of(decided(pool(), known, reports=reports), StatusWrite)]
+    assert ADAPTERS in [write.kind for write in of(decided(pool(), known), StatusWrite)]
     assert ADAPTERS in [write.kind for write in of(decided(pool(), adapter(), reports=reports), StatusWrite)]
 
 
 def test_a_new_leader_keeps_a_pool_until_the_scheduler_reports_its_runners() -> None:
     """It would say that nothing is loaded, and a moment later what is."""
     name = revision()
-    told = ready_since_then(pool(), "AllRunnersReady")
+    known = ready_since_then(pool(), "AllRunnersReady")
     runners = [deployment(name, 1), pod("one", name)]
     advice = {ObjectName("pools", "demo"): ScalingAdvice(replicas=1)}
 
     def written(it: Object, reports: SchedulerReports) -> bool:
         return POOLS in [write.kind for write in of(decided(it, *runners, reports=reports), StatusWrite)]
 
-    assert not written(told, SchedulerReports(awaited=True))
-    assert not written(told, SchedulerReports(awaited=True, advice=advice))
-    assert not written(told, SchedulerReports(awaited=True, slots={"one": 16}))
-    assert written(told, SchedulerReports(awaited=True, advice=advice, slots={"one": 16}))
-    assert written(told, SchedulerReports())
+    assert not written(known, SchedulerReports(awaited=True))
+    assert not written(known, SchedulerReports(awaited=True, advice=advice))
+    assert not written(known, SchedulerReports(awaited=True, slots={"one": 16}))
+    assert written(known, SchedulerReports(awaited=True, advice=advice, slots={"one": 16}))
+    assert written(known, SchedulerReports())
     assert written(pool(), SchedulerReports(awaited=True))
 
 

@@ -54,12 +54,12 @@ def test_a_runners_own_variables_come_after_the_platforms() -> None:
     env = runner(made(engine={"maxLoraRank": 16}, template={"env": [{"name": "OMP_NUM_THREADS", "value": "4"}]}))["env"]
     names = [one["name"] for one in env]
     assert names[:2] == ["POD_IP", "MOTET_RUNNER_LISTEN"]  # the second names the first
-    said = {one["name"]: one.get("value") for one in env}
-    assert said["MOTET_RUNNER_POOL"] == "pools/demo"
-    assert said["MOTET_RUNNER_REVISION"] == "0a1b"
-    assert said["MOTET_RUNNER_MODEL_URI"] == "hf://acme/base"
-    assert said["MOTET_RUNNER_MAX_LORA_RANK"] == "16"
-    assert said["OMP_NUM_THREADS"] == "4"
+    values = {one["name"]: one.get("value") for one in env}
+    assert values["MOTET_RUNNER_POOL"] == "pools/demo"
+    assert values["MOTET_RUNNER_REVISION"] == "0a1b"
+    assert values["MOTET_RUNNER_MODEL_URI"] == "hf://acme/base"
+    assert values["MOTET_RUNNER_MAX_LORA_RANK"] == "16"
+    assert values["OMP_NUM_THREADS"] == "4"
     assert len(names) == len(set(names))
 
 
@@ -134,8 +134,8 @@ def test_scheduling_fields_of_a_pool_are_on_its_pods() -> None:
 
 
 def test_a_pool_cannot_override_the_platforms_annotations() -> None:
-    said = {"example.com/team": "another"}
-    assert made(template={"annotations": said})["spec"]["template"]["metadata"]["annotations"] == {
+    values = {"example.com/team": "another"}
+    assert made(template={"annotations": values})["spec"]["template"]["metadata"]["annotations"] == {
         "example.com/team": "platform"
     }
 

@@ -51,29 +51,35 @@ async def ask(session: aiohttp.ClientSession, server: Server, path: str, *, watc
 
 @pytest.mark.parametrize("status", [403, 404])
 async def test_a_watch_that_is_refused_or_whose_kind_is_gone_has_no_age_until_it_is_back(status: int) -> None:
-    heard, server = LastHeard(), Server()
-    async with server.running(), aiohttp.ClientSession(response_class=_listening(heard, lambda *_: None)) as session:
+    last_heard, server = LastHeard(), Server()
+    async with (
+        server.running(),
+        aiohttp.ClientSession(response_class=_listening(last_heard, lambda *_: None)) as session,
+    ):
         await ask(session, server, "/apis/pools", watch=True)
         await ask(session, server, "/apis/pods", watch=True)
-        assert heard.ages().keys() == {"/apis/pools", "/apis/pods"}
+        assert last_heard.ages().keys() == {"/apis/pools", "/apis/pods"}
         server.status = status
         await ask(session, server, "/apis/pools", watch=True)  # the right to watch is gone, or its kind
-        assert heard.ages().keys() == {"/apis/pods"}
+        assert last_heard.ages().keys() == {"/apis/pods"}
         await ask(session, server, "/apis/pods")  # a watch begins with a list
-        assert heard.ages() == {}
+        assert last_heard.ages() == {}
         server.status = 200
         await ask(session, server, "/apis/pools", watch=True)
-        assert heard.ages().keys() == {"/apis/pools"}
+        assert last_heard.ages().keys() == {"/apis/pools"}
 
 
 @pytest.mark.parametrize("status", [429, 500, 504])
 async def test_any_other_error_leaves_a_watch_its_age(status: int) -> None:
-    heard, server = LastHeard(), Server()
-    async with server.running(), aiohttp.ClientSession(response_class=_listening(heard, lambda *_: None)) as session:
+    last_heard, server = LastHeard(), Server()
+    async with (
+        server.running(),
+        aiohttp.ClientSession(response_class=_listening(last_heard, lambda *_: None)) as session,
+    ):
         await ask(session, server, "/apis/pools", watch=True)
         server.status = status
         await ask(session, server, "/apis/pools", watch=True)
-        assert heard.ages().keys() == {"/apis/pools"}
+        assert last_heard.ages().keys() == {"/apis/pools"}
 
 
 @asynccontextmanager
@@ -114,15 +120,15 @@ def error(code: int) -> Object:
 async def test_watches_restart_after_each_error(tmp_path: Path, code: int, where: str) -> None:
     api, seen = FakeWatchApi(), list[tuple[Kind, str]]()
     api.objects[ADAPTERS] = [adapter(f"adapter-{each}") for each in range(5)]
-    told: set[Watch] = set()
+    failed: set[Watch] = set()
 
     def all_are_back() -> bool:
-        return api.paths(but=told) >= EVERYTHING
+        return api.paths(but=failed) >= EVERYTHING
 
     async with api.running(), watching(api, tmp_path, seen):
         for _ in range(10):
             await until(all_are_back, seconds=30)
-            told |= api.say(error(code), of=where)
+            failed |= api.say(error(code), of=where)
         await until(all_are_back, seconds=30)
         api.say({"type": "ADDED", "object": adapter("afterwards", version=200)})
         await until(lambda: (ADAPTERS, "afterwards") in seen)

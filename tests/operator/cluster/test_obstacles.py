@@ -159,11 +159,11 @@ def test_an_adapter_does_not_wait_for_a_runner_that_only_cannot_be_listed() -> N
         pool(), adapter(), deployment(name, 1), pod("one", name), namespace("tenant")
     )
     new = adapter("new")
-    told = statuses(OperatorUnderTest().decide(it, legal, new, namespace("tenant"), obstacles=IN_THE_DARK))
-    assert told.keys() == {("ServingPool", "demo"), ("LoRAAdapter", "new")}
+    found = statuses(OperatorUnderTest().decide(it, legal, new, namespace("tenant"), obstacles=IN_THE_DARK))
+    assert found.keys() == {("ServingPool", "demo"), ("LoRAAdapter", "new")}
     wrong = operator.now(legal, spec=legal["spec"] | {"poolRef": {"name": "nowhere"}})
-    told = statuses(OperatorUnderTest().decide(it, wrong, namespace("tenant"), obstacles=IN_THE_DARK))
-    assert reasons(told["LoRAAdapter", "legal"])["Ready"] == "PoolNotFound"
+    found = statuses(OperatorUnderTest().decide(it, wrong, namespace("tenant"), obstacles=IN_THE_DARK))
+    assert reasons(found["LoRAAdapter", "legal"])["Ready"] == "PoolNotFound"
 
 
 # -------------------------------------------------------------------------------------------------- what is unreadable
@@ -179,9 +179,9 @@ def test_a_pool_that_became_unreadable_continues_unchanged_with_a_condition() ->
     decision = operator.decide(odd, legal, *rest)
     assert served(decision) == ["legal"]
     assert [write for write in children(decision) if isinstance(write, ScaleWrite | PodAnnotationWrite)] == []
-    told = statuses(decision)
-    assert told.keys() == {("ServingPool", "demo")}
-    status = told["ServingPool", "demo"]
+    found = statuses(decision)
+    assert found.keys() == {("ServingPool", "demo")}
+    status = found["ServingPool", "demo"]
     assert reasons(status) | {"Accepted": "Unreadable", "Ready": "Unreadable"} == reasons(status)
     assert reasons(status)["Available"] == "RunnersReady"
     changed = {key for key in it["status"] | status if it["status"].get(key) != status.get(key)}
@@ -231,9 +231,9 @@ def test_after_a_restart_a_partly_readable_pool_serves_the_same_adapters() -> No
     assert served(decision) == ["legal"]  # the other one may be what the unknown field forbids
     assert children(decision) == []
     assert decision.plan.drains == ()
-    told = statuses(decision)
-    assert ("LoRAAdapter", "new") not in told
-    status = told["ServingPool", "demo"]
+    found = statuses(decision)
+    assert ("LoRAAdapter", "new") not in found
+    status = found["ServingPool", "demo"]
     assert {key for key in it["status"] if it["status"][key] != status[key]} == {"conditions", "observedGeneration"}
     assert reasons(status)["Ready"] == "Unreadable"
     # Also after another start, when that is what its status says.
@@ -289,9 +289,9 @@ def test_an_unreadable_adapter_is_still_served_if_it_was() -> None:
     restarted = OperatorUnderTest()
     decision = restarted.decide(it, odd, from_the_future(operator, adapter("new")), tenant)
     assert served(decision) == ["legal"]
-    told = statuses(decision)["LoRAAdapter", "legal"]
-    assert reasons(told)["Ready"] == "Unreadable"
-    assert served(OperatorUnderTest().decide(it, operator.now(odd, status=told), tenant)) == ["legal"]
+    found = statuses(decision)["LoRAAdapter", "legal"]
+    assert reasons(found)["Ready"] == "Unreadable"
+    assert served(OperatorUnderTest().decide(it, operator.now(odd, status=found), tenant)) == ["legal"]
 
 
 def test_an_adapter_that_is_readable_again_follows_its_spec() -> None:

@@ -30,15 +30,15 @@ from tests.common.waiting import until
 from tests.operator.cluster.objects import adapter, deployment, made, pod, pool
 
 
-class TwoFacedServer:
-    """What it has cached need not be what it has stored."""
+class CachingServer:
+    """An API server whose cache may differ from its store."""
 
     def __init__(self) -> None:
         self.cached: dict[Kind, list[Object]] = {}
         self.stored: dict[Kind, list[Object]] = {}
         self.away = False
         self.version, self.lag = 100, 0
-        """Of what is stored, and how far what is cached is behind."""
+        """The version of the store, and how far the cache is behind."""
         self.asked: list[tuple[Kind, bool]] = []
         self.refuses: dict[tuple[Kind, str], int] = {}
         """Kinds and namespaces, by the status of the answer."""
@@ -55,14 +55,14 @@ class TwoFacedServer:
     async def newest(self, kind: Kind, namespace: str = "") -> int:
         return (await self.list(kind, namespace, fresh=True))[1]
 
-    def twice(self, kind: Kind) -> bool:
-        """Whether the last round asked for what is stored."""
+    def asked_for_stored(self, kind: Kind) -> bool:
+        """Whether the last round read from the store."""
         asked, self.asked = self.asked, []
         return (kind, True) in asked
 
 
-class Place:
-    def __init__(self, server: TwoFacedServer, seconds: float = 300) -> None:
+class ResyncSetup:
+    def __init__(self, server: CachingServer, seconds: float = 300) -> None:
         self.cache = Cache()
         self.registry = CollectorRegistry()
         self.metrics = ClusterMetrics(self.registry)
@@ -91,8 +91,8 @@ def adapters(number: int) -> list[Object]:
 
 
 @asynccontextmanager
-async def running(place: Place) -> AsyncIterator[None]:
-    task = asyncio.create_task(place.resync.run())
+async def running(setup: ResyncSetup) -> AsyncIterator[None]:
+    task = asyncio.create_task(setup.resync.run())
     try:
         yield
     finally:
@@ -101,242 +101,242 @@ async def running(place: Place) -> AsyncIterator[None]:
             await task
 
 
-async def knows(server: TwoFacedServer, kind: Kind, objects: list[Object], seconds: float = 300) -> Place:
-    place = Place(server, seconds)
+async def knows(server: CachingServer, kind: Kind, objects: list[Object], seconds: float = 300) -> ResyncSetup:
+    setup = ResyncSetup(server, seconds)
     server.cached[kind] = server.stored[kind] = objects
-    assert await place.resync.once()
+    assert await setup.resync.once()
     server.asked.clear()
-    return place
+    return setup
 
 
 @pytest.mark.parametrize("left", [0, 50, 79])
 async def test_a_list_that_lacks_many_objects_is_not_trusted_while_more_are_stored(left: int) -> None:
-    server = TwoFacedServer()
-    place = await knows(server, ADAPTERS, adapters(100))
+    server = CachingServer()
+    setup = await knows(server, ADAPTERS, adapters(100))
     server.cached[ADAPTERS] = adapters(left)
-    assert await place.resync.once()
-    assert place.cache.count(ADAPTERS) == 100
-    assert server.twice(ADAPTERS)
+    assert await setup.resync.once()
+    assert setup.cache.count(ADAPTERS) == 100
+    assert server.asked_for_stored(ADAPTERS)
 
 
 async def test_a_list_of_the_store_is_trusted() -> None:
-    server = TwoFacedServer()
-    place = await knows(server, ADAPTERS, adapters(100))
+    server = CachingServer()
+    setup = await knows(server, ADAPTERS, adapters(100))
     server.cached[ADAPTERS] = server.stored[ADAPTERS] = []
-    assert await place.resync.once()
-    assert place.cache.count(ADAPTERS) == 0
+    assert await setup.resync.once()
+    assert setup.cache.count(ADAPTERS) == 0
 
 
 @pytest.mark.parametrize(("known", "left"), [(100, 80), (5, 0)])
 async def test_a_few_missing_objects_are_removed_at_once(known: int, left: int) -> None:
-    server = TwoFacedServer()
-    place = await knows(server, ADAPTERS, adapters(known))
+    server = CachingServer()
+    setup = await knows(server, ADAPTERS, adapters(known))
     server.cached[ADAPTERS] = server.stored[ADAPTERS] = adapters(left)
-    assert await place.resync.once()
-    assert not server.twice(ADAPTERS)
-    assert place.cache.count(ADAPTERS) == left
+    assert await setup.resync.once()
+    assert not server.asked_for_stored(ADAPTERS)
+    assert setup.cache.count(ADAPTERS) == left
 
 
 async def test_no_object_is_removed_before_the_second_list_answers() -> None:
-    server = TwoFacedServer()
-    place = await knows(server, ADAPTERS, adapters(100))
+    server = CachingServer()
+    setup = await knows(server, ADAPTERS, adapters(100))
     server.cached[ADAPTERS], server.away = [], True
-    assert not await place.resync.once()  # it is asked again soon
-    assert place.cache.count(ADAPTERS) == 100
+    assert not await setup.resync.once()  # it is asked again soon
+    assert setup.cache.count(ADAPTERS) == 100
 
 
 async def test_a_share_of_lost_objects_counts_only_the_listed_namespace() -> None:
     """Another namespace with many pods does not make few of those that are here."""
-    server = TwoFacedServer()
-    place = await knows(server, PODS, [pod(f"here-{each}", "1") for each in range(10)])
+    server = CachingServer()
+    setup = await knows(server, PODS, [pod(f"here-{each}", "1") for each in range(10)])
     for each in range(1000):
-        place.cache.put(PODS, made(PODS, f"there-{each}", "elsewhere"))
+        setup.cache.put(PODS, made(PODS, f"there-{each}", "elsewhere"))
     server.cached[PODS] = []
-    assert await place.resync.once()
-    assert server.twice(PODS)
-    assert (place.cache.count(PODS, "pools"), place.cache.count(PODS)) == (10, 1010)
+    assert await setup.resync.once()
+    assert server.asked_for_stored(PODS)
+    assert (setup.cache.count(PODS, "pools"), setup.cache.count(PODS)) == (10, 1010)
 
 
 @pytest.mark.parametrize("status", [403, 404, 503])
 @pytest.mark.parametrize("kind", [DEPLOYMENTS, PODS])
 async def test_an_unreadable_namespace_stops_only_itself(kind: Kind, status: int) -> None:
-    server = TwoFacedServer()
+    server = CachingServer()
     server.refuses[kind, "others"] = status
-    place = Place(server)
-    assert not await place.resync.once()
-    assert place.resync.listed.is_set()
-    assert place.resync.unseen == {"others"}
-    assert ("others" in place.obstacle_log.standing().forbidden_namespaces) == (status == 403)
+    setup = ResyncSetup(server)
+    assert not await setup.resync.once()
+    assert setup.resync.listed.is_set()
+    assert setup.resync.unseen == {"others"}
+    assert ("others" in setup.obstacle_log.standing().forbidden_namespaces) == (status == 403)
     # It is answered, and will be for long. Whoever is only away for a moment is waited for.
-    assert bool(place.resync.waiting_for()) == (status == 503)
+    assert bool(setup.resync.waiting_for()) == (status == 503)
     server.refuses.clear()
-    assert await place.resync.once()
-    assert place.resync.unseen == frozenset()
-    assert place.obstacle_log.standing().forbidden_namespaces == {}
+    assert await setup.resync.once()
+    assert setup.resync.unseen == frozenset()
+    assert setup.obstacle_log.standing().forbidden_namespaces == {}
 
 
 async def test_a_namespace_without_permission_is_forgotten() -> None:
-    server = TwoFacedServer()
-    place = await knows(server, PODS, [pod("one", "1")])
-    assert place.resync.unseen == frozenset()
+    server = CachingServer()
+    setup = await knows(server, PODS, [pod("one", "1")])
+    assert setup.resync.unseen == frozenset()
     server.refuses[PODS, "pools"] = 403
-    await place.resync.once()
-    assert place.resync.unseen == {"pools"}
-    assert place.cache.count(PODS) == 1  # nothing is gone because it was not shown
-    assert place.unwatchable == ["/api/v1/namespaces/pools/pods"]
+    await setup.resync.once()
+    assert setup.resync.unseen == {"pools"}
+    assert setup.cache.count(PODS) == 1  # nothing is gone because it was not shown
+    assert setup.unwatchable == ["/api/v1/namespaces/pools/pods"]
 
 
 async def test_unreadable_disruption_budgets_are_reported_and_stop_nothing() -> None:
-    server = TwoFacedServer()
+    server = CachingServer()
     server.refuses[BUDGETS, "pools"] = 403
-    place = Place(server)
-    await place.resync.once()
-    assert place.resync.listed.is_set()
-    assert place.resync.unseen == frozenset()
-    assert place.obstacle_log.standing().forbidden_namespaces.keys() == {"pools"}
+    setup = ResyncSetup(server)
+    await setup.resync.once()
+    assert setup.resync.listed.is_set()
+    assert setup.resync.unseen == frozenset()
+    assert setup.obstacle_log.standing().forbidden_namespaces.keys() == {"pools"}
 
 
 OLD, NEW = adapter("one", version=50), adapter("one", version=90)
 
 
 async def test_a_restored_store_replaces_the_cache() -> None:
-    server = TwoFacedServer()
-    place = await knows(server, ADAPTERS, [NEW, adapter("made-since", version=95)])
-    place.cache.remove(ADAPTERS, adapter("deleted-since", version=96))
+    server = CachingServer()
+    setup = await knows(server, ADAPTERS, [NEW, adapter("made-since", version=95)])
+    setup.cache.remove(ADAPTERS, adapter("deleted-since", version=96))
     server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD, adapter("deleted-since", version=40)]
     server.version = 60
-    assert await place.resync.once()
-    assert place.cache.snapshot()[ADAPTERS] == {key_of(it): it for it in server.stored[ADAPTERS]}
-    assert ADAPTERS in place.watched_anew
-    assert place.rewinds(ADAPTERS) == 1
-    place.watched_anew.clear()
-    assert await place.resync.once()
-    assert (place.watched_anew, place.rewinds(ADAPTERS)) == ([], 1)  # it was told of once
-    assert place.cache.put(ADAPTERS, adapter("one", version=61))
+    assert await setup.resync.once()
+    assert setup.cache.snapshot()[ADAPTERS] == {key_of(it): it for it in server.stored[ADAPTERS]}
+    assert ADAPTERS in setup.watched_anew
+    assert setup.rewinds(ADAPTERS) == 1
+    setup.watched_anew.clear()
+    assert await setup.resync.once()
+    assert (setup.watched_anew, setup.rewinds(ADAPTERS)) == ([], 1)  # it was told of once
+    assert setup.cache.put(ADAPTERS, adapter("one", version=61))
 
 
 async def test_a_restored_store_with_high_versions_is_recognised_by_its_objects() -> None:
-    server = TwoFacedServer()
-    place = await knows(server, ADAPTERS, [NEW])
+    server = CachingServer()
+    setup = await knows(server, ADAPTERS, [NEW])
     server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD]
     server.version = 200
-    assert await place.resync.once()
-    assert place.cache.get(ADAPTERS, key_of(OLD)) == OLD
-    assert place.rewinds(ADAPTERS) == 1
+    assert await setup.resync.once()
+    assert setup.cache.get(ADAPTERS, key_of(OLD)) == OLD
+    assert setup.rewinds(ADAPTERS) == 1
 
 
 async def test_a_lagging_server_is_not_taken_for_a_restored_one() -> None:
-    server = TwoFacedServer()
-    place = await knows(server, ADAPTERS, [NEW])
-    place.cache.put(ADAPTERS, adapter("one", version=120))
+    server = CachingServer()
+    setup = await knows(server, ADAPTERS, [NEW])
+    setup.cache.put(ADAPTERS, adapter("one", version=120))
     server.version, server.lag = 130, 20
     server.cached[ADAPTERS], server.stored[ADAPTERS] = [NEW], [adapter("one", version=120)]
-    assert await place.resync.once()
-    assert server.twice(ADAPTERS)
-    assert place.cache.get(ADAPTERS, key_of(NEW)) == adapter("one", version=120)
-    assert place.rewinds(ADAPTERS) == 0
+    assert await setup.resync.once()
+    assert server.asked_for_stored(ADAPTERS)
+    assert setup.cache.get(ADAPTERS, key_of(NEW)) == adapter("one", version=120)
+    assert setup.rewinds(ADAPTERS) == 0
 
 
 async def test_after_a_restore_each_namespace_is_replaced() -> None:
-    server = TwoFacedServer()
+    server = CachingServer()
     here, there = (made(PODS, "one", namespace, version=90) for namespace in ("pools", "others"))
-    place = await knows(server, PODS, [here, there])
+    setup = await knows(server, PODS, [here, there])
     before = [made(PODS, "one", namespace, version=50) for namespace in ("pools", "others")]
     server.cached[PODS] = server.stored[PODS] = before
     server.version = 60
-    assert await place.resync.once()
-    assert place.cache.snapshot()[PODS] == {key_of(it): it for it in before}
+    assert await setup.resync.once()
+    assert setup.cache.snapshot()[PODS] == {key_of(it): it for it in before}
 
 
 async def test_a_cache_that_mixes_two_states_of_the_store_is_not_used() -> None:
-    server = TwoFacedServer()
-    place = await knows(server, ADAPTERS, [NEW])
+    server = CachingServer()
+    setup = await knows(server, ADAPTERS, [NEW])
     server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD]
     server.version = 60
-    assert place.resync.of_one_state
-    told: list[bool] = []
-    for each in place.resync._scopes:
-        await place.resync._list(*each)
-        told.append(place.resync.of_one_state)
-    assert told == [*[False] * (len(told) - 1), True]
-    assert await place.resync.once()
-    assert place.resync.of_one_state  # it was told of once
+    assert setup.resync.of_one_state
+    states: list[bool] = []
+    for each in setup.resync._scopes:
+        await setup.resync._list(*each)
+        states.append(setup.resync.of_one_state)
+    assert states == [*[False] * (len(states) - 1), True]
+    assert await setup.resync.once()
+    assert setup.resync.of_one_state  # it was told of once
 
 
 async def test_a_reopened_watch_checks_whether_the_store_was_restored() -> None:
-    server = TwoFacedServer()
-    place = await knows(server, ADAPTERS, [NEW], seconds=30_000)
+    server = CachingServer()
+    setup = await knows(server, ADAPTERS, [NEW], seconds=30_000)
     everything = len(DECLARED_KINDS) + 2 * len(OWNED_KINDS)
-    async with running(place):
+    async with running(setup):
         await until(lambda: len(server.asked) == everything)
         server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD]
-        place.resync.watch_opened(ADAPTERS.path(), since=100)
-        place.resync.watch_opened(PODS.path("pools"), since=90)
+        setup.resync.watch_opened(ADAPTERS.path(), since=100)
+        setup.resync.watch_opened(PODS.path("pools"), since=90)
         await until(lambda: len(server.asked) == everything + 2)
         assert server.asked[-2:] == [(ADAPTERS, True), (PODS, True)]  # it is the same: nothing more
         server.version = 60
-        place.resync.watch_opened(PODS.path("pools"), since=100)
-        await until(lambda: place.cache.get(ADAPTERS, key_of(OLD)) == OLD)
+        setup.resync.watch_opened(PODS.path("pools"), since=100)
+        await until(lambda: setup.cache.get(ADAPTERS, key_of(OLD)) == OLD)
 
 
 async def test_the_check_for_a_restore_is_repeated_until_it_is_answered() -> None:
-    server = TwoFacedServer()
-    place = await knows(server, ADAPTERS, [NEW], seconds=30_000)
+    server = CachingServer()
+    setup = await knows(server, ADAPTERS, [NEW], seconds=30_000)
     everything = len(DECLARED_KINDS) + 2 * len(OWNED_KINDS)
-    async with running(place):
+    async with running(setup):
         await until(lambda: len(server.asked) == everything)
         server.refuses[PODS, "pools"] = 500
-        place.resync.watch_opened(PODS.path("pools"), since=100)
+        setup.resync.watch_opened(PODS.path("pools"), since=100)
         await until(lambda: len(server.asked) > everything + 1)
         server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD]
         server.version = 60
-        place.resync.watch_opened(PODS.path("pools"), since=100)
-        await until(lambda: place.cache.get(ADAPTERS, key_of(OLD)) == OLD)
+        setup.resync.watch_opened(PODS.path("pools"), since=100)
+        await until(lambda: setup.cache.get(ADAPTERS, key_of(OLD)) == OLD)
 
 
 async def test_a_watch_from_a_version_beyond_the_restored_store_is_reopened() -> None:
     """Bookmarks carry it far ahead of every object that was seen."""
-    server = TwoFacedServer()
-    place = await knows(server, ADAPTERS, [NEW], seconds=30_000)
-    async with running(place):
+    server = CachingServer()
+    setup = await knows(server, ADAPTERS, [NEW], seconds=30_000)
+    async with running(setup):
         server.version = 150
-        place.resync.watch_opened(ADAPTERS.path(), since=200)
-        await until(lambda: ADAPTERS in place.watched_anew)
-    assert place.cache.get(ADAPTERS, key_of(NEW)) == NEW
+        setup.resync.watch_opened(ADAPTERS.path(), since=200)
+        await until(lambda: ADAPTERS in setup.watched_anew)
+    assert setup.cache.get(ADAPTERS, key_of(NEW)) == NEW
 
 
 @pytest.mark.parametrize("kind", [ADAPTERS, POOLS])
 async def test_without_our_own_kinds_nothing_is_done(kind: Kind) -> None:
-    server = TwoFacedServer()
+    server = CachingServer()
     server.refuses[kind, ""] = 404
-    place = Place(server)
-    await place.resync.once()
-    assert not place.resync.listed.is_set()
-    assert kind.plural in place.resync.waiting_for()
-    assert place.unwatchable == [kind.path()]
+    setup = ResyncSetup(server)
+    await setup.resync.once()
+    assert not setup.resync.listed.is_set()
+    assert kind.plural in setup.resync.waiting_for()
+    assert setup.unwatchable == [kind.path()]
 
 
 async def test_only_failed_lists_are_repeated() -> None:
-    server = TwoFacedServer()
+    server = CachingServer()
     server.refuses[PODS, "others"] = 403
-    place = Place(server)
-    task = asyncio.create_task(place.resync.run())
+    setup = ResyncSetup(server)
+    task = asyncio.create_task(setup.resync.run())
     await until(lambda: len(server.asked) > 20)
     assert sum(kind is ADAPTERS for kind, _ in server.asked) == 1
-    place.resync.request_now()
+    setup.resync.request_now()
     await until(lambda: sum(kind is ADAPTERS for kind, _ in server.asked) == 2)
     del server.refuses[PODS, "others"]
-    await until(lambda: not place.resync.unseen)
+    await until(lambda: not setup.resync.unseen)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
 
 
 async def test_one_failing_list_does_not_delay_the_others() -> None:
-    server = TwoFacedServer()
+    server = CachingServer()
     server.refuses[PODS, "others"] = 403
-    place = Place(server, seconds=3)
-    task = asyncio.create_task(place.resync.run())
+    setup = ResyncSetup(server, seconds=3)
+    task = asyncio.create_task(setup.resync.run())
     await until(lambda: sum(kind is ADAPTERS for kind, _ in server.asked) == 3)
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -344,8 +344,8 @@ async def test_one_failing_list_does_not_delay_the_others() -> None:
 
 
 async def test_a_pool_that_goes_while_all_is_listed_is_never_known_without_its_deployment() -> None:
-    class Leaving(TwoFacedServer):
-        """Its pool is deleted after the first list of it or of its Deployment, which the API server then takes away."""
+    class DeletingServer(CachingServer):
+        """It deletes the pool and its Deployment after the first list of either."""
 
         async def list(self, kind: Kind, namespace: str = "", **how: Any) -> tuple[list[Object], int]:
             answer = await super().list(kind, namespace, **how)
@@ -353,9 +353,9 @@ async def test_a_pool_that_goes_while_all_is_listed_is_never_known_without_its_d
                 self.stored.clear()
             return answer
 
-    server = Leaving()
+    server = DeletingServer()
     server.stored = {POOLS: [pool()], DEPLOYMENTS: [deployment("r1", 1)]}
-    place = Place(server)
-    assert await place.resync.once()
-    known = place.cache.snapshot()
+    setup = ResyncSetup(server)
+    assert await setup.resync.once()
+    known = setup.cache.snapshot()
     assert (len(known[POOLS]), len(known[DEPLOYMENTS])) == (0, 1), "else a Deployment would be missed, and made again"

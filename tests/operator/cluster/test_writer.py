@@ -93,29 +93,29 @@ class Setup:
                 await task
 
 
-class Turns(RequestLimiter):
-    """The first goes at once, and who comes then when it is told."""
+class SlowLimiter(RequestLimiter):
+    """The first request passes at once; the others wait until the test sets `go_on`."""
 
     def __init__(self) -> None:
         super().__init__(rate=1, burst=1)
         self.asked = 0
-        self.come = asyncio.Event()
+        self.go_on = asyncio.Event()
 
     async def take(self) -> None:
         self.asked += 1
         if self.asked > 1:
-            await self.come.wait()
+            await self.go_on.wait()
 
 
 async def test_an_operator_that_lost_leadership_while_waiting_writes_nothing(tmp_path: Path) -> None:
-    """A turn may be a minute away, where the API server asked for a pause."""
-    turns = Turns()
+    """A request may wait for a minute, if the API server asked for a pause."""
+    limiter = SlowLimiter()
     server, metrics = FakeWatchApi(), ClusterMetrics(CollectorRegistry())
     async with server.running():
         leads = True
         api = Api(
             KubeCredentials(server.kubeconfig(tmp_path / "kubeconfig"), "SETTING"),
-            turns,
+            limiter,
             metrics,
             may_write=lambda: leads,
         )
@@ -123,9 +123,9 @@ async def test_an_operator_that_lost_leadership_while_waiting_writes_nothing(tmp
         setup.cache.put(ADAPTERS, adapter("other"))
         async with setup.running():
             setup.want(wanted(), wanted(name="other"))
-            await until(lambda: server.written and turns.asked == 2)
+            await until(lambda: server.written and limiter.asked == 2)
             leads = setup.leading = False
-            turns.come.set()
+            limiter.go_on.set()
             await asyncio.sleep(0.1)
             assert len(server.written) == 1
             leads = setup.leading = True
@@ -196,12 +196,12 @@ async def test_a_taken_name_is_reported_at_once_and_retried_until_it_is_free() -
     budget["metadata"] = {"name": "demo", "namespace": "pools"}
     theirs = budget | {"metadata": {**budget["metadata"], "managedFields": [{"manager": "kubectl"}]}}
 
-    class Taken(ScriptedApi):
+    class WithForeignObject(ScriptedApi):
         async def list(self, *_: Any, **__: Any) -> tuple[list[Object], int]:
             return [] if free else [theirs], 1
 
     free = False
-    setup = Setup(Taken())
+    setup = Setup(WithForeignObject())
     async with setup.running():
         setup.want(OwnedObjectWrite(BUDGETS, budget))
         await until(lambda: len(setup.obstacle_log))

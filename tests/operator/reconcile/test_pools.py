@@ -264,9 +264,9 @@ def test_the_condition_says_what_a_new_runner_waits_for_while_old_ones_serve() -
     progressing, ready = (condition(status.conditions, each) for each in ("Progressing", "Ready"))
     assert (progressing.status, progressing.reason) == ("True", "RollingOut")
     assert (ready.status, ready.reason) == ("False", "RunnersStarting")
-    for told in (progressing, ready, condition(status.conditions, "Reconciling")):
-        assert told.message.startswith("0 of 1 runners have the new revision, and 1 still has the old one; ")
-        assert told.message.endswith(f"new: {no_room}")
+    for one in (progressing, ready, condition(status.conditions, "Reconciling")):
+        assert one.message.startswith("0 of 1 runners have the new revision, and 1 still has the old one; ")
+        assert one.message.endswith(f"new: {no_room}")
 
 
 def test_the_condition_says_what_another_runner_waits_for_while_some_serve() -> None:
@@ -465,8 +465,8 @@ def test_a_pool_says_that_its_runners_move() -> None:
 
 
 @dataclass
-class World:
-    """Carries plans out like an executor, and lets accidents happen."""
+class SimulatedPool:
+    """Carries out plans, and lets the test change the runners meanwhile."""
 
     pool: PoolObject | None
     now: datetime = NOW
@@ -510,7 +510,7 @@ class World:
         }
 
 
-def serving(world: World) -> int:
+def serving(world: SimulatedPool) -> int:
     return sum(one.ready and one.draining_until is None for one in world.members.values())
 
 
@@ -542,7 +542,7 @@ accidents = st.one_of(
 def test_a_pool_keeps_serving_and_reaches_its_target_after_any_events(
     first: PoolObject, history: list[tuple[str, PoolObject | int]]
 ) -> None:
-    world = World(first)
+    world = SimulatedPool(first)
     for what, value in history:
         chosen = None
         if isinstance(value, PoolObject):
@@ -566,7 +566,7 @@ def test_a_pool_keeps_serving_and_reaches_its_target_after_any_events(
     arrives(world)
 
 
-def one_round(world: World) -> None:
+def one_round(world: SimulatedPool) -> None:
     assert world.pool is not None
     wanted = world.pool.resource.spec.replicas
     strategy = world.pool.resource.spec.update_strategy
@@ -586,7 +586,7 @@ def one_round(world: World) -> None:
 @pytest.mark.parametrize(("surge", "unavailable"), [(1, 0), (2, 0), (0, 1), (1, 1), (2, 2)])
 def test_a_rollout_whose_drains_take_long_has_no_more_pods_than_it_may(surge: int, unavailable: int) -> None:
     strategy = {"maxSurge": surge, "maxUnavailable": unavailable}
-    world = World(pool(replicas=4, drainTimeoutSeconds=30, updateStrategy=strategy))
+    world = SimulatedPool(pool(replicas=4, drainTimeoutSeconds=30, updateStrategy=strategy))
     one_round(world)
     world.settle()
     world.pool = pool(
@@ -624,7 +624,7 @@ def test_removing_the_last_old_runner_removes_no_other() -> None:
     assert sets(plan)[other].leaving == ("starts",)
 
 
-def arrives(world: World) -> None:
+def arrives(world: SimulatedPool) -> None:
     assert world.pool is not None
     for _ in range(30):
         world.settle()
@@ -781,24 +781,24 @@ def test_the_catalog_has_the_tenants_of_the_base_model(allowed: dict[str, Any], 
 
 
 def test_adapters_are_counted_once_a_round_and_not_for_each_pool() -> None:
-    looks = 0
+    iterations = 0
 
     class Adapters(tuple[AdapterObject, ...]):
         __slots__ = ()
 
         def __iter__(self) -> Iterator[AdapterObject]:
-            nonlocal looks
-            looks += 1
+            nonlocal iterations
+            iterations += 1
             return super().__iter__()
 
-    def looks_with(pools: int) -> int:
-        nonlocal looks
-        looks = 0
+    def iterations_with(pools: int) -> int:
+        nonlocal iterations
+        iterations = 0
         tenants = Adapters([adapter("zeta/legal", poolRef={"name": "pool-0", "namespace": "default"})])
         reconcile(replace(view(pools=[pool(f"pool-{number}") for number in range(pools)]), adapters=tenants))
-        return looks
+        return iterations
 
-    assert looks_with(5) == looks_with(1) > 0
+    assert iterations_with(5) == iterations_with(1) > 0
 
 
 def test_the_oldest_pool_of_a_group_says_who_may_use_the_base_model() -> None:

@@ -14,7 +14,7 @@ from tests.repo.tree import ROOT
 REPEATING = {"Reconciling", "Stalled"}
 
 
-def said(path: Path) -> Iterator[tuple[str, str]]:
+def reasons_in(path: Path) -> Iterator[tuple[str, str]]:
     """(condition, reason) wherever both stand in a call of `yes`, `no` or `unknown`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("yes", "no", "unknown"):
@@ -29,7 +29,7 @@ def modules() -> list[Path]:
 
 @pytest.mark.parametrize("module", modules(), ids=lambda path: path.stem)
 def test_every_reason_of_reconcile_is_in_the_table(module: Path) -> None:
-    for condition, reason in said(module):
+    for condition, reason in reasons_in(module):
         tables = [table for table in (ADAPTER_REASONS, POOL_REASONS) if condition in table]
         assert any(reason in table[condition] for table in tables), (condition, reason)
 

@@ -97,7 +97,7 @@ class Cluster:
         return old & new
 
 
-def told(plan: Plan, of: str) -> PoolStatus:
+def status_of(plan: Plan, of: str) -> PoolStatus:
     return next(one for one in plan.pools if one.name == name(of))
 
 
@@ -138,7 +138,7 @@ def test_a_pool_that_waits_says_so_and_scales_and_replaces_what_it_has() -> None
     cluster.settle()
     (rolls,) = cluster.on_their_way()
     waits = next(each for each in NAMES if each != rolls)
-    status = told(cluster.look(), waits)
+    status = status_of(cluster.look(), waits)
     assert condition(status.conditions, "Progressing").reason == "WaitingForTurn"
     assert condition(status.conditions, "Ready").reason == "WaitingForTurn"
     assert condition(status.conditions, "Available").holds
@@ -235,17 +235,17 @@ def test_a_pool_that_returns_to_its_runners_revision_does_so_at_once() -> None:
     for _ in range(3):
         for number in (2, 1):
             cluster.pools = one(number)
-            status = told(cluster.look(), "a")
+            status = status_of(cluster.look(), "a")
             assert status.target_revision == revision(one(number)[0])
     cluster.pools = one(2)
     plan = cluster.look()
-    status = told(plan, "a")
+    status = status_of(plan, "a")
     progressing = condition(status.conditions, "Progressing")
     assert (status.target_revision, progressing.reason) == (revision(one(1)[0]), "WaitingForTurn")
     assert "three times in a row" in progressing.message
     assert plan.due == later(30)
     cluster.now = 30
-    assert told(cluster.look(), "a").target_revision == revision(one(2)[0])
+    assert status_of(cluster.look(), "a").target_revision == revision(one(2)[0])
 
 
 def test_a_clock_that_is_set_back_holds_a_pool_no_longer_than_a_pause() -> None:
@@ -258,7 +258,7 @@ def test_a_clock_that_is_set_back_holds_a_pool_no_longer_than_a_pause() -> None:
     cluster.now = -3600
     assert cluster.look().due == later(-3600 + 30)
     cluster.now += 30
-    assert told(cluster.look(), "a").target_revision == revision(one(2)[0])
+    assert status_of(cluster.look(), "a").target_revision == revision(one(2)[0])
 
 
 @given(

@@ -354,7 +354,7 @@ class Runner(RuleBasedStateMachine):
             self.device.step()
 
     @invariant()
-    def the_books_are_right(self) -> None:
+    def records_agree(self) -> None:
         self.book.check()
         assert all(sequence.parked_times <= PAUSED_AT_MOST for sequence in self.book)
 

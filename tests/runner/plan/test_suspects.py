@@ -16,8 +16,8 @@ def names(iteration: Iteration) -> list[str]:
     return [work.sequence.request for work in iteration.work]
 
 
-class Watched:
-    """A device whose outside is told of every event, and knows from them who is computed alone."""
+class WatchedDevice:
+    """A device that checks each iteration against the announced request that is computed alone."""
 
     def __init__(self, book: Book) -> None:
         self.book = book
@@ -33,9 +33,11 @@ class Watched:
         if computed:
             self.history.append(computed)
             if suspects & set(computed):
-                assert computed == [known], "a suspect is computed alone, and that was told before"
+                assert computed == [known], "a suspect is computed alone, and was announced before"
             else:
-                assert known in ("", *computed) or self.book.get(RequestId(known)) is None, "the blame is out of date"
+                assert known in ("", *computed) or self.book.get(RequestId(known)) is None, (
+                    "the announced request is out of date"
+                )
         for event in self.book.events:
             if isinstance(event, StateChanged) and (event.alone or event.request == self.alone):
                 self.alone = event.request if event.alone else ""
@@ -52,7 +54,7 @@ class Watched:
 
 def test_a_suspect_is_computed_alone_until_it_has_two_new_tokens() -> None:
     book = make_book(chunk_tokens=24)
-    watched = Watched(book)
+    watched = WatchedDevice(book)
     book.add(new("neighbour", prompt=4, max_tokens=30))
     watched.step()
     book.add(new("suspect", prompt=40, max_tokens=10, engines_lost=1))
@@ -66,7 +68,7 @@ def test_a_suspect_is_computed_alone_until_it_has_two_new_tokens() -> None:
 
 def test_other_sequences_get_every_second_iteration() -> None:
     book = make_book(pages=200, places=20, chunk_tokens=24)
-    watched = Watched(book)
+    watched = WatchedDevice(book)
     book.add(new("neighbour", prompt=4, max_tokens=60))
     for n in range(8):
         book.add(new(f"suspect{n}", prompt=30, max_tokens=3, engines_lost=1))
@@ -78,7 +80,7 @@ def test_other_sequences_get_every_second_iteration() -> None:
 
 def test_delivered_tokens_do_not_count_for_a_suspect() -> None:
     book = make_book()
-    watched = Watched(book)
+    watched = WatchedDevice(book)
     book.add(new("moved", prompt=4, max_tokens=20, delivered=(1, 2, 3, 4, 5), engines_lost=2))
     book.add(new("neighbour", prompt=4, max_tokens=20))
     watched.run()
@@ -87,7 +89,7 @@ def test_delivered_tokens_do_not_count_for_a_suspect() -> None:
 
 def test_a_suspect_cancelled_before_its_iteration_delays_no_other() -> None:
     book = make_book()
-    watched = Watched(book)
+    watched = WatchedDevice(book)
     book.add(new("suspect", engines_lost=1))
     book.add(new("other", engines_lost=1))
     watched.step()
@@ -117,7 +119,7 @@ def test_a_suspect_is_always_alone_and_all_sequences_end(
     arrivals: list[tuple[int, int, int, int]], orders: list[tuple[str, int]], pages: int
 ) -> None:
     book = make_book(pages=pages, places=4)
-    watched = Watched(book)
+    watched = WatchedDevice(book)
     cancelled, added = set(), set()
     for index, (engines_lost, prompt, max_tokens, gap) in enumerate(arrivals):
         for _ in range(gap):

@@ -7,7 +7,7 @@ import pytest
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
 from tests.support.in_process_runner import write_adapter
-from tests.support.source_servers import Cut, Endless, StatusInstead
+from tests.support.source_servers import BrokenConnection, EndlessBody, ErrorStatus
 
 
 def secrets(tmp_path, fetch_setup, **data):
@@ -54,7 +54,7 @@ async def test_an_adapters_own_template_and_tokens_come_too(hub, fetch_setup, ad
 async def test_a_file_of_an_earlier_attempt_that_was_removed_since_is_not_used(hub, fetch_setup, adapter):
     (adapter / "chat_template.jinja").write_text("{{ messages }}")
     first = hub.publish("org/pirate", adapter)
-    hub.faults[f"/org/pirate/resolve/{first}/chat_template.jinja"] = Cut(after=5, times=1000)
+    hub.faults[f"/org/pirate/resolve/{first}/chat_template.jinja"] = BrokenConnection(after=5, times=1000)
     with pytest.raises(AdapterFetchFailed):
         await fetch_setup.fetch("hf://org/pirate")
     assert fetch_setup.partial()
@@ -76,7 +76,7 @@ async def test_a_revision_is_a_branch_a_tag_or_a_commit(hub, fetch_setup, adapte
 async def test_a_broken_connection_to_a_hub_is_continued(hub, fetch_setup, adapter):
     commit = hub.publish("org/pirate", adapter)
     weights = f"/org/pirate/resolve/{commit}/adapter_model.safetensors"
-    hub.faults[weights] = Cut(after=20_000)
+    hub.faults[weights] = BrokenConnection(after=20_000)
     assert (await fetch_setup.fetch("hf://org/pirate")).digest == adapter_digest(adapter)
     assert [one.method for one in hub.asked_for("safetensors")].count("GET") == 2
 
@@ -92,7 +92,7 @@ async def test_bytes_that_differ_from_the_hubs_listing_are_refused(hub, fetch_se
 @pytest.mark.parametrize("status", [200, 404, 500])
 async def test_an_endless_listing_of_a_hub_does_not_fill_the_memory(hub, fetch_setup, adapter, status):
     hub.publish("org/pirate", adapter)
-    hub.faults["/api/models/org/pirate/revision/main"] = Endless(status)
+    hub.faults["/api/models/org/pirate/revision/main"] = EndlessBody(status)
     with pytest.raises(AdapterFetchFailed, match="more than 16777216 bytes") as failed:
         await fetch_setup.fetch("hf://org/pirate")
     assert failed.value.reason == "TooLarge"
@@ -102,7 +102,7 @@ async def test_an_endless_listing_of_a_hub_does_not_fill_the_memory(hub, fetch_s
 async def test_a_compressed_listing_of_a_hub_is_refused(hub, fetch_setup, adapter):
     hub.publish("org/pirate", adapter)
     packed = gzip.compress(b" " * (64 << 20))
-    hub.faults["/api/models/org/pirate/revision/main"] = StatusInstead(
+    hub.faults["/api/models/org/pirate/revision/main"] = ErrorStatus(
         200, headers=(("Content-Encoding", "gzip"),), body=packed
     )
     with pytest.raises(AdapterFetchFailed, match="compressed data, although"):
@@ -136,7 +136,7 @@ async def test_the_error_says_what_a_hub_does_not_have(hub, fetch_setup, adapter
 
 async def test_a_hub_that_is_in_trouble_is_asked_again_soon(hub, fetch_setup, adapter):
     hub.publish("org/pirate", adapter)
-    hub.faults["/api/models/org/pirate/revision/main"] = StatusInstead(502)
+    hub.faults["/api/models/org/pirate/revision/main"] = ErrorStatus(502)
     with pytest.raises(AdapterFetchFailed, match="the hub answers 502") as failed:
         await fetch_setup.fetch("hf://org/pirate")
     assert 0 < failed.value.retry_after < 10 * fetch_setup.scale
@@ -181,7 +181,7 @@ async def test_row_33_a_redirect_of_a_hub_to_a_private_address_is_not_followed(h
     commit = hub.publish("org/pirate", adapter)
     path = f"/org/pirate/resolve/{commit}/adapter_config.json"
     told = {"Location": "https://10.0.0.1/adapter_config.json", "X-Repo-Commit": commit, "X-Linked-Etag": '"1"'}
-    hub.faults[path] = StatusInstead(302, headers=(*told.items(), ("X-Linked-Size", "10")))
+    hub.faults[path] = ErrorStatus(302, headers=(*told.items(), ("X-Linked-Size", "10")))
     with pytest.raises(AdapterFetchFailed) as failed:
         await fetch_setup.fetch("hf://org/pirate")
     assert "10.0.0.1" in failed.value.message

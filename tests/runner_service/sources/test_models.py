@@ -20,7 +20,7 @@ from motet_runner.settings import Settings
 from motet_runner.sources.base_model import mark_unverified, model_folder
 from tests.common.waiting import PATIENCE_S
 from tests.support.in_process_runner import write_model
-from tests.support.source_servers import Cut, Drip, StatusInstead
+from tests.support.source_servers import BrokenConnection, ErrorStatus, SlowBody
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ async def test_the_second_start_of_a_pool_with_a_cache_downloads_nothing(web, tm
 async def test_a_broken_download_of_shards_is_continued(web, loader, model):
     uri = web.put("/base/", model)
     for n in (1, 2, 3):
-        web.faults[f"/base/model-0000{n}-of-00003.safetensors"] = Cut(after=30_000, times=2)
+        web.faults[f"/base/model-0000{n}-of-00003.safetensors"] = BrokenConnection(after=30_000, times=2)
     assert base_digest(await loader.load(uri)) == base_digest(model)
     assert web.sent < 1.2 * sum(len(body) for body in web.files.values())
 
@@ -151,7 +151,7 @@ async def test_a_broken_download_of_shards_is_continued(web, loader, model):
 async def test_shards_are_fetched_side_by_side(web, loader, model):
     uri = web.put("/base/", model)
     for n in (1, 2):
-        web.faults[f"/base/model-0000{n}-of-00003.safetensors"] = Drip(every=0.2)
+        web.faults[f"/base/model-0000{n}-of-00003.safetensors"] = SlowBody(every=0.2)
     loading = asyncio.create_task(loader.load(uri))
     async with asyncio.timeout(PATIENCE_S):
         while not web.asked_for("model-00003-of-00003.safetensors"):
@@ -163,7 +163,7 @@ async def test_shards_are_fetched_side_by_side(web, loader, model):
 
 async def test_a_model_from_a_very_slow_server_is_given_up(web, loader, model):
     uri = web.put("/base/", model)
-    web.faults["/base/model-00001-of-00003.safetensors"] = Drip(every=0.2)
+    web.faults["/base/model-00001-of-00003.safetensors"] = SlowBody(every=0.2)
     with pytest.raises(ModelFolderError):
         await loader.load(uri)
 
@@ -230,7 +230,7 @@ async def test_row_32_an_index_names_only_files_beside_it(web, loader, model, na
 
 async def test_a_server_in_trouble_is_asked_again_a_few_times_and_then_the_runner_ends(web, loader, model):
     uri = web.put("/base/", model)
-    web.faults["/base/config.json"] = StatusInstead(503, times=7)
+    web.faults["/base/config.json"] = ErrorStatus(503, times=7)
     assert base_digest(await loader.load(uri)) == base_digest(model)
 
 
@@ -258,7 +258,7 @@ async def test_a_runner_without_its_model_ends_with_status_2_and_a_reason(tmp_pa
 
 async def test_no_child_outlives_its_runner(tmp_path, web, model):
     uri = web.put("/base/", model)
-    web.faults["/base/config.json"] = Drip(every=0.05)
+    web.faults["/base/config.json"] = SlowBody(every=0.05)
     environment = os.environ | {
         "MOTET_RUNNER_MODEL_URI": uri,
         "MOTET_RUNNER_FETCH_CA_FILE": str(web.ca_file),

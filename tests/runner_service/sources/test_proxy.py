@@ -10,7 +10,7 @@ from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
 from motet_runner.settings import Settings
 from motet_runner.sources.network_guard import NetworkGuard
-from tests.support.source_servers import StatusInstead, hub_server, proxy_server, web_server
+from tests.support.source_servers import ErrorStatus, hub_server, proxy_server, web_server
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def test_a_redirect_to_a_private_address_is_not_followed_through_a_proxy(
     async with web_server(tmp_path, "127.0.0.2") as hidden:
         hidden.put("/pirate/", adapter)
         told = ("Location", hidden.url("/pirate/adapter_config.json"))
-        web.faults["/pirate/adapter_config.json"] = StatusInstead(302, headers=(told,))
+        web.faults["/pirate/adapter_config.json"] = ErrorStatus(302, headers=(told,))
         with pytest.raises(AdapterFetchFailed, match=r"127\.0\.0\.2, which is not a public address"):
             await fetch_setup.fetch(source)
         assert hidden.asked == []

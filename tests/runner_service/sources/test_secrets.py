@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
-from tests.support.source_servers import Drip, StatusInstead, api_server
+from tests.support.source_servers import ErrorStatus, SlowBody, api_server
 
 CANARY = "canary-7f3a9c"
 
@@ -90,7 +90,7 @@ async def test_a_token_cannot_smuggle_a_header(api, closed, fetch_setup):
 
 
 async def test_an_api_server_in_trouble_is_asked_again_soon(api, closed, fetch_setup):
-    api.faults["/api/v1/namespaces/tenant-a/secrets/key"] = StatusInstead(503)
+    api.faults["/api/v1/namespaces/tenant-a/secrets/key"] = ErrorStatus(503)
     api.granted.add("tenant-a/key")
     with pytest.raises(AdapterFetchFailed) as failed:
         await fetch_setup.fetch(closed, credentials="tenant-a/key")
@@ -140,19 +140,19 @@ async def test_row_37_the_secret_is_in_no_text_no_log_no_metric_no_file_and_not_
     api.granted.add("tenant-a/key")
     api.secrets["tenant-a/key"] = encoded(token=CANARY)
     config = "/pirate/adapter_config.json"
-    echo = StatusInstead(418, headers=(("x-echo", CANARY),), body=CANARY.encode())
+    echo = ErrorStatus(418, headers=(("x-echo", CANARY),), body=CANARY.encode())
     texts = []
     with structlog.testing.capture_logs() as logs:
         for fault in (
-            StatusInstead(401, body=CANARY.encode()),
+            ErrorStatus(401, body=CANARY.encode()),
             echo,
-            StatusInstead(302, headers=(("Location", f"/{CANARY}?{CANARY}"),)),
+            ErrorStatus(302, headers=(("Location", f"/{CANARY}?{CANARY}"),)),
         ):
             web.faults[config] = fault
             with pytest.raises(AdapterFetchFailed) as failed:
                 await fetch_setup.fetch(closed, credentials="tenant-a/key")
             texts += [failed.value.message, repr(failed.value)]
-        web.faults[config] = Drip()
+        web.faults[config] = SlowBody()
         fetching = asyncio.create_task(fetch_setup.fetch(closed, credentials="tenant-a/key"))
         while not web.asked_for("adapter_config.json")[3:]:
             await asyncio.sleep(0.01)

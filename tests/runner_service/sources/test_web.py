@@ -12,7 +12,15 @@ from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet_runner.sources.source_access import RemoteFiles
 from tests.common.waiting import PATIENCE_S
 from tests.support.in_process_runner import write_adapter
-from tests.support.source_servers import Cut, Drip, Encoded, Endless, StatusInstead, TooShort, web_server
+from tests.support.source_servers import (
+    BrokenConnection,
+    EndlessBody,
+    ErrorStatus,
+    GzipBody,
+    ShortBody,
+    SlowBody,
+    web_server,
+)
 
 WEIGHTS = "/pirate/adapter_model.safetensors"
 CONFIG = "/pirate/adapter_config.json"
@@ -31,7 +39,7 @@ async def test_optional_files_are_fetched_if_they_exist(web, fetch_setup, adapte
     (adapter / "chat_template.jinja").write_text("{{ messages }}")
     source = web.put("/pirate/", adapter)
     for name in set(ADAPTER_OPTIONAL_FILES) - {"chat_template.jinja"}:
-        web.faults[f"/pirate/{name}"] = StatusInstead(status)
+        web.faults[f"/pirate/{name}"] = ErrorStatus(status)
     fetched = await fetch_setup.fetch(source)
     assert fetched.digest == adapter_digest(adapter) == adapter_digest(fetched.folder)
     assert (fetched.folder / "chat_template.jinja").read_text() == "{{ messages }}"
@@ -41,7 +49,7 @@ async def test_an_optional_file_that_may_be_there_is_not_left_out_because_the_se
     web, fetch_setup, adapter
 ):
     source = web.put("/pirate/", adapter)
-    web.faults["/pirate/chat_template.jinja"] = StatusInstead(503)
+    web.faults["/pirate/chat_template.jinja"] = ErrorStatus(503)
     with pytest.raises(AdapterFetchFailed, match="the server answers 503"):
         await fetch_setup.fetch(source)
     assert fetch_setup.cached() == []
@@ -49,7 +57,7 @@ async def test_an_optional_file_that_may_be_there_is_not_left_out_because_the_se
 
 async def test_a_broken_download_continues_where_it_broke(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[WEIGHTS] = Cut(after=20_000, times=3)
+    web.faults[WEIGHTS] = BrokenConnection(after=20_000, times=3)
     fetched = await fetch_setup.fetch(source)
     assert fetched.digest == adapter_digest(adapter)
     ranges = [one.headers.get("range") for one in web.asked_for(WEIGHTS)]
@@ -61,13 +69,13 @@ async def test_a_broken_download_continues_where_it_broke(web, fetch_setup, adap
 async def test_a_file_that_changes_between_two_attempts_is_begun_again(web, fetch_setup, adapter, tmp_path):
     source = web.put("/pirate/", adapter)
     changed = write_adapter(tmp_path / "other", rank=512, seed=5)
-    web.faults[WEIGHTS] = Cut(after=20_000, then=lambda: web.put("/pirate/", changed))
+    web.faults[WEIGHTS] = BrokenConnection(after=20_000, then=lambda: web.put("/pirate/", changed))
     assert (await fetch_setup.fetch(source)).digest == adapter_digest(changed)
 
 
 async def test_files_of_an_earlier_attempt_are_not_fetched_again(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[WEIGHTS] = StatusInstead(503)
+    web.faults[WEIGHTS] = ErrorStatus(503)
     with pytest.raises(AdapterFetchFailed, match="answers 503") as failed:
         await fetch_setup.fetch(source)
     assert failed.value.retry_after > 0
@@ -79,7 +87,7 @@ async def test_files_of_an_earlier_attempt_are_not_fetched_again(web, fetch_setu
 
 async def test_a_too_short_body_is_a_temporary_failure(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[WEIGHTS] = TooShort()
+    web.faults[WEIGHTS] = ShortBody()
     with pytest.raises(AdapterFetchFailed, match="cannot fetch") as failed:
         await fetch_setup.fetch(source)
     assert failed.value.retry_after > 0
@@ -88,7 +96,7 @@ async def test_a_too_short_body_is_a_temporary_failure(web, fetch_setup, adapter
 
 async def test_a_very_slow_server_is_given_up(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[WEIGHTS] = Drip()
+    web.faults[WEIGHTS] = SlowBody()
     with pytest.raises(AdapterFetchFailed, match=r"gave \d+ bytes in") as failed:
         await fetch_setup.fetch(source)
     assert failed.value.retry_after > 0
@@ -98,7 +106,7 @@ async def test_a_fetch_from_a_very_slow_server_fails_in_the_end(web, fetch_setup
     """Its fetch fails, keeps what has arrived, and later continues from there."""
     fetch_setup.settings |= {"fetch_stall_seconds": 10}
     source = web.put("/pirate/", adapter)
-    web.faults[WEIGHTS] = Drip(bytes=300)
+    web.faults[WEIGHTS] = SlowBody(bytes=300)
     with pytest.raises(AdapterFetchFailed, match=r"in 5 s.*faster server.*FETCH_KIB_PER_SECOND") as failed:
         await fetch_setup.fetch(source)
     assert failed.value.retry_after > 0
@@ -115,7 +123,7 @@ async def test_a_tenant_with_very_slow_servers_does_not_block_others(web, fetch_
     sources = fetch_setup.sources
     dripping = [web.put(f"/slow-{number}/", adapter) for number in range(at_once + 1)]
     for number in range(at_once + 1):
-        web.faults[f"/slow-{number}/adapter_model.safetensors"] = Drip()
+        web.faults[f"/slow-{number}/adapter_model.safetensors"] = SlowBody()
 
     def fetch(uri, tenant):
         into = tmp_path / hashlib.sha256(uri.encode()).hexdigest()
@@ -140,7 +148,7 @@ async def test_a_tenant_with_very_slow_servers_does_not_block_others(web, fetch_
 
 async def test_row_34_a_gzip_bomb_is_refused_unopened(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[WEIGHTS] = Encoded(gzip.compress(bytes(64 << 20)))
+    web.faults[WEIGHTS] = GzipBody(gzip.compress(bytes(64 << 20)))
     with pytest.raises(AdapterFetchFailed, match="is sent compressed"):
         await fetch_setup.fetch(source)
     assert not fetch_setup.partial()
@@ -148,7 +156,7 @@ async def test_row_34_a_gzip_bomb_is_refused_unopened(web, fetch_setup, adapter)
 
 async def test_row_34_an_endless_body_is_cut_at_the_limit(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[WEIGHTS] = Endless()
+    web.faults[WEIGHTS] = EndlessBody()
     with pytest.raises(AdapterFetchFailed, match="more than 1048576") as failed:
         await fetch_setup.fetch(source)
     assert failed.value.reason == "TooLarge"
@@ -207,7 +215,7 @@ async def test_row_33_a_redirect_to_a_loopback_address_is_not_followed(web, fetc
     source = web.put("/pirate/", adapter)
     async with web_server(tmp_path, "127.0.0.2") as inside:
         inside.put("/pirate/", adapter)
-        web.faults[CONFIG] = StatusInstead(302, headers=(("Location", inside.url(CONFIG)),))
+        web.faults[CONFIG] = ErrorStatus(302, headers=(("Location", inside.url(CONFIG)),))
         with pytest.raises(AdapterFetchFailed, match=r"leads to 127\.0\.0\.2.*FETCH_ALLOWED_HOSTS") as failed:
             await fetch_setup.fetch(source)
         assert failed.value.retry_after == 0
@@ -224,14 +232,14 @@ async def test_row_33_no_source_leads_to_a_private_address(fetch_setup, address)
 
 async def test_row_33_a_redirect_to_plain_http_is_not_followed(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[CONFIG] = StatusInstead(302, headers=(("Location", "http://127.0.0.1/"),))
+    web.faults[CONFIG] = ErrorStatus(302, headers=(("Location", "http://127.0.0.1/"),))
     with pytest.raises(AdapterFetchFailed, match="redirects to http://"):
         await fetch_setup.fetch(source)
 
 
 async def test_the_number_of_redirects_is_limited(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[CONFIG] = StatusInstead(302, headers=(("Location", CONFIG),))
+    web.faults[CONFIG] = ErrorStatus(302, headers=(("Location", CONFIG),))
     with pytest.raises(AdapterFetchFailed, match="more than 5 times"):
         await fetch_setup.fetch(source)
 
@@ -250,7 +258,7 @@ async def test_a_redirect_to_a_store_is_followed_without_the_credentials(web, fe
         fetch_setup.settings["manifests"] = str(manifests)
         store.put("/store/", adapter)
         web.authorization = "Bearer open"
-        web.faults[WEIGHTS] = StatusInstead(302, headers=(("Location", store.url("/store/adapter_model.safetensors")),))
+        web.faults[WEIGHTS] = ErrorStatus(302, headers=(("Location", store.url("/store/adapter_model.safetensors")),))
         assert (await fetch_setup.fetch(source, credentials="tenant-a/key")).digest == adapter_digest(adapter)
         assert "authorization" not in store.asked[0].headers
 
@@ -270,7 +278,7 @@ async def test_a_missing_source_is_tried_again_after_minutes(web, fetch_setup):
 
 async def test_each_failure_that_may_pass_is_waited_for_longer(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[CONFIG] = StatusInstead(500)
+    web.faults[CONFIG] = ErrorStatus(500)
     waits = []
     for _ in range(3):
         with pytest.raises(AdapterFetchFailed) as failed:
@@ -312,7 +320,7 @@ async def test_a_digest_alone_gives_no_access_to_a_source(web, fetch_setup, adap
 
 async def test_repeated_orders_for_an_unfetchable_adapter_do_not_overload_its_source(web, fetch_setup, adapter):
     source, digest = web.put("/pirate/", adapter), adapter_digest(adapter)
-    web.faults[CONFIG] = StatusInstead(403)
+    web.faults[CONFIG] = ErrorStatus(403)
     for _ in range(5):
         with pytest.raises(AdapterFetchFailed, match="answers 403"):
             await fetch_setup.fetch(source, expected=digest, proven=True)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 
 @dataclass(frozen=True)
-class Steadfast(Product):
+class ProductWithFixedGateway(Product):
     """Keeps using the gateway that it knows, like kube-proxy while the API server cannot be reached."""
 
     known: str = ""
@@ -41,7 +41,7 @@ async def test_row_2_while_the_api_server_is_away_all_requests_are_served(produc
         }
 
     before = leaders(), starts()
-    known = Steadfast(cluster, product.keys, product.gateway())
+    known = ProductWithFixedGateway(cluster, product.keys, product.gateway())
     cluster.let_namespaces_go()
     apiserver.kill()
     try:
