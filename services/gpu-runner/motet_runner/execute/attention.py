@@ -43,6 +43,11 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, _no_mask)
 
 
+def assign_layer(module: torch.nn.Module, layer: int) -> None:
+    """The attention of this module is that of the given layer: its keys and values lie there in each page."""
+    module.motet_layer = layer  # type: ignore[assignment] # nn.Module's attributes are typed as tensors and modules
+
+
 def _no_mask(*_: Any, **__: Any) -> None:
     """Who sees whom is known from pages and lengths."""
 
@@ -60,10 +65,10 @@ def attend(  # noqa: PLR0917 transformers' signature
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, rows, dim], key and value [1, kv_heads, rows, dim] → [1, rows, heads, dim]"""
     rows = CURRENT.get()
-    layer = rows.calls
     rows.calls += 1
     if rows.watcher is not None:
         rows.watcher(module, query, key, value, {"sliding_window": sliding_window, "softcap": softcap, **others})
+    layer: int = module.motet_layer  # type: ignore[assignment] # a number: assign_layer
     rows.store.write(rows.writes[layer], key, value)
     how = How(scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window, softcap)
     by_row = query[0].transpose(0, 1)

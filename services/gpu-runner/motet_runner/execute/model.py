@@ -2,7 +2,7 @@
 
 `set_attn_implementation` only warns for some models and their own attention runs on; some mix tokens outside attention.
 So a probe looks: our attention is called exactly once a layer, with the shapes the KV pages have; and two sequences
-packed together, or one cut in two, give what each gives alone.
+packed together, or one cut in two, give what each gives alone. It also tells each attention module which layer it is.
 """
 
 import json
@@ -225,6 +225,7 @@ class _Probe:
         self._seen.append(module)
         if len(self._seen) > self._loaded.shape.layers:
             self._check_calls()
+        attention.assign_layer(module, len(self._seen) - 1)
         self._windows.append(options["sliding_window"])
         shape = self._loaded.shape
         expected = (1, shape.kv_heads, query.shape[2], shape.head_dim)

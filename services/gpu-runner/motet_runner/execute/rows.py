@@ -102,7 +102,7 @@ class Rows:
     adapters: frozenset[Digest]
     tokens: int
     calls: int = 0
-    """Attention calls so far; also the layer of the next one"""
+    """Attention calls so far"""
     watcher: Watcher | None = None
     """Sees each attention call; only the probe has one"""
 
