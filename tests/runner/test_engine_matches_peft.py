@@ -70,7 +70,13 @@ def prompts() -> Iterator[tuple[int, ...]]:
 
 def serve(world: World, config: EngineConfig) -> tuple[list[Served], Engine]:
     """32 sequences over nine adapters and the base, a few more every other iteration; logits are kept as they come."""
-    engine = Engine(config)
+    by_request: dict[RequestId, Served] = {}
+
+    def keep(requests: list[RequestId], logits: torch.Tensor) -> None:
+        for request, row in zip(requests, logits, strict=True):
+            by_request[request].logits.append(row.clone())
+
+    engine = Engine(config, on_logits=keep)
     for digest, folder in world.adapters.items():
         load(engine, digest, folder)
     voices = [BASE, *world.adapters]
@@ -78,28 +84,7 @@ def serve(world: World, config: EngineConfig) -> tuple[list[Served], Engine]:
         Served(RequestId(f"r{i}"), voices[i % len(voices)], prompt, [], [])
         for i, prompt in zip(range(SEQUENCES), prompts(), strict=False)
     ]
-    by_request = {served.request: served for served in waiting}
-    seen: list[torch.Tensor] = []
-    forward = engine._loaded.forward
-
-    def listen(rows):
-        assert rows.input_ids.numel() == sum(work.count for work in engine_work), "a row that is nobody's token"
-        logits = forward(rows)
-        for work, row in zip(rows.sampled, logits, strict=True):
-            by_request[work.sequence.request].logits.append(row.clone())
-        seen.append(logits)
-        return logits
-
-    engine_work: list = []
-    next_iteration = engine._book.next_iteration
-
-    def note():
-        iteration, given_up = next_iteration()
-        engine_work[:] = iteration.work
-        return iteration, given_up
-
-    engine._loaded = _Listening(engine._loaded, listen)
-    engine._book.next_iteration = note
+    by_request |= {served.request: served for served in waiting}
     served = list(waiting)
     while waiting or engine.has_work():
         for _ in range(3):
@@ -122,17 +107,6 @@ def serve(world: World, config: EngineConfig) -> tuple[list[Served], Engine]:
             of_request.tokens += output.tokens
         engine.check()
     return served, engine
-
-
-class _Listening:
-    """The loaded model with an ear on its logits."""
-
-    def __init__(self, loaded, listen) -> None:
-        self._loaded = loaded
-        self.forward = listen
-
-    def __getattr__(self, name):
-        return getattr(self._loaded, name)
 
 
 def reference_logits(world: World, served: list[Served]) -> dict[RequestId, torch.Tensor]:

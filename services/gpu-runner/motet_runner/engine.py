@@ -6,6 +6,7 @@ other. Synchronous, one thread, no sockets, no files but weights and the step tr
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -68,11 +69,19 @@ RANK_RESERVED = 16
 """Memory for adapters is set aside at the start, for `max_resident_adapters` of this rank, which is the usual one."""
 
 
+LogitsTap = Callable[[list[RequestId], torch.Tensor], None]
+"""Gets the requests that are sampled now, and their logits before any penalty: [requests, vocabulary]."""
+
+
 class Engine:
     """See `motet_runner.interface.Engine` for what each call promises."""
 
-    def __init__(self, config: EngineConfig, *, clock: Clock = time.perf_counter) -> None:
+    def __init__(
+        self, config: EngineConfig, *, clock: Clock = time.perf_counter, on_logits: LogitsTap | None = None
+    ) -> None:
+        """`on_logits` is called in each iteration that samples."""
         self._config = config
+        self._on_logits = on_logits
         self._clock = clock
         preset = preset_named(config.preset)
         if config.device != "cuda":
@@ -184,6 +193,8 @@ class Engine:
                 rows = self._assembler.assemble(iteration, self._slots.slot_of)
                 logits = self._loaded.forward(rows)
                 sequences = [work.sequence for work in rows.sampled]
+                if self._on_logits is not None:
+                    self._on_logits([sequence.request for sequence in sequences], logits)
                 sampled = sample(logits, sequences, self._eos) if sequences else []
                 for work in iteration.work:
                     self._book.computed(work)
