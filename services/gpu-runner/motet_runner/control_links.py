@@ -274,7 +274,7 @@ def state_of(ref: common_pb2.AdapterRef, adapter: RegisteredAdapter) -> schedule
 
 
 class SupervisorLink:
-    """The stream to the supervisor. While it is down, or an overflow stays unanswered, the engine decides by itself."""
+    """The stream to the supervisor. While it is down, or an overflow stays unanswered, the engine decides alone."""
 
     def __init__(
         self,

@@ -240,7 +240,7 @@ class EngineConfig:
     threads: int | None = None
     step_trace: Path | None = None
     protect_after_steps: int = 0
-    """How many iterations a sequence at the end of its promise waits for an answer. Then the engine decides by itself.
+    """How many iterations a sequence at the end of its promise waits for an answer. Then the engine decides alone.
     0: at once."""
 
 

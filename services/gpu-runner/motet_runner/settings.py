@@ -177,10 +177,10 @@ class Settings(BaseSettings):
 
     protect_after_steps: int = Field(64, ge=0)
     """How many iterations a sequence at the end of its promise waits for the supervisor's answer, while others run.
-    Then the engine decides without it."""
+    Then the engine decides alone."""
 
     supervisor_answer_seconds: float = Field(1.0, gt=0)
-    """How long an overflow that was announced to the supervisor may go unanswered. Then the runner decides without it.
+    """How long an overflow that was announced to the supervisor may go unanswered. Then the runner decides alone.
     Multiplied by MOTET_TIME_SCALE."""
 
     drain_seconds: float = Field(0.0, ge=0)

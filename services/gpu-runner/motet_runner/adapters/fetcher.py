@@ -131,7 +131,7 @@ class DiskCache:
             before = after
         raise temporary(f"{source.path} changes while Motet reads it. Motet tries again automatically.")
 
-    def adopt(self, fetched_files: Path, expected: str, name: str) -> Fetched:
+    def store_fetched(self, fetched_files: Path, expected: str, name: str) -> Fetched:
         """Move the files that a fetch process has fetched into the cache. `name` is that of their source."""
         size = sum((fetched_files / file).stat().st_size for file in adapter_files(fetched_files))
         return self._store(partial(_move_files, fetched_files), expected, name, size)
@@ -384,7 +384,9 @@ class Fetcher:
                 if fetched is None:  # else another runner of this machine has fetched it meanwhile
                     on_progress = partial(self._note_progress, request)
                     await self._sources.fetch_into("adapter", remote, folder, on_progress, namespace=request.namespace)
-                    fetched = await asyncio.to_thread(self._cache.adopt, folder, request.expected, request.source)
+                    fetched = await asyncio.to_thread(
+                        self._cache.store_fetched, folder, request.expected, request.source
+                    )
                     await asyncio.to_thread(self._cache.remember_origin, fetched.folder, request.origin)
         finally:
             self._bytes.pop(request.origin, None)

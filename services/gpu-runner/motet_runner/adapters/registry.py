@@ -149,7 +149,8 @@ class AdapterRegistry:
     # -------------------------------------------------------------------------------------------------------- orders
 
     async def ensure(self, order: scheduler_pb2.EnsureAdapter) -> RegisteredAdapter:
-        """Fetch and check an adapter, as the order says. If the order asks for more, the engine is told to load it."""
+        """Fetch and check an adapter, as the order says. If the order asks for more, the engine gets a command to load
+        it."""
         started = time.monotonic()
         digest = Digest(order.expected_digest)
         try:

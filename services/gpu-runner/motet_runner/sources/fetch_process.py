@@ -134,7 +134,7 @@ def _fetch_existing(source: FileSource, wanted: Iterable[WantedFile], into: Path
 
 
 class TransferWatch(threading.Thread):
-    """Reports how many bytes have come. Ends a fetch that is too slow, or that brings more bytes than allowed."""
+    """Reports how many bytes have arrived. Ends a fetch that is too slow, or that has more bytes than allowed."""
 
     def __init__(self, order: FetchOrder) -> None:
         super().__init__(name="watch", daemon=True)

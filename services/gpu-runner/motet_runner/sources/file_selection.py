@@ -1,4 +1,4 @@
-"""Which files are taken from a source. All others stay there, such as code, pickles and optimizer states."""
+"""Which files are fetched from a source. Others are not fetched, such as code, pickles and optimizer states."""
 
 import re
 from collections.abc import Iterable, Mapping

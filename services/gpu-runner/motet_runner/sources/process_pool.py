@@ -28,15 +28,15 @@ OnProgress = Callable[[int, int], None]
 class FetchProcessPool:
     def __init__(self, metrics: FetchMetrics, *, max_processes: int) -> None:
         self._metrics = metrics
-        self._all = asyncio.Semaphore(max_processes)
-        self._max_of_one_namespace = max(1, max_processes - 1)
-        self._by_namespace: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._limit = asyncio.Semaphore(max_processes)
+        self._max_per_namespace = max(1, max_processes - 1)
+        self._namespace_limits: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """One per namespace, while it has fetches that run or wait."""
 
     async def fetch(self, order: FetchOrder, on_progress: OnProgress, *, namespace: str = "") -> None:
         """Fetch an order's files into its folder. Raises AdapterFetchFailed. Cancelling ends the fetch process."""
-        of_namespace = self._by_namespace.setdefault(namespace, asyncio.Semaphore(self._max_of_one_namespace))
-        async with of_namespace, self._all:
+        namespace_limit = self._namespace_limits.setdefault(namespace, asyncio.Semaphore(self._max_per_namespace))
+        async with namespace_limit, self._limit:
             self._metrics.under_way.labels(order.what).inc()
             try:
                 await self._run_in_time(order, on_progress)
