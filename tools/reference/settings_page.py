@@ -1,19 +1,17 @@
 """settings.md: every setting, with its variable, its default and the docstring under it."""
 
-import ast
 import importlib
 import importlib.util
 import inspect
 import json
 import sys
-import textwrap
-from itertools import pairwise
 from types import ModuleType
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
+from motet.described_model import field_docstrings
 from motet.settings import RENAMED
 from tools.reference.markdown import code, flat, note, table
 from tools.reference.packages import PACKAGES
@@ -31,21 +29,6 @@ def settings_of(module: ModuleType) -> list[type[BaseSettings]]:
         for _, kind in sorted(vars(module).items())
         if inspect.isclass(kind) and issubclass(kind, BaseSettings) and kind.__module__ == module.__name__
     ]
-
-
-def field_docstrings(kind: type) -> dict[str, str]:
-    """The string under each annotated field, of the class and its base classes."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if base.__module__.split(".")[0] not in PACKAGES:
-            continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(definition, ast.ClassDef)
-        for pair in pairwise(definition.body):
-            match pair:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = inspect.cleandoc(text)
-    return found
 
 
 def default_of(field: FieldInfo) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from motet.api.v1 import common_pb2, runner_pb2
+from motet.described_model import DescribedModel
 from motet.errors import InvalidRequest, UnsupportedParameter
 from motet_gateway.model_not_found import shown
 from motet_gateway.tokens.text_model import ModelTokenizer
@@ -36,8 +37,8 @@ Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_ME
 the request."""
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, use_attribute_docstrings=True)
+class StreamOptions(DescribedModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     include_usage: bool = False
     """One more event before `[DONE]` has the usage of the whole answer."""
@@ -45,10 +46,10 @@ class StreamOptions(BaseModel):
     """Every event has the usage so far."""
 
 
-class Body(BaseModel):
+class Body(DescribedModel):
     """What chat and plain completions have in common."""
 
-    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     hints: ClassVar[frozenset[str]] = frozenset({
         "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "metadata", "store", "verbosity",
@@ -256,8 +257,8 @@ class CompletionBody(Body):
         return self.logprobs
 
 
-class TokenizeBody(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
+class TokenizeBody(DescribedModel):
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)] | None = None
     """May be left out where only one base model is served."""
@@ -288,8 +289,8 @@ class TokenizeBody(BaseModel):
         return chat
 
 
-class DetokenizeBody(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, use_attribute_docstrings=True)
+class DetokenizeBody(DescribedModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)] | None = None
     """May be left out where only one base model is served."""

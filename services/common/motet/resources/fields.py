@@ -6,7 +6,6 @@ The CRD schema has all of this, too. So a rule is a pattern or a number wherever
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -18,6 +17,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from motet.described_model import DescribedModel
 from motet.resources.source_uris import URI_PATTERN, URI_SENTENCE
 from motet.resources.validation_rules import (
     VALIDATIONS,
@@ -40,7 +40,7 @@ ALL_NAMESPACES = "*"
 """In a list of namespaces: all of them."""
 
 
-class ResourceModel(BaseModel):
+class ResourceModel(DescribedModel):
     """A part of a resource. Strict like the API server, which does not accept `"2"` as a number either."""
 
     model_config = ConfigDict(
@@ -50,7 +50,6 @@ class ResourceModel(BaseModel):
         extra="forbid",
         frozen=True,
         strict=True,
-        use_attribute_docstrings=True,
     )
 
     rules: ClassVar[tuple[Rule, ...]] = ()
@@ -64,7 +63,7 @@ class ResourceModel(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        schema = handler(core)
+        schema = super().__get_pydantic_json_schema__(core, handler)
         if found := validations((*cls.rules, *cls.transitions)):
             handler.resolve_ref_schema(schema)[VALIDATIONS] = found
         return schema
