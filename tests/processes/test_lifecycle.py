@@ -24,8 +24,10 @@ from motet.processes.lifecycle import (
     new_lifecycle,
     step,
 )
+from motet.processes.restart_backoff import RestartBackoff
 
-CONFIG = LifecycleConfig(stop_grace=10, first_delay=1, last_delay=8, stable_after=20)
+BACKOFF = RestartBackoff(first_delay=1, last_delay=8, stable_after=20)
+CONFIG = LifecycleConfig(stop_grace=10, backoff=BACKOFF)
 
 
 def follow(*moments: tuple[float, Event], life: Lifecycle | None = None) -> tuple[Lifecycle, list[Effect]]:
@@ -52,7 +54,7 @@ def test_the_first_restart_does_not_wait() -> None:
 
 
 def test_restart_delays_double_up_to_the_maximum() -> None:
-    waits = [CONFIG.delay(failures, needs_a_person=False, jitter=0.5) for failures in range(1, 8)]
+    waits = [BACKOFF.delay(failures, needs_a_person=False, jitter=0.5) for failures in range(1, 8)]
     assert waits == [0, 1, 2, 4, 8, 8, 8]
 
 
@@ -128,7 +130,7 @@ def test_no_sequence_of_events_leaves_a_process_stuck_or_revives_it(history: lis
 
 @pytest.mark.parametrize("failures", [1, 2, 50, 5000])
 def test_jitter_is_at_most_a_quarter_each_way(failures: int) -> None:
-    low, high = (CONFIG.delay(failures, needs_a_person=True, jitter=jitter) for jitter in (0.0, 1.0))
+    low, high = (BACKOFF.delay(failures, needs_a_person=True, jitter=jitter) for jitter in (0.0, 1.0))
     assert high == pytest.approx(low / 0.75 * 1.25)
 
 

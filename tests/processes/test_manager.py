@@ -20,6 +20,7 @@ from motet.processes import (
     ProcessRecords,
     ProcessSpec,
     ProcessStatus,
+    RestartBackoff,
     identity_of,
     is_alive,
 )
@@ -27,7 +28,9 @@ from motet.processes.linux import session_members
 from motet.telemetry import is_alive as answers
 from tests.common.waiting import PATIENCE_S
 
-CONFIG = LifecycleConfig(stop_grace=PATIENCE_S, first_delay=0.05, last_delay=0.2, stable_after=0.2)
+CONFIG = LifecycleConfig(
+    stop_grace=PATIENCE_S, backoff=RestartBackoff(first_delay=0.05, last_delay=0.2, stable_after=0.2)
+)
 
 SLEEPER = "import time; time.sleep(60)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
@@ -98,7 +101,7 @@ def identity(status: ProcessStatus) -> ProcessIdentity:
 
 
 async def test_a_killed_process_is_back_at_once(tmp_path: Path) -> None:
-    async with process_manager(tmp_path, LifecycleConfig(first_delay=3600)) as one:
+    async with process_manager(tmp_path, LifecycleConfig(backoff=RestartBackoff(first_delay=3600))) as one:
         one.apply([script(tmp_path, "a", SLEEPER)])
         await until(lambda: only(one).ready)
         first = pid_of(only(one))
@@ -109,7 +112,7 @@ async def test_a_killed_process_is_back_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_process_that_keeps_dying_is_restarted_later_each_time(tmp_path: Path) -> None:
-    async with process_manager(tmp_path, LifecycleConfig(first_delay=30)) as one:
+    async with process_manager(tmp_path, LifecycleConfig(backoff=RestartBackoff(first_delay=30))) as one:
         one.apply([script(tmp_path, "a", "raise SystemExit('no luck today')")])
         await until(lambda: only(one).failures == 2)
         assert only(one).phase is Phase.WAITING
@@ -119,7 +122,7 @@ async def test_a_process_that_keeps_dying_is_restarted_later_each_time(tmp_path:
 
 async def test_a_setup_errors_last_line_is_the_reason(tmp_path: Path) -> None:
     code = "import sys; print('motet-runner: the model folder /x is missing', file=sys.stderr); sys.exit(2)"
-    async with process_manager(tmp_path, LifecycleConfig(first_delay=30)) as one:
+    async with process_manager(tmp_path, LifecycleConfig(backoff=RestartBackoff(first_delay=30))) as one:
         one.apply([script(tmp_path, "a", code)])
         await until(lambda: only(one).failures == 1)
         assert only(one).exit_status == 2
@@ -246,7 +249,7 @@ async def test_records_of_an_ended_stack_are_ignored(tmp_path: Path) -> None:
 
 
 async def test_a_command_that_does_not_exist_is_a_reason_and_no_crash(tmp_path: Path) -> None:
-    async with process_manager(tmp_path, LifecycleConfig(first_delay=30)) as one:
+    async with process_manager(tmp_path, LifecycleConfig(backoff=RestartBackoff(first_delay=30))) as one:
         one.apply([ProcessSpec(name="a", kind="test", command=("/no/such/program",), log=tmp_path / "a.log")])
         await until(lambda: only(one).failures == 2)
         assert only(one).reason.startswith("/no/such/program cannot be started: ")

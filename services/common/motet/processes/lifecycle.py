@@ -8,8 +8,10 @@ stop: any ──SIGTERM──▶ STOPPING ──grace over──▶ SIGKILL ─�
 hangs: STARTING or READY ──too many liveness probes fail──▶ SIGKILL ──died──▶ WAITING
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from motet.processes.restart_backoff import RestartBackoff
 
 SETUP_FAILED = 2
 """The exit status with which a service says that a person has to correct something (motet.service_main)."""
@@ -41,15 +43,7 @@ class LifecycleConfig:
     stop_grace: float = 10.0
     """The time between SIGTERM and SIGKILL."""
 
-    first_delay: float = 0.5
-    """The wait before the second restart in a row. It doubles with each further one. The first restart comes at once,
-    so that a process that was healthy and got killed is back soon."""
-
-    last_delay: float = 30.0
-    """The longest wait."""
-
-    stable_after: float = 10.0
-    """After a process was ready and ran for this long, its earlier deaths no longer count."""
+    backoff: RestartBackoff = field(default_factory=RestartBackoff)
 
     liveness_seconds: float = 30.0
     """A process that answers no liveness probe for this long is paused, or its event loop hangs: it is killed and
@@ -64,18 +58,9 @@ class LifecycleConfig:
     def scaled(self, factor: float) -> "LifecycleConfig":
         return LifecycleConfig(
             stop_grace=self.stop_grace,  # a process needs as long to stop as before
-            first_delay=self.first_delay * factor,
-            last_delay=self.last_delay * factor,
-            stable_after=self.stable_after * factor,
+            backoff=self.backoff.scaled(factor),
             liveness_seconds=self.liveness_seconds,
         )
-
-    def delay(self, failures: int, *, needs_a_person: bool, jitter: float) -> float:
-        """Seconds to wait after the `failures`-th death in a row. `jitter` (0 to 1) changes it by up to a quarter."""
-        doublings = failures - (1 if needs_a_person else 2)
-        if doublings < 0:
-            return 0.0
-        return min(self.first_delay * 2.0 ** min(doublings, 32), self.last_delay) * (0.75 + 0.5 * jitter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,9 +217,9 @@ def _liveness_probed(
 
 
 def _died(life: Lifecycle, death: Died, now: float, config: LifecycleConfig) -> Lifecycle:
-    stable = life.was_ready and now - life.began >= config.stable_after
+    stable = life.was_ready and now - life.began >= config.backoff.stable_after
     failures = 1 if stable else life.failures + 1
-    wait = config.delay(failures, needs_a_person=death.exit_status == SETUP_FAILED, jitter=death.jitter)
+    wait = config.backoff.delay(failures, needs_a_person=death.exit_status == SETUP_FAILED, jitter=death.jitter)
     return replace(
         life,
         phase=Phase.WAITING,
