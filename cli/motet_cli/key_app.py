@@ -62,10 +62,10 @@ def rotate(
     id_: Id,
     data_dir: DataDir,
     overlap: Annotated[
-        str, typer.Option("--overlap", metavar="TIME", help="The old key ends after this time: 30m, 1h, 0s.")
+        str, typer.Option("--overlap", metavar="TIME", help="The old key expires after this time: 30m, 1h, 0s.")
     ] = "1h",
 ) -> None:
-    """Replace a key: make a new one with the same tenant, scopes and lifetime. The old key ends after --overlap.
+    """Replace a key: make a new one with the same tenant, scopes and lifetime. The old key expires after --overlap.
 
     You can rotate a key only once. After that, rotate the new key.
     """

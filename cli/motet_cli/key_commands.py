@@ -121,7 +121,7 @@ def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
     _print_key(made)
     _print_note(f"{_description(new)} {SHOWN_ONCE}")
     ends = min(now + overlap_time, old.expires or now + overlap_time)
-    _print_note(f"The old key {id_} ends at {_time(ends)}." if ends > now else f"The old key {id_} is revoked.")
+    _print_note(f"The old key {id_} expires at {_time(ends)}." if ends > now else f"The old key {id_} is revoked.")
     return 0
 
 
@@ -210,8 +210,8 @@ def _note_keys_made(data_dir: Path, url: str) -> None:
         marker.touch()
     except OSError as error:
         _print_note(
-            f"{marker} cannot be written ({error.strerror}). If the database is lost, gateways on this machine do not "
-            "know that they have to require a key."
+            f"The key was made, but {marker} could not be written ({error.strerror}). This file reminds gateways to "
+            "require keys if the database is lost. Make its folder writable."
         )
 
 

@@ -36,7 +36,7 @@ def up(  # noqa: PLR0917 - typer calls it by name
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the gateway; 0 takes a free one.")] = 8000,
     runners: Annotated[
-        int | None, typer.Option(min=0, help="Number of runners of every pool; overrides its manifest.")
+        int | None, typer.Option(min=0, help="Runners per pool, instead of the number in the manifest.")
     ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Run in the background. Returns when everything is ready.")

@@ -80,9 +80,7 @@ def _notes(layout: StateDirectory, operator: ProcessRecord | None, *, running: b
             f"To stop them: motet down --data-dir {layout.shell_path}"
         )
     if operator is None or not operator.alive:
-        notes.append(
-            "The operator is not running. It wrote the states of the pools and adapters below before it ended."
-        )
+        notes.append("The operator is not running, so the states of the pools and adapters below may be out of date.")
     return notes
 
 

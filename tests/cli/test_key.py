@@ -326,7 +326,7 @@ def test_rotate_makes_a_second_key_and_the_old_one_ends_after_the_overlap(motet:
     done = motet("key", "rotate", id_of(old), "--overlap", "30m")
     new = done.key
     assert new != old
-    assert f"The old key {id_of(old)} ends at " in done.stderr
+    assert f"The old key {id_of(old)} expires at " in done.stderr
     for key in (old, new):
         caller = opens(stored(url), key, after=timedelta(minutes=29))
         assert (caller.tenant, caller.scopes) == ("acme", {KeyScope.USER, KeyScope.ADMIN})

@@ -129,8 +129,8 @@ class StateDirectory:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise StateDirectoryError(
-                f"{folder} is meant for Motet's sockets, but other users can access it: remove it, "
-                "or choose a state directory with a shorter path with --data-dir."
+                f"Motet keeps its sockets in {folder}, because the path of the state directory is too long for them. "
+                "Other users can access that folder: remove it, or choose a shorter path with --data-dir."
             )
         (self.run / "sockets").write_text(f"{folder}\n")
 
