@@ -69,7 +69,9 @@ ADAPTER = CustomResource(
         PrinterColumn("Pool", ".spec.poolRef.name", "the group of pools that serves it"),
         PrinterColumn("Base Model", ".status.baseModel", "the base model that the pool serves"),
         PrinterColumn("Rank", ".status.artifact.rank", "the largest rank of its matrices", "integer"),
-        PrinterColumn("Loaded", ".status.placementSummary", "how many runners hold it, and how many should"),
+        PrinterColumn(
+            "Loaded", ".status.placementSummary", "how many runners have the adapter in memory, and how many should"
+        ),
         PrinterColumn("Model", ".status.modelName", "its name in requests"),
         AGE,
         PrinterColumn("Digest", ".status.artifact.shortDigest", "the digest of the files that serve", wide=True),

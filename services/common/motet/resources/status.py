@@ -21,7 +21,7 @@ ADAPTER_CONDITIONS = {
     "Accepted": "the pool exists and accepts this adapter: its namespace, base model and name",
     "ArtifactReady": "the files are fetched, and digest and format are verified",
     "Certified": "a runner has checked that the adapter fits the base model and changes its answers",
-    "Loaded": "at least `placement.minReplicas` runners hold it",
+    "Loaded": "at least `placement.minReplicas` runners have the adapter in memory",
     "Reconciling": "work is in progress; otherwise the condition is absent",
     "Stalled": "nothing will happen until somebody changes something",
 }
