@@ -142,7 +142,7 @@ class Metrics:
             (self.pool_promised, lambda it: it.pages_promised / max(it.pages, 1)),
         )
         for gauge, value in of_a_pool:
-            gauge.clear()  # of pools that are no more
+            gauge.clear()  # removes the series of pools that no longer exist
             for name, figures in pools.items():
                 namespace, _, pool = name.partition("/")
                 gauge.labels(namespace, pool).set(value(figures))

@@ -108,7 +108,7 @@ class KeyAccess:
         return 0.0 if self._settings.auth == "none" else self._clock() - self.keyring.read_at
 
     def unready_reason(self) -> str:
-        """Why the gateway can't let anyone in; empty: it can. Having no keys at all is no reason: that is known."""
+        """Why the gateway cannot check keys; empty: it can. It has read the keys even if there are none."""
         if self._settings.auth == "none" or math.isfinite(self.keyring.read_at):
             return ""
         return "API keys have not been read yet: the key store does not answer"
