@@ -19,7 +19,7 @@ Scopes = Annotated[
     str,
     typer.Option(
         "--scopes",
-        help="Separated by commas: user (call models), admin (load and unload the tenant's adapters), "
+        help="Separated by commas: user (call models), admin (no use yet), "
         "monitor (read /metrics, with the figures of all tenants).",
     ),
 ]

@@ -18,7 +18,7 @@ DataDir = Annotated[
     Path,
     typer.Option(
         "--data-dir",
-        help="The state directory. One stack runs in each.",
+        help="The state directory. Each running stack needs its own.",
         default_factory=_data_dir,
         show_default="MOTET_DATA_DIR, else $XDG_DATA_HOME/motet, else ~/.local/share/motet",
     ),

@@ -54,10 +54,10 @@ def test_a_load_needs_a_number_of_replicas(what, replicas, code):
 
 def test_the_reason_contains_the_numbers():
     assert required_replicas(load(requests=9, pages=90), queue_patience=5).reason == (
-        "9 requests run or wait; a runner takes 8 such requests"
+        "9 requests run or wait; a runner takes 8 such requests at 80% load"
     )
     assert required_replicas(load(requests=1, pages=90), queue_patience=5).reason == (
-        "1 request runs or waits; a runner takes 1 such request"
+        "1 request runs or waits; a runner takes 1 such request at 80% load"
     )
     assert required_replicas(load(adapters=9), queue_patience=5).reason == "adapters need 9 slots; a runner has 4"
 

@@ -21,7 +21,7 @@ _FETCHING = {
     "RankTooLarge": "The adapter's rank is higher than the pool's `spec.engine.maxLoraRank`. Train with a smaller "
     "rank, or ask the platform team for a pool with a higher limit.",
     "NoSpace": "The runner's disk is full. The runner tries again by itself. If the disk stays full, give the runners "
-    "a larger cache.",
+    "more disk (`runner.diskLimit` of the chart), or lower `spec.engine.maxCachedAdapters`.",
 }
 _CERTIFYING = {
     "UnknownField": "`adapter_config.json` has a field that Motet does not support; the message names it. Train or "
@@ -58,7 +58,7 @@ _LOADING = {
 
 ADAPTER_REASONS: Mapping[str, Reasons] = {
     "Ready": {
-        "Serving": "A request is served now.",
+        "Serving": "Requests for the adapter are served.",
         **_WAITING,
         **_REFUSED,
         **_FETCHING,

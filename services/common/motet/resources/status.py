@@ -31,7 +31,7 @@ POOL_CONDITIONS = {
     "Available": "at least one runner serves",
     "Progressing": "runners are starting, leaving or being replaced",
     "AdaptersHealthy": "no adapter of the pool has failed",
-    "ScalingActive": "the number of runners follows demand, and no other client writes it",
+    "ScalingActive": "the number of runners is set by the scheduler (`Builtin`) or by your autoscaler (`External`)",
     "Reconciling": "work is in progress; otherwise the condition is absent",
     "Stalled": "nothing will happen until somebody changes something",
 }

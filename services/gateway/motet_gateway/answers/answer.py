@@ -26,7 +26,7 @@ from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, max_answer_tokens, to
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.dispatcher import GenerationRequest
-from motet_gateway.errors import ClientGone
+from motet_gateway.error_responses import ClientGone
 from motet_gateway.generation import EndReason
 from motet_gateway.identity.caller import Caller
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, StreamOptions, Tokens, request_class, samplings

@@ -6,7 +6,8 @@ shutdown is kept apart from the set, since it is never taken back."""
 
 from motet.domain import InstanceName
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.request_lifecycle import RequestLifecycle, on_capacity_freed
+from motet_scheduler.policy.parked_requests import on_capacity_freed
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.runners import Drain, Runner
 from motet_scheduler.policy.state import SchedulerState
 

@@ -8,6 +8,7 @@ from motet.domain import BASE, RequestId
 from motet.errors import DeadlineExceeded, NoRunner
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects
+from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runner_choice import STARTING
 from motet_scheduler.policy.runners import PlacementKey, Runner
@@ -205,17 +206,3 @@ class Deadlines:
 
 def _stands(at: float, _number: int, request: Request) -> bool:
     return request.deadline_at == at
-
-
-def on_capacity_freed(state: SchedulerState, runner: Runner) -> None:
-    """A runner has free capacity: its parked requests resume first, then the queue is tried again."""
-    while state.supervised and runner.attached and (following := runner.next_parked()) is not None:
-        name, parked = following
-        if parked.wanted.pages > runner.ledger.free or not runner.slot_for(parked.digest):
-            break
-        del runner.parked[name]
-        runner.record_promise((name, parked.epoch), parked.wanted.pages, parked.digest, state.now, readmitted=True)
-        state.emit(effects.AllowResume(runner.instance, name, parked.epoch, parked.wanted))
-    queue = state.queues.get(runner.group)
-    if queue is not None:
-        queue.retry_on(runner)

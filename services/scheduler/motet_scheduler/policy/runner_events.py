@@ -9,7 +9,8 @@ from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
 from motet_scheduler.policy.drains import Drains
 from motet_scheduler.policy.ledger_sync import sync_ledger
-from motet_scheduler.policy.request_lifecycle import RequestLifecycle, on_capacity_freed
+from motet_scheduler.policy.parked_requests import on_capacity_freed
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
 

@@ -118,7 +118,7 @@ def _requirements(load: PoolLoad, queue_patience: float) -> Sequence[RequiredRep
         runners, detail = 1, "no runner has reported its size yet"
         if runner_size is not None:
             fits = runner_size.fits(load.pages / load.requests)
-            runners, detail = ceil(load.requests / fits), f"a runner takes {_count(fits, 'such request')}"
+            runners, detail = ceil(load.requests / fits), f"a runner takes {_count(fits, 'such request')} at 80% load"
         state = "runs or waits" if load.requests == 1 else "run or wait"
         requirements.append(
             RequiredReplicas(runners, "Requests", f"{_count(load.requests, 'request')} {state}; {detail}")

@@ -2,7 +2,8 @@
 
 from motet.domain import InstanceName
 from motet_scheduler.policy import events
-from motet_scheduler.policy.request_lifecycle import RequestLifecycle, on_capacity_freed
+from motet_scheduler.policy.parked_requests import on_capacity_freed
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.runners import ParkedRequest, runner_report
 from motet_scheduler.policy.state import SchedulerState
 

@@ -1,0 +1,19 @@
+"""Resumes parked requests, as soon as their runner has enough free pages and a slot for their adapter."""
+
+from motet_scheduler.policy import effects
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.state import SchedulerState
+
+
+def on_capacity_freed(state: SchedulerState, runner: Runner) -> None:
+    """A runner has free capacity: its parked requests resume first, then the queue is tried again."""
+    while state.supervised and runner.attached and (following := runner.next_parked()) is not None:
+        name, parked = following
+        if parked.wanted.pages > runner.ledger.free or not runner.slot_for(parked.digest):
+            break
+        del runner.parked[name]
+        runner.record_promise((name, parked.epoch), parked.wanted.pages, parked.digest, state.now, readmitted=True)
+        state.emit(effects.AllowResume(runner.instance, name, parked.epoch, parked.wanted))
+    queue = state.queues.get(runner.group)
+    if queue is not None:
+        queue.retry_on(runner)
