@@ -142,4 +142,4 @@ def test_the_runner_serves_a_model_on_what_its_image_holds(installed: Installed,
 def test_the_runners_image_reads_a_model(installed: Installed) -> None:
     code, output = installed.run(env={"MOTET_RUNNER_MODEL_URI": "file:///nowhere"})
     assert code == 2, output
-    assert "there is no model folder /nowhere" in output
+    assert "There is no model folder /nowhere" in output

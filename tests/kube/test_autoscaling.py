@@ -247,7 +247,7 @@ async def test_a_held_request_brings_the_first_pod_and_its_absence_takes_it_away
         await until(lambda: gateway.link.send(scheduler_pb2.ServeUp(held=held)))
         await asyncio.to_thread(cluster.wait_for, lambda: (pool.desired, pool.pods) == (1, 1))
         # Just after its start, the scheduler counts the first pod as a runner that served before the start.
-        await asyncio.to_thread(cluster.wait_for, lambda: "1 request held" in pool.scaling["message"])
+        await asyncio.to_thread(cluster.wait_for, lambda: "gateways hold 1 request" in pool.scaling["message"])
         gateway.link.send(scheduler_pb2.ServeUp(held=scheduler_pb2.Held()))
         await asyncio.to_thread(cluster.wait_for, lambda: (pool.desired, pool.pods) == (0, 0))
     await asyncio.to_thread(cluster.wait_for, lambda: pool.scaling["reason"] == "HoldingStaleAdvice")

@@ -45,7 +45,7 @@ def test_a_socket_folder_that_others_could_write_is_refused(tmp_path: Path, monk
     layout.sockets.mkdir(mode=0o777)
     layout.sockets.chmod(0o777)
     try:
-        with pytest.raises(StateDirectoryError, match="other users can access it"):
+        with pytest.raises(StateDirectoryError, match="Other users can access that folder"):
             layout.prepare()
     finally:
         layout.sockets.rmdir()
