@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from motet.api.v1 import runner_pb2
 from motet_gateway.answers.choice import ChoiceText
-from motet_gateway.answers.formats import ChatFormat, CompletionFormat
+from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.text_model import ModelTokenizer

@@ -2,13 +2,13 @@
 
 import sys
 
-from motet_gateway.error_responses import errors_by_code
+from motet_gateway.error_format import errors_by_code
 from tools.reference.markdown import flat, note
 
 
 def errors_page() -> str:
     parts = [
-        note("services/common/motet/errors.py and services/gateway/motet_gateway/error_responses.py"),
+        note("services/common/motet/errors.py and services/gateway/motet_gateway/error_format.py"),
         "# Errors\n",
         flat("""All errors of Motet: the code and the type that HTTP clients read as `error.code` and `error.type`, the
         gRPC status between processes, and whether trying again makes sense. Every message says what is wrong and what
@@ -20,8 +20,8 @@ def errors_page() -> str:
         meaning = vars(kind).get("__doc__")
         if not meaning:
             sys.exit(f"{kind.__module__}.{kind.__name__} has no docstring: say what happened and what to do")
-        wait = f"try again after {row.retry_after:g} s, unless the answer says otherwise"
-        retry = wait if row.retry_after else "do not send it again unchanged"
+        wait = f"clients retry after {row.retry_after:g} s, unless the answer says otherwise"
+        retry = wait if row.retry_after else "clients do not retry automatically"
         parts += [
             f"## {name}\n",
             flat(meaning) + "\n",

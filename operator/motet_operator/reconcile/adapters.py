@@ -353,9 +353,7 @@ def _artifact(known: AdapterReport, *, accepted: ConditionResult, has_runner: bo
     if known.serving_digest:
         return yes("ArtifactReady", "Verified", known.serving_digest)
     if not accepted.holds:
-        return unknown(
-            "ArtifactReady", accepted.reason, "the adapter is not fetched, because the pool does not accept it"
-        )
+        return unknown("ArtifactReady", accepted.reason, "the adapter is not fetched, because Accepted is False")
     if not has_runner:
         return unknown("ArtifactReady", "WaitingForRunner", "no runner is ready to fetch and check the adapter")
     return unknown("ArtifactReady", "Checking", "a runner is fetching and checking the adapter")
@@ -392,7 +390,7 @@ def _loaded(
     if spec.suspend:
         return no("Loaded", "Suspended", "spec.suspend is true; set it to false to load the adapter")
     if not accepted.holds:
-        return no("Loaded", accepted.reason, "the adapter is not loaded, because the pool does not accept it")
+        return no("Loaded", accepted.reason, "the adapter is not loaded, because Accepted is False")
     if not ready_runners:
         return unknown("Loaded", "WaitingForRunner", f"no runner of pool {adapter.resource.group} is ready")
     on_device, wanted = _runners_holding(known), spec.placement.min_replicas

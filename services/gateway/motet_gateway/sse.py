@@ -6,7 +6,7 @@ from typing import Any, Final
 import orjson
 
 from motet.errors import MotetError
-from motet_gateway.error_responses import error_body
+from motet_gateway.error_format import error_body
 
 DONE: Final = b"data: [DONE]\n\n"
 

@@ -21,12 +21,12 @@ from motet.errors import DeadlineExceeded, Internal, ModelNotFound, MotetError, 
 from motet.runner_info import RequestClass
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText
-from motet_gateway.answers.formats import ChatFormat, CompletionFormat, Format, usage
 from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, max_answer_tokens, tokenise
+from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat, Format, usage
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.dispatcher import GenerationRequest
-from motet_gateway.error_responses import ClientGone
+from motet_gateway.error_format import ClientGone
 from motet_gateway.generation import EndReason
 from motet_gateway.identity.caller import Caller
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, StreamOptions, Tokens, request_class, samplings

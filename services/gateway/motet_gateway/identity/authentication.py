@@ -4,7 +4,7 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from motet.errors import MotetError, NotAuthenticated
-from motet_gateway.error_responses import error_response
+from motet_gateway.error_format import error_response
 from motet_gateway.identity.access import KeyAccess
 from motet_gateway.identity.caller import ANONYMOUS, Caller, put
 from motet_gateway.metrics import Metrics

@@ -216,7 +216,7 @@ class _Metering(NodeTransformer):
         if node.name == "join" and not all(_is_short(one) for one in (*node.args, *(kw.value for kw in node.kwargs))):
             raise NotMeterable("it joins with what is not a short text")
         if node.name == "tojson" and (node.args or not all(_is_plain(one) for one in node.kwargs)):
-            raise NotMeterable("it uses tojson in a way of its own")
+            raise NotMeterable("it calls tojson with unusual arguments")
         return self.generic_visit(node)
 
     def visit_Call(self, node: nodes.Call) -> nodes.Node:  # noqa: N802 - jinja2 calls it so
