@@ -82,8 +82,8 @@ ADAPTER_REASONS: Mapping[str, Reasons] = {
     "Loaded": {
         "Resident": "The adapter is in the device memory of at least one runner, and of as many as "
         "`spec.placement.minReplicas` asks for.",
-        "OnDemand": "No runner has the adapter in device memory, and none has to: `spec.placement.minReplicas` is 0. The "
-        "adapter is loaded at its next request.",
+        "OnDemand": "No runner has the adapter in device memory, and none has to: `spec.placement.minReplicas` is 0. "
+        "The adapter is loaded at its next request.",
         "WaitingForRunner": _WAITING["WaitingForRunner"],
         **_REFUSED,
         **_LOADING,
