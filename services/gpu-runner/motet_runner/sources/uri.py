@@ -1,4 +1,7 @@
-"""Parses a source's URI, and refuses URIs that are not allowed."""
+"""Parses a source's URI, and refuses URIs that are not allowed.
+
+Which schemes an object may name is decided in `motet.resources.source_uris`.
+"""
 
 import re
 from dataclasses import dataclass
