@@ -204,9 +204,9 @@ class AsksForAKey(Version):
     ],
 )
 def test_helm_test_accepts_a_gateway(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch, auth: str, gateway: type[Version], said: str
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch, auth: str, gateway: type[Version], printed: str
 ) -> None:
-    assert ask(check, monkeypatch, auth, gateway) == said
+    assert ask(check, monkeypatch, auth, gateway) == printed
 
 
 def test_helm_test_fails_if_the_gateway_should_ask_for_a_key(
