@@ -215,7 +215,7 @@ def _reason(error: BaseException | None) -> str:
         "28000": "refuses this user. Correct MOTET_DATABASE_URL, or the server's pg_hba.conf.",
         "3D000": "does not exist on that server. Create it, or correct MOTET_DATABASE_URL.",
         "3F000": "has no schema that this user may use. Make the user of MOTET_DATABASE_URL the database's owner.",
-        "42501": "refuses a right that Motet needs. Make the user of MOTET_DATABASE_URL the database's owner.",
+        "42501": "refuses a permission that Motet needs. Make the user of MOTET_DATABASE_URL the database's owner.",
     }
     explanation = by_sqlite_code.get(_sqlite_code(error)) or by_sqlstate.get(getattr(error, "sqlstate", None) or "")
     return explanation or f"answered: {error}"
