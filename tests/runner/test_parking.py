@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -114,19 +113,6 @@ def test_a_cancelled_sequence_is_gone_within_the_iteration(llama: Path) -> None:
     assert set(ran.tokens) == {"b"}
     run(engine)
     assert engine.report().pages_free == engine.info.pages
-
-
-def test_an_effect_that_the_engine_does_not_know_is_an_error_and_drops_no_host_copy(llama: Path) -> None:
-    engine = make_engine(llama)
-    engine.set_supervised(True)
-    ran = run(engine, ask("a"), steps=5)
-    promise = engine.report().sequences[0].promise
-    assert engine.park(RequestId("a"), 1, promise, promise, ParkMethod.SWAP)
-    ran.take(engine)
-    with pytest.raises(AssertionError, match="unreachable"):
-        engine._carry_out_one(SimpleNamespace(sequence=engine._book.get(RequestId("a"))))
-    assert engine.resume(RequestId("a"), 1, promise)
-    assert len(run(engine, ran=ran).tokens["a"]) == 40
 
 
 def test_a_suspect_gives_the_same_tokens_as_beside_others(llama: Path, unparked: dict[str, list[int]]) -> None:

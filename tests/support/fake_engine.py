@@ -155,7 +155,7 @@ class FakeEngine:
     # ----------------------------------------------------------------------------------------------------------- steps
 
     def has_work(self) -> bool:
-        return self.book.has_work() or self._slots.busy or bool(self.book.effects or self.book.events)
+        return self.book.has_work() or self._slots.busy or bool(self.book.copies or self.book.events)
 
     def step(self) -> StepOutput:
         if self.step_seconds:
@@ -167,7 +167,7 @@ class FakeEngine:
         iteration, given_up = self.book.next_iteration()
         self._slots.want_for_all()
         outputs = [_failed(sequence, error) for sequence, error in given_up]
-        self.book.effects.clear()  # this engine has no bytes to copy
+        self.book.copies.clear()  # this engine has no bytes to copy
         self._steps += bool(iteration)
         for work in iteration.work:
             self._compute(work)
@@ -200,7 +200,7 @@ class FakeEngine:
             waiting=book.count(State.WAITING, State.LOADING),
             parked=book.count(State.PARKED),
             pending_prefill_tokens=sum(one.to_compute for one in book if not one.decodes),
-            host_bytes_free=book.host_pages_free * PAGE_BYTES,
+            host_bytes_free=book.host.free * PAGE_BYTES,
             step_seconds=self.step_seconds,
             prefill_seconds_per_token=1e-5,
             swap_seconds_per_page=1e-5,

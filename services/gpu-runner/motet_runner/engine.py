@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 
@@ -41,16 +41,12 @@ from motet_runner.interface import (
     State,
     StepOutput,
 )
-from motet_runner.memory.host import HostTier
 from motet_runner.memory.paged import PagedStore
+from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import (
     Book,
-    DropHostCopy,
-    Effect,
     Iteration,
     Sequence,
-    SwapIn,
-    SwapOut,
     Work,
     preset_named,
 )
@@ -91,11 +87,11 @@ class Engine:
         page_bytes = loaded.shape.bytes_per_page()
         adapter_rows = _adapter_rows(config)
         pages = self._pages(page_bytes, bytes_of(loaded.linears, adapter_rows, loaded.dtype))
-        host_pages = self._host_bytes(pages * page_bytes) // page_bytes
+        host_pages = int(self._host_bytes(pages * page_bytes) // page_bytes)
         max_length = self._max_length(pages)
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
-        self._host = HostTier(self._store)
+            self._tiers = PageTiers(self._store, host_pages)
         self._assembler = Assembler(self._store, loaded.device)
         self._linears = LoraLinears(loaded.linears, adapter_rows, loaded.dtype, loaded.device)
         self._slots = SlotStore(
@@ -176,7 +172,7 @@ class Engine:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        return self._book.has_work() or self._slots.busy or bool(self._book.effects or self._book.events)
+        return self._book.has_work() or self._slots.busy or bool(self._book.copies or self._book.events)
 
     def step(self) -> StepOutput:
         began = self._clock()
@@ -188,7 +184,7 @@ class Engine:
         self._want_adapters()
         rows = None
         with torch.inference_mode():
-            self._carry_out()
+            self._copy_pages()
             if iteration:
                 rows = self._assembler.assemble(iteration, self._slots.slot_of)
                 logits = self._loaded.forward(rows)
@@ -224,7 +220,7 @@ class Engine:
             waiting=book.count(State.WAITING, State.LOADING),
             parked=book.count(State.PARKED),
             pending_prefill_tokens=sum(s.to_compute for s in book if not s.decodes),
-            host_bytes_free=book.host_pages_free * self.info.page_bytes,
+            host_bytes_free=book.host.free * self.info.page_bytes,
             step_seconds=self._step_seconds,
             prefill_seconds_per_token=self._prefill_seconds_per_token,
             swap_seconds_per_page=self._swap_seconds_per_page,
@@ -259,30 +255,14 @@ class Engine:
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def _carry_out(self) -> None:
-        """What the plan asks for before the next model call, in its order."""
-        effects, self._book.effects = self._book.effects, []
-        for effect in effects:
+    def _copy_pages(self) -> None:
+        """Make the copies that the plan asks for before the next model call, in their order."""
+        copies, self._book.copies = self._book.copies, []
+        for copy in copies:
             began = self._clock()
-            pages = self._carry_out_one(effect)
-            if pages:
-                seconds = (self._clock() - began) / pages
-                self._swap_seconds_per_page += 0.2 * (seconds - self._swap_seconds_per_page)
-
-    def _carry_out_one(self, effect: Effect) -> int:
-        """Carries out one effect; returns the pages it copied."""
-        match effect:
-            case SwapOut(sequence, pages):
-                self._host.swap_out(sequence.request, pages)
-                return len(pages)
-            case SwapIn(sequence, pages):
-                self._host.swap_in(sequence.request, pages)
-                return len(pages)
-            case DropHostCopy(sequence):
-                self._host.drop(sequence.request)
-            case _:
-                assert_never(effect)
-        return 0
+            self._tiers.carry_out(copy)
+            seconds = (self._clock() - began) / len(copy.pages)
+            self._swap_seconds_per_page += 0.2 * (seconds - self._swap_seconds_per_page)
 
     def _cheaper(self, sequence: Sequence) -> ParkMethod:
         """Two copies of its pages, or computing its tokens again."""

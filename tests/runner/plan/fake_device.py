@@ -2,7 +2,7 @@
 
 from motet.domain import PAGE_TOKENS, RequestId
 from motet_runner.interface import Finish, NewSequence, Sampling
-from motet_runner.plan import Book, DropHostCopy, Iteration, Sequence, SwapIn, SwapOut, preset_named
+from motet_runner.plan import Book, Iteration, Sequence, Tier, preset_named
 
 VOCABULARY = 50
 
@@ -45,7 +45,7 @@ class FakeDevice:
     def __init__(self, book: Book) -> None:
         self.book = book
         self.memory: dict[tuple[int, int], tuple[str, int, int]] = {}
-        self.host: dict[str, list[tuple[str, int, int] | None]] = {}
+        self.host: dict[tuple[int, int], tuple[str, int, int]] = {}
         self.iterations: dict[str, int] = {}
         self.finished: dict[str, tuple[list[int], Finish]] = {}
         self.given_up: list[str] = []
@@ -54,7 +54,7 @@ class FakeDevice:
     def step(self) -> Iteration:
         iteration, given_up = self.book.next_iteration()
         self.given_up += [sequence.request for sequence, _ in given_up]
-        self._carry_out()
+        self._copy_pages()
         self.steps += bool(iteration)
         for work in iteration.work:
             self._compute(work.sequence, work.start, work.count)
@@ -77,21 +77,17 @@ class FakeDevice:
             self.step()
         raise AssertionError("there is still work after so many iterations")
 
-    def _carry_out(self) -> None:
-        for effect in self.book.effects:
-            match effect:
-                case SwapOut(sequence, pages):
-                    self.host[sequence.request] = [
-                        self.memory.get((page, i)) for page in pages for i in range(PAGE_TOKENS)
-                    ]
-                case SwapIn(sequence, pages):
-                    places = [(page, i) for page in pages for i in range(PAGE_TOKENS)]
-                    for place, held in zip(places, self.host[sequence.request], strict=True):
-                        if held is not None:
-                            self.memory[place] = held
-                case DropHostCopy(sequence):
-                    del self.host[sequence.request]
-        self.book.effects.clear()
+    def _copy_pages(self) -> None:
+        memory = {Tier.DEVICE: self.memory, Tier.HOST: self.host}
+        for copy in self.book.copies:
+            for page, to in zip(copy.pages, copy.to, strict=True):
+                for offset in range(PAGE_TOKENS):
+                    held = memory[copy.source].get((page, offset))
+                    if held is not None:
+                        memory[copy.target][to, offset] = held
+                    else:
+                        memory[copy.target].pop((to, offset), None)
+        self.book.copies.clear()
 
     def _compute(self, sequence: Sequence, start: int, count: int) -> None:
         def place(position: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ Pure: no torch, no sockets, no clock. The engine drives it with tensors, the sim
 
 from motet_runner.plan.book import Book
 from motet_runner.plan.composer import Iteration, Work, compose
-from motet_runner.plan.effects import DropHostCopy, Effect, SwapIn, SwapOut
+from motet_runner.plan.copies import Copy, Tier
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.presets import NOT_YET, PRESETS, Preset, preset_named
 from motet_runner.plan.sequence import Sequence
@@ -14,14 +14,12 @@ __all__ = [
     "NOT_YET",
     "PRESETS",
     "Book",
-    "DropHostCopy",
-    "Effect",
+    "Copy",
     "Iteration",
     "PageAllocator",
     "Preset",
     "Sequence",
-    "SwapIn",
-    "SwapOut",
+    "Tier",
     "Work",
     "compose",
     "preset_named",

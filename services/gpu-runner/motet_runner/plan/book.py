@@ -1,7 +1,7 @@
 """The state of every sequence in the engine, its promises and its pages.
 
-Commands and iterations come in; what must be copied between device and host goes out as effects, to be carried out in
-order before the next model call: that is why a page is never reused before its copy has ended.
+Commands and iterations come in; copies of pages between device and host go out, to be made in order before the next
+model call: that is why a page is never reused before its copy has ended.
 
     LOADING → WAITING → PREFILL → DECODE → gone
        ↑         ↑          ↓        ↓
@@ -17,7 +17,7 @@ from motet.ledger import Ledger
 from motet_runner.interface import Event, Finish, NewSequence, OverflowAhead, ParkedNow, ResumedNow, State, StateChanged
 from motet_runner.plan.admission import refuse_what_cannot_be
 from motet_runner.plan.composer import Iteration, Work, compose
-from motet_runner.plan.effects import DropHostCopy, Effect, SwapIn, SwapOut
+from motet_runner.plan.copies import Copy, Tier
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.presets import Preset
 from motet_runner.plan.sequence import Sequence
@@ -55,11 +55,10 @@ class Book:
         self.max_length = min(max_length, pages * PAGE_TOKENS)
         self.vocabulary = vocabulary
         self.eos_token_ids = eos_token_ids
-        self.host_pages = host_pages
-        self.host_pages_free = host_pages
+        self.host = PageAllocator(host_pages)
         self.protect_after_steps = protect_after_steps
         self.supervised = False
-        self.effects: list[Effect] = []
+        self.copies: list[Copy] = []
         self.events: list[Event] = []
         self._on_device = on_device
         self._cheaper = cheaper
@@ -101,11 +100,10 @@ class Book:
         for sequence in self:
             assert (sequence.request in self.ledger) == (sequence.state is not State.PARKED), sequence.request
             assert len(sequence.pages) <= max(sequence.promise, 0), (sequence.request, len(sequence.pages))
-            assert sequence.computed <= max(len(sequence.pages), sequence.host_pages) * PAGE_TOKENS
+            assert sequence.computed <= max(len(sequence.pages), len(sequence.host_pages)) * PAGE_TOKENS
         assert self._users == Counter(sequence.adapter for sequence in self), self._users
         assert self._parked == Counter(s.adapter for s in self if s.state is State.PARKED), self._parked
-        on_host = sum(sequence.host_pages for sequence in self)
-        assert on_host + self.host_pages_free == self.host_pages, (on_host, self.host_pages_free, self.host_pages)
+        self.host.check(sequence.host_pages for sequence in self)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -326,17 +324,15 @@ class Book:
 
     def _remove(self, sequence: Sequence) -> None:
         self._release(sequence)
-        if sequence.host_pages:
-            self._drop_host_copy(sequence)
+        self._free_host_pages(sequence)
         if sequence.state is State.PARKED:
             _one_less(self._parked, sequence.adapter)
         _one_less(self._users, sequence.adapter)
         del self._sequences[sequence.request]
 
-    def _drop_host_copy(self, sequence: Sequence) -> None:
-        self.effects.append(DropHostCopy(sequence))
-        self.host_pages_free += sequence.host_pages
-        sequence.host_pages = 0
+    def _free_host_pages(self, sequence: Sequence) -> None:
+        self.host.give(sequence.host_pages)
+        sequence.host_pages = []
 
     # -- park and resume (S3-11, S3-13, S3-14) -------------------------------------------------------------------------
 
@@ -345,13 +341,12 @@ class Book:
         if sequence.parked_times >= PARKED_AT_MOST:
             wanted = sequence.most_pages
         needed = pages_for(sequence.computed)
-        if method is ParkMethod.SWAP and (needed == 0 or needed > self.host_pages_free):
-            method = ParkMethod.RECOMPUTE
-        if method is ParkMethod.SWAP:
-            self.effects.append(SwapOut(sequence, tuple(sequence.pages[:needed])))
-            sequence.host_pages = needed
-            self.host_pages_free -= needed
+        on_host = self.host.take(needed) if method is ParkMethod.SWAP else None
+        if on_host:
+            self.copies.append(Copy(Tier.DEVICE, tuple(sequence.pages[:needed]), Tier.HOST, tuple(on_host)))
+            sequence.host_pages = on_host
         else:
+            method = ParkMethod.RECOMPUTE
             sequence.computed = 0
         self._release(sequence)
         sequence.parked_by = method
@@ -371,8 +366,8 @@ class Book:
         sequence.pages = pages
         method = sequence.parked_by or ParkMethod.RECOMPUTE
         if method is ParkMethod.SWAP:
-            self.effects.append(SwapIn(sequence, tuple(pages)))
-            self._drop_host_copy(sequence)
+            self.copies.append(Copy(Tier.HOST, tuple(sequence.host_pages), Tier.DEVICE, tuple(pages)))
+            self._free_host_pages(sequence)
         sequence.parked_by, sequence.wanted = None, 0
         self.events.append(ResumedNow(sequence.request, sequence.new.epoch, promise, method))
         if not self._adapter_is_here(sequence):

@@ -31,7 +31,8 @@ class Sequence:
     parked_times: int = 0
     parked_by: ParkMethod | None = None
     wanted: int = 0
-    host_pages: int = 0
+    host_pages: list[int] = field(default_factory=list)
+    """Where its KV lies in host memory while it is parked by swap."""
 
     @property
     def request(self) -> RequestId:
