@@ -185,6 +185,7 @@ class Engine:
         rows = None
         with torch.inference_mode():
             self._copy_pages()
+            launched = self._clock()
             if iteration:
                 rows = self._assembler.assemble(iteration, self._slots.slot_of)
                 logits = self._loaded.forward(rows)
@@ -206,7 +207,7 @@ class Engine:
         self._book.events.clear()
         if iteration:
             self._steps += 1
-            self._learn(iteration, self._clock() - began)
+            self._learn(iteration, self._clock() - launched)
         self._trace.write(self._steps, self._clock() - began, iteration, rows, events, self._book)
         return StepOutput(self._steps, outputs, events)
 
@@ -317,6 +318,7 @@ class Engine:
         return token, page
 
     def _learn(self, iteration: Iteration, seconds: float) -> None:
+        """`seconds`: from the rows to the sampled tokens. Loads and copies of pages are other costs."""
         if not iteration.prefills:
             self._step_seconds += 0.1 * (seconds - self._step_seconds) if self._step_seconds else seconds
         elif iteration.prefill_tokens >= PAGE_TOKENS:
