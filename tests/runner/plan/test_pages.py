@@ -1,3 +1,6 @@
+"""Pages: each is free or has exactly its holders."""
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -5,12 +8,18 @@ from motet_runner.plan import PageAllocator
 
 
 @given(st.data())
-def test_a_page_has_one_owner_whatever_is_taken_and_given_back(data: st.DataObject) -> None:
+def test_pages_have_exactly_their_holders_whatever_is_taken_shared_and_given_back(data: st.DataObject) -> None:
     allocator = PageAllocator(data.draw(st.integers(1, 40)))
     held: list[list[int]] = []
     for _ in range(data.draw(st.integers(0, 30))):
-        if held and data.draw(st.booleans()):
+        action = data.draw(st.sampled_from(["take", "share", "give"]))
+        if held and action == "give":
             allocator.give(held.pop(data.draw(st.integers(0, len(held) - 1))))
+        elif held and action == "share":
+            pages = data.draw(st.sampled_from(held))
+            shared = pages[: data.draw(st.integers(0, len(pages)))]
+            allocator.share(shared)
+            held.append(shared)
         else:
             wanted = data.draw(st.integers(0, 50))
             free = allocator.free
@@ -22,3 +31,19 @@ def test_a_page_has_one_owner_whatever_is_taken_and_given_back(data: st.DataObje
                 assert len(taken) == wanted
                 held.append(taken)
         allocator.check(held)
+
+
+def test_a_shared_page_is_free_after_its_last_holder() -> None:
+    allocator = PageAllocator(2)
+    (page,) = allocator.take(1) or []
+    allocator.share([page])
+    assert allocator.is_shared(page)
+    allocator.give([page])
+    assert (allocator.free, allocator.is_shared(page)) == (1, False)
+    allocator.give([page])
+    assert allocator.free == 2
+
+
+def test_a_free_page_cannot_be_shared() -> None:
+    with pytest.raises(AssertionError, match="page 0 is free"):
+        PageAllocator(1).share([0])
