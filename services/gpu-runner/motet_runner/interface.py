@@ -68,6 +68,12 @@ class NewSequence:
     tenant: str = ""
     engines_lost: int = 0
     """How many engines died while they had this request. With one or more, the request is a suspect."""
+    parent: RequestId | None = None
+    """The first choice of the same call, if this is another one (`n` > 1). Both have the same prompt, adapter and
+    tenant, so they can share the prompt's pages. The engine may never have had the parent, or have it no longer."""
+    prefix_salt: bytes = b""
+    """What the digests of its pages begin with (`motet.prefix_hints.prefix_salt`): base model, adapter and tenant. Two
+    sequences may share pages only under the same salt. Empty: the sequence shares no pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,9 @@ class EngineSequenceReport:
     tenant: str
     priority: int
     parked_times: int
+    charged_pages: int | None = None
+    """How many pages of its promise the engine's ledger charges to this sequence. It is less than the promise while
+    the sequence shares pages that another one pays for. None: the whole promise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +202,9 @@ class EngineReport:
     swap_seconds_per_page: float
     sequences: list[EngineSequenceReport]
     adapters: list[EngineAdapterReport]
+    cached_prefixes: tuple[int, ...] = ()
+    """Hints (`motet.prefix_hints`) of the pages in the prefix cache, the most valuable first, at most
+    `MAX_CACHED_HINTS`."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,57 @@
+"""Digests and hints of a prompt's pages: equal for equal tokens after equal tokens, and for nothing else."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.domain import BASE, PAGE_TOKENS, Digest
+from motet.prefix_hints import MAX_PROMPT_HINTS, hint_of, page_digests, prefix_salt, prompt_hints
+
+SALT = prefix_salt(Digest("sha256:base"), BASE, "tenant-a")
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=10 * PAGE_TOKENS)
+
+
+@given(TOKENS, TOKENS)
+def test_two_prompts_share_the_hints_of_the_pages_that_they_have_in_common_and_no_others(left, right):
+    common = 0
+    for one, other in zip(left, right, strict=False):
+        if one != other:
+            break
+        common += 1
+    pairs = list(zip(prompt_hints(SALT, left), prompt_hints(SALT, right), strict=False))
+    assert [one == other for one, other in pairs] == [page < common // PAGE_TOKENS for page in range(len(pairs))]
+
+
+def test_a_page_counts_only_when_it_is_full():
+    assert prompt_hints(SALT, range(PAGE_TOKENS - 1)) == []
+    assert len(prompt_hints(SALT, range(PAGE_TOKENS))) == 1
+    assert len(prompt_hints(SALT, range(3 * PAGE_TOKENS + 5))) == 3
+
+
+def test_only_the_first_pages_of_a_long_prompt_have_hints():
+    assert len(prompt_hints(SALT, range(100 * PAGE_TOKENS))) == MAX_PROMPT_HINTS
+
+
+def test_the_same_tokens_have_other_hints_under_another_base_adapter_or_tenant():
+    base, adapter = Digest("sha256:base"), Digest("sha256:adapter")
+    salts = {
+        prefix_salt(base, BASE, "a"),
+        prefix_salt(base, BASE, "b"),
+        prefix_salt(base, adapter, "a"),
+        prefix_salt(adapter, BASE, "a"),
+        prefix_salt(BASE, adapter, "a"),
+    }
+    hints = {tuple(prompt_hints(salt, range(PAGE_TOKENS))) for salt in salts}
+    assert len(hints) == len(salts)
+
+
+def test_a_hint_is_the_first_64_bits_of_its_pages_digest():
+    tokens = list(range(2 * PAGE_TOKENS))
+    digests = list(page_digests(SALT, tokens))
+    assert [len(digest) for digest in digests] == [32, 32]
+    assert prompt_hints(SALT, tokens) == [hint_of(digest) for digest in digests]
+    assert all(0 <= hint < 2**64 for hint in prompt_hints(SALT, tokens))
+
+
+def test_hints_are_the_same_in_every_version():
+    """Gateways and runners of two versions compare them. Another function needs another field."""
+    assert prompt_hints(SALT, range(2 * PAGE_TOKENS)) == [17547072733552479353, 3374878110231157864]
