@@ -26,7 +26,7 @@ from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat,
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.dispatcher import GenerationRequest
-from motet_gateway.error_format import ClientGone
+from motet_gateway.errors import ClientGone
 from motet_gateway.generation import EndReason
 from motet_gateway.identity.caller import Caller
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, StreamOptions, Tokens, request_class, samplings
