@@ -41,6 +41,9 @@ class LoadedModel:
     max_positions: int
     eos_token_ids: tuple[int, ...]
     linears: dict[str, torch.nn.Module]
+    """Linears that see exactly the rows of the iteration, by path."""
+    linear_groups: list[tuple[str, ...]]
+    """The same linears, those together that are fed the same tensor, such as q, k and v of a layer."""
     dtype: torch.dtype
     device: torch.device
 
@@ -95,6 +98,7 @@ def load(folder: Path, dtype: str, device: str) -> LoadedModel:
         max_positions=getattr(config, "max_position_embeddings", None) or 2048,
         eos_token_ids=_eos(folder, config),
         linears={},
+        linear_groups=[],
         dtype=torch_dtype,
         device=torch_device,
     )
@@ -168,7 +172,9 @@ class _Probe:
         self._name = loaded.architecture
         self._seen: list[torch.nn.Module] = []
         self._windows: list[int | None] = []
-        self._fed: dict[str, list[int]] = {}
+        self._fed: dict[str, list[tuple[torch.Tensor, float]]] = {}
+        """Linear → its inputs and the sum of each, in the order of the first call. They are kept, so that no two have
+        the same id. One that was changed between two calls has another sum."""
 
     def run(self) -> None:
         loaded = self._loaded
@@ -193,8 +199,15 @@ class _Probe:
         loaded.linears = {
             path: module
             for path, module in loaded.model.named_modules()
-            if features(module) and module is not loaded.model.get_output_embeddings() and self._fed.get(path) == [21]
+            if features(module)
+            and module is not loaded.model.get_output_embeddings()
+            and [fed.shape[:-1].numel() for fed, _ in self._fed.get(path, ())] == [21]
         }
+        groups: dict[tuple[int, float], list[str]] = {}
+        for path, ((fed, total), *_) in self._fed.items():
+            if path in loaded.linears:
+                groups.setdefault((id(fed), total), []).append(path)
+        loaded.linear_groups = [tuple(group) for group in groups.values()]
 
     def _check_calls(self) -> None:
         layers = self._loaded.shape.layers
@@ -243,10 +256,10 @@ class _Probe:
 
     @contextmanager
     def _watch_linears(self) -> Iterator[None]:
-        """Which linears see exactly the rows of the iteration: only those can take LoRA row by row."""
+        """What each linear is fed. Only those that see exactly the rows of the iteration can take LoRA row by row."""
 
         def watch(path: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
-            return lambda _, args: self._fed.setdefault(path, []).append(args[0].shape[:-1].numel())
+            return lambda _, args: self._fed.setdefault(path, []).append((args[0], float(args[0].double().sum())))
 
         hooks = [
             module.register_forward_pre_hook(watch(path))
