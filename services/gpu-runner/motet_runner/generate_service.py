@@ -16,7 +16,6 @@ from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.clock import monotonic
 from motet.domain import BASE, Digest, RequestId
 from motet.errors import Declined, InvalidRequest, MotetError, UnsupportedParameter
-from motet.prefix_hints import prefix_salt
 from motet.rpc import Session, Sessions
 from motet.runner_info import RequestClass
 from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests
@@ -44,7 +43,6 @@ class GenerateService:
         self,
         *,
         identity: common_pb2.RunnerIdentity,
-        base_digest: Digest,
         accepted: AcceptedRequests,
         adapters: AdapterRegistry,
         engine: EngineClient,
@@ -56,7 +54,6 @@ class GenerateService:
         declined: Callable[[scheduler_pb2.RunnerDeclined], None],
     ) -> None:
         self._identity = identity
-        self._base_digest = base_digest
         self._accepted = accepted
         self._adapters = adapters
         self._engine = engine
@@ -131,7 +128,7 @@ class GenerateService:
             if self.refusal_reason:
                 raise Declined(self.refusal_reason)
             self._accepted.check(submit)
-            sequence = sequence_of(submit, base_digest=self._base_digest)
+            sequence = sequence_of(submit)
         except MotetError as error:
             self._decline(stream.number, submit.request, submit.epoch, submit.term, error)
             return
@@ -256,8 +253,8 @@ class GenerateService:
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequence:
-    """The one sequence of a Submit to a runner of this base. Raises InvalidRequest if no runner could accept it."""
+def sequence_of(submit: runner_pb2.Submit) -> NewSequence:
+    """The one sequence of a Submit. Raises InvalidRequest for a Submit that no runner could accept."""
     if not submit.request:
         raise InvalidRequest("request is empty. A Submit must name its request.", param="request")
     if len(submit.choices) != 1:
@@ -267,22 +264,20 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
         )
     if submit.sampling.WhichOneof("grammar") is not None:
         raise UnsupportedParameter("Motet does not support structured output yet.", param="response_format")
-    choice, adapter = submit.choices[0], Digest(submit.adapter_digest)
+    choice = submit.choices[0]
     return NewSequence(
         request=RequestId(submit.request),
         epoch=submit.epoch,
         choice=choice.choice,
         prompt=tuple(submit.prompt_ids),
         delivered=tuple(choice.delivered_ids),
-        adapter=adapter,
+        adapter=Digest(submit.adapter_digest),
         promise=submit.promise.pages,
         sampling=sampling_of(submit.sampling),
         seed=submit.seed,
         priority=RequestClass.from_proto(submit.request_class),
         tenant=submit.tenant,
         engines_lost=submit.engines_lost,
-        parent=RequestId(submit.parent) if submit.parent else None,
-        prefix_salt=prefix_salt(base_digest, adapter, submit.tenant),
     )
 
 

@@ -11,8 +11,10 @@ from motet_runner.plan import PageAllocator
 def test_pages_have_exactly_their_holders_whatever_is_taken_shared_and_given_back(data: st.DataObject) -> None:
     allocator = PageAllocator(data.draw(st.integers(1, 40)))
     held: list[list[int]] = []
+    cached: set[int] = set()
+    allocator.on_cache_page_taken = cached.remove
     for _ in range(data.draw(st.integers(0, 30))):
-        action = data.draw(st.sampled_from(["take", "share", "give"]))
+        action = data.draw(st.sampled_from(["take", "share", "give", "cache", "uncache"]))
         if held and action == "give":
             allocator.give(held.pop(data.draw(st.integers(0, len(held) - 1))))
         elif held and action == "share":
@@ -20,6 +22,12 @@ def test_pages_have_exactly_their_holders_whatever_is_taken_shared_and_given_bac
             shared = pages[: data.draw(st.integers(0, len(pages)))]
             allocator.share(shared)
             held.append(shared)
+        elif action == "cache" and (pages := {page for pages in held for page in pages} - cached):
+            cached.add(page := data.draw(st.sampled_from(sorted(pages))))
+            allocator.cache(page)
+        elif cached and action == "uncache":
+            cached.remove(page := data.draw(st.sampled_from(sorted(cached))))
+            allocator.uncache(page)
         else:
             wanted = data.draw(st.integers(0, 50))
             free = allocator.free
@@ -30,7 +38,7 @@ def test_pages_have_exactly_their_holders_whatever_is_taken_shared_and_given_bac
             else:
                 assert len(taken) == wanted
                 held.append(taken)
-        allocator.check(held)
+        allocator.check(held, cached)
 
 
 def test_a_shared_page_is_free_after_its_last_holder() -> None:
@@ -47,3 +55,20 @@ def test_a_shared_page_is_free_after_its_last_holder() -> None:
 def test_a_free_page_cannot_be_shared() -> None:
     with pytest.raises(AssertionError, match="page 0 is free"):
         PageAllocator(1).share([0])
+
+
+def test_pages_that_only_the_cache_holds_go_when_no_other_is_left_the_oldest_first() -> None:
+    allocator = PageAllocator(4)
+    taken: list[int] = []
+    allocator.on_cache_page_taken = taken.append
+    first, second = allocator.take(1) or [], allocator.take(2) or []
+    for page in first + second:
+        allocator.cache(page)
+        assert allocator.is_shared(page)
+    allocator.give(second)
+    allocator.give(first)
+    assert allocator.free == 4
+    allocator.take(2)
+    assert taken == second[1:]
+    allocator.take(2)
+    assert taken == [*reversed(second), *first]

@@ -1,31 +1,50 @@
 """Which page is whose. Pure numbers; the bytes are in `motet_runner.memory`."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 
 class PageAllocator:
     """Hands out page numbers. Several holders may share a page: it is free when the last one gives it back.
+
+    The prefix cache is a holder that yields: a page that only the cache holds counts as free, and is taken from the
+    cache when no other page is left. The page that the cache has held alone for longest goes first. Of the pages that
+    one holder gives back, the later ones go before the earlier ones.
 
     The page that was given back last is handed out first, because it is the warmest.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.on_cache_page_taken: Callable[[int], None] = lambda _: None
+        """Called for each page that the cache has to yield, before the page is handed out again."""
         self._free = list(range(capacity - 1, -1, -1))
         self._holders = [0] * capacity
-        """Holders by page."""
+        """Holders by page, without the prefix cache."""
+        self._cached = [False] * capacity
+        self._only_cached: dict[int, None] = {}
+        """Pages that only the cache holds, in the order in which they go."""
+        self._repeated = 0
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        """Pages that `take` can give."""
+        return len(self._free) + len(self._only_cached)
+
+    @property
+    def repeated(self) -> int:
+        """How many pages fewer are in use than the holders have in all, because they share some. The prefix cache does
+        not count as a holder here."""
+        return self._repeated
 
     def take(self, count: int) -> list[int] | None:
         """`count` pages with one holder each. None, and nothing is changed, if there are not as many free pages."""
-        if count > len(self._free):
+        if count > self.free:
             return None
         if count == 0:
             return []
+        while len(self._free) < count:
+            self._take_from_cache(next(iter(self._only_cached)))
         taken = self._free[-count:]
         del self._free[-count:]
         taken.reverse()
@@ -36,27 +55,74 @@ class PageAllocator:
     def share(self, pages: Sequence[int]) -> None:
         """Add a holder to pages that have one already."""
         for page in pages:
-            assert self._holders[page], f"page {page} is free"
+            if self._holders[page]:
+                self._repeated += 1
+            else:
+                assert self._cached[page], f"page {page} is free"
+                del self._only_cached[page]
             self._holders[page] += 1
 
     def is_shared(self, page: int) -> bool:
-        """Whether several holders have it. Then none of them may write to it."""
-        return self._holders[page] > 1
+        """Whether several holders have it, the cache included. Then none of them may write to it."""
+        return self._holders[page] + self._cached[page] > 1
 
     def give(self, pages: Sequence[int]) -> None:
         """One holder gives these pages back."""
         for page in reversed(pages):
             self._holders[page] -= 1
-            if not self._holders[page]:
+            if self._holders[page]:
+                self._repeated -= 1
+            elif self._cached[page]:
+                self._only_cached[page] = None
+            else:
                 self._free.append(page)
 
-    def check(self, held: Iterable[Sequence[int]]) -> None:
-        """Recount: every page is free, or has exactly the holders in `held`. Raises AssertionError with the numbers."""
+    # -- the prefix cache ----------------------------------------------------------------------------------------------
+
+    def only_cached(self, page: int) -> bool:
+        """Whether the prefix cache is its only holder."""
+        return page in self._only_cached
+
+    def cache(self, page: int) -> None:
+        """The prefix cache becomes a holder of a page that has one already."""
+        assert self._holders[page], f"page {page} has no holder that computed it"
+        assert not self._cached[page], f"page {page} is in the cache already"
+        self._cached[page] = True
+
+    def uncache(self, page: int) -> None:
+        """The prefix cache gives a page back."""
+        assert self._cached[page], f"page {page} is not in the cache"
+        self._cached[page] = False
+        if page in self._only_cached:
+            del self._only_cached[page]
+            self._free.append(page)
+
+    def most_valuable_cached(self) -> Iterable[int]:
+        """The pages that only the cache holds, the one that would go last first."""
+        return reversed(self._only_cached)
+
+    def _take_from_cache(self, page: int) -> None:
+        self.on_cache_page_taken(page)
+        self.uncache(page)
+
+    # -- recount -------------------------------------------------------------------------------------------------------
+
+    def check(self, held: Iterable[Sequence[int]], cached: Collection[int] = ()) -> None:
+        """Recount: every page is free, in the cache, or has exactly the holders in `held`. Raises AssertionError with
+        the numbers."""
         counted = Counter(page for pages in held for page in pages)
         assert all(self._holders[page] == counted[page] for page in range(self.capacity)), (
             f"holders by page {self._holders}, counted {dict(counted)}"
         )
-        free = [page for page in range(self.capacity) if not self._holders[page]]
+        marked = {page for page in range(self.capacity) if self._cached[page]}
+        assert marked == set(cached), f"pages of the cache {sorted(cached)}, marked {sorted(marked)}"
+        only_cached = {page for page in marked if not counted[page]}
+        assert self._only_cached.keys() == only_cached, (
+            f"pages without another holder than the cache {sorted(only_cached)}, listed {sorted(self._only_cached)}"
+        )
+        free = [page for page in range(self.capacity) if not self._holders[page] and not self._cached[page]]
         assert sorted(self._free) == free, (
             f"{self.capacity} pages, {len(self._free)} in the list of free pages, {len(free)} without a holder"
         )
+        repeated = sum(count - 1 for count in counted.values())
+        assert self._repeated == repeated, f"{self._repeated} pages counted as repeated, {repeated} are"

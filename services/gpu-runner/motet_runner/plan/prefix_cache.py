@@ -1,0 +1,165 @@
+"""The prefix cache: full pages whose keys and values later sequences may use instead of computing them again.
+
+Keys and values depend on the base model, on the adapter and on all tokens before (C11). So a page is found only by its
+adapter and its digest (`motet.prefix_hints`), which covers a salt, its tokens and all pages before it.
+
+The cache holds pages like a sequence does, but it yields them: see PageAllocator. It needs no list of children to drop
+a page later than the pages that come after it. Whoever holds a cached page holds all pages before it, too, and gives
+them back after it. `insert` sees to that.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from motet.domain import PAGE_TOKENS, Digest
+from motet.prefix_hints import hint_of, page_digest
+from motet_runner.plan.pages import PageAllocator
+
+_Key = tuple[Digest, bytes]
+
+
+@dataclass(slots=True, eq=False)
+class PageChain:
+    """The digests of the full pages of one sequence. Each is computed once, when it is first needed."""
+
+    adapter: Digest
+    salt: bytes
+    digests: list[bytes] = field(default_factory=list)
+    cached: int = 0
+    """How many of the sequence's first pages are in the cache."""
+
+    def extend(self, tokens: Sequence[int], pages: int) -> None:
+        """Have the digests of the first `pages` pages of `tokens`."""
+        digests = self.digests
+        for index in range(len(digests), pages):
+            previous = digests[-1] if digests else self.salt
+            digests.append(page_digest(previous, tokens[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS]))
+
+    def pages_in_common(self, other: "PageChain") -> int:
+        """How many of the first pages have equal digests, of those that both have."""
+        if (self.adapter, self.salt) != (other.adapter, other.salt):
+            return 0
+        low, high = 0, min(len(self.digests), len(other.digests))
+        while low < high:  # a digest covers all pages before it
+            middle = (low + high + 1) // 2
+            if self.digests[middle - 1] == other.digests[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    key: _Key
+    page: int
+    previous: _Key | None
+    """Of the page before it. Only `check` needs it."""
+
+
+class PrefixCache:
+    """Every call costs a few dictionary look-ups per page that it returns or adds."""
+
+    def __init__(self, pages: PageAllocator) -> None:
+        self._pages = pages
+        self._by_key: dict[_Key, _Entry] = {}
+        self._by_page: dict[int, _Entry] = {}
+        self.queried_tokens = 0
+        """Tokens of sequences that were looked up."""
+        self.hit_tokens = 0
+        """Tokens of sequences that did not have to be computed."""
+        self.evicted_pages = 0
+        """Pages that the cache had to yield."""
+        pages.on_cache_page_taken = self._on_page_taken
+
+    def __len__(self) -> int:
+        """Pages in the cache."""
+        return len(self._by_page)
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._by_page
+
+    def match(self, chain: PageChain, tokens: Sequence[int], *, first: int = 0, last: int | None = None) -> list[int]:
+        """The cached pages of a sequence from page `first` on, without a gap; at most up to page `last`, and never the
+        page of its newest token, because one token at least must be computed. Changes nothing.
+        """
+        end = (len(tokens) - 1) // PAGE_TOKENS
+        end = end if last is None else min(end, last)
+        found: list[int] = []
+        for index in range(first, end):
+            chain.extend(tokens, index + 1)
+            entry = self._by_key.get((chain.adapter, chain.digests[index]))
+            if entry is None:
+                break
+            found.append(entry.page)
+        return found
+
+    def attach(self, chain: PageChain, tokens: Sequence[int], pages: list[int], *, last: int | None = None) -> int:
+        """Let a sequence share the cached pages that come after `pages`, all of which are cached ones, and append them.
+        Returns how many there were."""
+        assert chain.cached == len(pages), f"{len(pages)} pages are held, {chain.cached} of them are cached"
+        found = self.match(chain, tokens, first=len(pages), last=last)
+        self._pages.share(found)
+        pages += found
+        chain.cached = len(pages)
+        return len(found)
+
+    def insert(self, chain: PageChain, tokens: Sequence[int], pages: Sequence[int], full: int) -> None:
+        """Add the first `full` pages of a sequence, which it holds and has computed to the end.
+
+        A page whose digest is in the cache already takes the place of the cached page, unless a sequence uses that
+        one. Then the pages after it are not added for now: the sequence holds no cached page before them.
+        """
+        chain.extend(tokens, full)
+        for index in range(chain.cached, full):
+            page, key = pages[index], (chain.adapter, chain.digests[index])
+            entry = self._by_key.get(key)
+            if entry is None:
+                entry = _Entry(key, page, (chain.adapter, chain.digests[index - 1]) if index else None)
+                self._by_key[key] = entry
+            elif entry.page != page:
+                if not self._pages.only_cached(entry.page):
+                    return
+                self._pages.uncache(entry.page)
+                del self._by_page[entry.page]
+                entry.page = page
+            else:
+                raise AssertionError(f"page {page} is in the cache already, and its sequence does not know")
+            self._pages.cache(page)
+            self._by_page[page] = entry
+            chain.cached = index + 1
+
+    def hints(self, count: int) -> Iterator[int]:
+        """The hints of at most `count` pages: those that sequences use, and then those that will stay for longest."""
+        used = (page for page in self._by_page if not self._pages.only_cached(page))
+        for pages in (used, self._pages.most_valuable_cached()):
+            for page in pages:
+                if count <= 0:
+                    return
+                count -= 1
+                yield hint_of(self._by_page[page].key[1])
+
+    @property
+    def held(self) -> Collection[int]:
+        return self._by_page.keys()
+
+    def check(self) -> None:
+        """Raises AssertionError if the cache disagrees with itself."""
+        assert len(self._by_key) == len(self._by_page), (len(self._by_key), len(self._by_page))
+        rank_of = {page: rank for rank, page in enumerate(self._pages.most_valuable_cached())}
+        for page, entry in self._by_page.items():
+            assert entry.page == page, f"page {page} is listed for the entry of page {entry.page}"
+            assert self._by_key.get(entry.key) is entry, f"page {page} cannot be found"
+            if entry.previous is None:
+                continue
+            previous = self._by_key.get(entry.previous)
+            assert previous is not None, f"page {page} is in the cache, and the page before it is not"
+            # A used page has no rank, and counts as one that goes last.
+            assert rank_of.get(previous.page, -1) <= rank_of.get(page, -1), (
+                f"page {previous.page} would be evicted before page {page}, which comes after it"
+            )
+
+    def _on_page_taken(self, page: int) -> None:
+        entry = self._by_page.pop(page)
+        del self._by_key[entry.key]
+        self.evicted_pages += 1
