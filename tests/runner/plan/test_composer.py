@@ -7,8 +7,14 @@ from hypothesis import strategies as st
 from motet.domain import RequestId
 from motet.errors import SetupError
 from motet_runner.interface import Finish, State
-from motet_runner.plan import NOT_YET, PRESETS, preset_named
+from motet_runner.plan import NOT_YET, PRESETS, Sequence, compose, preset_named
+from motet_runner.plan.joining import PASSED_OVER_AT_MOST
 from tests.runner.plan.fake_device import FakeDevice, make_book, new
+
+
+def waiting(request: str, *, arrival: int, promise: int = 1) -> Sequence:
+    added = new(request, promise=promise)
+    return Sequence(new=added, arrival=arrival, promise=promise, tokens=list(added.prompt), state=State.WAITING)
 
 
 def test_a_long_prompt_is_cut_while_others_go_on_decoding() -> None:
@@ -66,6 +72,25 @@ def test_s3_starts_the_largest_promise_first() -> None:
     book.add(new("large", promise=4))
     iteration, _ = book.next_iteration()
     assert [work.sequence.request for work in iteration.work] == ["large"]
+
+
+def test_a_small_promise_starts_although_larger_ones_keep_arriving() -> None:
+    sequences = [waiting("small", arrival=1, promise=1)]
+    for arrival in range(2, PASSED_OVER_AT_MOST + 3):
+        sequences.append(waiting(f"large {arrival}", arrival=arrival, promise=9))
+        iteration = compose(sequences, preset_named("s3"), chunk_tokens=1, places=1)
+        iteration.begin()
+        started = iteration.work[0].sequence
+        assert (started.request == "small") == (arrival == PASSED_OVER_AT_MOST + 2)
+        sequences.remove(started)
+
+
+def test_with_fewer_places_than_before_the_earliest_go_on() -> None:
+    sequences = [waiting("a", arrival=1), waiting("b", arrival=2)]
+    for sequence in sequences:
+        sequence.started = True
+    iteration = compose(sequences, preset_named("orca"), chunk_tokens=1, places=1)
+    assert [work.sequence.request for work in iteration.work] == ["a"]
 
 
 def test_max_sequences_limits_the_started_sequences() -> None:

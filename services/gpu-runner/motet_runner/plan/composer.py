@@ -1,7 +1,10 @@
 """Who computes what in the next iteration (OR-01, OR-06, PU-09; chunked prefill beside all decodes).
 
 First-come, first-served: whoever came earlier takes a place and prefill tokens first, so of two sequences that could
-run, the earlier never has fewer iterations (OR-07).
+run, the earlier never has fewer iterations (OR-07). `joining` says who starts in presets with another order.
+
+A preset may put prompts first (SW-13). Decodes without room in the iteration are then paused: they keep their pages. A
+sequence that was paused as often as the preset allows goes before all others and is never paused again (SW-14).
 
 Suspects, in whose company an engine has died, are the exception: each is computed alone until it has shown that it can
 be computed, so that the next death tells the request that kills engines from its neighbours. Every other iteration is
@@ -11,6 +14,8 @@ for everybody else: suspects slow their neighbours down by half at most.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from motet.domain import pages_for
+from motet_runner.plan.joining import choose, passed_over
 from motet_runner.plan.presets import Preset
 from motet_runner.plan.sequence import Sequence
 
@@ -29,6 +34,10 @@ class Work:
 class Iteration:
     decodes: list[Work] = field(default_factory=list)
     prefills: list[Work] = field(default_factory=list)
+    paused: list[Sequence] = field(default_factory=list)
+    """Decoding sequences that this iteration leaves out for prompts."""
+    passed_over: list[Sequence] = field(default_factory=list)
+    """Sequences that do not start although one that arrived later does."""
 
     @property
     def work(self) -> list[Work]:
@@ -51,33 +60,55 @@ class Iteration:
         return Iteration(
             [work for work in self.decodes if work.sequence is not sequence],
             [work for work in self.prefills if work.sequence is not sequence],
+            [paused for paused in self.paused if paused is not sequence],
+            self.passed_over,
         )
+
+    def begin(self) -> None:
+        """Note for each sequence what it means that this iteration is computed."""
+        for work in self.work:
+            work.sequence.started = True
+            work.sequence.paused = False
+        for sequence in self.paused:
+            sequence.paused = True
+            sequence.paused_times += 1
+        for sequence in self.passed_over:
+            sequence.passed_over += 1
 
 
 def compose(
-    runnable: Iterable[Sequence], preset: Preset, *, chunk_tokens: int, places: int, suspects_first: bool = True
+    runnable: Iterable[Sequence],
+    preset: Preset,
+    *,
+    chunk_tokens: int,
+    places: int,
+    suspects_first: bool = True,
+    free_pages: int | None = None,
 ) -> Iteration:
     """Choose the rows of one iteration among sequences that could run, given in order of arrival.
 
     `places` bounds how many sequences have started and not finished (OR-08). A sequence at its promise is skipped,
     and only that one (S3-10). With `suspects_first` a suspect goes before the others, otherwise after them.
+    `free_pages` is what the store can give now; only presets that pause look at it.
     """
     started: list[Sequence] = []
     fresh: list[Sequence] = []
     for sequence in runnable:
         (started if sequence.started else fresh).append(sequence)
-    joining = max(0, places - len(started))
-    if preset.request_level and started:
-        joining = 0
-    if preset.order == "largest first":
-        fresh.sort(key=lambda sequence: -sequence.promise)
+    free_places = 0 if preset.request_level and started else max(0, places - len(started))
+    joining = choose(fresh, preset, places=free_places)
 
-    chosen = [sequence for sequence in (started + fresh[:joining])[:places] if not sequence.at_promise]
+    chosen = [sequence for sequence in (started + joining)[:places] if not sequence.at_promise]
     suspects = [sequence for sequence in chosen if sequence.suspect]
     others = [sequence for sequence in chosen if not sequence.suspect]
     if suspects and (suspects_first or not others):
         return _rows(suspects[:1], preset, chunk_tokens)
-    return _rows(others, preset, chunk_tokens)
+    if preset.pauses:
+        return _prompts_first(others, preset, free_pages) or _prompts_first(others, preset, None)
+    iteration = _rows(others, preset, chunk_tokens)
+    if preset.order != "arrival":
+        iteration.passed_over = passed_over(fresh, (work.sequence for work in iteration.prefills))
+    return iteration
 
 
 def _rows(sequences: Iterable[Sequence], preset: Preset, chunk_tokens: int) -> Iteration:
@@ -86,7 +117,7 @@ def _rows(sequences: Iterable[Sequence], preset: Preset, chunk_tokens: int) -> I
     prefills_left = preset.prefills or _UNBOUNDED
     for sequence in sequences:
         if sequence.decodes:
-            iteration.decodes.append(Work(sequence, sequence.computed, 1, samples=True))
+            iteration.decodes.append(_decode(sequence))
             continue
         wanted = min(sequence.to_compute, sequence.room)
         if prefills_left == 0 or tokens_left == 0:
@@ -98,10 +129,62 @@ def _rows(sequences: Iterable[Sequence], preset: Preset, chunk_tokens: int) -> I
         else:
             tokens_left = 0  # stop, not skip: a shorter prompt behind does not overtake (OR-06)
             continue
-        iteration.prefills.append(Work(sequence, sequence.computed, count, samples=count == sequence.to_compute))
+        iteration.prefills.append(_prefill(sequence, count))
         tokens_left = max(0, tokens_left - count)
         prefills_left -= 1
     return iteration
+
+
+def _prompts_first(sequences: Iterable[Sequence], preset: Preset, free_pages: int | None) -> Iteration:
+    """Who may not be paused again, then prompts by arrival, then those that were paused, then the other decodes.
+
+    Decodes count as tokens of the iteration, too. One prompt is always taken, however long it is (SW-11), if there are
+    pages for it (SW-12).
+    """
+    iteration = Iteration()
+    tokens_left = preset.prefill_tokens or _UNBOUNDED
+    pages_left = _UNBOUNDED if free_pages is None else free_pages
+    due: list[Sequence] = []
+    prompts: list[Sequence] = []
+    decodes: list[Sequence] = []
+    for sequence in sequences:
+        kind = prompts if not sequence.decodes else due if sequence.paused_times >= preset.pauses else decodes
+        kind.append(sequence)
+    decodes.sort(key=lambda sequence: not sequence.paused)
+
+    for sequence in due:
+        iteration.decodes.append(_decode(sequence))
+        tokens_left -= 1
+        pages_left -= _pages_to_take(sequence, 1)
+    for sequence in prompts:
+        count = min(sequence.to_compute, sequence.room)
+        pages = _pages_to_take(sequence, count)
+        if pages > pages_left or (count > tokens_left and iteration.prefills):
+            break  # stop, not skip: a shorter prompt behind does not overtake (OR-06)
+        iteration.prefills.append(_prefill(sequence, count))
+        tokens_left -= count
+        pages_left -= pages
+    for sequence in decodes:
+        pages = _pages_to_take(sequence, 1)
+        if tokens_left < 1 or pages > pages_left:
+            iteration.paused.append(sequence)
+            continue
+        iteration.decodes.append(_decode(sequence))
+        tokens_left -= 1
+        pages_left -= pages
+    return iteration
+
+
+def _decode(sequence: Sequence) -> Work:
+    return Work(sequence, sequence.computed, 1, samples=True)
+
+
+def _prefill(sequence: Sequence, count: int) -> Work:
+    return Work(sequence, sequence.computed, count, samples=count == sequence.to_compute)
+
+
+def _pages_to_take(sequence: Sequence, count: int) -> int:
+    return max(0, pages_for(sequence.computed + count) - len(sequence.pages))
 
 
 _UNBOUNDED = 1 << 60

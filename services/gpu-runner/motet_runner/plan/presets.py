@@ -22,7 +22,10 @@ class Preset:
     request_level: bool = False
     """Nobody joins until everybody who runs has finished (OR-18)."""
     order: Literal["arrival", "largest first"] = "arrival"
-    """Who starts first when places are short: by arrival (OR-07), or by promise, largest first (S3-05)."""
+    """Who starts first when places or pages are short: by arrival (OR-07), or by promise, largest first (S3-05)."""
+    pauses: int = 0
+    """How many iterations of one decoding sequence may be given to prompts instead (SW-13, SW-14). It keeps its KV.
+    0: decodes are never paused."""
 
 
 PRESETS: dict[str, Preset] = {
@@ -33,6 +36,14 @@ PRESETS: dict[str, Preset] = {
     "punica": Preset(says="one whole prompt an iteration beside all decodes (PU-09)", prefills=1),
     "paged-chunk": Preset(says="prompts in chunks beside all decodes", prefill_tokens=512, chunked=True),
 }
+SPLITWISE_MACHINE = Preset(
+    says="prompts first, whole, 2048 tokens an iteration; decodes without room are paused, at most four times each",
+    prefill_tokens=2048,
+    pauses=4,
+)
+"""How one machine of Splitwise composes its batches (SW-11, SW-13, SW-14). The preset of that name needs runners with
+roles as well, so it cannot be chosen yet."""
+
 NOT_YET = ("splitwise", "flexgen")
 
 

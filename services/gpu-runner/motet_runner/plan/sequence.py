@@ -28,6 +28,11 @@ class Sequence:
     waited: int = 0
     """Iterations it has stood at its promise without an answer."""
     started: bool = False
+    passed_over: int = 0
+    """In how many iterations sequences that arrived later started instead."""
+    paused: bool = False
+    """Whether the latest iteration left it out for prompts."""
+    paused_times: int = 0
     parked_times: int = 0
     parked_by: ParkMethod | None = None
     wanted: int = 0

@@ -1,0 +1,68 @@
+"""Who starts next among those that wait (OR-06, S3-05).
+
+By arrival, the first one without room ends the choice: nobody overtakes it. Largest first fills memory better: those
+without room are skipped, and smaller ones take what is left. That could pass the same one over for ever. So whoever was
+passed over `PASSED_OVER_AT_MOST` times goes first, and ends the choice when it has no room.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+from motet_runner.plan.presets import Preset
+
+PASSED_OVER_AT_MOST = 32
+"""In how many choices others that arrived later may start instead of one that waits."""
+
+
+class Waiting(Protocol):
+    @property
+    def arrival(self) -> int: ...
+
+    @property
+    def promise(self) -> int:
+        """Pages."""
+
+    @property
+    def passed_over(self) -> int:
+        """In how many choices one that arrived later started instead."""
+
+
+Candidate = TypeVar("Candidate", bound=Waiting)
+
+
+def choose(waiting: Iterable[Candidate], preset: Preset, *, places: int, pages: int | None = None) -> list[Candidate]:
+    """At most `places` of those waiting, whose promises fit into `pages` together (None: into any number).
+
+    They are given by arrival. The choice is made in the order of the preset.
+    """
+    left = _UNBOUNDED if pages is None else pages
+    chosen: list[Candidate] = []
+    for one, may_be_skipped in _in_order(list(waiting), preset):
+        if len(chosen) >= places:
+            break
+        if one.promise <= left:
+            chosen.append(one)
+            left -= one.promise
+        elif not may_be_skipped:
+            break
+    return chosen
+
+
+def passed_over(waiting: Iterable[Candidate], starting: Iterable[Candidate]) -> list[Candidate]:
+    """Those of `waiting` that do not start although one that arrived later does."""
+    started = {one.arrival for one in starting}
+    newest = max(started, default=0)
+    return [one for one in waiting if one.arrival < newest and one.arrival not in started]
+
+
+def _in_order(waiting: list[Candidate], preset: Preset) -> Iterable[tuple[Candidate, bool]]:
+    """Each with whether it may be skipped when it has no room."""
+    if preset.order == "arrival":
+        return ((one, False) for one in waiting)
+    overdue = [one for one in waiting if one.passed_over >= PASSED_OVER_AT_MOST]
+    others = [one for one in waiting if one.passed_over < PASSED_OVER_AT_MOST]
+    others.sort(key=lambda one: -one.promise)  # stable: of two equal ones the older goes first
+    return [(one, False) for one in overdue] + [(one, True) for one in others]
+
+
+_UNBOUNDED = 1 << 60
