@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.harness import Measure, Result, alternate, arguments, percentile, report
-from motet_kernels import RANKS, LoraWeights, Segment, add_lora, make_batch, rank_class_of
+from motet_kernels import RANKS, LinearGroup, Segment, TorchBackend, rank_class_of
 
 TRAFFIC: dict[str, Callable[[int], list[int]]] = {
     "distinct": lambda rows: list(range(rows)),
@@ -42,13 +42,14 @@ def variants(traffic: str, rows: int, width: int, rank: int) -> Variants:
     owners = sorted(TRAFFIC[traffic](rows))
     slots = {owner: slot for slot, owner in enumerate(dict.fromkeys(owners))}
     rank_class = rank_class_of(rank)
-    weights = LoraWeights(width, width, RANKS[rank_class] * len(slots), torch.float32, "cpu")
+    groups = [LinearGroup(width, {"linear": width})]
+    backend = TorchBackend(groups, RANKS[rank_class] * len(slots), torch.float32, "cpu")
     matrices = []
     for slot in slots.values():
         a, b = torch.randn(rank, width, generator=generator), torch.randn(width, rank, generator=generator)
-        weights.write(rank_class, slot, a, b)
+        backend.write("linear", (rank_class, slot), a, b.t())
         matrices.append((a.t().contiguous(), b.t().contiguous()))
-    batch = make_batch([Segment(rank_class, slots[owner], row, row + 1) for row, owner in enumerate(owners)])
+    batch = backend.make_batch([Segment(rank_class, slots[owner], row, row + 1) for row, owner in enumerate(owners)])
     spans = [(owners.index(owner), owners.index(owner) + owners.count(owner), slot) for owner, slot in slots.items()]
 
     def loop() -> None:
@@ -56,7 +57,7 @@ def variants(traffic: str, rows: int, width: int, rank: int) -> Variants:
             a, b = matrices[slot]
             y[first:last].addmm_(x[first:last] @ a, b)
 
-    return Variants(lambda: add_lora(y, x, weights, batch), loop, lambda: torch.nn.functional.linear(x, base))
+    return Variants(lambda: backend.add_lora(y, x, "linear", batch), loop, lambda: torch.nn.functional.linear(x, base))
 
 
 def microseconds(do: Callable[[], object], calls: int) -> Measure:

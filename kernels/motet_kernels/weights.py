@@ -41,11 +41,11 @@ class WeightStack:
         """Slots whose adapter changes this projection. The other slots in use are zeros."""
         self.selection: tuple[tuple[int, ...], torch.Tensor, torch.Tensor] | None = None
 
-    def write(self, slot: int, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
-        """Copy lora_A [rank, in] and lora_B [out, rank] into a slot."""
+    def write(self, slot: int, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Copy Aᵀ [rank, in] and B [rank, out] into a slot."""
         rank = a.shape[0]
-        self.a[slot, :rank] = a.to(self.a.dtype)
-        self.b[slot, :rank] = (b.t().float() * scale).to(self.b.dtype)
+        self.a[slot, :rank].copy_(a, non_blocking=True)
+        self.b[slot, :rank].copy_(b, non_blocking=True)
         self.a[slot, rank:] = 0
         self.b[slot, rank:] = 0
         self.acting.add(slot)
@@ -81,16 +81,14 @@ class LoraWeights:
         self._written: set[int] = set()
         """Rows that may hold more than zeros. The others need no clearing."""
 
-    def write(
-        self, rank_class: int, slot: int, a: torch.Tensor | None, b: torch.Tensor | None, scale: float = 1.0
-    ) -> None:
-        """Copy an adapter's lora_A [rank, in] and lora_B [out, rank] into its slot. None: it does not change this
-        projection."""
+    def write(self, rank_class: int, slot: int, a: torch.Tensor | None, b: torch.Tensor | None) -> None:
+        """Copy an adapter's Aᵀ [rank, in] and B [rank, out] into its slot; B carries the scale. None: it does not
+        change this projection."""
         self._drop_cached_stacks()
         stack, rows = self.stacks[rank_class], rows_of((rank_class, slot))
         if a is not None and b is not None:
             self._written.update(rows)
-            stack.write(slot, a, b, scale)
+            stack.write(slot, a, b)
             return
         stack.acting.discard(slot)
         if not self._written.isdisjoint(rows):

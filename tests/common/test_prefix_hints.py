@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.domain import BASE, PAGE_TOKENS, Digest
-from motet.prefix_hints import MAX_PROMPT_HINTS, hint_of, page_digests, prefix_salt, prompt_hints
+from motet.prefix_hints import MAX_PROMPT_HINTS, hint_of, page_digest, page_digests, prefix_salt, prompt_hints
 
 SALT = prefix_salt(Digest("sha256:base"), BASE, "tenant-a")
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=10 * PAGE_TOKENS)
@@ -48,6 +48,7 @@ def test_a_hint_is_the_first_64_bits_of_its_pages_digest():
     tokens = list(range(2 * PAGE_TOKENS))
     digests = list(page_digests(SALT, tokens))
     assert [len(digest) for digest in digests] == [32, 32]
+    assert digests[1] == page_digest(digests[0], tokens[PAGE_TOKENS:])
     assert prompt_hints(SALT, tokens) == [hint_of(digest) for digest in digests]
     assert all(0 <= hint < 2**64 for hint in prompt_hints(SALT, tokens))
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from motet import promises
 from motet.domain import BASE, PAGE_TOKENS, RequestId, Tenant, pages_for
+from motet.promises import PromiseRule
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
 from motet_runner.interface import OverflowAhead, State
 from motet_runner.plan.sequence import Sequence
@@ -112,3 +113,32 @@ def test_a_first_promise_covers_the_prompt_and_never_more_than_can_be_used(promp
     promise = request.promise_on(CAPACITY, SchedulerConfig())
     assert pages_for(prompt + delivered) <= promise.pages <= promises.max_pages(prompt, max_tokens)
     assert promise.tokens <= min(promise.pages * PAGE_TOKENS, promises.max_kv_tokens(prompt, max_tokens))
+
+
+@pytest.mark.parametrize(
+    ("rule", "tokens"),
+    [
+        (PromiseRule.CONTEXT, CONTEXT - 1),
+        (PromiseRule.MAX_TOKENS, 100 + 999),
+        (PromiseRule.BUCKET, 100 + 410),  # the second of ten buckets, each of 205 tokens
+        (PromiseRule.EXPECTED, 100 + 300),
+        (PromiseRule.NEXT_PAGE, 100 + PAGE_TOKENS),
+    ],
+)
+def test_a_rule_says_what_the_first_promise_covers(rule, tokens):
+    pages = promises.pages_by_rule(rule, 100, 1000, expected=300, context_tokens=CONTEXT)
+    assert pages == pages_for(tokens)
+
+
+@given(rule=st.sampled_from(PromiseRule), prompt=lengths, max_tokens=lengths, expected=st.integers(0, CONTEXT // 2))
+def test_each_rule_promises_the_prompt_and_at_most_the_context(rule, prompt, max_tokens, expected):
+    pages = promises.pages_by_rule(rule, prompt, max_tokens, expected=expected, context_tokens=CONTEXT)
+    assert pages_for(prompt) <= pages <= pages_for(CONTEXT)
+
+
+@given(tokens=st.integers(1, CONTEXT), buckets=st.integers(1, 50))
+def test_the_edge_of_a_bucket_is_the_longest_answer_in_it(tokens, buckets):
+    edge = promises.bucket_edge(tokens, context_tokens=CONTEXT, buckets=buckets)
+    assert edge >= tokens
+    assert promises.bucket_edge(edge, context_tokens=CONTEXT, buckets=buckets) == edge
+    assert promises.bucket_edge(edge + 1, context_tokens=CONTEXT, buckets=buckets) > edge

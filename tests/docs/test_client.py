@@ -3,7 +3,7 @@
 import re
 
 from motet_gateway import parameters
-from motet_gateway.error_format import errors_by_code
+from motet_gateway.errors import errors_by_code
 from motet_gateway.settings import Settings
 from tests.docs.pages import DOCS, rows
 

@@ -1,12 +1,15 @@
 """Parameters of both endpoints, over a real socket."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2
+from motet.domain import Digest
+from motet.prefix_hints import prefix_salt, prompt_hints
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.fake_services import fake_services, model_assets
+from tests.support.fake_services import BASE_DIGEST, fake_services, model_assets
 
 PROMPT = "The quick brown fox"
 
@@ -54,6 +57,40 @@ async def test_several_choices_share_the_seed_and_count_together(served: Served)
     submits = served.cluster.runners[0].submits
     assert [(s.seed, s.choices[0].choice) for s in submits] == [(7, 0), (7, 1), (7, 2)]
     assert len({s.request for s in submits}) == 3
+
+
+async def test_each_choice_but_the_first_names_the_first_one_with_its_prompt(served: Served) -> None:
+    await complete(served, prompt=["One", "Two"], n=3, max_tokens=2)
+    asked = served.cluster.scheduler.enqueued
+    first = asked[0].request
+    names = [enqueue.request for enqueue in asked]
+    assert names == [first, *(f"{first}.{number}" for number in range(1, 6))]
+    assert [enqueue.parent for enqueue in asked] == ["", first, first, "", f"{first}.3", f"{first}.3"]
+    assert {submit.request: submit.parent for submit in served.cluster.runners[0].submits} == {
+        enqueue.request: enqueue.parent for enqueue in asked
+    }
+
+
+async def test_the_scheduler_is_told_the_hints_of_the_first_pages_of_a_prompt(served: Served) -> None:
+    await complete(served, prompt=list(range(40)), max_tokens=2)
+    await complete(served, model="legal", prompt=list(range(40)), max_tokens=2)
+    base, adapter = served.cluster.scheduler.enqueued
+    for enqueue in (base, adapter):
+        salt = prefix_salt(Digest(BASE_DIGEST), Digest(enqueue.adapter_digest), enqueue.tenant)
+        assert list(enqueue.prefix_hashes) == prompt_hints(salt, range(40))
+    assert len(base.prefix_hashes) == 2
+    assert not set(base.prefix_hashes) & set(adapter.prefix_hashes)
+
+
+async def test_a_gateway_that_reconnects_names_the_parents_again(served: Served) -> None:
+    scheduler = served.cluster.scheduler
+    asking = asyncio.create_task(complete(served, n=2, max_tokens=400, ignore_eos=True))
+    await eventually(lambda: len(served.cluster.runners[0].submits) == 2)
+    await scheduler.restart()
+    await eventually(lambda: len(scheduler.hellos) == 2)
+    first = scheduler.enqueued[0].request
+    assert {live.request: live.parent for live in scheduler.hellos[-1].live} == {first: "", f"{first}.1": first}
+    asking.cancel()
 
 
 async def test_several_choices_stream_side_by_side(served: Served) -> None:

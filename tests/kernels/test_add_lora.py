@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_kernels import RANKS, LoraWeights, Segment, add_lora, make_batch, rank_class_of, reference, rows_of
+from motet_kernels import RANKS, LinearGroup, Segment, TorchBackend, make_batch, rank_class_of, reference, rows_of
 
 TRAFFIC = {
     "nobody": lambda rows: [None] * rows,
@@ -19,6 +19,22 @@ TRAFFIC = {
 RANK_OF = [8, 3, 16, 64, 1, 12, 32, 100, 8, 5]
 
 
+class Linear(TorchBackend):
+    """The back end of a model with one linear. Adapters are written as PEFT saves them."""
+
+    def __init__(self, inputs: int, outputs: int, rows: int, dtype=torch.float32) -> None:
+        super().__init__([LinearGroup(inputs, {"linear": outputs})], rows, dtype, "cpu")
+
+    def load(self, rank_class: int, slot: int, a: torch.Tensor, b: torch.Tensor, scale: float = 1.0) -> None:
+        layout = self.layout(a.shape[0])
+        run = torch.zeros(layout.bytes, dtype=torch.uint8)
+        layout.write(run, "linear", a, b, scale)
+        self.write("linear", (rank_class, slot), *layout.matrices(run, "linear"))
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, segments: list[Segment]) -> None:
+        self.add_lora(y, x, "linear", self.make_batch(segments))
+
+
 class Projection:
     """Adapters of mixed ranks on one projection, and rows that go through them."""
 
@@ -27,7 +43,7 @@ class Projection:
         self.random = lambda *shape: torch.randn(*shape, generator=generator)
         self.matrices = {}
         self.places = []
-        self.weights = LoraWeights(inputs, outputs, adapters * RANKS[rank_class_of(max(RANK_OF))], dtype, "cpu")
+        self.backend = Linear(inputs, outputs, adapters * RANKS[rank_class_of(max(RANK_OF))], dtype)
         taken = 0
         for index in range(adapters):
             rank, scale = RANK_OF[index % len(RANK_OF)], 0.5 + index % 3
@@ -35,7 +51,7 @@ class Projection:
             slot = -(-taken // RANKS[rank_class])
             taken = rows_of((rank_class, slot)).stop
             a, b = self.random(rank, inputs) / inputs**0.5, self.random(outputs, rank)
-            self.weights.write(rank_class, slot, a, b, scale)
+            self.backend.load(rank_class, slot, a, b, scale)
             self.matrices[rank_class, slot] = a, b, scale
             self.places.append((rank_class, slot))
 
@@ -51,7 +67,7 @@ def test_matches_the_reference(traffic: str, rows: int, shape: tuple[int, int]) 
     segments = projection.segments(TRAFFIC[traffic](rows))
     x, y = projection.random(rows, shape[0]), projection.random(rows, shape[1])
     expected = reference.add_lora(y, x, segments, projection.matrices)
-    add_lora(y, x, projection.weights, make_batch(segments))
+    projection.backend.add(y, x, segments)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -66,7 +82,7 @@ def test_matches_the_reference_in_any_order_and_size(owners: list[int | None], i
     segments = projection.segments(owners)
     x, y = projection.random(len(owners), inputs), projection.random(len(owners), outputs)
     expected = reference.add_lora(y, x, segments, projection.matrices)
-    add_lora(y, x, projection.weights, make_batch(segments))
+    projection.backend.add(y, x, segments)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -77,7 +93,7 @@ def test_rows_without_an_adapter_are_not_touched_at_all() -> None:
     x[[0, 2, 5]] = float("nan")
     y[[0, 2, 5]] = float("nan")
     before = y.clone()
-    add_lora(y, x, projection.weights, make_batch(projection.segments(owners)))
+    projection.backend.add(y, x, projection.segments(owners))
     assert y[[0, 2, 5]].isnan().all()
     assert not y[[1, 3, 4]].isnan().any()
     assert (y[[1, 3, 4]] != before[[1, 3, 4]]).any()
@@ -89,7 +105,7 @@ def test_a_row_that_is_not_finite_affects_no_other_row() -> None:
     owners = [0, 0, 0, 8, 8, 1]  # 0 and 8 share a rank class, with three rows and two
     x, y = projection.random(6, 32), projection.random(6, 32)
     x[0] = float("inf")
-    add_lora(y, x, projection.weights, make_batch(projection.segments(owners)))
+    projection.backend.add(y, x, projection.segments(owners))
     assert y[1:].isfinite().all()
 
 
@@ -109,19 +125,21 @@ def test_an_adapter_without_a_module_adds_nothing_to_it() -> None:
     projection = Projection(16, 16, adapters=1)
     y, x = projection.random(2, 16), projection.random(2, 16)
     before = y.clone()
-    projection.weights.write(0, 5, None, None)
-    add_lora(y, x, projection.weights, make_batch([Segment(0, 5, 0, 1), Segment(2, 0, 1, 2)]))
+    projection.backend.write("linear", (0, 5), None, None)
+    projection.backend.add(y, x, [Segment(0, 5, 0, 1), Segment(2, 0, 1, 2)])
     assert torch.equal(y, before)
 
 
 def test_a_slot_can_be_written_again_and_cleared() -> None:
-    weights = LoraWeights(4, 4, 8, torch.float32, "cpu")
+    backend = Linear(4, 4, 8)
     x = torch.ones(1, 4)
-    batch = make_batch([Segment(0, 0, 0, 1)])
     for a, b in ((torch.ones(8, 4), torch.ones(4, 8)), (torch.ones(2, 4), torch.ones(4, 2)), (None, None)):
-        weights.write(0, 0, a, b, 0.5)
+        if a is None:
+            backend.write("linear", (0, 0), None, None)
+        else:
+            backend.load(0, 0, a, b, 0.5)
         y = torch.zeros(1, 4)
-        add_lora(y, x, weights, batch)
+        backend.add(y, x, [Segment(0, 0, 0, 1)])
         assert torch.equal(y, torch.full((1, 4), 0.0 if a is None else 0.5 * 4 * a.shape[0]))
 
 
@@ -140,44 +158,45 @@ def test_a_rank_beyond_the_largest_class_is_refused() -> None:
 def test_rows_reused_by_another_rank_class_keep_no_old_values() -> None:
     projection = Projection(16, 24, adapters=10)
     for slot in range(8):
-        projection.weights.write(0, slot, torch.full((8, 16), float("nan")), torch.full((24, 8), float("nan")))
+        projection.backend.load(0, slot, torch.full((8, 16), float("nan")), torch.full((24, 8), float("nan")))
     a, b = projection.random(20, 16), projection.random(24, 20)
-    projection.weights.write(2, 0, a, b)
-    projection.weights.write(2, 1, None, None)
+    projection.backend.load(2, 0, a, b)
+    projection.backend.write("linear", (2, 1), None, None)
     x, y = projection.random(3, 16), projection.random(3, 24)
     segments = [Segment(2, 0, 0, 2), Segment(2, 1, 2, 3)]
     expected = reference.add_lora(y, x, segments[:1], {(2, 0): (a, b, 1.0)})
-    add_lora(y, x, projection.weights, make_batch(segments))
+    projection.backend.add(y, x, segments)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_moved_adapter_gives_the_same_results() -> None:
-    weights = LoraWeights(16, 16, 64, torch.float32, "cpu")
+    backend = Linear(16, 16, 64)
     random = torch.Generator().manual_seed(0)
-    weights.write(0, 1, torch.randn(5, 16, generator=random), torch.randn(16, 5, generator=random), 0.5)
+    backend.load(0, 1, torch.randn(5, 16, generator=random), torch.randn(16, 5, generator=random), 0.5)
     x = torch.randn(1, 16, generator=random)
     before = torch.zeros(1, 16)
-    add_lora(before, x, weights, make_batch([Segment(0, 1, 0, 1)]))
-    weights.move(0, 1, 6)
-    weights.move(0, 2, 1)
+    backend.add(before, x, [Segment(0, 1, 0, 1)])
+    backend.move((0, 1), (0, 6))
+    backend.move((0, 2), (0, 1))
     for slot, expected in ((6, before), (1, torch.zeros(1, 16))):
         after = torch.zeros(1, 16)
-        add_lora(after, x, weights, make_batch([Segment(0, slot, 0, 1)]))
+        backend.add(after, x, [Segment(0, slot, 0, 1)])
         assert torch.equal(after, expected)
 
 
 def test_copies_of_slots_that_do_not_lie_together_never_outgrow_the_rows() -> None:
-    weights = LoraWeights(8, 8, 64, torch.float32, "cpu")
+    backend = Linear(8, 8, 64)
+    weights = backend.weights["linear"]
     held = 64 * (8 + 8)
     a, b = torch.ones(8, 8), torch.ones(8, 8)
     x, y = torch.ones(3, 8), torch.zeros(3, 8)
     for rank_class in (0, 1, 0, 1):  # all rows go to one class, then to the other
         slots = 64 // RANKS[rank_class]
         for slot in range(slots):
-            weights.write(rank_class, slot, a, b)
+            backend.load(rank_class, slot, a, b)
         for last in range(2, slots):
             segments = [Segment(rank_class, slot, row, row + 1) for row, slot in enumerate((0, last))]
-            add_lora(y, x, weights, make_batch(segments))
+            backend.add(y, x, segments)
             copies = [stack.selection for stack in weights.stacks if stack.selection is not None]
             assert sum(a.numel() + b.numel() for _, a, b in copies) <= held
         assert all(stack.a.untyped_storage().nbytes() == 64 * 8 * 4 for stack in weights.stacks)

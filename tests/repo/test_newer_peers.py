@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
-from motet.domain import InstanceName
+from motet.domain import BASE, InstanceName
 from motet.rpc.packing import unpacked
 from motet.runner_info import RequestClass, ResidentAdapter, RunnerIdentity, SequenceState, Tier, read_runner_requests
 from motet_gateway.routes import models
@@ -46,7 +46,7 @@ RUNNER = RunnerIdentity(instance="r0")
 def submit(up: runner_pb2.GenerateUp) -> Any:
     up.submit.request = "a"
     up.submit.choices.add()
-    return generate_service.sequence_of(up.submit)
+    return generate_service.sequence_of(up.submit, base_digest=BASE)
 
 
 def operator_hears(down: scheduler_pb2.SyncDown) -> Any:

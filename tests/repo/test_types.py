@@ -12,14 +12,14 @@ from tools import type_check
 CALLS = """
 import numpy
 import torch
-from motet_kernels import LoraBatch, LoraWeights, add_lora
+from motet_kernels import LoraBatch, TorchBackend
 
-def calls(y: torch.Tensor, x: torch.Tensor, rows: numpy.ndarray, weights: LoraWeights, batch: LoraBatch) -> None:
-    add_lora(y, x, weights, batch)
-    add_lora(y, x @ x.t(), weights, batch)
-    add_lora(y, rows, weights, batch)  # wrong: ndarray
-    add_lora(y, x.tolist(), weights, batch)  # wrong: list
-    add_lora(y, x.shape, weights, batch)  # wrong: Size
+def calls(y: torch.Tensor, x: torch.Tensor, rows: numpy.ndarray, kernels: TorchBackend, batch: LoraBatch) -> None:
+    kernels.add_lora(y, x, "q_proj", batch)
+    kernels.add_lora(y, x @ x.t(), "q_proj", batch)
+    kernels.add_lora(y, rows, "q_proj", batch)  # wrong: ndarray
+    kernels.add_lora(y, x.tolist(), "q_proj", batch)  # wrong: list
+    kernels.add_lora(y, x.shape, "q_proj", batch)  # wrong: Size
 """
 """Only correct where no comment says otherwise."""
 

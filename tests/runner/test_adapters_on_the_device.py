@@ -4,18 +4,23 @@ import json
 import os
 import pickle
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import regex
+import torch
 from safetensors.torch import load_file, save_file
 
 from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import AdapterFetchFailed
 from motet_runner.adapters import layout as layout_module
 from motet_runner.adapters.certification import certify
-from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.layout import AdapterLayout, Matrix
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME
+from motet_runner.adapters.slots import HURRY_SECONDS
+from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.engine import Engine
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, State
 from tests.runner.engines import ask, load, make_engine, run
@@ -134,19 +139,71 @@ def overwrite(weights: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [cut, overwrite])
-def test_a_file_that_changes_between_two_slices_fails_the_load_and_not_the_engine(
+def test_a_file_that_changes_while_it_is_read_fails_the_load_and_not_the_engine(
     llama: Path, adapters: list[Path], tmp_path: Path, monkeypatch, change
 ) -> None:
-    monkeypatch.setattr("motet_runner.adapters.slots.SLICE_BYTES", 1)
     changed = Path(shutil.copytree(adapters[0], tmp_path / "changed"))
     engine = make_engine(llama)
     ran = run(engine, ask("base", max_tokens=60), steps=1)
     load(engine, A, changed)
-    run(engine, ran=ran, steps=2)
-    change(changed / WEIGHTS_NAME)
+    read, reads = WeightReader.read, []
+
+    def change_in_between(self: WeightReader, matrix: Matrix) -> torch.Tensor:
+        reads.append(matrix)
+        if len(reads) == 3:
+            change(changed / WEIGHTS_NAME)
+        return read(self, matrix)
+
+    monkeypatch.setattr(WeightReader, "read", change_in_between)
     run(engine, ran=ran)
     assert [event.digest for event in ran.of(AdapterFailed)] == [A]
     assert len(ran.tokens["base"]) == 60
+
+
+def test_others_go_on_while_an_adapter_is_read_and_nobody_reads_it_twice(
+    llama: Path, adapters: list[Path], monkeypatch
+) -> None:
+    """As long as the disk does not answer."""
+    answers, threads = threading.Event(), []
+    read = WeightReader.read
+
+    def slow(self: WeightReader, matrix: Matrix) -> torch.Tensor:
+        threads.append(threading.get_ident())
+        assert answers.wait(60)
+        return read(self, matrix)
+
+    monkeypatch.setattr(WeightReader, "read", slow)
+    engine = make_engine(llama)
+    load(engine, A, adapters[0])
+    ran = run(engine, *(ask(f"tuned{i}", adapter=A) for i in range(3)), ask("base"), steps=1)
+    while not ran.last.get("base") or ran.last["base"].finish is None:
+        ran.take(engine)
+    assert not on_device(engine)
+    began, turns = time.perf_counter(), 20
+    run(engine, ran=ran, steps=turns)
+    assert time.perf_counter() - began > 0.9 * turns * HURRY_SECONDS, "it waits for the disk and does not spin"
+    answers.set()
+    run(engine, ran=ran)
+    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == {
+        **{f"tuned{i}": 40 for i in range(3)},
+        "base": 40,
+    }
+    assert len(ran.of(AdapterLoaded)) == 1
+    assert set(threads).isdisjoint({threading.get_ident()})
+
+
+def test_a_machine_without_threads_to_give_fails_the_adapter_and_not_the_engine(
+    llama: Path, adapters: list[Path], monkeypatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    engine = make_engine(llama)
+    load(engine, A, adapters[0])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ran = run(engine, ask("tuned", adapter=A), ask("base"))
+    assert ran.last["tuned"].finish is Finish.FAILED
+    assert len(ran.tokens["base"]) == 40
 
 
 def test_a_step_parses_nothing_of_an_adapter_and_matches_none_of_its_patterns(

@@ -129,6 +129,7 @@ class CheckingGateway:
         delivered: tuple[int, ...] = (),
         choices: int = 1,
         engines_lost: int = 0,
+        parent: str = "",
     ) -> None:
         await self.send(
             submit=runner_pb2.Submit(
@@ -144,6 +145,7 @@ class CheckingGateway:
                 tenant="default",
                 request_class=common_pb2.REQUEST_CLASS_INTERACTIVE,
                 engines_lost=engines_lost,
+                parent=parent,
             )
         )
 

@@ -9,8 +9,9 @@ import grpc
 import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2
-from motet.domain import RequestId
+from motet.domain import BASE, RequestId
 from motet.errors import Declined
+from motet.prefix_hints import prefix_salt
 from motet.rpc import is_healthy, open_channel
 from motet_runner.engine_messages import EngineOutputs, SequenceRefused
 from tests.common.waiting import PATIENCE_S
@@ -81,6 +82,29 @@ async def test_cancel_frees_pages_and_ends_the_sequence(folder):
         assert last.finish == common_pb2.FINISH_REASON_CANCELLED
         assert last.index == len(gateway.tokens["a", 1])
         assert len(runner.service.accepted) == 0
+
+
+async def test_the_engine_is_told_the_parent_and_what_may_share_pages(folder):
+    added = []
+
+    class RecordingEngine(FakeEngine):
+        def add(self, sequence):
+            added.append(sequence)
+            super().add(sequence)
+
+    address = f"unix:{folder}/s.sock"
+    async with (
+        scheduler_at(address) as scheduler,
+        in_process_runner(folder, scheduler=address, engine=RecordingEngine) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        (hello,) = await until(lambda: scheduler.of("hello"))
+        await gateway.submit("a")
+        await gateway.finished("a")
+        await gateway.submit("a.1", parent="a")
+        await gateway.finished("a.1")
+    assert [sequence.parent for sequence in added] == [None, "a"]
+    assert {sequence.prefix_salt for sequence in added} == {prefix_salt(hello.base.digest, BASE, "default")}
 
 
 async def test_a_submit_has_exactly_one_choice(folder):

@@ -2,9 +2,11 @@
 
 import functools
 import threading
+from dataclasses import replace
 
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.digest import adapter_digest
+from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.fetcher import CERTIFICATE
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, supervisor_at, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
@@ -77,6 +79,51 @@ async def test_reports_have_all_requests(folder):
         assert last.pages_free == 256
         numbers = [r.sequence for r in scheduler.of("report")]
         assert numbers == sorted(set(numbers))
+
+
+class SharingEngine(FakeEngine):
+    """It says that other sequences pay for all but one page of each promise, and that its cache is very full."""
+
+    cached_prefixes = tuple(range(2 * MAX_CACHED_HINTS))
+
+    def report(self):
+        report = super().report()
+        return replace(
+            report,
+            sequences=[replace(entry, charged_pages=1) for entry in report.sequences],
+            cached_prefixes=self.cached_prefixes,
+        )
+
+
+async def test_reports_have_the_charged_pages_and_the_most_valuable_cached_prefixes(folder):
+    address, _ = places(folder)
+    engine = functools.partial(SharingEngine, step_seconds=0.02)
+    async with (
+        scheduler_at(address) as scheduler,
+        in_process_runner(folder, scheduler=address, engine=engine) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await gateway.submit("a", max_tokens=1000)
+        report = await until(
+            lambda: next((r for r in scheduler.of("report") if any(x.pages_used for x in r.live)), None)
+        )
+        assert [(x.promise.pages, x.charged_pages) for x in report.live] == [(63, 1)]
+        assert tuple(report.cached_prefixes) == SharingEngine.cached_prefixes[:MAX_CACHED_HINTS]
+
+
+async def test_an_engine_that_shares_nothing_reports_no_charged_pages_and_no_prefixes(folder):
+    address, _ = places(folder)
+    async with (
+        scheduler_at(address) as scheduler,
+        in_process_runner(folder, scheduler=address, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await gateway.submit("a", max_tokens=1000)
+        report = await until(
+            lambda: next((r for r in scheduler.of("report") if any(x.pages_used for x in r.live)), None)
+        )
+        assert [x.charged_pages for x in report.live] == [0]
+        assert not report.cached_prefixes
 
 
 async def test_a_hanging_engine_is_reported_as_hung(folder):

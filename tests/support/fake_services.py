@@ -29,6 +29,7 @@ from motet.api.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from motet.domain import BASE
 from motet.errors import ModelNotFound, MotetError
 from motet.rpc import Session, Sessions, serving
 from motet_runner.accepted_requests import AcceptedRequests
@@ -210,7 +211,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
             self.submits.append(submit)
         try:
             self._book.check(submit)
-            sequence_of(submit)
+            sequence_of(submit, base_digest=BASE)
         except MotetError as error:
             self._decline(submit, error.to_proto(), session)
             return

@@ -2,13 +2,13 @@
 
 import sys
 
-from motet_gateway.error_format import errors_by_code
+from motet_gateway.errors import errors_by_code
 from tools.reference.markdown import flat, note
 
 
 def errors_page() -> str:
     parts = [
-        note("services/common/motet/errors.py and services/gateway/motet_gateway/error_format.py"),
+        note("services/common/motet/errors.py and services/gateway/motet_gateway/errors.py"),
         "# Errors\n",
         flat("""All errors of Motet: the code and the type that HTTP clients read as `error.code` and `error.type`, the
         gRPC status between processes, and whether trying again makes sense. Every message says what is wrong and what

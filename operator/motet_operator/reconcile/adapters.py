@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from motet.domain import ObjectName
+from motet.plurals import counted
 from motet.resources import AdapterVolume, LoRAAdapter, ServingPool
 from motet.resources.status import AdapterCounts
 from motet_operator.reconcile.conditions import (
     ConditionResult,
     condition_of,
-    counted,
     no,
     progress,
     unknown,

@@ -39,11 +39,6 @@ def unknown(type_: str, reason: str, message: str) -> ConditionResult:
 Answer = TypeVar("Answer", ConditionResult, Condition)
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 runner`, `2 runners`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def condition_of(conditions: Iterable[Answer], type_: str) -> Answer | None:
     return next((condition for condition in conditions if condition.type == type_), None)
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from motet.domain import ObjectName
+from motet.plurals import counted
 from motet.resources.status import AdapterCounts, Slots
 from motet_operator.reconcile.conditions import (
     ConditionResult,
     condition_of,
-    counted,
     no,
     progress,
     unknown,

@@ -14,8 +14,9 @@ subresource, the pool keeps its runners until one of the two stops.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from motet.plurals import counted
 from motet.resources import ServingPool
-from motet_operator.reconcile.conditions import ConditionResult, counted, no, unknown, yes
+from motet_operator.reconcile.conditions import ConditionResult, no, unknown, yes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,9 @@ from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+_LIBRARIES = {"builtins", "typing", "pydantic", "pydantic_settings"}
+"""Their classes have no fields of their own that need a description."""
+
 
 class DescribedModel(BaseModel):
     @classmethod
@@ -27,10 +30,10 @@ class DescribedModel(BaseModel):
 
 
 def field_docstrings(kind: type) -> dict[str, str]:
-    """The docstring under each annotated field of a class of Motet, with those of its base classes."""
+    """The docstring under each annotated field of a class, with those of its base classes."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if not base.__module__.startswith("motet"):
+        if base.__module__.partition(".")[0] in _LIBRARIES:
             continue
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)

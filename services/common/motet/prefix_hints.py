@@ -8,8 +8,8 @@ equal hints may differ. Pure.
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
-from itertools import islice
 
 from motet.domain import PAGE_TOKENS, Digest
 
@@ -21,9 +21,11 @@ MAX_CACHED_HINTS = 512
 
 DIGEST_BYTES = 32
 _HINT_BYTES = 8
-_PAGE = struct.Struct(f"<{PAGE_TOKENS}I")
+_TOKEN_BYTES = 4
+_PAGE_BYTES = PAGE_TOKENS * _TOKEN_BYTES
 
 
+@lru_cache(maxsize=1024)
 def prefix_salt(base_digest: Digest, adapter_digest: Digest, tenant: str) -> bytes:
     """What the chain of digests begins with. Prompts of two tenants, or of two adapters, never share a page."""
     text = f"{base_digest}\n{adapter_digest}\n{tenant}"
@@ -32,14 +34,14 @@ def prefix_salt(base_digest: Digest, adapter_digest: Digest, tenant: str) -> byt
 
 def page_digest(previous: bytes, tokens: Sequence[int]) -> bytes:
     """The digest of a full page. `previous` is the digest of the page before it; before the first page, the salt."""
-    return blake2b(previous + _PAGE.pack(*tokens), digest_size=DIGEST_BYTES).digest()
+    return _digest(previous, _packed(tokens))
 
 
 def page_digests(salt: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
     """The digests of all full pages of `tokens`, one after the other."""
-    digest = salt
-    for end in range(PAGE_TOKENS, len(tokens) + 1, PAGE_TOKENS):
-        digest = page_digest(digest, tokens[end - PAGE_TOKENS : end])
+    digest, packed = salt, _packed(tokens)
+    for start in range(0, len(packed) - _PAGE_BYTES + 1, _PAGE_BYTES):
+        digest = _digest(digest, packed[start : start + _PAGE_BYTES])
         yield digest
 
 
@@ -50,4 +52,12 @@ def hint_of(digest: bytes) -> int:
 
 def prompt_hints(salt: bytes, tokens: Sequence[int]) -> list[int]:
     """The hints of the first full pages of a prompt, at most `MAX_PROMPT_HINTS`."""
-    return [hint_of(digest) for digest in islice(page_digests(salt, tokens), MAX_PROMPT_HINTS)]
+    return [hint_of(digest) for digest in page_digests(salt, tokens[: MAX_PROMPT_HINTS * PAGE_TOKENS])]
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def _digest(previous: bytes, page: bytes) -> bytes:
+    return blake2b(previous + page, digest_size=DIGEST_BYTES).digest()

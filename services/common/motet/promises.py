@@ -5,7 +5,32 @@ longest possible answer needs. That is keys and values for every token but the l
 token in order to get the next token, and after the last token no other follows.
 """
 
+from enum import StrEnum
+from typing import assert_never
+
 from motet.domain import PAGE_TOKENS, pages_for
+
+BUCKETS = 10
+"""Into how many equal parts of the context S3 divides the lengths of answers (S3-03)."""
+
+
+class PromiseRule(StrEnum):
+    """What the first promise of a request covers. The published systems differ in this."""
+
+    CONTEXT = "context"
+    """The longest answer that the model allows: FasterTransformer, and what S3 calls ORCA."""
+
+    MAX_TOKENS = "max tokens"
+    """The prompt and the client's `max_tokens`: Orca (OR-09)."""
+
+    BUCKET = "bucket"
+    """The prompt and the upper edge of the bucket in which the output is expected to end: S3 (S3-04)."""
+
+    EXPECTED = "expected"
+    """The prompt and the expected output: a quantile of the estimate, or the true length for an oracle."""
+
+    NEXT_PAGE = "next page"
+    """The prompt and one more page: Punica."""
 
 
 def max_kv_tokens(prompt_tokens: int, max_tokens: int, *, context_tokens: int = 0) -> int:
@@ -41,6 +66,49 @@ def initial_pages(
     remaining = max((expected or max_tokens) - delivered, page_tokens)
     most = max_pages(prompt_tokens, max_tokens, context_tokens=context_tokens, page_tokens=page_tokens)
     return min(max(1, pages_for(prompt_tokens + delivered + remaining, page_tokens)), most)
+
+
+def bucket_edge(tokens: int, *, context_tokens: int, buckets: int = BUCKETS) -> int:
+    """The largest number of output tokens in the bucket of `tokens` (S3-04). Buckets are equal parts of the context."""
+    width = -(-context_tokens // buckets)
+    return -(-max(tokens, 1) // width) * width
+
+
+def pages_by_rule(
+    rule: PromiseRule,
+    prompt_tokens: int,
+    max_tokens: int,
+    *,
+    delivered: int = 0,
+    expected: int = 0,
+    context_tokens: int,
+    page_tokens: int = PAGE_TOKENS,
+) -> int:
+    """Pages of the first promise by the rule of a preset.
+
+    Without an estimate (`expected` is 0), the rules that need one expect `max_tokens`, as `initial_pages` does.
+    """
+    match rule:
+        case PromiseRule.CONTEXT:
+            return max_pages(prompt_tokens, 0, context_tokens=context_tokens, page_tokens=page_tokens)
+        case PromiseRule.MAX_TOKENS:
+            return max_pages(prompt_tokens, max_tokens, context_tokens=context_tokens, page_tokens=page_tokens)
+        case PromiseRule.BUCKET:
+            expected = bucket_edge(expected, context_tokens=context_tokens) if expected else 0
+        case PromiseRule.NEXT_PAGE:
+            expected = delivered + page_tokens
+        case PromiseRule.EXPECTED:
+            pass
+        case _:
+            assert_never(rule)
+    return initial_pages(
+        prompt_tokens,
+        max_tokens,
+        delivered=delivered,
+        expected=expected,
+        context_tokens=context_tokens,
+        page_tokens=page_tokens,
+    )
 
 
 def doubled_pages(pages: int, most: int) -> int:

@@ -201,10 +201,17 @@ class RunnerRequest:
     request_class: RequestClass = RequestClass.STANDARD
     parked_times: int = 0
     gateway: str = ""
+    charged_pages: int = 0
+    """How many of the promised pages the runner's ledger charges to it. 0: all of them."""
 
     @property
     def parked(self) -> bool:
         return self.state is SequenceState.PARKED
+
+    @property
+    def shared_pages(self) -> int:
+        """How many of the promised pages other requests pay for."""
+        return max(0, self.pages - self.charged_pages) if self.charged_pages else 0
 
     @classmethod
     def from_proto(cls, it: common_pb2.RunnerRequest) -> Self:
@@ -222,6 +229,7 @@ class RunnerRequest:
             request_class=RequestClass.from_proto(it.request_class),
             parked_times=it.parked_times,
             gateway=it.gateway,
+            charged_pages=it.charged_pages,
         )
 
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from motet.health import Health
 from motet.service_main import read, run
 from motet.settings import Addresses, Database, ProcessSettings
+from motet.task_group import end
 from motet_gateway.app import build_app
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.access import source_of
@@ -18,6 +19,9 @@ from motet_gateway.server import LAST_SECONDS, HttpServer, listening
 from motet_gateway.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+END_SECONDS = 10.0
+"""How long the streams to other services and the key store may take to close, before they are cancelled once more."""
 
 
 def main() -> None:
@@ -47,7 +51,7 @@ def main() -> None:
                 server.should_exit = True  # accept no new connections
                 await gateway.drain()
                 await http
-                links.cancel()
+                await end(links, patience_seconds=END_SECONDS)
 
     run("gateway", process, serve, loop_factory=uvloop.new_event_loop)
 

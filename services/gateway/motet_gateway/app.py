@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from motet.errors import Internal, InvalidRequest, MotetError, NotFound
-from motet_gateway.error_format import MethodNotAllowed, error_response
+from motet_gateway.error_format import error_response
+from motet_gateway.errors import MethodNotAllowed
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.authentication import Authentication
 from motet_gateway.middleware import CRASHED, LocalHostsOnly, RequestContext

@@ -14,7 +14,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from motet.errors import MotetError
-from motet_gateway.error_format import HeadersTooLarge, RequestTimeout, error_body
+from motet_gateway.error_format import error_body
+from motet_gateway.errors import HeadersTooLarge, RequestTimeout
 from motet_gateway.settings import Settings
 
 BODY_LINGER_SECONDS = 5.0

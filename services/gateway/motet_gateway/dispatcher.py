@@ -77,6 +77,10 @@ class GenerationRequest:
     seed: int
     estimate: common_pb2.Estimate
     deadline_seconds: float
+    parent: str = ""
+    """The first choice with the same prompt; empty: this is it."""
+    prefix_hints: Sequence[int] = ()
+    """Of the first pages of the prompt (`motet.prefix_hints`)."""
 
 
 @dataclass(slots=True)
@@ -387,6 +391,8 @@ class Dispatcher:
             deadline_seconds=left,
             age_seconds=age,
             avoid=[generation.avoid] if generation.avoid else [],
+            parent=order.parent,
+            prefix_hashes=order.prefix_hints,
         )
 
     def _live_request(self, live: _LiveChoice) -> scheduler_pb2.LiveRequest:
@@ -409,6 +415,7 @@ class Dispatcher:
             age_seconds=self._clock() - live.asked_at,
             estimate=order.estimate,
             deadline_seconds=order.deadline_seconds,
+            parent=order.parent,
         )
 
     def _submission(self, live: _LiveChoice, placement: RunnerPlacement) -> runner_pb2.Submit:
@@ -426,6 +433,7 @@ class Dispatcher:
             tenant=order.tenant,
             request_class=order.request_class,
             engines_lost=live.generation.losses.engines_lost,
+            parent=order.parent,
         )
 
     def _finished(

@@ -9,7 +9,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.errors import Internal
-from motet_gateway.error_format import ClientGone, HostNotAllowed, error_response
+from motet_gateway.error_format import error_response
+from motet_gateway.errors import ClientGone, HostNotAllowed
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from motet.errors import InvalidRequest, Overloaded, RequestTooLarge, UnsupportedMediaType
-from motet_gateway.error_format import ClientGone, RequestTimeout
+from motet_gateway.errors import ClientGone, RequestTimeout
 
 MAX_STRINGS = 100_000
 MAX_CONTAINERS = 100_000

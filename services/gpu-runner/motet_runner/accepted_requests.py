@@ -135,6 +135,7 @@ class AcceptedRequests:
                 entry.state = STATES[known.state]
                 entry.output_tokens = known.output_tokens
                 entry.parked_times = known.parked_times
+                entry.charged_pages = known.charged_pages or 0
             entries.append(entry)
         return entries
 

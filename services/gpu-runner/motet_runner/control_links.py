@@ -15,6 +15,7 @@ from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, supervis
 from motet.clock import monotonic
 from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import Internal, MotetError
+from motet.prefix_hints import MAX_CACHED_HINTS
 from motet.rpc import Link
 from motet_runner.accepted_requests import AcceptedRequests, has_work
 from motet_runner.adapters.registry import AdapterRegistry, RegisteredAdapter, fetch_request_of
@@ -137,6 +138,7 @@ class SchedulerLink:
                 steps=report.steps,
                 resident=self._adapters.resident(report.adapters),
                 live=self._accepted.runner_requests(report),
+                cached_prefixes=report.cached_prefixes[:MAX_CACHED_HINTS],
                 host_bytes_free=report.host_bytes_free,
             )
         )

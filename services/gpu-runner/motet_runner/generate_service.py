@@ -16,6 +16,7 @@ from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.clock import monotonic
 from motet.domain import BASE, Digest, RequestId
 from motet.errors import Declined, InvalidRequest, MotetError, UnsupportedParameter
+from motet.prefix_hints import prefix_salt
 from motet.rpc import Session, Sessions
 from motet.runner_info import RequestClass
 from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests
@@ -43,6 +44,7 @@ class GenerateService:
         self,
         *,
         identity: common_pb2.RunnerIdentity,
+        base_digest: Digest,
         accepted: AcceptedRequests,
         adapters: AdapterRegistry,
         engine: EngineClient,
@@ -54,6 +56,7 @@ class GenerateService:
         declined: Callable[[scheduler_pb2.RunnerDeclined], None],
     ) -> None:
         self._identity = identity
+        self._base_digest = base_digest
         self._accepted = accepted
         self._adapters = adapters
         self._engine = engine
@@ -128,7 +131,7 @@ class GenerateService:
             if self.refusal_reason:
                 raise Declined(self.refusal_reason)
             self._accepted.check(submit)
-            sequence = sequence_of(submit)
+            sequence = sequence_of(submit, base_digest=self._base_digest)
         except MotetError as error:
             self._decline(stream.number, submit.request, submit.epoch, submit.term, error)
             return
@@ -253,8 +256,8 @@ class GenerateService:
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def sequence_of(submit: runner_pb2.Submit) -> NewSequence:
-    """The one sequence of a Submit. Raises InvalidRequest for a Submit that no runner could accept."""
+def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequence:
+    """The one sequence of a Submit to a runner of this base. Raises InvalidRequest if no runner could accept it."""
     if not submit.request:
         raise InvalidRequest("request is empty. A Submit must name its request.", param="request")
     if len(submit.choices) != 1:
@@ -264,20 +267,22 @@ def sequence_of(submit: runner_pb2.Submit) -> NewSequence:
         )
     if submit.sampling.WhichOneof("grammar") is not None:
         raise UnsupportedParameter("Motet does not support structured output yet.", param="response_format")
-    choice = submit.choices[0]
+    choice, adapter = submit.choices[0], Digest(submit.adapter_digest)
     return NewSequence(
         request=RequestId(submit.request),
         epoch=submit.epoch,
         choice=choice.choice,
         prompt=tuple(submit.prompt_ids),
         delivered=tuple(choice.delivered_ids),
-        adapter=Digest(submit.adapter_digest),
+        adapter=adapter,
         promise=submit.promise.pages,
         sampling=sampling_of(submit.sampling),
         seed=submit.seed,
         priority=RequestClass.from_proto(submit.request_class),
         tenant=submit.tenant,
         engines_lost=submit.engines_lost,
+        parent=RequestId(submit.parent) if submit.parent else None,
+        prefix_salt=prefix_salt(base_digest, adapter, submit.tenant),
     )
 
 

@@ -235,6 +235,7 @@ class RunnerService:
         )
         generation = GenerateService(
             identity=self.identity,
+            base_digest=base,
             accepted=self.accepted,
             adapters=adapters,
             engine=self._engine,

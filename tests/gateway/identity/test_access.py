@@ -12,6 +12,8 @@ import pytest
 
 from motet.clock import FakeClock
 from motet.errors import NotAuthenticated, SetupError, StoreUnavailable
+from motet_gateway.identity import access as access_module
+from motet_gateway.identity import bounded_call
 from motet_gateway.identity.access import KeyAccess
 from motet_gateway.settings import Settings
 from tests.common.waiting import PATIENCE_S
@@ -368,3 +370,23 @@ async def test_a_store_that_cannot_note_the_use_stops_nothing() -> None:
     one.open(key)
     await one.note_use()
     assert [id_ for id_, _ in kept.used] == [id_of(key)]
+
+
+async def test_the_gateway_ends_although_its_key_store_does_not_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_module, "STORE_CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(bounded_call, "CLEAN_UP_SECONDS", 0.05)
+    kept = MemoryKeySource()
+
+    async def never() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(2)
+
+    monkeypatch.setattr(kept, "close", never)
+    one = access(kept, auth="keys")
+    running = asyncio.create_task(one.run())
+    await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=1)
+    assert done == {running}

@@ -54,8 +54,20 @@ def test_punica_takes_one_whole_prompt_beside_all_decodes() -> None:
     assert shapes == [(1, 0), (1, 1), (1, 2)]
 
 
-def test_ft_max_adds_no_sequence_to_a_running_batch() -> None:
+def test_ft_max_adds_a_sequence_as_soon_as_there_is_a_place() -> None:
     book = make_book(preset="ft-max", places=2)
+    device = FakeDevice(book)
+    book.add(new("a", max_tokens=3))
+    book.add(new("b", max_tokens=6))
+    device.step()
+    book.add(new("c", max_tokens=3))
+    while book.get(RequestId("a")):
+        device.step()
+    assert [work.sequence.request for work in device.step().work] == ["b", "c"]
+
+
+def test_request_level_adds_no_sequence_to_a_running_batch() -> None:
+    book = make_book(preset="request-level", places=2)
     device = FakeDevice(book)
     book.add(new("a", max_tokens=3))
     book.add(new("b", max_tokens=6))

@@ -29,7 +29,7 @@ from motet.resources.validation_rules import Rule, TransitionRule
 NAMESPACE = "{namespace}"
 """In a `pathPrefix`, this text stands for the namespace of the adapter."""
 
-Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max"]
+Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max", "request-level"]
 
 
 class ModelCache(ResourceModel):

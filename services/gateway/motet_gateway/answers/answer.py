@@ -17,7 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.clock import Clock, monotonic
+from motet.domain import Digest
 from motet.errors import DeadlineExceeded, Internal, ModelNotFound, MotetError, NoRunner
+from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.runner_info import RequestClass
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText
@@ -26,7 +28,7 @@ from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat,
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.dispatcher import GenerationRequest
-from motet_gateway.error_format import ClientGone
+from motet_gateway.errors import ClientGone
 from motet_gateway.generation import EndReason
 from motet_gateway.identity.caller import Caller
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, StreamOptions, Tokens, request_class, samplings
@@ -283,15 +285,19 @@ class AnswerResponse(Response):
             ]
         )
         self._estimate = estimates[0]
+        salt = prefix_salt(Digest(target.group.base_digest), Digest(target.adapter_digest), self._caller.tenant)
+        hints = [prompt_hints(salt, prompt) for prompt in self._prompts]
         gateway.metrics.estimates.labels(self._estimate.source.partition(":")[0]).inc()
         self._timings.mark_enqueued()
         seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
         # New ids, since late messages about the old ones may still arrive.
         name = f"{self._id}-{len(self._retired)}" if self._retired else self._id
         hidden = frozenset(wanted[0].stop_token_ids) | (frozenset() if body.ignore_eos else text.eos_ids)
+        parent = ""
         for number in range(len(self._prompts) * body.choices):
             at, own = divmod(number, body.choices)
             request = f"{name}.{number}" if number else name
+            parent = parent if own else ""
             generation_request = GenerationRequest(
                 request=request,
                 tenant=self._caller.tenant,
@@ -305,7 +311,10 @@ class AnswerResponse(Response):
                 seed=seed,
                 estimate=estimates[at],
                 deadline_seconds=self._settings.deadline_seconds,
+                parent=parent,
+                prefix_hints=hints[at],
             )
+            parent = parent or request
             choice = ChoiceText(
                 number,
                 Detokenizer(

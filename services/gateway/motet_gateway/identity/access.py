@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 FIRST_KEY = "motet key create --tenant default"
 STORE_TIMEOUT_SECONDS = 10.0
 """After this long without an answer the store counts as down."""
+STORE_CLOSE_SECONDS = 5.0
+"""How long the store may take to close. Then the gateway ends without it."""
 NOTE_SECONDS = 60.0
 """How often the use of keys is recorded."""
 
@@ -101,7 +103,10 @@ class KeyAccess:
             await self._noting.stop()
             await self._remembering.stop()
             self._thread.close()
-            await self._source.close()
+            try:
+                await BoundedCall(STORE_CLOSE_SECONDS).ask(self._source.close)
+            except StoreUnavailable as error:
+                log.warning("key_store_close_failed", reason=str(error))
 
     def read_age(self) -> float:
         """Seconds since keys were last read; infinite before the first time, 0 if no key is required."""

@@ -35,7 +35,7 @@ from motet.errors import (
     UnsupportedParameter,
 )
 from motet.keys import KeyScope
-from motet_gateway.error_format import HeadersTooLarge, HostNotAllowed, RequestTimeout
+from motet_gateway.errors import HeadersTooLarge, HostNotAllowed, RequestTimeout
 from motet_gateway.openapi import fields, shapes
 from motet_gateway.parameters import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 

@@ -6,7 +6,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from motet.errors import MotetError
 from motet.keys import KeyScope
 from motet_gateway.answers.answer import AnswerResponse
-from motet_gateway.error_format import MethodNotAllowed, error_response
+from motet_gateway.error_format import error_response
+from motet_gateway.errors import MethodNotAllowed
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import caller_of
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, parse

@@ -1,6 +1,7 @@
-"""Loads adapters into slots of device memory, a few tensors at a time, so that no sequence waits (PU-07).
+"""Loads adapters into slots of device memory, so that no sequence waits (PU-07).
 
-`eviction.py` decides which slot an adapter gets, and which other adapters are evicted or moved for it.
+A thread reads the adapter into host memory (`host_load.py`). Then the engine's thread copies a few tensors of it
+between two iterations. `eviction.py` decides which slot an adapter gets, and which others are evicted or moved for it.
 """
 
 from collections import OrderedDict
@@ -13,12 +14,15 @@ from motet.domain import Digest
 from motet.errors import AdapterError, AdapterIncompatible, MotetError, Overloaded
 from motet_kernels import RANKS, AdapterSlot, rank_class_of
 from motet_runner.adapters.eviction import DeviceAdapter, SlotAllocation, allocate_slot
+from motet_runner.adapters.host_load import HostAdapter, HostLoad
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.execute.lora import LoraLinears
 
 SLICE_BYTES = 4 * 1024 * 1024
-"""Bytes of an adapter that are loaded between two iterations while sequences run: about a millisecond of copying."""
+"""Bytes of an adapter that are copied between two iterations while sequences run: about a millisecond."""
+
+HURRY_SECONDS = 0.01
+"""How long an iteration without work waits for an adapter that is still read. Commands wait as long."""
 
 
 @dataclass(slots=True)
@@ -38,10 +42,10 @@ class SlotEntry:
 class Loading:
     digest: Digest
     slot: AdapterSlot
-    slices: Iterator[int]
+    host: HostLoad
     started: float
-    seconds: float = 0.0
-    bytes: int = 0
+    slices: Iterator[int] | None = None
+    """None: it is still read into host memory."""
 
 
 @dataclass(slots=True)
@@ -115,21 +119,21 @@ class SlotStore:
         )
 
     def advance(self, *, hurry: bool) -> SlotChanges:
-        """Load the next slice of an adapter; with `hurry`, when no sequence has to wait meanwhile, load all of it."""
+        """Copy the next slice of an adapter that has been read. With `hurry`, when no sequence has to wait meanwhile,
+        wait a moment until it is read, and copy all of it."""
         self._forget_dropped()
         if self._loading is None:
             self._begin()
         loading = self._loading
         if loading is not None:
-            before = self._clock()
             try:
                 with torch.inference_mode():
-                    done = self._load_some(loading, everything=hurry)
-                if done:
-                    self._finish(loading)
+                    done = self._load_some(loading, hurry=hurry)
             except (AdapterError, OSError, MemoryError, RuntimeError) as error:
                 self._fail(loading.digest, error)
-            loading.seconds += self._clock() - before
+            else:
+                if done:
+                    self._finish(loading)
         progress, self._progress = self._progress, SlotChanges()
         return progress
 
@@ -184,7 +188,12 @@ class SlotStore:
             del self._wanted[digest]
             self._make_space(allocation)
             layout = self._known[digest].layout
-            self._loading = Loading(digest, allocation.slot, self._slices(layout, allocation.slot), self._clock())
+            try:
+                host = HostLoad(layout, self._linears.layout(layout.rank), pinned=self._linears.pinned)
+            except RuntimeError as error:  # the machine gives no more threads
+                self._fail(digest, error)
+                continue
+            self._loading = Loading(digest, allocation.slot, host, self._clock())
             return
 
     def _make_space(self, allocation: SlotAllocation) -> None:
@@ -196,45 +205,36 @@ class SlotStore:
                 self._linears.move(old, new)
             self._known[digest].slot = new
 
-    def _slices(self, layout: AdapterLayout, slot: AdapterSlot) -> Iterator[int]:
-        """Write the adapter's matrices, and yield the bytes of each slice. Projections that it does not change are
-        cleared."""
-        linears = {linear.module: linear for linear in layout.linears}
-        unknown = next((module for module in linears if module not in self._linears.weights), None)
-        if unknown is not None:
-            raise AdapterIncompatible(
-                f"The adapter has weights for {unknown}, which is not a linear layer of this model. Check the adapter "
-                "against this model first."
-            )
-        size = 0
-        with WeightReader(layout) as matrices:
-            for module in self._linears.weights:
-                linear = linears.get(module)
-                if linear is None:
-                    self._linears.write(module, slot, None, None)
-                    continue
-                a, b = matrices.read(linear.a), matrices.read(linear.b)
-                self._linears.write(module, slot, a, b, linear.scale)
-                size += a.nbytes + b.nbytes
-                if size >= SLICE_BYTES:
-                    yield size
-                    size = 0
-        yield size
-
-    @staticmethod
-    def _load_some(loading: Loading, *, everything: bool) -> bool:
-        """Load the next slice, or all that are left. True if none is left."""
-        for size in loading.slices:
-            loading.bytes += size
-            if not everything:
+    def _load_some(self, loading: Loading, *, hurry: bool) -> bool:
+        """Copy the next slice, or in a hurry all that are left. True if none is left."""
+        if loading.slices is None:
+            host = loading.host.result(HURRY_SECONDS if hurry else 0.0)
+            if host is None:
                 return False
-        return True
+            loading.slices = self._slices(host, loading.slot)
+        return all(hurry for _ in loading.slices)
+
+    def _slices(self, host: HostAdapter, slot: AdapterSlot) -> Iterator[int]:
+        """Copy the adapter's matrices, and yield the bytes of each slice. Linears that it does not change are
+        cleared."""
+        size = 0
+        for linear in host.layout.offsets:
+            if linear not in host.linears:
+                self._linears.write(linear, slot, None, None)
+                continue
+            a, b = host.layout.matrices(host.run, linear)
+            self._linears.write(linear, slot, a, b)
+            size += a.nbytes + b.nbytes
+            if size >= SLICE_BYTES:
+                yield size
+                size = 0
 
     def _finish(self, loading: Loading) -> None:
         self._loading = None
-        self._known[loading.digest].slot = loading.slot
+        known = self._known[loading.digest]
+        known.slot = loading.slot
         self._known.move_to_end(loading.digest)
-        self._progress.loaded.append((loading.digest, loading.bytes, self._clock() - loading.started))
+        self._progress.loaded.append((loading.digest, known.layout.size, self._clock() - loading.started))
 
     def _fail(self, digest: Digest, error: Exception) -> None:
         if self._is_loading(digest):

@@ -12,19 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 
 from motet.domain import BASE, KVShape, RequestId, pages_for
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.execute import attention
+from motet_runner.execute.checkpoint import Checkpoint, CheckpointReader, Progress, other_shape
 from motet_runner.execute.lora import features
 from motet_runner.execute.rows import CURRENT, Assembler, Rows
 from motet_runner.interface import NewSequence, Sampling, State
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import Iteration, Sequence, Work
 from motet_runner.supported_models import read_supported_config
+
+log = structlog.get_logger(__name__)
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 """How far packing may move a logit in the probe, as a share of the largest. Rounding stays far below, a token that
@@ -41,6 +44,9 @@ class LoadedModel:
     max_positions: int
     eos_token_ids: tuple[int, ...]
     linears: dict[str, torch.nn.Module]
+    """Linears that see exactly the rows of the iteration, by path."""
+    linear_groups: list[tuple[str, ...]]
+    """The same linears, those together that are fed the same tensor, such as q, k and v of a layer."""
     dtype: torch.dtype
     device: torch.device
 
@@ -58,7 +64,11 @@ class LoadedModel:
         return logits if len(logits) == len(rows.keep) else logits[rows.keep]  # a few models keep all
 
 
-def load(folder: Path, dtype: str, device: str) -> LoadedModel:
+def log_progress(read_bytes: int, total: int) -> None:
+    log.info("model_load_progress", bytes=read_bytes, total=total)
+
+
+def load(folder: Path, dtype: str, device: str, on_progress: Progress = log_progress) -> LoadedModel:
     attention.register()
     raw = read_supported_config(folder)
     if raw.get("model_type") == "gptj":
@@ -68,19 +78,9 @@ def load(folder: Path, dtype: str, device: str) -> LoadedModel:
     torch_device = _device(device)
     torch_dtype = _dtype(dtype, torch_device, raw)
     quiet()
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch_dtype, attn_implementation=attention.NAME, local_files_only=True, use_safetensors=True
-        )
-    except SafetensorError as error:
-        raise ModelFolderError(f"{folder}: {_damaged(folder)}: {error}. Copy it there again.") from error
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        if "ignore_mismatched_sizes" in str(error):  # what the library says of shapes
-            raise ModelFolderError(
-                f"{folder}: the weights have other shapes than config.json says: they are of two models."
-            ) from error
-        raise ModelFolderError(f"{folder}: the model could not be loaded: {_first_line(error)}") from error
-    model = model.to(torch_device).eval().requires_grad_(False)
+    checkpoint = Checkpoint(folder, raw.get("dtype") or raw.get("torch_dtype"))
+    model = _with_weights(checkpoint, torch_dtype, torch_device, on_progress)
+    model = model.to(torch_device).eval().requires_grad_(False)  # moves buffers that are not in the files
     config = model.config.get_text_config()
     try:
         shape = KVShape.from_config(config.to_dict() | _gpt_names(config), torch_dtype.itemsize)
@@ -95,11 +95,47 @@ def load(folder: Path, dtype: str, device: str) -> LoadedModel:
         max_positions=getattr(config, "max_position_embeddings", None) or 2048,
         eos_token_ids=_eos(folder, config),
         linears={},
+        linear_groups=[],
         dtype=torch_dtype,
         device=torch_device,
     )
     _Probe(loaded).run()
     return loaded
+
+
+def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, on_progress: Progress) -> Any:
+    folder = checkpoint.folder
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            empty = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        checkpoint.check_shapes(empty)
+        with CheckpointReader(checkpoint, device, on_progress) as reader:
+            model, found = type(empty).from_pretrained(
+                None,
+                config=empty.config,
+                state_dict=reader.state_dict(),
+                dtype=dtype,
+                attn_implementation=attention.NAME,
+                ignore_mismatched_sizes=True,  # they are refused below, by their names
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        if "conversion of the weights" in str(error):  # refers to a report, which we do not print
+            raise ModelFolderError(
+                f"{folder}: {type(empty).__name__} stacks some weights, such as a layer's experts, and one of these is "
+                "missing or has another shape. Copy all files of the model there again."
+            ) from error
+        raise ModelFolderError(f"{folder}: the model could not be loaded: {_first_line(error)}") from error
+    for name, shape, wanted in sorted(found["mismatched_keys"]):
+        raise other_shape(folder, "a file", name, tuple(shape), tuple(wanted))
+    if missing := sorted(found["missing_keys"]):
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelFolderError(
+            f"{folder}: the files have no weights for {missing[0]}{others}, which config.json asks for. Copy all files "
+            "of the model there again."
+        )
+    return model
 
 
 def quiet() -> None:
@@ -146,16 +182,6 @@ def _eos(folder: Path, config: Any) -> tuple[int, ...]:
     return tuple(eos) if isinstance(eos, list) else (eos,)
 
 
-def _damaged(folder: Path) -> str:
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except SafetensorError:
-            return f"{path.name} is damaged"
-    return "a weights file is damaged"
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
@@ -168,7 +194,9 @@ class _Probe:
         self._name = loaded.architecture
         self._seen: list[torch.nn.Module] = []
         self._windows: list[int | None] = []
-        self._fed: dict[str, list[int]] = {}
+        self._fed: dict[str, list[tuple[torch.Tensor, float]]] = {}
+        """Linear → its inputs and the sum of each, in the order of the first call. They are kept, so that no two have
+        the same id. One that was changed between two calls has another sum."""
 
     def run(self) -> None:
         loaded = self._loaded
@@ -193,8 +221,15 @@ class _Probe:
         loaded.linears = {
             path: module
             for path, module in loaded.model.named_modules()
-            if features(module) and module is not loaded.model.get_output_embeddings() and self._fed.get(path) == [21]
+            if features(module)
+            and module is not loaded.model.get_output_embeddings()
+            and [fed.shape[:-1].numel() for fed, _ in self._fed.get(path, ())] == [21]
         }
+        groups: dict[tuple[int, float], list[str]] = {}
+        for path, ((fed, total), *_) in self._fed.items():
+            if path in loaded.linears:
+                groups.setdefault((id(fed), total), []).append(path)
+        loaded.linear_groups = [tuple(group) for group in groups.values()]
 
     def _check_calls(self) -> None:
         layers = self._loaded.shape.layers
@@ -243,10 +278,10 @@ class _Probe:
 
     @contextmanager
     def _watch_linears(self) -> Iterator[None]:
-        """Which linears see exactly the rows of the iteration: only those can take LoRA row by row."""
+        """What each linear is fed. Only those that see exactly the rows of the iteration can take LoRA row by row."""
 
         def watch(path: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
-            return lambda _, args: self._fed.setdefault(path, []).append(args[0].shape[:-1].numel())
+            return lambda _, args: self._fed.setdefault(path, []).append((args[0], float(args[0].double().sum())))
 
         hooks = [
             module.register_forward_pre_hook(watch(path))

@@ -1,18 +1,24 @@
 """Every baseline is this engine with other numbers. Data, not branches.
 
-A preset sets what the composer honours: how much prefill an iteration takes and who may join it. The promise that a
-request is admitted with is the scheduler's half of the same preset.
+A preset sets what the composer honours: how much prefill an iteration takes, and who joins a batch when. Its other half
+is the promise with which a request is admitted; `motet.promises` computes it.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from motet.errors import SetupError
+from motet.promises import PromiseRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
     says: str
+    promise: PromiseRule = PromiseRule.EXPECTED
+    """What a request is promised when it is admitted."""
+    overcommit: float = 1.0
+    """By which factor the promises may exceed the pages, unless the supervisor says otherwise."""
     prefill_tokens: int | None = None
     """Prompt tokens in one iteration; None: any number."""
     prefills: int | None = None
@@ -29,11 +35,27 @@ class Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "ft-max": Preset(says="request-level batches, every promise the model's maximum", request_level=True),
-    "orca": Preset(says="iteration-level, whole prompts, promise = prompt + max_tokens"),
-    "s3": Preset(says="promise = predicted length, largest first; on overflow park and double", order="largest first"),
-    "oracle": Preset(says="promise = true length, largest first", order="largest first"),
-    "punica": Preset(says="one whole prompt an iteration beside all decodes (PU-09)", prefills=1),
+    "ft-max": Preset(says="iteration-level, whole prompts, promise = the model's maximum", promise=PromiseRule.CONTEXT),
+    "request-level": Preset(
+        says="a batch runs until its longest request ends; promise = the model's maximum (OR-18)",
+        promise=PromiseRule.CONTEXT,
+        request_level=True,
+    ),
+    "orca": Preset(
+        says="iteration-level, whole prompts, promise = prompt + max_tokens", promise=PromiseRule.MAX_TOKENS
+    ),
+    "s3": Preset(
+        says="promise = prompt + the upper edge of the predicted bucket, largest first; on overflow park and double",
+        promise=PromiseRule.BUCKET,
+        order="largest first",
+    ),
+    "oracle": Preset(says="promise = prompt + true length, largest first", order="largest first"),
+    "punica": Preset(
+        says="one whole prompt an iteration beside all decodes (PU-09); promise = prompt + one page, without a limit",
+        promise=PromiseRule.NEXT_PAGE,
+        overcommit=inf,
+        prefills=1,
+    ),
     "paged-chunk": Preset(says="prompts in chunks beside all decodes", prefill_tokens=512, chunked=True),
 }
 SPLITWISE_MACHINE = Preset(

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from motet.plurals import counted
+
 TARGET = 0.8
 """How full a runner should be. The rest takes new requests while another runner starts."""
 
@@ -118,24 +120,26 @@ def _requirements(load: PoolLoad, queue_patience: float) -> Sequence[RequiredRep
         runners, detail = 1, "no runner has reported its size yet"
         if runner_size is not None:
             fits = runner_size.fits(load.pages / load.requests)
-            runners, detail = ceil(load.requests / fits), f"a runner takes {_count(fits, 'such request')} at 80% load"
+            runners, detail = ceil(load.requests / fits), f"a runner takes {counted(fits, 'such request')} at 80% load"
         state = "runs or waits" if load.requests == 1 else "run or wait"
         requirements.append(
-            RequiredReplicas(runners, "Requests", f"{_count(load.requests, 'request')} {state}; {detail}")
+            RequiredReplicas(runners, "Requests", f"{counted(load.requests, 'request')} {state}; {detail}")
         )
     if load.adapters:
         slots = max(1, runner_size.adapter_slots) if runner_size is not None else load.adapters
         runners = max(ceil(load.adapters / slots), load.min_replicas_of_adapters)
-        why = f"adapters need {_count(load.adapters, 'slot')}; a runner has {slots}"
+        why = f"adapters need {counted(load.adapters, 'slot')}; a runner has {slots}"
         if runners > ceil(load.adapters / slots):
-            why = f"an adapter must be resident on {_count(load.min_replicas_of_adapters, 'runner')}"
+            why = f"an adapter must be resident on {counted(load.min_replicas_of_adapters, 'runner')}"
         requirements.append(RequiredReplicas(runners, "Adapters", why))
     if load.waiting and load.waited > queue_patience and load.serving and load.starting <= load.serving:
-        why = f"the oldest of {_count(load.waiting, 'waiting request')} has waited {load.waited:.0f} s"
+        why = f"the oldest of {counted(load.waiting, 'waiting request')} has waited {load.waited:.0f} s"
         requirements.append(RequiredReplicas(load.serving + 1, "Queue", why))
     if load.held:
         requirements.append(
-            RequiredReplicas(1, "HeldRequests", f"gateways hold {_count(load.held, 'request')} until there is a runner")
+            RequiredReplicas(
+                1, "HeldRequests", f"gateways hold {counted(load.held, 'request')} until there is a runner"
+            )
         )
     return requirements
 
@@ -187,7 +191,7 @@ def _explain(
     need: RequiredReplicas, bounds: ReplicaBounds, stabilized: int, advised: int, block: ScaleDownBlock | None
 ) -> tuple[str, str]:
     if need.replicas > advised:
-        runners = _count(need.replicas, "runner")
+        runners = counted(need.replicas, "runner")
         if bounds.maximum is not None and advised >= bounds.maximum:
             return "AtMaximum", f"{need.reason}: that needs {runners}, and maxReplicas is {bounds.maximum}"
         return "Pacing", f"{need.reason}: that needs {runners}; their number at most doubles within half a minute"
@@ -200,10 +204,6 @@ def _explain(
     if block is not None:
         return block.code, block.reason
     return "Stabilizing", (
-        f"{_count(need.replicas, 'runner')} would be enough; the others leave when that has been so for "
+        f"{counted(need.replicas, 'runner')} would be enough; the others leave when that has been so for "
         f"{bounds.stabilization:g} s"
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

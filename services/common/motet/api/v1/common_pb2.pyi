@@ -464,6 +464,7 @@ class RunnerRequest(_message.Message):
     PARKED_TIMES_FIELD_NUMBER: _builtins.int
     GATEWAY_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    CHARGED_PAGES_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     pages_used: _builtins.int
@@ -477,6 +478,8 @@ class RunnerRequest(_message.Message):
     gateway: _builtins.str
     max_tokens: _builtins.int
     """of output; caps its promise. 0: not said"""
+    charged_pages: _builtins.int
+    """of its promise; others pay for the pages that it shares. 0: the whole promise"""
     @_builtins.property
     def promise(self) -> Global___Promise: ...
     def __init__(
@@ -495,10 +498,11 @@ class RunnerRequest(_message.Message):
         parked_times: _builtins.int = ...,
         gateway: _builtins.str = ...,
         max_tokens: _builtins.int = ...,
+        charged_pages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "epoch", b"epoch", "gateway", b"gateway", "max_tokens", b"max_tokens", "output_tokens", b"output_tokens", "pages_used", b"pages_used", "parked_times", b"parked_times", "promise", b"promise", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "charged_pages", b"charged_pages", "epoch", b"epoch", "gateway", b"gateway", "max_tokens", b"max_tokens", "output_tokens", b"output_tokens", "pages_used", b"pages_used", "parked_times", b"parked_times", "promise", b"promise", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

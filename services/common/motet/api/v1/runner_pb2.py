@@ -26,7 +26,7 @@ _sym_db = _symbol_database.Default()
 from motet.api.v1 import common_pb2 as motet_dot_api_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19motet/api/v1/runner.proto\x12\x0cmotet.api.v1\x1a\x19motet/api/v1/common.proto\"\xc7\x01\n\nGenerateUp\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.motet.api.v1.GenerateHelloH\x00\x12&\n\x06submit\x18\x02 \x01(\x0b\x32\x14.motet.api.v1.SubmitH\x00\x12\x30\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1e.motet.api.v1.CancelGenerationH\x00\x12&\n\x04more\x18\x0f \x03(\x0b\x32\x18.motet.api.v1.GenerateUpB\t\n\x07message\"\xd2\x01\n\x0cGenerateDown\x12\"\n\x04step\x18\x01 \x01(\x0b\x32\x12.motet.api.v1.StepH\x00\x12\x30\n\x08\x64\x65\x63lined\x18\x02 \x01(\x0b\x32\x1c.motet.api.v1.SubmitDeclinedH\x00\x12\x30\n\x07welcome\x18\x03 \x01(\x0b\x32\x1d.motet.api.v1.GenerateWelcomeH\x00\x12/\n\x0b\x65ngine_died\x18\x04 \x01(\x0b\x32\x18.motet.api.v1.EngineDiedH\x00\x42\t\n\x07message\"\x19\n\nEngineDied\x12\x0b\n\x03why\x18\x01 \x01(\t\" \n\rGenerateHello\x12\x0f\n\x07gateway\x18\x01 \x01(\t\"?\n\x0fGenerateWelcome\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.motet.api.v1.RunnerIdentity\"\xc2\x02\n\x06Submit\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12&\n\x07promise\x18\x04 \x01(\x0b\x32\x15.motet.api.v1.Promise\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x05 \x01(\t\x12\x12\n\nprompt_ids\x18\x06 \x03(\r\x12%\n\x07\x63hoices\x18\x07 \x03(\x0b\x32\x14.motet.api.v1.Choice\x12(\n\x08sampling\x18\x08 \x01(\x0b\x32\x16.motet.api.v1.Sampling\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x31\n\rrequest_class\x18\x0b \x01(\x0e\x32\x1a.motet.api.v1.RequestClass\x12\x14\n\x0c\x65ngines_lost\x18\x0c \x01(\r\"/\n\x06\x43hoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x15\n\rdelivered_ids\x18\x02 \x03(\r\"\xd0\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12\x39\n\nlogit_bias\x18\n \x03(\x0b\x32%.motet.api.v1.Sampling.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x10\n\x08logprobs\x18\r \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x0e \x01(\r\x12\x15\n\x0bjson_schema\x18\x0f \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x10 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x11 \x01(\tH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\t\n\x07grammar\"B\n\x10\x43\x61ncelGeneration\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"w\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\tsequences\x18\x02 \x03(\x0b\x32\x1a.motet.api.v1.SequenceStep\x12\x30\n\x08progress\x18\x03 \x03(\x0b\x32\x1e.motet.api.v1.SequenceProgress\"\xe0\x01\n\x0cSequenceStep\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.motet.api.v1.TokenLogprobs\x12*\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x1a.motet.api.v1.FinishReason\x12&\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x15.motet.api.v1.Failure\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"~\n\x10SequenceProgress\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.motet.api.v1.SequenceState\x12\x0f\n\x07percent\x18\x04 \x01(\r\x12\r\n\x05\x61lone\x18\x05 \x01(\x08\"f\n\x0eSubmitDeclined\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x15.motet.api.v1.Failure\x12\x0c\n\x04term\x18\x04 \x01(\x04\"\x1f\n\rAssetsRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"6\n\nAssetChunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x32\x91\x01\n\x06Runner\x12\x44\n\x08Generate\x12\x18.motet.api.v1.GenerateUp\x1a\x1a.motet.api.v1.GenerateDown(\x01\x30\x01\x12\x41\n\x06\x41ssets\x12\x1b.motet.api.v1.AssetsRequest\x1a\x18.motet.api.v1.AssetChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19motet/api/v1/runner.proto\x12\x0cmotet.api.v1\x1a\x19motet/api/v1/common.proto\"\xc7\x01\n\nGenerateUp\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.motet.api.v1.GenerateHelloH\x00\x12&\n\x06submit\x18\x02 \x01(\x0b\x32\x14.motet.api.v1.SubmitH\x00\x12\x30\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1e.motet.api.v1.CancelGenerationH\x00\x12&\n\x04more\x18\x0f \x03(\x0b\x32\x18.motet.api.v1.GenerateUpB\t\n\x07message\"\xd2\x01\n\x0cGenerateDown\x12\"\n\x04step\x18\x01 \x01(\x0b\x32\x12.motet.api.v1.StepH\x00\x12\x30\n\x08\x64\x65\x63lined\x18\x02 \x01(\x0b\x32\x1c.motet.api.v1.SubmitDeclinedH\x00\x12\x30\n\x07welcome\x18\x03 \x01(\x0b\x32\x1d.motet.api.v1.GenerateWelcomeH\x00\x12/\n\x0b\x65ngine_died\x18\x04 \x01(\x0b\x32\x18.motet.api.v1.EngineDiedH\x00\x42\t\n\x07message\"\x19\n\nEngineDied\x12\x0b\n\x03why\x18\x01 \x01(\t\" \n\rGenerateHello\x12\x0f\n\x07gateway\x18\x01 \x01(\t\"?\n\x0fGenerateWelcome\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.motet.api.v1.RunnerIdentity\"\xd2\x02\n\x06Submit\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12&\n\x07promise\x18\x04 \x01(\x0b\x32\x15.motet.api.v1.Promise\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x05 \x01(\t\x12\x12\n\nprompt_ids\x18\x06 \x03(\r\x12%\n\x07\x63hoices\x18\x07 \x03(\x0b\x32\x14.motet.api.v1.Choice\x12(\n\x08sampling\x18\x08 \x01(\x0b\x32\x16.motet.api.v1.Sampling\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x31\n\rrequest_class\x18\x0b \x01(\x0e\x32\x1a.motet.api.v1.RequestClass\x12\x14\n\x0c\x65ngines_lost\x18\x0c \x01(\r\x12\x0e\n\x06parent\x18\r \x01(\t\"/\n\x06\x43hoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x15\n\rdelivered_ids\x18\x02 \x03(\r\"\xd0\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12\x39\n\nlogit_bias\x18\n \x03(\x0b\x32%.motet.api.v1.Sampling.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x10\n\x08logprobs\x18\r \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x0e \x01(\r\x12\x15\n\x0bjson_schema\x18\x0f \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x10 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x11 \x01(\tH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\t\n\x07grammar\"B\n\x10\x43\x61ncelGeneration\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"w\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\tsequences\x18\x02 \x03(\x0b\x32\x1a.motet.api.v1.SequenceStep\x12\x30\n\x08progress\x18\x03 \x03(\x0b\x32\x1e.motet.api.v1.SequenceProgress\"\xe0\x01\n\x0cSequenceStep\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.motet.api.v1.TokenLogprobs\x12*\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x1a.motet.api.v1.FinishReason\x12&\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x15.motet.api.v1.Failure\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"~\n\x10SequenceProgress\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.motet.api.v1.SequenceState\x12\x0f\n\x07percent\x18\x04 \x01(\r\x12\r\n\x05\x61lone\x18\x05 \x01(\x08\"f\n\x0eSubmitDeclined\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x15.motet.api.v1.Failure\x12\x0c\n\x04term\x18\x04 \x01(\x04\"\x1f\n\rAssetsRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"6\n\nAssetChunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x32\x91\x01\n\x06Runner\x12\x44\n\x08Generate\x12\x18.motet.api.v1.GenerateUp\x1a\x1a.motet.api.v1.GenerateDown(\x01\x30\x01\x12\x41\n\x06\x41ssets\x12\x1b.motet.api.v1.AssetsRequest\x1a\x18.motet.api.v1.AssetChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,29 +46,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEWELCOME']._serialized_start=546
   _globals['_GENERATEWELCOME']._serialized_end=609
   _globals['_SUBMIT']._serialized_start=612
-  _globals['_SUBMIT']._serialized_end=934
-  _globals['_CHOICE']._serialized_start=936
-  _globals['_CHOICE']._serialized_end=983
-  _globals['_SAMPLING']._serialized_start=986
-  _globals['_SAMPLING']._serialized_end=1450
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1391
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1439
-  _globals['_CANCELGENERATION']._serialized_start=1452
-  _globals['_CANCELGENERATION']._serialized_end=1518
-  _globals['_STEP']._serialized_start=1520
-  _globals['_STEP']._serialized_end=1639
-  _globals['_SEQUENCESTEP']._serialized_start=1642
-  _globals['_SEQUENCESTEP']._serialized_end=1866
-  _globals['_TOKENLOGPROBS']._serialized_start=1868
-  _globals['_TOKENLOGPROBS']._serialized_end=1939
-  _globals['_SEQUENCEPROGRESS']._serialized_start=1941
-  _globals['_SEQUENCEPROGRESS']._serialized_end=2067
-  _globals['_SUBMITDECLINED']._serialized_start=2069
-  _globals['_SUBMITDECLINED']._serialized_end=2171
-  _globals['_ASSETSREQUEST']._serialized_start=2173
-  _globals['_ASSETSREQUEST']._serialized_end=2204
-  _globals['_ASSETCHUNK']._serialized_start=2206
-  _globals['_ASSETCHUNK']._serialized_end=2260
-  _globals['_RUNNER']._serialized_start=2263
-  _globals['_RUNNER']._serialized_end=2408
+  _globals['_SUBMIT']._serialized_end=950
+  _globals['_CHOICE']._serialized_start=952
+  _globals['_CHOICE']._serialized_end=999
+  _globals['_SAMPLING']._serialized_start=1002
+  _globals['_SAMPLING']._serialized_end=1466
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1407
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1455
+  _globals['_CANCELGENERATION']._serialized_start=1468
+  _globals['_CANCELGENERATION']._serialized_end=1534
+  _globals['_STEP']._serialized_start=1536
+  _globals['_STEP']._serialized_end=1655
+  _globals['_SEQUENCESTEP']._serialized_start=1658
+  _globals['_SEQUENCESTEP']._serialized_end=1882
+  _globals['_TOKENLOGPROBS']._serialized_start=1884
+  _globals['_TOKENLOGPROBS']._serialized_end=1955
+  _globals['_SEQUENCEPROGRESS']._serialized_start=1957
+  _globals['_SEQUENCEPROGRESS']._serialized_end=2083
+  _globals['_SUBMITDECLINED']._serialized_start=2085
+  _globals['_SUBMITDECLINED']._serialized_end=2187
+  _globals['_ASSETSREQUEST']._serialized_start=2189
+  _globals['_ASSETSREQUEST']._serialized_end=2220
+  _globals['_ASSETCHUNK']._serialized_start=2222
+  _globals['_ASSETCHUNK']._serialized_end=2276
+  _globals['_RUNNER']._serialized_start=2279
+  _globals['_RUNNER']._serialized_end=2424
 # @@protoc_insertion_point(module_scope)

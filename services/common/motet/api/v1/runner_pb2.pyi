@@ -168,6 +168,7 @@ class Submit(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     REQUEST_CLASS_FIELD_NUMBER: _builtins.int
     ENGINES_LOST_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
@@ -180,6 +181,8 @@ class Submit(_message.Message):
     """Engines that died while they had this request. From one on, the request is computed alone until it has shown that
     it can be: the next death then tells the request that kills engines from its neighbours.
     """
+    parent: _builtins.str
+    """the first choice of the same call (n > 1); this runner may never have had it"""
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
@@ -203,10 +206,11 @@ class Submit(_message.Message):
         tenant: _builtins.str = ...,
         request_class: _common_pb2.RequestClass.ValueType = ...,
         engines_lost: _builtins.int = ...,
+        parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

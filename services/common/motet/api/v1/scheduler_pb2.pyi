@@ -227,6 +227,7 @@ class LiveRequest(_message.Message):
     AGE_SECONDS_FIELD_NUMBER: _builtins.int
     ESTIMATE_FIELD_NUMBER: _builtins.int
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     instance: _builtins.str
@@ -240,6 +241,8 @@ class LiveRequest(_message.Message):
     delivered_tokens: _builtins.int
     age_seconds: _builtins.float
     deadline_seconds: _builtins.float
+    parent: _builtins.str
+    """as in Enqueue"""
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
@@ -262,10 +265,11 @@ class LiveRequest(_message.Message):
         age_seconds: _builtins.float = ...,
         estimate: _common_pb2.Estimate | None = ...,
         deadline_seconds: _builtins.float = ...,
+        parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "incarnation", b"incarnation", "instance", b"instance", "max_tokens", b"max_tokens", "promise", b"promise", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "incarnation", b"incarnation", "instance", b"instance", "max_tokens", b"max_tokens", "parent", b"parent", "promise", b"promise", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -316,6 +320,7 @@ class Enqueue(_message.Message):
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     AGE_SECONDS_FIELD_NUMBER: _builtins.int
     AVOID_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     """of the last placement; 0 when there was none"""
@@ -332,11 +337,13 @@ class Enqueue(_message.Message):
     """from now; 0: none"""
     age_seconds: _builtins.float
     """since the client asked"""
+    parent: _builtins.str
+    """the first choice of the same call (n > 1), which has the same prompt; empty: this is it"""
     @_builtins.property
     def estimate(self) -> _common_pb2.Estimate: ...
     @_builtins.property
     def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """salted, of the first 16 prompt pages"""
+        """hints of the first 16 full pages of the prompt (motet.prefix_hints)"""
 
     @_builtins.property
     def avoid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -359,10 +366,11 @@ class Enqueue(_message.Message):
         deadline_seconds: _builtins.float = ...,
         age_seconds: _builtins.float = ...,
         avoid: _abc.Iterable[_builtins.str] | None = ...,
+        parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "avoid", b"avoid", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "max_tokens", b"max_tokens", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "avoid", b"avoid", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "max_tokens", b"max_tokens", "parent", b"parent", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1043,7 +1051,9 @@ class Report(_message.Message):
     @_builtins.property
     def live(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.RunnerRequest]: ...
     @_builtins.property
-    def cached_prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def cached_prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """hints of pages in the prefix cache, at most 512, the most valuable first"""
+
     def __init__(
         self,
         *,

@@ -1,0 +1,94 @@
+"""Where the matrices of an adapter are inside its run, which is one contiguous piece of memory.
+
+All offsets depend on the rank alone. So an adapter on a device is one number, the place where its run begins: every
+kernel finds each matrix from there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+MAX_TILE = 16
+"""The most that a back end may round a rank up to. More would waste memory on adapters of small ranks."""
+
+ALIGNMENT_BYTES = 64
+"""The A of every group and every B begin at a multiple of this: a line of a CPU's cache, and more than the widest load
+of a GPU."""
+
+
+@dataclass(frozen=True)
+class LinearGroup:
+    """Linears that are fed the same tensor, such as q, k and v of a layer, in the order in which they are called."""
+
+    inputs: int
+    outputs: dict[str, int]
+    """Linear → its number of outputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunLayout:
+    """The layout of all adapters of one rank, which is a multiple of the back end's tile.
+
+    Group after group: first Aᵀ [rank, inputs] of all its linears, as one matrix, then B [rank, outputs] of each. Both
+    have their long side last: on a CPU that was up to three times as fast for one or two rows.
+    """
+
+    rank: int
+    groups: Sequence[LinearGroup]
+    dtype: torch.dtype
+
+    @cached_property
+    def offsets(self) -> dict[str, tuple[int, int]]:
+        """Linear → where its A and its B begin, in bytes."""
+        return self._laid_out[0]
+
+    @cached_property
+    def bytes(self) -> int:
+        return self._laid_out[1]
+
+    @cached_property
+    def _laid_out(self) -> tuple[dict[str, tuple[int, int]], int]:
+        end, begin_a, begin_b = 0, {}, {}
+        for group in self.groups:
+            for linear in group.outputs:
+                begin_a[linear] = end
+                end += self.rank * group.inputs * self.dtype.itemsize
+            end = _aligned(end)
+            for linear, outputs in group.outputs.items():
+                begin_b[linear] = end
+                end = _aligned(end + self.rank * outputs * self.dtype.itemsize)
+        return {linear: (begin_a[linear], begin_b[linear]) for linear in begin_a}, end
+
+    @cached_property
+    def _widths(self) -> dict[str, tuple[int, int]]:
+        return {linear: (group.inputs, outputs) for group in self.groups for linear, outputs in group.outputs.items()}
+
+    def matrices(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Aᵀ [rank, inputs] and B [rank, outputs] of a linear, as views of a run [bytes]."""
+        (a, b), (inputs, outputs) = self.offsets[linear], self._widths[linear]
+        return self._view(run, a, inputs), self._view(run, b, outputs)
+
+    def group_a(self, run: torch.Tensor, group: LinearGroup) -> torch.Tensor:
+        """Aᵀ [linears · rank, inputs] of all linears of a group: one product for all that they are fed."""
+        first = next(iter(group.outputs))
+        return self._view(run, self.offsets[first][0], group.inputs, len(group.outputs))
+
+    def write(self, run: torch.Tensor, linear: str, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
+        """Put lora_A [rank, in] and lora_B [out, rank], as PEFT saves them, into a run; B gets the scale (PU-08).
+
+        The rows between the adapter's rank and the layout's stay what they are, so a new run must be zeros.
+        """
+        into_a, into_b = self.matrices(run, linear)
+        rank = a.shape[0]
+        into_a[:rank] = a.to(self.dtype)
+        into_b[:rank] = (b.t().float() * scale).to(self.dtype)
+
+    def _view(self, run: torch.Tensor, begin: int, width: int, count: int = 1) -> torch.Tensor:
+        rows = count * self.rank
+        return run[begin : begin + rows * width * self.dtype.itemsize].view(self.dtype).view(rows, width)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,87 @@
+"""The run of an adapter: every matrix inside it, none over another, and all at offsets that only the rank decides."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet_kernels import MAX_TILE, LinearGroup, RunLayout, TorchBackend
+from motet_kernels.run_layout import ALIGNMENT_BYTES
+
+GROUPS = (
+    LinearGroup(32, {"q": 32, "k": 16, "v": 16}),
+    LinearGroup(32, {"o": 32}),
+    LinearGroup(32, {"gate": 56, "up": 56}),
+    LinearGroup(56, {"down": 32}),
+)
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+WIDTHS = st.integers(1, 40)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> RunLayout:
+    groups = []
+    for number in range(draw(st.integers(1, 4))):
+        linears = draw(st.integers(1, 3))
+        groups.append(LinearGroup(draw(WIDTHS), {f"{number}.{linear}": draw(WIDTHS) for linear in range(linears)}))
+    return RunLayout(draw(st.integers(1, 4)) * draw(st.sampled_from([1, 8, 16])), groups, draw(DTYPES))
+
+
+@given(layouts())
+def test_every_byte_of_a_run_belongs_to_one_matrix_at_most(layout: RunLayout) -> None:
+    spans = []
+    for group in layout.groups:
+        for linear, outputs in group.outputs.items():
+            for begin, width in zip(layout.offsets[linear], (group.inputs, outputs), strict=True):
+                spans.append((begin, begin + layout.rank * width * layout.dtype.itemsize))
+        assert layout.offsets[next(iter(group.outputs))][0] % ALIGNMENT_BYTES == 0
+        assert all(layout.offsets[linear][1] % ALIGNMENT_BYTES == 0 for linear in group.outputs)
+    spans.sort()
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+    assert spans[-1][1] <= layout.bytes < sum(end - begin + ALIGNMENT_BYTES for begin, end in spans)
+
+
+@given(layouts(), st.integers(0, 3))
+def test_a_run_gives_back_what_was_written_into_it_and_zeros_elsewhere(layout: RunLayout, less: int) -> None:
+    rank = max(1, layout.rank - less)
+    run = torch.zeros(layout.bytes, dtype=torch.uint8)
+    random = torch.Generator().manual_seed(0)
+    written = {}
+    for group in layout.groups:
+        for linear, outputs in list(group.outputs.items())[:2]:
+            a, b = torch.randn(rank, group.inputs, generator=random), torch.randn(outputs, rank, generator=random)
+            layout.write(run, linear, a, b, 0.5)
+            written[linear] = a.to(layout.dtype), (b.t() * 0.5).to(layout.dtype)
+    for group in layout.groups:
+        stacked = layout.group_a(run, group).view(len(group.outputs), layout.rank, group.inputs)
+        for index, linear in enumerate(group.outputs):
+            a, b = layout.matrices(run, linear)
+            assert torch.equal(stacked[index], a), "a group's A is one matrix"
+            if linear not in written:
+                assert not a.any()
+                assert not b.any()
+                continue
+            assert torch.equal(a[:rank], written[linear][0])
+            assert torch.equal(b[:rank], written[linear][1])
+            assert not a[rank:].any()
+            assert not b[rank:].any()
+
+
+@pytest.mark.parametrize(("rank", "rounded"), [(1, 8), (8, 8), (9, 16), (64, 64), (100, 104)])
+def test_a_back_end_lays_an_adapter_out_at_its_rank_rounded_up_to_the_tile(rank: int, rounded: int) -> None:
+    backend = TorchBackend(GROUPS, 64, torch.bfloat16, "cpu")
+    assert backend.tile <= MAX_TILE
+    layout = backend.layout(rank)
+    assert layout.rank == rounded
+    assert layout.bytes == 2 * rounded * sum(group.inputs + out for group in GROUPS for out in group.outputs.values())
+    assert backend.layout(rounded) is layout, "the offsets depend on the rank alone"
+
+
+def test_the_back_end_takes_the_memory_that_it_says() -> None:
+    backend = TorchBackend(GROUPS, 48, torch.bfloat16, "cpu")
+    stacks = [stack for weights in backend.weights.values() for stack in weights.stacks]
+    storages = [tensor.untyped_storage() for stack in stacks for tensor in (stack.a, stack.b)]
+    taken = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    assert 2 * taken == TorchBackend.bytes_of(GROUPS, 48, torch.bfloat16), "and a batch may need as much again"

@@ -1,0 +1,51 @@
+"""The linears that an adapter may change: which are fed the same tensor, and which back end adds to their results."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from motet.errors import SetupError
+from motet_runner.execute import model as execute
+from motet_runner.execute.lora import LoraLinears, backend_named
+from tests.runner.random_models import save_base
+from tests.runner.test_models import GROUPED, SMALL
+
+SHARED = {
+    "Llama": (transformers.LlamaConfig(**GROUPED), [3, 1, 2, 1]),
+    "Gemma 3": (transformers.Gemma3TextConfig(**GROUPED, head_dim=16, query_pre_attn_scalar=16), [3, 1, 2, 1]),
+    "Phi, whose attention and MLP run side by side": (transformers.PhiConfig(**SMALL), [4, 1, 1]),
+    "GPT-NeoX, with q, k and v in one": (transformers.GPTNeoXConfig(**SMALL), [1, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("family", SHARED)
+def test_linears_that_are_fed_the_same_tensor_are_found(family: str, tmp_path: Path) -> None:
+    config, sizes = SHARED[family]
+    loaded = execute.load(save_base(family, tmp_path / "base", config=config), "float32", "cpu")
+    assert [len(group) for group in loaded.linear_groups] == 2 * sizes, "two layers"
+    assert sorted(path for group in loaded.linear_groups for path in group) == sorted(loaded.linears)
+    if family == "Llama":
+        names = [[path.rsplit(".", 1)[1] for path in group] for group in loaded.linear_groups[:4]]
+        assert names == [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
+
+
+def test_a_back_end_knows_the_groups_and_lays_their_matrices_together() -> None:
+    q, k, o = torch.nn.Linear(8, 16), torch.nn.Linear(8, 4), torch.nn.Linear(16, 8)
+    linears = LoraLinears({"o": o, "q": q, "k": k}, 16, torch.float32, torch.device("cpu"), groups=[("q", "k")])
+    layout = linears.layout(8)
+    assert [list(group.outputs) for group in layout.groups] == [["o"], ["q", "k"]]
+    assert layout.offsets["k"][0] == layout.offsets["q"][0] + layout.rank * 8 * 4
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_the_kernels_that_exist_are_accepted(kernels: str) -> None:
+    assert backend_named(kernels).tile <= 16
+
+
+@pytest.mark.parametrize(("kernels", "says"), [("cpp", "not yet"), ("triton", "not yet"), ("cuda", "is unknown")])
+def test_the_others_are_refused_by_name(kernels: str, says: str) -> None:
+    with pytest.raises(SetupError, match=rf"{says}.*Choose one of auto, torch") as refused:
+        backend_named(kernels)
+    assert kernels in refused.value.message
