@@ -1,8 +1,20 @@
-"""The engine's process before it has made an engine."""
+"""The engine's process until it has an engine."""
 
+import asyncio
 import gc
+from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
+from motet.health import Health
+from motet.settings import Addresses, ProcessSettings
+from motet_runner.engine_client import ProcessEngineClient, ThreadEngineClient
 from motet_runner.engine_process import without_collections
+from motet_runner.interface import EngineConfig
+from motet_runner.service import RunnerService
+from motet_runner.settings import Settings
+from tests.runner.random_models import save_base
+from tests.support.fake_engine import FakeEngine
 
 
 def test_objects_made_without_collections_are_never_scanned() -> None:
@@ -15,3 +27,32 @@ def test_objects_made_without_collections_are_never_scanned() -> None:
     finally:
         gc.unfreeze()
     assert any(made is one for one in gc.get_objects())
+
+
+async def test_the_process_says_how_much_of_the_weights_it_has_read(tmp_path: Path) -> None:
+    base = save_base("llama", tmp_path / "base")
+    engine = ProcessEngineClient(EngineConfig(model=base, kv_cache_mib=4), ProcessSettings(data_dir=tmp_path))
+    said = []
+    await engine.start()
+    try:
+        async with asyncio.timeout(120):
+            info = await engine.loaded(lambda *progress: said.append(progress))
+    finally:
+        await engine.stop()
+    assert info.architecture == "LlamaForCausalLM"
+    size = (base / "model.safetensors").stat().st_size
+    read, total = said[-1]
+    assert size * 0.9 < read == total < size
+
+
+def test_a_runner_that_is_not_ready_says_how_much_of_the_model_is_loaded(tmp_path: Path) -> None:
+    save_base("llama", tmp_path / "base")
+    settings = Settings(model_uri=(tmp_path / "base").as_uri(), pool="default/demo")
+    health = Health()
+    process = ProcessSettings(data_dir=tmp_path)
+    service = RunnerService(
+        settings, process, Addresses(), ThreadEngineClient(FakeEngine), CollectorRegistry(), health=health
+    )
+    assert health.unready_reason() == "the runner is loading the model"
+    service._on_load_progress(3 << 29, 6 << 30)
+    assert health.unready_reason() == "the runner is loading the model (25% of 6.0 GiB)"

@@ -15,4 +15,4 @@ DEADLY_ENGINE = (sys.executable, "-m", "tests.support.deadly_engine")
 STEP_SECONDS = 0.005
 
 if __name__ == "__main__":
-    main(lambda _: FakeEngine(step_seconds=STEP_SECONDS, deadly=DEADLY, dies=partial(os._exit, 1)))
+    main(lambda _config, _on_progress: FakeEngine(step_seconds=STEP_SECONDS, deadly=DEADLY, dies=partial(os._exit, 1)))

@@ -18,6 +18,7 @@ from motet.errors import MotetError, NotFinite, SetupError
 from motet_kernels import RANKS, rank_class_of
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.slots import SlotChanges, SlotStore
+from motet_runner.execute.checkpoint import ignore_progress
 from motet_runner.execute.lora import LoraLinears, bytes_of
 from motet_runner.execute.model import load, probe_sequence
 from motet_runner.execute.rows import Assembler, Rows
@@ -32,6 +33,7 @@ from motet_runner.interface import (
     EngineReport,
     Event,
     Finish,
+    LoadProgress,
     Logprobs,
     NewSequence,
     OverflowAhead,
@@ -73,7 +75,12 @@ class Engine:
     """See `motet_runner.interface.Engine` for what each call promises."""
 
     def __init__(
-        self, config: EngineConfig, *, clock: Clock = time.perf_counter, on_logits: LogitsTap | None = None
+        self,
+        config: EngineConfig,
+        *,
+        clock: Clock = time.perf_counter,
+        on_logits: LogitsTap | None = None,
+        on_load_progress: LoadProgress = ignore_progress,
     ) -> None:
         """`on_logits` is called in each iteration that samples."""
         self._config = config
@@ -82,7 +89,7 @@ class Engine:
         preset = preset_named(config.preset)
         if config.device != "cuda":
             torch.set_num_threads(config.threads or 1)
-        self._loaded = load(config.model, config.dtype, config.device)
+        self._loaded = load(config.model, config.dtype, config.device, on_load_progress)
         loaded = self._loaded
         page_bytes = loaded.shape.bytes_per_page()
         adapter_rows = _adapter_rows(config)

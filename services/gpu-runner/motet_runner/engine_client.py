@@ -17,9 +17,9 @@ import structlog
 
 from motet.errors import ErrorMapping, MotetError
 from motet.settings import ProcessSettings
-from motet_runner.engine_messages import Command, EngineOutputs, Loaded, LoadFailed, Start
+from motet_runner.engine_messages import Answer, Command, EngineOutputs, Loaded, LoadFailed, Loading, Start
 from motet_runner.engine_process import drive
-from motet_runner.interface import Engine, EngineConfig, EngineInfo
+from motet_runner.interface import Engine, EngineConfig, EngineInfo, LoadProgress
 from motet_runner.pipe import HEADER, Pipe, pack, unpack
 
 log = structlog.get_logger(__name__)
@@ -54,9 +54,10 @@ class EngineClient(ABC):
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=BUFFER_BYTES)
         self._greet()
 
-    async def loaded(self) -> EngineInfo:
+    async def loaded(self, on_progress: LoadProgress) -> EngineInfo:
         """Wait until the engine has loaded its model. Raises the engine's error if it can't."""
-        answer = await self._receive()
+        while isinstance(answer := await self._receive(), Loading):
+            on_progress(answer.read_bytes, answer.total_bytes)
         if isinstance(answer, LoadFailed):
             raise answer.error
         assert isinstance(answer, Loaded)
@@ -104,7 +105,7 @@ class EngineClient(ABC):
         commands, self._commands = self._commands, []
         self._send(commands)
 
-    async def _receive(self) -> Loaded | LoadFailed | EngineOutputs:
+    async def _receive(self) -> Answer:
         assert self._reader is not None, "start comes first"
         try:
             (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))

@@ -96,6 +96,14 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Loading:
+    """How much of the weights is read."""
+
+    read_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     info: EngineInfo
 
@@ -145,4 +153,4 @@ class EngineOutputs:
     """For each cancel, the seconds from its sending until its pages were free."""
 
 
-Answer = Loaded | LoadFailed | EngineOutputs
+Answer = Loading | Loaded | LoadFailed | EngineOutputs

@@ -18,8 +18,8 @@ import structlog
 from motet.errors import ModelFolderError, MotetError
 from motet.telemetry import configure_logging
 from motet_runner.engine_loop import EngineLoop
-from motet_runner.engine_messages import Loaded, LoadFailed, Start
-from motet_runner.interface import Engine, EngineConfig
+from motet_runner.engine_messages import Loaded, LoadFailed, Loading, Start
+from motet_runner.interface import Engine, EngineConfig, LoadProgress
 from motet_runner.pipe import Pipe
 
 log = structlog.get_logger(__name__)
@@ -64,11 +64,11 @@ def without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def load_engine(config: EngineConfig) -> Engine:
+def load_engine(config: EngineConfig, on_progress: LoadProgress) -> Engine:
     with without_collections():
         from motet_runner.engine import Engine as RealEngine  # imports torch, which takes seconds
 
-    return RealEngine(config)
+    return RealEngine(config, on_load_progress=on_progress)
 
 
 def _lower_priority() -> None:
@@ -100,7 +100,7 @@ def _die_with_parent(parent: int) -> None:
         sys.exit(1)  # the service died before that call
 
 
-def main(load: Callable[[EngineConfig], Engine] = load_engine) -> None:
+def main(load: Callable[[EngineConfig, LoadProgress], Engine] = load_engine) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles ctrl-C
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         pipe = Pipe(connection)
@@ -108,7 +108,11 @@ def main(load: Callable[[EngineConfig], Engine] = load_engine) -> None:
             start: Start = pipe.receive()
             _die_with_parent(start.parent)
             configure_logging("runner-engine", start.process)
-            drive(lambda: _freeze_gc(load(start.config)), pipe)
+
+            def report(read_bytes: int, total_bytes: int) -> None:
+                pipe.send(Loading(read_bytes, total_bytes))  # nobody else sends while the engine is loaded
+
+            drive(lambda: _freeze_gc(load(start.config, report)), pipe)
         except EOFError:
             pass  # the service has ended, so the engine ends, too
 

@@ -3,6 +3,7 @@
 The service uses an engine only through `Engine`. That protocol is narrow, so that another engine can implement it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -254,6 +255,10 @@ class EngineConfig:
     protect_after_steps: int = 0
     """How many iterations a sequence at the end of its promise waits for an answer. Then the engine decides alone.
     0: at once."""
+
+
+LoadProgress = Callable[[int, int], None]
+"""Gets the bytes of weights that are read, and all bytes, about once a second. A thread of the load calls it."""
 
 
 class Engine(Protocol):

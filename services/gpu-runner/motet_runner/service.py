@@ -7,6 +7,7 @@ or with EngineDied.
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -61,6 +62,8 @@ DRAIN_POLL_SECONDS = 0.1
 DRAINED_FLUSH_SECONDS = 2.0
 """How long a runner that ends waits for gateways to read which of their requests must be placed again."""
 
+LOAD_LOG_SECONDS = 10.0
+
 ENGINE_DIED_FLUSH_SECONDS = 0.5
 """The same after the engine has died. It is short, because the requests make no progress meanwhile. A gateway that does
 not read in this time notices that the stream ends."""
@@ -100,6 +103,8 @@ class RunnerService:
         self._last_report: EngineReport | None = None
         self._report_asked = False
         self._parts: _Parts | None = None
+        self._load_progress = ""
+        self._load_logged = time.monotonic()
         self.metrics = Metrics(registry, names=process.metrics_names)
         self.accepted = AcceptedRequests()
         self.identity = common_pb2.RunnerIdentity(
@@ -173,7 +178,7 @@ class RunnerService:
             await self._engine.stop()
 
     async def _serve(self, server: Server) -> None:
-        loading = asyncio.gather(self._engine.loaded(), self._digests())
+        loading = asyncio.gather(self._engine.loaded(self._on_load_progress), self._digests())
         try:
             info, (base, assets) = await loading
         finally:
@@ -267,6 +272,12 @@ class RunnerService:
         parts = self._parts = _Parts(facts, adapters, generation, scheduler, supervisor)
         return parts
 
+    def _on_load_progress(self, read_bytes: int, total: int) -> None:
+        self._load_progress = f" ({read_bytes / total:.0%} of {total / 2**30:.1f} GiB)"
+        if time.monotonic() - self._load_logged >= LOAD_LOG_SECONDS * self._process.time_scale or read_bytes == total:
+            self._load_logged = time.monotonic()
+            log.info("model_load_progress", bytes=read_bytes, total=total)
+
     def _on_welcome(self) -> None:
         self._welcomed = True
 
@@ -274,7 +285,7 @@ class RunnerService:
         """Requests may come once a scheduler has welcomed this runner. If that scheduler ends, the runner stays ready
         for the next one."""
         if self._parts is None:
-            return "the runner is loading the model"
+            return "the runner is loading the model" + self._load_progress
         return self._parts.generation.refusal_reason or (
             "" if self._welcomed else "no scheduler has accepted this runner yet"
         )

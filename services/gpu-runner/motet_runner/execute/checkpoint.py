@@ -25,6 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from motet.errors import ModelFolderError
+from motet_runner.interface import LoadProgress
 
 INDEX = "model.safetensors.index.json"
 ONE_FILE = "model.safetensors"
@@ -35,6 +36,11 @@ weights."""
 
 PROGRESS_SECONDS = 1.0
 
+
+def ignore_progress(read_bytes: int, total: int) -> None:
+    pass
+
+
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
@@ -43,9 +49,6 @@ DTYPES = {
 """Without the types of eight bits and less that only quantised weights have."""
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-
-Progress = Callable[[int, int], None]
-"""Gets the bytes that are read, and all bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +211,7 @@ class CheckpointReader:
         self,
         checkpoint: Checkpoint,
         device: torch.device,
-        on_progress: Progress,
+        on_progress: LoadProgress,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -243,6 +246,8 @@ class CheckpointReader:
         for descriptor in self._files.values():
             with suppress(OSError):
                 os.close(descriptor)
+        if error is None and self._total:
+            self._on_progress(self._total, self._total)
 
     def state_dict(self) -> dict[str, Any]:
         return {name: StoredTensor(entry, self) for name, entry in self._checkpoint.tensors.items()}
@@ -295,6 +300,7 @@ class CheckpointReader:
     def _report(self, count: int) -> None:
         with self._lock:
             self._read_bytes += count
-            if (now := self._clock()) - self._reported >= PROGRESS_SECONDS:
+            now = self._clock()
+            if now - self._reported >= PROGRESS_SECONDS and self._read_bytes < self._total:
                 self._reported = now
                 self._on_progress(self._read_bytes, self._total)

@@ -12,22 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import structlog
 import torch
 import transformers
 
 from motet.domain import BASE, KVShape, RequestId, pages_for
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.execute import attention
-from motet_runner.execute.checkpoint import Checkpoint, CheckpointReader, Progress, other_shape
+from motet_runner.execute.checkpoint import Checkpoint, CheckpointReader, ignore_progress, other_shape
 from motet_runner.execute.lora import features
 from motet_runner.execute.rows import CURRENT, Assembler, Rows
-from motet_runner.interface import NewSequence, Sampling, State
+from motet_runner.interface import LoadProgress, NewSequence, Sampling, State
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import Iteration, Sequence, Work
 from motet_runner.supported_models import read_supported_config
-
-log = structlog.get_logger(__name__)
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 """How far packing may move a logit in the probe, as a share of the largest. Rounding stays far below, a token that
@@ -64,11 +61,7 @@ class LoadedModel:
         return logits if len(logits) == len(rows.keep) else logits[rows.keep]  # a few models keep all
 
 
-def log_progress(read_bytes: int, total: int) -> None:
-    log.info("model_load_progress", bytes=read_bytes, total=total)
-
-
-def load(folder: Path, dtype: str, device: str, on_progress: Progress = log_progress) -> LoadedModel:
+def load(folder: Path, dtype: str, device: str, on_progress: LoadProgress = ignore_progress) -> LoadedModel:
     attention.register()
     raw = read_supported_config(folder)
     if raw.get("model_type") == "gptj":
@@ -103,7 +96,7 @@ def load(folder: Path, dtype: str, device: str, on_progress: Progress = log_prog
     return loaded
 
 
-def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, on_progress: Progress) -> Any:
+def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, on_progress: LoadProgress) -> Any:
     folder = checkpoint.folder
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
