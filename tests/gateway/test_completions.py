@@ -66,6 +66,7 @@ async def test_each_choice_but_the_first_names_the_first_one_with_its_prompt(ser
     names = [enqueue.request for enqueue in asked]
     assert names == [first, *(f"{first}.{number}" for number in range(1, 6))]
     assert [enqueue.parent for enqueue in asked] == ["", first, first, "", f"{first}.3", f"{first}.3"]
+    assert {enqueue.choices for enqueue in asked} == {3}
     assert {submit.request: submit.parent for submit in served.cluster.runners[0].submits} == {
         enqueue.request: enqueue.parent for enqueue in asked
     }

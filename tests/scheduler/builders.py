@@ -172,10 +172,16 @@ class SchedulerDriver:
         incarnation: str = "1",
         resident: tuple[ResidentAdapter, ...] = (),
         steps: int = 0,
+        cached: tuple[int, ...] = (),
     ) -> list[effects.Effect]:
         return self.send(
             events.RunnerReported(
-                instance=InstanceName(instance), incarnation=incarnation, live=live, resident=resident, steps=steps
+                instance=InstanceName(instance),
+                incarnation=incarnation,
+                live=live,
+                resident=resident,
+                steps=steps,
+                cached_prefixes=frozenset(cached),
             )
         )
 

@@ -19,6 +19,8 @@ INSTANCES = ("r0", "r1", "r2")
 PAGES = {"r0": 8, "r1": 16, "r2": 24}
 MAX_PASSED_OVER = 4
 ADAPTER_SLOTS = 1
+ENQUEUED_ONLY = {"prompt", "q80", "tenant", "choices", "prefix_hints"}
+"""Fields of a request that its gateway does not say again when it connects."""
 DIGESTS = {"pirate": PIRATE, "poet": POET}
 
 
@@ -164,6 +166,21 @@ class RandomEvents(RuleBasedStateMachine):
                 prompt=1, max_tokens=8, tenant=f"t{n}", digest=BASE, request_class=RequestClass.INTERACTIVE
             )
 
+    @rule(count=st.integers(2, 4), prompt=st.integers(1, 60), hints=st.lists(st.integers(1, 5), max_size=3))
+    def enqueue_several_choices(self, count, prompt, hints):
+        parent = RequestId(f"q{self.count + 1:03}")
+        for n in range(count):
+            self.enqueue_one(
+                prompt=prompt,
+                max_tokens=30,
+                tenant="b",
+                digest=BASE,
+                request_class=RequestClass.STANDARD,
+                parent=parent if n else None,
+                choices=count,
+                prefix_hints=tuple(hints),
+            )
+
     @rule(count=st.integers(2, 6))
     def enqueue_for_several_adapters(self, count):
         """Use more adapters than a runner has slots."""
@@ -246,7 +263,7 @@ class RandomEvents(RuleBasedStateMachine):
                 pages=place.promise.pages,
                 incarnation=place.incarnation,
                 prompt_tokens=self.asked[name]["prompt"],
-                **{key: value for key, value in self.asked[name].items() if key not in ("prompt", "q80", "tenant")},
+                **{key: value for key, value in self.asked[name].items() if key not in ENQUEUED_ONLY},
             )
             for name, place in sorted(self.placed.items())
         )
@@ -299,12 +316,15 @@ class RandomEvents(RuleBasedStateMachine):
             self.attached.discard(name)
             self.send(events.RunnerDetached(InstanceName(name), str(self.incarnations[name])))
 
-    @rule(name=st.sampled_from(INSTANCES))
-    def report(self, name):
+    @rule(name=st.sampled_from(INSTANCES), cached=st.frozensets(st.integers(1, 5)))
+    def report(self, name, cached):
         if name in self.attached:
             self.send(
                 events.RunnerReported(
-                    instance=InstanceName(name), incarnation=str(self.incarnations[name]), live=self.requests_of(name)
+                    instance=InstanceName(name),
+                    incarnation=str(self.incarnations[name]),
+                    live=self.requests_of(name),
+                    cached_prefixes=cached,
                 )
             )
 
@@ -403,7 +423,7 @@ class RandomEvents(RuleBasedStateMachine):
         stranded = dict(self.placed)
         for _ in range(3 * int(self.driver.scheduler.config.unlisted_timeout)):
             for name in INSTANCES:
-                self.report(name)
+                self.report(name, frozenset())
             self.wait(1.0)
         for name, place in stranded.items():
             now = self.placed.get(name)
@@ -434,7 +454,7 @@ class RandomEvents(RuleBasedStateMachine):
                 else:
                     self.lose(request, place.epoch)
             for name in INSTANCES:
-                self.report(name)
+                self.report(name, frozenset())
             self.wait(3.0)
         assert not self.waiting, "these requests wait for ever"
         assert not self.placed

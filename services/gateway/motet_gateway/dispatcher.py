@@ -79,6 +79,8 @@ class GenerationRequest:
     deadline_seconds: float
     parent: str = ""
     """The first choice with the same prompt; empty: this is it."""
+    choices: int = 1
+    """How many choices have the same prompt, with this one."""
     prefix_hints: Sequence[int] = ()
     """Of the first pages of the prompt (`motet.prefix_hints`)."""
 
@@ -392,6 +394,7 @@ class Dispatcher:
             age_seconds=age,
             avoid=[generation.avoid] if generation.avoid else [],
             parent=order.parent,
+            choices=order.choices,
             prefix_hashes=order.prefix_hints,
         )
 

@@ -4,6 +4,7 @@ from typing import cast
 
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.domain import Digest, InstanceName, RequestId, Tenant
+from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
 from motet.runner_info import (
     Capacity,
     Failure,
@@ -104,6 +105,10 @@ def _write_certificate(it: Certificate) -> scheduler_pb2.Certificate:
     )
 
 
+def _read_parent(it: str) -> RequestId | None:
+    return RequestId(it) if it else None
+
+
 def _class(it: RequestClass) -> "common_pb2.RequestClass.ValueType":
     return cast("common_pb2.RequestClass.ValueType", int(it))
 
@@ -131,6 +136,7 @@ def gateway_connected(hello: scheduler_pb2.GatewayHello) -> events.GatewayConnec
                 age=live.age_seconds,
                 deadline=live.deadline_seconds,
                 estimate=_read_estimate(live.estimate),
+                parent=_read_parent(live.parent),
             )
             for live in hello.live
         ),
@@ -157,6 +163,9 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
                 deadline=it.deadline_seconds,
                 age=it.age_seconds,
                 avoid=tuple(it.avoid),
+                parent=_read_parent(it.parent),
+                choices=max(1, it.choices),
+                prefix_hints=tuple(it.prefix_hashes[:MAX_PROMPT_HINTS]),
             )
         case "cancel":
             return events.CancelRequested(gateway, RequestId(up.cancel.request))
@@ -274,6 +283,7 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
                 steps=it.steps,
                 resident=read_resident_adapters(it.resident),
                 live=read_runner_requests(it.live),
+                cached_prefixes=frozenset(it.cached_prefixes[:MAX_CACHED_HINTS]),
             )
         case "declined":
             no = up.declined

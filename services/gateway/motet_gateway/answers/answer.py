@@ -312,6 +312,7 @@ class AnswerResponse(Response):
                 estimate=estimates[at],
                 deadline_seconds=self._settings.deadline_seconds,
                 parent=parent,
+                choices=body.choices,
                 prefix_hints=hints[at],
             )
             parent = parent or request

@@ -36,6 +36,12 @@ class Enqueued:
     """Seconds from now; 0: none."""
     age: float = 0.0
     avoid: tuple[str, ...] = ()
+    parent: RequestId | None = None
+    """The first choice of the same call; None: this is it."""
+    choices: int = 1
+    """How many choices the call has, with this one."""
+    prefix_hints: tuple[int, ...] = ()
+    """Of the first pages of its prompt (`motet.prefix_hints`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +63,7 @@ class LiveRequest:
     age: float = 0.0
     deadline: float = 0.0
     estimate: Estimate = field(default_factory=Estimate)
+    parent: RequestId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,8 @@ class RunnerReported:
     steps: int = 0
     resident: tuple[ResidentAdapter, ...] = ()
     live: tuple[RunnerRequest, ...] = ()
+    cached_prefixes: frozenset[int] = frozenset()
+    """Hints of the pages in its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class GatewayEvents:
                 estimate=live.estimate,
                 asked_at=self._state.now - live.age,
                 queue_timeout=live.deadline,
+                parent=live.parent,
             )
             self._lifecycle.begin(request)
         elif request.waiting:
@@ -68,6 +69,7 @@ class GatewayEvents:
         request.moved_reason, request.engine_hung = "", False
         request.placement = Placement(live.instance, live.incarnation, live.epoch, self._state.now)
         self._lifecycle.placed(request.id, live.epoch)
+        self._state.families.placed(request, live.instance)
         runner = self._state.runner_of(request.placement)
         if runner is None:
             return
@@ -111,6 +113,9 @@ class GatewayEvents:
             estimate=event.estimate,
             asked_at=self._state.now - event.age,
             queue_timeout=event.deadline,
+            parent=event.parent,
+            choices=event.choices,
+            prefix_hints=event.prefix_hints,
         )
         self._lifecycle.begin(request)
         request.delivered = event.delivered

@@ -80,7 +80,13 @@ class Placer:
         if not self._state.settled:
             request.waiting_reason = STARTING
             return False
-        outcome = choose(request, self._state.runners_of(request.group), self._state.config, self._state.now)
+        outcome = choose(
+            request,
+            self._state.runners_of(request.group),
+            self._state.config,
+            self._state.now,
+            near=self._state.families.near(request),
+        )
         if isinstance(outcome, Chosen):
             queue.remove_placed(request)
             self._assign(request, outcome.runner, outcome.promise)
@@ -102,6 +108,7 @@ class Placer:
                 self._state.emit(ensure(runner, request.digest, source))
         request.epoch += 1
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)
+        self._state.families.placed(request, runner.instance)
         request.deadline_at = None
         request.waiting_reason, request.reported_position = "", (0, "")
         self._lifecycle.placed(request.id, request.epoch)

@@ -35,6 +35,7 @@ class RequestLifecycle:
         self._sequence += 1
         request.sequence = self._sequence
         self._state.requests[request.id] = request
+        self._state.families.begin(request, self._state.requests)
         self._state.timelines.begin(request.id, self._state.now)
         if request.digest != BASE:
             self._state.adapter_uses[request.digest] += 1
@@ -56,6 +57,7 @@ class RequestLifecycle:
             self.release_promise(request)
         request.deadline_at = None
         del self._state.requests[request.id]
+        self._state.families.end(request)
         self._state.timelines.end(request.id)
         if request.digest != BASE:
             self._state.adapter_uses[request.digest] -= 1

@@ -66,6 +66,12 @@ class Request:
     """The failure of a runner that applies to all runners."""
     waiting_reason: str = ""
     reported_position: tuple[int, str] = (0, "")
+    parent: RequestId | None = None
+    """The first choice of the same call; None: this is it."""
+    choices: int = 1
+    """How many choices the call has, with this one."""
+    prefix_hints: tuple[int, ...] = ()
+    """Of the first pages of its prompt."""
     need: Requirement | None = None
     """Cached: a request is tried many times before it is placed."""
 

@@ -9,7 +9,9 @@
 | its promise fits          | it needs more pages than are free             |
 | it did not just decline   | the runner declined recently                  |
 
-Ties: the adapter on the device, on the host, on disk; then the highest name.
+Before fullness counts what the request could share there: the runner has other choices of the same call (or room for
+all of them, if this is the first), or more of its prompt in the prefix cache. Ties after fullness: the adapter on the
+device, on the host, on disk; then the highest name.
 """
 
 from collections.abc import Iterable
@@ -40,9 +42,10 @@ class NeverFits:
 
 
 def choose(
-    request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float
+    request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float, *, near: str = ""
 ) -> Chosen | MustWait | NeverFits:
-    best: tuple[int, Tier, str] | None = None
+    """`near` is the runner of the other choices of the same call; empty if there is none."""
+    best: tuple[bool, int, int, Tier, str] | None = None
     chosen: Chosen | None = None
     obstacles: set[str] = set()
     short = ""
@@ -61,7 +64,15 @@ def choose(
             else:
                 obstacles.add(obstacle)
             continue
-        rank = (runner.sequences, runner.tier_of(request.digest), runner.instance)
+        rank = (
+            runner.instance == near
+            if near
+            else request.choices > 1 and _has_room_for_all(request, runner, need.promise),
+            runner.cached_pages(request.prefix_hints),
+            runner.sequences,
+            runner.tier_of(request.digest),
+            runner.instance,
+        )
         if best is None or rank > best:
             best, chosen = rank, Chosen(runner, need.promise)
     if chosen is not None:
@@ -70,6 +81,14 @@ def choose(
         return NeverFits(too_small)
     # Pages first: with several runners, the one that lacks only memory gives the most useful reason.
     return MustWait(short or min(obstacles, key=_BY_USEFULNESS.index, default=NO_RUNNER))
+
+
+def _has_room_for_all(request: Request, runner: Runner, promise: Promise) -> bool:
+    """Whether all choices of the call fit, if each gets this promise."""
+    return (
+        request.choices * promise.pages <= runner.ledger.free
+        and runner.sequences + request.choices <= runner.max_sequences
+    )
 
 
 STARTING = "the scheduler has just started and waits for its runners"

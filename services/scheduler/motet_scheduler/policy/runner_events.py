@@ -73,6 +73,7 @@ class RunnerEvents:
             return
         runner.last_report_at = self._state.now
         runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
+        runner.cached_prefixes = event.cached_prefixes
         # A report is not enough to be healthy again: an engine with work must also take a step.
         moves = event.steps > runner.steps if runner.steps is not None else not runner.hung
         idle = all(entry.state in (SequenceState.PARKED, SequenceState.LOADING) for entry in event.live)

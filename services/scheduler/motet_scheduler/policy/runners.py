@@ -1,6 +1,7 @@
 """One runner as the scheduler knows it: its ledger of promises, its adapters and its requests."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
@@ -81,6 +82,8 @@ class Runner:
         self.running = 0
         self.waiting = 0
         self.pages_free = capacity.pages
+        self.cached_prefixes: frozenset[int] = frozenset()
+        """Hints of the pages in its prefix cache, as last reported."""
         self._live_digests: Counter[Digest] = Counter()
 
     @property
@@ -128,6 +131,15 @@ class Runner:
             return Tier.DEVICE
         found = self.resident.get(digest)
         return found.tier if found is not None else Tier.NONE
+
+    def cached_pages(self, hints: Sequence[int]) -> int:
+        """How many of the first pages of a prompt are in the prefix cache. A page's hint covers the pages before it."""
+        cached = self.cached_prefixes
+        if cached:
+            for pages in range(len(hints), 0, -1):
+                if hints[pages - 1] in cached:
+                    return pages
+        return 0
 
     # ------------------------------------------------------------------------------------------------- the ledger
 

@@ -108,6 +108,7 @@ class Scheduler:
             runner.check()
         counted = Counter(r.digest for r in self.requests.values() if r.digest != BASE)
         assert counted == self._state.adapter_uses, "uses of adapters were miscounted"
+        self._state.families.check(self.requests)
 
     def _tick(self, _event: events.Tick) -> None:
         if self._state.waiting_for_runners.expires(self._state.now):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from motet.domain import Digest, InstanceName, RequestId
 from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.effects import Effect
+from motet_scheduler.policy.families import Families
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runners import Runner
@@ -51,6 +52,7 @@ class SchedulerState:
         self.requests: dict[RequestId, Request] = {}
         self.adapter_uses: Counter[Digest] = Counter()
         """How many requests use each adapter."""
+        self.families = Families()
         self.queues: dict[GroupName, Queue] = {}
         self.runners: dict[InstanceName, Runner] = {}
         self.by_group: dict[GroupName, list[Runner]] = {}

@@ -321,6 +321,7 @@ class Enqueue(_message.Message):
     AGE_SECONDS_FIELD_NUMBER: _builtins.int
     AVOID_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     """of the last placement; 0 when there was none"""
@@ -339,6 +340,8 @@ class Enqueue(_message.Message):
     """since the client asked"""
     parent: _builtins.str
     """the first choice of the same call (n > 1), which has the same prompt; empty: this is it"""
+    choices: _builtins.int
+    """how many choices that call has for this prompt, with this one; 0: one"""
     @_builtins.property
     def estimate(self) -> _common_pb2.Estimate: ...
     @_builtins.property
@@ -367,10 +370,11 @@ class Enqueue(_message.Message):
         age_seconds: _builtins.float = ...,
         avoid: _abc.Iterable[_builtins.str] | None = ...,
         parent: _builtins.str = ...,
+        choices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "avoid", b"avoid", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "max_tokens", b"max_tokens", "parent", b"parent", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "avoid", b"avoid", "choices", b"choices", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "max_tokens", b"max_tokens", "parent", b"parent", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
