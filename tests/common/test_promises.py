@@ -13,7 +13,7 @@ from motet_runner.plan.sequence import Sequence
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.values import Estimate, GroupName, SchedulerConfig
 from motet_supervisor.policy.runners import WatchedRunner
-from tests.runner.plan.fake_device import FakeDevice, make_book, new
+from tests.runner.plan.fake_device import FakeDevice, make_planner, new
 
 CONTEXT = 2048
 CAPACITY = Capacity(pages=1000, max_model_length=CONTEXT)
@@ -80,16 +80,16 @@ def test_a_promise_doubles_up_to_the_longest_answer_and_never_shrinks():
 def test_an_engine_uses_at_most_the_pages_of_the_longest_answer(prompt, max_tokens):
     prompt, max_tokens = min(prompt, 80), min(max_tokens, 80)
     most = promises.max_pages(prompt, max_tokens)
-    book = make_book(pages=most + 1)  # a context ends with the pages, last token included
-    book.add(new("a", prompt=prompt, max_tokens=max_tokens, promise=most, ignore_eos=True))
-    device = FakeDevice(book)
+    planner = make_planner(pages=most + 1)  # a context ends with the pages, last token included
+    planner.add(new("a", prompt=prompt, max_tokens=max_tokens, promise=most, ignore_eos=True))
+    device = FakeDevice(planner)
     used = 0
-    while book.has_work():
+    while planner.has_work():
         device.step()
         used = max(used, len(device.memory))
     assert used == promises.max_kv_tokens(prompt, max_tokens)
     assert pages_for(used) == most
-    assert not [event for event in book.events if isinstance(event, OverflowAhead)]
+    assert not [event for event in device.events if isinstance(event, OverflowAhead)]
 
 
 @given(prompt=lengths, max_tokens=lengths, promise=st.integers(1, 200), made=lengths)

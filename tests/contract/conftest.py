@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,13 @@ def layout(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapte
     return certify(folder, real(base_model, Size()).info).layout
 
 
-@pytest.fixture(params=["fake", "real"])
+@pytest.fixture(params=["fake", "fake, one ahead", "real", "real, one ahead"])
 def engine_of(request: pytest.FixtureRequest) -> Callable[[Size], object]:
-    return fake if request.param == "fake" else partial(real, request.getfixturevalue("base_model"))
+    make = fake if request.param.startswith("fake") else partial(real, request.getfixturevalue("base_model"))
+    ahead = int(request.param.endswith("ahead"))
+
+    def engine_of(size: Size) -> object:
+        return make(replace(size, ahead=ahead))
+
+    engine_of.ahead = ahead
+    return engine_of

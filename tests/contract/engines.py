@@ -20,6 +20,8 @@ class Size:
     length: int = 512
     patience: int = 0
     """How many iterations a sequence at the end of its promise waits for the supervisor's answer."""
+    ahead: int = 0
+    """How many iterations are planned and launched while an earlier one runs."""
 
 
 def fake(size: Size) -> FakeEngine:
@@ -30,6 +32,7 @@ def fake(size: Size) -> FakeEngine:
         adapter_slots=size.slots,
         max_model_length=size.length,
         protect_after_steps=size.patience,
+        plan_ahead=size.ahead,
     )
 
 
@@ -42,5 +45,6 @@ def real(base: Path, size: Size) -> Engine:
         max_resident_adapters=size.slots,
         max_model_length=size.length,
         protect_after_steps=size.patience,
+        plan_ahead=size.ahead,
     )
     return Engine(config)

@@ -1,5 +1,6 @@
 """Engines to test with, and the shortest way to run something through them."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,9 +9,12 @@ from motet_runner.adapters.certification import certify
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Event, NewSequence, Sampling, SequenceOutput
 
+PLAN_AHEAD = int(os.environ.get("MOTET_RUNNER_PLAN_AHEAD", "0"))
+"""All tests of engines also hold with 1: `make soak` runs them so."""
+
 
 def make_engine(base: Path, **settings) -> Engine:
-    return Engine(EngineConfig(model=base, **({"kv_cache_mib": 4} | settings)))
+    return Engine(EngineConfig(model=base, **({"kv_cache_mib": 4, "plan_ahead": PLAN_AHEAD} | settings)))
 
 
 def load(engine: Engine, digest: Digest, folder: Path) -> None:

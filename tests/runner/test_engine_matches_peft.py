@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
-from tests.runner.engines import load
+from tests.runner.engines import PLAN_AHEAD, load
 from tests.runner.random_models import EIGHT, VOCABULARY, save_adapter, save_base
 
 pytestmark = [
@@ -129,7 +129,9 @@ def reference_logits(world: World, served: list[Served]) -> dict[RequestId, torc
 
 def test_32_sequences_of_nine_adapters_and_the_base_equal_peft(world: World, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    config = EngineConfig(model=world.base, kv_cache_mib=16, prefill_chunk_tokens=64, step_trace=trace)
+    config = EngineConfig(
+        model=world.base, kv_cache_mib=16, prefill_chunk_tokens=64, step_trace=trace, plan_ahead=PLAN_AHEAD
+    )
     served, engine = serve(world, config)
     expected = reference_logits(world, served)
 

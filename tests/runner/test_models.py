@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM
 
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.execute import model as execute
-from motet_runner.execute.rows import Assembler
+from motet_runner.execute.flat_batch import FlatBatchBuilder
+from motet_runner.execute.row_table import RowTable
 from motet_runner.interface import Finish
 from motet_runner.memory.paged import PagedStore
-from motet_runner.plan import Iteration, Work
+from motet_runner.plan import RowStep, StepPlan
 from tests.runner.engines import ask, make_engine, run
 from tests.runner.random_models import VOCABULARY, save_base
 
@@ -62,20 +63,22 @@ def test_packed_chunked_and_decoded_tokens_equal_transformers(family: str, tmp_p
     with torch.inference_mode():
         expected = {id(tokens): reference(torch.tensor([tokens])).logits[0] for tokens in (first, second)}
         store = PagedStore(8, loaded.shape, loaded.dtype, loaded.device)
-        assembler = Assembler(store, loaded.device)
-        a = execute.probe_sequence(first, [5, 1, 7, 0])
-        b = execute.probe_sequence(second, [2, 3])
-        plan = [
-            [Work(b, 0, 11, samples=True), Work(a, 0, 37, samples=True)],
-            [Work(a, 37, 13, samples=True), Work(b, 11, 1, samples=True)],
-            *([Work(a, 50 + i, 1, samples=True), Work(b, 12 + i, 1, samples=True)] for i in range(10)),
+        table = RowTable()
+        builder = FlatBatchBuilder(table, store, loaded.device)
+        for row, tokens, pages in ((0, first, (5, 1, 7, 0)), (1, second, (2, 3))):
+            table.join(execute.probe_row(row, tokens))
+            table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=pages))
+        plans = [
+            (RowStep(1, 0, 11, samples=True), RowStep(0, 0, 37, samples=True)),
+            (RowStep(0, 37, 13, samples=True), RowStep(1, 11, 1, samples=True)),
+            *((RowStep(0, 50 + i, 1, samples=True), RowStep(1, 12 + i, 1, samples=True)) for i in range(10)),
         ]
-        for works in plan:
-            rows = assembler.assemble(Iteration([], works), lambda _: (0, 0))
-            for work, row in zip(rows.sampled, loaded.forward(rows), strict=True):
-                theirs = expected[id(work.sequence.tokens)][work.start + work.count - 1]
+        for steps in plans:
+            batch = builder.build(StepPlan(number=0, prefills=steps))
+            for step, row in zip(steps, loaded.forward(batch), strict=True):
+                theirs = expected[id((first, second)[step.row])][step.start + step.count - 1]
                 assert float((row - theirs).abs().max()) <= 1e-4
-            assert rows.calls == 2
+            assert batch.calls == 2
 
 
 REFUSED = {

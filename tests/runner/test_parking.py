@@ -8,7 +8,7 @@ import pytest
 
 from motet.domain import Digest, ParkMethod, RequestId
 from motet_runner.interface import OverflowAhead, ParkedNow, ResumedNow, StateChanged
-from tests.runner.engines import EngineRun, ask, load, make_engine, run
+from tests.runner.engines import PLAN_AHEAD, EngineRun, ask, load, make_engine, run
 
 MANY = [f"r{i}" for i in range(6)]
 
@@ -83,7 +83,7 @@ def test_with_a_supervisor_only_the_sequence_at_its_promise_waits_for_an_order(l
     assert [(event.request, event.promise) for event in ran.of(OverflowAhead)] == [("tight", 1)]
     assert engine.extend(RequestId("tight"), 1, 1, 2)
     assert not engine.extend(RequestId("tight"), 1, 1, 4)
-    run(engine, ran=ran, steps=1)
+    run(engine, ran=ran, steps=1 + PLAN_AHEAD)
     assert len(ran.tokens["tight"]) == 8
 
 

@@ -8,25 +8,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.domain import RequestId
+from motet.domain import BASE, RequestId
+from motet_runner.execute.row_table import TableRow
 from motet_runner.execute.sampler import sample, uniform
-from motet_runner.interface import NewSequence, Sampling, State
-from motet_runner.plan import Sequence
+from motet_runner.interface import Sampling
 
 VOCABULARY = 40
 
 
-def sequence(*, prompt=(1, 2), output=(), seed: int = 0, choice: int = 0, **sampling) -> Sequence:
-    new = NewSequence(
+def sequence(*, prompt=(1, 2), output=(), seed: int = 0, choice: int = 0, **sampling) -> TableRow:
+    return TableRow(
         request=RequestId("r"),
-        epoch=1,
-        choice=choice,
-        prompt=prompt,
-        promise=1,
-        seed=seed,
+        tokens=[*prompt, *output],
+        prompt_tokens=len(prompt),
+        adapter=BASE,
         sampling=Sampling(**({"max_tokens": 100} | sampling)),
+        seed=seed,
+        choice=choice,
     )
-    return Sequence(new, 1, 1, [*prompt, *output], State.DECODE)
 
 
 def logits(rows: int = 1, *, seed: int = 0) -> torch.Tensor:

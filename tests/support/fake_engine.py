@@ -10,13 +10,13 @@ tokens, and a test knows the answer beforehand.
 import random
 import time
 import zlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId
-from motet.errors import Declined, MotetError
+from motet.errors import Declined
 from motet.ledger import Ledger
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import (
@@ -26,13 +26,19 @@ from motet_runner.interface import (
     EngineInfo,
     EngineReport,
     Event,
-    Finish,
     NewSequence,
-    SequenceOutput,
     State,
     StepOutput,
 )
-from motet_runner.plan import Book, Sequence, Work, preset_named
+from motet_runner.plan import (
+    Planner,
+    RowJoin,
+    RowStep,
+    SampledToken,
+    StepPlan,
+    StepResult,
+    preset_named,
+)
 
 VOCABULARY = 1000
 EOS = VOCABULARY
@@ -73,6 +79,7 @@ class FakeEngine:
     host_pages: int = 64
     protect_after_steps: int = 1 << 30
     """The real engine waits for its supervisor for fewer steps. In a test the machine is slow and steps are short."""
+    plan_ahead: int = 0
     decline_rate: float = 0.0
     seed: int = 0
     deadly: int | None = None
@@ -83,7 +90,7 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self._slots = _Slots(self)
-        self.book = Book(
+        self.planner = Planner(
             pages=self.pages,
             preset=preset_named("paged-chunk"),
             places=self.max_sequences,
@@ -94,13 +101,15 @@ class FakeEngine:
             host_pages=self.host_pages,
             protect_after_steps=self.protect_after_steps,
             on_device=self._slots.on_device,
+            adapter_slot=self._slots.use,
         )
+        self._worker = _FakeWorker(self)
         self.info = EngineInfo(
             pages=self.pages,
             page_tokens=PAGE_TOKENS,
             page_bytes=PAGE_BYTES,
             max_sequences=self.max_sequences,
-            max_model_length=self.book.max_length,
+            max_model_length=self.planner.max_length,
             adapter_slots=self.adapter_slots,
             max_lora_rank=64,
             host_bytes=self.host_pages * PAGE_BYTES,
@@ -112,39 +121,38 @@ class FakeEngine:
             target_modules=self.target_modules,
         )
         self._random = random.Random(self.seed)
-        self._steps = 0
 
     @property
     def ledger(self) -> Ledger[RequestId]:
-        return self.book.ledger
+        return self.planner.memory.ledger
 
     # ------------------------------------------------------------------------------------------------------- commands
 
     def add(self, sequence: NewSequence) -> None:
         if self._random.random() < self.decline_rate:
             raise Declined("not in the mood")
-        self.book.add(sequence)
+        self.planner.add(sequence)
         self._slots.want_for_all()
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
-        return self.book.cancel(request, epoch) is not None
+        return self.planner.cancel(request, epoch) is not None
 
     def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
-        return self.book.extend(request, epoch, promise, extended)
+        return self.planner.extend(request, epoch, promise, extended)
 
     def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
-        return self.book.park(request, epoch, promise, wanted, method)
+        return self.planner.park(request, epoch, promise, wanted, method)
 
     def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
-        resumed = self.book.resume(request, epoch, promise)
+        resumed = self.planner.resume(request, epoch, promise)
         self._slots.want_for_all()
         return resumed
 
     def set_supervised(self, supervised: bool) -> None:
-        self.book.supervised = supervised
+        self.planner.supervised = supervised
 
     def set_overcommit(self, factor: float) -> None:
-        self.book.set_overcommit(factor)
+        self.planner.set_overcommit(factor)
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
         self._slots.know(digest)
@@ -155,62 +163,48 @@ class FakeEngine:
     # ----------------------------------------------------------------------------------------------------------- steps
 
     def has_work(self) -> bool:
-        return self.book.has_work() or self._slots.busy or bool(self.book.copies or self.book.events)
+        return self.planner.has_work() or self._slots.busy
 
     def step(self) -> StepOutput:
         if self.step_seconds:
             time.sleep(self.step_seconds)
-        events = self._slots.advance()
-        for event in events:
+        for event in self._slots.advance():
+            self.planner.sequences.events.append(event)
             if isinstance(event, AdapterLoaded):
-                self.book.adapter_arrived(event.digest)
-        iteration, given_up = self.book.next_iteration()
-        self._slots.want_for_all()
-        outputs = [_failed(sequence, error) for sequence, error in given_up]
-        self.book.copies.clear()  # this engine has no bytes to copy
-        self._steps += bool(iteration)
-        for work in iteration.work:
-            self._compute(work)
-        outputs += [self._sample(work.sequence) for work in iteration.work if work.samples]
-        events += self.book.events
-        self.book.events.clear()
-        return StepOutput(self._steps, outputs, events)
-
-    def _compute(self, work: Work) -> None:
-        if self.deadly in work.sequence.new.prompt:
-            self.dies()
-        self._slots.use(work.sequence.adapter)
-        self.book.computed(work)
-
-    def _sample(self, sequence: Sequence) -> SequenceOutput:
-        new, index = sequence.new, sequence.output_tokens
-        token = token_at(new.prompt, new.seed, index, new.adapter)
-        finish = self.book.sampled(sequence, token)
-        return SequenceOutput(new.request, new.epoch, new.choice, index, [token], finish=finish)
+                self.planner.adapter_arrived(event.digest)
+        while len(self._worker.launched) <= self.plan_ahead:
+            plan = self.planner.plan()
+            self._slots.want_for_all()
+            if plan is None:
+                break
+            self._worker.launch(plan)
+        if self._worker.launched:
+            self.planner.collect(self._worker.collect())
+        return StepOutput(self.planner.steps, *self.planner.take_outputs())
 
     # ---------------------------------------------------------------------------------------------------------- report
 
     def report(self) -> EngineReport:
-        book = self.book
+        sequences, memory = self.planner.sequences, self.planner.memory
         return EngineReport(
-            steps=self._steps,
-            pages_free=book.pages.free,
-            pages_promised=book.ledger.promised,
-            running=book.count(State.PREFILL, State.DECODE),
-            waiting=book.count(State.WAITING, State.LOADING),
-            parked=book.count(State.PARKED),
-            pending_prefill_tokens=sum(one.to_compute for one in book if not one.decodes),
-            host_bytes_free=book.host.free * PAGE_BYTES,
+            steps=self.planner.steps,
+            pages_free=memory.pages.free,
+            pages_promised=memory.ledger.promised,
+            running=sequences.count(State.PREFILL, State.DECODE),
+            waiting=sequences.count(State.WAITING, State.LOADING),
+            parked=sequences.count(State.PARKED),
+            pending_prefill_tokens=sum(one.to_schedule for one in sequences if not one.decodes),
+            host_bytes_free=memory.host.free * PAGE_BYTES,
             step_seconds=self.step_seconds,
             prefill_seconds_per_token=1e-5,
             swap_seconds_per_page=1e-5,
-            sequences=[one.entry() for one in book],
+            sequences=[one.entry() for one in sequences],
             adapters=self._slots.entries(),
         )
 
     def check(self) -> None:
         """Check that all records of pages and promises agree."""
-        self.book.check()
+        self.planner.check()
 
 
 class SlowEngines:
@@ -237,11 +231,37 @@ class SlowEngines:
             engine.step_seconds = step_seconds
 
 
-def _failed(sequence: Sequence, error: MotetError) -> SequenceOutput:
-    new = sequence.new
-    return SequenceOutput(
-        new.request, new.epoch, new.choice, sequence.output_tokens, [], finish=Finish.FAILED, error=error
-    )
+class _FakeWorker:
+    """Knows of sequences only what plans say, as every worker."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.launched: deque[StepResult] = deque()
+        self._engine = engine
+        self._rows: dict[int, tuple[RowJoin, int]] = {}
+        """Each row, and how many tokens it has."""
+
+    def launch(self, plan: StepPlan) -> None:
+        for row in plan.leaves:
+            del self._rows[row]
+        for join in plan.joins:
+            self._rows[join.row] = join, len(join.tokens)
+        sampled = [self._compute(step) for step in plan.rows]
+        self.launched.append(
+            StepResult(number=plan.number, sampled=tuple(token for token in sampled if token is not None))
+        )
+
+    def collect(self) -> StepResult:
+        return self.launched.popleft()
+
+    def _compute(self, step: RowStep) -> SampledToken | None:
+        row, tokens = self._rows[step.row]
+        prompt = row.tokens[: row.prompt_tokens]
+        if self._engine.deadly in prompt:
+            self._engine.dies()
+        if not step.samples:
+            return None
+        self._rows[step.row] = row, tokens + 1
+        return SampledToken(token_at(prompt, row.seed, tokens - row.prompt_tokens, row.adapter))
 
 
 class _Slots:
@@ -257,9 +277,10 @@ class _Slots:
     def on_device(self, digest: Digest) -> bool:
         return self._known.get(digest, False)
 
-    def use(self, digest: Digest) -> None:
-        if digest != BASE:
-            self._known.move_to_end(digest)
+    def use(self, digest: Digest) -> tuple[int, int]:
+        """An adapter computes now. Its slot has no bytes, so any number will do."""
+        self._known.move_to_end(digest)
+        return 0, 0
 
     def know(self, digest: Digest) -> None:
         self._dropped.discard(digest)
@@ -268,7 +289,7 @@ class _Slots:
             self._want(digest)
 
     def want_for_all(self) -> None:
-        for sequence in self._engine.book:
+        for sequence in self._engine.planner.sequences:
             if sequence.state is State.LOADING:
                 self._want(sequence.adapter)
 
@@ -311,10 +332,10 @@ class _Slots:
             self._to_load.setdefault(digest, self._engine.load_steps)
 
     def _live(self, digest: Digest) -> int:
-        return self._engine.book.live_on(digest)
+        return self._engine.planner.sequences.live_on(digest)
 
     def _forgettable(self, digest: Digest) -> bool:
-        return not self._engine.book.users_of(digest)
+        return not self._engine.planner.sequences.users_of(digest)
 
     def _has_room(self, digest: Digest) -> bool:
         """An adapter is evicted only for one that a sequence waits for."""

@@ -252,6 +252,8 @@ class EngineConfig:
     prefill_chunk_tokens: int = 512
     threads: int | None = None
     step_trace: Path | None = None
+    plan_ahead: int = 0
+    """How many iterations are planned and launched while an earlier one still runs."""
     protect_after_steps: int = 0
     """How many iterations a sequence at the end of its promise waits for an answer. Then the engine decides alone.
     0: at once."""

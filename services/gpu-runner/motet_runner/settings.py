@@ -178,6 +178,9 @@ class Settings(BaseSettings):
     protect_after_steps: int = Field(64, ge=0)
     """How many iterations a sequence at the end of its promise waits for the supervisor's answer, while others run.
     Then the engine decides alone."""
+    plan_ahead: int = Field(0, ge=0, le=1)
+    """How many iterations the engine plans and launches while an earlier one still runs. 1 hides the time of planning
+    on a GPU; on a CPU it gains nothing."""
 
     supervisor_answer_seconds: float = Field(1.0, gt=0)
     """How long an overflow that was announced to the supervisor may go unanswered. Then the runner decides alone.
@@ -256,5 +259,6 @@ class Settings(BaseSettings):
             prefill_chunk_tokens=self.prefill_chunk_tokens,
             threads=self.threads,
             protect_after_steps=self.protect_after_steps,
+            plan_ahead=self.plan_ahead,
             step_trace=Path(trace) if trace else None,
         )

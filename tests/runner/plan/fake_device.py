@@ -1,14 +1,20 @@
 """A device that only pretends: it knows which token's KV lies where, and notices when it is not what it should be."""
 
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
 from motet.domain import PAGE_TOKENS, RequestId
-from motet_runner.interface import Finish, NewSequence, Sampling
-from motet_runner.plan import Book, Iteration, Sequence, Tier, preset_named
+from motet_runner.interface import Event, Finish, NewSequence, Sampling
+from motet_runner.plan import Planner, RowStep, SampledToken, StepPlan, StepResult, Tier, preset_named
 
 VOCABULARY = 50
 
 
-def make_book(*, pages: int = 32, preset: str = "paged-chunk", places: int = 8, chunk_tokens: int = 24, **more) -> Book:
-    return Book(
+def make_planner(
+    *, pages: int = 32, preset: str = "paged-chunk", places: int = 8, chunk_tokens: int = 24, **more
+) -> Planner:
+    return Planner(
         pages=pages,
         preset=preset_named(preset),
         places=places,
@@ -36,50 +42,103 @@ def new(request: str, *, prompt: int = 5, max_tokens: int = 10, promise: int | N
     )
 
 
-def next_token(sequence: Sequence) -> int:
-    """A stand-in for the model: decided by who it is and where it stands, like greedy decoding."""
-    return (len(sequence.tokens) * 31 + sum(map(ord, sequence.request))) % VOCABULARY
+@dataclass
+class Row:
+    """What a worker knows of a sequence."""
+
+    request: str
+    tokens: list[int]
+    prompt_tokens: int
+    pages: list[int] = field(default_factory=list)
+
+    def next_token(self) -> int:
+        """It stands for the model: request and position decide, as in greedy decoding."""
+        return (len(self.tokens) * 31 + sum(map(ord, self.request))) % VOCABULARY
 
 
 class FakeDevice:
-    def __init__(self, book: Book) -> None:
-        self.book = book
+    """A worker and the loop around it. With `ahead`, it launches that many iterations more before it collects one."""
+
+    def __init__(self, planner: Planner, *, ahead: int = 0) -> None:
+        self.planner = planner
+        self.ahead = ahead
         self.memory: dict[tuple[int, int], tuple[str, int, int]] = {}
         self.host: dict[tuple[int, int], tuple[str, int, int]] = {}
+        self.rows: dict[int, Row] = {}
+        self.launched: deque[tuple[StepPlan, StepResult]] = deque()
         self.iterations: dict[str, int] = {}
+        self.first_index: dict[str, int] = {}
+        self.tokens: dict[str, list[int]] = {}
         self.finished: dict[str, tuple[list[int], Finish]] = {}
         self.given_up: list[str] = []
+        self.events: list[Event] = []
         self.steps = 0
 
-    def step(self) -> Iteration:
-        iteration, given_up = self.book.next_iteration()
-        self.given_up += [sequence.request for sequence, _ in given_up]
-        self._copy_pages()
-        self.steps += bool(iteration)
-        for work in iteration.work:
-            self._compute(work.sequence, work.start, work.count)
-            self.iterations[work.sequence.request] = self.iterations.get(work.sequence.request, 0) + 1
-        for work in iteration.work:
-            self.book.computed(work)
-            if work.samples:
-                token = next_token(work.sequence)
-                finish = self.book.sampled(work.sequence, token)
-                if finish:
-                    output = work.sequence.tokens[work.sequence.prompt_tokens :]
-                    self.finished[work.sequence.request] = output, finish
-        self.book.check()
-        return iteration
+    def step(self) -> StepPlan:
+        """Returns the plan that was launched last; an empty one if there was nothing to do."""
+        plan: StepPlan | None = None
+        while len(self.launched) <= self.ahead:
+            following = self.planner.plan()
+            if following is None:
+                break
+            plan = following
+            self.launch(plan)
+            self.planner.check()
+        if self.launched:
+            self.planner.collect(self.launched.popleft()[1])
+        self._take_outputs()
+        self.planner.check()
+        return plan or StepPlan(number=self.steps)
 
     def run(self, at_most: int = 10_000) -> None:
         for _ in range(at_most):
-            if not self.book.has_work():
+            if not self.planner.has_work():
                 return
             self.step()
         raise AssertionError("there is still work after so many iterations")
 
-    def _copy_pages(self) -> None:
+    def requests(self, steps: Iterable[RowStep]) -> list[str]:
+        """Whose rows they are, in the plan that was launched last."""
+        return [self.rows[step.row].request for step in steps]
+
+    def launch(self, plan: StepPlan) -> None:
+        self._copy_pages(plan)
+        for row in plan.leaves:
+            del self.rows[row]
+        for join in plan.joins:
+            assert join.row not in self.rows, "the row is taken"
+            self.rows[join.row] = Row(join.request, list(join.tokens), join.prompt_tokens)
+        self.steps += bool(plan.rows)
+        for step in plan.rows:
+            row = self.rows[step.row]
+            row.pages += step.new_pages
+            self._compute(row, step.start, step.count)
+            self.iterations[row.request] = self.iterations.get(row.request, 0) + 1
+        sampled = []
+        for step in plan.rows:
+            if step.samples:
+                row = self.rows[step.row]
+                row.tokens.append(row.next_token())
+                sampled.append(SampledToken(row.tokens[-1]))
+        self.launched.append((plan, StepResult(number=plan.number, sampled=tuple(sampled))))
+
+    def _take_outputs(self) -> None:
+        outputs, events = self.planner.take_outputs()
+        self.events += events
+        for output in outputs:
+            if output.error is not None:
+                self.given_up.append(output.request)
+                continue
+            tokens = self.tokens.setdefault(output.request, [])
+            first = self.first_index.setdefault(output.request, output.index)
+            assert output.index == first + len(tokens), "a token is missing or was given twice"
+            tokens += output.tokens
+            if output.finish is not None:
+                self.finished[output.request] = tokens, output.finish
+
+    def _copy_pages(self, plan: StepPlan) -> None:
         memory = {Tier.DEVICE: self.memory, Tier.HOST: self.host}
-        for copy in self.book.copies:
+        for copy in plan.copies:
             for page, to in zip(copy.pages, copy.to, strict=True):
                 for offset in range(PAGE_TOKENS):
                     held = memory[copy.source].get((page, offset))
@@ -87,15 +146,13 @@ class FakeDevice:
                         memory[copy.target][to, offset] = held
                     else:
                         memory[copy.target].pop((to, offset), None)
-        self.book.copies.clear()
 
-    def _compute(self, sequence: Sequence, start: int, count: int) -> None:
+    def _compute(self, row: Row, start: int, count: int) -> None:
         def place(position: int) -> tuple[int, int]:
-            return sequence.pages[position // PAGE_TOKENS], position % PAGE_TOKENS
+            return row.pages[position // PAGE_TOKENS], position % PAGE_TOKENS
 
-        assert start == sequence.computed
         for position in range(start):
-            expected = sequence.request, position, sequence.tokens[position]
+            expected = row.request, position, row.tokens[position]
             assert self.memory.get(place(position)) == expected, "the KV of an earlier token is not there"
         for position in range(start, start + count):
-            self.memory[place(position)] = sequence.request, position, sequence.tokens[position]
+            self.memory[place(position)] = row.request, position, row.tokens[position]

@@ -9,7 +9,7 @@ from motet.errors import SetupError
 from motet_runner.interface import Finish, State
 from motet_runner.plan import NOT_YET, PRESETS, Sequence, compose, preset_named
 from motet_runner.plan.joining import PASSED_OVER_AT_MOST
-from tests.runner.plan.fake_device import FakeDevice, make_book, new
+from tests.runner.plan.fake_device import FakeDevice, make_planner, new
 
 
 def waiting(request: str, *, arrival: int, promise: int = 1) -> Sequence:
@@ -18,72 +18,74 @@ def waiting(request: str, *, arrival: int, promise: int = 1) -> Sequence:
 
 
 def test_a_long_prompt_is_cut_while_others_go_on_decoding() -> None:
-    book = make_book(chunk_tokens=24)
-    device = FakeDevice(book)
-    book.add(new("short", prompt=4, max_tokens=20))
+    planner = make_planner(chunk_tokens=24)
+    device = FakeDevice(planner)
+    planner.add(new("short", prompt=4, max_tokens=20))
     device.step()
-    book.add(new("long", prompt=100, max_tokens=5))
+    planner.add(new("long", prompt=100, max_tokens=5))
     for start in (0, 24, 48, 72, 96):
-        iteration = device.step()
-        assert [work.sequence.request for work in iteration.decodes] == ["short"]
-        assert [(work.start, work.samples) for work in iteration.prefills] == [(start, start == 96)]
+        plan = device.step()
+        assert device.requests(plan.decodes) == ["short"]
+        assert [(step.start, step.samples) for step in plan.prefills] == [(start, start == 96)]
 
 
 def test_chunks_of_several_prompts_share_the_iteration_by_arrival() -> None:
-    book = make_book(chunk_tokens=24)
+    planner = make_planner(chunk_tokens=24)
+    device = FakeDevice(planner)
     for name in "abc":
-        book.add(new(name, prompt=10))
-    iteration, _ = book.next_iteration()
-    assert [(work.sequence.request, work.count) for work in iteration.prefills] == [("a", 10), ("b", 10), ("c", 4)]
+        planner.add(new(name, prompt=10))
+    plan = device.step()
+    assert device.requests(plan.prefills) == ["a", "b", "c"]
+    assert [step.count for step in plan.prefills] == [10, 10, 4]
 
 
 def test_orca_takes_every_prompt_whole() -> None:
-    book = make_book(preset="orca")
+    planner = make_planner(preset="orca")
     for name in "ab":
-        book.add(new(name, prompt=60))
-    iteration, _ = book.next_iteration()
-    assert [work.count for work in iteration.prefills] == [60, 60]
+        planner.add(new(name, prompt=60))
+    plan = FakeDevice(planner).step()
+    assert [step.count for step in plan.prefills] == [60, 60]
 
 
 def test_punica_takes_one_whole_prompt_beside_all_decodes() -> None:
-    book = make_book(preset="punica")
-    device = FakeDevice(book)
+    planner = make_planner(preset="punica")
+    device = FakeDevice(planner)
     for name in "abc":
-        book.add(new(name, prompt=40))
+        planner.add(new(name, prompt=40))
     shapes = [(len(i.prefills), len(i.decodes)) for i in (device.step() for _ in range(3))]
     assert shapes == [(1, 0), (1, 1), (1, 2)]
 
 
 def test_ft_max_adds_a_sequence_as_soon_as_there_is_a_place() -> None:
-    book = make_book(preset="ft-max", places=2)
-    device = FakeDevice(book)
-    book.add(new("a", max_tokens=3))
-    book.add(new("b", max_tokens=6))
+    planner = make_planner(preset="ft-max", places=2)
+    device = FakeDevice(planner)
+    planner.add(new("a", max_tokens=3))
+    planner.add(new("b", max_tokens=6))
     device.step()
-    book.add(new("c", max_tokens=3))
-    while book.get(RequestId("a")):
+    planner.add(new("c", max_tokens=3))
+    while planner.sequences.get(RequestId("a")):
         device.step()
-    assert [work.sequence.request for work in device.step().work] == ["b", "c"]
+    assert device.requests(device.step().rows) == ["b", "c"]
 
 
 def test_request_level_adds_no_sequence_to_a_running_batch() -> None:
-    book = make_book(preset="request-level", places=2)
-    device = FakeDevice(book)
-    book.add(new("a", max_tokens=3))
-    book.add(new("b", max_tokens=6))
+    planner = make_planner(preset="request-level", places=2)
+    device = FakeDevice(planner)
+    planner.add(new("a", max_tokens=3))
+    planner.add(new("b", max_tokens=6))
     device.step()
-    book.add(new("c", max_tokens=3))
-    while book.get(RequestId("b")):
-        assert "c" not in [work.sequence.request for work in device.step().work]
-    assert "c" in [work.sequence.request for work in device.step().work]
+    planner.add(new("c", max_tokens=3))
+    while planner.sequences.get(RequestId("b")):
+        assert "c" not in device.requests(device.step().rows)
+    assert "c" in device.requests(device.step().rows)
 
 
 def test_s3_starts_the_largest_promise_first() -> None:
-    book = make_book(preset="s3", places=1)
-    book.add(new("small", promise=1))
-    book.add(new("large", promise=4))
-    iteration, _ = book.next_iteration()
-    assert [work.sequence.request for work in iteration.work] == ["large"]
+    planner = make_planner(preset="s3", places=1)
+    planner.add(new("small", promise=1))
+    planner.add(new("large", promise=4))
+    device = FakeDevice(planner)
+    assert device.requests(device.step().rows) == ["large"]
 
 
 def test_a_small_promise_starts_although_larger_ones_keep_arriving() -> None:
@@ -106,13 +108,13 @@ def test_with_fewer_places_than_before_the_earliest_go_on() -> None:
 
 
 def test_max_sequences_limits_the_started_sequences() -> None:
-    book = make_book(places=2)
-    device = FakeDevice(book)
+    planner = make_planner(places=2)
+    device = FakeDevice(planner)
     for name in "abc":
-        book.add(new(name, max_tokens=4))
-    assert len(device.step().work) == 2
+        planner.add(new(name, max_tokens=4))
+    assert len(device.step().rows) == 2
     while len(device.finished) < 2:
-        assert len(device.step().work) <= 2
+        assert len(device.step().rows) <= 2
     device.run()
     assert len(device.finished) == 3
 
@@ -137,18 +139,17 @@ def test_an_earlier_sequence_never_has_fewer_iterations_than_a_later_one(
     sizes: list[tuple[int, int]], preset: str, gaps: list[int]
 ) -> None:
     """OR-07, for sequences that were never parked and whose adapters are here; chunks count as iterations."""
-    book = make_book(pages=100, preset=preset, places=4)
-    device = FakeDevice(book)
+    planner = make_planner(pages=100, preset=preset, places=4)
+    device = FakeDevice(planner)
     names = [f"r{i:02}" for i in range(len(sizes))]
     for name, (prompt, max_tokens), gap in zip(names, sizes, gaps, strict=False):
         for _ in range(gap):
             device.step()
-        book.add(new(name, prompt=prompt, max_tokens=max_tokens))
-    while book.has_work():
-        iteration = device.step()
-        running = {work.sequence.arrival for work in iteration.work}
-        started_later = max(running, default=0)
-        left_out = [s for s in book if s.arrival < started_later and s.arrival not in running]
+        planner.add(new(name, prompt=prompt, max_tokens=max_tokens))
+    while planner.has_work():
+        running = set(device.requests(device.step().rows))
+        latest = max(running, default="")
+        left_out = [s.request for s in planner.sequences if s.request < latest and s.request not in running]
         assert not left_out, "an earlier sequence stood still while a later one ran"
     assert all(finish is Finish.LENGTH for _, finish in device.finished.values())
 
@@ -159,13 +160,13 @@ def test_an_earlier_sequence_never_has_fewer_iterations_than_a_later_one(
     places=st.integers(1, 8),
 )
 def test_an_iteration_keeps_to_its_bounds(waiting: list[tuple[int, int]], chunk_tokens: int, places: int) -> None:
-    book = make_book(pages=400, places=places, chunk_tokens=chunk_tokens)
-    device = FakeDevice(book)
+    planner = make_planner(pages=400, places=places, chunk_tokens=chunk_tokens)
+    device = FakeDevice(planner)
     for index, (prompt, max_tokens) in enumerate(waiting):
-        book.add(new(f"r{index}", prompt=prompt, max_tokens=max_tokens))
-    while book.has_work():
-        iteration = device.step()
-        assert iteration.prefill_tokens <= chunk_tokens
-        assert len(iteration.work) <= places
-        assert all(work.count == 1 and work.sequence.state is not State.PARKED for work in iteration.decodes)
+        planner.add(new(f"r{index}", prompt=prompt, max_tokens=max_tokens))
+    while planner.has_work():
+        plan = device.step()
+        assert plan.prefill_tokens <= chunk_tokens
+        assert len(plan.rows) <= places
+        assert all(step.count == 1 for step in plan.decodes)
     assert len(device.finished) == len(waiting)

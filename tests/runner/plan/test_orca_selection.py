@@ -18,7 +18,7 @@ from motet.promises import max_pages, pages_by_rule
 from motet_runner.interface import State
 from motet_runner.plan import PRESETS, Iteration, Sequence, compose
 from motet_runner.plan.joining import choose
-from tests.runner.plan.fake_device import FakeDevice, make_book, new, next_token
+from tests.runner.plan.fake_device import FakeDevice, make_planner, new
 
 CONTEXT = 160
 SLOTS = 12
@@ -148,8 +148,8 @@ class Ours:
         for work in iteration.work:
             sequence = work.sequence
             self.in_flight.remove(sequence.request)
-            sequence.computed += work.count
-            sequence.tokens.append(next_token(sequence))
+            sequence.scheduled += work.count
+            sequence.tokens.append(0)
             if sequence.output_tokens == sequence.new.sampling.max_tokens:
                 self.started.remove(sequence)
                 self.ledger.release(sequence.request)
@@ -187,8 +187,8 @@ def test_composer_and_ledger_choose_what_the_algorithm_chooses(trace: Trace) -> 
 def test_a_runner_that_is_sent_requests_by_arrival_runs_what_the_algorithm_runs(trace: Trace) -> None:
     """The same through a whole plan: the scheduler sends requests in order and waits when one is declined."""
     reference = Reference(trace)
-    book = make_book(pages=SLOTS, preset="orca", places=trace.max_bs)
-    device = FakeDevice(book)
+    planner = make_planner(pages=SLOTS, preset="orca", places=trace.max_bs)
+    device = FakeDevice(planner)
     queue: deque[str] = deque()
     arriving = deque(trace.arriving())
     while arriving or reference.pool:
@@ -198,14 +198,14 @@ def test_a_runner_that_is_sent_requests_by_arrival_runs_what_the_algorithm_runs(
         while queue:
             prompt, _, length, _ = trace.requests[index_of(queue[0])]
             try:
-                book.add(new(queue[0], prompt=prompt, max_tokens=length, promise=trace.slots(queue[0])))
+                planner.add(new(queue[0], prompt=prompt, max_tokens=length, promise=trace.slots(queue[0])))
             except Declined:
                 break
             queue.popleft()
         batch = reference.select()
-        assert names(device.step()) == batch
+        assert device.requests(device.step().rows) == batch
         reference.returns(batch)
-    assert not len(book)
+    assert not len(planner.sequences)
 
 
 @given(traces(most_workers=4))

@@ -10,7 +10,7 @@ from motet.domain import pages_for
 from motet_runner.interface import State
 from motet_runner.plan import NOT_YET, Iteration, Sequence, compose
 from motet_runner.plan.presets import SPLITWISE_MACHINE
-from tests.runner.plan.fake_device import new, next_token
+from tests.runner.plan.fake_device import new
 
 SMALL = replace(SPLITWISE_MACHINE, prefill_tokens=20)
 
@@ -41,9 +41,9 @@ class Machine:
         for work in iteration.work:
             sequence = work.sequence
             sequence.pages = [0] * max(len(sequence.pages), pages_for(work.start + work.count))
-            sequence.computed += work.count
+            sequence.scheduled += work.count
             if work.samples:
-                sequence.tokens.append(next_token(sequence))
+                sequence.tokens.append(0)
             if sequence.output_tokens == sequence.new.sampling.max_tokens:
                 self.sequences.remove(sequence)
         return iteration

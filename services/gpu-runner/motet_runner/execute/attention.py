@@ -5,8 +5,9 @@ to their pages first, then decodes are attended in one call a length class and p
 
 Nothing that is not owned is ever multiplied: a masked key still meets a query, a masked value still meets its weight of
 zero, and 0 × NaN is NaN. Pages are read whole, so the iteration that writes a page's first rows clears it, unless it
-fills it (`Rows.begun`): what its last owner left is gone then, however that one ended. What is read beyond a sequence's
-end is its own page. Every other attention keeps to this, and reads no page but those in the sequence's table.
+fills it (`FlatBatch.begun`): what its last owner left is gone then, however that one ended. What is read beyond a
+sequence's end is its own page. Every other attention keeps to this, and reads no page but those in the sequence's
+table.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from motet_runner.execute.rows import CURRENT, Chunk, Decodes
+from motet_runner.execute.flat_batch import CURRENT, DecodeGroup, PromptChunk
 from motet_runner.memory.paged import PagedStore
 
 NAME = "motet"
@@ -64,30 +65,30 @@ def attend(  # noqa: PLR0917 transformers' signature
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, rows, dim], key and value [1, kv_heads, rows, dim] → [1, rows, heads, dim]"""
-    rows = CURRENT.get()
-    rows.calls += 1
-    if rows.watcher is not None:
-        rows.watcher(module, query, key, value, {"sliding_window": sliding_window, "softcap": softcap, **others})
+    batch = CURRENT.get()
+    batch.calls += 1
+    if batch.watcher is not None:
+        batch.watcher(module, query, key, value, {"sliding_window": sliding_window, "softcap": softcap, **others})
     layer: int = module.motet_layer  # type: ignore[assignment] # a number: assign_layer
-    rows.store.write(rows.writes[layer], key, value)
+    batch.store.write(batch.writes[layer], key, value)
     how = How(scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window, softcap)
     by_row = query[0].transpose(0, 1)
-    if rows.all_decode_together:
-        return _decode(rows.decodes[0], rows.store, layer, by_row, how).unsqueeze(0), None
+    if batch.all_decode_together:
+        return _decode(batch.decodes[0], batch.store, layer, by_row, how).unsqueeze(0), None
     out = torch.empty_like(by_row, memory_format=torch.contiguous_format)
-    for group in rows.decodes:
-        out[group.rows] = _decode(group, rows.store, layer, by_row[group.rows], how)
-    for chunk in rows.chunks:
+    for group in batch.decodes:
+        out[group.rows] = _decode(group, batch.store, layer, by_row[group.rows], how)
+    for chunk in batch.chunks:
         there = slice(chunk.first, chunk.last)
         if chunk.before:
-            keys, values = rows.store.read(chunk.blocks[layer], 1)  # type: ignore[index] # there when `before` is
+            keys, values = batch.store.read(chunk.blocks[layer], 1)  # type: ignore[index] # there when `before` is
         else:
             keys, values = key[:, :, there], value[:, :, there]
         out[there] = _prefill(chunk, query[:, :, there], keys, values, how)[0].transpose(0, 1)
     return out.unsqueeze(0), None
 
 
-def _decode(group: Decodes, store: PagedStore, layer: int, query: torch.Tensor, how: How) -> torch.Tensor:
+def _decode(group: DecodeGroup, store: PagedStore, layer: int, query: torch.Tensor, how: How) -> torch.Tensor:
     """query [sequences, heads, dim], one row each → the same shape"""
     count, heads, dim = query.shape
     keys, values = store.read(group.blocks[layer], count)
@@ -97,7 +98,9 @@ def _decode(group: Decodes, store: PagedStore, layer: int, query: torch.Tensor, 
     return attended.reshape(count, heads, dim)
 
 
-def _prefill(chunk: Chunk, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, how: How) -> torch.Tensor:
+def _prefill(
+    chunk: PromptChunk, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, how: How
+) -> torch.Tensor:
     mask = chunk.mask(how.window, query.dtype, query.device)
     return _attention(query, keys, values, mask, how, gqa=query.shape[1] != keys.shape[1])
 

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from motet.errors import SetupError
 from motet_kernels import AdapterSlot, LinearGroup, LoraBackend, RunLayout, TorchBackend
-from motet_runner.execute.rows import CURRENT
+from motet_runner.execute.flat_batch import CURRENT
 
 
 def features(module: nn.Module) -> tuple[int, int] | None:

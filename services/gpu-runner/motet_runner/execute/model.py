@@ -19,11 +19,12 @@ from motet.domain import BASE, KVShape, RequestId, pages_for
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.execute import attention
 from motet_runner.execute.checkpoint import Checkpoint, CheckpointReader, ignore_progress, other_shape
+from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder
 from motet_runner.execute.lora import features
-from motet_runner.execute.rows import CURRENT, Assembler, Rows
-from motet_runner.interface import LoadProgress, NewSequence, Sampling, State
+from motet_runner.execute.row_table import RowTable
+from motet_runner.interface import LoadProgress, Sampling
 from motet_runner.memory.paged import PagedStore
-from motet_runner.plan import Iteration, Sequence, Work
+from motet_runner.plan import RowJoin, RowStep, StepPlan
 from motet_runner.supported_models import read_supported_config
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
@@ -47,18 +48,18 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
 
-    def forward(self, rows: Rows) -> torch.Tensor:
+    def forward(self, batch: FlatBatch) -> torch.Tensor:
         """One model call over all rows of the iteration → logits [kept rows, vocabulary]"""
-        rows.store.clear(rows.begun)
-        token = CURRENT.set(rows)
+        batch.store.clear(batch.begun)
+        token = CURRENT.set(batch)
         try:
             output = self.model(
-                input_ids=rows.input_ids, position_ids=rows.positions, use_cache=False, logits_to_keep=rows.keep
+                input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False, logits_to_keep=batch.keep
             )
         finally:
             CURRENT.reset(token)
         logits: torch.Tensor = output.logits[0]
-        return logits if len(logits) == len(rows.keep) else logits[rows.keep]  # a few models keep all
+        return logits if len(logits) == len(batch.keep) else logits[batch.keep]  # a few models keep all
 
 
 def load(folder: Path, dtype: str, device: str, on_progress: LoadProgress = ignore_progress) -> LoadedModel:
@@ -290,35 +291,35 @@ class _Probe:
     def _logits(self, parts: list[tuple[list[int], int]], *, watch: bool = False) -> torch.Tensor:
         """Last logits of each sequence; one with a second number is computed up to there first, and then the rest."""
         loaded = self._loaded
-        total = sum(pages_for(len(tokens)) for tokens, _ in parts)
-        store = PagedStore(total, loaded.shape, loaded.dtype, loaded.device)
-        assembler = Assembler(store, loaded.device)
-        sequences, free = [], list(range(total))
-        for tokens, _ in parts:
-            pages = [free.pop() for _ in range(pages_for(len(tokens)))]
-            sequences.append(probe_sequence(tokens, pages))
-        before = [Work(s, 0, cut, samples=False) for s, (_, cut) in zip(sequences, parts, strict=True) if cut]
+        pages = sum(pages_for(len(tokens)) for tokens, _ in parts)
+        store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
+        table = RowTable()
+        builder = FlatBatchBuilder(table, store, loaded.device)
+        free = iter(range(pages))
+        before, after = [], []
+        for row, (tokens, cut) in enumerate(parts):
+            table.join(probe_row(row, tokens))
+            of_row = tuple(next(free) for _ in range(pages_for(len(tokens))))
+            table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=of_row))
+            if cut:
+                before.append(RowStep(row, 0, cut, samples=False))
+            after.append(RowStep(row, cut, len(tokens) - cut, samples=True))
         if before:
-            loaded.forward(assembler.assemble(Iteration([], before), _no_slots))
-        work = [
-            Work(s, cut, len(tokens) - cut, samples=True) for s, (tokens, cut) in zip(sequences, parts, strict=True)
-        ]
-        rows = assembler.assemble(Iteration([], work), _no_slots)
-        rows.watcher = self._look if watch else None
-        return loaded.forward(rows)
+            loaded.forward(builder.build(StepPlan(number=0, prefills=tuple(before))))
+        batch = builder.build(StepPlan(number=1, prefills=tuple(after)))
+        batch.watcher = self._look if watch else None
+        return loaded.forward(batch)
 
 
-def probe_sequence(tokens: list[int], pages: list[int]) -> Sequence:
-    new = NewSequence(
+def probe_row(row: int, tokens: list[int]) -> RowJoin:
+    """A row for tokens of no request."""
+    return RowJoin(
+        row=row,
         request=RequestId("probe"),
-        epoch=0,
-        prompt=tuple(tokens),
+        tokens=tuple(tokens),
+        prompt_tokens=len(tokens),
         adapter=BASE,
-        promise=len(pages),
         sampling=Sampling(max_tokens=1),
+        seed=0,
+        choice=0,
     )
-    return Sequence(new, 0, len(pages), tokens, State.PREFILL, pages=pages)
-
-
-def _no_slots(_: object) -> tuple[int, int]:
-    raise LookupError("the probe has no adapters")

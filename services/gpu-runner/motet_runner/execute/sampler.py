@@ -5,24 +5,18 @@ on alike. One uniform number a token, looked up in the distribution in the order
 """
 
 import hashlib
-from dataclasses import dataclass
 
 import torch
 
+from motet_runner.execute.row_table import TableRow
 from motet_runner.interface import Logprobs
-from motet_runner.plan import Sequence
+from motet_runner.plan import SampledToken
 
 COLDEST = 1e-4
 """Below this a temperature is as good as greedy, and dividing by it would leave the numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    token: int
-    logprobs: Logprobs | None
-
-
-def sample(logits: torch.Tensor, sequences: list[Sequence], eos: frozenset[int]) -> list[Sampled | None]:
+def sample(logits: torch.Tensor, sequences: list[TableRow], eos: frozenset[int]) -> list[SampledToken | None]:
     """The next token of each sequence from its row of `logits`; None where the row is not finite."""
     given = logits.float()
     adjusted = _adjusted(given, sequences, eos)
@@ -30,13 +24,13 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], eos: frozenset[int])
     tokens = greedy.tolist()
     # max() hands on NaN; one infinite or NaN logit is enough to distrust a row.
     finite = torch.isfinite(given.max(dim=-1).values if adjusted is not given else best).tolist()
-    drawing = [i for i, s in enumerate(sequences) if s.new.sampling.temperature > 0 and finite[i]]
+    drawing = [i for i, s in enumerate(sequences) if s.sampling.temperature > 0 and finite[i]]
     if drawing:
         drawn = _draw(adjusted[drawing], [sequences[i] for i in drawing]).tolist()
         for i, token in zip(drawing, drawn, strict=True):
             tokens[i] = token
     logprobs = _logprobs(given, sequences, tokens)
-    return [Sampled(tokens[i], logprobs.get(i)) if finite[i] else None for i in range(len(sequences))]
+    return [SampledToken(tokens[i], logprobs.get(i)) if finite[i] else None for i in range(len(sequences))]
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -45,11 +39,11 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") / 2.0**64
 
 
-def _adjusted(logits: torch.Tensor, sequences: list[Sequence], eos: frozenset[int]) -> torch.Tensor:
+def _adjusted(logits: torch.Tensor, sequences: list[TableRow], eos: frozenset[int]) -> torch.Tensor:
     """Penalties, bias and forbidden ends; the very same tensor when nobody asked for any."""
     adjusted = logits
     for row, sequence in enumerate(sequences):
-        sampling = sequence.new.sampling
+        sampling = sequence.sampling
         changes: list[tuple[list[int], list[float]]] = []
         penalised = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
         banned = sequence.output_tokens < sampling.min_tokens and (eos or sampling.stop_token_ids)
@@ -73,9 +67,9 @@ def _adjusted(logits: torch.Tensor, sequences: list[Sequence], eos: frozenset[in
     return adjusted
 
 
-def _penalise(row: torch.Tensor, sequence: Sequence) -> None:
+def _penalise(row: torch.Tensor, sequence: TableRow) -> None:
     """Repetition: over prompt and output, as transformers does; presence and frequency: over output, as OpenAI says."""
-    sampling = sequence.new.sampling
+    sampling = sequence.sampling
     if sampling.repetition_penalty != 1:
         seen: torch.Tensor = torch.tensor(sequence.tokens, device=row.device).unique()
         values = row[seen]
@@ -86,10 +80,10 @@ def _penalise(row: torch.Tensor, sequence: Sequence) -> None:
         row[seen] -= sampling.frequency_penalty * times + sampling.presence_penalty
 
 
-def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+def _draw(logits: torch.Tensor, sequences: list[TableRow]) -> torch.Tensor:
     """Temperature, then top-k, top-p and min-p, then the place of a uniform number in what is left."""
     device = logits.device
-    asked = [sequence.new.sampling for sequence in sequences]
+    asked = [sequence.sampling for sequence in sequences]
     temperature = torch.tensor([max(s.temperature, COLDEST) for s in asked], device=device)[:, None]
     # From fp64 on: with a large vocabulary a float's cumulative sum runs out of digits before it reaches one.
     logits = logits.double() / temperature
@@ -110,22 +104,22 @@ def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         too_small = probabilities < min_p * probabilities.amax(dim=-1, keepdim=True)
         probabilities = probabilities.masked_fill(too_small, 0.0)
     upto = probabilities.cumsum(dim=-1)
-    numbers = [uniform(s.new.seed, s.new.choice, len(s.tokens)) for s in sequences]
+    numbers = [uniform(s.seed, s.choice, len(s.tokens)) for s in sequences]
     place = torch.tensor(numbers, device=device, dtype=torch.float64)[:, None] * upto[:, -1:]
     return torch.searchsorted(upto, place, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
 
 
-def _logprobs(logits: torch.Tensor, sequences: list[Sequence], tokens: list[int]) -> dict[int, Logprobs]:
+def _logprobs(logits: torch.Tensor, sequences: list[TableRow], tokens: list[int]) -> dict[int, Logprobs]:
     """Of the model's own distribution, before temperature, penalties and cuts."""
-    asking = [i for i, sequence in enumerate(sequences) if sequence.new.sampling.logprobs]
+    asking = [i for i, sequence in enumerate(sequences) if sequence.sampling.logprobs]
     if not asking:
         return {}
     logs = logits[asking].log_softmax(dim=-1)
-    most = min(max(sequences[i].new.sampling.top_logprobs for i in asking), logits.shape[1])
+    most = min(max(sequences[i].sampling.top_logprobs for i in asking), logits.shape[1])
     values, ids = logs.topk(most, dim=-1) if most else (None, None)
     found = {}
     for row, i in enumerate(asking):
-        count = min(sequences[i].new.sampling.top_logprobs, most)
+        count = min(sequences[i].sampling.top_logprobs, most)
         top: tuple[tuple[int, float], ...] = ()
         if ids is not None and values is not None:
             top = tuple(zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True))

@@ -3,22 +3,29 @@
 Pure: no torch, no sockets, no clock. The engine drives it with tensors, the simulator without.
 """
 
-from motet_runner.plan.book import Book
 from motet_runner.plan.composer import Iteration, Work, compose
 from motet_runner.plan.copies import Copy, Tier
 from motet_runner.plan.pages import PageAllocator
+from motet_runner.plan.planner import Planner
 from motet_runner.plan.presets import NOT_YET, PRESETS, Preset, preset_named
 from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.step_plan import AdapterSlot, RowJoin, RowStep, SampledToken, StepPlan, StepResult
 
 __all__ = [
     "NOT_YET",
     "PRESETS",
-    "Book",
+    "AdapterSlot",
     "Copy",
     "Iteration",
     "PageAllocator",
+    "Planner",
     "Preset",
+    "RowJoin",
+    "RowStep",
+    "SampledToken",
     "Sequence",
+    "StepPlan",
+    "StepResult",
     "Tier",
     "Work",
     "compose",

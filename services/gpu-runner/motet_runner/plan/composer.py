@@ -14,7 +14,7 @@ for everybody else: suspects slow their neighbours down by half at most.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from motet.domain import pages_for
+from motet.domain import BASE, Digest, pages_for
 from motet_runner.plan.joining import choose, passed_over
 from motet_runner.plan.presets import Preset
 from motet_runner.plan.sequence import Sequence
@@ -46,6 +46,10 @@ class Iteration:
     @property
     def prefill_tokens(self) -> int:
         return sum(work.count for work in self.prefills)
+
+    @property
+    def adapters(self) -> set[Digest]:
+        return {work.sequence.adapter for work in self.work} - {BASE}
 
     @property
     def suspect(self) -> Sequence | None:
@@ -119,7 +123,7 @@ def _rows(sequences: Iterable[Sequence], preset: Preset, chunk_tokens: int) -> I
         if sequence.decodes:
             iteration.decodes.append(_decode(sequence))
             continue
-        wanted = min(sequence.to_compute, sequence.room)
+        wanted = min(sequence.to_schedule, sequence.room)
         if prefills_left == 0 or tokens_left == 0:
             continue
         if preset.chunked:
@@ -157,7 +161,7 @@ def _prompts_first(sequences: Iterable[Sequence], preset: Preset, free_pages: in
         tokens_left -= 1
         pages_left -= _pages_to_take(sequence, 1)
     for sequence in prompts:
-        count = min(sequence.to_compute, sequence.room)
+        count = min(sequence.to_schedule, sequence.room)
         pages = _pages_to_take(sequence, count)
         if pages > pages_left or (count > tokens_left and iteration.prefills):
             break  # stop, not skip: a shorter prompt behind does not overtake (OR-06)
@@ -176,15 +180,15 @@ def _prompts_first(sequences: Iterable[Sequence], preset: Preset, free_pages: in
 
 
 def _decode(sequence: Sequence) -> Work:
-    return Work(sequence, sequence.computed, 1, samples=True)
+    return Work(sequence, sequence.scheduled, 1, samples=True)
 
 
 def _prefill(sequence: Sequence, count: int) -> Work:
-    return Work(sequence, sequence.computed, count, samples=count == sequence.to_compute)
+    return Work(sequence, sequence.scheduled, count, samples=count == sequence.to_schedule)
 
 
 def _pages_to_take(sequence: Sequence, count: int) -> int:
-    return max(0, pages_for(sequence.computed + count) - len(sequence.pages))
+    return max(0, pages_for(sequence.scheduled + count) - len(sequence.pages))
 
 
 _UNBOUNDED = 1 << 60

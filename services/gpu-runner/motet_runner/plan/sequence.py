@@ -20,8 +20,19 @@ class Sequence:
     tokens: list[int]
     """Prompt and output. The last token's KV is computed by the iteration that asks for the next one."""
     state: State
+    scheduled: int = 0
+    """Tokens that launched iterations compute or have computed. Their KV lies in `pages` when those iterations end; of
+    a sequence parked by swap, it lies on the host."""
     computed: int = 0
-    """Tokens whose KV lies in `pages` (or, of a sequence parked by swap, on the host)."""
+    """Of the scheduled tokens, those of collected iterations."""
+    pending: int = 0
+    """Output tokens that launched iterations sample. Their values are not known yet."""
+    restarts: int = 0
+    """How often its KV was dropped. An iteration that was launched before counts no more as computed."""
+    row: int | None = None
+    """Its row of the worker's table, while it has one."""
+    row_pages: int = 0
+    """How many of `pages` the worker knows."""
     pages: list[int] = field(default_factory=list)
     announced: bool = False
     """Whether the end of the present promise has been announced (S3-10: once per promise)."""
@@ -56,13 +67,26 @@ class Sequence:
         return len(self.tokens) - self.prompt_tokens
 
     @property
-    def to_compute(self) -> int:
-        return len(self.tokens) - self.computed
+    def length(self) -> int:
+        """Tokens, with those that are sampled but not known yet."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def to_schedule(self) -> int:
+        return self.length - self.scheduled
 
     @property
     def decodes(self) -> bool:
-        """All but the newest token are computed, so one row brings the next."""
-        return self.computed > 0 and self.to_compute == 1
+        """All but the newest token are scheduled, so one row brings the next."""
+        return self.scheduled > 0 and self.to_schedule == 1
+
+    @property
+    def may_be_scheduled(self) -> bool:
+        """Nothing is left once its last token is being sampled. A worker that gets a new row for it must know all of
+        its tokens."""
+        if self.pending == 0:
+            return True
+        return self.row is not None and self.output_tokens + self.pending < self.new.sampling.max_tokens
 
     @property
     def suspect(self) -> bool:
@@ -76,17 +100,22 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """Tokens it may still compute within its promise."""
-        return self.promise * PAGE_TOKENS - self.computed
+        """Tokens that may still be scheduled within its promise."""
+        return self.promise * PAGE_TOKENS - self.scheduled
 
     @property
     def at_promise(self) -> bool:
         return self.room <= 0
 
     @property
+    def stands_at_promise(self) -> bool:
+        """It cannot go on without a larger promise."""
+        return self.at_promise and self.may_be_scheduled
+
+    @property
     def nears_promise(self) -> bool:
         """What is to be computed next lies in the last promised page or beyond, and life may go on further."""
-        return promises.is_near_promise(len(self.tokens), self.promise, self.most_pages)
+        return promises.is_near_promise(self.length, self.promise, self.most_pages)
 
     @property
     def doubled(self) -> int:

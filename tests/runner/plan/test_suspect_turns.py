@@ -8,56 +8,52 @@ from hypothesis import strategies as st
 from motet.domain import ParkMethod, RequestId
 from motet.errors import MotetError
 from motet_runner.interface import StateChanged
-from motet_runner.plan import Book, Iteration
-from tests.runner.plan.fake_device import FakeDevice, make_book, new
-
-
-def names(iteration: Iteration) -> list[str]:
-    return [work.sequence.request for work in iteration.work]
+from motet_runner.plan import Planner
+from tests.runner.plan.fake_device import FakeDevice, make_planner, new
 
 
 class WatchedDevice:
     """A device that checks each iteration against the announced request that is computed alone."""
 
-    def __init__(self, book: Book) -> None:
-        self.book = book
-        self.device = FakeDevice(book)
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self.device = FakeDevice(planner)
         self.alone = ""
         self.history: list[list[str]] = []
 
-    def step(self) -> Iteration:
+    def step(self) -> list[str]:
+        """The requests that were computed."""
         known = self.alone
-        suspects = {sequence.request for sequence in self.book if sequence.suspect}
-        iteration = self.device.step()
-        computed = names(iteration)
+        suspects = {sequence.request for sequence in self.planner.sequences if sequence.suspect}
+        computed = self.device.requests(self.device.step().rows)
         if computed:
             self.history.append(computed)
             if suspects & set(computed):
                 assert computed == [known], "a suspect is computed alone, and was announced before"
             else:
-                assert known in ("", *computed) or self.book.get(RequestId(known)) is None, (
+                assert known in ("", *computed) or self.planner.sequences.get(RequestId(known)) is None, (
                     "the announced request is out of date"
                 )
-        for event in self.book.events:
+        for event in self.device.events:
             if isinstance(event, StateChanged) and (event.alone or event.request == self.alone):
                 self.alone = event.request if event.alone else ""
-        self.book.events.clear()
-        return iteration
+        self.device.events.clear()
+        return computed
 
     def run(self) -> None:
         for _ in range(10_000):
-            if not self.book.has_work():
+            if not self.planner.has_work():
                 return
             self.step()
         raise AssertionError("there is still work")
 
 
 def test_a_suspect_is_computed_alone_until_it_has_two_new_tokens() -> None:
-    book = make_book(chunk_tokens=24)
-    watched = WatchedDevice(book)
-    book.add(new("neighbour", prompt=4, max_tokens=30))
+    planner = make_planner(chunk_tokens=24)
+    watched = WatchedDevice(planner)
+    planner.add(new("neighbour", prompt=4, max_tokens=30))
     watched.step()
-    book.add(new("suspect", prompt=40, max_tokens=10, engines_lost=1))
+    planner.add(new("suspect", prompt=40, max_tokens=10, engines_lost=1))
     watched.run()
     alone = [computed for computed in watched.history if computed == ["suspect"]]
     together = [computed for computed in watched.history if len(computed) == 2]
@@ -67,43 +63,43 @@ def test_a_suspect_is_computed_alone_until_it_has_two_new_tokens() -> None:
 
 
 def test_other_sequences_get_every_second_iteration() -> None:
-    book = make_book(pages=200, places=20, chunk_tokens=24)
-    watched = WatchedDevice(book)
-    book.add(new("neighbour", prompt=4, max_tokens=60))
+    planner = make_planner(pages=200, places=20, chunk_tokens=24)
+    watched = WatchedDevice(planner)
+    planner.add(new("neighbour", prompt=4, max_tokens=60))
     for n in range(8):
-        book.add(new(f"suspect{n}", prompt=30, max_tokens=3, engines_lost=1))
-    while book.get(RequestId("neighbour")):
+        planner.add(new(f"suspect{n}", prompt=30, max_tokens=3, engines_lost=1))
+    while planner.sequences.get(RequestId("neighbour")):
         watched.step()
     for one, two in zip(watched.history, watched.history[1:], strict=False):
         assert "neighbour" in one + two
 
 
 def test_delivered_tokens_do_not_count_for_a_suspect() -> None:
-    book = make_book()
-    watched = WatchedDevice(book)
-    book.add(new("moved", prompt=4, max_tokens=20, delivered=(1, 2, 3, 4, 5), engines_lost=2))
-    book.add(new("neighbour", prompt=4, max_tokens=20))
+    planner = make_planner()
+    watched = WatchedDevice(planner)
+    planner.add(new("moved", prompt=4, max_tokens=20, delivered=(1, 2, 3, 4, 5), engines_lost=2))
+    planner.add(new("neighbour", prompt=4, max_tokens=20))
     watched.run()
     assert sum(computed == ["moved"] for computed in watched.history) >= 2
 
 
 def test_a_suspect_cancelled_before_its_iteration_delays_no_other() -> None:
-    book = make_book()
-    watched = WatchedDevice(book)
-    book.add(new("suspect", engines_lost=1))
-    book.add(new("other", engines_lost=1))
+    planner = make_planner()
+    watched = WatchedDevice(planner)
+    planner.add(new("suspect", engines_lost=1))
+    planner.add(new("other", engines_lost=1))
     watched.step()
     assert watched.alone == "suspect"
-    book.cancel(RequestId("suspect"))
+    planner.cancel(RequestId("suspect"))
     assert not watched.step()
     assert watched.alone == "other"
-    assert names(watched.step()) == ["other"]
+    assert watched.step() == ["other"]
 
 
 def _alone(request: str, **how: int) -> list[int]:
-    book = make_book()
-    device = FakeDevice(book)
-    book.add(new(request, **how))
+    planner = make_planner()
+    device = FakeDevice(planner)
+    planner.add(new(request, **how))
     device.run()
     return device.finished[request][0]
 
@@ -118,8 +114,8 @@ def _alone(request: str, **how: int) -> list[int]:
 def test_a_suspect_is_always_alone_and_all_sequences_end(
     arrivals: list[tuple[int, int, int, int]], orders: list[tuple[str, int]], pages: int
 ) -> None:
-    book = make_book(pages=pages, places=4)
-    watched = WatchedDevice(book)
+    planner = make_planner(pages=pages, places=4)
+    watched = WatchedDevice(planner)
     cancelled, added = set(), set()
     for index, (engines_lost, prompt, max_tokens, gap) in enumerate(arrivals):
         for _ in range(gap):
@@ -127,17 +123,17 @@ def test_a_suspect_is_always_alone_and_all_sequences_end(
         request = f"r{index}"
         one = new(request, prompt=prompt, max_tokens=max_tokens, promise=1 + prompt // 16, engines_lost=engines_lost)
         with suppress(MotetError):  # no room, or never any
-            book.add(one)
+            planner.add(one)
             added.add(request)
     for what, number in orders:
         request = RequestId(f"r{number}")
-        sequence = book.get(request)
+        sequence = planner.sequences.get(request)
         if what == "step" or sequence is None:
             watched.step()
         elif what == "cancel":
-            book.cancel(request)
+            planner.cancel(request)
             cancelled.add(request)
         else:
-            book.park(request, 1, sequence.promise, sequence.most_pages, ParkMethod.RECOMPUTE)
+            planner.park(request, 1, sequence.promise, sequence.most_pages, ParkMethod.RECOMPUTE)
     watched.run()
     assert added == {*watched.device.finished, *watched.device.given_up, *cancelled}

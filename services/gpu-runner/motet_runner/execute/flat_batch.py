@@ -1,4 +1,4 @@
-"""One iteration as the model sees it: every sequence's new tokens in one row of tokens, and where their KV lies.
+"""One iteration as the model sees it: the new tokens of all sequences in one line, and where their KV lies (OR-03).
 
 Everything that does not depend on the layer is worked out here, once an iteration. Rows are ordered by adapter (PU-10),
 rows of the base last, so that an adapter's rows lie together and the base's cost LoRA nothing.
@@ -13,19 +13,17 @@ import numpy as np
 import torch
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
-from motet_kernels import LoraBatch, Segment, make_batch
+from motet_kernels import AdapterSlot, LoraBatch, Segment, make_batch
+from motet_runner.execute.row_table import RowTable, TableRow
 from motet_runner.memory.paged import PagedStore
-from motet_runner.plan import Iteration, Work
-
-Slots = Callable[[Digest], tuple[int, int]]
-"""Where an adapter lies on the device: (rank class, slot)."""
+from motet_runner.plan import RowStep, StepPlan
 
 Watcher = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]], None]
 """Is called with module, query, key, value and options of an attention call."""
 
 
 @dataclass(slots=True)
-class Decodes:
+class DecodeGroup:
     """Sequences with one new row each and similar lengths, attended together."""
 
     rows: torch.Tensor
@@ -53,7 +51,7 @@ class Decodes:
 
 
 @dataclass(slots=True)
-class Chunk:
+class PromptChunk:
     """One sequence's part of a prompt: its rows [first, last), which come after `before` computed tokens."""
 
     first: int
@@ -84,22 +82,21 @@ def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @dataclass(slots=True)
-class Rows:
+class FlatBatch:
     store: PagedStore
     input_ids: torch.Tensor
     positions: torch.Tensor
     keep: torch.Tensor
     """Rows whose logits are wanted"""
-    sampled: list[Work]
-    """In the order of `keep`"""
+    sampled: list[TableRow]
+    """In the order of `keep`, which is the plan's"""
     writes: torch.Tensor
     """[layers, ...] see PagedStore.rows_of"""
     begun: list[int]
     """Pages that get their first rows in this iteration and are not filled by it: cleared before the model runs"""
-    decodes: list[Decodes]
-    chunks: list[Chunk]
+    decodes: list[DecodeGroup]
+    chunks: list[PromptChunk]
     lora: LoraBatch | None
-    adapters: frozenset[Digest]
     tokens: int
     calls: int = 0
     """Attention calls so far"""
@@ -111,52 +108,52 @@ class Rows:
         return len(self.decodes) == 1 and self.decodes[0].count == self.tokens and not self.decodes[0].scattered
 
 
-CURRENT: ContextVar[Rows] = ContextVar("motet_rows")
+CURRENT: ContextVar[FlatBatch] = ContextVar("motet_flat_batch")
+"""The batch of the model call that is under way."""
 
 
-class Assembler:
-    """Makes Rows of Iterations. Remembers the LoRA layout: it changes only when rows change hands."""
+class FlatBatchBuilder:
+    """Makes a FlatBatch of each plan. Remembers the LoRA layout: it changes only when rows change hands."""
 
-    def __init__(self, store: PagedStore, device: torch.device) -> None:
+    def __init__(self, table: RowTable, store: PagedStore, device: torch.device) -> None:
+        self._table = table
         self._store = store
         self._device = device
         self._laid_out: tuple[tuple[Segment, ...], LoraBatch] | None = None
 
-    def assemble(self, iteration: Iteration, slots: Slots) -> Rows:
-        placed = [(_place(work, slots), work) for work in iteration.work]
-        placed.sort(key=lambda pair: pair[0])  # stable: decodes stay before prompts within an adapter
+    def build(self, plan: StepPlan) -> FlatBatch:
+        table = self._table
+        # Stable: decodes stay before prompts within an adapter.
+        ordered = sorted(plan.rows, key=lambda step: _lora_order(table[step.row].adapter, plan.adapters))
         tokens: list[int] = []
         segments: list[Segment] = []
-        decoding: list[tuple[int, Work]] = []
-        chunks: list[tuple[int, Work]] = []
-        keep: list[int] = []
-        sampled: list[Work] = []
-        for (_, group, slot), work in placed:
-            first = len(tokens)
-            if work.count == 1 and work.start > 0:
-                tokens.append(work.sequence.tokens[work.start])
-                decoding.append((first, work))
+        decoding: list[tuple[int, RowStep]] = []
+        chunks: list[tuple[int, RowStep]] = []
+        last_of: dict[int, int] = {}
+        for step in ordered:
+            row, first = table[step.row], len(tokens)
+            if step.count == 1 and step.start > 0:
+                tokens.append(row.tokens[step.start])
+                decoding.append((first, step))
             else:
-                tokens += work.sequence.tokens[work.start : work.start + work.count]
-                chunks.append((first, work))
-            if group >= 0:
-                segments.append(Segment(group, slot, first, len(tokens)))
-            if work.samples:
-                keep.append(len(tokens) - 1)
-                sampled.append(work)
-        positions, pages, offsets = _addresses(decoding, chunks, len(tokens))
-        return Rows(
+                tokens += row.tokens[step.start : step.start + step.count]
+                chunks.append((first, step))
+            last_of[step.row] = len(tokens) - 1
+            if row.adapter != BASE:
+                segments.append(Segment(*plan.adapters[row.adapter], first, len(tokens)))
+        sampling = [step.row for step in plan.rows if step.samples]
+        positions, pages, offsets = self._addresses(decoding, chunks, len(tokens))
+        return FlatBatch(
             store=self._store,
             input_ids=self._tensor(tokens).view(1, -1),
             positions=torch.from_numpy(positions).to(self._device).view(1, -1),
-            keep=self._tensor(keep),
-            sampled=sampled,
+            keep=self._tensor([last_of[row] for row in sampling]),
+            sampled=[table[row] for row in sampling],
             writes=self._store.rows_of(pages, offsets),
-            begun=[page for work in iteration.work for page in _begun(work)],
+            begun=[page for step in plan.rows for page in self._begun(step)],
             decodes=[self._decodes(group) for group in self._groups(decoding)],
-            chunks=[self._chunk(first, work) for first, work in chunks],
+            chunks=[self._chunk(first, step) for first, step in chunks],
             lora=self._layout(tuple(segments)),
-            adapters=frozenset(work.sequence.adapter for work in iteration.work) - {BASE},
             tokens=len(tokens),
         )
 
@@ -167,9 +164,9 @@ class Assembler:
             self._laid_out = segments, make_batch(segments, self._device)
         return self._laid_out[1]
 
-    def _groups(self, decoding: list[tuple[int, Work]]) -> Iterator[list[tuple[int, Work]]]:
+    def _groups(self, decoding: list[tuple[int, RowStep]]) -> Iterator[list[tuple[int, RowStep]]]:
         """Decodes that are attended together: as many as are well read at once, none twice as long as another."""
-        pages = {row: pages_for(work.start + 1) for row, work in decoding}
+        pages = {first: pages_for(step.start + 1) for first, step in decoding}
         left = decoding
         if len(set(pages.values())) > 1:
             left = sorted(decoding, key=lambda member: -pages[member[0]])
@@ -180,55 +177,57 @@ class Assembler:
             yield left[:count]
             left = left[count:]
 
-    def _decodes(self, members: list[tuple[int, Work]]) -> Decodes:
-        tables = [work.sequence.pages[: pages_for(work.start + 1)] for _, work in members]
-        longest = max(map(len, tables))
+    def _decodes(self, members: list[tuple[int, RowStep]]) -> DecodeGroup:
+        lengths = np.array([step.start + 1 for _, step in members], dtype=np.int64)
+        pages = -(-lengths // PAGE_TOKENS)
+        longest = int(pages.max())
+        table = self._table.pages[[step.row for _, step in members], :longest].astype(np.int64)
         # Pages beyond a sequence's end repeat its own first page, never a neighbour's, and are masked.
-        table = np.array([pages + pages[:1] * (longest - len(pages)) for pages in tables], dtype=np.int64)
-        rows = [row for row, _ in members]
-        return Decodes(
+        table = np.where(np.arange(longest) < pages[:, None], table, table[:, :1])
+        rows = [first for first, _ in members]
+        return DecodeGroup(
             rows=self._tensor(rows),
             scattered=rows != list(range(len(rows))),
             blocks=self._store.blocks_of(table),
-            lengths=self._tensor([work.start + 1 for _, work in members]).view(-1, 1),
+            lengths=torch.from_numpy(lengths).to(self._device).view(-1, 1),
             count=len(members),
             tokens=longest * PAGE_TOKENS,
         )
 
-    def _chunk(self, first: int, work: Work) -> Chunk:
-        blocks, tokens = None, work.count
-        if work.start:
-            table = np.array([work.sequence.pages[: pages_for(work.start + work.count)]], dtype=np.int64)
+    def _chunk(self, first: int, step: RowStep) -> PromptChunk:
+        blocks, tokens = None, step.count
+        if step.start:
+            table = self._table.pages[step.row, : pages_for(step.start + step.count)].astype(np.int64)[None, :]
             blocks, tokens = self._store.blocks_of(table), table.shape[1] * PAGE_TOKENS
-        return Chunk(first, first + work.count, work.start, blocks, tokens)
+        return PromptChunk(first, first + step.count, step.start, blocks, tokens)
+
+    def _begun(self, step: RowStep) -> list[int]:
+        end = step.start + step.count
+        in_last_page = end % PAGE_TOKENS
+        return [int(self._table.pages[step.row, end // PAGE_TOKENS])] if 0 < in_last_page <= step.count else []
+
+    def _addresses(
+        self, decoding: list[tuple[int, RowStep]], chunks: list[tuple[int, RowStep]], total: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Position, page and place in the page of every row."""
+        positions = np.empty(total, dtype=np.int64)
+        pages = np.empty(total, dtype=np.int64)
+        if decoding:
+            firsts = [first for first, _ in decoding]
+            starts = np.array([step.start for _, step in decoding], dtype=np.int64)
+            positions[firsts] = starts
+            pages[firsts] = self._table.pages[[step.row for _, step in decoding], starts // PAGE_TOKENS]
+        for first, step in chunks:
+            there = slice(first, first + step.count)
+            positions[there] = np.arange(step.start, step.start + step.count)
+            pages[there] = self._table.pages[step.row, positions[there] // PAGE_TOKENS]
+        return positions, pages, positions % PAGE_TOKENS
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
-def _place(work: Work, slots: Slots) -> tuple[bool, int, int]:
-    if work.sequence.adapter == BASE:
+def _lora_order(adapter: Digest, slots: dict[Digest, AdapterSlot]) -> tuple[bool, int, int]:
+    if adapter == BASE:
         return True, -1, -1
-    return False, *slots(work.sequence.adapter)
-
-
-def _begun(work: Work) -> list[int]:
-    end = work.start + work.count
-    in_last_page = end % PAGE_TOKENS
-    return [work.sequence.pages[end // PAGE_TOKENS]] if 0 < in_last_page <= work.count else []
-
-
-def _addresses(
-    decoding: list[tuple[int, Work]], chunks: list[tuple[int, Work]], total: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Position, page and place in the page of every row."""
-    positions = np.empty(total, dtype=np.int64)
-    pages = np.empty(total, dtype=np.int64)
-    for row, work in decoding:
-        positions[row] = work.start
-        pages[row] = work.sequence.pages[work.start // PAGE_TOKENS]
-    for first, work in chunks:
-        there = slice(first, first + work.count)
-        positions[there] = np.arange(work.start, work.start + work.count)
-        pages[there] = np.asarray(work.sequence.pages, dtype=np.int64)[positions[there] // PAGE_TOKENS]
-    return positions, pages, positions % PAGE_TOKENS
+    return False, *slots[adapter]

@@ -9,7 +9,7 @@ from motet_runner.plan.composer import Iteration
 from motet_runner.plan.sequence import Sequence
 
 
-class Turns:
+class SuspectTurns:
     def __init__(self) -> None:
         self.suspects_first = True
         """Suspects and all others take turns."""

@@ -1,0 +1,89 @@
+"""A worker's own table of rows: what it knows of the sequences that it computes.
+
+The plan names rows by number and sends only what changes. Page tables and lengths lie in buffers that persist, so that
+a kernel finds them at the same address in every step.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from motet.domain import Digest, RequestId
+from motet_runner.interface import Sampling
+from motet_runner.plan import RowJoin, RowStep
+
+_FIRST_ROWS = 16
+_FIRST_PAGES = 16
+
+
+@dataclass(slots=True)
+class TableRow:
+    request: RequestId
+    tokens: list[int]
+    """Prompt and output, with the tokens that this worker has sampled."""
+    prompt_tokens: int
+    adapter: Digest
+    sampling: Sampling
+    seed: int
+    choice: int
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+
+class RowTable:
+    def __init__(self, *, pinned: bool = False) -> None:
+        """`pinned`: host memory from which a GPU copies by itself."""
+        self._pinned = pinned
+        self._rows: dict[int, TableRow] = {}
+        self._pages = self._buffer(_FIRST_ROWS, _FIRST_PAGES)
+        self._counts = self._buffer(_FIRST_ROWS)
+        self.pages: npt.NDArray[np.int32] = self._pages.numpy()
+        """[rows, pages] The page table of each row; what lies beyond its count is left over from earlier."""
+        self.counts: npt.NDArray[np.int32] = self._counts.numpy()
+        """[rows] Pages of each row."""
+
+    def __getitem__(self, row: int) -> TableRow:
+        return self._rows[row]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def leave(self, row: int) -> None:
+        del self._rows[row]
+
+    def join(self, join: RowJoin) -> None:
+        if join.row >= len(self.counts):
+            self._grow(join.row + 1, self.pages.shape[1])
+        self._rows[join.row] = TableRow(
+            join.request, list(join.tokens), join.prompt_tokens, join.adapter, join.sampling, join.seed, join.choice
+        )
+        self.counts[join.row] = 0
+
+    def append_pages(self, step: RowStep) -> None:
+        first = int(self.counts[step.row])
+        last = first + len(step.new_pages)
+        if last > self.pages.shape[1]:
+            self._grow(len(self.counts), last)
+        self.pages[step.row, first:last] = step.new_pages
+        self.counts[step.row] = last
+
+    def pages_of(self, row: int) -> npt.NDArray[np.int32]:
+        return self.pages[row, : self.counts[row]]
+
+    def _grow(self, rows: int, pages: int) -> None:
+        """Twice as large where it is too small, so that this is rare."""
+        old_rows, old_pages = self.pages.shape
+        rows = old_rows if rows <= old_rows else max(rows, 2 * old_rows)
+        pages = old_pages if pages <= old_pages else max(pages, 2 * old_pages)
+        table, counts = self._buffer(rows, pages), self._buffer(rows)
+        table[:old_rows, :old_pages] = self._pages
+        counts[:old_rows] = self._counts
+        self._pages, self._counts = table, counts
+        self.pages, self.counts = table.numpy(), counts.numpy()
+
+    def _buffer(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32, pin_memory=self._pinned)

@@ -1,0 +1,380 @@
+"""Plans iterations: takes commands and results of iterations, and says what the next iteration computes.
+
+A step is planned, launched by a worker and collected. The next one may be planned while this one runs: what is
+scheduled counts as computed then, and sampled tokens whose values are not known yet count as tokens. What must be
+copied between device and host is part of a plan, before its rows: that is why a page is never reused before its copy
+has ended.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId
+from motet.errors import Declined, MotetError, NotFinite, Overloaded
+from motet_runner.interface import Event, Finish, NewSequence, SequenceOutput, State, StateChanged
+from motet_runner.plan.admission import refuse_what_cannot_be
+from motet_runner.plan.composer import Iteration, Work, compose
+from motet_runner.plan.presets import Preset
+from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.sequence_memory import MAX_PARKED, MAX_PARKED_AS_VICTIM, SequenceMemory
+from motet_runner.plan.sequence_table import SequenceTable
+from motet_runner.plan.step_plan import AdapterSlot, RowStep, SampledToken, StepPlan, StepResult
+from motet_runner.plan.suspect_turns import SuspectTurns
+
+_NOT_FINITE = (
+    "The model's results for this request are infinite or not numbers. If the request uses an adapter, try the base "
+    "model, and tell the adapter's owner."
+)
+
+
+class Planner:
+    def __init__(
+        self,
+        *,
+        pages: int,
+        preset: Preset,
+        places: int,
+        chunk_tokens: int,
+        max_length: int,
+        vocabulary: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        host_pages: int = 0,
+        protect_after_steps: int = 0,
+        on_device: Callable[[Digest], bool] = lambda _: True,
+        adapter_slot: Callable[[Digest], AdapterSlot] = lambda _: (0, 0),
+        cheaper: Callable[[Sequence], ParkMethod] = lambda _: ParkMethod.RECOMPUTE,
+    ) -> None:
+        self.sequences = SequenceTable()
+        self.memory = SequenceMemory(self.sequences, pages=pages, host_pages=host_pages)
+        self.preset = preset
+        self.places = places
+        self.chunk_tokens = chunk_tokens
+        self.max_length = min(max_length, pages * PAGE_TOKENS)
+        self.vocabulary = vocabulary
+        self.eos_token_ids = eos_token_ids
+        self.protect_after_steps = protect_after_steps
+        self.supervised = False
+        self.steps = 0
+        """Iterations planned so far."""
+        self._on_device = on_device
+        self._adapter_slot = adapter_slot
+        self._cheaper = cheaper
+        self._arrivals = 0
+        self._turns = SuspectTurns()
+        self._launched: deque[_Launched] = deque()
+        self._outputs: list[SequenceOutput] = []
+
+    def has_work(self) -> bool:
+        changes = self._launched or self.memory.copies or self._outputs or self.sequences.events
+        return bool(changes) or any(self._may_act(sequence) for sequence in self.sequences)
+
+    def check(self) -> None:
+        """Recount everything; raises AssertionError with the numbers."""
+        self.sequences.check()
+        self.memory.check()
+        for sequence in self.sequences:
+            sampling = [work for one in self._launched for work in one.iteration.work if work.sequence is sequence]
+            assert sequence.pending == sum(work.samples for work in sampling), (sequence.request, sequence.pending)
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def add(self, new: NewSequence) -> Sequence:
+        """Take a sequence in; raises Declined when it does not fit now, InvalidRequest when it never will."""
+        ledger = self.memory.ledger
+        refuse_what_cannot_be(new, max_length=self.max_length, vocabulary=self.vocabulary, pages=ledger.limit)
+        known = self.sequences.get(new.request)
+        if known is not None:
+            if known.new.epoch >= new.epoch:
+                raise Declined(f"Request {new.request} is here already, under epoch {known.new.epoch}.")
+            self._remove(known)
+        reserved = 0 if self.supervised else sum(sequence.wanted for sequence in self.sequences.parked())
+        if new.promise > ledger.free - reserved:
+            free = max(0, ledger.free - reserved)
+            raise Declined(f"{new.promise} pages were promised and {free} can be given; try another runner or wait.")
+        ledger.promise(new.request, new.promise)
+        self._arrivals += 1
+        sequence = Sequence(
+            new=new,
+            arrival=self._arrivals,
+            promise=new.promise,
+            tokens=[*new.prompt, *new.delivered],
+            state=State.WAITING,
+        )
+        self.sequences.add(sequence)
+        if not self._adapter_is_here(sequence):
+            self.sequences.enter(sequence, State.LOADING)
+        self.memory.announce_overflow(sequence)
+        return sequence
+
+    def cancel(self, request: RequestId, epoch: int | None = None) -> Sequence | None:
+        """Forget a sequence and free its pages at once; None when there is none of that epoch."""
+        sequence = self.sequences.get(request)
+        if sequence is None or epoch not in (None, sequence.new.epoch):
+            return None
+        self._remove(sequence)
+        return sequence
+
+    def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
+        sequence = self._promised(request, epoch, promise)
+        return sequence is not None and self.memory.extend(sequence, extended)
+
+    def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
+        sequence = self._promised(request, epoch, promise)
+        if sequence is None or sequence.parked_times >= MAX_PARKED:
+            return False
+        self.memory.park(sequence, wanted, method, by_itself=False)
+        return True
+
+    def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
+        sequence = self.sequences.of_epoch(request, epoch)
+        if sequence is None or sequence.state is not State.PARKED:
+            return False
+        return self._resume(sequence, min(promise, max(sequence.most_pages, 1)))
+
+    def adapter_arrived(self, adapter: Digest) -> None:
+        for sequence in self.sequences:
+            if sequence.state is State.LOADING and sequence.adapter == adapter:
+                self.sequences.enter(sequence, State.WAITING)
+
+    def adapter_failed(self, adapter: Digest, error: MotetError) -> None:
+        """A failed load fails only the sequences that wait for it (PU-07)."""
+        for sequence in [s for s in self.sequences if s.state is State.LOADING and s.adapter == adapter]:
+            self._give_up(sequence, error)
+
+    def set_overcommit(self, factor: float) -> None:
+        self.memory.ledger.overcommit = factor
+
+    # -- plan --------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next iteration, with its pages taken; None if there is nothing to compute or copy now.
+
+        An iteration for one suspect is announced first: None with the event comes before it.
+        """
+        self._protect()
+        if not self.supervised:
+            self._resume_parked()
+        iteration = self._next_iteration()
+        news = self._turns.announce(iteration)
+        if news:
+            self.sequences.events += news
+            iteration = Iteration()
+        if not iteration and not self.memory.copies:
+            return None
+        self.steps += bool(iteration)
+        iteration.begin()
+        decodes = tuple(self._schedule(work) for work in iteration.decodes)
+        prefills = tuple(self._schedule(work) for work in iteration.prefills)
+        leaves, joins = self.memory.rows.take_changes()
+        copies, self.memory.copies = tuple(self.memory.copies), []
+        plan = StepPlan(
+            number=self.steps,
+            copies=copies,
+            leaves=leaves,
+            joins=joins,
+            decodes=decodes,
+            prefills=prefills,
+            adapters={adapter: self._adapter_slot(adapter) for adapter in iteration.adapters},
+        )
+        restarts = [work.sequence.restarts for work in iteration.work]
+        self._launched.append(_Launched(iteration, restarts))
+        return plan
+
+    def _next_iteration(self) -> Iteration:
+        suspects_first = self._turns.suspects_first
+        iteration, short = self._with_pages(self._compose(suspects_first=suspects_first))
+        if not iteration and short:
+            # Without pages for the one whose turn it is, the others may still have theirs.
+            iteration, short = self._with_pages(self._compose(suspects_first=not suspects_first))
+        if not iteration and short and not self._launched:
+            self._make_way([sequence for sequence in self.sequences if sequence.pages])
+        return iteration
+
+    def _compose(self, *, suspects_first: bool) -> Iteration:
+        return compose(
+            (sequence for sequence in self.sequences.runnable() if sequence.may_be_scheduled),
+            self.preset,
+            chunk_tokens=self.chunk_tokens,
+            places=self.places,
+            suspects_first=suspects_first,
+            free_pages=self.memory.pages.free,
+        )
+
+    def _schedule(self, work: Work) -> RowStep:
+        sequence = work.sequence
+        if sequence.state is State.WAITING:
+            self.sequences.enter(sequence, State.PREFILL)
+        row = self.memory.rows.step_of(work)
+        sequence.scheduled += work.count
+        sequence.pending += work.samples
+        return row
+
+    # -- collect -----------------------------------------------------------------------------------------------------
+
+    def collect(self, result: StepResult) -> None:
+        """Take in what the oldest launched iteration has brought. Sequences that have gone meanwhile are left out."""
+        launched = self._launched.popleft()
+        sampled = iter(result.sampled)
+        for work, restarts in zip(launched.iteration.work, launched.restarts, strict=True):
+            self._computed(work, restarts)
+            if work.samples:
+                work.sequence.pending -= 1
+                token = next(sampled)
+                if work.sequence in self.sequences:
+                    self._sampled(work.sequence, token)
+
+    def take_outputs(self) -> tuple[list[SequenceOutput], list[Event]]:
+        """Tokens and events since the last call."""
+        outputs, self._outputs = self._outputs, []
+        events, self.sequences.events = self.sequences.events, []
+        return outputs, events
+
+    def _computed(self, work: Work, restarts: int) -> None:
+        sequence = work.sequence
+        if sequence not in self.sequences or sequence.restarts != restarts:
+            return
+        sequence.computed = work.start + work.count
+        if not work.samples or sequence.suspect:
+            percent = 100 * sequence.computed // len(sequence.tokens)
+            changed = StateChanged(sequence.request, sequence.new.epoch, sequence.state, percent)
+            self.sequences.events.append(changed)
+
+    def _sampled(self, sequence: Sequence, sampled: SampledToken | None) -> None:
+        """Write the next token; if it is the last, the sequence leaves and its pages are free (S3-07, PU-11)."""
+        if sampled is None:
+            self._give_up(sequence, NotFinite(_NOT_FINITE))
+            return
+        new, index, token = sequence.new, sequence.output_tokens, sampled.token
+        sequence.tokens.append(token)
+        finish = self._finish(sequence, token)
+        logprobs = [] if sampled.logprobs is None else [sampled.logprobs]
+        self._outputs.append(SequenceOutput(new.request, new.epoch, new.choice, index, [token], logprobs, finish))
+        if finish is not None:
+            self._remove(sequence)
+            return
+        if sequence.state is State.PREFILL:
+            self.sequences.enter(sequence, State.DECODE)
+        if sequence.state is not State.PARKED:
+            self.memory.announce_overflow(sequence)
+
+    def _finish(self, sequence: Sequence, token: int) -> Finish | None:
+        sampling = sequence.new.sampling
+        if token in sampling.stop_token_ids or (token in self.eos_token_ids and not sampling.ignore_eos):
+            return Finish.STOP
+        return Finish.LENGTH if sequence.output_tokens >= sampling.max_tokens else None
+
+    # -- sequences ---------------------------------------------------------------------------------------------------
+
+    def _may_act(self, sequence: Sequence) -> bool:
+        if sequence.state is State.LOADING:
+            return False
+        return sequence.state is not State.PARKED or not self.supervised
+
+    def _adapter_is_here(self, sequence: Sequence) -> bool:
+        return sequence.adapter == BASE or self._on_device(sequence.adapter)
+
+    def _promised(self, request: RequestId, epoch: int, promise: int) -> Sequence | None:
+        """The sequence that a command names, unless it is parked or has another promise now."""
+        sequence = self.sequences.of_epoch(request, epoch)
+        if sequence is None or sequence.promise != promise or sequence.state is State.PARKED:
+            return None
+        return sequence
+
+    def _resume(self, sequence: Sequence, promise: int) -> bool:
+        return self.memory.resume(sequence, promise, adapter_is_here=self._adapter_is_here(sequence))
+
+    def _remove(self, sequence: Sequence) -> None:
+        self.memory.release(sequence)
+        self.sequences.remove(sequence)
+
+    def _give_up(self, sequence: Sequence, error: MotetError) -> None:
+        new, index = sequence.new, sequence.output_tokens
+        failed = SequenceOutput(new.request, new.epoch, new.choice, index, [], finish=Finish.FAILED, error=error)
+        self._outputs.append(failed)
+        self._remove(sequence)
+
+    # -- short memory ------------------------------------------------------------------------------------------------
+
+    def _with_pages(self, iteration: Iteration) -> tuple[Iteration, bool]:
+        """Take the pages of an iteration; whether they were short. They only are when promises were overcommitted; then
+        the newest of those who hold pages is parked (PU-15), or the one in need waits when it is the newest itself."""
+        short = False
+        for work in iteration.work:
+            sequence = work.sequence
+            while sequence.state is not State.PARKED and not self.memory.grow(sequence, work.start + work.count):
+                short = True
+                victim = self._victim(holding_pages=True)
+                if victim is None or _newest_of_the_lowest_class(victim) < _newest_of_the_lowest_class(sequence):
+                    iteration = iteration.without(sequence)
+                    break
+                self._park_by_itself(victim, victim.promise)
+                iteration = iteration.without(victim)
+        return iteration, short
+
+    def _make_way(self, candidates: list[Sequence]) -> None:
+        """Nobody can run and nobody may be chosen: the newest is parked beyond the rule, or goes, so the rest live."""
+        newest = max(candidates, key=_newest_of_the_lowest_class)
+        if newest.parked_times < MAX_PARKED:
+            self._park_by_itself(newest, newest.most_pages)
+        else:
+            error = Overloaded("The runner's memory is full and this request was paused often; try again.")
+            self._give_up(newest, error)
+
+    def _protect(self) -> None:
+        """Extend or park for those who stand at their promise and got no answer."""
+        runnable = self.sequences.runnable()
+        others_run = not all(sequence.stands_at_promise for sequence in runnable)
+        for sequence in runnable:
+            if sequence.state is State.PARKED or not sequence.stands_at_promise:
+                continue
+            if self.supervised and others_run and sequence.waited < self.protect_after_steps:
+                sequence.waited += 1
+                continue
+            if self._extend_by_itself(sequence):
+                continue
+            victim = self._victim()
+            if victim is not None:
+                self._park_by_itself(victim, victim.doubled)
+                if victim is not sequence:
+                    self._extend_by_itself(sequence)
+            elif not self._launched and all(other.stands_at_promise for other in self.sequences.runnable()):
+                self._make_way(self.sequences.runnable())
+                break
+
+    def _extend_by_itself(self, sequence: Sequence) -> bool:
+        return self.memory.extend(sequence, min(sequence.doubled, sequence.promise + self.memory.ledger.free))
+
+    def _park_by_itself(self, sequence: Sequence, wanted: int) -> None:
+        self.memory.park(sequence, wanted, self._cheaper(sequence), by_itself=True)
+
+    def _resume_parked(self) -> None:
+        for sequence in self.sequences.parked():
+            # The pages must be there, not only promised: an overcommitted ledger would park it again at once.
+            room = self.memory.pages.free >= sequence.wanted
+            if not room or any(other.stands_at_promise for other in self.sequences.runnable()):
+                return
+            if not self._resume(sequence, sequence.wanted):
+                return
+
+    def _victim(self, *, holding_pages: bool = False) -> Sequence | None:
+        """The newest of the lowest class, never one that was parked too often already."""
+        candidates = [
+            sequence
+            for sequence in self.sequences
+            if sequence.state is not State.PARKED
+            and sequence.parked_times < MAX_PARKED_AS_VICTIM
+            and (sequence.pages or not holding_pages)
+        ]
+        return max(candidates, key=_newest_of_the_lowest_class, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    iteration: Iteration
+    restarts: list[int]
+    """Each sequence's `restarts` when it was planned."""
+
+
+def _newest_of_the_lowest_class(sequence: Sequence) -> tuple[int, int]:
+    return sequence.new.priority, sequence.arrival

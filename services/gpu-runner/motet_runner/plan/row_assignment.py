@@ -1,0 +1,56 @@
+"""Which sequence has which row of the worker's table, and what of that the worker does not know yet."""
+
+from motet_runner.plan.composer import Work
+from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.step_plan import RowJoin, RowStep
+
+
+class RowAssignment:
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._count = 0
+        self._leaves: list[int] = []
+        self._joins: list[RowJoin] = []
+
+    def step_of(self, work: Work) -> RowStep:
+        """The worker's orders for this work. A sequence without a row gets one."""
+        sequence = work.sequence
+        if sequence.row is None:
+            self._join(sequence)
+        assert sequence.row is not None
+        new_pages = tuple(sequence.pages[sequence.row_pages :])
+        sequence.row_pages = len(sequence.pages)
+        return RowStep(sequence.row, work.start, work.count, work.samples, new_pages)
+
+    def release(self, sequence: Sequence) -> None:
+        if sequence.row is not None:
+            self._leaves.append(sequence.row)
+            self._free.append(sequence.row)
+            sequence.row, sequence.row_pages = None, 0
+
+    def take_changes(self) -> tuple[tuple[int, ...], tuple[RowJoin, ...]]:
+        """Rows that have lost and got sequences since the last call."""
+        changes = tuple(self._leaves), tuple(self._joins)
+        self._leaves.clear()
+        self._joins.clear()
+        return changes
+
+    def _join(self, sequence: Sequence) -> None:
+        assert not sequence.pending, "the worker would miss a token"
+        if not self._free:
+            self._free.append(self._count)
+            self._count += 1
+        sequence.row = self._free.pop()
+        new = sequence.new
+        self._joins.append(
+            RowJoin(
+                row=sequence.row,
+                request=new.request,
+                tokens=tuple(sequence.tokens),
+                prompt_tokens=sequence.prompt_tokens,
+                adapter=new.adapter,
+                sampling=new.sampling,
+                seed=new.seed,
+                choice=new.choice,
+            )
+        )

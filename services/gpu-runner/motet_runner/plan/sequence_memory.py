@@ -1,0 +1,145 @@
+"""Which promises and which pages the sequences of an engine have, and how they are parked and resumed (S3-11 to S3-14).
+
+Two books: the ledger has the promises, the page allocators have the pages that are in use.
+"""
+
+from motet.domain import PAGE_TOKENS, ParkMethod, RequestId, pages_for
+from motet.ledger import Ledger
+from motet_runner.interface import OverflowAhead, ParkedNow, ResumedNow, State
+from motet_runner.plan.copies import Copy, Tier
+from motet_runner.plan.pages import PageAllocator
+from motet_runner.plan.row_assignment import RowAssignment
+from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.sequence_table import SequenceTable
+
+MAX_PARKED_AS_VICTIM = 2
+"""A sequence that was parked this often is never chosen as a victim. The last parking asks for the whole remaining
+life, so a sequence that comes back from it never stands at a promise again: the rule cannot lock."""
+
+MAX_PARKED = 4
+"""How often one sequence may be parked in all, whoever asks for it."""
+
+
+class SequenceMemory:
+    def __init__(self, table: SequenceTable, *, pages: int, host_pages: int) -> None:
+        self.ledger: Ledger[RequestId] = Ledger(pages)
+        self.pages = PageAllocator(pages)
+        self.host = PageAllocator(host_pages)
+        self.rows = RowAssignment()
+        self.copies: list[Copy] = []
+        """Copies that the next iteration makes first."""
+        self._table = table
+
+    # -- promises ----------------------------------------------------------------------------------------------------
+
+    def extend(self, sequence: Sequence, extended: int) -> bool:
+        """Raise the promise of a sequence that is not parked, if the ledger allows it."""
+        if extended <= sequence.promise:
+            return False
+        if self.ledger.promise(sequence.request, min(extended, max(sequence.promise, sequence.most_pages))) is not None:
+            return False
+        self._set_promise(sequence, self.ledger.promise_of(sequence.request))
+        return True
+
+    def announce_overflow(self, sequence: Sequence) -> None:
+        """Say once per promise that its end is near (S3-10)."""
+        if sequence.nears_promise and not sequence.announced:
+            sequence.announced = True
+            self._table.events.append(OverflowAhead(sequence.request, sequence.new.epoch, sequence.promise))
+
+    def _set_promise(self, sequence: Sequence, promise: int) -> None:
+        sequence.promise = promise
+        sequence.announced = False
+        sequence.waited = 0
+        self.announce_overflow(sequence)
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    def grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Take the pages that `tokens` tokens need; False, and nothing is changed, if there are not as many."""
+        taken = self.pages.take(max(0, pages_for(tokens) - len(sequence.pages)))
+        if taken is None:
+            return False
+        sequence.pages += taken
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        """All that a sequence has on the device and the host: it leaves."""
+        self._release_device(sequence)
+        self._release_host(sequence)
+
+    def _release_device(self, sequence: Sequence) -> None:
+        self.rows.release(sequence)
+        self.pages.give(sequence.pages)
+        sequence.pages = []
+        self.ledger.release(sequence.request)
+
+    def _release_host(self, sequence: Sequence) -> None:
+        self.host.give(sequence.host_pages)
+        sequence.host_pages = []
+
+    # -- park and resume ---------------------------------------------------------------------------------------------
+
+    def park(self, sequence: Sequence, wanted: int, method: ParkMethod, *, by_itself: bool) -> None:
+        """Take its pages from a sequence. Their bytes go to the host, or are computed again later.
+
+        An iteration that still computes it ends before the copy begins.
+        """
+        sequence.parked_times += 1
+        if sequence.parked_times >= MAX_PARKED_AS_VICTIM:
+            wanted = sequence.most_pages
+        needed = pages_for(sequence.scheduled)
+        on_host = self.host.take(needed) if method is ParkMethod.SWAP else None
+        if on_host:
+            self.copies.append(Copy(Tier.DEVICE, tuple(sequence.pages[:needed]), Tier.HOST, tuple(on_host)))
+            sequence.host_pages = on_host
+        else:
+            method = ParkMethod.RECOMPUTE
+            sequence.scheduled = sequence.computed = 0
+            sequence.restarts += 1
+        self._release_device(sequence)
+        sequence.parked_by = method
+        sequence.wanted = max(1, min(wanted, sequence.most_pages), pages_for(sequence.scheduled))
+        sequence.waited = 0
+        parked = ParkedNow(sequence.request, sequence.new.epoch, sequence.wanted, method, by_itself)
+        self._table.events.append(parked)
+        self._table.enter(sequence, State.PARKED)
+
+    def resume(self, sequence: Sequence, promise: int, *, adapter_is_here: bool) -> bool:
+        """Bring a parked sequence back under a new promise, if ledger and pages have room for it."""
+        needed = pages_for(sequence.scheduled)
+        if promise < max(1, needed) or promise > self.ledger.free:
+            return False
+        pages = self.pages.take(needed)
+        if pages is None:
+            return False
+        self.ledger.promise(sequence.request, promise)
+        sequence.pages = pages
+        method = sequence.parked_by or ParkMethod.RECOMPUTE
+        if method is ParkMethod.SWAP:
+            self.copies.append(Copy(Tier.HOST, tuple(sequence.host_pages), Tier.DEVICE, tuple(pages)))
+            self._release_host(sequence)
+        sequence.parked_by, sequence.wanted = None, 0
+        self._table.events.append(ResumedNow(sequence.request, sequence.new.epoch, promise, method))
+        self._table.enter(sequence, _state_after_resume(sequence, adapter_is_here=adapter_is_here))
+        self._set_promise(sequence, promise)
+        return True
+
+    def check(self) -> None:
+        """Recount both books; raises AssertionError with the numbers."""
+        self.ledger.check()
+        self.pages.check(sequence.pages for sequence in self._table)
+        self.host.check(sequence.host_pages for sequence in self._table)
+        for sequence in self._table:
+            assert (sequence.request in self.ledger) == (sequence.state is not State.PARKED), sequence.request
+            assert len(sequence.pages) <= max(sequence.promise, 0), (sequence.request, len(sequence.pages))
+            held = max(len(sequence.pages), len(sequence.host_pages)) * PAGE_TOKENS
+            assert sequence.computed <= sequence.scheduled <= held, (sequence.request, sequence.scheduled, held)
+
+
+def _state_after_resume(sequence: Sequence, *, adapter_is_here: bool) -> State:
+    if not adapter_is_here:
+        return State.LOADING
+    if sequence.decodes:
+        return State.DECODE
+    return State.PREFILL if sequence.started else State.WAITING

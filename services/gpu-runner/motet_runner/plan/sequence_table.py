@@ -1,0 +1,86 @@
+"""The sequences of an engine and their states.
+
+LOADING → WAITING → PREFILL → DECODE → gone
+   ↑         ↑          ↓        ↓
+   └─────────┴────── PARKED ←────┘
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from motet.domain import Digest, RequestId
+from motet_runner.interface import Event, State, StateChanged
+from motet_runner.plan.sequence import Sequence
+
+
+class SequenceTable:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        """What has happened since somebody took them. Memory and planner add theirs."""
+        self._sequences: dict[RequestId, Sequence] = {}
+        self._users: Counter[Digest] = Counter()
+        self._parked: Counter[Digest] = Counter()
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In order of arrival."""
+        return iter(self._sequences.values())
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return self._sequences.get(sequence.request) is sequence
+
+    def get(self, request: RequestId) -> Sequence | None:
+        return self._sequences.get(request)
+
+    def of_epoch(self, request: RequestId, epoch: int) -> Sequence | None:
+        sequence = self._sequences.get(request)
+        return sequence if sequence is not None and sequence.new.epoch == epoch else None
+
+    def live_on(self, adapter: Digest) -> int:
+        """Sequences that need the adapter on the device. A parked one does not: it loads again when it comes back."""
+        return self._users[adapter] - self._parked[adapter]
+
+    def users_of(self, adapter: Digest) -> int:
+        """Sequences that need the adapter now or, once they come back, later."""
+        return self._users[adapter]
+
+    def count(self, *states: State) -> int:
+        return sum(sequence.state in states for sequence in self)
+
+    def runnable(self) -> list[Sequence]:
+        return [s for s in self if s.state in (State.WAITING, State.PREFILL, State.DECODE)]
+
+    def parked(self) -> list[Sequence]:
+        """In order of arrival."""
+        return sorted((s for s in self if s.state is State.PARKED), key=lambda sequence: sequence.arrival)
+
+    def add(self, sequence: Sequence) -> None:
+        self._sequences[sequence.request] = sequence
+        self._users[sequence.adapter] += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        if sequence.state is State.PARKED:
+            _one_less(self._parked, sequence.adapter)
+        _one_less(self._users, sequence.adapter)
+        del self._sequences[sequence.request]
+
+    def enter(self, sequence: Sequence, state: State) -> None:
+        if sequence.state is State.PARKED:
+            _one_less(self._parked, sequence.adapter)
+        if state is State.PARKED:
+            self._parked[sequence.adapter] += 1
+        sequence.state = state
+        self.events.append(StateChanged(sequence.request, sequence.new.epoch, state))
+
+    def check(self) -> None:
+        assert self._users == Counter(sequence.adapter for sequence in self), self._users
+        assert self._parked == Counter(s.adapter for s in self if s.state is State.PARKED), self._parked
+
+
+def _one_less(counter: Counter[Digest], adapter: Digest) -> None:
+    """Also forgets an adapter that nobody uses any more: adapters come and go without end."""
+    counter[adapter] -= 1
+    if not counter[adapter]:
+        del counter[adapter]

@@ -1,0 +1,89 @@
+"""What travels from the plan to a worker and back: numbers, no tensors, no objects of the plan (OR-13, OR-14).
+
+A worker has a table of rows. A sequence gets a row when it first runs, and loses it when it ends or is parked. Every
+step names rows, so that a step of many long sequences stays a short message.
+"""
+
+from dataclasses import dataclass, field
+
+from motet.domain import Digest, RequestId
+from motet_runner.interface import Logprobs, Sampling
+from motet_runner.plan.copies import Copy
+
+AdapterSlot = tuple[int, int]
+"""Where an adapter lies on the device: (rank class, slot)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowJoin:
+    """A sequence gets a row. From then on the worker appends the tokens that it samples by itself."""
+
+    row: int
+    request: RequestId
+    tokens: tuple[int, ...]
+    """Prompt and output so far."""
+    prompt_tokens: int
+    adapter: Digest
+    sampling: Sampling
+    seed: int
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """One row computes its tokens [start, start + count), and then samples the next one if `samples`."""
+
+    row: int
+    start: int
+    count: int
+    samples: bool
+    new_pages: tuple[int, ...] = ()
+    """Pages that are appended to the row's page table first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One iteration. A worker makes the copies in their order, then the changes of its table, then computes the rows.
+
+    Workers carry out plans in the order in which they were launched. So a page that one plan frees may be written by
+    the next one, whether the first has ended or not.
+    """
+
+    number: int
+    copies: tuple[Copy, ...] = ()
+    leaves: tuple[int, ...] = ()
+    """Rows that lose their sequences. They may join again in the same plan."""
+    joins: tuple[RowJoin, ...] = ()
+    decodes: tuple[RowStep, ...] = ()
+    prefills: tuple[RowStep, ...] = ()
+    adapters: dict[Digest, AdapterSlot] = field(default_factory=dict)
+    """Where the adapters of these rows lie now."""
+
+    @property
+    def rows(self) -> tuple[RowStep, ...]:
+        return self.decodes + self.prefills
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(row.count for row in self.prefills)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token: int
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a finished iteration has brought."""
+
+    number: int
+    sampled: tuple[SampledToken | None, ...] = ()
+    """For each row that samples, in the order of the plan; None where the model's numbers are not finite."""
+    seconds: float = 0.0
+    """From the rows to the sampled tokens. Copies of pages are not in it."""
+    copy_seconds: float = 0.0
+    attention_calls: int = 0
+    padding: int = 0
+    """Rows that were computed for no token."""

@@ -1,0 +1,62 @@
+"""The step trace: one JSON line an iteration. Promises, parks and resumes are on the line of the iteration they came
+with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from motet.domain import RequestId
+from motet_runner.interface import Event, OverflowAhead, ParkedNow, ResumedNow, State
+from motet_runner.plan import Planner, StepPlan, StepResult
+
+_KINDS = (("overflows", OverflowAhead), ("parks", ParkedNow), ("resumes", ResumedNow))
+
+
+class StepTrace:
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._promises: dict[RequestId, int] = {}
+
+    def write(
+        self, plan: StepPlan, result: StepResult, *, seconds: float, events: list[Event], planner: Planner
+    ) -> None:
+        if self._path is None:
+            return
+        line: dict[str, Any] = {
+            "step": plan.number,
+            "ms": round(seconds * 1000, 3),
+            "prefill": plan.prefill_tokens,
+            "decode": len(plan.decodes),
+            "adapters": len(plan.adapters),
+            "pages": planner.memory.pages.capacity - planner.memory.pages.free,
+            "calls": int(bool(plan.rows)),
+            "attention": result.attention_calls,
+            "padding": result.padding,
+        }
+        changed = self._changed_promises(planner)
+        if changed:
+            line["promises"] = changed
+        for name, kind in _KINDS:
+            happened = [event for event in events if isinstance(event, kind)]
+            if happened:
+                line[name] = [_described(event) for event in happened]
+        if plan.rows or line.keys() & {"promises", "overflows", "parks", "resumes"}:
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def _changed_promises(self, planner: Planner) -> dict[RequestId, int]:
+        promises = {s.request: s.promise for s in planner.sequences if s.state is not State.PARKED}
+        changed = {request: pages for request, pages in promises.items() if self._promises.get(request) != pages}
+        known = {s.request: self._promises.get(s.request, 0) for s in planner.sequences}
+        self._promises = known | promises
+        return changed
+
+
+def _described(event: OverflowAhead | ParkedNow | ResumedNow) -> dict[str, Any]:
+    match event:
+        case OverflowAhead(request, _, promise):
+            return {"request": request, "promise": promise}
+        case ParkedNow(request, _, wanted, method, by_itself):
+            return {"request": request, "wanted": wanted, "method": method, "by_itself": by_itself}
+        case ResumedNow(request, _, promise, method):
+            return {"request": request, "promise": promise, "method": method}

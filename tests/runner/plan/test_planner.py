@@ -1,0 +1,386 @@
+"""Promises, parking and self-protection: the runner's half of the ledger."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from motet.domain import Digest, ParkMethod, RequestId
+from motet.errors import AdapterError, ContextLengthExceeded, Declined, InvalidRequest, MotetError
+from motet_runner.interface import Finish, OverflowAhead, ParkedNow, ResumedNow, State, StateChanged
+from motet_runner.plan.sequence_memory import MAX_PARKED
+from motet_runner.plan.sequence_table import SequenceTable
+from tests.runner.plan.fake_device import VOCABULARY, FakeDevice, make_planner, new
+
+R = RequestId
+
+
+def happened(device, kind):
+    return [event for event in device.events + device.planner.sequences.events if isinstance(event, kind)]
+
+
+def test_a_promise_that_does_not_fit_is_declined_and_leaves_no_trace() -> None:
+    planner = make_planner(pages=8)
+    planner.add(new("a", promise=6))
+    with pytest.raises(Declined):
+        planner.add(new("b", promise=3))
+    assert planner.sequences.get(R("b")) is None
+    planner.cancel(R("a"))
+    planner.add(new("b", promise=3))
+    planner.check()
+
+
+@pytest.mark.parametrize(
+    ("sequence", "error"),
+    [
+        (new("a", prompt=50, max_tokens=51), ContextLengthExceeded),
+        (new("a", promise=9), InvalidRequest),
+        (new("a", prompt=0, promise=1), InvalidRequest),
+        (new("a", max_tokens=0, promise=1), InvalidRequest),
+        (new("a", max_tokens=2, delivered=(1, 2)), InvalidRequest),
+        (new("a", max_tokens=9, delivered=(1, VOCABULARY)), InvalidRequest),
+    ],
+)
+def test_an_impossible_request_is_refused_for_good(sequence, error) -> None:
+    with pytest.raises(error):
+        make_planner(pages=8, max_length=100).add(sequence)
+
+
+def test_the_context_is_never_longer_than_the_memory() -> None:
+    with pytest.raises(ContextLengthExceeded):
+        make_planner(pages=2).add(new("a", prompt=20, max_tokens=13, promise=1))
+
+
+def test_a_higher_epoch_takes_the_place_of_a_lower_one() -> None:
+    planner = make_planner()
+    planner.add(new("a", epoch=1))
+    planner.add(new("a", epoch=2))
+    assert [sequence.new.epoch for sequence in planner.sequences] == [2]
+    with pytest.raises(Declined):
+        planner.add(new("a", epoch=2))
+    planner.check()
+
+
+def test_delivered_tokens_count_as_generated() -> None:
+    planner = make_planner()
+    device = FakeDevice(planner)
+    sequence = planner.add(new("a", prompt=5, max_tokens=10, delivered=(1, 2, 3)))
+    plan = device.step()
+    assert plan.prefills[0].count == 8
+    device.run()
+    tokens, finish = device.finished["a"]
+    assert (device.first_index["a"], len(tokens), finish) == (3, 7, Finish.LENGTH)
+    assert sequence.output_tokens == 10
+
+
+def test_a_stop_token_ends_a_sequence_unless_ends_are_ignored() -> None:
+    planner = make_planner(eos_token_ids=frozenset(range(VOCABULARY)))
+    device = FakeDevice(planner)
+    planner.add(new("stops"))
+    planner.add(new("goes on", ignore_eos=True))
+    planner.add(new("its own", ignore_eos=True, stop_token_ids=frozenset(range(VOCABULARY))))
+    device.run()
+    assert {name: (len(tokens), finish) for name, (tokens, finish) in device.finished.items()} == {
+        "stops": (1, Finish.STOP),
+        "goes on": (10, Finish.LENGTH),
+        "its own": (1, Finish.STOP),
+    }
+
+
+def test_a_promise_is_announced_one_page_before_its_end_and_once() -> None:
+    planner = make_planner()
+    planner.supervised = True
+    device = FakeDevice(planner)
+    planner.add(new("a", prompt=5, max_tokens=100, promise=2))
+    announced_at = None
+    while planner.sequences.get(R("a")).room > 0:
+        device.step()
+        if happened(device, OverflowAhead) and announced_at is None:
+            announced_at = len(planner.sequences.get(R("a")).tokens)
+    assert announced_at == 17  # the first token of the last promised page
+    assert happened(device, OverflowAhead) == [OverflowAhead(R("a"), 1, 2)]
+
+
+def test_a_promise_for_the_whole_answer_is_never_announced() -> None:
+    planner = make_planner()
+    device = FakeDevice(planner)
+    planner.add(new("a", prompt=5, max_tokens=28, promise=2))  # 33 tokens, the last of which is never fed back
+    device.run()
+    assert not happened(device, OverflowAhead)
+
+
+def test_only_the_sequence_at_its_promise_waits() -> None:
+    planner = make_planner(protect_after_steps=1000)
+    planner.supervised = True
+    device = FakeDevice(planner)
+    planner.add(new("a", prompt=5, max_tokens=100, promise=1))
+    planner.add(new("b", prompt=5, max_tokens=60))
+    for _ in range(40):
+        device.step()
+    assert (len(planner.sequences.get(R("a")).tokens), len(planner.sequences.get(R("b")).tokens)) == (17, 45)
+    assert planner.extend(R("a"), 1, promise=1, extended=2)
+    device.step()
+    assert len(planner.sequences.get(R("a")).tokens) == 18
+
+
+def test_promises_double_until_the_longest_answer() -> None:
+    planner = make_planner(pages=64)
+    device = FakeDevice(planner)
+    planner.add(new("a", prompt=5, max_tokens=200, promise=1))
+    promises = []
+    while planner.has_work():
+        device.step()
+        sequence = planner.sequences.get(R("a"))
+        if sequence and sequence.promise not in promises:
+            promises.append(sequence.promise)
+    assert promises == [1, 2, 4, 8, 13]
+
+
+def test_orders_about_changed_sequences_are_ignored() -> None:
+    planner = make_planner()
+    planner.supervised = True
+    planner.add(new("a", prompt=5, max_tokens=100, promise=2))
+    assert not planner.extend(R("a"), epoch=2, promise=2, extended=4)
+    assert not planner.extend(R("a"), epoch=1, promise=1, extended=4)
+    assert not planner.extend(R("b"), epoch=1, promise=2, extended=4)
+    assert not planner.park(R("a"), 1, promise=1, wanted=2, method=ParkMethod.SWAP)
+    assert not planner.resume(R("a"), 1, promise=2)
+    assert planner.cancel(R("a"), epoch=2) is None
+    assert planner.cancel(R("a"), epoch=1) is not None
+    assert planner.cancel(R("a"), epoch=1) is None
+
+
+@pytest.mark.parametrize("method", ParkMethod)
+def test_a_parked_sequence_comes_back_with_its_tokens(method: ParkMethod) -> None:
+    planner = make_planner(host_pages=8)
+    planner.supervised = True
+    device = FakeDevice(planner)
+    planner.add(new("a", prompt=30, max_tokens=40))
+    alone = FakeDevice(make_planner())
+    alone.planner.add(new("a", prompt=30, max_tokens=40))
+    alone.run()
+    for _ in range(10):
+        device.step()
+    promise = planner.sequences.get(R("a")).promise
+    assert planner.park(R("a"), 1, promise, wanted=5, method=method)
+    assert (planner.memory.pages.free, planner.memory.ledger.promised) == (32, 0)
+    device.step()  # the copy, if there is one
+    assert not planner.has_work()
+    planner.add(new("b", prompt=30, max_tokens=40))  # writes over the pages that were a's
+    for _ in range(5):
+        device.step()
+    assert planner.resume(R("a"), 1, promise=5)
+    device.run()
+    assert device.finished["a"] == alone.finished["a"]
+    assert [event.method for event in happened(device, ParkedNow)] == [method]
+    assert happened(device, ResumedNow) == [ResumedNow(R("a"), 1, 5, method)]
+    assert planner.memory.host.free == 8
+
+
+def test_swap_without_room_on_the_host_becomes_recompute() -> None:
+    planner = make_planner(host_pages=1)
+    planner.supervised = True
+    device = FakeDevice(planner)
+    planner.add(new("a", prompt=30, max_tokens=40))
+    for _ in range(5):
+        device.step()
+    assert planner.park(R("a"), 1, planner.sequences.get(R("a")).promise, wanted=5, method=ParkMethod.SWAP)
+    assert happened(device, ParkedNow)[0].method is ParkMethod.RECOMPUTE
+
+
+def test_cancelling_a_parked_sequence_frees_host_memory() -> None:
+    planner = make_planner(host_pages=8)
+    planner.supervised = True
+    device = FakeDevice(planner)
+    planner.add(new("a", prompt=30, max_tokens=40))
+    for _ in range(5):
+        device.step()
+    planner.park(R("a"), 1, planner.sequences.get(R("a")).promise, wanted=5, method=ParkMethod.SWAP)
+    planner.cancel(R("a"))
+    device.step()
+    assert planner.memory.host.free == 8
+
+
+def test_without_a_supervisor_the_newest_of_the_lowest_class_is_parked() -> None:
+    planner = make_planner(pages=8)
+    device = FakeDevice(planner)
+    planner.add(new("first", prompt=5, max_tokens=100, promise=2))
+    planner.add(new("urgent", prompt=5, max_tokens=100, promise=2, priority=0))
+    planner.add(new("second", prompt=5, max_tokens=100, promise=2))
+    planner.add(new("last", prompt=5, max_tokens=100, promise=2, priority=0))
+    while not (parked := happened(device, ParkedNow)):
+        device.step()
+    assert (parked[0].request, parked[0].by_itself, parked[0].wanted) == ("second", True, 4)
+    device.run()
+    assert {len(tokens) for tokens, _ in device.finished.values()} == {100}
+
+
+def test_new_sequences_leave_pages_for_parked_ones() -> None:
+    planner = make_planner(pages=8)
+    device = FakeDevice(planner)
+    for name in "ab":
+        planner.add(new(name, prompt=5, max_tokens=100, promise=4))
+    while not happened(device, ParkedNow):
+        device.step()
+    with pytest.raises(Declined):
+        planner.add(new("c", promise=1))
+    device.run()
+    assert set(device.finished) == {"a", "b"}
+
+
+def test_a_sequence_that_waits_for_its_adapter_delays_no_other() -> None:
+    here: set[Digest] = set()
+    planner = make_planner(on_device=lambda digest: digest in here)
+    device = FakeDevice(planner)
+    planner.add(new("tuned", adapter="x"))
+    planner.add(new("plain"))
+    device.run()
+    assert set(device.finished) == {"plain"}
+    assert planner.sequences.get(R("tuned")).state is State.LOADING
+    here.add(Digest("x"))
+    planner.adapter_arrived(Digest("x"))
+    device.run()
+    assert set(device.finished) == {"plain", "tuned"}
+
+
+def test_a_failed_load_fails_only_sequences_of_that_adapter() -> None:
+    planner = make_planner(on_device=lambda _: False)
+    for name, adapter in (("a", "x"), ("b", "y"), ("c", "")):
+        planner.add(new(name, adapter=adapter))
+    planner.adapter_failed(Digest("x"), AdapterError("its weights are damaged"))
+    outputs, _ = planner.take_outputs()
+    assert [(output.request, output.finish) for output in outputs] == [("a", Finish.FAILED)]
+    assert [sequence.request for sequence in planner.sequences] == ["b", "c"]
+    planner.check()
+
+
+def test_users_of_an_adapter_are_counted_without_a_search(monkeypatch) -> None:
+    planner = make_planner()
+    for name, adapter in (("a", "x"), ("b", "x"), ("c", "y")):
+        planner.add(new(name, adapter=adapter))
+    planner.park(R("b"), 1, 1, 1, ParkMethod.RECOMPUTE)
+    monkeypatch.setattr(SequenceTable, "__iter__", lambda _: pytest.fail("every sequence was looked at"))
+    assert [planner.sequences.live_on(Digest(adapter)) for adapter in "xyz"] == [1, 1, 0]
+    assert [planner.sequences.users_of(Digest(adapter)) for adapter in "xyz"] == [2, 1, 0]
+
+
+def test_changes_of_states_are_reported() -> None:
+    planner = make_planner(chunk_tokens=20)
+    device = FakeDevice(planner)
+    planner.add(new("a", prompt=50, max_tokens=3))
+    device.run()
+    told = [(event.state, event.percent) for event in happened(device, StateChanged)]
+    assert told == [(State.PREFILL, 0), (State.PREFILL, 40), (State.PREFILL, 80), (State.DECODE, 0)]
+
+
+def test_an_overcommitted_store_parks_when_pages_run_out_and_loses_nothing() -> None:
+    planner = make_planner(pages=8, host_pages=4, cheaper=lambda _: ParkMethod.SWAP)
+    planner.set_overcommit(3.0)
+    device = FakeDevice(planner)
+    for index in range(4):
+        planner.add(new(f"r{index}", prompt=20, max_tokens=60))
+    device.run()
+    assert sorted(device.finished) == ["r0", "r1", "r2", "r3"]
+    assert {len(tokens) for tokens, _ in device.finished.values()} == {60}
+
+
+class Runner(RuleBasedStateMachine):
+    """Any order of commands and iterations: the books stay right and, left alone, everybody finishes."""
+
+    ahead = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.here = {Digest(""), Digest("x")}
+        self.planner = make_planner(
+            pages=12, places=3, host_pages=5, protect_after_steps=2, on_device=lambda digest: digest in self.here,
+            cheaper=lambda sequence: ParkMethod.SWAP if sequence.arrival % 2 else ParkMethod.RECOMPUTE,
+        )  # fmt: skip
+        self.device = FakeDevice(self.planner, ahead=self.ahead)
+        self.admitted: set[str] = set()
+        self.cancelled: set[str] = set()
+        self.count = 0
+
+    def _one(self, data: st.DataObject):
+        return data.draw(st.sampled_from(sorted(self.planner.sequences, key=lambda sequence: sequence.arrival)))
+
+    @rule(
+        prompt=st.integers(1, 60), max_tokens=st.integers(1, 120), promise=st.integers(1, 13),
+        priority=st.integers(0, 2), adapter=st.sampled_from(["", "x", "y"]),
+    )  # fmt: skip
+    def add(self, prompt: int, max_tokens: int, promise: int, priority: int, adapter: str) -> None:
+        self.count += 1
+        name = f"r{self.count}"
+        try:
+            self.planner.add(
+                new(name, prompt=prompt, max_tokens=max_tokens, promise=promise, priority=priority, adapter=adapter)
+            )
+        except MotetError:
+            return
+        self.admitted.add(name)
+
+    @precondition(lambda self: len(self.planner.sequences))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        sequence = self._one(data)
+        self.planner.cancel(sequence.request)
+        self.cancelled.add(sequence.request)
+
+    @precondition(lambda self: len(self.planner.sequences))
+    @rule(data=st.data(), extended=st.integers(1, 13))
+    def extend(self, data: st.DataObject, extended: int) -> None:
+        sequence = self._one(data)
+        self.planner.extend(sequence.request, 1, sequence.promise, extended)
+
+    @precondition(lambda self: len(self.planner.sequences))
+    @rule(data=st.data(), wanted=st.integers(1, 13), method=st.sampled_from(ParkMethod))
+    def park(self, data: st.DataObject, wanted: int, method: ParkMethod) -> None:
+        sequence = self._one(data)
+        self.planner.park(sequence.request, 1, sequence.promise, wanted, method)
+
+    @precondition(lambda self: len(self.planner.sequences))
+    @rule(data=st.data(), promise=st.integers(1, 13))
+    def resume(self, data: st.DataObject, promise: int) -> None:
+        self.planner.resume(self._one(data).request, 1, promise)
+
+    @rule(supervised=st.booleans())
+    def supervise(self, supervised: bool) -> None:
+        self.planner.supervised = supervised
+
+    @rule(factor=st.sampled_from([1.0, 1.0, 1.3, 2.0]))
+    def overcommit(self, factor: float) -> None:
+        self.planner.set_overcommit(factor)
+
+    @rule(times=st.integers(1, 30))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.device.step()
+
+    @invariant()
+    def records_agree(self) -> None:
+        self.planner.check()
+        assert all(sequence.parked_times <= MAX_PARKED for sequence in self.planner.sequences)
+
+    def teardown(self) -> None:
+        self.planner.supervised = False
+        self.here.add(Digest("y"))
+        self.planner.adapter_arrived(Digest("y"))
+        self.device.run()
+        assert not len(self.planner.sequences), [
+            (s.request, s.state, s.promise, s.parked_times) for s in self.planner.sequences
+        ]
+        assert self.planner.memory.pages.free == 12
+        assert self.planner.memory.host.free == 5
+        assert self.admitted == set(self.device.finished) | self.cancelled | set(self.device.given_up)
+
+
+class RunnerAhead(Runner):
+    """The same while the next iteration is planned before one is collected."""
+
+    ahead = 1
+
+
+TestRunner, TestRunnerAhead = Runner.TestCase, RunnerAhead.TestCase
+TestRunner.settings = TestRunnerAhead.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
