@@ -4,7 +4,8 @@ Pure: no torch, no sockets, no clock. The engine drives it with tensors, the sim
 """
 
 from motet_runner.plan.composer import Iteration, Work, compose
-from motet_runner.plan.copies import Copy, Tier
+from motet_runner.plan.copies import Copy, Tier, Wipe
+from motet_runner.plan.device_budget import AdapterRun, DeviceBudget, Grant, Reclaimed
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.planner import Planner
 from motet_runner.plan.presets import NOT_YET, PRESETS, Preset, preset_named
@@ -14,12 +15,16 @@ from motet_runner.plan.step_plan import AdapterSlot, RowJoin, RowStep, SampledTo
 __all__ = [
     "NOT_YET",
     "PRESETS",
+    "AdapterRun",
     "AdapterSlot",
     "Copy",
+    "DeviceBudget",
+    "Grant",
     "Iteration",
     "PageAllocator",
     "Planner",
     "Preset",
+    "Reclaimed",
     "RowJoin",
     "RowStep",
     "SampledToken",
@@ -27,6 +32,7 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "Tier",
+    "Wipe",
     "Work",
     "compose",
     "preset_named",

@@ -1,4 +1,4 @@
-"""Copies of pages between tiers of memory. The engine makes them before the next model call, in their order."""
+"""What is done with whole pages of memory. The engine does it before the next model call, in its order."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,3 +20,12 @@ class Copy:
     pages: tuple[int, ...]
     target: Tier
     to: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wipe:
+    """The pages become zeros. A page that was no KV may hold numbers that are not finite, and attention multiplies what
+    it masks, too."""
+
+    tier: Tier
+    pages: tuple[int, ...]

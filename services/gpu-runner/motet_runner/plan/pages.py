@@ -1,7 +1,8 @@
 """Which page is whose. Pure numbers; the bytes are in `motet_runner.memory`."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
 
 
 class PageAllocator:
@@ -104,6 +105,53 @@ class PageAllocator:
     def _take_from_cache(self, page: int) -> None:
         self.on_cache_page_taken(page)
         self.uncache(page)
+
+    # -- particular pages, which the device's budget chooses -----------------------------------------------------------
+
+    @property
+    def empty_pages(self) -> Sequence[int]:
+        """The free pages that the cache does not hold."""
+        return self._free
+
+    def first_cached(self, count: int) -> list[int]:
+        """The pages that the cache would yield next, at most `count`."""
+        return list(islice(self._only_cached, count))
+
+    def take_from_cache(self, pages: Iterable[int]) -> None:
+        """Pages that only the cache holds become empty."""
+        for page in pages:
+            self._take_from_cache(page)
+
+    def take_these(self, pages: Collection[int]) -> None:
+        """One holder takes these pages, which are empty."""
+        self._withdraw(set(pages))
+        for page in pages:
+            self._holders[page] = 1
+
+    def give_last(self, pages: Sequence[int]) -> None:
+        """The only holder gives these pages back, and they are handed out after all others."""
+        for page in pages:
+            assert self._holders[page] == 1, f"page {page} has {self._holders[page]} holders"
+            assert not self._cached[page], f"page {page} is in the cache"
+            self._holders[page] = 0
+        self._free[:0] = pages
+
+    def relocate(self, moves: Mapping[int, int]) -> None:
+        """All holders of a page have another page instead, which must be empty if nothing is moved away from it. The
+        prefix cache must be told, too."""
+        moved = {new: (self._holders[old], self._cached[old]) for old, new in moves.items()}
+        self._withdraw(moved.keys() - moves.keys())
+        for old in moves:
+            self._holders[old], self._cached[old] = 0, False
+        for new, (holders, cached) in moved.items():
+            self._holders[new], self._cached[new] = holders, cached
+        self._only_cached = {moves.get(page, page): None for page in self._only_cached}
+        self._free[:0] = [old for old in moves if old not in moved]
+
+    def _withdraw(self, pages: Collection[int]) -> None:
+        left = [page for page in self._free if page not in pages]
+        assert len(self._free) - len(left) == len(pages), f"some of {sorted(pages)} are not empty"
+        self._free = left
 
     # -- recount -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,296 @@
+"""One budget of device memory for KV pages and adapters: all of it is one pool of pages, as in S-LoRA's unified paging.
+
+An adapter has a run, which is a number of contiguous pages. Runs are granted from the high end and KV pages from the
+low end. KV pages in the way of a new run are moved, and runs are moved together when no gap between them is large
+enough. The pages of an adapter that no live sequence uses become KV when they are needed, and the other way round.
+
+Pure: it computes numbers, and effects that the engine carries out in their order before the next model call.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from motet.domain import Digest
+from motet_runner.plan.copies import Copy, Tier, Wipe
+from motet_runner.plan.pages import PageAllocator
+
+Effect = Copy | Wipe
+IsLive = Callable[[Digest], bool]
+"""Whether live sequences use an adapter. Then it may be moved, but not evicted."""
+
+_Marks = npt.NDArray[np.bool_]
+
+
+class AdapterRun(NamedTuple):
+    """The contiguous pages of one adapter."""
+
+    start: int
+    length: int
+
+    @property
+    def pages(self) -> range:
+        return range(self.start, self.start + self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A run of an adapter, and what it takes. The adapter's bytes are written after the effects."""
+
+    run: AdapterRun
+    evicted: tuple[Digest, ...]
+    moved: Mapping[int, int]
+    """KV page → the page to which it is moved: its holders must know, the prefix cache among them."""
+    effects: tuple[Effect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """Adapters that were evicted so that their pages become KV."""
+
+    evicted: tuple[Digest, ...]
+    effects: tuple[Effect, ...]
+
+
+class _Arrangement(NamedTuple):
+    """Where everything is after a grant."""
+
+    run: AdapterRun
+    starts: Mapping[Digest, int]
+    """Of the other adapters that stay"""
+    dropped: Sequence[int]
+    moves: Mapping[int, int]
+    """Page → page, of KV and of adapters"""
+
+
+class DeviceBudget:
+    """Adapters hold their pages in `pages`, like sequences do theirs.
+
+    Pages that are lent to a transfer are pinned: they are never moved.
+    """
+
+    def __init__(self, pages: PageAllocator, *, max_adapters: int) -> None:
+        self.pages = pages
+        self.max_adapters = max_adapters
+        self._runs: OrderedDict[Digest, AdapterRun] = OrderedDict()  # least recently used first
+        self._pins: Counter[int] = Counter()
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> list[Digest]:
+        """Those on the device, the least recently used first."""
+        return list(self._runs)
+
+    def run_of(self, adapter: Digest) -> AdapterRun:
+        return self._runs[adapter]
+
+    def kv_capacity(self, is_live: IsLive) -> int:
+        """The pages that KV may have: all but those of adapters with live sequences."""
+        return self.pages.capacity - sum(run.length for adapter, run in self._runs.items() if is_live(adapter))
+
+    def could_ever_hold(self, promise: int, adapter_pages: int) -> bool:
+        """Whether a request's promise and its adapter would fit an empty device together."""
+        return promise + adapter_pages <= self.pages.capacity
+
+    def could_grant(self, count: int, is_live: IsLive) -> bool:
+        """Whether pages and adapters suffice for a run. Pinned pages may still forbid it."""
+        idle = [run.length for adapter, run in self._runs.items() if not is_live(adapter)]
+        enough = self.pages.free + sum(idle) >= count
+        return enough and len(self._runs) - len(idle) < self.max_adapters
+
+    def check(self, held: Iterable[Sequence[int]], cached: Collection[int] = ()) -> None:
+        """Recount: every page is free, an adapter's, in the prefix cache, or has exactly the holders in `held`. Raises
+        AssertionError."""
+        taken = [page for run in self._runs.values() for page in run.pages]
+        assert len(taken) == len(set(taken)), f"two adapters share a page: {self._runs}"
+        assert len(self._runs) <= self.max_adapters, f"{len(self._runs)} adapters, at most {self.max_adapters}"
+        assert not set(taken) & self._pins.keys(), f"a page of an adapter is pinned: {self._runs}, {self._pins}"
+        assert not self._pins.keys() & set(self.pages.empty_pages), f"a pinned page has no holder: {self._pins}"
+        self.pages.check([*held, *(run.pages for run in self._runs.values())], cached)
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def pin(self, pages: Iterable[int]) -> None:
+        """A transfer reads or writes these pages. It also is a holder of theirs."""
+        self._pins.update(pages)
+
+    def unpin(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._pins[page] -= 1
+            if not self._pins[page]:
+                del self._pins[page]
+
+    def use(self, adapter: Digest) -> None:
+        """The adapter is used now."""
+        self._runs.move_to_end(adapter)
+
+    def grant(self, adapter: Digest, count: int, is_live: IsLive, *, evict: bool = True) -> Grant | None:
+        """A run of `count` pages for an adapter that is not on the device. None, and nothing is changed, if there is
+        none now.
+
+        Empty pages are taken first, then those that the prefix cache yields, then those of idle adapters, least
+        recently used first. Without `evict` only empty pages are taken, and nothing is moved.
+        """
+        assert adapter not in self._runs, adapter
+        assert count > 0, count
+        idle = [one for one in self._runs if not is_live(one)] if evict else []
+        over = max(0, len(self._runs) + 1 - self.max_adapters)
+        for number in range(over, len(idle) + 1):
+            arrangement = self._arrange(count, idle[:number], evict=evict)
+            if arrangement is not None:
+                return self._make(adapter, arrangement, tuple(idle[:number]))
+        return None
+
+    def release(self, adapter: Digest) -> tuple[Effect, ...]:
+        """The adapter leaves the device. Its pages are wiped, because what is in them is no finite KV."""
+        run = self._runs.pop(adapter)
+        self.pages.give_last(run.pages)
+        return (Wipe(Tier.DEVICE, tuple(run.pages)),)
+
+    def reclaim(self, count: int, is_live: IsLive) -> Reclaimed | None:
+        """Evict idle adapters until `count` pages are free, least recently used first. None, and nothing is changed, if
+        they do not suffice."""
+        evicted, free = [], self.pages.free
+        for adapter, run in self._runs.items():
+            if free >= count:
+                break
+            if not is_live(adapter):
+                evicted.append(adapter)
+                free += run.length
+        if free < count:
+            return None
+        return Reclaimed(tuple(evicted), tuple(effect for adapter in evicted for effect in self.release(adapter)))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _arrange(self, count: int, evicted: Collection[Digest], *, evict: bool) -> _Arrangement | None:
+        free = [*self.pages.empty_pages, *(page for adapter in evicted for page in self._runs[adapter].pages)]
+        dropped = self.pages.first_cached(max(0, count - len(free))) if evict else []
+        if len(free) + len(dropped) < count:
+            return None
+        held = np.ones(self.pages.capacity, dtype=np.bool_)
+        held[[*free, *dropped]] = False
+        runs = {adapter: run for adapter, run in self._runs.items() if adapter not in evicted}
+        for run in runs.values():
+            held[run.start : run.start + run.length] = False
+        pinned = np.zeros(self.pages.capacity, dtype=np.bool_)
+        pinned[list(self._pins)] = True
+        starts = {adapter: run.start for adapter, run in runs.items()}
+        start = self._place(count, runs, starts, pinned, held, moves=evict)
+        if start is None and evict:
+            packed = _packed(runs, pinned)
+            if packed is not None:
+                starts = packed
+                start = self._place(count, runs, starts, pinned, held, moves=True)
+        if start is None:
+            return None
+        run = AdapterRun(start, count)
+        return _Arrangement(run, starts, dropped, _moves(run, runs, starts, held))
+
+    @staticmethod
+    def _place(
+        count: int,
+        runs: Mapping[Digest, AdapterRun],
+        starts: Mapping[Digest, int],
+        pinned: _Marks,
+        held: _Marks,
+        *,
+        moves: bool,
+    ) -> int | None:
+        """Where the run begins: where the fewest KV pages are in the way, and of such places the highest."""
+        if count > len(held):
+            return None
+        blocked = pinned.copy() if moves else pinned | held
+        for adapter, start in starts.items():
+            blocked[start : start + runs[adapter].length] = True
+        in_the_way = np.where(_in_windows(blocked, count) > 0, len(held) + 1, _in_windows(held, count))
+        start = len(in_the_way) - 1 - int(in_the_way[::-1].argmin())
+        return start if in_the_way[start] <= len(held) else None
+
+    def _make(self, adapter: Digest, arrangement: _Arrangement, evicted: tuple[Digest, ...]) -> Grant:
+        run, starts, dropped, moves = arrangement
+        of_adapters = {page for each in self._runs.values() for page in each.pages}
+        self.pages.take_from_cache(dropped)
+        for one in evicted:
+            self.pages.give_last(self._runs.pop(one).pages)
+        targets = set(moves.values())
+        copies, scratch = _copies(moves, next((page for page in self.pages.empty_pages if page not in targets), None))
+        self.pages.relocate(moves)
+        self.pages.take_these(run.pages)
+        for one, start in starts.items():
+            self._runs[one] = AdapterRun(start, self._runs[one].length)
+        self._runs[adapter] = run
+        # A page that became free is KV's next. If a KV page was moved to it, it has been written over.
+        free = set(self.pages.empty_pages)
+        wiped = tuple(sorted(free & (of_adapters | scratch)))
+        effects: list[Effect] = [*copies, *([Wipe(Tier.DEVICE, wiped)] if wiped else [])]
+        moved = {old: new for old, new in moves.items() if old not in of_adapters}
+        return Grant(run, evicted, moved, tuple(effects))
+
+
+def _in_windows(marks: _Marks, count: int) -> npt.NDArray[np.int64]:
+    """For each place where `count` pages may begin: how many of them are marked."""
+    until = np.concatenate(([0], np.cumsum(marks, dtype=np.int64)))
+    return until[count:] - until[:-count]
+
+
+def _packed(runs: Mapping[Digest, AdapterRun], pinned: _Marks) -> dict[Digest, int] | None:
+    """The starts of all runs once they are moved together at the high end, in their order, around pinned pages."""
+    starts = {}
+    end = len(pinned)
+    for adapter, run in sorted(runs.items(), key=lambda each: -each[1].start):
+        while end >= run.length and pinned[end - run.length : end].any():
+            end -= run.length - int(pinned[end - run.length : end].argmax())
+        if end < run.length:
+            return None
+        end -= run.length
+        starts[adapter] = end
+    return starts
+
+
+def _moves(
+    new: AdapterRun, runs: Mapping[Digest, AdapterRun], starts: Mapping[Digest, int], held: _Marks
+) -> dict[int, int]:
+    """Old page → new page, for everything that is moved."""
+    adapters = np.zeros(len(held), dtype=np.bool_)
+    for start, count in (new, *((start, runs[adapter].length) for adapter, start in starts.items())):
+        adapters[start : start + count] = True
+    in_the_way = np.flatnonzero(held & adapters)
+    others = np.flatnonzero(~held & ~adapters)[: len(in_the_way)]
+    moves = dict(zip(in_the_way.tolist(), others.tolist(), strict=True))
+    for adapter, start in starts.items():
+        run = runs[adapter]
+        if start != run.start:
+            moves |= {page: page - run.start + start for page in run.pages}
+    return moves
+
+
+def _copies(moves: Mapping[int, int], spare: int | None) -> tuple[list[Copy], set[int]]:
+    """Copies that make all moves and never write over a page that is still to be copied; and the pages that they use
+    besides. `spare` is free and no target, if there is such a page."""
+    pending = dict(moves)
+    source_of = {new: old for old, new in moves.items()}
+    used: set[int] = set()
+    copies = []
+    ready = [old for old, new in pending.items() if new not in pending]
+    while pending:
+        if not ready:
+            # Only cycles are left. One page of each is put aside. A run is granted at least one page, which is free, or
+            # is free by now.
+            if spare is None:
+                spare = next(old for old in moves if old not in pending and old not in source_of)
+            used.add(spare)
+            old, new = pending.popitem()
+            copies.append(Copy(Tier.DEVICE, (old,), Tier.DEVICE, (spare,)))
+            pending[spare], source_of[new] = new, spare
+            ready = [source_of[old]]
+        copies.append(Copy(Tier.DEVICE, tuple(ready), Tier.DEVICE, tuple(pending[old] for old in ready)))
+        for old in ready:
+            del pending[old]
+        ready = [source_of[page] for page in ready if source_of.get(page) in pending]
+    return copies, used

@@ -1,0 +1,285 @@
+"""KV pages and adapters in one pool, with the bytes of every page: nothing is lost, overwritten or left behind."""
+
+from itertools import count
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from motet.domain import Digest
+from motet_runner.plan import Copy, DeviceBudget, PageAllocator, Tier, Wipe
+from motet_runner.plan.device_budget import AdapterRun, Effect
+
+A, B, C, D = map(Digest, "ABCD")
+
+
+class Device:
+    """Pages with bytes, sequences that hold some, and adapters: what an engine does with a budget."""
+
+    def __init__(self, pages: int, max_adapters: int = 100) -> None:
+        self.allocator = PageAllocator(pages)
+        self.budget = DeviceBudget(self.allocator, max_adapters=max_adapters)
+        self.allocator.on_cache_page_taken = self._on_cache_page_taken
+        self.bytes: list[object] = ["nothing"] * pages
+        self.sequences: list[dict[int, object]] = []
+        """Page → its bytes, in order"""
+        self.cached: dict[int, object] = {}
+        """Page → its bytes, in the prefix cache"""
+        self.pinned: list[list[int]] = []
+        self.live: set[Digest] = set()
+        self._next = count()
+
+    def _on_cache_page_taken(self, page: int) -> None:
+        del self.cached[page]
+
+    def is_live(self, adapter: Digest) -> bool:
+        return adapter in self.live
+
+    def take(self, pages: int) -> dict[int, object] | None:
+        taken = self.allocator.take(pages)
+        if taken is None:
+            return None
+        assert not any(isinstance(self.bytes[page], tuple) for page in taken), "an adapter's bytes became KV"
+        sequence = {page: f"kv {next(self._next)}" for page in taken}
+        for page, value in sequence.items():
+            self.bytes[page] = value
+        self.sequences.append(sequence)
+        return sequence
+
+    def hold(self, *pages: int) -> None:
+        """A sequence has these pages."""
+        self.allocator.take_these(pages)
+        self.sequences.append({page: f"kv {next(self._next)}" for page in pages})
+        for page, value in self.sequences[-1].items():
+            self.bytes[page] = value
+
+    def load(self, adapter: Digest, pages: int, *, evict: bool = True):
+        before = {one: self.budget.run_of(one) for one in self.budget.adapters}
+        grant = self.budget.grant(adapter, pages, self.is_live, evict=evict)
+        if grant is None:
+            assert {one: self.budget.run_of(one) for one in self.budget.adapters} == before
+            return None
+        assert not set(grant.evicted) & self.live
+        self.carry_out(grant.effects)
+        self.sequences = [
+            {grant.moved.get(page, page): value for page, value in sequence.items()} for sequence in self.sequences
+        ]
+        self.cached = {grant.moved.get(page, page): value for page, value in self.cached.items()}
+        for index, page in enumerate(grant.run.pages):
+            self.bytes[page] = (adapter, index)
+        return grant
+
+    def carry_out(self, effects: tuple[Effect, ...]) -> None:
+        pinned = {page for pages in self.pinned for page in pages}
+        for effect in effects:
+            match effect:
+                case Copy(Tier.DEVICE, pages, Tier.DEVICE, to):
+                    assert len(set(pages)) == len(pages) == len(set(to)) == len(to)
+                    assert not set(pages) & set(to), "one copy reads what it writes"
+                    assert not pinned & {*pages, *to}, "a page that is lent to a transfer moved"
+                    for page, value in zip(to, [self.bytes[page] for page in pages], strict=True):
+                        self.bytes[page] = value
+                case Wipe(Tier.DEVICE, pages):
+                    assert not pinned & set(pages)
+                    for page in pages:
+                        self.bytes[page] = 0
+                case _:
+                    raise AssertionError(effect)
+
+    def check(self) -> None:
+        self.budget.check([*map(list, self.sequences), *self.pinned], self.cached)
+        for sequence in (*self.sequences, self.cached):
+            assert {page: self.bytes[page] for page in sequence} == sequence
+        for adapter in self.budget.adapters:
+            run = self.budget.run_of(adapter)
+            assert [self.bytes[page] for page in run.pages] == [(adapter, index) for index in range(run.length)]
+        assert not any(isinstance(self.bytes[page], tuple) for page in self.allocator.empty_pages), "not wiped"
+
+
+class AnyLife(RuleBasedStateMachine):
+    @initialize(pages=st.integers(1, 24), max_adapters=st.integers(1, 6))
+    def begin(self, pages: int, max_adapters: int) -> None:
+        self.device = Device(pages, max_adapters)
+        self.max_adapters = max_adapters
+        self.names = count()
+
+    @rule(pages=st.integers(1, 8))
+    def take(self, pages: int) -> None:
+        free = self.device.allocator.free
+        assert (self.device.take(pages) is None) == (pages > free)
+
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        if self.device.sequences:
+            sequence = data.draw(st.sampled_from(self.device.sequences))
+            shared = dict(list(sequence.items())[: data.draw(st.integers(0, len(sequence)))])
+            self.device.allocator.share(list(shared))
+            self.device.sequences.append(shared)
+
+    @rule(data=st.data(), cached=st.booleans())
+    def end(self, data: st.DataObject, cached: bool) -> None:
+        if self.device.sequences:
+            sequence = self.device.sequences.pop(data.draw(st.integers(0, len(self.device.sequences) - 1)))
+            for page, value in sequence.items():
+                if cached and page not in self.device.cached:
+                    self.device.allocator.cache(page)
+                    self.device.cached[page] = value
+            self.device.allocator.give(list(sequence))
+
+    @rule(data=st.data())
+    def lend(self, data: st.DataObject) -> None:
+        if self.device.sequences:
+            pages = data.draw(
+                st.lists(st.sampled_from(list(data.draw(st.sampled_from(self.device.sequences))) or [-1]))
+            )
+            pages = sorted({page for page in pages if page >= 0})
+            self.device.allocator.share(pages)
+            self.device.budget.pin(pages)
+            self.device.pinned.append(pages)
+
+    @precondition(lambda self: self.device.pinned)
+    @rule(data=st.data())
+    def get_back(self, data: st.DataObject) -> None:
+        pages = self.device.pinned.pop(data.draw(st.integers(0, len(self.device.pinned) - 1)))
+        self.device.budget.unpin(pages)
+        self.device.allocator.give(pages)
+
+    @rule(pages=st.integers(1, 10), evict=st.booleans(), live=st.booleans())
+    def load(self, pages: int, evict: bool, live: bool) -> None:
+        device, budget = self.device, self.device.budget
+        adapter = Digest(f"adapter {next(self.names)}")
+        idle = [one for one in budget.adapters if one not in device.live]
+        sizes = [budget.run_of(one).length for one in idle]
+        free, empty, resident = device.allocator.free, len(device.allocator.empty_pages), len(budget.adapters)
+        must = max(0, resident + 1 - self.max_adapters)
+        needed = next((n for n in range(must, len(idle) + 1) if free + sum(sizes[:n]) >= pages), None)
+        could = budget.could_grant(pages, device.is_live)
+        assert could == (needed is not None)
+        grant = device.load(adapter, pages, evict=evict)
+        if not evict:
+            assert grant is None or not (grant.evicted or grant.effects)
+            assert grant is None or empty >= pages
+        elif grant is None:
+            assert needed is None or device.pinned, "there is room, and nothing that cannot move"
+        else:
+            assert list(grant.evicted) == idle[: len(grant.evicted)], "the least recently used go first"
+            assert len(grant.evicted) == needed or device.pinned, "no more than must"
+        if grant is not None and live:
+            device.live.add(adapter)
+
+    @rule(data=st.data())
+    def use_or_leave(self, data: st.DataObject) -> None:
+        if self.device.budget.adapters:
+            adapter = data.draw(st.sampled_from(self.device.budget.adapters))
+            self.device.budget.use(adapter)
+            self.device.live ^= {adapter}
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        idle = [one for one in self.device.budget.adapters if one not in self.device.live]
+        if idle:
+            self.device.carry_out(self.device.budget.release(data.draw(st.sampled_from(idle))))
+
+    @rule(pages=st.integers(0, 24))
+    def reclaim(self, pages: int) -> None:
+        device = self.device
+        idle = [one for one in device.budget.adapters if one not in device.live]
+        possible = device.allocator.free + sum(device.budget.run_of(one).length for one in idle)
+        reclaimed = device.budget.reclaim(pages, device.is_live)
+        assert (reclaimed is None) == (possible < pages)
+        if reclaimed is not None:
+            assert list(reclaimed.evicted) == idle[: len(reclaimed.evicted)]
+            device.carry_out(reclaimed.effects)
+            assert device.allocator.free >= pages
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.device.check()
+        live = sum(self.device.budget.run_of(one).length for one in self.device.live)
+        assert self.device.budget.kv_capacity(self.device.is_live) == self.device.allocator.capacity - live
+
+
+AnyLife.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyLife = AnyLife.TestCase
+
+
+def test_adapters_lie_at_one_end_and_kv_at_the_other() -> None:
+    device = Device(10)
+    assert device.load(A, 3).run == AdapterRun(7, 3)
+    assert device.load(B, 2).run == AdapterRun(5, 2)
+    assert list(device.take(4) or ()) == [0, 1, 2, 3]
+
+
+def test_kv_in_the_way_is_moved_where_the_fewest_pages_are() -> None:
+    device = Device(6)
+    device.hold(1, 3, 5)
+    grant = device.load(A, 3)
+    assert grant.run == AdapterRun(2, 3), "one page in the way; the high end would have two"
+    assert grant.effects == (Copy(Tier.DEVICE, (3,), Tier.DEVICE, (0,)),)
+    assert grant.moved == {3: 0}
+    device.check()
+
+
+def test_adapters_are_moved_together_before_another_one_is_evicted() -> None:
+    device = Device(10)
+    for adapter in (A, B, C, D):
+        device.load(adapter, 2)
+    device.carry_out(device.budget.release(B))
+    device.carry_out(device.budget.release(D))
+    device.take(1)
+    grant = device.load(B, 5)
+    assert grant.evicted == ()
+    assert device.budget.run_of(C) == AdapterRun(6, 2), "it was moved beside A"
+    assert grant.run == AdapterRun(1, 5)
+    device.check()
+
+
+def lay_out(pages: int, runs: dict[int, int], kv: tuple[int, ...]) -> Device:
+    """Live adapters with runs at these places (start → length), and a sequence with these pages."""
+    device = Device(pages)
+    gaps, end = [], pages
+    for start in sorted(runs, reverse=True):
+        if gap := end - start - runs[start]:
+            gaps.append(Digest(f"gap before {end}"))
+            device.load(gaps[-1], gap)
+        device.load(Digest(str(start)), runs[start])
+        end = start
+    for each in gaps:
+        device.carry_out(device.budget.release(each))
+    device.hold(*kv)
+    device.live = set(device.budget.adapters)
+    assert {int(one): device.budget.run_of(one).length for one in device.live} == runs
+    return device
+
+
+def test_an_adapter_and_kv_that_change_places_use_a_free_page_between() -> None:
+    device = lay_out(8, {2: 1, 5: 1}, kv=(0, 1, 6))
+    grant = device.load(A, 3)
+    assert grant.run == AdapterRun(3, 3)
+    assert grant.moved == {6: 2}
+    assert device.budget.run_of(Digest("2")) == AdapterRun(6, 1)
+    assert sum(len(effect.pages) for effect in grant.effects) == 4, "three moves and a copy to the page between"
+    device.check()
+
+
+def test_they_use_a_page_that_has_been_left_if_none_is_free_before() -> None:
+    device = lay_out(12, {0: 3, 4: 1, 5: 1, 6: 1, 8: 3}, kv=(3,))
+    assert device.load(A, 2) is not None
+    device.check()
+
+
+def test_pages_that_are_lent_are_no_place_for_an_adapter_and_never_move() -> None:
+    device = Device(6)
+    device.hold(3)
+    device.allocator.share([3])
+    device.budget.pin([3])
+    device.pinned = [[3]]
+    assert device.load(A, 4) is None, "page 3 cuts the memory in 3 and 2"
+    assert device.load(A, 3).run == AdapterRun(0, 3)
+    device.check()
+
+
+@pytest.mark.parametrize(("promise", "adapter", "holds"), [(6, 4, True), (7, 4, False), (0, 11, False)])
+def test_a_promise_and_an_adapter_must_fit_the_device_together(promise: int, adapter: int, *, holds: bool) -> None:
+    assert Device(10).budget.could_ever_hold(promise, adapter) is holds
