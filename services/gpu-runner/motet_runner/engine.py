@@ -32,6 +32,7 @@ from motet_runner.interface import (
     State,
     StepOutput,
 )
+from motet_runner.memory.host_limit import available_host_bytes, default_host_bytes
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import Planner, StepPlan, StepResult, preset_named
@@ -264,7 +265,8 @@ class Engine:
     def _host_bytes(self, kv_bytes: int) -> int:
         if self._config.host_kv_mib is not None:
             return self._config.host_kv_mib * MIB
-        return kv_bytes // HOST_SHARE_ON_CPU if self._loaded.device.type == "cpu" else kv_bytes
+        share = HOST_SHARE_ON_CPU if self._loaded.device.type == "cpu" else 1
+        return default_host_bytes(kv_bytes, share_of_kv=share, available=available_host_bytes())
 
     def _max_length(self, pages: int) -> int:
         wanted, possible = self._config.max_model_length, self._loaded.max_positions

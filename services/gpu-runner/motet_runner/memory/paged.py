@@ -4,6 +4,7 @@ Any sequence can leave at any iteration, and a page is one contiguous copy to th
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,12 +16,30 @@ READ_BYTES = {"cpu": 1024 * 1024, "cuda": 256 * 1024 * 1024}
 reads it; on a GPU fewer and larger reads win."""
 
 
+class PageAllocation(Protocol):
+    """Makes the memory of all pages, as `torch.empty` does. Another one may give memory that processes share."""
+
+    def __call__(self, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
+
+
+def _allocate(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
 class PagedStore:
-    def __init__(self, pages: int, shape: KVShape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        pages: int,
+        shape: KVShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        allocate: PageAllocation = _allocate,
+    ) -> None:
         self.pages = pages
         self.shape = shape
         self.device = device
-        self.data = torch.empty(
+        self.data = allocate(
             (pages, shape.layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim), dtype=dtype, device=device
         )
         self._tokens = self.data.view(-1, shape.head_dim)

@@ -1,0 +1,25 @@
+"""How much host memory parked sequences may take, when nobody has set it."""
+
+from pathlib import Path
+
+import psutil
+
+SHARE_OF_AVAILABLE = 4
+"""At most a quarter of what the machine can still give. The rest is for loading, the page cache and other processes."""
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def default_host_bytes(kv_bytes: int, *, share_of_kv: int, available: int) -> int:
+    """`kv_bytes` divided by `share_of_kv`, but at most a quarter of the `available` bytes."""
+    return min(kv_bytes // share_of_kv, available // SHARE_OF_AVAILABLE)
+
+
+def available_host_bytes(cgroup: Path = _CGROUP) -> int:
+    """What the machine, or the container if its limit is lower, can still give."""
+    available = psutil.virtual_memory().available
+    try:
+        limit, used = (cgroup / "memory.max").read_text(), (cgroup / "memory.current").read_text()
+        return min(available, max(0, int(limit) - int(used)))
+    except (OSError, ValueError):  # no limit: the file is missing, or says "max"
+        return available
