@@ -2,7 +2,7 @@
 
 | in our ledger | in the report | then                                                                            |
 |---------------|---------------|---------------------------------------------------------------------------------|
-| yes           | yes           | the runner's promise counts                                                     |
+| yes           | yes           | the runner's promise counts, less the pages that others pay for                 |
 | yes           | parked        | released; the request waits to resume                                           |
 | yes           | no            | released after two reports and `unsubmitted_timeout`: it never arrived, or has  |
 |               |               | ended; if its gateway does not say which, it is placed again                    |
@@ -33,13 +33,18 @@ def sync_ledger(
     unlisted: dict[PlacementKey, float],
     config: SchedulerConfig,
     now: float,
+    whole: bool = False,
 ) -> list[Effect]:
+    """With `whole`, promises are charged whole, whatever they share."""
     effects: list[Effect] = []
+    charged_to_ended = 0
     listed: set[PlacementKey] = set()
     parked: set[RequestId] = set()
-    for entry in live:
+    # Parked requests first: who pays for the pages that they shared is in the same report.
+    for entry in sorted(live, key=lambda entry: not entry.parked):
         key = (entry.request, entry.epoch)
         if key in ended:
+            charged_to_ended += entry.pages - entry.shared_pages
             continue
         listed.add(key)
         unlisted.pop(key, None)
@@ -50,11 +55,12 @@ def sync_ledger(
                 _park(runner, entry, request, now)
             continue
         runner.parked.pop(entry.request, None)
-        runner.record_promise(key, entry.pages, entry.digest, now)
+        runner.record_promise(key, entry.pages, entry.digest, now, shared=0 if whole else entry.shared_pages)
         ledger_entry = runner.entries[key]
         ledger_entry.missed = 0
         ledger_entry.readmitted = False
         effects += _superseded(runner, entry, request, gateways)
+    runner.charge_shared(charged_to_ended)
     for key, ledger_entry in list(runner.entries.items()):
         if key not in listed:
             ledger_entry.missed += 1

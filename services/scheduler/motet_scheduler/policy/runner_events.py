@@ -50,7 +50,7 @@ class RunnerEvents:
         self._state.bases[runner.group] = (event.base, event.capacity.max_model_length)
         self._state.waiting_for_runners.runner_attached(instance)
         self._drains.attached(runner)
-        self._apply_requests(runner, event.live)
+        self._apply_requests(runner, event.live, whole=True)
         self._apply_resident_adapters(runner, event.resident)
         self._publisher.report_adapters()  # also about adapters of the process before
         self._state.catalog_changed = True
@@ -86,7 +86,7 @@ class RunnerEvents:
         self._state.emit(runner_report(runner))
         self._publisher.order_adapter_loads()
 
-    def _apply_requests(self, runner: Runner, live: tuple[RunnerRequest, ...]) -> None:
+    def _apply_requests(self, runner: Runner, live: tuple[RunnerRequest, ...], *, whole: bool = False) -> None:
         self._state.effects += sync_ledger(
             runner,
             live,
@@ -96,6 +96,7 @@ class RunnerEvents:
             unlisted=self._lifecycle.unlisted,
             config=self._state.config,
             now=self._state.now,
+            whole=whole,
         )
         for entry in live:
             request = self._state.requests.get(entry.request)

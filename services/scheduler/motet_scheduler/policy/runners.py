@@ -20,6 +20,8 @@ class LedgerEntry:
 
     digest: Digest
     since: float
+    shared: int = 0
+    """Pages of the promise that are not charged, because other requests pay for them."""
     missed: int = 0
     """Reports in a row that did not list it."""
     orphaned: int = 0
@@ -85,6 +87,8 @@ class Runner:
         self.cached_prefixes: frozenset[int] = frozenset()
         """Hints of the pages in its prefix cache, as last reported."""
         self._live_digests: Counter[Digest] = Counter()
+        self._shared = 0
+        """Pages that all entries together share."""
 
     @property
     def instance(self) -> InstanceName:
@@ -144,27 +148,49 @@ class Runner:
     # ------------------------------------------------------------------------------------------------- the ledger
 
     def record_promise(
-        self, key: PlacementKey, pages: int, digest: Digest, now: float, *, readmitted: bool = False
+        self, key: PlacementKey, pages: int, digest: Digest, now: float, *, shared: int = 0, readmitted: bool = False
     ) -> None:
-        """Record a promise that was checked to fit, or that the runner has already made."""
+        """Record a promise that was checked to fit, or that the runner has already made. It is charged whole, but for
+        the pages that it shares by the runner's report."""
         entry = self.entries.get(key)
         if entry is None:
-            self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted)
+            entry = self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted)
             if digest != BASE:
                 self._live_digests[digest] += 1
-        self.ledger.adopt(key, max(1, pages))
+        pages = max(1, pages)
+        shared = min(shared, pages - 1)
+        self._shared += shared - entry.shared
+        entry.shared = shared
+        self.ledger.adopt(key, pages - shared)
 
     def release_promise(self, key: PlacementKey) -> bool:
         """Release a promise. False if there is none."""
         entry = self.entries.pop(key, None)
         if entry is None:
             return False
-        self.ledger.release(key)
+        charged = self.ledger.release(key)
+        self._shared -= entry.shared
+        self.charge_shared(charged)
         if entry.digest != BASE:
             self._live_digests[entry.digest] -= 1
             if not self._live_digests[entry.digest]:
                 del self._live_digests[entry.digest]
         return True
+
+    def charge_shared(self, pages: int) -> None:
+        """A request that was charged so many pages is gone. Others may pay now for those that it shared with them:
+        charge them that much more, until the next report says who pays."""
+        if not self._shared:
+            return
+        for key, entry in self.entries.items():
+            more = min(entry.shared, pages)
+            if more:
+                self.ledger.adopt(key, self.ledger.promise_of(key) + more)
+                entry.shared -= more
+                self._shared -= more
+                pages -= more
+            if not pages:
+                return
 
     def park(self, entry: RequestId, parked: ParkedRequest) -> None:
         self.release_promise((entry, parked.epoch))
@@ -187,6 +213,7 @@ class Runner:
         assert set(self.entries) == {key for key, _ in self.ledger}, "ledger and entries list different requests"
         counted = Counter(entry.digest for entry in self.entries.values() if entry.digest != BASE)
         assert counted == self._live_digests, "adapters in use were miscounted"
+        assert self._shared == sum(entry.shared for entry in self.entries.values()), "shared pages were miscounted"
 
 
 def runner_report(runner: Runner) -> ReportRunner:
