@@ -2,11 +2,14 @@
 
 import pickle
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from motet.domain import Digest, ParkMethod, RequestId
 from motet_runner.engine import Engine
+from motet_runner.execute.flat_batch import FlatBatch
 from motet_runner.plan import StepPlan, StepResult
 from motet_runner.worker_control import Worker
 from tests.runner.engines import ask, load, make_engine, run
@@ -79,3 +82,46 @@ def test_the_plan_of_a_long_sequence_is_as_short_as_that_of_a_short_one(llama: P
         run(engine, ask("a", prompt=prompt, max_tokens=12))
         sizes.append(max(map(len, channel.plans[-9:])))
     assert abs(sizes[1] - sizes[0]) < 16
+
+
+def limit_tokens(engine: Engine, most: int) -> list[int]:
+    """Memory suffices for `most` tokens at once. Returns a list that gets the size of each batch that fits."""
+    forward, sizes = engine._loaded.forward, []
+
+    def limited(batch: FlatBatch) -> torch.Tensor:
+        if batch.tokens > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        sizes.append(batch.tokens)
+        return forward(batch)
+
+    engine._worker._loaded = Mock(wraps=engine._loaded, forward=limited, device=engine._loaded.device)
+    return sizes
+
+
+def test_a_batch_that_memory_cannot_hold_is_computed_in_parts(llama: Path, adapter: Path) -> None:
+    expected = everything(make_engine(llama, host_kv_mib=1), adapter)
+    engine = make_engine(llama, host_kv_mib=1)
+    sizes = limit_tokens(engine, 7)
+    assert everything(engine, adapter) == expected
+    assert max(sizes) <= 7
+
+
+def test_after_a_batch_in_parts_prompts_are_cut_smaller(llama: Path) -> None:
+    engine = make_engine(llama, prefill_chunk_tokens=256)
+    sizes = limit_tokens(engine, 60)
+    run(engine, ask("first", prompt=200, max_tokens=2))
+    sizes.clear()
+    run(engine, ask("second", prompt=200, max_tokens=2))
+    assert max(sizes) <= 60
+    assert engine._planner.chunk_tokens < 256
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_without_memory_for_a_single_token_the_request_ends_and_the_engine_lives(llama: Path, ahead: int) -> None:
+    engine = make_engine(llama, plan_ahead=ahead)
+    limit_tokens(engine, 0)
+    ran = run(engine, ask("a", prompt=5), ask("b", prompt=50))
+    assert {name: output.error.code for name, output in ran.last.items()} == {"a": "overloaded", "b": "overloaded"}
+    limit_tokens(engine, 100)
+    assert len(run(engine, ask("c", prompt=5)).tokens["c"]) == 40
+    assert engine.report().pages_free == engine.info.pages

@@ -29,7 +29,7 @@ class StepTrace:
             "decode": len(plan.decodes),
             "adapters": len(plan.adapters),
             "pages": planner.memory.pages.capacity - planner.memory.pages.free,
-            "calls": int(bool(plan.rows)),
+            "calls": result.model_calls,
             "attention": result.attention_calls,
             "padding": result.padding,
         }

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -13,12 +14,23 @@ from motet_runner.execute.row_table import RowTable
 from motet_runner.execute.sampler import sample
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
-from motet_runner.plan import RowStep, StepPlan, StepResult
+from motet_runner.plan import RowStep, SampledToken, StepPlan, StepResult
 
 LogitsTap = Callable[[list[RequestId], torch.Tensor], None]
 """Gets the requests that are sampled now, and their logits before any penalty: [requests, vocabulary]."""
 
 WARM_UP_TOKENS = 128
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What the parts of one iteration have brought together."""
+
+    sampled: dict[int, SampledToken | None] = field(default_factory=dict)
+    out_of_memory: list[int] = field(default_factory=list)
+    model_calls: int = 0
+    attention_calls: int = 0
+    padding: int = 0
 
 
 class LocalWorker:
@@ -81,19 +93,74 @@ class LocalWorker:
         for step in plan.rows:
             if step.new_pages:
                 self._table.append_pages(step)
+        parts = _Parts()
+        self._compute_parts(plan, parts)
+        for step in plan.rows:
+            if step.samples and parts.sampled.get(step.row) is None:
+                # The plan ends a row without a token. Until it does, any token will do.
+                self._table[step.row].tokens.append(0)
+        return StepResult(
+            number=plan.number,
+            sampled=tuple(parts.sampled.get(step.row) for step in plan.rows if step.samples),
+            out_of_memory=tuple(parts.out_of_memory),
+            seconds=self._clock() - began,
+            copy_seconds=copy_seconds,
+            model_calls=parts.model_calls,
+            attention_calls=parts.attention_calls,
+            padding=parts.padding,
+        )
+
+    def _compute_parts(self, plan: StepPlan, parts: _Parts) -> None:
+        """Compute the rows at once or, when memory does not suffice for all of them, one half after the other."""
+        try:
+            self._compute_at_once(plan, parts)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+        else:
+            return
+        # Only here are the tensors of the attempt gone: the exception held them.
+        if self._loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+        first, second = _halves(plan)
+        if first is None or second is None:
+            parts.out_of_memory += [step.row for step in plan.rows]
+            return
+        self._compute_parts(first, parts)
+        if not any(step.row in parts.out_of_memory for step in second.rows):
+            self._compute_parts(second, parts)
+
+    def _compute_at_once(self, plan: StepPlan, parts: _Parts) -> None:
         batch = self._builder.build(plan)
         logits = self._loaded.forward(batch)
         if batch.sampled and self.on_logits is not None:
             self.on_logits([row.request for row in batch.sampled], logits)
         sampled = sample(logits, batch.sampled, self._eos) if batch.sampled else []
-        for row, token in zip(batch.sampled, sampled, strict=True):
-            # The plan ends a row without a token. Until it does, any token will do.
-            row.tokens.append(token.token if token is not None else 0)
-        return StepResult(
-            number=plan.number,
-            sampled=tuple(sampled),
-            seconds=self._clock() - began,
-            copy_seconds=copy_seconds,
-            attention_calls=batch.calls,
-            padding=batch.input_ids.numel() - batch.tokens,
-        )
+        sampling = [step.row for step in plan.rows if step.samples]
+        for number, row, token in zip(sampling, batch.sampled, sampled, strict=True):
+            parts.sampled[number] = token
+            if token is not None:
+                row.tokens.append(token.token)
+        parts.model_calls += 1
+        parts.attention_calls += batch.calls
+        parts.padding += batch.input_ids.numel() - batch.tokens
+
+
+def _halves(plan: StepPlan) -> tuple[StepPlan | None, StepPlan | None]:
+    """The plan's rows in two plans; the only row, if it is one, in two parts of its tokens."""
+    rows = plan.rows
+    middle = len(rows) // 2
+    if middle:
+        return replace(plan, decodes=(), prefills=rows[:middle]), replace(plan, decodes=(), prefills=rows[middle:])
+    (step,) = rows
+    if step.count == 1:
+        return None, None
+    half = step.count // 2
+    before = replace(step, count=half, samples=False)
+    after = replace(step, start=step.start + half, count=step.count - half)
+    return replace(plan, decodes=(), prefills=(before,)), replace(plan, decodes=(), prefills=(after,))
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """PyTorch has a class for errors of device memory. For host memory, only the message shows it."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

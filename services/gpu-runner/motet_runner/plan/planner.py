@@ -28,6 +28,11 @@ _NOT_FINITE = (
 )
 
 
+_OUT_OF_MEMORY = (
+    "The runner has no memory to compute this request; try again, or lower engine.memoryUtilizationPercent."
+)
+
+
 class Planner:
     def __init__(
         self,
@@ -177,8 +182,13 @@ class Planner:
             prefills=prefills,
             adapters={adapter: self._adapter_slot(adapter) for adapter in iteration.adapters},
         )
-        restarts = [work.sequence.restarts for work in iteration.work]
-        self._launched.append(_Launched(iteration, restarts))
+        self._launched.append(
+            _Launched(
+                iteration,
+                rows=[step.row for step in plan.rows],
+                restarts=[work.sequence.restarts for work in iteration.work],
+            )
+        )
         return plan
 
     def _next_iteration(self) -> Iteration:
@@ -216,13 +226,19 @@ class Planner:
         """Take in what the oldest launched iteration has brought. Sequences that have gone meanwhile are left out."""
         launched = self._launched.popleft()
         sampled = iter(result.sampled)
-        for work, restarts in zip(launched.iteration.work, launched.restarts, strict=True):
+        for work, row, restarts in zip(launched.iteration.work, launched.rows, launched.restarts, strict=True):
+            token = next(sampled) if work.samples else None
+            work.sequence.pending -= work.samples
+            if work.sequence not in self.sequences:
+                continue
+            if row in result.out_of_memory:
+                self._give_up(work.sequence, Overloaded(_OUT_OF_MEMORY))
+                continue
             self._computed(work, restarts)
             if work.samples:
-                work.sequence.pending -= 1
-                token = next(sampled)
-                if work.sequence in self.sequences:
-                    self._sampled(work.sequence, token)
+                self._sampled(work.sequence, token)
+        if result.model_calls > 1:
+            self.chunk_tokens = max(PAGE_TOKENS, self.chunk_tokens // 2)
 
     def take_outputs(self) -> tuple[list[SequenceOutput], list[Event]]:
         """Tokens and events since the last call."""
@@ -232,7 +248,7 @@ class Planner:
 
     def _computed(self, work: Work, restarts: int) -> None:
         sequence = work.sequence
-        if sequence not in self.sequences or sequence.restarts != restarts:
+        if sequence.restarts != restarts:
             return
         sequence.computed = work.start + work.count
         if not work.samples or sequence.suspect:
@@ -372,6 +388,7 @@ class Planner:
 @dataclass(frozen=True, slots=True)
 class _Launched:
     iteration: Iteration
+    rows: list[int]
     restarts: list[int]
     """Each sequence's `restarts` when it was planned."""
 

@@ -81,6 +81,10 @@ class StepResult:
     number: int
     sampled: tuple[SampledToken | None, ...] = ()
     """For each row that samples, in the order of the plan; None where the model's numbers are not finite."""
+    out_of_memory: tuple[int, ...] = ()
+    """Rows that could not be computed, not even alone and token by token."""
+    model_calls: int = 0
+    """More than one if the rows did not fit into memory together."""
     seconds: float = 0.0
     """From the rows to the sampled tokens. Copies of pages are not in it."""
     copy_seconds: float = 0.0
