@@ -12,7 +12,7 @@ an adapter's bytes and of a batch. `TorchBackend`, in plain torch, is the only o
 """
 
 from motet_kernels.backend import LoraBackend
-from motet_kernels.lora_batch import LoraBatch, Segment, make_batch
+from motet_kernels.lora_batch import LoraBatch, Segment
 from motet_kernels.run_layout import MAX_TILE, LinearGroup, RunLayout
 from motet_kernels.torch_backend import TorchBackend
 from motet_kernels.weights import RANKS, AdapterSlot, LoraWeights, WeightStack, rank_class_of, rows_of
@@ -29,7 +29,6 @@ __all__ = [
     "Segment",
     "TorchBackend",
     "WeightStack",
-    "make_batch",
     "rank_class_of",
     "rows_of",
 ]

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_kernels import RANKS, LinearGroup, Segment, TorchBackend, make_batch, rank_class_of, reference, rows_of
+from motet_kernels import RANKS, LinearGroup, Segment, TorchBackend, rank_class_of, reference, rows_of
+from motet_kernels.lora_batch import make_batch
 
 TRAFFIC = {
     "nobody": lambda rows: [None] * rows,

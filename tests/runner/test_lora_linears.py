@@ -9,6 +9,8 @@ import transformers
 from motet.errors import SetupError
 from motet_runner.execute import model as execute
 from motet_runner.execute.lora import LoraLinears, backend_named
+from motet_runner.settings import Settings
+from tests.runner.engines import make_engine
 from tests.runner.random_models import save_base
 from tests.runner.test_models import GROUPED, SMALL
 
@@ -49,3 +51,15 @@ def test_the_others_are_refused_by_name(kernels: str, says: str) -> None:
     with pytest.raises(SetupError, match=rf"{says}.*Choose one of auto, torch") as refused:
         backend_named(kernels)
     assert kernels in refused.value.message
+
+
+def test_an_engine_has_the_kernels_of_its_config_and_the_groups_of_its_model(llama: Path) -> None:
+    engine = make_engine(llama, kernels="torch")
+    groups = [[path.rsplit(".", 1)[1] for path in group.outputs] for group in engine._linears.layout(8).groups]
+    assert groups[:4] == [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
+    with pytest.raises(SetupError, match=r"not yet: engine\.kernels 'triton'"):
+        make_engine(llama, kernels="triton")
+
+
+def test_a_runner_hands_its_kernels_to_its_engine(tmp_path: Path) -> None:
+    assert Settings(kernels="torch").engine_config(tmp_path).kernels == "torch"

@@ -16,7 +16,7 @@ from motet_kernels import RANKS, rank_class_of
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.slots import SlotStore
 from motet_runner.execute.checkpoint import ignore_progress
-from motet_runner.execute.lora import LoraLinears, bytes_of
+from motet_runner.execute.lora import LoraLinears, backend_named, bytes_of
 from motet_runner.execute.model import load
 from motet_runner.execute.worker import LocalWorker, LogitsTap
 from motet_runner.interface import (
@@ -64,6 +64,7 @@ class Engine:
         self._config = config
         self._clock = clock
         preset = preset_named(config.preset)
+        backend_named(config.kernels)
         if config.device != "cuda":
             torch.set_num_threads(config.threads or 1)
         self._loaded = load(config.model, config.dtype, config.device, on_load_progress)
@@ -75,8 +76,21 @@ class Engine:
         max_length = self._max_length(pages)
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
-        self._linears = LoraLinears(loaded.linears, adapter_rows, loaded.dtype, loaded.device)
-        self._worker = LocalWorker(loaded, self._store, PageTiers(self._store, host_pages), clock=clock)
+        self._linears = LoraLinears(
+            loaded.linears,
+            adapter_rows,
+            loaded.dtype,
+            loaded.device,
+            groups=loaded.linear_groups,
+            kernels=config.kernels,
+        )
+        self._worker = LocalWorker(
+            loaded,
+            self._store,
+            PageTiers(self._store, host_pages),
+            clock=clock,
+            make_lora_batch=self._linears.backend.make_batch,
+        )
         prefill_seconds, copy_seconds = self._worker.measure(max_length)
         self._worker.on_logits = on_logits
         self._costs = StepCosts(prefill_seconds_per_token=prefill_seconds, swap_seconds_per_page=copy_seconds)

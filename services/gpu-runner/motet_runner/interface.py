@@ -242,6 +242,8 @@ class EngineConfig:
     preset: str = "paged-chunk"
     dtype: str = "auto"
     device: str = "auto"
+    kernels: str = "auto"
+    """The back end that adds LoRA: auto or torch."""
     max_lora_rank: int = 64
     max_resident_adapters: int = 16
     max_model_length: int | None = None

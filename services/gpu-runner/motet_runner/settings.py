@@ -66,6 +66,10 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model is computed. `auto`: on a GPU if there is one, else on the CPU."""
 
+    kernels: str = "auto"
+    """The code that computes adapters: `torch`, which runs everywhere, or `auto`, the fastest one that this runner
+    has."""
+
     max_lora_rank: int = Field(64, ge=1, le=512)
     """Adapters of a higher rank are refused."""
 
@@ -249,6 +253,7 @@ class Settings(BaseSettings):
             preset=self.preset,
             dtype=self.dtype,
             device=self.device,
+            kernels=self.kernels,
             max_lora_rank=self.max_lora_rank,
             max_resident_adapters=self.max_resident_adapters,
             max_model_length=self.max_model_length,

@@ -4,7 +4,7 @@ Everything that does not depend on the layer is worked out here, once an iterati
 rows of the base last, so that an adapter's rows lie together and the base's cost LoRA nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +13,17 @@ import numpy as np
 import torch
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
-from motet_kernels import AdapterSlot, LoraBatch, Segment, make_batch
+from motet_kernels import AdapterSlot, Segment
 from motet_runner.execute.row_table import RowTable, TableRow
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan
 
 Watcher = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]], None]
 """Is called with module, query, key, value and options of an attention call."""
+
+
+MakeLoraBatch = Callable[[Sequence[Segment]], Any]
+"""`make_batch` of the LoRA back end"""
 
 
 @dataclass(slots=True)
@@ -96,7 +100,8 @@ class FlatBatch:
     """Pages that get their first rows in this iteration and are not filled by it: cleared before the model runs"""
     decodes: list[DecodeGroup]
     chunks: list[PromptChunk]
-    lora: LoraBatch | None
+    lora: Any
+    """The batch of the LoRA back end; None if no row has an adapter"""
     tokens: int
     calls: int = 0
     """Attention calls so far"""
@@ -115,11 +120,14 @@ CURRENT: ContextVar[FlatBatch] = ContextVar("motet_flat_batch")
 class FlatBatchBuilder:
     """Makes a FlatBatch of each plan. Remembers the LoRA layout: it changes only when rows change hands."""
 
-    def __init__(self, table: RowTable, store: PagedStore, device: torch.device) -> None:
+    def __init__(
+        self, table: RowTable, store: PagedStore, device: torch.device, make_lora_batch: MakeLoraBatch = list
+    ) -> None:
         self._table = table
         self._store = store
         self._device = device
-        self._laid_out: tuple[tuple[Segment, ...], LoraBatch] | None = None
+        self._make_lora_batch = make_lora_batch
+        self._laid_out: tuple[tuple[Segment, ...], Any] | None = None
 
     def build(self, plan: StepPlan) -> FlatBatch:
         table = self._table
@@ -157,11 +165,11 @@ class FlatBatchBuilder:
             tokens=len(tokens),
         )
 
-    def _layout(self, segments: tuple[Segment, ...]) -> LoraBatch | None:
+    def _layout(self, segments: tuple[Segment, ...]) -> Any:
         if not segments:
             return None
         if self._laid_out is None or self._laid_out[0] != segments:
-            self._laid_out = segments, make_batch(segments, self._device)
+            self._laid_out = segments, self._make_lora_batch(segments)
         return self._laid_out[1]
 
     def _groups(self, decoding: list[tuple[int, RowStep]]) -> Iterator[list[tuple[int, RowStep]]]:

@@ -8,7 +8,7 @@ import torch
 
 from motet.clock import Clock
 from motet.domain import RequestId, pages_for
-from motet_runner.execute.flat_batch import FlatBatchBuilder
+from motet_runner.execute.flat_batch import FlatBatchBuilder, MakeLoraBatch
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.row_table import RowTable
 from motet_runner.execute.sampler import sample
@@ -41,6 +41,7 @@ class LocalWorker:
         tiers: PageTiers,
         *,
         clock: Clock,
+        make_lora_batch: MakeLoraBatch = list,
     ) -> None:
         self._loaded = loaded
         self._store = store
@@ -50,7 +51,7 @@ class LocalWorker:
         """Is called in each iteration that samples."""
         self._eos = frozenset(loaded.eos_token_ids)
         self._table = RowTable(pinned=loaded.device.type == "cuda")
-        self._builder = FlatBatchBuilder(self._table, store, loaded.device)
+        self._builder = FlatBatchBuilder(self._table, store, loaded.device, make_lora_batch)
         self._results: deque[StepResult] = deque()
 
     def launch(self, plan: StepPlan) -> None:
