@@ -25,10 +25,14 @@ def make_planner(
     )
 
 
-def new(request: str, *, prompt: int = 5, max_tokens: int = 10, promise: int | None = None, **more) -> NewSequence:
+def new(
+    request: str, *, prompt: int = 5, max_tokens: int = 10, promise: int | None = None, like: str = "", **more
+) -> NewSequence:
+    """Two prompts like the same request are equal as far as both go. With a salt, they may share pages."""
     epoch, adapter, priority = more.pop("epoch", 1), more.pop("adapter", ""), more.pop("priority", 1)
     delivered, engines_lost = more.pop("delivered", ()), more.pop("engines_lost", 0)
-    ids = tuple((sum(map(ord, request)) * 7 + i * i) % VOCABULARY for i in range(prompt))
+    parent, salt = more.pop("parent", None), more.pop("salt", b"")
+    ids = tuple((sum(map(ord, like or request)) * 7 + i * i) % VOCABULARY for i in range(prompt))
     return NewSequence(
         request=RequestId(request),
         epoch=epoch,
@@ -38,6 +42,8 @@ def new(request: str, *, prompt: int = 5, max_tokens: int = 10, promise: int | N
         promise=promise or -(-(prompt + max_tokens) // PAGE_TOKENS),
         priority=priority,
         engines_lost=engines_lost,
+        parent=parent,
+        prefix_salt=salt,
         sampling=Sampling(max_tokens=max_tokens, **more),
     )
 
@@ -49,7 +55,14 @@ class Row:
     request: str
     tokens: list[int]
     prompt_tokens: int
+    content: list[int]
+    """What the KV of each token depends on: adapter, salt, and all tokens up to it. The first entry is for none."""
     pages: list[int] = field(default_factory=list)
+
+    def content_at(self, position: int) -> int:
+        for token in self.tokens[len(self.content) - 1 : position + 1]:
+            self.content.append(hash((self.content[-1], token)))
+        return self.content[position + 1]
 
     def next_token(self) -> int:
         """It stands for the model: request and position decide, as in greedy decoding."""
@@ -62,15 +75,19 @@ class FakeDevice:
     def __init__(self, planner: Planner, *, ahead: int = 0) -> None:
         self.planner = planner
         self.ahead = ahead
-        self.memory: dict[tuple[int, int], tuple[str, int, int]] = {}
-        self.host: dict[tuple[int, int], tuple[str, int, int]] = {}
+        self.memory: dict[tuple[int, int], int] = {}
+        self.host: dict[tuple[int, int], int] = {}
         self.rows: dict[int, Row] = {}
         self.launched: deque[tuple[StepPlan, StepResult]] = deque()
         self.iterations: dict[str, int] = {}
+        self.computed: dict[str, int] = {}
+        """Tokens, also those that were computed again."""
         self.first_index: dict[str, int] = {}
         self.tokens: dict[str, list[int]] = {}
         self.finished: dict[str, tuple[list[int], Finish]] = {}
         self.given_up: list[str] = []
+        self.not_finite: set[str] = set()
+        """Requests whose results are not numbers."""
         self.events: list[Event] = []
         self.steps = 0
 
@@ -107,19 +124,23 @@ class FakeDevice:
             del self.rows[row]
         for join in plan.joins:
             assert join.row not in self.rows, "the row is taken"
-            self.rows[join.row] = Row(join.request, list(join.tokens), join.prompt_tokens)
+            sequence = self.planner.sequences.get(join.request)
+            assert sequence is not None
+            root = hash((join.adapter, sequence.new.prefix_salt or join.request))
+            self.rows[join.row] = Row(join.request, list(join.tokens), join.prompt_tokens, [root])
         self.steps += bool(plan.rows)
         for step in plan.rows:
             row = self.rows[step.row]
             row.pages += step.new_pages
             self._compute(row, step.start, step.count)
+            self.computed[row.request] = self.computed.get(row.request, 0) + step.count
             self.iterations[row.request] = self.iterations.get(row.request, 0) + 1
-        sampled = []
+        sampled: list[SampledToken | None] = []
         for step in plan.rows:
             if step.samples:
                 row = self.rows[step.row]
                 row.tokens.append(row.next_token())
-                sampled.append(SampledToken(row.tokens[-1]))
+                sampled.append(None if row.request in self.not_finite else SampledToken(row.tokens[-1]))
         self.launched.append((plan, StepResult(number=plan.number, sampled=tuple(sampled))))
 
     def _take_outputs(self) -> None:
@@ -152,7 +173,8 @@ class FakeDevice:
             return row.pages[position // PAGE_TOKENS], position % PAGE_TOKENS
 
         for position in range(start):
-            expected = row.request, position, row.tokens[position]
+            expected = row.content_at(position)
             assert self.memory.get(place(position)) == expected, "the KV of an earlier token is not there"
         for position in range(start, start + count):
-            self.memory[place(position)] = row.request, position, row.tokens[position]
+            assert not self.planner.memory.pages.is_shared(place(position)[0]), "the page has another holder, too"
+            self.memory[place(position)] = row.content_at(position)

@@ -300,20 +300,29 @@ class Runner(RuleBasedStateMachine):
         self.admitted: set[str] = set()
         self.cancelled: set[str] = set()
         self.count = 0
+        self.needed = 0
 
     def _one(self, data: st.DataObject):
         return data.draw(st.sampled_from(sorted(self.planner.sequences, key=lambda sequence: sequence.arrival)))
 
     @rule(
         prompt=st.integers(1, 60), max_tokens=st.integers(1, 120), promise=st.integers(1, 13),
-        priority=st.integers(0, 2), adapter=st.sampled_from(["", "x", "y"]),
+        priority=st.integers(0, 2), adapter=st.sampled_from(["", "x", "y"]), parent=st.integers(0, 3),
+        like=st.sampled_from("ab"), salt=st.sampled_from([b"", b"one", b"one", b"two"]),
     )  # fmt: skip
-    def add(self, prompt: int, max_tokens: int, promise: int, priority: int, adapter: str) -> None:
+    def add(self, prompt: int, max_tokens: int, promise: int, parent: int, **more) -> None:
         self.count += 1
         name = f"r{self.count}"
         try:
             self.planner.add(
-                new(name, prompt=prompt, max_tokens=max_tokens, promise=promise, priority=priority, adapter=adapter)
+                new(
+                    name,
+                    prompt=prompt,
+                    max_tokens=max_tokens,
+                    promise=promise,
+                    parent=f"r{self.count - parent}",
+                    **more,
+                )
             )
         except MotetError:
             return
@@ -360,6 +369,15 @@ class Runner(RuleBasedStateMachine):
     def records_agree(self) -> None:
         self.planner.check()
         assert all(sequence.parked_times <= MAX_PARKED for sequence in self.planner.sequences)
+
+    @invariant()
+    def pages_suffice_for_all_promises(self) -> None:
+        """If everybody used the whole promise. What a lower factor leaves above the limit may only become less."""
+        memory = self.planner.memory
+        needed = sum(s.promise - len(s.pages) for s in self.planner.sequences if s.state is not State.PARKED)
+        needed += memory.pages.capacity - memory.pages.free
+        assert needed <= max(memory.ledger.limit, self.needed)
+        self.needed = needed
 
     def teardown(self) -> None:
         self.planner.supervised = False

@@ -313,6 +313,18 @@ class Holders(RuleBasedStateMachine):
             self.memory[page] = {}
         self.allocator.give(taken or [])
 
+    @rule(data=st.data())
+    def pages_are_moved(self, data: st.DataObject) -> None:
+        empty = sorted(self.allocator.empty_pages)
+        full = [page for page in range(self.PAGES) if page not in empty]
+        moves = dict(zip(data.draw(st.permutations(full)), data.draw(st.permutations(empty)), strict=False))
+        self.allocator.relocate(moves)
+        self.cache.relocate(moves)
+        for old, new in moves.items():
+            self.memory[new] = self.memory[old]
+        for holder in self.holders:
+            holder.pages = [moves.get(page, page) for page in holder.pages]
+
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def match_changes_nothing(self, data: st.DataObject) -> None:

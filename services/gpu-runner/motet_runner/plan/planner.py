@@ -9,6 +9,7 @@ has ended.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import Declined, MotetError, NotFinite, Overloaded
@@ -46,12 +47,13 @@ class Planner:
         eos_token_ids: frozenset[int] = frozenset(),
         host_pages: int = 0,
         protect_after_steps: int = 0,
+        prefix_cache: bool = True,
         on_device: Callable[[Digest], bool] = lambda _: True,
         adapter_slot: Callable[[Digest], AdapterSlot] = lambda _: (0, 0),
         cheaper: Callable[[Sequence], ParkMethod] = lambda _: ParkMethod.RECOMPUTE,
     ) -> None:
         self.sequences = SequenceTable()
-        self.memory = SequenceMemory(self.sequences, pages=pages, host_pages=host_pages)
+        self.memory = SequenceMemory(self.sequences, pages=pages, host_pages=host_pages, prefix_cache=prefix_cache)
         self.preset = preset
         self.places = places
         self.chunk_tokens = chunk_tokens
@@ -94,10 +96,6 @@ class Planner:
                 raise Declined(f"Request {new.request} is here already, under epoch {known.new.epoch}.")
             self._remove(known)
         reserved = 0 if self.supervised else sum(sequence.wanted for sequence in self.sequences.parked())
-        if new.promise > ledger.free - reserved:
-            free = max(0, ledger.free - reserved)
-            raise Declined(f"{new.promise} pages were promised and {free} can be given; try another runner or wait.")
-        ledger.promise(new.request, new.promise)
         self._arrivals += 1
         sequence = Sequence(
             new=new,
@@ -105,7 +103,15 @@ class Planner:
             promise=new.promise,
             tokens=[*new.prompt, *new.delivered],
             state=State.WAITING,
+            chain=self.memory.chain_of(new),
         )
+        # It holds the pages that it shares from now on: only then are they charged once.
+        self.memory.share_cached(sequence, new.promise)
+        if new.promise > ledger.free - reserved:
+            self.memory.release(sequence)
+            free = max(0, ledger.free - reserved)
+            raise Declined(f"{new.promise} pages were promised and {free} can be given; try another runner or wait.")
+        ledger.promise(new.request, new.promise)
         self.sequences.add(sequence)
         if not self._adapter_is_here(sequence):
             self.sequences.enter(sequence, State.LOADING)
@@ -160,6 +166,7 @@ class Planner:
         self._protect()
         if not self.supervised:
             self._resume_parked()
+        self._share_cached()
         iteration = self._next_iteration()
         news = self._turns.announce(iteration)
         if news:
@@ -168,6 +175,9 @@ class Planner:
         if not iteration and not self.memory.copies:
             return None
         self.steps += bool(iteration)
+        for work in iteration.work:
+            if not work.sequence.started:
+                self.memory.count_cached(work.sequence)
         iteration.begin()
         decodes = tuple(self._schedule(work) for work in iteration.decodes)
         prefills = tuple(self._schedule(work) for work in iteration.prefills)
@@ -203,13 +213,34 @@ class Planner:
 
     def _compose(self, *, suspects_first: bool) -> Iteration:
         return compose(
-            (sequence for sequence in self.sequences.runnable() if sequence.may_be_scheduled),
+            (s for s in self.sequences.runnable() if s.may_be_scheduled and not self._waits_for_parent(s)),
             self.preset,
             chunk_tokens=self.chunk_tokens,
             places=self.places,
             suspects_first=suspects_first,
             free_pages=self.memory.pages.free,
         )
+
+    def _share_cached(self) -> None:
+        """Sequences that will start soon look once more: others may have computed their pages meanwhile."""
+        fresh = (sequence for sequence in self.sequences.runnable() if sequence.row is None)
+        for sequence in islice(fresh, self.places):
+            self.memory.share_cached(sequence, sequence.promise)
+
+    def _waits_for_parent(self, sequence: Sequence) -> bool:
+        """Whether its parent is about to compute pages that both need. It waits only for one that came earlier and can
+        go on, so no sequences wait for each other."""
+        if sequence.new.parent is None or sequence.started or self.preset.request_level:
+            return False
+        parent = self.sequences.get(sequence.new.parent)
+        if parent is None or parent.arrival >= sequence.arrival or parent.stands_at_promise:
+            return False
+        mine, other = sequence.chain, parent.chain
+        if parent.state not in (State.WAITING, State.PREFILL) or mine is None or other is None:
+            return False
+        mine.extend(sequence.tokens, (len(sequence.tokens) - 1) // PAGE_TOKENS)
+        other.extend(parent.tokens, len(parent.tokens) // PAGE_TOKENS)
+        return min(mine.pages_in_common(other), sequence.promise) > mine.cached
 
     def _schedule(self, work: Work) -> RowStep:
         sequence = work.sequence
@@ -263,6 +294,7 @@ class Planner:
             return
         new, index, token = sequence.new, sequence.output_tokens, sampled.token
         sequence.tokens.append(token)
+        self.memory.add_to_cache(sequence)
         finish = self._finish(sequence, token)
         logprobs = [] if sampled.logprobs is None else [sampled.logprobs]
         self._outputs.append(SequenceOutput(new.request, new.epoch, new.choice, index, [token], logprobs, finish))

@@ -8,7 +8,7 @@ a page later than the pages that come after it. Whoever holds a cached page hold
 them back after it. `insert` sees to that.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from motet.domain import PAGE_TOKENS, Digest
@@ -65,9 +65,9 @@ class PrefixCache:
         self._by_key: dict[_Key, _Entry] = {}
         self._by_page: dict[int, _Entry] = {}
         self.queried_tokens = 0
-        """Tokens of sequences that were looked up."""
+        """Tokens of sequences that began to be computed."""
         self.hit_tokens = 0
-        """Tokens of sequences that did not have to be computed."""
+        """Of these, those that were in the cache."""
         self.evicted_pages = 0
         """Pages that the cache had to yield."""
         pages.on_cache_page_taken = self._on_page_taken
@@ -128,6 +128,18 @@ class PrefixCache:
             self._pages.cache(page)
             self._by_page[page] = entry
             chain.cached = index + 1
+
+    def relocate(self, moves: Mapping[int, int]) -> None:
+        """Pages were moved, old page → new page. Some of them may be other holders' only."""
+        moved = {moves[page]: self._by_page.pop(page) for page in moves if page in self._by_page}
+        for page, entry in moved.items():
+            entry.page = page
+        self._by_page |= moved
+
+    def count(self, *, queried: int, hit: int) -> None:
+        """A sequence starts to be computed: how many tokens it has, and how many of them lie in cached pages."""
+        self.queried_tokens += queried
+        self.hit_tokens += hit
 
     def hints(self, count: int) -> Iterator[int]:
         """The hints of at most `count` pages: those that sequences use, and then those that will stay for longest."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from motet import promises
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet_runner.interface import EngineSequenceReport, NewSequence, State
+from motet_runner.plan.prefix_cache import PageChain
 
 PROVED_BY_TOKENS = 2
 """New tokens after which a suspect is one no longer: the first shows that its prompt and delivered tokens can be
@@ -34,6 +35,8 @@ class Sequence:
     row_pages: int = 0
     """How many of `pages` the worker knows."""
     pages: list[int] = field(default_factory=list)
+    chain: PageChain | None = None
+    """The digests of its pages. None: it shares no pages."""
     announced: bool = False
     """Whether the end of the present promise has been announced (S3-10: once per promise)."""
     waited: int = 0
@@ -122,7 +125,7 @@ class Sequence:
         """The next promise (S3-13), capped by its longest life."""
         return promises.doubled_pages(self.promise, self.most_pages)
 
-    def entry(self) -> EngineSequenceReport:
+    def entry(self, charged_pages: int | None = None) -> EngineSequenceReport:
         return EngineSequenceReport(
             request=self.request,
             epoch=self.new.epoch,
@@ -135,4 +138,5 @@ class Sequence:
             tenant=self.new.tenant,
             priority=self.new.priority,
             parked_times=self.parked_times,
+            charged_pages=charged_pages,
         )

@@ -1,13 +1,15 @@
-"""Promises and pages of the sequences of an engine, and how sequences are parked and resumed (S3-11, S3-13, S3-14).
+"""Which promises and which pages the sequences of an engine have, and how they are parked and resumed (S3-11 to S3-14).
 
-Two books: the ledger has the promises, the page allocators have the pages that are in use.
+Two books: the ledger has the promises, the page allocators have the pages that are in use. The prefix cache holds pages
+that have been in use, for as long as no sequence needs them.
 """
 
 from motet.domain import PAGE_TOKENS, ParkMethod, RequestId, pages_for
-from motet.ledger import Ledger
-from motet_runner.interface import OverflowAhead, ParkedNow, ResumedNow, State
+from motet_runner.interface import NewSequence, OverflowAhead, ParkedNow, ResumedNow, State
 from motet_runner.plan.copies import Copy, Tier
+from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
+from motet_runner.plan.prefix_cache import PageChain, PrefixCache
 from motet_runner.plan.row_assignment import RowAssignment
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_table import SequenceTable
@@ -21,9 +23,11 @@ MAX_PARKED = 4
 
 
 class SequenceMemory:
-    def __init__(self, table: SequenceTable, *, pages: int, host_pages: int) -> None:
-        self.ledger: Ledger[RequestId] = Ledger(pages)
+    def __init__(self, table: SequenceTable, *, pages: int, host_pages: int, prefix_cache: bool = True) -> None:
         self.pages = PageAllocator(pages)
+        self.ledger = PageLedger(self.pages)
+        self.cache = PrefixCache(self.pages)
+        self._cache_on = prefix_cache
         self.host = PageAllocator(host_pages)
         self.rows = RowAssignment()
         self.copies: list[Copy] = []
@@ -63,6 +67,44 @@ class SequenceMemory:
         sequence.pages += taken
         return True
 
+    def charges(self) -> dict[RequestId, int]:
+        """How many pages of its promise the ledger charges to each sequence. The one that came first pays for a shared
+        page."""
+        paid: set[int] = set()
+        charges = {}
+        for sequence in sorted(self._table, key=lambda sequence: sequence.arrival):
+            if sequence.request in self.ledger:
+                charges[sequence.request] = sequence.promise - sum(page in paid for page in sequence.pages)
+                paid.update(sequence.pages)
+        return charges
+
+    # -- shared pages ------------------------------------------------------------------------------------------------
+
+    def chain_of(self, new: NewSequence) -> PageChain | None:
+        """What the pages of a sequence are found by; None if it shares none."""
+        return PageChain(new.adapter, new.prefix_salt) if self._cache_on and new.prefix_salt else None
+
+    def share_cached(self, sequence: Sequence, promise: int) -> None:
+        """Let a sequence begin with the cached pages of its tokens, at most `promise` pages. Of a sequence that has
+        computed something by itself, nothing is changed."""
+        chain = sequence.chain
+        if chain is None or sequence.scheduled > chain.cached * PAGE_TOKENS or len(sequence.pages) > chain.cached:
+            return
+        self.cache.attach(chain, sequence.tokens, sequence.pages, last=promise)
+        sequence.scheduled = sequence.computed = chain.cached * PAGE_TOKENS
+
+    def count_cached(self, sequence: Sequence) -> None:
+        """A sequence begins to be computed."""
+        if sequence.chain is not None:
+            self.cache.count(queried=len(sequence.tokens), hit=sequence.scheduled)
+
+    def add_to_cache(self, sequence: Sequence) -> None:
+        """Add the full pages that it has computed. Only after a token was sampled from them: then their numbers are
+        finite."""
+        chain, full = sequence.chain, sequence.computed // PAGE_TOKENS
+        if chain is not None and sequence.state is not State.PARKED and full > chain.cached:
+            self.cache.insert(chain, sequence.tokens, sequence.pages, full)
+
     def release(self, sequence: Sequence) -> None:
         """All that a sequence has on the device and the host: it leaves."""
         self._release_device(sequence)
@@ -70,9 +112,14 @@ class SequenceMemory:
 
     def _release_device(self, sequence: Sequence) -> None:
         self.rows.release(sequence)
+        self._give_pages(sequence)
+        self.ledger.release(sequence.request)
+
+    def _give_pages(self, sequence: Sequence) -> None:
         self.pages.give(sequence.pages)
         sequence.pages = []
-        self.ledger.release(sequence.request)
+        if sequence.chain is not None:
+            sequence.chain.cached = 0
 
     def _release_host(self, sequence: Sequence) -> None:
         self.host.give(sequence.host_pages)
@@ -106,19 +153,26 @@ class SequenceMemory:
         self._table.enter(sequence, State.PARKED)
 
     def resume(self, sequence: Sequence, promise: int, *, adapter_is_here: bool) -> bool:
-        """Bring a parked sequence back under a new promise, if ledger and pages have room for it."""
+        """Bring a parked sequence back under a new promise, if ledger and pages have room for it. What is still in the
+        prefix cache is neither copied nor computed again."""
         needed = pages_for(sequence.scheduled)
-        if promise < max(1, needed) or promise > self.ledger.free:
+        if promise < max(1, needed):
             return False
-        pages = self.pages.take(needed)
+        method = sequence.parked_by or ParkMethod.RECOMPUTE
+        if sequence.chain is not None:
+            self.cache.attach(sequence.chain, sequence.tokens, sequence.pages, last=promise)
+        shared = len(sequence.pages)
+        pages = self.pages.take(max(0, needed - shared)) if promise <= self.ledger.free else None
         if pages is None:
+            self._give_pages(sequence)
             return False
         self.ledger.promise(sequence.request, promise)
-        sequence.pages = pages
-        method = sequence.parked_by or ParkMethod.RECOMPUTE
-        if method is ParkMethod.SWAP:
-            self.copies.append(Copy(Tier.HOST, tuple(sequence.host_pages), Tier.DEVICE, tuple(pages)))
-            self._release_host(sequence)
+        sequence.pages += pages
+        if pages:
+            self.copies.append(Copy(Tier.HOST, tuple(sequence.host_pages[shared:]), Tier.DEVICE, tuple(pages)))
+        self._release_host(sequence)
+        if shared * PAGE_TOKENS > sequence.scheduled:
+            sequence.scheduled = sequence.computed = shared * PAGE_TOKENS
         sequence.parked_by, sequence.wanted = None, 0
         self._table.events.append(ResumedNow(sequence.request, sequence.new.epoch, promise, method))
         self._table.enter(sequence, _state_after_resume(sequence, adapter_is_here=adapter_is_here))
@@ -128,7 +182,9 @@ class SequenceMemory:
     def check(self) -> None:
         """Recount both books; raises AssertionError with the numbers."""
         self.ledger.check()
-        self.pages.check(sequence.pages for sequence in self._table)
+        self.pages.check((sequence.pages for sequence in self._table), self.cache.held)
+        self.cache.check()
+        assert sum(self.charges().values()) == self.ledger.promised, (self.charges(), self.ledger.promised)
         self.host.check(sequence.host_pages for sequence in self._table)
         for sequence in self._table:
             assert (sequence.request in self.ledger) == (sequence.state is not State.PARKED), sequence.request
