@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from motet_runner.plan import PRESETS
 from tests.docs.pages import DOCS
 from tests.repo.tree import ROOT, written_text
 
@@ -48,6 +49,11 @@ def test_a_line_has_a_description_and_links_to_code_that_names_the_id(mechanism:
     for link in links:
         assert link.startswith(CODE), link
         assert re.search(rf"\b{mechanism}\b", (ROOT / link).read_text()), f"{link} does not name {mechanism}"
+
+
+def test_each_preset_has_one_line() -> None:
+    section = PAGE.read_text().split("## Presets")[1].split("\n## ")[0]
+    assert Counter(re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)) == Counter(PRESETS.keys())
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])

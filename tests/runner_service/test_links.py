@@ -7,6 +7,7 @@ from dataclasses import replace
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.digest import adapter_digest
 from motet.prefix_hints import MAX_CACHED_HINTS
+from motet.promises import PromiseRule
 from motet_runner.adapters.fetcher import CERTIFICATE
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, supervisor_at, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
@@ -34,6 +35,13 @@ async def test_the_hello_has_identity_capacity_and_address(folder):
         assert hello.base.digest.startswith("sha256:")
         assert hello.base.asset_digest.startswith("sha256:")
         assert hello.base.digest != hello.base.asset_digest
+
+
+async def test_the_hello_says_what_the_preset_promises(folder):
+    address, _ = places(folder)
+    async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address, preset="ft-max"):
+        (hello,) = await until(lambda: scheduler.of("hello"))
+        assert hello.capacity.promise_rule == PromiseRule.CONTEXT
 
 
 async def test_a_new_scheduler_is_sent_live_requests_and_the_highest_term(folder):

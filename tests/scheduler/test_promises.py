@@ -1,8 +1,12 @@
 """How many pages a request is promised."""
 
+from dataclasses import replace
+
 import pytest
 
+from motet.api.v1 import common_pb2
 from motet.domain import BASE, RequestId, Tenant
+from motet.promises import PromiseRule
 from motet.runner_info import Capacity, RequestClass
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.values import Estimate, SchedulerConfig
@@ -11,7 +15,7 @@ from tests.scheduler.builders import GROUP
 CAPACITY = Capacity(pages=100, max_model_length=256)
 
 
-def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, config=SchedulerConfig()):  # noqa: B008 - frozen
+def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, config=SchedulerConfig(), capacity=CAPACITY):  # noqa: B008 - frozen
     request = Request(
         id=RequestId("a"),
         gateway="g0",
@@ -26,7 +30,7 @@ def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, config=SchedulerConfi
         asked_at=0.0,
         sequence=0,
     )
-    return request.promise_on(CAPACITY, config).pages
+    return request.promise_on(capacity, config).pages
 
 
 @pytest.mark.parametrize(
@@ -54,3 +58,29 @@ def test_a_forced_promise_is_so_many_pages_or_what_the_prompt_needs():
 
 def test_even_a_forced_promise_is_limited_by_the_longest_answer():
     assert pages(prompt=20, max_tokens=4, config=SchedulerConfig(force_promise_pages=9)) == 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (PromiseRule.CONTEXT, 16),
+        (PromiseRule.MAX_TOKENS, 5),
+        (PromiseRule.BUCKET, 3),  # 26 tokens are a tenth of the context
+        (PromiseRule.EXPECTED, 2),
+        (PromiseRule.NEXT_PAGE, 2),
+    ],
+)
+def test_the_preset_of_a_runner_says_what_a_request_is_promised_there(rule, expected):
+    capacity = replace(CAPACITY, promise_rule=rule)
+    assert pages(prompt=16, max_tokens=64, q80=5, capacity=capacity) == expected
+    assert Capacity.from_proto(capacity.to_proto()) == capacity
+
+
+def test_no_promise_is_larger_than_the_runner():
+    capacity = replace(CAPACITY, pages=10, promise_rule=PromiseRule.CONTEXT)
+    assert pages(capacity=capacity) == 10
+
+
+def test_a_runner_that_does_not_say_its_rule_is_promised_the_expected_length():
+    assert Capacity.from_proto(common_pb2.Capacity(promise_rule="of a newer version")).promise_rule == "expected"
+    assert Capacity.from_proto(common_pb2.Capacity()).promise_rule == PromiseRule.EXPECTED

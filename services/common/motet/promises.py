@@ -6,7 +6,7 @@ token in order to get the next token, and after the last token no other follows.
 """
 
 from enum import StrEnum
-from typing import assert_never
+from typing import Self, assert_never
 
 from motet.domain import PAGE_TOKENS, pages_for
 
@@ -31,6 +31,14 @@ class PromiseRule(StrEnum):
 
     NEXT_PAGE = "next page"
     """The prompt and one more page: Punica."""
+
+    @classmethod
+    def from_proto(cls, value: str) -> Self:
+        """The rule; EXPECTED for one that is absent, or of a newer runner that this version does not know."""
+        return cls(value) if value in _RULES else cls(cls.EXPECTED)
+
+
+_RULES = frozenset(PromiseRule)
 
 
 def max_kv_tokens(prompt_tokens: int, max_tokens: int, *, context_tokens: int = 0) -> int:

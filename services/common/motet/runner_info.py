@@ -11,6 +11,7 @@ from typing import Self
 from motet.api.v1 import common_pb2
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, Tenant, pages_for
 from motet.errors import MotetError
+from motet.promises import PromiseRule
 from motet.terms import check_epoch
 
 NO_TENANT = Tenant("")
@@ -138,6 +139,8 @@ class Capacity:
     adapter_slots: int = 16
     max_lora_rank: int = 64
     host_bytes: int = 0
+    promise_rule: PromiseRule = PromiseRule.EXPECTED
+    """What its preset promises a request."""
 
     def pages_for(self, tokens: int) -> int:
         return pages_for(tokens, self.page_tokens)
@@ -153,6 +156,7 @@ class Capacity:
             adapter_slots=it.adapter_slots,
             max_lora_rank=it.max_lora_rank,
             host_bytes=it.host_bytes,
+            promise_rule=PromiseRule.from_proto(it.promise_rule),
         )
 
     def to_proto(self) -> common_pb2.Capacity:
@@ -165,6 +169,7 @@ class Capacity:
             adapter_slots=self.adapter_slots,
             max_lora_rank=self.max_lora_rank,
             host_bytes=self.host_bytes,
+            promise_rule=self.promise_rule,
         )
 
 

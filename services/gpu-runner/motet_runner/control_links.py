@@ -16,6 +16,7 @@ from motet.clock import monotonic
 from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import Internal, MotetError
 from motet.prefix_hints import MAX_CACHED_HINTS
+from motet.promises import PromiseRule
 from motet.rpc import Link
 from motet_runner.accepted_requests import AcceptedRequests, has_work
 from motet_runner.adapters.registry import AdapterRegistry, RegisteredAdapter, fetch_request_of
@@ -50,6 +51,7 @@ class RunnerFacts:
     info: EngineInfo
     base_digest: Digest
     asset_digest: Digest
+    promise_rule: PromiseRule
 
     @property
     def capacity(self) -> common_pb2.Capacity:
@@ -62,6 +64,7 @@ class RunnerFacts:
             adapter_slots=self.info.adapter_slots,
             max_lora_rank=self.info.max_lora_rank,
             host_bytes=self.info.host_bytes,
+            promise_rule=self.promise_rule,
         )
 
     @property

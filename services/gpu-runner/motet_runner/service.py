@@ -50,6 +50,7 @@ from motet_runner.interface import (
     StateChanged,
 )
 from motet_runner.metrics import Metrics
+from motet_runner.plan import preset_named
 from motet_runner.settings import Settings
 from motet_runner.sources.base_model import mark_unverified
 from motet_runner.sources.source_access import Sources
@@ -226,7 +227,8 @@ class RunnerService:
         )
         await asyncio.to_thread(cache.prepare)
         check = self._check or (lambda folder: certify(folder, info))
-        facts = RunnerFacts(self.identity, settings.reachable_at, info, base, assets)
+        promise_rule = preset_named(settings.preset).promise
+        facts = RunnerFacts(self.identity, settings.reachable_at, info, base, assets, promise_rule)
         adapters = AdapterRegistry(
             cache,
             check=check,

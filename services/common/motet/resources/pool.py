@@ -99,7 +99,8 @@ class EngineSpec(ResourceModel):
     """How a runner works. For an absent field the runner takes its default, which depends on its device."""
 
     preset: Preset | None = None
-    """The rules by which the engine composes batches, each from a published system. Absent: `paged-chunk`."""
+    """The rules by which the engine composes batches and the scheduler promises pages, each from a published system.
+    Absent: `paged-chunk`."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     """The dtype of weights, keys and values. `auto`: float32 on a CPU, the model's own dtype on a GPU."""

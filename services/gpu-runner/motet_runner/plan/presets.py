@@ -1,7 +1,7 @@
 """Every baseline is this engine with other numbers. Data, not branches.
 
 A preset sets what the composer honours: how much prefill an iteration takes, and who joins a batch when. Its other half
-is the promise with which a request is admitted; `motet.promises` computes it.
+is what the scheduler promises a request on such a runner, by the rules of `motet.promises`.
 """
 
 from dataclasses import dataclass

@@ -110,14 +110,15 @@ class Request:
         return ""
 
     def promise_on(self, capacity: Capacity, config: SchedulerConfig) -> Promise:
-        """The rule of `motet.promises`, with q80 as the expected length. `force_promise_pages` (tests) sets the pages
+        """By the rule of the runner's preset; q80 is the expected length. `force_promise_pages` (tests) sets the pages
         instead, if the prompt fits in them."""
         most = self._max_pages(capacity)
         if config.force_promise_pages:
             known = capacity.pages_for(self.prompt_tokens + self.delivered + 1)
             pages = min(max(config.force_promise_pages, known), most)
         else:
-            pages = promises.initial_pages(
+            pages = promises.pages_by_rule(
+                capacity.promise_rule,
                 self.prompt_tokens,
                 self.max_tokens,
                 delivered=self.delivered,
@@ -125,6 +126,7 @@ class Request:
                 context_tokens=capacity.max_model_length,
                 page_tokens=capacity.page_tokens,
             )
+            pages = min(pages, max(capacity.pages, most))
         return Promise(pages, min(pages * capacity.page_tokens, self._max_kv_tokens(capacity)))
 
     def _max_kv_tokens(self, capacity: Capacity) -> int:

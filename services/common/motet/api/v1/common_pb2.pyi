@@ -387,6 +387,7 @@ class Capacity(_message.Message):
     ADAPTER_SLOTS_FIELD_NUMBER: _builtins.int
     MAX_LORA_RANK_FIELD_NUMBER: _builtins.int
     HOST_BYTES_FIELD_NUMBER: _builtins.int
+    PROMISE_RULE_FIELD_NUMBER: _builtins.int
     pages: _builtins.int
     page_tokens: _builtins.int
     page_bytes: _builtins.int
@@ -396,6 +397,8 @@ class Capacity(_message.Message):
     max_lora_rank: _builtins.int
     host_bytes: _builtins.int
     """room for parked KV in host memory"""
+    promise_rule: _builtins.str
+    """of the preset, a value of motet.promises.PromiseRule; "": the expected output"""
     def __init__(
         self,
         *,
@@ -407,10 +410,11 @@ class Capacity(_message.Message):
         adapter_slots: _builtins.int = ...,
         max_lora_rank: _builtins.int = ...,
         host_bytes: _builtins.int = ...,
+        promise_rule: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "host_bytes", b"host_bytes", "max_lora_rank", b"max_lora_rank", "max_model_length", b"max_model_length", "max_sequences", b"max_sequences", "page_bytes", b"page_bytes", "page_tokens", b"page_tokens", "pages", b"pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "host_bytes", b"host_bytes", "max_lora_rank", b"max_lora_rank", "max_model_length", b"max_model_length", "max_sequences", b"max_sequences", "page_bytes", b"page_bytes", "page_tokens", b"page_tokens", "pages", b"pages", "promise_rule", b"promise_rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
