@@ -218,6 +218,10 @@ class RunnerRequest:
         """How many of the promised pages other requests pay for."""
         return max(0, self.pages - self.charged_pages) if self.charged_pages else 0
 
+    @property
+    def pages_to_charge(self) -> int:
+        return self.pages - self.shared_pages
+
     @classmethod
     def from_proto(cls, it: common_pb2.RunnerRequest) -> Self:
         return cls(

@@ -1,4 +1,4 @@
-"""The control interface between the master, which plans, and a worker, which computes (OR-12 to OR-14).
+"""The control interface between the master, which plans, and a worker, which computes (OR-12, OR-13, OR-14).
 
 Only plans and results travel here: numbers without tensors, which any channel can carry. Tensors stay with the worker.
 The plans of one worker are carried out in the order of their launch.

@@ -1,4 +1,4 @@
-"""Which promises and which pages the sequences of an engine have, and how they are parked and resumed (S3-11 to S3-14).
+"""Promises and pages of the sequences of an engine, and how sequences are parked and resumed (S3-11, S3-13, S3-14).
 
 Two books: the ledger has the promises, the page allocators have the pages that are in use. The prefix cache holds pages
 that have been in use, for as long as no sequence needs them.

@@ -44,7 +44,7 @@ def sync_ledger(
     for entry in sorted(live, key=lambda entry: not entry.parked):
         key = (entry.request, entry.epoch)
         if key in ended:
-            charged_to_ended += entry.pages - entry.shared_pages
+            charged_to_ended += entry.pages_to_charge
             continue
         listed.add(key)
         unlisted.pop(key, None)

@@ -1,0 +1,106 @@
+"""Choices of one call and prompts with the same beginning, with the real scheduler, real runner services and the real
+dispatcher: they meet on one runner, and the scheduler's ledger charges shared pages once."""
+
+from typing import Any
+
+from motet.api.v1 import common_pb2, runner_pb2
+from motet.domain import BASE, PAGE_TOKENS, Digest, InstanceName
+from motet.prefix_hints import prefix_salt, prompt_hints
+from motet_gateway.dispatcher import Dispatcher, GenerationRequest
+from motet_gateway.generation import EndReason
+from tests.common.waiting import PATIENCE_S
+from tests.gateway.test_requests_that_kill_engines import Client, dispatcher_of
+from tests.support.fake_engine import SlowEngines, tokens_of
+from tests.support.in_process_runner import short_folder
+from tests.support.in_process_services import until
+from tests.support.in_process_system import InProcessSystem, in_process_system
+from tests.support.sharing_engine import SharingEngine
+
+SEED, LENGTH = 7, 60
+PROMPT = tuple(range(3 * PAGE_TOKENS))
+PROMISE = 7
+"""Pages: three of the prompt, four of the answer."""
+
+
+class SharingEngines(SlowEngines):
+    def __call__(self) -> SharingEngine:
+        self.made.append(SharingEngine(**self._how))
+        return self.made[-1]  # type: ignore[return-value]
+
+
+def ask(
+    dispatcher: Dispatcher, name: str, *, prompt: tuple[int, ...] = PROMPT, parent: str = "", choices: int = 1
+) -> Client:
+    client = Client()
+    base = Digest(dispatcher._catalog.current.groups[0].base_digest)
+    dispatcher.start(
+        GenerationRequest(
+            request=name,
+            tenant="acme",
+            group="default/demo",
+            adapter="",
+            adapter_digest=BASE,
+            request_class=common_pb2.REQUEST_CLASS_STANDARD,
+            prompt_ids=list(prompt),
+            choice=0,
+            sampling=runner_pb2.Sampling(max_tokens=LENGTH, ignore_eos=True),
+            seed=SEED,
+            estimate=common_pb2.Estimate(q80=LENGTH),
+            deadline_seconds=PATIENCE_S,
+            parent=parent,
+            choices=choices,
+            prefix_hints=prompt_hints(prefix_salt(base, BASE, "acme"), prompt),
+        ),
+        client,
+    )
+    return client
+
+
+def ledger(system: InProcessSystem, instance: str) -> dict[Any, int]:
+    return dict(system.control.scheduler.runners[InstanceName(instance)].ledger)
+
+
+def where(system: InProcessSystem, request: str) -> str:
+    placement = system.control.scheduler.requests[request].placement  # type: ignore[index]
+    return placement.instance if placement is not None else ""
+
+
+async def finished(clients: list[Client], prompt: tuple[int, ...] = PROMPT) -> None:
+    for client in clients:
+        assert await client.over() is EndReason.LENGTH
+        assert client.tokens == tokens_of(prompt, SEED, LENGTH)
+
+
+async def test_choices_of_a_call_run_on_one_runner_and_shared_pages_are_charged_once() -> None:
+    engines = SharingEngines()
+    with short_folder() as folder:
+        async with in_process_system(folder) as system, dispatcher_of(system) as dispatcher:
+            for name in ("r0", "r1"):
+                await system.runner(name, engines)
+            await until(lambda: dispatcher._catalog.current.groups[0].base_digest)
+            clients = [ask(dispatcher, f"a.{n}" if n else "a", parent="a" if n else "", choices=3) for n in range(3)]
+            await until(lambda: all(client.tokens for client in clients))
+            (name,) = {where(system, request) for request in ("a", "a.1", "a.2")}
+            await until(lambda: sorted(ledger(system, name).values()) == [PROMISE - 3, PROMISE - 3, PROMISE])
+            engines.hurry()
+            await finished(clients)
+            await until(lambda: not ledger(system, name))
+            await system.ledgers_agree()
+
+
+async def test_a_prompt_goes_to_the_runner_that_has_its_beginning_in_its_cache() -> None:
+    engines = SharingEngines()
+    with short_folder() as folder:
+        async with in_process_system(folder) as system, dispatcher_of(system) as dispatcher:
+            await system.runner("r0", engines)
+            await until(lambda: dispatcher._catalog.current.groups[0].base_digest)
+            engines.hurry()
+            await finished([ask(dispatcher, "first")])
+            await until(lambda: system.control.scheduler.runners[InstanceName("r0")].cached_prefixes)
+            await system.runner("r1", engines)
+            alike, other = (*PROMPT[: 2 * PAGE_TOKENS], 7, 7, 7), (7, *PROMPT)
+            # Nothing runs when each of them comes: without a hint, the highest name wins.
+            for name, prompt, runner in [("again", PROMPT, 0), ("begins-alike", alike, 0), ("other", other, 1)]:
+                await until(lambda: not system.control.scheduler.requests)
+                await finished([ask(dispatcher, name, prompt=prompt)], prompt)
+                assert name in engines.made[runner].prompt_pages
