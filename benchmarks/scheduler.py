@@ -4,6 +4,9 @@ A decision follows the end of one request: the scheduler releases its promise an
 request that ends is a random one of those that run. Then a new request joins the queue, so that 10,000 always wait.
 This is not measured. Only the policy is measured: no sockets, no messages.
 
+Each adapter has a system prompt of its own, and each runner has those of 32 adapters in its prefix cache. One call of
+twenty has four choices.
+
 The baseline has the same requests, runners and rules, but scans the queue: at each decision it tries the requests in
 order until no runner has enough free capacity for the smallest waiting request. It alternates with the scheduler in one
 process. Both are measured by CPU time.
@@ -19,11 +22,13 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from statistics import fmean
 
 from benchmarks.harness import Pairs, Result, alternate, arguments, percentile, report
 from motet.domain import Digest, InstanceName, RequestId, Tenant
+from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import Revision
@@ -48,6 +53,22 @@ TARGET_US, TARGET_P99_US = 100, 1_000
 GROUP = GroupName("default/demo")
 CAPACITY = Capacity(pages=1024, max_sequences=64, adapter_slots=32)
 CONFIG = SchedulerConfig(queue_limit=2 * QUEUED)
+
+
+CHOICES, ONE_CALL_OF = 4, 20
+
+
+def hints_of(adapter: int) -> tuple[int, ...]:
+    """Of the first pages of a prompt: the system prompt of the adapter."""
+    return tuple(range(adapter * MAX_PROMPT_HINTS, (adapter + 1) * MAX_PROMPT_HINTS))
+
+
+def cached_on(runner: int) -> frozenset[int]:
+    """What the prefix cache of a runner has: system prompts of the adapters that are asked for most, others on each."""
+    first = runner * MAX_CACHED_HINTS // MAX_PROMPT_HINTS
+    return frozenset(
+        hint for adapter in range(first, first + MAX_CACHED_HINTS // MAX_PROMPT_HINTS) for hint in hints_of(adapter)
+    )
 
 
 def digest_of(adapter: int) -> Digest:
@@ -82,9 +103,11 @@ class Arrivals:
     def __iter__(self) -> Iterator[events.Enqueued]:
         while True:
             for adapter in self._chance.choices(range(ADAPTERS), self._weights, k=1000):
-                yield events.Enqueued(
+                number = next(self._numbers)
+                choices = CHOICES if self._chance.randrange(ONE_CALL_OF) == 0 else 1
+                first = events.Enqueued(
                     gateway="g0",
-                    request=RequestId(f"request-{next(self._numbers)}"),
+                    request=RequestId(f"request-{number}"),
                     tenant=Tenant(f"tenant-{adapter % TENANTS}"),
                     group=GROUP,
                     digest=digest_of(adapter),
@@ -92,7 +115,13 @@ class Arrivals:
                     prompt_tokens=self._chance.randrange(16, 512),
                     max_tokens=512,
                     estimate=Estimate(q80=self._chance.randrange(16, 256)),
+                    choices=choices,
+                    prefix_hints=hints_of(adapter),
                 )
+                yield first
+                for choice in range(1, choices):
+                    request = RequestId(f"request-{number}.{choice}")
+                    yield replace(first, request=request, parent=first.request)
 
 
 class ProductionScheduler:
@@ -107,6 +136,10 @@ class ProductionScheduler:
         self._scheduler = Scheduler(CONFIG, now=self._now, saved=CATALOG)
         for index in range(runners):
             self._tell(events.RunnerAttached(identity=identity(index), address=f"unix:r{index}", capacity=CAPACITY))
+            instance, incarnation = InstanceName(identity(index).instance), identity(index).incarnation
+            self._tell(
+                events.RunnerReported(instance=instance, incarnation=incarnation, cached_prefixes=cached_on(index))
+            )
         self._fill()
 
     def decide(self) -> float:
@@ -147,6 +180,8 @@ class BaselineScheduler:
             InstanceName(f"r{index}"): Runner(identity(index), f"unix:r{index}", CAPACITY, 1.0)
             for index in range(runners)
         }
+        for index, runner in enumerate(self._runners.values()):
+            runner.cached_prefixes = cached_on(index)
         self._waiting: list[tuple[RequestClass, QueueKey, Request]] = []
         self._waiting_by_pages: Counter[int] = Counter()
         """Pages → the number of waiting requests that need so many."""
@@ -206,6 +241,9 @@ class BaselineScheduler:
                 max_tokens=event.max_tokens,
                 estimate=event.estimate,
                 asked_at=self._now,
+                parent=event.parent,
+                choices=event.choices,
+                prefix_hints=event.prefix_hints,
                 sequence=next(self._sequence),
             )
             self._waiting_by_pages[request.requirement_on(CAPACITY, CONFIG).promise.pages] += 1
