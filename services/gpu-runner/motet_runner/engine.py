@@ -111,6 +111,7 @@ class Engine:
             eos_token_ids=frozenset(loaded.eos_token_ids),
             host_pages=host_pages,
             protect_after_steps=config.protect_after_steps,
+            window=loaded.window,
             on_device=self._slots.on_device,
             adapter_slot=self._slots.slot_of,
             cheaper=self._costs.cheaper_park,

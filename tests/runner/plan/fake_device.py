@@ -57,7 +57,8 @@ class Row:
     prompt_tokens: int
     content: list[int]
     """What the KV of each token depends on: adapter, salt, and all tokens up to it. The first entry is for none."""
-    pages: list[int] = field(default_factory=list)
+    pages: list[int | None] = field(default_factory=list)
+    """None: a page that the window has left."""
 
     def content_at(self, position: int) -> int:
         for token in self.tokens[len(self.content) - 1 : position + 1]:
@@ -127,7 +128,9 @@ class FakeDevice:
             sequence = self.planner.sequences.get(join.request)
             assert sequence is not None
             root = hash((join.adapter, sequence.new.prefix_salt or join.request))
-            self.rows[join.row] = Row(join.request, list(join.tokens), join.prompt_tokens, [root])
+            self.rows[join.row] = Row(
+                join.request, list(join.tokens), join.prompt_tokens, [root], [None] * join.left_pages
+            )
         self.steps += bool(plan.rows)
         for step in plan.rows:
             row = self.rows[step.row]
@@ -172,7 +175,8 @@ class FakeDevice:
         def place(position: int) -> tuple[int, int]:
             return row.pages[position // PAGE_TOKENS], position % PAGE_TOKENS
 
-        for position in range(start):
+        window = self.planner.window
+        for position in range(0 if window is None else max(0, start - window + 1), start):
             expected = row.content_at(position)
             assert self.memory.get(place(position)) == expected, "the KV of an earlier token is not there"
         for position in range(start, start + count):

@@ -273,6 +273,18 @@ def test_changes_of_states_are_reported() -> None:
     assert told == [(State.PREFILL, 0), (State.PREFILL, 40), (State.PREFILL, 80), (State.DECODE, 0)]
 
 
+def test_pages_that_a_window_has_left_are_free() -> None:
+    planner = make_planner(window=20)
+    device = FakeDevice(planner)
+    planner.add(new("a", prompt=40, max_tokens=200))
+    used = []
+    while planner.has_work():
+        device.step()
+        used.append(planner.memory.pages.capacity - planner.memory.pages.free)
+    assert max(used) == 3, "while the prompt is computed"
+    assert set(used[30:-1]) == {2, 3}, "twenty tokens lie in two or three pages"
+
+
 def test_an_overcommitted_store_parks_when_pages_run_out_and_loses_nothing() -> None:
     planner = make_planner(pages=8, host_pages=4, cheaper=lambda _: ParkMethod.SWAP)
     planner.set_overcommit(3.0)
@@ -288,12 +300,14 @@ class Runner(RuleBasedStateMachine):
     """Any order of commands and iterations: the books stay right and, left alone, everybody finishes."""
 
     ahead = 0
+    window: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.here = {Digest(""), Digest("x")}
         self.planner = make_planner(
-            pages=12, places=3, host_pages=5, protect_after_steps=2, on_device=lambda digest: digest in self.here,
+            pages=12, places=3, host_pages=5, protect_after_steps=2, window=self.window,
+            on_device=lambda digest: digest in self.here,
             cheaper=lambda sequence: ParkMethod.SWAP if sequence.arrival % 2 else ParkMethod.RECOMPUTE,
         )  # fmt: skip
         self.device = FakeDevice(self.planner, ahead=self.ahead)
@@ -398,7 +412,14 @@ class RunnerAhead(Runner):
     ahead = 1
 
 
-TestRunner, TestRunnerAhead = Runner.TestCase, RunnerAhead.TestCase
-TestRunner.settings = TestRunnerAhead.settings = settings(
+class RunnerWithWindow(Runner):
+    """The same with attention that leaves pages behind."""
+
+    ahead = 1
+    window = 20
+
+
+TestRunner, TestRunnerAhead, TestRunnerWithWindow = Runner.TestCase, RunnerAhead.TestCase, RunnerWithWindow.TestCase
+TestRunner.settings = TestRunnerAhead.settings = TestRunnerWithWindow.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

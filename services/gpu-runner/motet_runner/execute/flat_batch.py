@@ -37,7 +37,7 @@ class DecodeGroup:
     blocks: torch.Tensor
     """[layers, ...] see PagedStore.blocks_of"""
     lengths: torch.Tensor
-    """[sequences, 1] tokens each may see"""
+    """[sequences, 1] tokens of those that are read that each may see"""
     count: int
     tokens: int
     """Keys read per sequence; the longest one's, rounded up to a page"""
@@ -56,7 +56,7 @@ class DecodeGroup:
 
 @dataclass(slots=True)
 class PromptChunk:
-    """One sequence's part of a prompt: its rows [first, last), which come after `before` computed tokens."""
+    """One sequence's part of a prompt: its rows [first, last), which attend to `before` computed tokens, too."""
 
     first: int
     last: int
@@ -121,8 +121,17 @@ class FlatBatchBuilder:
     """Makes a FlatBatch of each plan. Remembers the LoRA layout: it changes only when rows change hands."""
 
     def __init__(
-        self, table: RowTable, store: PagedStore, device: torch.device, make_lora_batch: MakeLoraBatch = list
+        self,
+        table: RowTable,
+        store: PagedStore,
+        device: torch.device,
+        make_lora_batch: MakeLoraBatch = list,
+        *,
+        window: int | None = None,
     ) -> None:
+        """`window`: how many tokens a token attends to, if all layers have a window. Pages before it are not read: they
+        may be others' by now."""
+        self._window = window
         self._table = table
         self._store = store
         self._device = device
@@ -174,7 +183,7 @@ class FlatBatchBuilder:
 
     def _groups(self, decoding: list[tuple[int, RowStep]]) -> Iterator[list[tuple[int, RowStep]]]:
         """Decodes that are attended together: as many as are well read at once, none twice as long as another."""
-        pages = {first: pages_for(step.start + 1) for first, step in decoding}
+        pages = {first: pages_for(step.start + 1) - self._first_page(step) for first, step in decoding}
         left = decoding
         if len(set(pages.values())) > 1:
             left = sorted(decoding, key=lambda member: -pages[member[0]])
@@ -186,12 +195,13 @@ class FlatBatchBuilder:
             left = left[count:]
 
     def _decodes(self, members: list[tuple[int, RowStep]]) -> DecodeGroup:
-        lengths = np.array([step.start + 1 for _, step in members], dtype=np.int64)
+        firsts = np.array([self._first_page(step) for _, step in members], dtype=np.int64)
+        lengths = np.array([step.start + 1 for _, step in members], dtype=np.int64) - firsts * PAGE_TOKENS
         pages = -(-lengths // PAGE_TOKENS)
         longest = int(pages.max())
-        table = self._table.pages[[step.row for _, step in members], :longest].astype(np.int64)
-        # Pages beyond a sequence's end repeat its own first page, never a neighbour's, and are masked.
-        table = np.where(np.arange(longest) < pages[:, None], table, table[:, :1])
+        # Pages beyond a sequence's end repeat the first one that is read, never a neighbour's, and are masked.
+        read = firsts[:, None] + np.where(np.arange(longest) < pages[:, None], np.arange(longest), 0)
+        table = self._table.pages[np.array([step.row for _, step in members])[:, None], read].astype(np.int64)
         rows = [first for first, _ in members]
         return DecodeGroup(
             rows=self._tensor(rows),
@@ -204,10 +214,16 @@ class FlatBatchBuilder:
 
     def _chunk(self, first: int, step: RowStep) -> PromptChunk:
         blocks, tokens = None, step.count
-        if step.start:
-            table = self._table.pages[step.row, : pages_for(step.start + step.count)].astype(np.int64)[None, :]
+        before = step.start - self._first_page(step) * PAGE_TOKENS
+        if before:
+            read = slice(self._first_page(step), pages_for(step.start + step.count))
+            table = self._table.pages[step.row, read].astype(np.int64)[None, :]
             blocks, tokens = self._store.blocks_of(table), table.shape[1] * PAGE_TOKENS
-        return PromptChunk(first, first + step.count, step.start, blocks, tokens)
+        return PromptChunk(first, first + step.count, before, blocks, tokens)
+
+    def _first_page(self, step: RowStep) -> int:
+        """The first page that these rows attend to."""
+        return 0 if self._window is None else max(0, step.start - self._window + 1) // PAGE_TOKENS
 
     def _begun(self, step: RowStep) -> list[int]:
         end = step.start + step.count

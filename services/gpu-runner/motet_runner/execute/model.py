@@ -42,6 +42,8 @@ class LoadedModel:
     max_positions: int
     eos_token_ids: tuple[int, ...]
     linears: dict[str, torch.nn.Module]
+    window: int | None
+    """How many tokens a token attends to, itself included, if all layers have such a window: the widest one."""
     """Linears that see exactly the rows of the iteration, by path."""
     linear_groups: list[tuple[str, ...]]
     """The same linears, those together that are fed the same tensor, such as q, k and v of a layer."""
@@ -89,6 +91,7 @@ def load(folder: Path, dtype: str, device: str, on_progress: LoadProgress = igno
         max_positions=getattr(config, "max_position_embeddings", None) or 2048,
         eos_token_ids=_eos(folder, config),
         linears={},
+        window=None,
         linear_groups=[],
         dtype=torch_dtype,
         device=torch_device,
@@ -212,6 +215,8 @@ class _Probe:
                     f"not yet: {self._name} gives other logits when a sequence is computed {way} "
                     f"(by {difference:.2g}); something besides attention mixes its tokens."
                 )
+        windows = [window for window in self._windows if window]
+        loaded.window = max(windows) if len(windows) == loaded.shape.layers else None
         loaded.linears = {
             path: module
             for path, module in loaded.model.named_modules()

@@ -44,7 +44,7 @@ class RowTable:
         self.pages: npt.NDArray[np.int32] = self._pages.numpy()
         """[rows, pages] The page table of each row; what lies beyond its count is left over from earlier."""
         self.counts: npt.NDArray[np.int32] = self._counts.numpy()
-        """[rows] Pages of each row."""
+        """[rows] Pages of each row, with those that a window has left: what stands for them is left over, too."""
 
     def __getitem__(self, row: int) -> TableRow:
         return self._rows[row]
@@ -61,7 +61,7 @@ class RowTable:
         self._rows[join.row] = TableRow(
             join.request, list(join.tokens), join.prompt_tokens, join.adapter, join.sampling, join.seed, join.choice
         )
-        self.counts[join.row] = 0
+        self.counts[join.row] = join.left_pages
 
     def append_pages(self, step: RowStep) -> None:
         first = int(self.counts[step.row])

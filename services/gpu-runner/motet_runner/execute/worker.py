@@ -51,7 +51,7 @@ class LocalWorker:
         """Is called in each iteration that samples."""
         self._eos = frozenset(loaded.eos_token_ids)
         self._table = RowTable(pinned=loaded.device.type == "cuda")
-        self._builder = FlatBatchBuilder(self._table, store, loaded.device, make_lora_batch)
+        self._builder = FlatBatchBuilder(self._table, store, loaded.device, make_lora_batch, window=loaded.window)
         self._results: deque[StepResult] = deque()
 
     def launch(self, plan: StepPlan) -> None:

@@ -188,7 +188,7 @@ def _prefill(sequence: Sequence, count: int) -> Work:
 
 
 def _pages_to_take(sequence: Sequence, count: int) -> int:
-    return max(0, pages_for(sequence.scheduled + count) - len(sequence.pages))
+    return max(0, pages_for(sequence.scheduled + count) - sequence.left_pages - len(sequence.pages))
 
 
 _UNBOUNDED = 1 << 60

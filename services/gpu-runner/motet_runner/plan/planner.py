@@ -48,12 +48,16 @@ class Planner:
         host_pages: int = 0,
         protect_after_steps: int = 0,
         prefix_cache: bool = True,
+        window: int | None = None,
         on_device: Callable[[Digest], bool] = lambda _: True,
         adapter_slot: Callable[[Digest], AdapterSlot] = lambda _: (0, 0),
         cheaper: Callable[[Sequence], ParkMethod] = lambda _: ParkMethod.RECOMPUTE,
     ) -> None:
         self.sequences = SequenceTable()
-        self.memory = SequenceMemory(self.sequences, pages=pages, host_pages=host_pages, prefix_cache=prefix_cache)
+        # A sequence whose window leaves pages does not hold the first pages of its prefix, which sharing needs.
+        self.memory = SequenceMemory(
+            self.sequences, pages=pages, host_pages=host_pages, prefix_cache=prefix_cache and window is None
+        )
         self.preset = preset
         self.places = places
         self.chunk_tokens = chunk_tokens
@@ -61,6 +65,8 @@ class Planner:
         self.vocabulary = vocabulary
         self.eos_token_ids = eos_token_ids
         self.protect_after_steps = protect_after_steps
+        self.window = window
+        """How many tokens a token attends to, itself included, if all layers have such a window."""
         self.supervised = False
         self.steps = 0
         """Iterations planned so far."""
@@ -248,6 +254,8 @@ class Planner:
             self.sequences.enter(sequence, State.PREFILL)
         row = self.memory.rows.step_of(work)
         sequence.scheduled += work.count
+        if self.window is not None:
+            self.memory.release_left(sequence, self.window)
         sequence.pending += work.samples
         return row
 

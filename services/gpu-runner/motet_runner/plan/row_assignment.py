@@ -18,8 +18,8 @@ class RowAssignment:
         if sequence.row is None:
             self._join(sequence)
         assert sequence.row is not None
-        new_pages = tuple(sequence.pages[sequence.row_pages :])
-        sequence.row_pages = len(sequence.pages)
+        new_pages = tuple(sequence.pages[sequence.row_pages - sequence.left_pages :])
+        sequence.row_pages = sequence.left_pages + len(sequence.pages)
         return RowStep(sequence.row, work.start, work.count, work.samples, new_pages)
 
     def release(self, sequence: Sequence) -> None:
@@ -41,6 +41,7 @@ class RowAssignment:
             self._free.append(self._count)
             self._count += 1
         sequence.row = self._free.pop()
+        sequence.row_pages = sequence.left_pages
         new = sequence.new
         self._joins.append(
             RowJoin(
@@ -48,6 +49,7 @@ class RowAssignment:
                 request=new.request,
                 tokens=tuple(sequence.tokens),
                 prompt_tokens=sequence.prompt_tokens,
+                left_pages=sequence.left_pages,
                 adapter=new.adapter,
                 sampling=new.sampling,
                 seed=new.seed,

@@ -33,10 +33,12 @@ class Sequence:
     row: int | None = None
     """Its row of the worker's table, while it has one."""
     row_pages: int = 0
-    """How many of `pages` the worker knows."""
+    """How many of its pages the worker knows, with those that the window has left."""
     pages: list[int] = field(default_factory=list)
     chain: PageChain | None = None
     """The digests of its pages. None: it shares no pages."""
+    left_pages: int = 0
+    """Pages before `pages` that its attention's window has left. They were given back."""
     announced: bool = False
     """Whether the end of the present promise has been announced (S3-10: once per promise)."""
     waited: int = 0

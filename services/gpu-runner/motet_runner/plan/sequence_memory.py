@@ -61,7 +61,7 @@ class SequenceMemory:
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Take the pages that `tokens` tokens need; False, and nothing is changed, if there are not as many."""
-        taken = self.pages.take(max(0, pages_for(tokens) - len(sequence.pages)))
+        taken = self.pages.take(max(0, pages_for(tokens) - sequence.left_pages - len(sequence.pages)))
         if taken is None:
             return False
         sequence.pages += taken
@@ -105,6 +105,15 @@ class SequenceMemory:
         if chain is not None and sequence.state is not State.PARKED and full > chain.cached:
             self.cache.insert(chain, sequence.tokens, sequence.pages, full)
 
+    def release_left(self, sequence: Sequence, window: int) -> None:
+        """Give back the pages that no later token attends to. Launched iterations read them before anybody writes."""
+        earliest = max(0, sequence.scheduled - window + 1)
+        count = earliest // PAGE_TOKENS - sequence.left_pages
+        if count > 0:
+            self.pages.give(sequence.pages[:count])
+            del sequence.pages[:count]
+            sequence.left_pages += count
+
     def release(self, sequence: Sequence) -> None:
         """All that a sequence has on the device and the host: it leaves."""
         self._release_device(sequence)
@@ -135,14 +144,14 @@ class SequenceMemory:
         sequence.parked_times += 1
         if sequence.parked_times >= MAX_PARKED_AS_VICTIM:
             wanted = sequence.most_pages
-        needed = pages_for(sequence.scheduled)
+        needed = _pages_of_kv(sequence)
         on_host = self.host.take(needed) if method is ParkMethod.SWAP else None
         if on_host:
             self.copies.append(Copy(Tier.DEVICE, tuple(sequence.pages[:needed]), Tier.HOST, tuple(on_host)))
             sequence.host_pages = on_host
         else:
             method = ParkMethod.RECOMPUTE
-            sequence.scheduled = sequence.computed = 0
+            sequence.scheduled = sequence.computed = sequence.left_pages = 0
             sequence.restarts += 1
         self._release_device(sequence)
         sequence.parked_by = method
@@ -155,8 +164,8 @@ class SequenceMemory:
     def resume(self, sequence: Sequence, promise: int, *, adapter_is_here: bool) -> bool:
         """Bring a parked sequence back under a new promise, if ledger and pages have room for it. What is still in the
         prefix cache is neither copied nor computed again."""
-        needed = pages_for(sequence.scheduled)
-        if promise < max(1, needed):
+        needed = _pages_of_kv(sequence)
+        if promise < max(1, pages_for(sequence.scheduled)):
             return False
         method = sequence.parked_by or ParkMethod.RECOMPUTE
         if sequence.chain is not None:
@@ -189,8 +198,13 @@ class SequenceMemory:
         for sequence in self._table:
             assert (sequence.request in self.ledger) == (sequence.state is not State.PARKED), sequence.request
             assert len(sequence.pages) <= max(sequence.promise, 0), (sequence.request, len(sequence.pages))
-            held = max(len(sequence.pages), len(sequence.host_pages)) * PAGE_TOKENS
+            held = (sequence.left_pages + max(len(sequence.pages), len(sequence.host_pages))) * PAGE_TOKENS
             assert sequence.computed <= sequence.scheduled <= held, (sequence.request, sequence.scheduled, held)
+
+
+def _pages_of_kv(sequence: Sequence) -> int:
+    """Pages that hold its scheduled tokens, without those that its window has left."""
+    return pages_for(sequence.scheduled) - sequence.left_pages
 
 
 def _state_after_resume(sequence: Sequence, *, adapter_is_here: bool) -> State:

@@ -23,6 +23,8 @@ class RowJoin:
     tokens: tuple[int, ...]
     """Prompt and output so far."""
     prompt_tokens: int
+    left_pages: int = 0
+    """Its first pages, which the window of its attention has left: new pages come after them."""
     adapter: Digest
     sampling: Sampling
     seed: int

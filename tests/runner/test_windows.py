@@ -1,0 +1,55 @@
+"""Pages that a sliding window has left belong to others, and nothing depends on what they hold."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from motet.domain import ParkMethod, RequestId, pages_for
+from motet_runner.engine import Engine
+from tests.runner.engines import EngineRun, ask, make_engine, run
+from tests.runner.random_models import save_base
+from tests.runner.test_models import FAMILIES
+
+WINDOW = 24
+MOST_PAGES = pages_for(WINDOW) + 1
+ASKED = [ask(f"r{i}", prompt=10 + 30 * i, max_tokens=60) for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = FAMILIES["Mistral, sliding window"]
+    assert config.sliding_window == WINDOW
+    return save_base("mistral", tmp_path_factory.mktemp("base") / "base", config=config)
+
+
+def run_with_nan_in_free_pages(engine: Engine, ran: EngineRun, steps: int = -1) -> None:
+    while engine.has_work() and steps != 0:
+        with torch.inference_mode():
+            engine._store.data[engine._planner.memory.pages._free] = float("nan")
+        ran.take(engine)
+        steps -= 1
+
+
+def test_a_long_answer_holds_only_the_pages_of_its_window(base: Path) -> None:
+    engine = make_engine(base)
+    run(engine, ASKED[0], steps=55)
+    (entry,) = engine.report().sequences
+    assert entry.pages_used <= MOST_PAGES < pages_for(entry.prompt_tokens + entry.output_tokens)
+
+
+@pytest.mark.parametrize("method", ParkMethod)
+def test_answers_do_not_depend_on_pages_that_were_left_nor_on_parking(base: Path, method: ParkMethod) -> None:
+    expected = run(make_engine(base), *ASKED).tokens
+    engine = make_engine(base, host_kv_mib=1, prefill_chunk_tokens=20)
+    engine.set_supervised(True)
+    ran = run(engine, *ASKED, steps=0)
+    run_with_nan_in_free_pages(engine, ran, steps=30)
+    for entry in engine.report().sequences:
+        assert engine.park(entry.request, 1, entry.promise, 9, method)
+    run(engine, ran=ran, steps=1)  # what is swapped out has left the device now
+    run_with_nan_in_free_pages(engine, ran, steps=2)
+    for one in ASKED:
+        assert engine.resume(RequestId(one.request), 1, 9)
+    run_with_nan_in_free_pages(engine, ran)
+    assert ran.tokens == expected
