@@ -136,6 +136,11 @@ def test_each_rule_promises_the_prompt_and_at_most_the_context(rule, prompt, max
     assert pages_for(prompt) <= pages <= pages_for(CONTEXT)
 
 
+@pytest.mark.parametrize("rule", PromiseRule)
+def test_a_rule_does_without_a_context_that_nobody_knows(rule):
+    assert promises.pages_by_rule(rule, 100, 50, expected=30, context_tokens=0) >= pages_for(100)
+
+
 @given(tokens=st.integers(1, CONTEXT), buckets=st.integers(1, 50))
 def test_the_edge_of_a_bucket_is_the_longest_answer_in_it(tokens, buckets):
     edge = promises.bucket_edge(tokens, context_tokens=CONTEXT, buckets=buckets)

@@ -78,7 +78,7 @@ def initial_pages(
 
 def bucket_edge(tokens: int, *, context_tokens: int, buckets: int = BUCKETS) -> int:
     """The largest number of output tokens in the bucket of `tokens` (S3-04). Buckets are equal parts of the context."""
-    width = -(-context_tokens // buckets)
+    width = max(1, -(-context_tokens // buckets))
     return -(-max(tokens, 1) // width) * width
 
 
