@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from motet.domain import BASE, Digest, RequestId, pages_for
+from motet.prefix_hints import prefix_salt
 from motet_runner.adapters.certification import certify
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Event, NewSequence, Sampling, SequenceOutput
 
+BASE_DIGEST = Digest("sha256:base")
 PLAN_AHEAD = int(os.environ.get("MOTET_RUNNER_PLAN_AHEAD", "0"))
 """All tests of engines also hold with 1: `make soak` runs them so."""
 
@@ -32,8 +34,11 @@ def ask(
     delivered: tuple[int, ...] = (),
     seed: int = 0,
     choice: int = 0,
+    tenant: str | None = None,
+    parent: str | None = None,
     **sampling,
 ) -> NewSequence:
+    """With a tenant, it may share the pages of prompts that begin alike."""
     sampling = {"max_tokens": 40, "ignore_eos": True} | sampling
     if isinstance(prompt, int):
         prompt = tuple(2 + (i * 7 + 3 * sum(map(ord, request))) % 500 for i in range(prompt))
@@ -47,6 +52,9 @@ def ask(
         promise=promise or pages_for(len(prompt) + sampling["max_tokens"]),
         sampling=Sampling(**sampling),
         seed=seed,
+        tenant=tenant or "",
+        parent=None if parent is None else RequestId(parent),
+        prefix_salt=b"" if tenant is None else prefix_salt(BASE_DIGEST, adapter, tenant),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from motet.clock import Clock
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import SetupError
+from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_kernels import RANKS, rank_class_of
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.slots import SlotStore
@@ -112,6 +113,7 @@ class Engine:
             host_pages=host_pages,
             protect_after_steps=config.protect_after_steps,
             window=loaded.window,
+            prefix_cache=config.prefix_cache,
             on_device=self._slots.on_device,
             adapter_slot=self._slots.slot_of,
             cheaper=self._costs.cheaper_park,
@@ -213,6 +215,7 @@ class Engine:
 
     def report(self) -> EngineReport:
         sequences, memory = self._planner.sequences, self._planner.memory
+        charges = memory.charges() if memory.pages.repeated else {}
         return EngineReport(
             steps=self._steps,
             pages_free=memory.pages.free,
@@ -225,13 +228,17 @@ class Engine:
             step_seconds=self._costs.step_seconds,
             prefill_seconds_per_token=self._costs.prefill_seconds_per_token,
             swap_seconds_per_page=self._costs.swap_seconds_per_page,
-            sequences=[sequence.entry() for sequence in sequences],
+            sequences=[sequence.entry(charges.get(sequence.request)) for sequence in sequences],
             adapters=[
                 EngineAdapterReport(
                     digest, known.layout.size, sequences.live_on(digest), on_device=known.slot is not None
                 )
                 for digest, known in self._slots
             ],
+            prefix_queried_tokens=memory.cache.queried_tokens,
+            prefix_hit_tokens=memory.cache.hit_tokens,
+            prefix_pages=len(memory.cache),
+            cached_prefixes=tuple(memory.cache.hints(MAX_CACHED_HINTS)),
         )
 
     def check(self) -> None:

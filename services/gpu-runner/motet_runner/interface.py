@@ -203,6 +203,12 @@ class EngineReport:
     swap_seconds_per_page: float
     sequences: list[EngineSequenceReport]
     adapters: list[EngineAdapterReport]
+    prefix_queried_tokens: int = 0
+    """Tokens of all sequences that could have used the prefix cache when they began to be computed."""
+    prefix_hit_tokens: int = 0
+    """Of these, the tokens that were in the cache."""
+    prefix_pages: int = 0
+    """Pages in the prefix cache. Those that no sequence uses count as free, too."""
     cached_prefixes: tuple[int, ...] = ()
     """Hints (`motet.prefix_hints`) of the pages in the prefix cache, the most valuable first, at most
     `MAX_CACHED_HINTS`."""
@@ -254,6 +260,8 @@ class EngineConfig:
     prefill_chunk_tokens: int = 512
     threads: int | None = None
     step_trace: Path | None = None
+    prefix_cache: bool = True
+    """Whether sequences with a `prefix_salt` share the pages of equal tokens."""
     plan_ahead: int = 0
     """How many iterations are planned and launched while an earlier one still runs."""
     protect_after_steps: int = 0

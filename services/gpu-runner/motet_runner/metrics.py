@@ -53,6 +53,16 @@ class Metrics:
         self.pages_promised = gauge(
             "motet_kv_pages_promised", "KV pages in device memory that are promised to requests."
         )
+        self.prefix_pages = gauge(
+            "motet_prefix_cache_pages",
+            "KV pages in the prefix cache. Those that no request uses count as free, too.",
+        )
+        self.prefix_queries = counter(
+            "motet_prefix_cache_queries", "Tokens of requests that were looked up in the prefix cache."
+        )
+        self.prefix_hits = counter(
+            "motet_prefix_cache_hits", "Tokens of requests that were found in the prefix cache and not computed."
+        )
         self.host_bytes_free = gauge("motet_host_kv_bytes_free", "Bytes of host memory that are free for parked KV.")
         self.adapters = gauge("motet_adapters_on_device", "Adapters in device memory.")
         self.adapter_loads = counter("motet_adapter_loads", "Adapters loaded into device memory.")
@@ -108,7 +118,14 @@ class Metrics:
         self.vllm_preemptions = counter(
             "vllm:num_preemptions", "Requests that were parked until pages are free.", "model_name"
         )
+        self.vllm_prefix_queries = counter(
+            "vllm:prefix_cache_queries", "Tokens that were looked up in the prefix cache.", "model_name"
+        )
+        self.vllm_prefix_hits = counter(
+            "vllm:prefix_cache_hits", "Tokens that were found in the prefix cache.", "model_name"
+        )
         self._steps_seen = 0
+        self._queried_seen, self._hit_seen = 0, 0
         self._names = names
 
     def on_report(self, report: EngineReport, *, pages: int, model: str) -> None:
@@ -121,6 +138,14 @@ class Metrics:
         self.pages.set(pages)
         self.pages_free.set(report.pages_free)
         self.pages_promised.set(report.pages_promised)
+        self.prefix_pages.set(report.prefix_pages)
+        queried = max(0, report.prefix_queried_tokens - self._queried_seen)
+        hit = max(0, report.prefix_hit_tokens - self._hit_seen)
+        self._queried_seen, self._hit_seen = report.prefix_queried_tokens, report.prefix_hit_tokens
+        self.prefix_queries.inc(queried)
+        self.prefix_hits.inc(hit)
+        self.vllm_prefix_queries.labels(model).inc(queried)
+        self.vllm_prefix_hits.labels(model).inc(hit)
         self.host_bytes_free.set(report.host_bytes_free)
         self.adapters.set(sum(adapter.on_device for adapter in report.adapters))
         self.vllm_running.labels(model).set(report.running)

@@ -182,6 +182,10 @@ class Settings(BaseSettings):
     protect_after_steps: int = Field(64, ge=0)
     """How many iterations a sequence at the end of its promise waits for the supervisor's answer, while others run.
     Then the engine decides alone."""
+    prefix_cache: bool = True
+    """Whether a request uses the KV that earlier requests of its tenant have computed for the same first tokens under
+    the same adapter. KV that no request uses goes when its memory is needed."""
+
     plan_ahead: int = Field(0, ge=0, le=1)
     """How many iterations the engine plans and launches while an earlier one still runs. 1 hides the time of planning
     on a GPU; on a CPU it gains nothing."""
@@ -264,6 +268,7 @@ class Settings(BaseSettings):
             prefill_chunk_tokens=self.prefill_chunk_tokens,
             threads=self.threads,
             protect_after_steps=self.protect_after_steps,
+            prefix_cache=self.prefix_cache,
             plan_ahead=self.plan_ahead,
             step_trace=Path(trace) if trace else None,
         )

@@ -22,13 +22,16 @@ class StepTrace:
     ) -> None:
         if self._path is None:
             return
+        memory = planner.memory
         line: dict[str, Any] = {
             "step": plan.number,
             "ms": round(seconds * 1000, 3),
             "prefill": plan.prefill_tokens,
             "decode": len(plan.decodes),
             "adapters": len(plan.adapters),
-            "pages": planner.memory.pages.capacity - planner.memory.pages.free,
+            "pages": memory.pages.capacity - memory.pages.free,
+            "shared": memory.pages.repeated,
+            "cached": len(memory.cache),
             "calls": result.model_calls,
             "attention": result.attention_calls,
             "padding": result.padding,
