@@ -226,8 +226,7 @@ class DeviceBudget:
             self._runs[one] = AdapterRun(start, self._runs[one].length)
         self._runs[adapter] = run
         # A page that became free is KV's next. If a KV page was moved to it, it has been written over.
-        free = set(self.pages.empty_pages)
-        wiped = tuple(sorted(free & (of_adapters | scratch)))
+        wiped = tuple(sorted(page for page in of_adapters | scratch if self.pages.is_empty(page)))
         effects: list[Effect] = [*copies, *([Wipe(Tier.DEVICE, wiped)] if wiped else [])]
         moved = {old: new for old, new in moves.items() if old not in of_adapters}
         return Grant(run, evicted, moved, tuple(effects))

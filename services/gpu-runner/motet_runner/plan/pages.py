@@ -113,6 +113,9 @@ class PageAllocator:
         """The free pages that the cache does not hold."""
         return self._free
 
+    def is_empty(self, page: int) -> bool:
+        return not self._holders[page] and not self._cached[page]
+
     def first_cached(self, count: int) -> list[int]:
         """The pages that the cache would yield next, at most `count`."""
         return list(islice(self._only_cached, count))
@@ -139,6 +142,8 @@ class PageAllocator:
     def relocate(self, moves: Mapping[int, int]) -> None:
         """All holders of a page have another page instead, which must be empty if nothing is moved away from it. The
         prefix cache must be told, too."""
+        if not moves:
+            return
         moved = {new: (self._holders[old], self._cached[old]) for old, new in moves.items()}
         self._withdraw(moved.keys() - moves.keys())
         for old in moves:
