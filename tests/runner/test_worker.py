@@ -1,6 +1,7 @@
 """Plans and results are all that passes between the engine and its worker, and they are numbers (OR-13, OR-14)."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -10,7 +11,8 @@ import torch
 from motet.domain import Digest, ParkMethod, RequestId
 from motet_runner.engine import Engine
 from motet_runner.execute.flat_batch import FlatBatch
-from motet_runner.plan import StepPlan, StepResult
+from motet_runner.plan import Copy, StepPlan, StepResult, Tier, Wipe
+from motet_runner.step_costs import StepCosts
 from motet_runner.worker_control import Worker
 from tests.runner.engines import ask, load, make_engine, run
 from tests.runner.random_models import RandomAdapter, save_adapter
@@ -125,3 +127,46 @@ def test_without_memory_for_a_single_token_the_request_ends_and_the_engine_lives
     limit_tokens(engine, 100)
     assert len(run(engine, ask("c", prompt=5)).tokens["c"]) == 40
     assert engine.report().pages_free == engine.info.pages
+
+
+def move_all_pages(engine: Engine) -> int:
+    """Every page that a sequence or the prefix cache holds, as far as there are empty ones."""
+    memory = engine._planner.memory
+    used = {page for sequence in engine._planner.sequences for page in sequence.pages} | set(memory.cache.held)
+    moves = dict(zip(sorted(used), memory.pages.empty_pages, strict=False))
+    memory.pages.relocate(moves)
+    left = tuple(page for page in moves if page not in moves.values())
+    copies = [Copy(Tier.DEVICE, tuple(moves), Tier.DEVICE, tuple(moves.values())), Wipe(Tier.DEVICE, left)]
+    memory.move_pages(moves, copies if moves else [])
+    return len(moves)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_pages_may_be_moved_between_any_two_iterations(llama: Path, adapter: Path, ahead: int) -> None:
+    asked = [
+        ask("long", prompt=90),
+        ask("tuned", prompt=30, adapter=DIGEST),
+        replace(ask("one", prompt=50), prefix_salt=b"salt"),
+        replace(ask("two", prompt=ask("one", prompt=50).prompt), prefix_salt=b"salt"),
+    ]
+
+    def outcome(*, move: bool) -> dict[str, list[int]]:
+        engine = make_engine(llama, plan_ahead=ahead, prefill_chunk_tokens=32)
+        load(engine, DIGEST, adapter)
+        ran, moved = run(engine, *asked, steps=1), 0
+        while engine.has_work():
+            if move and len(engine._planner.sequences):
+                moved += move_all_pages(engine)
+            run(engine, ran=ran, steps=1)
+        assert (moved > 100) == move
+        return ran.tokens
+
+    assert outcome(move=True) == outcome(move=False)
+
+
+def test_nothing_is_learned_about_swaps_from_copies_within_the_device() -> None:
+    costs = StepCosts(prefill_seconds_per_token=1.0, swap_seconds_per_page=1.0)
+    within = Copy(Tier.DEVICE, (1, 2), Tier.DEVICE, (3, 4))
+    for copies in ((within,), (within, Copy(Tier.DEVICE, (5,), Tier.HOST, (0,)))):
+        costs.learn(StepPlan(number=1, copies=copies), StepResult(number=1, copy_seconds=9.0))
+    assert costs.swap_seconds_per_page == 1.0

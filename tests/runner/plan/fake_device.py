@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from motet.domain import PAGE_TOKENS, RequestId
 from motet_runner.interface import Event, Finish, NewSequence, Sampling
-from motet_runner.plan import Planner, RowStep, SampledToken, StepPlan, StepResult, Tier, preset_named
+from motet_runner.plan import Planner, RowStep, SampledToken, StepPlan, StepResult, Tier, Wipe, preset_named
 
 VOCABULARY = 50
 
@@ -121,6 +121,9 @@ class FakeDevice:
 
     def launch(self, plan: StepPlan) -> None:
         self._copy_pages(plan)
+        for moves in plan.moves:
+            for row in self.rows.values():
+                row.pages = [moves.get(page, page) for page in row.pages]
         for row in plan.leaves:
             del self.rows[row]
         for join in plan.joins:
@@ -163,6 +166,11 @@ class FakeDevice:
     def _copy_pages(self, plan: StepPlan) -> None:
         memory = {Tier.DEVICE: self.memory, Tier.HOST: self.host}
         for copy in plan.copies:
+            if isinstance(copy, Wipe):
+                for page in copy.pages:
+                    for offset in range(PAGE_TOKENS):
+                        memory[copy.tier].pop((page, offset), None)
+                continue
             for page, to in zip(copy.pages, copy.to, strict=True):
                 for offset in range(PAGE_TOKENS):
                     held = memory[copy.source].get((page, offset))

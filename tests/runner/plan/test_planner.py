@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import AdapterError, ContextLengthExceeded, Declined, InvalidRequest, MotetError
 from motet_runner.interface import Finish, OverflowAhead, ParkedNow, ResumedNow, State, StateChanged
+from motet_runner.plan import Copy, Tier
 from motet_runner.plan.sequence_memory import MAX_PARKED
 from motet_runner.plan.sequence_table import SequenceTable
 from tests.runner.plan.fake_device import VOCABULARY, FakeDevice, make_planner, new
@@ -365,6 +366,19 @@ class Runner(RuleBasedStateMachine):
     @rule(data=st.data(), promise=st.integers(1, 13))
     def resume(self, data: st.DataObject, promise: int) -> None:
         self.planner.resume(self._one(data).request, 1, promise)
+
+    @rule(data=st.data())
+    def move_pages(self, data: st.DataObject) -> None:
+        """As the device's budget does for an adapter's sake."""
+        memory = self.device.planner.memory
+        used = sorted(
+            {page for sequence in self.device.planner.sequences for page in sequence.pages} | set(memory.cache.held)
+        )
+        empty = data.draw(st.permutations(sorted(memory.pages.empty_pages)))
+        moves = {page: to for page, to in zip(used, empty, strict=False) if data.draw(st.booleans())}
+        memory.pages.relocate(moves)
+        copies = [Copy(Tier.DEVICE, tuple(moves), Tier.DEVICE, tuple(moves.values()))] if moves else []
+        memory.move_pages(moves, copies)
 
     @rule(supervised=st.booleans())
     def supervise(self, supervised: bool) -> None:

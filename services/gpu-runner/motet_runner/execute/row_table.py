@@ -4,6 +4,7 @@ The plan names rows by number and sends only what changes. Page tables and lengt
 a kernel finds them at the same address in every step.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,12 @@ class RowTable:
             self._grow(len(self.counts), last)
         self.pages[step.row, first:last] = step.new_pages
         self.counts[step.row] = last
+
+    def move_pages(self, moves: Mapping[int, int]) -> None:
+        """Pages were moved, old page → new page."""
+        new_page = np.arange(max(*moves, int(self.pages.max())) + 1, dtype=np.int32)
+        new_page[list(moves)] = list(moves.values())
+        self.pages[:] = new_page[self.pages]
 
     def pages_of(self, row: int) -> npt.NDArray[np.int32]:
         return self.pages[row, : self.counts[row]]

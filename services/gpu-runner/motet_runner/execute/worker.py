@@ -59,6 +59,8 @@ class LocalWorker:
             began = self._clock()
             for copy in plan.copies:
                 self._tiers.carry_out(copy)
+            for moves in plan.moves:
+                self._table.move_pages(moves)
             copied = self._clock()
             for row in plan.leaves:
                 self._table.leave(row)

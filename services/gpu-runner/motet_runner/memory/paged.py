@@ -89,6 +89,9 @@ class PagedStore:
     def copy_in(self, pages: Sequence[int], copy: torch.Tensor) -> None:
         self.data[list(pages)] = copy.to(self.device)
 
+    def copy_within(self, pages: Sequence[int], to: Sequence[int]) -> None:
+        self.data[list(to)] = self.data[list(pages)]
+
     def clear(self, pages: Sequence[int]) -> None:
         """Zeros, not what earlier owners have left there."""
         if pages:

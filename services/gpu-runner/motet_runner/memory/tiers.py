@@ -3,7 +3,7 @@
 import torch
 
 from motet_runner.memory.paged import PagedStore
-from motet_runner.plan import Copy, Tier
+from motet_runner.plan import Copy, Effect, Tier, Wipe
 
 
 class PageTiers:
@@ -16,11 +16,15 @@ class PageTiers:
             (host_pages, *device.data.shape[1:]), dtype=device.data.dtype, pin_memory=device.device.type == "cuda"
         )
 
-    def carry_out(self, copy: Copy) -> None:
-        match copy.source, copy.target:
-            case Tier.DEVICE, Tier.HOST:
-                self._host[list(copy.to)] = self._device.copy_out(copy.pages)
-            case Tier.HOST, Tier.DEVICE:
-                self._device.copy_in(copy.to, self._host[list(copy.pages)])
+    def carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Copy(Tier.DEVICE, pages, Tier.HOST, to):
+                self._host[list(to)] = self._device.copy_out(pages)
+            case Copy(Tier.HOST, pages, Tier.DEVICE, to):
+                self._device.copy_in(to, self._host[list(pages)])
+            case Copy(Tier.DEVICE, pages, Tier.DEVICE, to):
+                self._device.copy_within(pages, to)
+            case Wipe(Tier.DEVICE, pages):
+                self._device.clear(pages)
             case _:
-                raise AssertionError(f"no pages are copied within a tier: {copy}")
+                raise AssertionError(f"nothing is copied or wiped within host memory: {effect}")

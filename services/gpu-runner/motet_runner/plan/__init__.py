@@ -4,7 +4,7 @@ Pure: no torch, no sockets, no clock. The engine drives it with tensors, the sim
 """
 
 from motet_runner.plan.composer import Iteration, Work, compose
-from motet_runner.plan.copies import Copy, Tier, Wipe
+from motet_runner.plan.copies import Copy, Effect, Tier, Wipe
 from motet_runner.plan.device_budget import AdapterRun, DeviceBudget, Grant, Reclaimed
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.planner import Planner
@@ -19,6 +19,7 @@ __all__ = [
     "AdapterSlot",
     "Copy",
     "DeviceBudget",
+    "Effect",
     "Grant",
     "Iteration",
     "PageAllocator",

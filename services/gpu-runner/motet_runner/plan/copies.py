@@ -29,3 +29,6 @@ class Wipe:
 
     tier: Tier
     pages: tuple[int, ...]
+
+
+Effect = Copy | Wipe

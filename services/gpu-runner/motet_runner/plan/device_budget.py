@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from motet.domain import Digest
-from motet_runner.plan.copies import Copy, Tier, Wipe
+from motet_runner.plan.copies import Copy, Effect, Tier, Wipe
 from motet_runner.plan.pages import PageAllocator
 
-Effect = Copy | Wipe
 IsLive = Callable[[Digest], bool]
 """Whether live sequences use an adapter. Then it may be moved, but not evicted."""
 

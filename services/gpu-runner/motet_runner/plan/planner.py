@@ -189,9 +189,11 @@ class Planner:
         prefills = tuple(self._schedule(work) for work in iteration.prefills)
         leaves, joins = self.memory.rows.take_changes()
         copies, self.memory.copies = tuple(self.memory.copies), []
+        moves, self.memory.moves = tuple(self.memory.moves), []
         plan = StepPlan(
             number=self.steps,
             copies=copies,
+            moves=moves,
             leaves=leaves,
             joins=joins,
             decodes=decodes,

@@ -4,9 +4,11 @@ Two books: the ledger has the promises, the page allocators have the pages that 
 that have been in use, for as long as no sequence needs them.
 """
 
+from collections.abc import Iterable, Mapping
+
 from motet.domain import PAGE_TOKENS, ParkMethod, RequestId, pages_for
 from motet_runner.interface import NewSequence, OverflowAhead, ParkedNow, ResumedNow, State
-from motet_runner.plan.copies import Copy, Tier
+from motet_runner.plan.copies import Copy, Effect, Tier
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.prefix_cache import PageChain, PrefixCache
@@ -30,8 +32,10 @@ class SequenceMemory:
         self._cache_on = prefix_cache
         self.host = PageAllocator(host_pages)
         self.rows = RowAssignment()
-        self.copies: list[Copy] = []
+        self.copies: list[Effect] = []
         """Copies that the next iteration makes first."""
+        self.moves: list[Mapping[int, int]] = []
+        """Pages that they move."""
         self._table = table
 
     # -- promises ----------------------------------------------------------------------------------------------------
@@ -77,6 +81,16 @@ class SequenceMemory:
                 charges[sequence.request] = sequence.promise - sum(page in paid for page in sequence.pages)
                 paid.update(sequence.pages)
         return charges
+
+    def move_pages(self, moves: Mapping[int, int], copies: Iterable[Effect]) -> None:
+        """The allocator has given all holders of some pages other ones, and these copies carry their bytes there. An
+        iteration that was launched before still uses the old pages, and ends before the copies begin."""
+        self.copies += copies
+        if moves:
+            self.moves.append(moves)
+            self.cache.relocate(moves)
+            for sequence in self._table:
+                sequence.pages = [moves.get(page, page) for page in sequence.pages]
 
     # -- shared pages ------------------------------------------------------------------------------------------------
 

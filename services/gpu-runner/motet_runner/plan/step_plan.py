@@ -4,11 +4,12 @@ A worker has a table of rows. A sequence gets a row when it first runs, and lose
 step names rows, so that a step of many long sequences stays a short message.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from motet.domain import Digest, RequestId
 from motet_runner.interface import Logprobs, Sampling
-from motet_runner.plan.copies import Copy
+from motet_runner.plan.copies import Effect
 
 AdapterSlot = tuple[int, int]
 """Where an adapter lies on the device: (rank class, slot)."""
@@ -45,14 +46,18 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One iteration. A worker makes the copies in their order, then the changes of its table, then computes the rows.
+    """One iteration. A worker makes the copies in their order, then the moves and the other changes of its table, then
+    computes the rows.
 
     Workers carry out plans in the order in which they were launched. So a page that one plan frees may be written by
     the next one, whether the first has ended or not.
     """
 
     number: int
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[Effect, ...] = ()
+    moves: tuple[Mapping[int, int], ...] = ()
+    """Pages that were moved by these copies, old page → new page, each mapping after the one before it. The page tables
+    of all rows follow."""
     leaves: tuple[int, ...] = ()
     """Rows that lose their sequences. They may join again in the same plan."""
     joins: tuple[RowJoin, ...] = ()
