@@ -71,12 +71,12 @@ class Soak:
         return kind(EngineConfig(model=self.base, plan_ahead=self.plan_ahead, **(config | more)))  # type: ignore[arg-type]
 
     def _shape(self, number: int) -> NewSequence:
-        """A request of which copies arrive. Every three share the beginning of their prompts."""
+        """A request of which copies arrive. Every three share the beginning of their prompts, and two an adapter."""
         family = random.Random(number // 3)
         own = random.Random(number)
         shared = [family.randrange(2, 500) for _ in range(family.randrange(0, 100))]
         prompt = (*shared, *(own.randrange(2, 500) for _ in range(own.randrange(1, 60))))
-        adapter = family.choice([BASE, BASE, *self.adapters])
+        adapter = (own if number % 3 == 2 else family).choice([BASE, BASE, *self.adapters])
         drawn = {"temperature": 0.8, "top_k": 40} if number % 4 == 0 else {}
         sampling = Sampling(max_tokens=own.randrange(1, 80), ignore_eos=own.random() < 0.8, **drawn)  # type: ignore[arg-type]
         return NewSequence(
@@ -87,7 +87,7 @@ class Soak:
             promise=pages_for(len(prompt) + sampling.max_tokens),
             sampling=sampling,
             seed=number,
-            prefix_salt=f"{adapter} tenant {number % 2}".encode(),
+            prefix_salt=f"{adapter} tenant {number // 3 % 2}".encode(),
         )
 
     def replay_alone(self) -> list[Replay]:
