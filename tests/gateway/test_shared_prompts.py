@@ -4,7 +4,7 @@ dispatcher: they meet on one runner, and the scheduler's ledger charges shared p
 from typing import Any
 
 from motet.api.v1 import common_pb2, runner_pb2
-from motet.domain import BASE, PAGE_TOKENS, Digest, InstanceName
+from motet.domain import BASE, PAGE_TOKENS, Digest, InstanceName, RequestId
 from motet.prefix_hints import prefix_salt, prompt_hints
 from motet_gateway.dispatcher import Dispatcher, GenerationRequest
 from motet_gateway.generation import EndReason
@@ -14,18 +14,11 @@ from tests.support.fake_engine import SlowEngines, tokens_of
 from tests.support.in_process_runner import short_folder
 from tests.support.in_process_services import until
 from tests.support.in_process_system import InProcessSystem, in_process_system
-from tests.support.sharing_engine import SharingEngine
 
 SEED, LENGTH = 7, 60
-PROMPT = tuple(range(3 * PAGE_TOKENS))
-PROMISE = 7
-"""Pages: three of the prompt, four of the answer."""
-
-
-class SharingEngines(SlowEngines):
-    def __call__(self) -> SharingEngine:
-        self.made.append(SharingEngine(**self._how))
-        return self.made[-1]  # type: ignore[return-value]
+PROMPT = tuple(range(3 * PAGE_TOKENS + 5))
+PROMISE, SHARED = 7, 3
+"""Pages. All choices of a call share the full pages of their prompt."""
 
 
 def ask(
@@ -65,6 +58,11 @@ def where(system: InProcessSystem, request: str) -> str:
     return placement.instance if placement is not None else ""
 
 
+def placed(system: InProcessSystem, request: str) -> str:
+    entries = system.control.scheduler.timelines.of(RequestId(request)) or []
+    return next(detail for _, event, detail in entries if event == "placed")
+
+
 async def finished(clients: list[Client], prompt: tuple[int, ...] = PROMPT) -> None:
     for client in clients:
         assert await client.over() is EndReason.LENGTH
@@ -72,7 +70,7 @@ async def finished(clients: list[Client], prompt: tuple[int, ...] = PROMPT) -> N
 
 
 async def test_choices_of_a_call_run_on_one_runner_and_shared_pages_are_charged_once() -> None:
-    engines = SharingEngines()
+    engines = SlowEngines()
     with short_folder() as folder:
         async with in_process_system(folder) as system, dispatcher_of(system) as dispatcher:
             for name in ("r0", "r1"):
@@ -81,7 +79,7 @@ async def test_choices_of_a_call_run_on_one_runner_and_shared_pages_are_charged_
             clients = [ask(dispatcher, f"a.{n}" if n else "a", parent="a" if n else "", choices=3) for n in range(3)]
             await until(lambda: all(client.tokens for client in clients))
             (name,) = {where(system, request) for request in ("a", "a.1", "a.2")}
-            await until(lambda: sorted(ledger(system, name).values()) == [PROMISE - 3, PROMISE - 3, PROMISE])
+            await until(lambda: sorted(ledger(system, name).values()) == [PROMISE - SHARED, PROMISE - SHARED, PROMISE])
             engines.hurry()
             await finished(clients)
             await until(lambda: not ledger(system, name))
@@ -89,7 +87,7 @@ async def test_choices_of_a_call_run_on_one_runner_and_shared_pages_are_charged_
 
 
 async def test_a_prompt_goes_to_the_runner_that_has_its_beginning_in_its_cache() -> None:
-    engines = SharingEngines()
+    engines = SlowEngines()
     with short_folder() as folder:
         async with in_process_system(folder) as system, dispatcher_of(system) as dispatcher:
             await system.runner("r0", engines)
@@ -100,7 +98,11 @@ async def test_a_prompt_goes_to_the_runner_that_has_its_beginning_in_its_cache()
             await system.runner("r1", engines)
             alike, other = (*PROMPT[: 2 * PAGE_TOKENS], 7, 7, 7), (7, *PROMPT)
             # Nothing runs when each of them comes: without a hint, the highest name wins.
-            for name, prompt, runner in [("again", PROMPT, 0), ("begins-alike", alike, 0), ("other", other, 1)]:
+            for name, prompt, runner in [
+                ("again", PROMPT, "r0"),
+                ("begins-alike", alike, "r0"),
+                ("other", other, "r1"),
+            ]:
                 await until(lambda: not system.control.scheduler.requests)
                 await finished([ask(dispatcher, name, prompt=prompt)], prompt)
-                assert name in engines.made[runner].prompt_pages
+                assert f"{runner}, epoch 1" in placed(system, name)

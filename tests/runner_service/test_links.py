@@ -89,18 +89,26 @@ async def test_reports_have_all_requests(folder):
         assert numbers == sorted(set(numbers))
 
 
-class SharingEngine(FakeEngine):
-    """It says that other sequences pay for all but one page of each promise, and that its cache is very full."""
+class ChargingEngine(FakeEngine):
+    """It charges so many pages to each sequence, and its cache has such hints."""
 
-    cached_prefixes = tuple(range(2 * MAX_CACHED_HINTS))
+    charged_pages = None
+    cached_prefixes = ()
 
     def report(self):
         report = super().report()
         return replace(
             report,
-            sequences=[replace(entry, charged_pages=1) for entry in report.sequences],
+            sequences=[replace(entry, charged_pages=self.charged_pages) for entry in report.sequences],
             cached_prefixes=self.cached_prefixes,
         )
+
+
+class SharingEngine(ChargingEngine):
+    """Other sequences pay for all pages, and the cache is very full."""
+
+    charged_pages = 0
+    cached_prefixes = tuple(range(2 * MAX_CACHED_HINTS))
 
 
 async def test_reports_have_the_charged_pages_and_the_most_valuable_cached_prefixes(folder):
@@ -115,15 +123,16 @@ async def test_reports_have_the_charged_pages_and_the_most_valuable_cached_prefi
         report = await until(
             lambda: next((r for r in scheduler.of("report") if any(x.pages_used for x in r.live)), None)
         )
-        assert [(x.promise.pages, x.charged_pages) for x in report.live] == [(63, 1)]
+        assert [(x.promise.pages, x.charged_pages) for x in report.live] == [(63, 1)], "0 would mean the whole promise"
         assert tuple(report.cached_prefixes) == SharingEngine.cached_prefixes[:MAX_CACHED_HINTS]
 
 
-async def test_an_engine_that_shares_nothing_reports_no_charged_pages_and_no_prefixes(folder):
+async def test_an_engine_without_a_prefix_cache_reports_neither(folder):
     address, _ = places(folder)
+    engine = functools.partial(ChargingEngine, step_seconds=0.02)
     async with (
         scheduler_at(address) as scheduler,
-        in_process_runner(folder, scheduler=address, engine=SLOW) as runner,
+        in_process_runner(folder, scheduler=address, engine=engine) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await gateway.submit("a", max_tokens=1000)

@@ -18,6 +18,7 @@ from typing import Any
 from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import Declined
 from motet.ledger import Ledger
+from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import (
     AdapterEvicted,
@@ -186,6 +187,7 @@ class FakeEngine:
 
     def report(self) -> EngineReport:
         sequences, memory = self.planner.sequences, self.planner.memory
+        charges = memory.charges()
         return EngineReport(
             steps=self.planner.steps,
             pages_free=memory.pages.free,
@@ -198,8 +200,9 @@ class FakeEngine:
             step_seconds=self.step_seconds,
             prefill_seconds_per_token=1e-5,
             swap_seconds_per_page=1e-5,
-            sequences=[one.entry() for one in sequences],
+            sequences=[one.entry(charges.get(one.request)) for one in sequences],
             adapters=self._slots.entries(),
+            cached_prefixes=tuple(memory.cache.hints(MAX_CACHED_HINTS)),
         )
 
     def check(self) -> None:

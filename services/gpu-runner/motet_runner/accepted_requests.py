@@ -135,7 +135,8 @@ class AcceptedRequests:
                 entry.state = STATES[known.state]
                 entry.output_tokens = known.output_tokens
                 entry.parked_times = known.parked_times
-                entry.charged_pages = known.charged_pages or 0
+                if known.charged_pages is not None:
+                    entry.charged_pages = max(1, known.charged_pages)  # 0 would mean the whole promise
             entries.append(entry)
         return entries
 
