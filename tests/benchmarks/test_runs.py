@@ -16,6 +16,7 @@ from tests.repo.tree import ROOT
         ("add_lora", "--calls=2 --width=64"),
         ("gateway", "--requests=32"),
         ("predictor", "--calls=3"),
+        ("prefix", "--shared=64 --sequences=4 --tokens=8 --width=128 --layers=2"),
         ("runner_stream", "--seconds=0.1"),
         ("scheduler", "--decisions=20 --scans=5"),
     ],
