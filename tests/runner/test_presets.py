@@ -28,6 +28,6 @@ def test_a_preset_changes_when_tokens_come_and_not_which(
     assert ran.tokens == alone
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
     assert {(line["calls"], line["padding"]) for line in lines} == {(1, 0)}
-    # Each token is computed once, but for the last one of each answer, which nobody asks to continue (S3-06).
+    # Each token is computed once, but for the last one of each answer, which nobody asks to continue (OR-03).
     computed = sum(line["prefill"] + line["decode"] for line in lines)
     assert computed == sum(len(one.prompt) + one.sampling.max_tokens - 1 for one in ASKED)

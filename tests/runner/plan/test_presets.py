@@ -115,7 +115,7 @@ def test_a_newcomer_joins_the_running_batch(name: str) -> None:
 
 
 def test_no_iteration_computes_more_tokens_than_those_that_are_needed() -> None:
-    """S3-06: prompts of different lengths and single tokens lie side by side, without padding."""
+    """OR-03: prompts of different lengths and single tokens lie side by side, without padding."""
     running = Running(ALL["orca"], pages=100)
     for prompt in (3, 50, 17):
         running.ask(prompt, 5)
