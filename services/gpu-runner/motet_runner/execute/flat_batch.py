@@ -1,4 +1,6 @@
-"""One iteration as the model sees it: the new tokens of all sequences in one line, and where their KV lies (OR-03).
+"""One iteration as the model sees it: the new tokens of all sequences in one line, and where their KV lies.
+
+There is no padding between sequences of different lengths (OR-03, S3-06).
 
 Everything that does not depend on the layer is worked out here, once an iteration. Rows are ordered by adapter (PU-10),
 rows of the base last, so that an adapter's rows lie together and the base's cost LoRA nothing.
