@@ -1,0 +1,96 @@
+"""A random Llama on disk, in shards, for benchmarks of the engine: speed and memory do not depend on the weights.
+
+It is made once for each shape, in a scratch folder, and kept there.
+"""
+
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+SCRATCH = Path(tempfile.gettempdir()) / "motet-benchmarks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaShape:
+    vocabulary: int
+    width: int
+    feed_forward: int
+    layers: int
+    heads: int
+    kv_heads: int
+    context: int = 2048
+    dtype: str = "bfloat16"
+    shard_mib: int = 512
+
+    @property
+    def name(self) -> str:
+        return "llama-" + "-".join(str(value) for value in asdict(self).values())
+
+    def config(self) -> transformers.LlamaConfig:
+        return transformers.LlamaConfig(
+            architectures=["LlamaForCausalLM"],
+            vocab_size=self.vocabulary,
+            hidden_size=self.width,
+            intermediate_size=self.feed_forward,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.width // self.heads,
+            max_position_embeddings=self.context,
+            tie_word_embeddings=False,
+            dtype=self.dtype,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
+
+
+def random_llama(shape: LlamaShape, scratch: Path) -> Path:
+    """The folder of such a model. It is made if it is not there yet."""
+    folder = scratch / shape.name
+    if not folder.is_dir():
+        scratch.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=scratch))
+        try:
+            _write(shape, unfinished)
+            unfinished.rename(folder)
+        except BaseException:
+            shutil.rmtree(unfinished)
+            raise
+    return folder
+
+
+def _write(shape: LlamaShape, folder: Path) -> None:
+    config = shape.config()
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        wanted = transformers.LlamaForCausalLM(config).state_dict()
+    dtype = getattr(torch, shape.dtype)
+    shards: list[list[str]] = []
+    left = 0
+    for name, tensor in wanted.items():
+        size = tensor.numel() * dtype.itemsize
+        if size > left:
+            shards.append([])
+            left = max(size, shape.shard_mib << 20)
+        shards[-1].append(name)
+        left -= size
+    generator = torch.Generator().manual_seed(0)
+    files: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        tensors = {name: torch.empty(wanted[name].shape, dtype=dtype) for name in names}
+        for tensor in tensors.values():
+            if tensor.dim() == 1:
+                tensor.fill_(1)  # a norm
+            else:
+                tensor.normal_(0, 0.02, generator=generator)
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(names, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))

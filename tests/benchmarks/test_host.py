@@ -1,0 +1,60 @@
+"""`benchmarks.host` measures what is left of a step without the model call."""
+
+import cProfile
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.harness import MISSED
+from benchmarks.host import ModelTime
+from tests.repo.tree import ROOT
+
+
+def test_it_says_the_hosts_share_and_the_same_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.host", "--json", f"--scratch={tmp_path}", "--pairs=1", "--steps=2"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode in (0, MISSED)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["benchmark"] == "host"
+    figures = {result["name"]: result for result in said["results"]}
+    assert figures["host_share_32"]["target"] == "<= 0.1"
+    assert figures["host_share_32"]["against"]["baseline"] == "the same again"
+    assert figures["host_share_32_sampled"]["against"]["baseline"] == "greedy"
+    assert all(0 < result["value"] < 1 for result in said["results"])
+
+
+class Sleeps(torch.nn.Module):
+    def forward(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+
+def test_the_time_of_all_calls_of_the_model_is_counted() -> None:
+    model = Sleeps()
+    timed = ModelTime(model)
+    model(0.02)
+    time.sleep(0.05)
+    model(0.03)
+    assert timed.seconds == pytest.approx(0.05, abs=0.02)
+
+
+def test_a_profile_has_the_host_and_not_the_model() -> None:
+    profile = cProfile.Profile()
+    model = Sleeps()
+    ModelTime(model, profile)
+
+    def of_the_host() -> None:
+        pass
+
+    profile.enable()
+    model(0.01)
+    of_the_host()
+    profile.disable()
+    functions = {entry.code.co_name for entry in profile.getstats() if not isinstance(entry.code, str)}
+    assert "of_the_host" in functions
+    assert not any(isinstance(entry.code, str) and "sleep" in entry.code for entry in profile.getstats())

@@ -1,0 +1,111 @@
+"""OR-16: an engine that runs for long needs no more memory than one that has just warmed up."""
+
+import gc
+import random
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from motet.domain import BASE, Digest, ParkMethod
+from motet_runner.engine import Engine
+from tests.runner.engines import ask, load, make_engine
+
+MOST_LIVE = 12
+
+
+class Traffic:
+    """Sequences of two adapters and of the base join and leave: at their end, cancelled, parked and resumed."""
+
+    def __init__(self, engine: Engine, adapters: list[Digest]) -> None:
+        self._engine = engine
+        self._adapters = adapters
+        self._chance = random.Random(0)
+        self._live: dict[str, int] = {}
+        self._joined = 0
+        self.left: Counter[str] = Counter()
+
+    def iterate(self, times: int) -> None:
+        for _ in range(times):
+            self._disturb()
+            while len(self._live) < self._chance.randint(1, MOST_LIVE):
+                self._join()
+            self._step()
+
+    def end(self) -> None:
+        for request in list(self._live):
+            self._leave(request, "cancelled")
+        while self._engine.has_work():
+            self._step()
+        self._engine.check()
+
+    def _join(self) -> None:
+        name = f"r{self._joined}"
+        self._joined += 1
+        new = ask(
+            name,
+            prompt=tuple(self._chance.randrange(2, 500) for _ in range(self._chance.randint(1, 60))),
+            adapter=self._chance.choice(self._adapters),
+            max_tokens=self._chance.randint(1, 30),
+            temperature=self._chance.choice((0.0, 0.8)),
+            seed=self._joined,
+        )
+        self._engine.add(new)
+        self._live[name] = new.promise
+
+    def _disturb(self) -> None:
+        if not self._live:
+            return
+        request = self._chance.choice(list(self._live))
+        match self._chance.randrange(20):
+            case 0:
+                self._leave(request, "cancelled")
+            case 1:
+                method = self._chance.choice(list(ParkMethod))
+                promise = self._live[request]
+                if self._engine.park(request, 1, promise, promise, method):
+                    self._step()
+                    self.left["parked"] += 1
+                    if request in self._live:
+                        self._engine.resume(request, 1, promise)
+
+    def _leave(self, request: str, how: str) -> None:
+        if self._engine.cancel(request):
+            self.left[how] += 1
+        self._live.pop(request, None)
+
+    def _step(self) -> None:
+        for output in self._engine.step().sequences:
+            if output.finish is not None and self._live.pop(output.request, None) is not None:
+                self.left[output.finish.value] += 1
+
+
+def memory_after_collection() -> tuple[int, int]:
+    """Resident bytes, and objects of Python."""
+    gc.collect()
+    return psutil.Process().memory_info().rss, len(gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    ("iterations", "most_mib"), [(1000, 8), pytest.param(10_000, 8, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
+)
+def test_memory_is_flat_however_many_iterations(
+    iterations: int, most_mib: int, llama: Path, adapters: list[Path]
+) -> None:
+    engine = make_engine(llama, host_kv_mib=1, max_concurrent_sequences=MOST_LIVE)
+    names = [Digest(f"sha256:{number:064}") for number in range(2)]
+    for name, folder in zip(names, adapters, strict=False):
+        load(engine, name, folder)
+    traffic = Traffic(engine, [BASE, *names])
+    traffic.iterate(300)
+    traffic.end()
+    bytes_before, objects_before = memory_after_collection()
+    traffic.iterate(iterations)
+    traffic.end()
+    bytes_after, objects_after = memory_after_collection()
+    grown_mib = (bytes_after - bytes_before) / 2**20
+    print(f"{iterations} iterations: {grown_mib:+.2f} MiB, {objects_after - objects_before:+} objects, {traffic.left}")
+    assert min(traffic.left[how] for how in ("length", "cancelled", "parked")) > iterations / 100
+    assert grown_mib <= most_mib
+    assert objects_after - objects_before <= 100
