@@ -6,7 +6,7 @@ import sys
 from math import isinf
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.harness import MISSED
@@ -39,6 +39,7 @@ def steps(workload: Workload, name: str, *, pages: int, places: int) -> list[Ste
     return done
 
 
+@example(workload=Workload("doubles", CONTEXT, [Request(20, 10)] * 5 + [Request(20, 150)]), name="paged-chunk")
 @given(workload=workloads, name=st.sampled_from([name for name in COMPARED if not COMPARED[name].request_level]))
 def test_the_sums_are_those_of_the_real_plan(workload: Workload, name: str) -> None:
     """One request after the other, so that no prompt waits for another one's iteration."""
