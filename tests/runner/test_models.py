@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.execute import model as execute
-from motet_runner.execute.flat_batch import FlatBatchBuilder
+from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder
 from motet_runner.execute.row_table import RowTable
 from motet_runner.interface import Finish
 from motet_runner.memory.paged import PagedStore
@@ -194,3 +194,35 @@ def test_the_end_token_of_the_generation_config_counts(llama: Path, tmp_path: Pa
     ran = run(engine, ask("a", ignore_eos=False))
     assert ran.tokens["a"] == [first]
     assert ran.last["a"].finish is Finish.STOP
+
+
+def test_layers_can_be_called_one_by_one(tmp_path: Path) -> None:
+    """A layer knows its place in the pages, whoever calls it: here one layer runs twice, with other work between."""
+    loaded = execute.load(save_base("llama", tmp_path / "base"), "float32", "cpu")
+    decoder = loaded.model.model
+    tokens = list(range(3, 40))
+
+    def batch() -> FlatBatch:
+        table = RowTable()
+        table.join(execute.probe_row(0, tokens))
+        store = PagedStore(4, loaded.shape, loaded.dtype, loaded.device)
+        steps = (RowStep(0, 0, len(tokens), samples=True, new_pages=(2, 0, 3)),)
+        table.append_pages(steps[0])
+        return FlatBatchBuilder(table, store, loaded.device).build(StepPlan(number=0, prefills=steps))
+
+    with torch.inference_mode():
+        at_once, one_by_one = batch(), batch()
+        expected = loaded.forward(at_once)
+        token = CURRENT.set(one_by_one)
+        try:
+            hidden = decoder.embed_tokens(one_by_one.input_ids)
+            rotation = decoder.rotary_emb(hidden, one_by_one.positions)
+            decoder.layers[0](hidden, position_embeddings=rotation)
+            for layer in decoder.layers:
+                hidden = layer(hidden, position_embeddings=rotation)
+        finally:
+            CURRENT.reset(token)
+        logits = loaded.model.lm_head(decoder.norm(hidden)[:, -1:])[0]
+        assert torch.equal(logits, expected)
+        full = [2, 0]
+        assert torch.equal(one_by_one.store.data[full], at_once.store.data[full])
