@@ -1,4 +1,4 @@
-"""OR-16: an engine that runs for long needs no more memory than one that has just warmed up."""
+"""An engine that runs for long needs no more memory than one that has just warmed up."""
 
 import gc
 import random
