@@ -202,7 +202,7 @@ class FakeEngine:
             swap_seconds_per_page=1e-5,
             sequences=[one.entry(charges.get(one.request)) for one in sequences],
             adapters=self._slots.entries(),
-            cached_prefixes=tuple(memory.cache.hints(MAX_CACHED_HINTS)),
+            cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
         )
 
     def check(self) -> None:

@@ -238,7 +238,7 @@ class Engine:
             prefix_queried_tokens=memory.cache.queried_tokens,
             prefix_hit_tokens=memory.cache.hit_tokens,
             prefix_pages=len(memory.cache),
-            cached_prefixes=tuple(memory.cache.hints(MAX_CACHED_HINTS)),
+            cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
         )
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
-from motet.prefix_hints import hint_of, page_digest, page_digests, prefix_salt
+from motet.prefix_hints import MAX_PROMPT_HINTS, hint_of, page_digest, page_digests, prefix_salt
 from motet_runner.plan import prefix_cache
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.prefix_cache import PageChain, PrefixCache
@@ -175,16 +175,29 @@ def test_the_pages_in_common_of_two_sequences(mine: str, other: str, common: int
     assert first.pages_in_common(chain(Digest("sha256:x"))) == 0
 
 
+def hint(of: str) -> int:
+    return hint_of(list(page_digests(SALT, tokens_of(of)))[-1])
+
+
 def test_hints_name_used_pages_first_and_then_those_that_stay_longest(cache, pages) -> None:
     pages.give(compute(cache, pages, tokens_of("xy")))
     pages.give(compute(cache, pages, tokens_of("ab")))
-    compute(cache, pages, tokens_of("q"))
+    used, other = chain(), chain()
+    compute(cache, pages, tokens_of("q"), used)
+    other.extend(tokens_of("not computed"), 12)
+    assert cache.hints([used, other], 9) == [hint("q"), hint("a"), hint("ab"), hint("x"), hint("xy")]
+    assert cache.hints([used, used], 2) == [hint("q"), hint("a")]
 
-    def hint(of: str) -> int:
-        return hint_of(list(page_digests(SALT, tokens_of(of)))[-1])
 
-    assert list(cache.hints(9)) == [hint("q"), hint("a"), hint("ab"), hint("x"), hint("xy")]
-    assert list(cache.hints(2)) == [hint("q"), hint("a")]
+def test_hints_name_no_page_that_prompts_have_no_hints_of() -> None:
+    pages = PageAllocator(64)
+    cache = PrefixCache(pages)
+    long, own = "abcdefghijklmnopqrstuvwxyz", chain()
+    held = compute(cache, pages, tokens_of(long), own)
+    first = [hint(long[:length]) for length in range(1, MAX_PROMPT_HINTS + 1)]
+    assert cache.hints([own], 64) == first
+    pages.give(held)
+    assert cache.hints([], 64) == first
 
 
 # -- any order of everything -------------------------------------------------------------------------------------------

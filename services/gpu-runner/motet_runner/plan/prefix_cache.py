@@ -8,11 +8,12 @@ a page later than the pages that come after it. Whoever holds a cached page hold
 them back after it. `insert` sees to that.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from motet.domain import PAGE_TOKENS, Digest
-from motet.prefix_hints import hint_of, page_digest
+from motet.prefix_hints import MAX_PROMPT_HINTS, hint_of, page_digest
 from motet_runner.plan.pages import PageAllocator
 
 _Key = tuple[Digest, bytes]
@@ -53,6 +54,8 @@ class PageChain:
 class _Entry:
     key: _Key
     page: int
+    index: int
+    """How many pages come before it."""
     previous: _Key | None
     """Of the page before it. Only `check` needs it."""
 
@@ -115,7 +118,7 @@ class PrefixCache:
             page, key = pages[index], (chain.adapter, chain.digests[index])
             entry = self._by_key.get(key)
             if entry is None:
-                entry = _Entry(key, page, (chain.adapter, chain.digests[index - 1]) if index else None)
+                entry = _Entry(key, page, index, (chain.adapter, chain.digests[index - 1]) if index else None)
                 self._by_key[key] = entry
             elif entry.page != page:
                 if not self._pages.only_cached(entry.page):
@@ -141,15 +144,20 @@ class PrefixCache:
         self.queried_tokens += queried
         self.hit_tokens += hit
 
-    def hints(self, count: int) -> Iterator[int]:
-        """The hints of at most `count` pages: those that sequences use, and then those that will stay for longest."""
-        used = (page for page in self._by_page if not self._pages.only_cached(page))
-        for pages in (used, self._pages.most_valuable_cached()):
-            for page in pages:
-                if count <= 0:
-                    return
-                count -= 1
-                yield hint_of(self._by_page[page].key[1])
+    def hints(self, chains: Iterable[PageChain], count: int) -> list[int]:
+        """The hints of at most `count` pages: those that the sequences of `chains` use, and then those that will stay
+        for longest. Only pages that a prompt has hints of are named: its first ones. The search ends after a bounded
+        number of pages, so that a report of a large cache is made as quickly as one of a small cache."""
+        digests: dict[bytes, None] = {}
+        for chain in chains:
+            digests |= dict.fromkeys(chain.digests[: min(chain.cached, MAX_PROMPT_HINTS)])
+        for page in islice(self._pages.most_valuable_cached(), MAX_PROMPT_HINTS * count):
+            if len(digests) >= count:
+                break
+            entry = self._by_page[page]
+            if entry.index < MAX_PROMPT_HINTS:
+                digests[entry.key[1]] = None
+        return [hint_of(digest) for digest in islice(digests, count)]
 
     @property
     def held(self) -> Collection[int]:

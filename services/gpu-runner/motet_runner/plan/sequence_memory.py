@@ -107,6 +107,10 @@ class SequenceMemory:
         self.cache.attach(chain, sequence.tokens, sequence.pages, last=promise)
         sequence.scheduled = sequence.computed = chain.cached * PAGE_TOKENS
 
+    def cached_hints(self, count: int) -> list[int]:
+        """The hints of at most `count` cached pages, the most valuable first."""
+        return self.cache.hints((sequence.chain for sequence in self._table if sequence.chain is not None), count)
+
     def count_cached(self, sequence: Sequence) -> None:
         """A sequence begins to be computed."""
         if sequence.chain is not None:
