@@ -192,6 +192,26 @@ def test_others_go_on_while_an_adapter_is_read_and_nobody_reads_it_twice(
     assert set(threads).isdisjoint({threading.get_ident()})
 
 
+def test_an_adapter_is_read_no_faster_than_iterations_allow(llama: Path, adapters: list[Path], monkeypatch) -> None:
+    """Its thread and the engine's share a processor."""
+    monkeypatch.setattr("motet_runner.adapters.slots.SLICE_BYTES", 1)
+    monkeypatch.setattr("motet_runner.adapters.host_load.PACE_SECONDS", 60.0)
+    reads = []
+    read = WeightReader.read
+    monkeypatch.setattr(WeightReader, "read", lambda self, matrix: (reads.append(matrix), read(self, matrix))[1])
+    engine = make_engine(llama)
+    ran = run(engine, ask("base"), steps=1)
+    load(engine, A, adapters[0])
+    for steps in range(1, 4):
+        run(engine, ran=ran, steps=1)
+        while len(reads) < 2 * steps:
+            time.sleep(0.001)
+        time.sleep(0.02)
+        assert len(reads) == 2 * steps, "one linear in each"
+    run(engine, ran=ran)
+    assert on_device(engine) == {A}
+
+
 def test_a_machine_without_threads_to_give_fails_the_adapter_and_not_the_engine(
     llama: Path, adapters: list[Path], monkeypatch
 ) -> None:

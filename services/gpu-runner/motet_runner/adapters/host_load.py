@@ -1,12 +1,12 @@
 """Reads a checked adapter into host memory, on a thread of its own, so that no iteration waits for a disk (PU-07).
 
 What it hands over is ready to be copied to the device as it is: in the engine's data type, with the scale, in the
-layout that the back end wants.
+layout that the back end wants. What has been read may be copied while the rest is read.
 """
 
 import threading
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from motet.errors import AdapterIncompatible
@@ -14,59 +14,86 @@ from motet_kernels import RunLayout
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.weight_reader import WeightReader
 
-
-@dataclass(frozen=True, slots=True)
-class HostAdapter:
-    layout: RunLayout
-    run: torch.Tensor
-    """[bytes], as `layout` says; in pinned memory if the device is a GPU"""
-    linears: frozenset[str]
-    """The linears that the adapter changes. The others are zeros."""
+PACE_SECONDS = 1.0
+"""The longest that the thread waits for the engine's next iteration before it reads on."""
 
 
 class HostLoad:
     """One adapter on its way into host memory. All who wait for the adapter share it.
 
-    The thread is a daemon: if the file system hangs, the load never ends, and the process can still exit.
+    The thread reads as much as the engine allows in each iteration, because it takes time from the engine's thread. The
+    thread is a daemon: if the file system hangs, the load never ends, and the process can still exit.
     """
 
     def __init__(self, adapter: AdapterLayout, layout: RunLayout, *, pinned: bool) -> None:
+        self.layout = layout
+        self.run: torch.Tensor | None = None
+        """[bytes], as `layout` says, in pinned memory if the device is a GPU; None before the first linear is read"""
+        self.linears: frozenset[str] = frozenset()
+        """The linears that the adapter changes; known when `run` is"""
+        self._read: set[str] = set()
         self._adapter = adapter
-        self._layout = layout
         self._pinned = pinned
+        self._condition = threading.Condition()
+        self._done = 0
+        self._allowed = 0.0
         self._ended = threading.Event()
-        self._read: HostAdapter | None = None
         self._error: BaseException | None = None
         threading.Thread(target=self._run, name="adapter-load", daemon=True).start()
 
-    def result(self, wait_seconds: float) -> HostAdapter | None:
-        """The adapter; None if it is not read after this time. Raises the error that reading has raised."""
-        if not self._ended.wait(wait_seconds):
-            return None
+    def allow(self, size: float) -> None:
+        """Let the thread read so many bytes more."""
+        with self._condition:
+            self._allowed = self._done + size
+            self._condition.notify()
+
+    def is_read(self, linear: str) -> bool:
+        """Whether the matrices of a linear are in `run`."""
+        return linear in self._read
+
+    def ended(self, wait_seconds: float = 0.0) -> bool:
+        """Whether all is read, and from the file that was checked. Raises the error that reading has raised."""
+        ended = self._ended.wait(wait_seconds)
         if self._error is not None:
             raise self._error
-        return self._read
+        return ended
 
     def _run(self) -> None:
         try:
-            self._read = read_adapter(self._adapter, self._layout, pinned=self._pinned)
-        except BaseException as error:  # `result` raises it on the engine's thread
+            with torch.inference_mode():
+                self._read_all()
+        except BaseException as error:  # `ended` raises it on the engine's thread
             self._error = error
         self._ended.set()
 
+    def _read_all(self) -> None:
+        linears = {linear.module: linear for linear in self._adapter.linears}
+        unknown = next((module for module in linears if module not in self.layout.offsets), None)
+        if unknown is not None:
+            raise AdapterIncompatible(
+                f"The adapter has weights for {unknown}, which is not a linear layer of this model. Check the adapter "
+                "against this model first."
+            )
+        with WeightReader(self._adapter) as matrices:
+            run = _zeros(self.layout.bytes, pinned=self._pinned)
+            self.linears = frozenset(linears)
+            self.run = run
+            for module in self.layout.offsets:
+                linear = linears.get(module)
+                if linear is None:
+                    continue
+                self._keep_pace()
+                self.layout.write(run, module, matrices.read(linear.a), matrices.read(linear.b), linear.scale)
+                self._read.add(module)
+                self._done += linear.a.bytes + linear.b.bytes
 
-def read_adapter(adapter: AdapterLayout, layout: RunLayout, *, pinned: bool = False) -> HostAdapter:
-    """Raises AdapterFetchFailed if the file is not the one that was checked, AdapterIncompatible if the adapter was
-    checked against another model."""
-    linears = adapter.linears
-    unknown = next((linear.module for linear in linears if linear.module not in layout.offsets), None)
-    if unknown is not None:
-        raise AdapterIncompatible(
-            f"The adapter has weights for {unknown}, which is not a linear layer of this model. Check the adapter "
-            "against this model first."
-        )
-    with torch.inference_mode(), WeightReader(adapter) as matrices:
-        run = torch.zeros(layout.bytes, dtype=torch.uint8, pin_memory=pinned)
-        for linear in linears:
-            layout.write(run, linear.module, matrices.read(linear.a), matrices.read(linear.b), linear.scale)
-    return HostAdapter(layout, run, frozenset(linear.module for linear in linears))
+    def _keep_pace(self) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._done < self._allowed, PACE_SECONDS)
+
+
+def _zeros(size: int, *, pinned: bool) -> torch.Tensor:
+    if pinned:
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+    # The machine gives a page of it when it is first written. torch.zeros would write all of it at once.
+    return torch.from_numpy(np.zeros(size, dtype=np.uint8))

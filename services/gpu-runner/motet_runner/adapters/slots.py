@@ -4,6 +4,7 @@ A thread reads the adapter into host memory (`host_load.py`). Then the engine's 
 between two iterations. `eviction.py` decides which slot an adapter gets, and which others are evicted or moved for it.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,12 +15,13 @@ from motet.domain import Digest
 from motet.errors import AdapterError, AdapterIncompatible, MotetError, Overloaded
 from motet_kernels import RANKS, AdapterSlot, rank_class_of
 from motet_runner.adapters.eviction import DeviceAdapter, SlotAllocation, allocate_slot
-from motet_runner.adapters.host_load import HostAdapter, HostLoad
+from motet_runner.adapters.host_load import HostLoad
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.execute.lora import LoraLinears
 
 SLICE_BYTES = 4 * 1024 * 1024
-"""Bytes of an adapter that are copied between two iterations while sequences run: about a millisecond."""
+"""Bytes of an adapter that are read during an iteration, and copied before it, while sequences run: a millisecond or
+two."""
 
 HURRY_SECONDS = 0.01
 """How long an iteration without work waits for an adapter that is still read. Commands wait as long."""
@@ -44,8 +46,8 @@ class Loading:
     slot: AdapterSlot
     host: HostLoad
     started: float
-    slices: Iterator[int] | None = None
-    """None: it is still read into host memory."""
+    slices: Iterator[bool] | None = None
+    """None: nothing of it is in host memory yet."""
 
 
 @dataclass(slots=True)
@@ -206,27 +208,34 @@ class SlotStore:
             self._known[digest].slot = new
 
     def _load_some(self, loading: Loading, *, hurry: bool) -> bool:
-        """Copy the next slice, or in a hurry all that are left. True if none is left."""
+        """Copy the next slice, or in a hurry all that has been read. True if nothing is left."""
+        host = loading.host
+        host.allow(math.inf if hurry else SLICE_BYTES)
+        host.ended(HURRY_SECONDS if hurry else 0.0)
+        if host.run is None:
+            return False
         if loading.slices is None:
-            host = loading.host.result(HURRY_SECONDS if hurry else 0.0)
-            if host is None:
+            loading.slices = self._slices(host, host.run, loading.slot)
+        for copied in loading.slices:
+            if not (copied and hurry):
                 return False
-            loading.slices = self._slices(host, loading.slot)
-        return all(hurry for _ in loading.slices)
+        return host.ended()
 
-    def _slices(self, host: HostAdapter, slot: AdapterSlot) -> Iterator[int]:
-        """Copy the adapter's matrices, and yield the bytes of each slice. Linears that it does not change are
-        cleared."""
+    def _slices(self, host: HostLoad, run: torch.Tensor, slot: AdapterSlot) -> Iterator[bool]:
+        """Copy the adapter's matrices. Yields True after each slice, and False while the next matrices are not read.
+        Linears that it does not change are cleared."""
         size = 0
         for linear in host.layout.offsets:
             if linear not in host.linears:
                 self._linears.write(linear, slot, None, None)
                 continue
-            a, b = host.layout.matrices(host.run, linear)
+            while not host.is_read(linear):
+                yield False
+            a, b = host.layout.matrices(run, linear)
             self._linears.write(linear, slot, a, b)
             size += a.nbytes + b.nbytes
             if size >= SLICE_BYTES:
-                yield size
+                yield True
                 size = 0
 
     def _finish(self, loading: Loading) -> None:
