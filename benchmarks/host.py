@@ -6,7 +6,7 @@ spread of the ratio is noise. `host_share_32_sampled` is the same with temperatu
 
 With `--profile`, it prints the functions in which the host spent its time, too. It does not use a GPU.
 
-    python -m benchmarks.host [--steps 40] [--pairs 10] [--profile] [--scratch FOLDER] [--json]
+    python -m benchmarks.host [--steps 20] [--pairs 6] [--profile] [--scratch FOLDER] [--json]
 """
 
 import argparse
@@ -139,8 +139,8 @@ def profile(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--steps", type=int, default=40, help="steps per figure")
-    parser.add_argument("--pairs", type=int, default=10, help="quiet pairs to measure")
+    parser.add_argument("--steps", type=int, default=20, help="steps per figure")
+    parser.add_argument("--pairs", type=int, default=6, help="quiet pairs to measure")
     parser.add_argument("--profile", action="store_true", help="also print where the host's time goes")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="where the model is kept")
     given = parser.parse_args()
