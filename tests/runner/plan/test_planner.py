@@ -343,6 +343,20 @@ class Runner(RuleBasedStateMachine):
             return
         self.admitted.add(name)
 
+    @rule(
+        prompts=st.lists(st.integers(17, 60), min_size=2, max_size=4), between=st.integers(0, 6),
+        salts=st.sampled_from([[b"one"], [b"one", b"two"]]), parent=st.booleans(),
+    )  # fmt: skip
+    def add_alike(self, prompts: list[int], salts: list[bytes], between: int, parent: bool) -> None:
+        """Sequences that can share pages, some iterations apart. Under another salt they must not."""
+        first = self.count + 1
+        for number, prompt in enumerate(prompts):
+            self.add(
+                prompt=prompt, max_tokens=20, promise=5, like="a", salt=salts[number % len(salts)],
+                parent=self.count + 1 - first if parent else 0,
+            )  # fmt: skip
+            self.step(between)
+
     @precondition(lambda self: len(self.planner.sequences))
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
