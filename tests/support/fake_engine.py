@@ -187,7 +187,7 @@ class FakeEngine:
 
     def report(self) -> EngineReport:
         sequences, memory = self.planner.sequences, self.planner.memory
-        charges = memory.charges()
+        charges = memory.charges() if memory.pages.repeated else {}
         return EngineReport(
             steps=self.planner.steps,
             pages_free=memory.pages.free,
