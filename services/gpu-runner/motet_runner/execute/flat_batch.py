@@ -170,7 +170,7 @@ class FlatBatchBuilder:
             sampled=[table[row] for row in sampling],
             writes=self._store.rows_of(pages, offsets),
             begun=[page for step in plan.rows for page in self._begun(step)],
-            decodes=[self._decodes(group) for group in self._groups(decoding)],
+            decodes=self._decode_groups(decoding),
             chunks=[self._chunk(first, step) for first, step in chunks],
             lora=self._layout(tuple(segments)),
             tokens=len(tokens),
@@ -183,36 +183,48 @@ class FlatBatchBuilder:
             self._laid_out = segments, self._make_lora_batch(segments)
         return self._laid_out[1]
 
-    def _groups(self, decoding: list[tuple[int, RowStep]]) -> Iterator[list[tuple[int, RowStep]]]:
+    def _decode_groups(self, decoding: list[tuple[int, RowStep]]) -> list[DecodeGroup]:
         """Decodes that are attended together: as many as are well read at once, none twice as long as another."""
-        pages = {first: pages_for(step.start + 1) - self._first_page(step) for first, step in decoding}
-        left = decoding
-        if len(set(pages.values())) > 1:
-            left = sorted(decoding, key=lambda member: -pages[member[0]])
-        while left:
-            longest = pages[left[0][0]]
-            most = self._store.sequences_a_read(longest)
-            count = next((i for i, (row, _) in enumerate(left) if i >= most or 2 * pages[row] + 2 < longest), len(left))
-            yield left[:count]
-            left = left[count:]
-
-    def _decodes(self, members: list[tuple[int, RowStep]]) -> DecodeGroup:
-        firsts = np.array([self._first_page(step) for _, step in members], dtype=np.int64)
-        lengths = np.array([step.start + 1 for _, step in members], dtype=np.int64) - firsts * PAGE_TOKENS
+        if not decoding:
+            return []
+        places = np.array([first for first, _ in decoding], dtype=np.int64)
+        rows = np.array([step.row for _, step in decoding], dtype=np.int64)
+        firsts = np.array([self._first_page(step) for _, step in decoding], dtype=np.int64)
+        lengths = np.array([step.start + 1 for _, step in decoding], dtype=np.int64) - firsts * PAGE_TOKENS
         pages = -(-lengths // PAGE_TOKENS)
-        longest = int(pages.max())
+        if (pages != pages[0]).any():
+            order = np.argsort(-pages, kind="stable")
+            places, rows, firsts, lengths, pages = (a[order] for a in (places, rows, firsts, lengths, pages))
         # Pages beyond a sequence's end repeat the first one that is read, never a neighbour's, and are masked.
-        read = firsts[:, None] + np.where(np.arange(longest) < pages[:, None], np.arange(longest), 0)
-        table = self._table.pages[np.array([step.row for _, step in members])[:, None], read].astype(np.int64)
-        rows = [first for first, _ in members]
-        return DecodeGroup(
-            rows=self._tensor(rows),
-            scattered=rows != list(range(len(rows))),
-            blocks=self._store.blocks_of(table),
-            lengths=torch.from_numpy(lengths).to(self._device).view(-1, 1),
-            count=len(members),
-            tokens=longest * PAGE_TOKENS,
-        )
+        beside = np.arange(pages[0])
+        read = firsts[:, None] + np.where(beside < pages[:, None], beside, 0)
+        table = self._table.pages[rows[:, None], read].astype(np.int64)
+        in_order = bool((places == np.arange(len(places))).all())
+        all_places = torch.from_numpy(places).to(self._device)
+        all_lengths = torch.from_numpy(lengths).to(self._device).view(-1, 1)
+        return [
+            DecodeGroup(
+                rows=all_places[start:stop],
+                scattered=not in_order or start > 0,
+                blocks=self._store.blocks_of(table[start:stop, :longest]),
+                lengths=all_lengths[start:stop],
+                count=stop - start,
+                tokens=longest * PAGE_TOKENS,
+            )
+            for start, stop, longest in self._groups(pages.tolist())
+        ]
+
+    def _groups(self, pages: list[int]) -> Iterator[tuple[int, int, int]]:
+        """Start, stop and longest of each group. `pages` are those that each sequence reads, the longest first."""
+        start = 0
+        while start < len(pages):
+            longest = pages[start]
+            most = min(len(pages), start + self._store.sequences_a_read(longest))
+            stop = start + 1
+            while stop < most and 2 * pages[stop] + 2 >= longest:
+                stop += 1
+            yield start, stop, longest
+            start = stop
 
     def _chunk(self, first: int, step: RowStep) -> PromptChunk:
         blocks, tokens = None, step.count
