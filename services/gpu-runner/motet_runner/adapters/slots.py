@@ -19,7 +19,7 @@ from motet_runner.adapters.host_load import HostLoad
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.execute.lora import LoraLinears
 
-SLICE_BYTES = 4 * 1024 * 1024
+SLICE_BYTES = 2 * 1024 * 1024
 """Bytes of an adapter that are read during an iteration, and copied before it, while sequences run: a millisecond or
 two."""
 
