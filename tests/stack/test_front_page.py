@@ -15,7 +15,7 @@ from tools.record_terminal import COMMANDS
 
 pytestmark = pytest.mark.stack
 
-NOT_NEEDED = ("pytest", "peft", "openai", "kubernetes", "psutil", "hypothesis", "asyncpg")
+NOT_NEEDED = ("pytest", "peft", "openai", "kubernetes", "hypothesis", "asyncpg")
 """Tests need these, and `make up` does not install them."""
 
 
