@@ -32,6 +32,9 @@ NEAR_TIE = 1e-4
 """Where the two best logits of the replay are as near as this, another batch may choose the other one."""
 
 KV_MIB = 1
+DRAIN_STEPS = 20_000
+"""Iterations in which all must end once nothing new arrives."""
+
 WARM_UP_SHARE = 0.2
 """Memory is first measured after this share of the time."""
 
@@ -121,13 +124,18 @@ class Soak:
         first_rss = 0
         live: dict[RequestId, tuple[int, list[int]]] = {}
         wrong: list[str] = []
-        steps = number = 0
+        steps = number = drained = 0
         while True:
             running = time.monotonic() < ends
             if not running and not live:
                 break
             if running:
                 number = self._disturb(engine, live, number)
+            else:
+                drained += 1
+                assert drained < DRAIN_STEPS, f"these never end: {engine.report().sequences}"
+                for digest, layout in self.layouts.items():
+                    engine.load_adapter(digest, layout)
             for entry in engine.report().sequences if self.random.random() < 0.3 or not running else []:
                 if entry.state is State.PARKED:
                     self.happened["resumed"] += engine.resume(entry.request, 1, entry.promise)
