@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -178,6 +179,9 @@ def _workers() -> set[threading.Thread]:
 def nothing_left_behind() -> Iterator[None]:
     before, files = _workers(), set(Path("/proc/self/fd").iterdir())
     yield
+    ends = time.monotonic() + 5  # a thread of a pool that is closed may still be on its way out
+    while not _workers() <= before and time.monotonic() < ends:
+        time.sleep(0.01)
     assert _workers() <= before
     assert set(Path("/proc/self/fd").iterdir()) <= files
 
