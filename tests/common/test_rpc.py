@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,8 @@ class Lingering(Echo):
         try:
             await super().talk(requests, context)
         finally:
-            await asyncio.sleep(0.05)
+            with suppress(asyncio.CancelledError):  # the client's end may arrive first, and the cancellation now
+                await asyncio.sleep(0.05)
             self.ended.append("at last")
 
 
@@ -117,7 +118,7 @@ async def test_a_server_has_ended_once_the_calls_that_it_cancelled_have(address:
     async with linked(address) as client:
         async with serving(address, echo.add, grace=0):
             await until(lambda: client.link.connected and bool(echo.heard) and bool(echo.heard[0]))
-        assert echo.ended == ["CancelledError", "at last"]
+        assert echo.ended in (["CancelledError", "at last"], ["left", "at last"])
 
 
 STARTS_PROCESSES = """
