@@ -18,6 +18,7 @@ from motet_runner.adapters.eviction import DeviceAdapter, SlotAllocation, alloca
 from motet_runner.adapters.host_load import HostLoad
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.execute.lora import LoraLinears
+from motet_runner.memory.out_of_memory import is_out_of_memory
 
 SLICE_BYTES = 2 * 1024 * 1024
 """Bytes of an adapter that are read during an iteration, and copied before it, while sequences run: a millisecond or
@@ -265,11 +266,10 @@ class SlotStore:
 def _as_motet_error(error: Exception) -> MotetError:
     if isinstance(error, MotetError):
         return error
-    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    # PyTorch has a class for errors of device memory. For host memory, only this word in the message shows it.
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocat" in first_line:
+    if is_out_of_memory(error):
         return Overloaded(
             "This runner ran out of memory while it loaded the adapter. If this happens again, lower the pool's "
             "engine.memoryUtilizationPercent, engine.kvCacheMiB or engine.maxResidentAdapters."
         )
+    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return AdapterError(f"The runner could not load the adapter: {first_line}")

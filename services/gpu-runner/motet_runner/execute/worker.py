@@ -12,6 +12,7 @@ from motet_runner.execute.flat_batch import FlatBatchBuilder, MakeLoraBatch
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.row_table import RowTable
 from motet_runner.execute.sampler import sample
+from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import RowStep, SampledToken, StepPlan, StepResult
@@ -34,6 +35,8 @@ class _Parts:
 
 
 class LocalWorker:
+    """Computes each iteration to its end, with its sampled tokens, before `launch` returns."""
+
     def __init__(
         self,
         loaded: LoadedModel,
@@ -118,7 +121,7 @@ class LocalWorker:
         try:
             self._compute_at_once(plan, parts)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         else:
             return
@@ -162,8 +165,3 @@ def _halves(plan: StepPlan) -> tuple[StepPlan | None, StepPlan | None]:
     before = replace(step, count=half, samples=False)
     after = replace(step, start=step.start + half, count=step.count - half)
     return replace(plan, decodes=(), prefills=(before,)), replace(plan, decodes=(), prefills=(after,))
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """PyTorch has a class for errors of device memory. For host memory, only the message shows it."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
