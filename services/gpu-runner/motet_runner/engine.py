@@ -179,7 +179,7 @@ class Engine:
 
     def step(self) -> StepOutput:
         """Plan, launch and collect an iteration. With `plan_ahead`, the one that is collected was launched in the step
-        before, and runs while the next one is planned."""
+        before, and the next one is planned without its tokens."""
         while len(self._launched) <= self._config.plan_ahead:
             plan = self.plan()
             if plan is None:

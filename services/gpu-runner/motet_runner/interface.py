@@ -263,7 +263,7 @@ class EngineConfig:
     prefix_cache: bool = True
     """Whether sequences with a `prefix_salt` share the pages of equal tokens."""
     plan_ahead: int = 0
-    """How many iterations are planned and launched while an earlier one still runs."""
+    """How many iterations are planned and launched before the oldest one is collected."""
     protect_after_steps: int = 0
     """How many iterations a sequence at the end of its promise waits for an answer. Then the engine decides alone.
     0: at once."""

@@ -187,8 +187,8 @@ class Settings(BaseSettings):
     the same adapter. KV that no request uses goes when its memory is needed."""
 
     plan_ahead: int = Field(0, ge=0, le=1)
-    """How many iterations the engine plans and launches while an earlier one still runs. 1 hides the time of planning
-    on a GPU; on a CPU it gains nothing."""
+    """How many iterations the engine plans and launches before it collects the oldest one. 1 gains no time yet, on any
+    device: the worker computes an iteration before its launch returns."""
 
     supervisor_answer_seconds: float = Field(1.0, gt=0)
     """How long an overflow that was announced to the supervisor may go unanswered. Then the runner decides alone.

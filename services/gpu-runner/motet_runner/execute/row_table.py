@@ -1,7 +1,7 @@
 """A worker's own table of rows: what it knows of the sequences that it computes.
 
-The plan names rows by number and sends only what changes. Page tables and lengths lie in buffers that persist, so that
-a kernel finds them at the same address in every step.
+The plan names rows by number and sends only what changes. Page tables lie in buffers that persist: a kernel finds them
+at the same address in every step, until the table has to grow.
 """
 
 from collections.abc import Mapping

@@ -18,7 +18,8 @@ class Preset:
     promise: PromiseRule = PromiseRule.EXPECTED
     """What a request is promised when it is admitted."""
     overcommit: float = 1.0
-    """By which factor the promises may exceed the pages, unless the supervisor says otherwise."""
+    """By which factor the promises may exceed the pages. Only comparisons of presets use it: on a runner, the
+    supervisor sets the factor."""
     prefill_tokens: int | None = None
     """Prompt tokens in one iteration; None: any number."""
     prefills: int | None = None
