@@ -65,9 +65,7 @@ def choose(
                 obstacles.add(obstacle)
             continue
         rank = (
-            runner.instance == near
-            if near
-            else request.choices > 1 and _has_room_for_all(request, runner, need.promise),
+            _keeps_choices_together(request, runner, need.promise, near),
             runner.cached_pages(request.prefix_hints),
             runner.sequences,
             runner.tier_of(request.digest),
@@ -81,6 +79,13 @@ def choose(
         return NeverFits(too_small)
     # Pages first: with several runners, the one that lacks only memory gives the most useful reason.
     return MustWait(short or min(obstacles, key=_BY_USEFULNESS.index, default=NO_RUNNER))
+
+
+def _keeps_choices_together(request: Request, runner: Runner, promise: Promise, near: str) -> bool:
+    """Whether the other choices of the call are here or, if none is placed yet, all of them fit here."""
+    if near:
+        return runner.instance == near
+    return request.choices > 1 and _has_room_for_all(request, runner, promise)
 
 
 def _has_room_for_all(request: Request, runner: Runner, promise: Promise) -> bool:
