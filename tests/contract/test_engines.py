@@ -98,7 +98,8 @@ def test_a_suspect_is_announced_then_computed_alone_until_it_has_proved_itself(e
             assert together == {"suspect"}
         alone = announced
         if announced:
-            assert "suspect" not in together, "it is said before the iteration"
+            # One ahead, what was launched before the announcement is collected with it.
+            assert together <= ({"plain"} if engine_of.ahead else set()), "it is said before the iteration"
         for one in output.sequences:
             ran.tokens.setdefault(one.request, []).extend(one.tokens)
     assert {name: len(tokens) for name, tokens in ran.tokens.items()} == {"plain": 40, "suspect": 40}
