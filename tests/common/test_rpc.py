@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,23 +102,24 @@ async def test_a_link_reconnects_after_a_restart_and_sends_its_hello_again(addre
 
 
 class Lingering(Echo):
-    """Its handler still has something to do when it is cancelled."""
+    """Its handler waits for more than the client's end, and still has something to do when it is cancelled."""
 
     async def talk(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        self.heard.append([await anext(requests)])
         try:
-            await super().talk(requests, context)
-        finally:
-            with suppress(asyncio.CancelledError):  # the client's end may arrive first, and the cancellation now
-                await asyncio.sleep(0.05)
-            self.ended.append("at last")
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.05)
+            self.ended.append("cancelled, and ready")
+            raise
 
 
 async def test_a_server_has_ended_once_the_calls_that_it_cancelled_have(address: str) -> None:
     echo = Lingering()
     async with linked(address) as client:
         async with serving(address, echo.add, grace=0):
-            await until(lambda: client.link.connected and bool(echo.heard) and bool(echo.heard[0]))
-        assert echo.ended in (["CancelledError", "at last"], ["left", "at last"])
+            await until(lambda: client.link.connected and bool(echo.heard))
+        assert echo.ended == ["cancelled, and ready"]
 
 
 STARTS_PROCESSES = """
