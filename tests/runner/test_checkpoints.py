@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from motet.errors import ModelFolderError
 from motet_runner.execute import checkpoint
+from motet_runner.execute.checkpoint import CheckpointReader, TensorEntry
 from motet_runner.execute.model import load
 from tests.runner.random_models import configs, llama, save_base
 from tests.runner.test_models import FAMILIES
@@ -176,14 +177,23 @@ def _workers() -> set[threading.Thread]:
 
 
 @pytest.fixture
-def nothing_left_behind() -> Iterator[None]:
-    before, files = _workers(), set(Path("/proc/self/fd").iterdir())
+def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before, files, reading = _workers(), set(Path("/proc/self/fd").iterdir()), set[threading.Thread]()
+    read = CheckpointReader.read
+
+    def watched(reader: CheckpointReader, entry: TensorEntry, dtype: torch.dtype | None) -> torch.Tensor:
+        reading.add(threading.current_thread())
+        time.sleep(0.01)  # long enough that others are still busy when one has failed
+        return read(reader, entry, dtype)
+
+    monkeypatch.setattr(CheckpointReader, "read", watched)
     yield
-    ends = time.monotonic() + 5  # a thread of a pool that is closed may still be on its way out
-    while not _workers() <= before and time.monotonic() < ends:
-        time.sleep(0.01)
-    assert _workers() <= before
+    reading.discard(threading.current_thread())
+    assert not [thread for thread in reading if thread.is_alive()], "the load has returned, and its threads read on"
     assert set(Path("/proc/self/fd").iterdir()) <= files
+    for thread in _workers() - before:  # of transformers' pool, and without work
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
