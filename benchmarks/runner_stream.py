@@ -82,9 +82,9 @@ class FreeEngine:
 
     def report(self) -> EngineReport:
         return EngineReport(
-            steps=self._steps, pages_free=1 << 20, pages_promised=0, running=len(self._sequences), waiting=0, parked=0,
-            pending_prefill_tokens=0, host_bytes_free=0, step_seconds=0, prefill_seconds_per_token=0,
-            swap_seconds_per_page=0, sequences=[], adapters=[],
+            steps=self._steps, pages=1 << 20, pages_free=1 << 20, pages_promised=0, running=len(self._sequences),
+            waiting=0, parked=0, pending_prefill_tokens=0, host_bytes_free=0, step_seconds=0,
+            prefill_seconds_per_token=0, swap_seconds_per_page=0, sequences=[], adapters=[],
         )  # fmt: skip
 
 

@@ -168,7 +168,7 @@ def test_queries_and_hits_are_metrics_under_our_names_and_those_of_vllm(llama: P
     metrics = Metrics(registry)
     for name in ("a", "b"):
         run(engine, ask(name, prompt=SYSTEM, tenant="acme"))
-        metrics.on_report(engine.report(), pages=engine.info.pages, model="m")
+        metrics.on_report(engine.report(), model="m")
     assert registry.get_sample_value("motet_prefix_cache_queries_total") == 200
     assert registry.get_sample_value("motet_prefix_cache_hits_total") == 96
     assert registry.get_sample_value("vllm:prefix_cache_queries_total", {"model_name": "m"}) == 200

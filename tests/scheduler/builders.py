@@ -172,6 +172,7 @@ class SchedulerDriver:
         incarnation: str = "1",
         resident: tuple[ResidentAdapter, ...] = (),
         steps: int = 0,
+        pages: int = 0,
         cached: tuple[int, ...] = (),
     ) -> list[effects.Effect]:
         return self.send(
@@ -181,6 +182,7 @@ class SchedulerDriver:
                 live=live,
                 resident=resident,
                 steps=steps,
+                pages=pages,
                 cached_prefixes=frozenset(cached),
             )
         )

@@ -38,6 +38,15 @@ def test_promises_are_extended_up_to_the_larger_limit():
     assert [one.extended for one in driver.of(effects.Extend)] == [7]
 
 
+@pytest.mark.parametrize(("reported", "extended"), [(0, 7), (9, 5), (8, None), (11, 7)])
+def test_promises_are_extended_within_the_pages_that_the_runner_reports(reported, extended):
+    driver = SupervisorDriver(overcommit=1.5)
+    driver.connect(entry("a", 4), entry("b", 8), pages=10)
+    driver.report(entry("a", 4, used=3), entry("b", 8), pages=reported)
+    driver.overflow(entry("a", 4, used=4))
+    assert [one.extended for one in driver.of(effects.Extend)] == ([] if extended is None else [extended])
+
+
 @pytest.mark.parametrize("factor", ["0.9", "4.1"])
 def test_a_factor_out_of_bounds_is_refused(factor):
     with pytest.raises(ValidationError, match="overcommit"):

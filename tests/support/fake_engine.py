@@ -190,6 +190,7 @@ class FakeEngine:
         charges = memory.charges() if memory.pages.repeated else {}
         return EngineReport(
             steps=self.planner.steps,
+            pages=memory.ledger.capacity,
             pages_free=memory.pages.free,
             pages_promised=memory.ledger.promised,
             running=sequences.count(State.PREFILL, State.DECODE),

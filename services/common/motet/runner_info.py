@@ -145,6 +145,10 @@ class Capacity:
     def pages_for(self, tokens: int) -> int:
         return pages_for(tokens, self.page_tokens)
 
+    def kv_pages(self, reported: int) -> int:
+        """How many pages KV can have now, by a runner's report. An earlier version reports 0: it has them all."""
+        return min(reported or self.pages, self.pages)
+
     @classmethod
     def from_proto(cls, it: common_pb2.Capacity) -> Self:
         return cls(

@@ -131,6 +131,7 @@ class SchedulerLink:
         up = scheduler_pb2.AttachUp(
             report=scheduler_pb2.Report(
                 sequence=self._sequence,
+                pages=max(1, report.pages),  # 0 would mean the capacity
                 pages_free=report.pages_free,
                 pages_promised=report.pages_promised,
                 running=report.running,
@@ -318,6 +319,7 @@ class SupervisorLink:
         self._sequence += 1
         memory = supervisor_pb2.MemoryReport(
             sequence=self._sequence,
+            pages=max(1, report.pages),  # 0 would mean the capacity
             pages_free=report.pages_free,
             pages_promised=report.pages_promised,
             host_bytes_free=report.host_bytes_free,

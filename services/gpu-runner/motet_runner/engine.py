@@ -218,6 +218,7 @@ class Engine:
         charges = memory.charges() if memory.pages.repeated else {}
         return EngineReport(
             steps=self._steps,
+            pages=memory.ledger.capacity,
             pages_free=memory.pages.free,
             pages_promised=memory.ledger.promised,
             running=sequences.count(State.PREFILL, State.DECODE),

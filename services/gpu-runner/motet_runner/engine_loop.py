@@ -258,7 +258,7 @@ class EngineLoop:
             return
         self._report_checked = now
         report = self._engine.report()
-        level = sum(report.pages_free < share * self._engine.info.pages for share in FREE_LEVELS)
+        level = sum(report.pages_free < share * report.pages for share in FREE_LEVELS)
         if level != self._level:
             self._level = level
             self._batch.report = report

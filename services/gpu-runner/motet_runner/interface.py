@@ -191,6 +191,8 @@ class EngineAdapterReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
     steps: int
+    pages: int
+    """Pages that KV can have now. Adapters with live sequences may have some of the engine's pages."""
     pages_free: int
     pages_promised: int
     running: int

@@ -48,7 +48,7 @@ class Metrics:
         self.running = gauge("motet_sequences_running", "Sequences that are being computed.")
         self.waiting = gauge("motet_sequences_waiting", "Sequences that were submitted and are not computed yet.")
         self.parked = gauge("motet_sequences_parked", "Sequences that are parked.")
-        self.pages = gauge("motet_kv_pages", "KV pages in device memory.")
+        self.pages = gauge("motet_kv_pages", "KV pages that device memory has now beside the adapters in use.")
         self.pages_free = gauge("motet_kv_pages_free", "KV pages in device memory that are not in use.")
         self.pages_promised = gauge(
             "motet_kv_pages_promised", "KV pages in device memory that are promised to requests."
@@ -128,14 +128,14 @@ class Metrics:
         self._queried_seen, self._hit_seen = 0, 0
         self._names = names
 
-    def on_report(self, report: EngineReport, *, pages: int, model: str) -> None:
+    def on_report(self, report: EngineReport, *, model: str) -> None:
         self.steps.inc(max(0, report.steps - self._steps_seen))
         self._steps_seen = report.steps
         self.step_seconds.set(report.step_seconds)
         self.running.set(report.running)
         self.waiting.set(report.waiting)
         self.parked.set(report.parked)
-        self.pages.set(pages)
+        self.pages.set(report.pages)
         self.pages_free.set(report.pages_free)
         self.pages_promised.set(report.pages_promised)
         self.prefix_pages.set(report.prefix_pages)
@@ -150,7 +150,7 @@ class Metrics:
         self.adapters.set(sum(adapter.on_device for adapter in report.adapters))
         self.vllm_running.labels(model).set(report.running)
         self.vllm_waiting.labels(model).set(report.waiting + report.parked)
-        self.vllm_kv_usage.labels(model).set(1 - report.pages_free / pages if pages else 0)
+        self.vllm_kv_usage.labels(model).set(1 - report.pages_free / report.pages if report.pages else 0)
 
     def on_adapters(self, *, max_lora: int, waiting: set[str], running: set[str]) -> None:
         """Keep one series. Adapter names are labels, as in vLLM, so each new set of names would add another series."""

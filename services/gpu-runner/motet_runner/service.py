@@ -345,7 +345,7 @@ class RunnerService:
     def _publish(self, report: EngineReport) -> None:
         parts = self._loaded()
         self._hang_detector.observe(report.steps, work=has_work(report, self.accepted))
-        self.metrics.on_report(report, pages=parts.facts.info.pages, model=self._folder.name)
+        self.metrics.on_report(report, model=self._folder.name)
         running = {entry.adapter for entry in report.sequences if entry.adapter and entry.pages_used}
         wanted = {one.adapter for one in self.accepted if one.adapter}
         names = {digest: _name_of(parts.adapters, digest) for digest in running | wanted}

@@ -277,6 +277,7 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
             return events.RunnerReported(
                 instance=instance,
                 incarnation=identity.incarnation,
+                pages=it.pages,
                 pages_free=it.pages_free,
                 running=it.running,
                 waiting=it.waiting,

@@ -58,7 +58,12 @@ class Metrics:
         self.runners = Gauge(
             "motet_attached_runners", "Runners that are connected to the scheduler.", registry=registry
         )
-        self.pages = Gauge("motet_ledger_pages", "KV pages of each runner.", ["instance"], registry=registry)
+        self.pages = Gauge(
+            "motet_ledger_pages",
+            "KV pages that each runner has now beside the adapters in use.",
+            ["instance"],
+            registry=registry,
+        )
         self.promised = Gauge(
             "motet_ledger_promised_pages",
             "KV pages of each runner that are promised to requests.",
@@ -124,7 +129,7 @@ class Metrics:
         for gauge in (self.pages, self.promised, self.parked):
             gauge.clear()
         for runner in scheduler.runners.values():
-            self.pages.labels(runner.instance).set(runner.capacity.pages)
+            self.pages.labels(runner.instance).set(runner.ledger.capacity)
             self.promised.labels(runner.instance).set(runner.ledger.promised)
             self.parked.labels(runner.instance).set(len(runner.parked))
 

@@ -36,6 +36,7 @@ def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> events.Ev
             return events.MemoryReported(
                 instance=instance,
                 pages_promised=it.pages_promised,
+                pages=it.pages,
                 host_bytes_free=it.host_bytes_free,
                 steps=it.steps,
                 work_pending=it.work_pending,

@@ -259,7 +259,7 @@ def _figures(runners: Iterable[Runner], load: PoolLoad, advice: DesiredReplicas)
         running=sum(runner.sequences for runner in attached),
         waiting=load.waiting,
         held=load.held,
-        pages=sum(runner.capacity.pages for runner in attached),
-        pages_used=sum(max(0, runner.capacity.pages - runner.pages_free) for runner in attached),
+        pages=sum(runner.ledger.capacity for runner in attached),
+        pages_used=sum(max(0, runner.ledger.capacity - runner.pages_free) for runner in attached),
         pages_promised=sum(runner.ledger.promised for runner in attached),
     )

@@ -134,6 +134,8 @@ class RunnerDetached:
 class RunnerReported:
     instance: InstanceName
     incarnation: str
+    pages: int = 0
+    """That KV can have now. 0: the runner does not say."""
     pages_free: int = 0
     running: int = 0
     waiting: int = 0

@@ -72,6 +72,7 @@ class RunnerEvents:
         if runner is None:
             return
         runner.last_report_at = self._state.now
+        runner.ledger.capacity = runner.capacity.kv_pages(event.pages)
         runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
         runner.cached_prefixes = event.cached_prefixes
         # A report is not enough to be healthy again: an engine with work must also take a step.

@@ -25,6 +25,8 @@ class RunnerDisconnected:
 class MemoryReported:
     instance: InstanceName
     pages_promised: int
+    pages: int = 0
+    """That KV can have now. 0: the runner does not say."""
     host_bytes_free: int = 0
     steps: int = 0
     work_pending: bool = False

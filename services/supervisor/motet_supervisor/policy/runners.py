@@ -70,6 +70,8 @@ class WatchedRunner:
     def __init__(self, identity: RunnerIdentity, capacity: Capacity, now: float, *, overcommit: float = 1.0) -> None:
         self.identity = identity
         self.capacity = capacity
+        self.kv_pages = capacity.pages
+        """That KV can have now, as last reported."""
         self.overcommit = overcommit
         self.connected = True
         self.last_message_at = now
@@ -108,7 +110,7 @@ class WatchedRunner:
     @property
     def free(self) -> int:
         """Pages that may still be promised. Extensions that were ordered are counted as promised."""
-        return int(self.capacity.pages * self.overcommit) - self.promised
+        return int(self.kv_pages * self.overcommit) - self.promised
 
     @property
     def pages_being_freed(self) -> int:

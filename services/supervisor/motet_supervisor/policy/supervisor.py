@@ -74,6 +74,7 @@ class Supervisor:
         if runner is None:
             return
         runner.note_message(self._now)
+        runner.kv_pages = runner.capacity.kv_pages(event.pages)
         runner.host_bytes_free = event.host_bytes_free
         runner.prefill_seconds_per_token = event.prefill_seconds_per_token
         runner.swap_seconds_per_page = event.swap_seconds_per_page
@@ -280,7 +281,7 @@ class Supervisor:
         spare = runner.free - sum(
             one.entry.pages for one in parked if one.order_pending(self._now, self.config.order_timeout)
         )
-        margin = max(1, int(self.config.resume_margin * runner.capacity.pages))
+        margin = max(1, int(self.config.resume_margin * runner.kv_pages))
         for one in parked:
             if one.order_pending(self._now, self.config.order_timeout):
                 continue

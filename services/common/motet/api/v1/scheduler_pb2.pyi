@@ -1038,6 +1038,7 @@ class Report(_message.Message):
     LIVE_FIELD_NUMBER: _builtins.int
     CACHED_PREFIXES_FIELD_NUMBER: _builtins.int
     HOST_BYTES_FREE_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     pages_free: _builtins.int
     pages_promised: _builtins.int
@@ -1050,6 +1051,8 @@ class Report(_message.Message):
     steps: _builtins.int
     """since start: forward progress"""
     host_bytes_free: _builtins.int
+    pages: _builtins.int
+    """that KV can have now; adapters in use have the others. 0: all that the hello named"""
     @_builtins.property
     def resident(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ResidentAdapter]: ...
     @_builtins.property
@@ -1074,10 +1077,11 @@ class Report(_message.Message):
         live: _abc.Iterable[_common_pb2.RunnerRequest] | None = ...,
         cached_prefixes: _abc.Iterable[_builtins.int] | None = ...,
         host_bytes_free: _builtins.int = ...,
+        pages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prefixes", b"cached_prefixes", "host_bytes_free", b"host_bytes_free", "live", b"live", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "resident", b"resident", "running", b"running", "sequence", b"sequence", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prefixes", b"cached_prefixes", "host_bytes_free", b"host_bytes_free", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "resident", b"resident", "running", b"running", "sequence", b"sequence", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
