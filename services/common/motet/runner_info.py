@@ -141,6 +141,10 @@ class Capacity:
     host_bytes: int = 0
     promise_rule: PromiseRule = PromiseRule.EXPECTED
     """What its preset promises a request."""
+    adapter_rank_bytes: int = 0
+    """How many bytes of its pages an adapter takes for each row of its rank. 0: adapters take none of its pages."""
+    adapter_rank_tile: int = 1
+    """An adapter's rank counts as the next multiple of this."""
 
     def pages_for(self, tokens: int) -> int:
         return pages_for(tokens, self.page_tokens)
@@ -148,6 +152,13 @@ class Capacity:
     def kv_pages(self, reported: int) -> int:
         """How many pages KV can have now, by a runner's report. An earlier version reports 0: it has them all."""
         return min(reported or self.pages, self.pages)
+
+    def adapter_pages(self, rank: int) -> int:
+        """How many pages an adapter of this rank takes from KV while sequences use it."""
+        if not self.adapter_rank_bytes:
+            return 0
+        rows = -(-rank // self.adapter_rank_tile) * self.adapter_rank_tile
+        return -(-rows * self.adapter_rank_bytes // max(1, self.page_bytes))
 
     @classmethod
     def from_proto(cls, it: common_pb2.Capacity) -> Self:
@@ -161,6 +172,8 @@ class Capacity:
             max_lora_rank=it.max_lora_rank,
             host_bytes=it.host_bytes,
             promise_rule=PromiseRule.from_proto(it.promise_rule),
+            adapter_rank_bytes=it.adapter_rank_bytes,
+            adapter_rank_tile=it.adapter_rank_tile or 1,
         )
 
     def to_proto(self) -> common_pb2.Capacity:
@@ -174,6 +187,8 @@ class Capacity:
             max_lora_rank=self.max_lora_rank,
             host_bytes=self.host_bytes,
             promise_rule=self.promise_rule,
+            adapter_rank_bytes=self.adapter_rank_bytes,
+            adapter_rank_tile=self.adapter_rank_tile,
         )
 
 

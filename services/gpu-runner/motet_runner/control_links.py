@@ -65,6 +65,8 @@ class RunnerFacts:
             max_lora_rank=self.info.max_lora_rank,
             host_bytes=self.info.host_bytes,
             promise_rule=self.promise_rule,
+            adapter_rank_bytes=self.info.adapter_rank_bytes,
+            adapter_rank_tile=self.info.adapter_rank_tile,
         )
 
     @property

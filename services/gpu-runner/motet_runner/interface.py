@@ -242,6 +242,10 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     target_modules: dict[str, tuple[int, int]]
     """Every linear layer that an adapter may change: its module path in the base model -> (in, out)."""
+    adapter_rank_bytes: int = 0
+    """How many bytes of the pages an adapter takes for each row of its rank. 0: adapters have memory of their own."""
+    adapter_rank_tile: int = 1
+    """An adapter's rank counts as the next multiple of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,10 @@ class Revision:
     certificate: Certificate | None = None
     bytes: int = 0
 
+    @property
+    def rank(self) -> int:
+        return self.certificate.rank if self.certificate is not None else 0
+
 
 @dataclass(frozen=True, slots=True)
 class DigestSource:
@@ -50,6 +54,7 @@ class DigestSource:
     key: RevisionKey
     bytes: int = 0
     max_bytes: int = 0
+    rank: int = 0
 
 
 @dataclass(slots=True)
@@ -134,6 +139,11 @@ class Adapters:
                 if adapter.serving is not None
             }
         return self._serving.get(digest) or self.retired.get(digest)
+
+    def rank_of(self, digest: Digest) -> int:
+        """The rank of an adapter; 0 for the base model, and for an adapter that was not checked for this scheduler."""
+        source = self.source_of(digest)
+        return source.rank if source is not None else 0
 
     def undecided(self, group: GroupName | None = None) -> bool:
         """Whether an unknown digest may belong to an adapter that has not been checked yet. After a takeover the
@@ -281,7 +291,7 @@ class Adapters:
             state=self._readiness(adapter, resident),
             digest=serving.digest if serving is not None else BASE,
             source=serving.key.source if serving is not None else spec.revision.source,
-            rank=serving.certificate.rank if serving is not None and serving.certificate is not None else 0,
+            rank=serving.rank if serving is not None else 0,
             max_class=spec.max_class,
             failure=adapter.failure,
             share=spec.share,
@@ -309,7 +319,7 @@ class Adapters:
 
 
 def _source_of(spec: AdapterSpec, revision: Revision) -> DigestSource:
-    return DigestSource(spec.ref, revision.key, revision.bytes, spec.max_bytes)
+    return DigestSource(spec.ref, revision.key, revision.bytes, spec.max_bytes, revision.rank)
 
 
 def ensure(runner: Runner, digest: Digest, source: DigestSource) -> EnsureAdapter:

@@ -11,6 +11,7 @@ from math import ceil
 from motet.domain import Digest
 from motet.runner_info import Capacity
 from motet_scheduler.policy.effects import ReportDesiredReplicas
+from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.scaling_rule import (
     DesiredReplicas,
@@ -178,9 +179,13 @@ class Autoscaler:
         pages = 0
         if capacity is not None:
             sample = list(islice(queue.unordered(), 0, None, ceil(len(queue) / SAMPLE)))
-            wanted = sum(request.requirement_on(capacity, self._state.config).promise.pages for request in sample)
+            wanted = sum(self._promised_pages(request, capacity) for request in sample)
             pages = round(wanted / len(sample) * len(queue))
         return _Waiting(len(queue), pages, self._state.now - oldest.waits_since, held)
+
+    def _promised_pages(self, request: Request, capacity: Capacity) -> int:
+        adapter_pages = capacity.adapter_pages(self._state.adapters.rank_of(request.digest))
+        return request.requirement_on(capacity, self._state.config, adapter_pages).promise.pages
 
     # -------------------------------------------------------------------------------------------------------- one pool
 

@@ -28,6 +28,8 @@ class Requirement:
 
     capacity: Capacity
     delivered: int
+    adapter_pages: int
+    """That its adapter takes beside it."""
     never: str
     """Why even an empty runner could not hold it (OR-09); empty if it could."""
     promise: Promise
@@ -88,28 +90,35 @@ class Request:
     def waiting(self) -> bool:
         return self.placement is None
 
-    def requirement_on(self, capacity: Capacity, config: SchedulerConfig) -> Requirement:
+    def requirement_on(self, capacity: Capacity, config: SchedulerConfig, adapter_pages: int = 0) -> Requirement:
         need = self.need
-        if need is None or need.capacity is not capacity or need.delivered != self.delivered:
-            promise = self.promise_on(capacity, config)
-            need = self.need = Requirement(capacity, self.delivered, self._never_fits(capacity), promise)
+        if (
+            need is None
+            or need.capacity is not capacity
+            or need.delivered != self.delivered
+            or need.adapter_pages != adapter_pages
+        ):
+            promise = self.promise_on(capacity, config, adapter_pages)
+            never = self._never_fits(capacity, adapter_pages)
+            need = self.need = Requirement(capacity, self.delivered, adapter_pages, never, promise)
         return need
 
-    def _never_fits(self, capacity: Capacity) -> str:
+    def _never_fits(self, capacity: Capacity, adapter_pages: int) -> str:
         if self.prompt_tokens + max(self.delivered, 1) > capacity.max_model_length:
             return (
                 f"the prompt has {self.prompt_tokens} tokens and the model's context is "
                 f"{capacity.max_model_length}; shorten the prompt"
             )
         most = self._max_pages(capacity)
-        if most > capacity.pages:
+        if most + adapter_pages > capacity.pages:
+            beside = f" beside its adapter's {adapter_pages}" if adapter_pages else ""
             return (
-                f"prompt and max_tokens may need {most} pages of {capacity.page_tokens} tokens and a runner holds "
-                f"{capacity.pages}; lower max_tokens or raise the pool's kvCacheMiB"
+                f"prompt and max_tokens may need {most} pages of {capacity.page_tokens} tokens{beside} and a runner "
+                f"holds {capacity.pages}; lower max_tokens or raise the pool's kvCacheMiB"
             )
         return ""
 
-    def promise_on(self, capacity: Capacity, config: SchedulerConfig) -> Promise:
+    def promise_on(self, capacity: Capacity, config: SchedulerConfig, adapter_pages: int = 0) -> Promise:
         """By the rule of the runner's preset; q80 is the expected length. `force_promise_pages` (tests) sets the pages
         instead, if the prompt fits in them."""
         most = self._max_pages(capacity)
@@ -126,7 +135,7 @@ class Request:
                 context_tokens=capacity.max_model_length,
                 page_tokens=capacity.page_tokens,
             )
-            pages = min(pages, max(capacity.pages, most))
+            pages = min(pages, max(capacity.pages - adapter_pages, most))
         return Promise(pages, min(pages * capacity.page_tokens, self._max_kv_tokens(capacity)))
 
     def _max_kv_tokens(self, capacity: Capacity) -> int:

@@ -6,7 +6,8 @@
 | no parked request waits   | parked requests go first                      |
 | its batch is not full     | every batch is full                           |
 | an adapter slot is free   | all adapter slots are in use                  |
-| its promise fits          | it needs more pages than are free             |
+| its promise fits          | it needs more pages than are free: those that |
+|                           | its adapter would take are not                |
 | it did not just decline   | the runner declined recently                  |
 
 Before fullness counts what the request could share there: the runner has other choices of the same call (or room for
@@ -52,7 +53,7 @@ def choose(
     too_small = ""
     could = False
     for runner in runners:
-        need = request.requirement_on(runner.capacity, config)
+        need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
         if need.never:
             too_small = too_small or need.never
             continue
@@ -60,7 +61,8 @@ def choose(
         obstacle = _obstacle(request, runner, need.promise.pages, now)
         if obstacle:
             if obstacle is _TOO_FEW_PAGES:
-                short = short or f"it needs {need.promise.pages} pages and {max(0, runner.ledger.free)} are free"
+                free = max(0, runner.free_for(request.digest))
+                short = short or f"it needs {need.promise.pages} pages and {free} are free"
             else:
                 obstacles.add(obstacle)
             continue
@@ -91,7 +93,7 @@ def _keeps_choices_together(request: Request, runner: Runner, promise: Promise, 
 def _has_room_for_all(request: Request, runner: Runner, promise: Promise) -> bool:
     """Whether all choices of the call fit, if each gets this promise."""
     return (
-        request.choices * promise.pages <= runner.ledger.free
+        request.choices * promise.pages <= runner.free_for(request.digest)
         and runner.sequences + request.choices <= runner.max_sequences
     )
 
@@ -119,7 +121,7 @@ def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:
         return _FULL
     if not runner.slot_for(request.digest):
         return _SLOTS
-    if pages > runner.ledger.free:
+    if pages > runner.free_for(request.digest):
         return _TOO_FEW_PAGES
     if request.avoids(runner.instance, now):
         return _DECLINED

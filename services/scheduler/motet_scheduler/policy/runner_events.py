@@ -37,7 +37,9 @@ class RunnerEvents:
                 self._state.by_group[runner.group].remove(runner)
             # Runners of equal capacity share one object, so that a request's requirement is computed once for all.
             alike = (one.capacity for one in self._state.runners.values() if one.capacity == event.capacity)
-            runner = Runner(event.identity, event.address, next(alike, event.capacity), overcommit)
+            runner = Runner(
+                event.identity, event.address, next(alike, event.capacity), overcommit, self._state.adapters.rank_of
+            )
             self._state.runners[instance] = runner
             self._state.by_group.setdefault(runner.group, []).append(runner)
             self._state.emit(effects.SaveCatalog())
@@ -72,7 +74,7 @@ class RunnerEvents:
         if runner is None:
             return
         runner.last_report_at = self._state.now
-        runner.ledger.capacity = runner.capacity.kv_pages(event.pages)
+        runner.note_kv_pages(event.pages)
         runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
         runner.cached_prefixes = event.cached_prefixes
         # A report is not enough to be healthy again: an engine with work must also take a step.

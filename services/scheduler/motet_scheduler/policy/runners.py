@@ -1,7 +1,7 @@
 """One runner as the scheduler knows it: its ledger of promises, its adapters and its requests."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
@@ -56,7 +56,15 @@ class Drain:
 class Runner:
     """Keeps ledger, entries and adapter counts in step. It makes no decisions."""
 
-    def __init__(self, identity: RunnerIdentity, address: str, capacity: Capacity, overcommit: float) -> None:
+    def __init__(
+        self,
+        identity: RunnerIdentity,
+        address: str,
+        capacity: Capacity,
+        overcommit: float,
+        rank_of: Callable[[Digest], int] = lambda _: 0,
+    ) -> None:
+        """`rank_of` gives the rank of an adapter, or 0 as long as it is not known."""
         self.identity = identity
         self.address = address
         self.capacity = capacity
@@ -86,7 +94,11 @@ class Runner:
         self.pages_free = capacity.pages
         self.cached_prefixes: frozenset[int] = frozenset()
         """Hints of the pages in its prefix cache, as last reported."""
+        self._rank_of = rank_of
+        self._reported_kv_pages = capacity.pages
         self._live_digests: Counter[Digest] = Counter()
+        self._adapter_pages: dict[Digest, int] = {}
+        """Pages that each adapter in use takes from KV."""
         self._shared = 0
         """Pages that all entries together share."""
 
@@ -130,6 +142,16 @@ class Runner:
             return True
         return len(self._live_digests) < self.capacity.adapter_slots
 
+    def adapter_pages(self, digest: Digest) -> int:
+        """How many pages an adapter takes from KV while requests use it."""
+        return self.capacity.adapter_pages(self._rank_of(digest)) if digest != BASE else 0
+
+    def free_for(self, digest: Digest) -> int:
+        """Pages that may be promised to a request, beside those of its adapter if no other request uses that here."""
+        if digest == BASE or digest in self._live_digests:
+            return self.ledger.free
+        return int(self._kv_pages(self.adapter_pages(digest)) * self.ledger.overcommit) - self.ledger.promised
+
     def tier_of(self, digest: Digest) -> Tier:
         if digest == BASE:
             return Tier.DEVICE
@@ -147,6 +169,35 @@ class Runner:
 
     # ------------------------------------------------------------------------------------------------- the ledger
 
+    def note_kv_pages(self, reported: int) -> None:
+        """The runner has reported how many pages KV can have."""
+        self._reported_kv_pages = self.capacity.kv_pages(reported)
+        # Again, because the rank of an adapter may have become known.
+        self._adapter_pages = {digest: self.adapter_pages(digest) for digest in self._live_digests}
+        self.ledger.capacity = self._kv_pages()
+
+    def _kv_pages(self, more: int = 0) -> int:
+        """How many pages KV can have, if adapters take so many more. A report does not know the adapters of requests
+        that were placed after it, and we do not know those that the runner has beside ours: the smaller number
+        counts."""
+        return max(0, min(self._reported_kv_pages, self.capacity.pages - sum(self._adapter_pages.values()) - more))
+
+    def _use_adapter(self, digest: Digest) -> None:
+        if digest == BASE:
+            return
+        self._live_digests[digest] += 1
+        if digest not in self._adapter_pages:
+            self._adapter_pages[digest] = self.adapter_pages(digest)
+            self.ledger.capacity = self._kv_pages()
+
+    def _leave_adapter(self, digest: Digest) -> None:
+        if digest == BASE:
+            return
+        self._live_digests[digest] -= 1
+        if not self._live_digests[digest]:
+            del self._live_digests[digest], self._adapter_pages[digest]
+            self.ledger.capacity = self._kv_pages()
+
     def record_promise(
         self, key: PlacementKey, pages: int, digest: Digest, now: float, *, shared: int = 0, readmitted: bool = False
     ) -> None:
@@ -155,8 +206,7 @@ class Runner:
         entry = self.entries.get(key)
         if entry is None:
             entry = self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted)
-            if digest != BASE:
-                self._live_digests[digest] += 1
+            self._use_adapter(digest)
         pages = max(1, pages)
         shared = min(shared, pages - 1)
         self._shared += shared - entry.shared
@@ -171,10 +221,7 @@ class Runner:
         charged = self.ledger.release(key)
         self._shared -= entry.shared
         self.charge_shared(charged)
-        if entry.digest != BASE:
-            self._live_digests[entry.digest] -= 1
-            if not self._live_digests[entry.digest]:
-                del self._live_digests[entry.digest]
+        self._leave_adapter(entry.digest)
         return True
 
     def charge_shared(self, pages: int) -> None:
@@ -213,6 +260,8 @@ class Runner:
         assert set(self.entries) == {key for key, _ in self.ledger}, "ledger and entries list different requests"
         counted = Counter(entry.digest for entry in self.entries.values() if entry.digest != BASE)
         assert counted == self._live_digests, "adapters in use were miscounted"
+        assert self._adapter_pages.keys() == counted.keys(), "pages of adapters were miscounted"
+        assert self.ledger.capacity == self._kv_pages(), "the ledger has another capacity than the runner"
         assert self._shared == sum(entry.shared for entry in self.entries.values()), "shared pages were miscounted"
 
 

@@ -388,6 +388,8 @@ class Capacity(_message.Message):
     MAX_LORA_RANK_FIELD_NUMBER: _builtins.int
     HOST_BYTES_FIELD_NUMBER: _builtins.int
     PROMISE_RULE_FIELD_NUMBER: _builtins.int
+    ADAPTER_RANK_BYTES_FIELD_NUMBER: _builtins.int
+    ADAPTER_RANK_TILE_FIELD_NUMBER: _builtins.int
     pages: _builtins.int
     page_tokens: _builtins.int
     page_bytes: _builtins.int
@@ -399,6 +401,10 @@ class Capacity(_message.Message):
     """room for parked KV in host memory"""
     promise_rule: _builtins.str
     """of the preset, a value of motet.promises.PromiseRule; "": the expected output"""
+    adapter_rank_bytes: _builtins.int
+    """of its pages, that one row of an adapter's rank takes; 0: adapters take none of them"""
+    adapter_rank_tile: _builtins.int
+    """an adapter's rank counts as the next multiple; 0: as it is"""
     def __init__(
         self,
         *,
@@ -411,10 +417,12 @@ class Capacity(_message.Message):
         max_lora_rank: _builtins.int = ...,
         host_bytes: _builtins.int = ...,
         promise_rule: _builtins.str = ...,
+        adapter_rank_bytes: _builtins.int = ...,
+        adapter_rank_tile: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "host_bytes", b"host_bytes", "max_lora_rank", b"max_lora_rank", "max_model_length", b"max_model_length", "max_sequences", b"max_sequences", "page_bytes", b"page_bytes", "page_tokens", b"page_tokens", "pages", b"pages", "promise_rule", b"promise_rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_rank_bytes", b"adapter_rank_bytes", "adapter_rank_tile", b"adapter_rank_tile", "adapter_slots", b"adapter_slots", "host_bytes", b"host_bytes", "max_lora_rank", b"max_lora_rank", "max_model_length", b"max_model_length", "max_sequences", b"max_sequences", "page_bytes", b"page_bytes", "page_tokens", b"page_tokens", "pages", b"pages", "promise_rule", b"promise_rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
