@@ -16,6 +16,11 @@ OUT_OF_REACH = {
     "tests/predictor/test_model.py": 1,  # data that we may use and not publish
 }
 
+ON_A_GPU = {
+    "tests/runner/test_worker.py": 1,  # copies on a stream of their own
+}
+"""Parameters and tests that are marked `gpu`"""
+
 SUITE = """
 import pytest
 from tests.support.machine import lacking
@@ -37,6 +42,11 @@ def sources() -> dict[Path, str]:
 
 def test_tests_are_skipped_in_one_place_only() -> None:
     assert {str(path): found for path, text in sources().items() if (found := WORDS.findall(text))} == {}
+
+
+def test_tests_that_need_a_gpu_are_listed() -> None:
+    found = {str(path): text.count("mark.gpu") for path, text in sources().items() if "mark.gpu" in text}
+    assert found == ON_A_GPU
 
 
 def test_tests_that_no_setup_can_run_are_listed() -> None:

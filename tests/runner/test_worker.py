@@ -2,15 +2,18 @@
 
 import pickle
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from motet.domain import Digest, ParkMethod, RequestId
+from motet.domain import Digest, KVShape, ParkMethod, RequestId
 from motet_runner.engine import Engine
 from motet_runner.execute.flat_batch import FlatBatch
+from motet_runner.memory.paged import PagedStore
+from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import Copy, StepPlan, StepResult, Tier, Wipe
 from motet_runner.step_costs import StepCosts
 from motet_runner.worker_control import Worker
@@ -164,9 +167,43 @@ def test_pages_may_be_moved_between_any_two_iterations(llama: Path, adapter: Pat
     assert outcome(move=True) == outcome(move=False)
 
 
-def test_nothing_is_learned_about_swaps_from_copies_within_the_device() -> None:
+def test_swaps_are_learned_when_their_copies_have_ended() -> None:
     costs = StepCosts(prefill_seconds_per_token=1.0, swap_seconds_per_page=1.0)
-    within = Copy(Tier.DEVICE, (1, 2), Tier.DEVICE, (3, 4))
-    for copies in ((within,), (within, Copy(Tier.DEVICE, (5,), Tier.HOST, (0,)))):
-        costs.learn(StepPlan(number=1, copies=copies), StepResult(number=1, copy_seconds=9.0))
-    assert costs.swap_seconds_per_page == 1.0
+    out = Copy(Tier.DEVICE, (5, 6), Tier.HOST, (0, 1))
+    costs.learn(StepPlan(number=1, copies=(out,)), StepResult(number=1))
+    assert costs.swap_seconds_per_page == 1.0, "they are under way"
+    costs.learn(StepPlan(number=2), StepResult(number=2, swapped_pages=2, swap_seconds=4.0))
+    assert costs.swap_seconds_per_page == pytest.approx(1.2)
+
+
+def tiers(shape: KVShape, device: str) -> tuple[PagedStore, PageTiers]:
+    store = PagedStore(64, shape, torch.float32, torch.device(device))
+    store.data.copy_(torch.arange(64.0).view(-1, 1, 1, 1, 1, 1).expand_as(store.data))
+    ticks = count(0.0)
+    return store, PageTiers(store, 64, clock=lambda: next(ticks))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_page_is_written_again_at_once_and_its_copy_is_still_what_it_was(device: str) -> None:
+    """Larger than what a GPU copies in an instant, so that the copy is under way."""
+    store, both = tiers(KVShape(layers=8, kv_heads=8, head_dim=64, dtype_bytes=4), device)
+    pages, there = tuple(range(64)), tuple(reversed(range(64)))
+    both.carry_out(Copy(Tier.DEVICE, pages, Tier.HOST, there))
+    store.data.fill_(-1.0)
+    both.carry_out(Copy(Tier.HOST, there, Tier.DEVICE, pages))
+    assert store.data[:, 0, 0, 0, 0, 0].tolist() == list(map(float, range(64)))
+    assert store.data.std(dim=(1, 2, 3, 4, 5)).max() == 0
+    if device == "cuda":
+        torch.cuda.synchronize()
+    swapped = both.take_swap_time()
+    assert swapped.pages == 128
+    assert swapped.seconds > 0
+    assert both.take_swap_time() == (0, 0.0)
+
+
+def test_copies_within_the_device_are_no_swaps() -> None:
+    store, both = tiers(KVShape(layers=1, kv_heads=1, head_dim=4, dtype_bytes=4), "cpu")
+    both.carry_out(Copy(Tier.DEVICE, (1, 2), Tier.DEVICE, (3, 4)))
+    both.carry_out(Wipe(Tier.DEVICE, (5,)))
+    assert store.data[3:6, 0, 0, 0, 0, 0].tolist() == [1.0, 2.0, 0.0]
+    assert both.take_swap_time() == (0, 0.0)

@@ -8,12 +8,14 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import NoReturn
 
 import pytest
 
 from tools.kube.binaries import uses_existing_cluster
 
+NO_GPU = "needs a CUDA device"
 NOT_OURS = "says something of a control plane of our own, and USE_EXISTING_CLUSTER is set"
 
 
@@ -29,6 +31,13 @@ def out_of_reach(why: str) -> NoReturn:
     pytest.skip(why)
 
 
+@cache
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(found, what): lacking, when found() gives nothing")
     config.addinivalue_line("markers", "own_cluster: not on a cluster that belongs to somebody else")
@@ -37,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("own_cluster") and uses_existing_cluster():
         out_of_reach(NOT_OURS)
+    if item.get_closest_marker("gpu") and not has_gpu():
+        out_of_reach(NO_GPU)
     for mark in item.iter_markers("needs"):
         found, what = mark.args
         if not found():

@@ -88,7 +88,7 @@ class Engine:
         self._worker = LocalWorker(
             loaded,
             self._store,
-            PageTiers(self._store, host_pages),
+            PageTiers(self._store, host_pages, clock=clock),
             clock=clock,
             make_lora_batch=self._linears.backend.make_batch,
         )

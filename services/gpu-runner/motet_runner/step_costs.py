@@ -1,7 +1,7 @@
 """What steps, prompt tokens and copies of pages cost, learned from finished iterations. Pure."""
 
 from motet.domain import PAGE_TOKENS, ParkMethod
-from motet_runner.plan import Copy, Sequence, StepPlan, StepResult
+from motet_runner.plan import Sequence, StepPlan, StepResult
 
 _NEW_SHARE = 0.1
 """How much of a figure the newest iteration decides."""
@@ -17,9 +17,8 @@ class StepCosts:
         self.swap_seconds_per_page = swap_seconds_per_page
 
     def learn(self, plan: StepPlan, result: StepResult) -> None:
-        copied = sum(len(copy.pages) for copy in plan.copies)
-        if copied and all(isinstance(copy, Copy) and copy.source is not copy.target for copy in plan.copies):
-            per_page = result.copy_seconds / copied
+        if result.swapped_pages:
+            per_page = result.swap_seconds / result.swapped_pages
             self.swap_seconds_per_page += _NEW_SHARE_OF_COPIES * (per_page - self.swap_seconds_per_page)
         if plan.prefill_tokens >= PAGE_TOKENS:
             beside = self.step_seconds if plan.decodes else 0.0

@@ -59,17 +59,15 @@ class LocalWorker:
 
     def launch(self, plan: StepPlan) -> None:
         with torch.inference_mode():
-            began = self._clock()
             for copy in plan.copies:
                 self._tiers.carry_out(copy)
             for moves in plan.moves:
                 self._table.move_pages(moves)
-            copied = self._clock()
             for row in plan.leaves:
                 self._table.leave(row)
             for join in plan.joins:
                 self._table.join(join)
-            self._results.append(self._compute(plan, copy_seconds=copied - began))
+            self._results.append(self._compute(plan))
 
     def collect(self) -> StepResult:
         return self._results.popleft()
@@ -92,9 +90,10 @@ class LocalWorker:
         self._table.leave(0)
         return self.collect().seconds / tokens, page
 
-    def _compute(self, plan: StepPlan, *, copy_seconds: float) -> StepResult:
+    def _compute(self, plan: StepPlan) -> StepResult:
+        swapped = self._tiers.take_swap_time()
         if not plan.rows:
-            return StepResult(number=plan.number, copy_seconds=copy_seconds)
+            return StepResult(number=plan.number, swapped_pages=swapped.pages, swap_seconds=swapped.seconds)
         began = self._clock()
         for step in plan.rows:
             if step.new_pages:
@@ -110,7 +109,8 @@ class LocalWorker:
             sampled=tuple(parts.sampled.get(step.row) for step in plan.rows if step.samples),
             out_of_memory=tuple(parts.out_of_memory),
             seconds=self._clock() - began,
-            copy_seconds=copy_seconds,
+            swapped_pages=swapped.pages,
+            swap_seconds=swapped.seconds,
             model_calls=parts.model_calls,
             attention_calls=parts.attention_calls,
             padding=parts.padding,

@@ -94,7 +94,9 @@ class StepResult:
     """More than one if the rows did not fit into memory together."""
     seconds: float = 0.0
     """From the rows to the sampled tokens. Copies of pages are not in it."""
-    copy_seconds: float = 0.0
+    swapped_pages: int = 0
+    """Copied between device and host, and the copies have ended. They may be those of earlier plans."""
+    swap_seconds: float = 0.0
     attention_calls: int = 0
     padding: int = 0
     """Rows that were computed for no token."""
