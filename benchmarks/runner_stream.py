@@ -87,6 +87,9 @@ class FreeEngine:
             prefill_seconds_per_token=0, swap_seconds_per_page=0, sequences=[], adapters=[],
         )  # fmt: skip
 
+    def free_share(self) -> float:
+        return 1.0
+
 
 class BareStream(runner_pb2_grpc.RunnerServicer):
     """gRPC without a runner: it sends the same message again and again."""

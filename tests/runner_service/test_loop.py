@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, runner_pb2
+from motet.clock import FakeClock
 from motet.domain import pages_for
-from motet_runner.engine_loop import EngineLoop
+from motet_runner.engine_loop import REPORT_CHECK_SECONDS, EngineLoop
 from motet_runner.engine_messages import Add, Cancel, ReportNow
 from motet_runner.interface import Finish, NewSequence, Sampling
 from motet_runner.pipe import Pipe
@@ -47,6 +48,41 @@ def test_a_report_comes_when_it_is_asked_for():
     loop.apply([ReportNow()])
     assert loop.turn().report.pages_free == 256
     assert loop.turn() is None
+
+
+class CountingEngine(FakeEngine):
+    reports = 0
+
+    def report(self):
+        self.reports += 1
+        return super().report()
+
+
+def test_a_report_is_made_and_sent_only_when_the_free_pages_cross_a_level():
+    engine, clock = CountingEngine(pages=10), FakeClock()
+    loop = EngineLoop(engine, clock=clock)
+    loop.apply([add("a", max_tokens=128)])  # nine pages
+    sent = []
+    while engine.has_work():
+        clock.advance(REPORT_CHECK_SECONDS)
+        batch = loop.turn()
+        if batch.report is not None:
+            sent.append(batch.report.pages_free)
+    assert sent == [4, 2, 10], "below a half, below a quarter, and all of them at the end"
+    assert engine.reports == len(sent)
+
+
+def test_the_free_pages_are_compared_with_those_that_kv_can_have_now():
+    engine, clock = FakeEngine(pages=10), FakeClock()
+    loop = EngineLoop(engine, clock=clock)
+    engine.ledger.capacity = 8
+    loop.apply([add("a", max_tokens=110)])  # seven pages
+    sent = []
+    while not sent:
+        clock.advance(REPORT_CHECK_SECONDS)
+        batch = loop.turn()
+        sent += [batch.report.pages_free] if batch.report is not None else []
+    assert sent == [3], "below a half of 8"
 
 
 def test_each_stream_gets_one_message_a_turn():

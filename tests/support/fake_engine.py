@@ -206,6 +206,9 @@ class FakeEngine:
             cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
         )
 
+    def free_share(self) -> float:
+        return self.planner.memory.free_share
+
     def check(self) -> None:
         """Check that all records of pages and promises agree."""
         self.planner.check()

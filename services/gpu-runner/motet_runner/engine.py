@@ -242,6 +242,9 @@ class Engine:
             cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
         )
 
+    def free_share(self) -> float:
+        return self._planner.memory.free_share
+
     def check(self) -> None:
         """Recount everything; raises AssertionError with the numbers."""
         self._planner.check()

@@ -52,8 +52,7 @@ UNPRODUCTIVE_WAIT_SECONDS = 0.002
 command ends the wait."""
 
 REPORT_CHECK_SECONDS = 0.05
-"""Seconds between two checks of the free pages while the engine works. A report in each step would cost
-too much."""
+"""Seconds between two checks of the free pages while the engine works: pages come and go in each step."""
 
 FREE_LEVELS = (0.5, 0.25, 0.1, 0.05)
 """Shares of free pages. When the share crosses one of them, the loop reports at once."""
@@ -257,11 +256,11 @@ class EngineLoop:
         if now - self._report_checked < REPORT_CHECK_SECONDS:
             return
         self._report_checked = now
-        report = self._engine.report()
-        level = sum(report.pages_free < share * report.pages for share in FREE_LEVELS)
+        free = self._engine.free_share()
+        level = sum(free < share for share in FREE_LEVELS)
         if level != self._level:
             self._level = level
-            self._batch.report = report
+            self._report_wanted = True
 
     def _take(self) -> EngineOutputs | None:
         batch = self._batch

@@ -38,6 +38,11 @@ class SequenceMemory:
         """Pages that they move."""
         self._table = table
 
+    @property
+    def free_share(self) -> float:
+        """Share of the pages that KV can have now which are free."""
+        return min(1.0, self.pages.free / max(1, self.ledger.capacity))
+
     # -- promises ----------------------------------------------------------------------------------------------------
 
     def extend(self, sequence: Sequence, extended: int) -> bool:
