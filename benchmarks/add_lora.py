@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.harness import Measure, Result, alternate, arguments, percentile, report
-from motet_kernels import RANKS, LinearGroup, Segment, TorchBackend, rank_class_of
+from motet_kernels import LinearGroup, PlacedAdapter, RunLayout, Segment, TorchBackend
 
 TRAFFIC: dict[str, Callable[[int], list[int]]] = {
     "distinct": lambda rows: list(range(rows)),
@@ -40,21 +40,22 @@ def variants(traffic: str, rows: int, width: int, rank: int) -> Variants:
     base = torch.randn(width, width, generator=generator)
     x, y = torch.randn(rows, width, generator=generator), torch.zeros(rows, width)
     owners = sorted(TRAFFIC[traffic](rows))
-    slots = {owner: slot for slot, owner in enumerate(dict.fromkeys(owners))}
-    rank_class = rank_class_of(rank)
     groups = [LinearGroup(width, {"linear": width})]
-    backend = TorchBackend(groups, RANKS[rank_class] * len(slots), torch.float32, "cpu")
-    matrices = []
-    for slot in slots.values():
+    layout = RunLayout(-(-rank // TorchBackend.tile) * TorchBackend.tile, groups, torch.float32)
+    runs = torch.zeros(len(set(owners)), layout.bytes, dtype=torch.uint8)
+    backend = TorchBackend(groups, runs.view(-1), torch.float32, copy_bytes=runs.numel())
+    matrices, placed = {}, {}
+    for number, owner in enumerate(dict.fromkeys(owners)):
         a, b = torch.randn(rank, width, generator=generator), torch.randn(width, rank, generator=generator)
-        backend.write("linear", (rank_class, slot), a, b.t())
-        matrices.append((a.t().contiguous(), b.t().contiguous()))
-    batch = backend.make_batch([Segment(rank_class, slots[owner], row, row + 1) for row, owner in enumerate(owners)])
-    spans = [(owners.index(owner), owners.index(owner) + owners.count(owner), slot) for owner, slot in slots.items()]
+        layout.write(runs[number], "linear", a, b, 1.0)
+        matrices[owner] = a.t().contiguous(), b.t().contiguous()
+        placed[owner] = PlacedAdapter(str(owner), number * layout.bytes, layout.rank, frozenset({"linear"}))
+    batch = backend.make_batch([Segment(row, row + 1, placed[owner]) for row, owner in enumerate(owners)])
+    spans = [(owners.index(owner), owners.index(owner) + owners.count(owner), owner) for owner in matrices]
 
     def loop() -> None:
-        for first, last, slot in spans:
-            a, b = matrices[slot]
+        for first, last, owner in spans:
+            a, b = matrices[owner]
             y[first:last].addmm_(x[first:last] @ a, b)
 
     return Variants(lambda: backend.add_lora(y, x, "linear", batch), loop, lambda: torch.nn.functional.linear(x, base))

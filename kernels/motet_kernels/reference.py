@@ -11,15 +11,15 @@ def add_lora(
     y: torch.Tensor,
     x: torch.Tensor,
     segments: Sequence[Segment],
-    matrices: Mapping[tuple[int, int], tuple[torch.Tensor, torch.Tensor, float]],
+    matrices: Mapping[str, tuple[torch.Tensor, torch.Tensor, float]],
 ) -> torch.Tensor:
     """y[i] + scale · (x[i] · Aᵀ) · Bᵀ for every row i of a segment; other rows stay as they are.
 
-    `matrices[rank_class, slot]` is (lora_A [rank, in], lora_B [out, rank], scale), with the tensors as PEFT saves them.
+    `matrices` has (lora_A [rank, in], lora_B [out, rank], scale) by the adapter's name, as PEFT saves them.
     """
     result = y.double().clone()
     for segment in segments:
-        a, b, scale = matrices[segment.rank_class, segment.slot]
+        a, b, scale = matrices[segment.adapter.name]
         for row in range(segment.start, segment.stop):
             result[row] += scale * (b.double() @ (a.double() @ x[row].double()))
     return result

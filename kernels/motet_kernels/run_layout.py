@@ -65,15 +65,19 @@ class RunLayout:
     def _widths(self) -> dict[str, tuple[int, int]]:
         return {linear: (group.inputs, outputs) for group in self.groups for linear, outputs in group.outputs.items()}
 
+    def begin(self, group: LinearGroup) -> int:
+        """Where the matrices of a group begin, in bytes. Those of the group before it end there."""
+        return self.offsets[next(iter(group.outputs))][0]
+
     def matrices(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Aᵀ [rank, inputs] and B [rank, outputs] of a linear, as views of a run [bytes]."""
+        """Aᵀ [rank, inputs] and B [rank, outputs] of a linear, as views of a run [bytes]; or of several runs [runs,
+        bytes], with one more dimension."""
         (a, b), (inputs, outputs) = self.offsets[linear], self._widths[linear]
         return self._view(run, a, inputs), self._view(run, b, outputs)
 
     def group_a(self, run: torch.Tensor, group: LinearGroup) -> torch.Tensor:
         """Aᵀ [linears · rank, inputs] of all linears of a group: one product for all that they are fed."""
-        first = next(iter(group.outputs))
-        return self._view(run, self.offsets[first][0], group.inputs, len(group.outputs))
+        return self._view(run, self.begin(group), group.inputs, len(group.outputs))
 
     def write(self, run: torch.Tensor, linear: str, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
         """Put lora_A [rank, in] and lora_B [out, rank], as PEFT saves them, into a run; B gets the scale (PU-08).
@@ -87,7 +91,8 @@ class RunLayout:
 
     def _view(self, run: torch.Tensor, begin: int, width: int, count: int = 1) -> torch.Tensor:
         rows = count * self.rank
-        return run[begin : begin + rows * width * self.dtype.itemsize].view(self.dtype).view(rows, width)
+        part = run[..., begin : begin + rows * width * self.dtype.itemsize].view(self.dtype)
+        return part.view((*part.shape[:-1], rows, width))
 
 
 def _aligned(offset: int) -> int:

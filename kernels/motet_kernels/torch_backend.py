@@ -1,84 +1,186 @@
-"""The back end in plain torch, for any device: batched products, sorted by slot, without a loop over adapters.
+"""The back end in plain torch, for any device.
 
-The only loop is over long segments (prompts, or many rows of one adapter; see LONG_SEGMENT_ROWS): each has two matrix
-products for itself.
+Short segments of adapters of one rank share one batched product, which reads copies of their runs (`run_stacks.py`).
+Long segments (prompts, or many rows of one adapter; see LONG_SEGMENT_ROWS) have two products for themselves, which read
+the adapter in place. So does everything that the copies have no room for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
 
-from motet_kernels.lora_batch import LoraBatch, PaddedSegments, Segment, make_batch
+from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import LinearGroup, RunLayout
-from motet_kernels.weights import AdapterSlot, LoraWeights, WeightStack
+from motet_kernels.run_stacks import RunStack, RunStacks
+
+LONG_SEGMENT_ROWS = 16
+"""A segment of at least so many rows gets two matrix products for itself, which keep a core busy. Shorter segments are
+padded to one length and share one batched product."""
+
+_Views = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""Linear → A [inputs, rank] and B [rank, outputs] of one adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsInPlace:
+    """Rows [start, stop) use an adapter that is read in its run."""
+
+    start: int
+    stop: int
+    adapter: PlacedAdapter
+    views: _Views
+
+
+@dataclass(frozen=True, slots=True)
+class StackedRows:
+    """Short segments of one rank, as one block of `width` rows for each adapter of a stack."""
+
+    stack: RunStack
+    linears: frozenset[str]
+    """Those that some of the adapters change."""
+    width: int
+    row_of_place: torch.Tensor
+    """[adapters · width] for each place in the blocks, the row that fills it"""
+    places_used: torch.Tensor | None
+    """[rows] the places that hold rows, in the order of `rows`; None if all places do"""
+    rows: torch.Tensor | slice
+    """[rows] the rows that the products are added to; a slice if they are contiguous"""
+    whole: slice | None
+    """The rows, if they are contiguous and fill all blocks: then `row_of_place` and `places_used` are not needed"""
+
+
+@dataclass(slots=True)
+class LoraBatch:
+    in_place: list[RowsInPlace] = field(default_factory=list)
+    stacked: list[StackedRows] = field(default_factory=list)
 
 
 class TorchBackend:
-    """Keeps all adapters of a linear in stacks of `rows` rows of rank. An adapter has the same rows in each linear."""
-
     tile = 8
+    copies = True
 
     def __init__(
-        self, groups: Sequence[LinearGroup], rows: int, dtype: torch.dtype, device: torch.device | str
+        self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype, *, copy_bytes: int
     ) -> None:
-        self.groups = tuple(groups)
-        self.rows = rows
-        self._dtype = dtype
-        self._device = device
-        self.weights = {
-            linear: LoraWeights(group.inputs, outputs, rows, dtype, device)
-            for group in self.groups
-            for linear, outputs in group.outputs.items()
-        }
-        self._layout = cache(lambda rank: RunLayout(rank, self.groups, dtype))
-
-    @staticmethod
-    def bytes_of(groups: Sequence[LinearGroup], rows: int, dtype: torch.dtype) -> int:
-        """What `rows` rows take in all linears, with the copies that a batch may need (see `LoraWeights`)."""
-        of_a_row = sum(group.inputs + outputs for group in groups for outputs in group.outputs.values())
-        return 2 * rows * of_a_row * dtype.itemsize
+        self._memory = memory
+        groups = tuple(groups)
+        self._layout = cache(lambda rank: RunLayout(rank, groups, dtype))
+        self._stacks = RunStacks(memory, copy_bytes, self.layout)
+        self._views: dict[PlacedAdapter, _Views] = {}
 
     def layout(self, rank: int) -> RunLayout:
         return self._layout(-(-rank // self.tile) * self.tile)
 
-    def write(self, linear: str, place: AdapterSlot, a: torch.Tensor | None, b: torch.Tensor | None) -> None:
-        self.weights[linear].write(*place, a, b)
-
-    def move(self, place: AdapterSlot, to: AdapterSlot) -> None:
-        for weights in self.weights.values():
-            weights.move(place[0], place[1], to[1])
+    def order(self, adapter: PlacedAdapter) -> tuple[int, int]:
+        """Rows in the order of a stack need not be brought together first."""
+        stack = self._stacks.of(adapter.rank)
+        place = None if stack is None else stack.position.get(adapter.name)
+        return adapter.rank, adapter.offset if place is None else place - len(self._memory)
 
     def make_batch(self, segments: Sequence[Segment]) -> LoraBatch:
-        return make_batch(segments, self._device)
+        long, short = _by_length(segments)
+        self._stacks.hold(adapter for of_rank in short.values() if len(of_rank) > 1 for adapter in of_rank)
+        batch = LoraBatch()
+        for rank, of_rank in sorted(short.items()):
+            stack = self._stacks.of(rank)
+            held = {} if stack is None else {one: rows for one, rows in of_rank.items() if one.name in stack.position}
+            if stack is not None and held:
+                batch.stacked.append(_blocks(stack, held, self._memory.device))
+            long += [
+                Segment(first, last, adapter)
+                for adapter, rows in of_rank.items()
+                if adapter not in held
+                for first, last in _spans(rows)
+            ]
+        self._views = {one.adapter: self._views.get(one.adapter, {}) for one in long}
+        batch.in_place = [RowsInPlace(*one, self._views[one.adapter]) for one in long]
+        return batch
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: LoraBatch) -> None:
-        weights = self.weights[linear]
-        for segment in batch.long:
-            stack = weights.stacks[segment.rank_class]
-            if segment.slot in stack.acting:
-                v = x[segment.start : segment.stop] @ stack.a[segment.slot].t()
-                y[segment.start : segment.stop].addmm_(v, stack.b[segment.slot])
-        for short in batch.short:
-            stack = weights.stacks[short.rank_class]
-            if not stack.acting.isdisjoint(short.slots):  # the slots among them that do not act are zeros
-                _short(y, x, stack, short)
+        for rows in batch.in_place:
+            if linear in rows.adapter.linears:
+                a, b = rows.views.get(linear) or self._view(rows, linear)
+                y[rows.start : rows.stop].addmm_(x[rows.start : rows.stop] @ a, b)
+        for stacked in batch.stacked:
+            if linear in stacked.linears:  # of the adapters that do not change it there are zeros
+                _add_stacked(y, x, *stacked.stack.matrices(linear), stacked)
+
+    def _view(self, rows: RowsInPlace, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
+        layout, begin = self._layout(rows.adapter.rank), rows.adapter.offset
+        a, b = layout.matrices(self._memory[begin : begin + layout.bytes], linear)
+        view = rows.views[linear] = a.t(), b
+        return view
 
 
-def _short(y: torch.Tensor, x: torch.Tensor, stack: WeightStack, short: PaddedSegments) -> None:
-    a, b = stack.select(short.slots)
-    blocks = (len(short.slots), short.width, -1)
-    if short.whole is not None:  # the rows already lie as the blocks do
-        v = torch.bmm(x[short.whole].view(blocks), a.transpose(1, 2))
-        y[short.whole].view(blocks).baddbmm_(v, b)
+_ShortRows = dict[int, dict[PlacedAdapter, list[int]]]
+"""Rank → adapter → its rows in short segments."""
+
+
+def _by_length(segments: Sequence[Segment]) -> tuple[list[Segment], _ShortRows]:
+    """Long segments, and the rows of the others. Segments of one adapter that touch each other become one first, if
+    none of them is long by itself: while an adapter's prompt is computed, its short rows stay where they are."""
+    long: list[Segment] = []
+    short: _ShortRows = {}
+    joined: list[Segment] = []
+    for segment in sorted(segments):
+        if segment.stop - segment.start >= LONG_SEGMENT_ROWS:
+            long.append(segment)
+        elif joined and (joined[-1].adapter, joined[-1].stop) == (segment.adapter, segment.start):
+            joined[-1] = joined[-1]._replace(stop=segment.stop)
+        else:
+            joined.append(segment)
+    for segment in joined:
+        if segment.stop - segment.start >= LONG_SEGMENT_ROWS:
+            long.append(segment)
+        else:
+            of_rank = short.setdefault(segment.adapter.rank, {})
+            of_rank.setdefault(segment.adapter, []).extend(range(segment.start, segment.stop))
+    return long, short
+
+
+def _spans(rows: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Ascending rows as [first, last)."""
+    first = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or rows[end] != rows[end - 1] + 1:
+            yield rows[first], rows[end - 1] + 1
+            first = end
+
+
+def _blocks(stack: RunStack, of_adapters: dict[PlacedAdapter, list[int]], device: torch.device) -> StackedRows:
+    in_order = sorted(of_adapters, key=lambda adapter: stack.position[adapter.name])
+    rows_of = [of_adapters[adapter] for adapter in in_order]
+    width = max(map(len, rows_of))
+    # Places beyond the end of a segment repeat its first row, and nobody takes their results.
+    row_of_place = [row for rows in rows_of for row in rows + rows[:1] * (width - len(rows))]
+    rows = [row for of_adapter in rows_of for row in of_adapter]
+    places_used = [block * width + i for block, of_adapter in enumerate(rows_of) for i in range(len(of_adapter))]
+    full = len(places_used) == len(row_of_place)
+    span = slice(rows[0], rows[0] + len(rows))
+    together = rows == list(range(span.start, span.stop))
+    return StackedRows(
+        stack=stack,
+        linears=frozenset().union(*(adapter.linears for adapter in in_order)),
+        width=width,
+        row_of_place=torch.tensor(row_of_place, device=device),
+        places_used=None if full else torch.tensor(places_used, device=device),
+        rows=span if together else torch.tensor(rows, device=device),
+        whole=span if together and full else None,
+    )
+
+
+def _add_stacked(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, stacked: StackedRows) -> None:
+    blocks = (len(a), stacked.width, -1)
+    if stacked.whole is not None:  # the rows already lie as the blocks do
+        y[stacked.whole].view(blocks).baddbmm_(torch.bmm(x[stacked.whole].view(blocks), a), b)
         return
-    v = torch.bmm(x.index_select(0, short.row_of_place).view(blocks), a.transpose(1, 2))
-    if short.mask is not None:
-        v.mul_(short.mask)
+    v = torch.bmm(x.index_select(0, stacked.row_of_place).view(blocks), a)
     added = torch.bmm(v, b).view(-1, y.shape[1])
-    if short.places_used is not None:
-        added = added.index_select(0, short.places_used)
-    if isinstance(short.rows, slice):
-        y[short.rows] += added
+    if stacked.places_used is not None:
+        added = added.index_select(0, stacked.places_used)
+    if isinstance(stacked.rows, slice):
+        y[stacked.rows] += added
     else:
-        y.index_add_(0, short.rows, added)
+        y.index_add_(0, stacked.rows, added)

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from motet.domain import PAGE_TOKENS, KVShape
-from motet_kernels import RANKS, LoraWeights, rank_class_of
 from motet_runner.settings import Settings
 from tests.docs.pages import DOCS, rows
 
@@ -16,8 +15,8 @@ MIB = 1024 * 1024
 HIDDEN, INNER, LAYERS = 4096, 14336, 32
 SHAPE = KVShape(layers=LAYERS, kv_heads=8, head_dim=128, dtype_bytes=2)
 KEYS = SHAPE.kv_heads * SHAPE.head_dim
-QUERIES_AND_VALUES = [(HIDDEN, HIDDEN), (HIDDEN, KEYS)]
-ALL = [*QUERIES_AND_VALUES, (HIDDEN, KEYS), (HIDDEN, HIDDEN), (HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)]
+ATTENTION = [(HIDDEN, HIDDEN), (HIDDEN, KEYS), (HIDDEN, KEYS), (HIDDEN, HIDDEN)]
+ALL = [*ATTENTION, (HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)]
 
 
 def test_pages_and_sequences_take_the_memory_of_the_page() -> None:
@@ -26,27 +25,26 @@ def test_pages_and_sequences_take_the_memory_of_the_page() -> None:
     assert EXAMPLE["a sequence"] == f"{8192 // PAGE_TOKENS * page // MIB // 1024} GiB for 8192 tokens"
 
 
-def slots(projections: list[tuple[int, int]], rank: int) -> int:
-    """Bytes of one adapter on a device, in MiB."""
+def run_mib(rank: int) -> int:
+    """One adapter on a device."""
     import torch
 
-    taken = 0
-    for inputs, outputs in projections:
-        of_its_class = LoraWeights(inputs, outputs, 2 * RANKS[-1], torch.bfloat16, "meta").stacks[rank_class_of(rank)]
-        taken += of_its_class.a[0].nbytes + of_its_class.b[0].nbytes
-    return taken * LAYERS // MIB
+    from motet_kernels import LinearGroup, TorchBackend
+
+    groups = [LinearGroup(inputs, {str(number): outputs}) for number, (inputs, outputs) in enumerate(ALL)]
+    backend = TorchBackend(groups, torch.empty(0, dtype=torch.uint8), torch.bfloat16, copy_bytes=0)
+    return backend.layout(rank).bytes * LAYERS // MIB
 
 
 def test_adapters_take_the_memory_of_the_page() -> None:
     from motet_runner.engine import RANK_RESERVED
 
     said = EXAMPLE["an adapter in device memory"]
-    assert f"{slots(ALL, 64)} MiB for all seven projections" in said
-    assert f"{slots(QUERIES_AND_VALUES, 64)} MiB for queries and values" in said
-    reserved = 2 * Settings.model_fields["max_resident_adapters"].default * slots(ALL, RANK_RESERVED)
-    assert f"{reserved / 1024} GiB for all seven projections" in SECTION
-    assert slots(ALL, 33) == slots(ALL, 64), "ranks are rounded up"
-    assert f"{', '.join(map(str, RANKS[:-1]))} and {RANKS[-1]}." in SECTION
+    assert said == f"{run_mib(RANK_RESERVED)} MiB at rank {RANK_RESERVED}, {run_mib(64)} MiB at rank 64"
+    reserved = 2 * Settings.model_fields["max_resident_adapters"].default * run_mib(RANK_RESERVED)
+    assert f"that is {reserved / 1024} GiB." in SECTION
+    assert run_mib(57) == run_mib(64) > run_mib(56), "ranks are rounded up"
+    assert "The rank is rounded up to a multiple of 8." in SECTION
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """add_lora against its fp64 oracle, on traffic with names."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_kernels import RANKS, LinearGroup, Segment, TorchBackend, rank_class_of, reference, rows_of
-from motet_kernels.lora_batch import make_batch
+from motet_kernels import LinearGroup, LoraBatch, PlacedAdapter, Segment, TorchBackend, reference
 
 TRAFFIC = {
     "nobody": lambda rows: [None] * rows,
@@ -18,83 +19,108 @@ TRAFFIC = {
     "every other one is the base": lambda rows: [row // 2 if row % 2 else None for row in range(rows)],
 }
 RANK_OF = [8, 3, 16, 64, 1, 12, 32, 100, 8, 5]
-
-
-class Linear(TorchBackend):
-    """The back end of a model with one linear. Adapters are written as PEFT saves them."""
-
-    def __init__(self, inputs: int, outputs: int, rows: int, dtype=torch.float32) -> None:
-        super().__init__([LinearGroup(inputs, {"linear": outputs})], rows, dtype, "cpu")
-
-    def load(self, rank_class: int, slot: int, a: torch.Tensor, b: torch.Tensor, scale: float = 1.0) -> None:
-        layout = self.layout(a.shape[0])
-        run = torch.zeros(layout.bytes, dtype=torch.uint8)
-        layout.write(run, "linear", a, b, scale)
-        self.write("linear", (rank_class, slot), *layout.matrices(run, "linear"))
-
-    def add(self, y: torch.Tensor, x: torch.Tensor, segments: list[Segment]) -> None:
-        self.add_lora(y, x, "linear", self.make_batch(segments))
+PAGE = 256
+LINEAR = frozenset({"linear"})
 
 
 class Projection:
-    """Adapters of mixed ranks on one projection, and rows that go through them."""
+    """Adapters of mixed ranks on one linear, in memory that holds no numbers elsewhere, and rows that go through them.
 
-    def __init__(self, inputs: int, outputs: int, adapters: int, dtype=torch.float32, *, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    `copies`: bytes for copies of runs, as a share of all runs.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, ranks: Sequence[int], dtype=torch.float32, *, copies: float = 1.0
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
         self.random = lambda *shape: torch.randn(*shape, generator=generator)
-        self.matrices = {}
-        self.places = []
-        self.backend = Linear(inputs, outputs, adapters * RANKS[rank_class_of(max(RANK_OF))], dtype)
-        taken = 0
-        for index in range(adapters):
-            rank, scale = RANK_OF[index % len(RANK_OF)], 0.5 + index % 3
-            rank_class = rank_class_of(rank)
-            slot = -(-taken // RANKS[rank_class])
-            taken = rows_of((rank_class, slot)).stop
-            a, b = self.random(rank, inputs) / inputs**0.5, self.random(outputs, rank)
-            self.backend.load(rank_class, slot, a, b, scale)
-            self.matrices[rank_class, slot] = a, b, scale
-            self.places.append((rank_class, slot))
+        groups = [LinearGroup(inputs, {"linear": outputs})]
+        layout = TorchBackend(groups, torch.empty(0, dtype=torch.uint8), dtype, copy_bytes=0).layout
+        sizes = [layout(rank).bytes for rank in ranks]
+        self.memory = torch.full((2 * sum(sizes) + PAGE,), 255, dtype=torch.uint8)
+        self.backend = TorchBackend(groups, self.memory, dtype, copy_bytes=int(copies * sum(sizes)))
+        self.matrices: dict[str, tuple[torch.Tensor, torch.Tensor, float]] = {}
+        self.placed: list[PlacedAdapter] = []
+        end = PAGE
+        for index, (rank, size) in enumerate(zip(ranks, sizes, strict=True)):
+            self.load(str(index), end, rank, 0.5 + index % 3)
+            self.placed.append(PlacedAdapter(str(index), end, layout(rank).rank, LINEAR))
+            end += size + PAGE * (index % 3)
 
-    def segments(self, owners: list[int | None]) -> list[Segment]:
-        return [Segment(*self.places[owner], row, row + 1) for row, owner in enumerate(owners) if owner is not None]
+    def load(self, name: str, begin: int, rank: int, scale: float) -> None:
+        """Write an adapter's run, as PEFT saves its matrices."""
+        layout = self.backend.layout(rank)
+        ((group),) = layout.groups
+        a, b = self.random(rank, group.inputs) / group.inputs**0.5, self.random(group.outputs["linear"], rank)
+        self.matrices[name] = a, b, scale
+        run = self.memory[begin : begin + layout.bytes]
+        run.zero_()
+        layout.write(run, "linear", a, b, scale)
+
+    def move(self, index: int, begin: int) -> None:
+        """Carry a run to another place, and leave no numbers behind."""
+        old = self.placed[index]
+        size = self.backend.layout(old.rank).bytes
+        run = self.memory[old.offset : old.offset + size].clone()
+        self.memory[old.offset : old.offset + size] = 255
+        self.memory[begin : begin + size] = run
+        self.placed[index] = old._replace(offset=begin)
+
+    def segments(self, owners: Sequence[int | None]) -> list[Segment]:
+        return [Segment(row, row + 1, self.placed[owner]) for row, owner in enumerate(owners) if owner is not None]
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, segments: Sequence[Segment]) -> LoraBatch:
+        batch = self.backend.make_batch(segments)
+        self.backend.add_lora(y, x, "linear", batch)
+        return batch
+
+    def check(self, owners: Sequence[int | None], tolerance: float = 1e-4) -> LoraBatch:
+        """Compare with the reference."""
+        ((group),) = self.backend.layout(8).groups
+        segments = self.segments(owners)
+        x, y = self.random(len(owners), group.inputs), self.random(len(owners), group.outputs["linear"])
+        expected = reference.add_lora(y, x, segments, self.matrices)
+        batch = self.add(y, x, segments)
+        torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
+        return batch
+
+
+def mixed(adapters: int) -> list[int]:
+    return [RANK_OF[index % len(RANK_OF)] for index in range(adapters)]
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 133])
 @pytest.mark.parametrize("traffic", TRAFFIC)
 @pytest.mark.parametrize("shape", [(48, 80), (64, 16)], ids=str)
 def test_matches_the_reference(traffic: str, rows: int, shape: tuple[int, int]) -> None:
-    projection = Projection(*shape, adapters=140 if traffic == "every row its own" else 70)
-    segments = projection.segments(TRAFFIC[traffic](rows))
-    x, y = projection.random(rows, shape[0]), projection.random(rows, shape[1])
-    expected = reference.add_lora(y, x, segments, projection.matrices)
-    projection.backend.add(y, x, segments)
-    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+    Projection(*shape, mixed(140 if traffic == "every row its own" else 70)).check(TRAFFIC[traffic](rows))
+
+
+OWNERS = st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=1, max_size=60)
 
 
 @given(
-    owners=st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=1, max_size=60),
-    inputs=st.integers(1, 33),
-    outputs=st.integers(1, 33),
-)
+    batches=st.lists(OWNERS, min_size=1, max_size=5), inputs=st.integers(1, 33), outputs=st.integers(1, 33),
+    copies=st.sampled_from([0.0, 0.2, 0.5, 1.0]),
+)  # fmt: skip
 @settings(deadline=None, max_examples=60)
-def test_matches_the_reference_in_any_order_and_size(owners: list[int | None], inputs: int, outputs: int) -> None:
-    projection = Projection(inputs, outputs, adapters=10)
-    segments = projection.segments(owners)
-    x, y = projection.random(len(owners), inputs), projection.random(len(owners), outputs)
-    expected = reference.add_lora(y, x, segments, projection.matrices)
-    projection.backend.add(y, x, segments)
-    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+def test_matches_the_reference_whoever_comes_and_goes(
+    batches: list[list[int | None]], inputs: int, outputs: int, copies: float
+) -> None:
+    """In any order and size, and with any room for copies."""
+    projection = Projection(inputs, outputs, mixed(10), copies=copies)
+    for owners in batches:
+        projection.check(owners)
 
 
 def test_rows_without_an_adapter_are_not_touched_at_all() -> None:
-    projection = Projection(32, 32, adapters=4)
+    projection = Projection(32, 32, mixed(4))
     owners = [None, 0, None, 1, 1, None]
     x, y = projection.random(6, 32), projection.random(6, 32)
     x[[0, 2, 5]] = float("nan")
     y[[0, 2, 5]] = float("nan")
     before = y.clone()
-    projection.backend.add(y, x, projection.segments(owners))
+    projection.add(y, x, projection.segments(owners))
     assert y[[0, 2, 5]].isnan().all()
     assert not y[[1, 3, 4]].isnan().any()
     assert (y[[1, 3, 4]] != before[[1, 3, 4]]).any()
@@ -102,102 +128,133 @@ def test_rows_without_an_adapter_are_not_touched_at_all() -> None:
 
 def test_a_row_that_is_not_finite_affects_no_other_row() -> None:
     """Blocks are padded; the padding of one adapter's block must not carry another's trouble."""
-    projection = Projection(32, 32, adapters=10)
-    owners = [0, 0, 0, 8, 8, 1]  # 0 and 8 share a rank class, with three rows and two
+    projection = Projection(32, 32, [8, 8, 3])
+    owners = [0, 0, 0, 1, 1, 2]  # three rows and two, in one product
     x, y = projection.random(6, 32), projection.random(6, 32)
     x[0] = float("inf")
-    projection.backend.add(y, x, projection.segments(owners))
+    batch = projection.add(y, x, projection.segments(owners))
     assert y[1:].isfinite().all()
+    assert [stacked.width for stacked in batch.stacked] == [3]
 
 
 def test_many_rows_of_one_adapter_are_one_product_and_few_share_one() -> None:
-    batch = make_batch(
-        [Segment(0, 0, 0, 512), Segment(0, 1, 512, 513), Segment(0, 3, 513, 514), Segment(1, 0, 514, 516)]
-    )
-    assert batch.long == [Segment(0, 0, 0, 512), Segment(1, 0, 514, 516)]  # the second is alone in its class
-    assert [(short.rank_class, short.slots, short.width) for short in batch.short] == [(0, (1, 3), 1)]
+    projection = Projection(8, 8, [8, 8, 8, 16])
+    first, second, third, alone = projection.placed
+    segments = [Segment(0, 512, first), Segment(512, 513, second), Segment(513, 514, third), Segment(514, 516, alone)]
+    batch = projection.backend.make_batch(segments)
+    assert [(rows.start, rows.stop, rows.adapter) for rows in batch.in_place] == [
+        (0, 512, first),
+        (514, 516, alone),  # of its rank
+    ]
+    assert [(stacked.rows, stacked.width) for stacked in batch.stacked] == [(slice(512, 514), 1)]
 
 
-def test_touching_segments_of_one_slot_are_joined() -> None:
-    assert make_batch([Segment(0, 0, i, i + 1) for i in range(40)]).long == [Segment(0, 0, 0, 40)]
+def test_touching_segments_of_one_adapter_are_joined() -> None:
+    batch = Projection(8, 8, [8]).check([0] * 40)
+    assert [(rows.start, rows.stop) for rows in batch.in_place] == [(0, 40)]
 
 
-def test_an_adapter_without_a_module_adds_nothing_to_it() -> None:
-    projection = Projection(16, 16, adapters=1)
-    y, x = projection.random(2, 16), projection.random(2, 16)
+def test_an_adapter_keeps_its_copy_while_a_prompt_of_it_is_computed() -> None:
+    projection = Projection(8, 8, [8, 8])
+    first, second = projection.placed
+    decodes = [Segment(0, 1, first), Segment(1, 2, second)]
+    projection.backend.make_batch(decodes)
+    copied = copies_of(projection)
+    projection.backend.make_batch([*decodes[:1], Segment(1, 33, first), Segment(33, 34, second)])
+    assert copies_of(projection) == copied == {"0": 0, "1": 1}
+
+
+def copies_of(projection: Projection, rank: int = 8) -> dict[str, int]:
+    stack = projection.backend._stacks.of(rank)
+    return {} if stack is None else dict(stack.position)
+
+
+def test_only_those_that_join_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of those that stay, at most one for each that leaves."""
+    projection = Projection(16, 16, [8] * 12)
+    copied: list[int] = []
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *how: (copied.append(self.numel()), copy(self, *how))[1])
+    costs = []
+    for owners in ([0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3, 4], [2, 3, 4], [3, 2, 4]):
+        copied.clear()
+        projection.backend.make_batch(projection.segments(owners))
+        costs.append(len(copied))
+    size = projection.backend.layout(8).bytes
+    assert set(copied) <= {size}
+    assert costs == [4, 0, 1, 1, 1, 1, 0]
+
+
+def test_rows_in_the_order_that_the_back_end_wants_need_not_be_brought_together() -> None:
+    projection = Projection(16, 16, [8] * 6)
+    projection.check([0, 1, 2, 3, 4])
+    present = [projection.placed[index] for index in (1, 2, 4, 5)]
+    for whole in (False, True):  # the first batch brings 5 into the place of another
+        in_order = sorted(present, key=projection.backend.order)
+        owners = [projection.placed.index(adapter) for adapter in in_order]
+        (stacked,) = projection.check(owners).stacked
+        assert (stacked.whole is not None) is whole
+
+
+def test_what_the_copies_have_no_room_for_is_read_in_place() -> None:
+    projection = Projection(16, 16, [8] * 6, copies=0.5)
+    batch = projection.check([0, 1, 2, 3, 4, 5, 5, None, 5])
+    assert len(copies_of(projection)) == 3
+    assert len(batch.in_place) == 4, "one of them has rows at two places"
+    before = copies_of(projection)
+    projection.check([5, 4, 3, 2, 1, 0])
+    assert copies_of(projection) == before, "those that are there stay"
+
+
+def test_copies_never_take_more_than_they_were_given() -> None:
+    ranks = [8] * 8 + [16] * 4 + [64]
+    projection = Projection(8, 8, ranks, copies=0.5)
+    copies = projection.backend._stacks._copies
+    for first in range(len(ranks)):
+        projection.check([owner % len(ranks) for owner in range(first, first + 7)])
+        held = {rank: projection.backend._stacks.of(rank) for rank in (8, 16, 64)}
+        used = sum(len(stack.position) * stack.layout.bytes for stack in held.values() if stack is not None)
+        assert used <= len(copies)
+    assert projection.backend._stacks._copies is copies
+
+
+def test_an_adapter_adds_nothing_to_a_linear_that_it_does_not_change() -> None:
+    projection = Projection(16, 16, [8, 8, 8, 16])
+    for index in (0, 3):
+        other = projection.placed[index] = projection.placed[index]._replace(linears=frozenset({"other"}))
+        projection.memory[other.offset : other.offset + projection.backend.layout(other.rank).bytes] = 0
+    y, x = projection.random(4, 16), projection.random(4, 16)
     before = y.clone()
-    projection.backend.write("linear", (0, 5), None, None)
-    projection.backend.add(y, x, [Segment(0, 5, 0, 1), Segment(2, 0, 1, 2)])
-    assert torch.equal(y, before)
+    projection.add(y, x, projection.segments([0, 1, 2, 3]))
+    assert torch.equal(y[[0, 3]], before[[0, 3]])
+    assert (y[[1, 2]] != before[[1, 2]]).any()
 
 
-def test_a_slot_can_be_written_again_and_cleared() -> None:
-    backend = Linear(4, 4, 8)
-    x = torch.ones(1, 4)
-    for a, b in ((torch.ones(8, 4), torch.ones(4, 8)), (torch.ones(2, 4), torch.ones(4, 2)), (None, None)):
-        if a is None:
-            backend.write("linear", (0, 0), None, None)
-        else:
-            backend.load(0, 0, a, b, 0.5)
-        y = torch.zeros(1, 4)
-        backend.add(y, x, [Segment(0, 0, 0, 1)])
-        assert torch.equal(y, torch.full((1, 4), 0.0 if a is None else 0.5 * 4 * a.shape[0]))
+@pytest.mark.parametrize("owners", [[0, 0], [0, 1, 2]], ids=["in place", "as a copy"])
+def test_a_moved_adapter_gives_the_same_results(owners: list[int]) -> None:
+    projection = Projection(16, 16, [5, 8, 8])
+    projection.check(owners)
+    end = len(projection.memory) - projection.backend.layout(8).bytes
+    projection.move(0, end // PAGE * PAGE)
+    projection.check(owners)
 
 
-@pytest.mark.parametrize("rank", [1, 8, 9, 200, 256])
-def test_a_rank_has_the_smallest_class_that_holds_it(rank: int) -> None:
-    rank_class = rank_class_of(rank)
-    assert RANKS[rank_class] >= rank
-    assert rank_class == 0 or RANKS[rank_class - 1] < rank
+def test_another_adapter_may_take_the_place_of_one_that_has_left() -> None:
+    projection = Projection(16, 16, [8, 8, 8])
+    for number, owners in enumerate(([0, 1, 2], [0, 0], [0, 1, 2], [2, 0])):
+        name, begin = f"new {number}", projection.placed[0].offset
+        projection.load(name, begin, 6, 2.0)
+        projection.placed[0] = PlacedAdapter(name, begin, 8, LINEAR)
+        batch = projection.check(owners)
+        assert len(projection.backend._views) == len(batch.in_place), "nothing is kept of those that have left"
 
 
-def test_a_rank_beyond_the_largest_class_is_refused() -> None:
-    with pytest.raises(ValueError, match="256"):
-        rank_class_of(257)
-
-
-def test_rows_reused_by_another_rank_class_keep_no_old_values() -> None:
-    projection = Projection(16, 24, adapters=10)
-    for slot in range(8):
-        projection.backend.load(0, slot, torch.full((8, 16), float("nan")), torch.full((24, 8), float("nan")))
-    a, b = projection.random(20, 16), projection.random(24, 20)
-    projection.backend.load(2, 0, a, b)
-    projection.backend.write("linear", (2, 1), None, None)
-    x, y = projection.random(3, 16), projection.random(3, 24)
-    segments = [Segment(2, 0, 0, 2), Segment(2, 1, 2, 3)]
-    expected = reference.add_lora(y, x, segments[:1], {(2, 0): (a, b, 1.0)})
-    projection.backend.add(y, x, segments)
-    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_moved_adapter_gives_the_same_results() -> None:
-    backend = Linear(16, 16, 64)
-    random = torch.Generator().manual_seed(0)
-    backend.load(0, 1, torch.randn(5, 16, generator=random), torch.randn(16, 5, generator=random), 0.5)
-    x = torch.randn(1, 16, generator=random)
-    before = torch.zeros(1, 16)
-    backend.add(before, x, [Segment(0, 1, 0, 1)])
-    backend.move((0, 1), (0, 6))
-    backend.move((0, 2), (0, 1))
-    for slot, expected in ((6, before), (1, torch.zeros(1, 16))):
-        after = torch.zeros(1, 16)
-        backend.add(after, x, [Segment(0, slot, 0, 1)])
-        assert torch.equal(after, expected)
-
-
-def test_copies_of_slots_that_do_not_lie_together_never_outgrow_the_rows() -> None:
-    backend = Linear(8, 8, 64)
-    weights = backend.weights["linear"]
-    held = 64 * (8 + 8)
-    a, b = torch.ones(8, 8), torch.ones(8, 8)
-    x, y = torch.ones(3, 8), torch.zeros(3, 8)
-    for rank_class in (0, 1, 0, 1):  # all rows go to one class, then to the other
-        slots = 64 // RANKS[rank_class]
-        for slot in range(slots):
-            backend.load(rank_class, slot, a, b)
-        for last in range(2, slots):
-            segments = [Segment(rank_class, slot, row, row + 1) for row, slot in enumerate((0, last))]
-            backend.add(y, x, segments)
-            copies = [stack.selection for stack in weights.stacks if stack.selection is not None]
-            assert sum(a.numel() + b.numel() for _, a, b in copies) <= held
-        assert all(stack.a.untyped_storage().nbytes() == 64 * 8 * 4 for stack in weights.stacks)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_near_as_it_can_be(dtype: torch.dtype) -> None:
+    projection = Projection(32, 32, mixed(6), dtype)
+    owners = [0, 1, 1, 8 % 6, 3, 3, 3, *[4] * 20]
+    segments = projection.segments(owners)
+    x, y = projection.random(len(owners), 32).to(dtype), projection.random(len(owners), 32).to(dtype)
+    expected = reference.add_lora(y, x, segments, projection.matrices)
+    projection.add(y, x, segments)
+    torch.testing.assert_close(y.double(), expected, rtol=0.05, atol=0.3)

@@ -55,6 +55,7 @@ def test_a_run_gives_back_what_was_written_into_it_and_zeros_elsewhere(layout: R
             layout.write(run, linear, a, b, 0.5)
             written[linear] = a.to(layout.dtype), (b.t() * 0.5).to(layout.dtype)
     for group in layout.groups:
+        assert layout.begin(group) == layout.offsets[next(iter(group.outputs))][0]
         stacked = layout.group_a(run, group).view(len(group.outputs), layout.rank, group.inputs)
         for index, linear in enumerate(group.outputs):
             a, b = layout.matrices(run, linear)
@@ -71,7 +72,7 @@ def test_a_run_gives_back_what_was_written_into_it_and_zeros_elsewhere(layout: R
 
 @pytest.mark.parametrize(("rank", "rounded"), [(1, 8), (8, 8), (9, 16), (64, 64), (100, 104)])
 def test_a_back_end_lays_an_adapter_out_at_its_rank_rounded_up_to_the_tile(rank: int, rounded: int) -> None:
-    backend = TorchBackend(GROUPS, 64, torch.bfloat16, "cpu")
+    backend = TorchBackend(GROUPS, torch.empty(0, dtype=torch.uint8), torch.bfloat16, copy_bytes=0)
     assert backend.tile <= MAX_TILE
     layout = backend.layout(rank)
     assert layout.rank == rounded
@@ -79,9 +80,11 @@ def test_a_back_end_lays_an_adapter_out_at_its_rank_rounded_up_to_the_tile(rank:
     assert backend.layout(rounded) is layout, "the offsets depend on the rank alone"
 
 
-def test_the_back_end_takes_the_memory_that_it_says() -> None:
-    backend = TorchBackend(GROUPS, 48, torch.bfloat16, "cpu")
-    stacks = [stack for weights in backend.weights.values() for stack in weights.stacks]
-    storages = [tensor.untyped_storage() for stack in stacks for tensor in (stack.a, stack.b)]
-    taken = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-    assert 2 * taken == TorchBackend.bytes_of(GROUPS, 48, torch.bfloat16), "and a batch may need as much again"
+@given(layouts(), st.integers(1, 3))
+def test_the_matrices_of_several_runs_lie_side_by_side(layout: RunLayout, runs: int) -> None:
+    memory = torch.randint(0, 100, (runs, layout.bytes), dtype=torch.uint8)
+    for linear in layout.offsets:
+        stacked = layout.matrices(memory, linear)
+        for run in range(runs):
+            for of_all, of_one in zip(stacked, layout.matrices(memory[run], linear), strict=True):
+                assert torch.equal(of_all[run].view(torch.uint8), of_one.view(torch.uint8))

@@ -9,11 +9,9 @@ import torch
 
 from motet.domain import Digest
 from motet.errors import Overloaded, SetupError
-from motet_kernels import rows_of
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.engine import MIB, Engine
-from motet_runner.execute.lora import bytes_of
 from motet_runner.interface import AdapterEvicted, AdapterFailed, Finish, State
 from tests.runner.engines import ask, load, make_engine, run
 from tests.runner.random_models import RandomAdapter, save_adapter
@@ -28,35 +26,29 @@ def ranks(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Pa
 
 
 def held(engine: Engine) -> int:
-    """Bytes behind all stacks, each storage once."""
-    stacks = [stack for weights in engine._linears.backend.weights.values() for stack in weights.stacks]
-    storages = [tensor.untyped_storage() for stack in stacks for tensor in (stack.a, stack.b)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def overlapping(engine: Engine) -> bool:
-    rows = [row for _, known in engine._slots if known.slot for row in rows_of(known.slot)]
-    return len(rows) != len(set(rows))
+    """Bytes behind all runs and all copies of runs."""
+    backend = engine._backend
+    return sum(tensor.untyped_storage().nbytes() for tensor in (backend._memory, backend._stacks._copies))
 
 
 def test_memory_is_taken_once_whatever_ranks_come_and_go(llama: Path, ranks: dict[int, Path]) -> None:
     engine = make_engine(llama, max_resident_adapters=4)
     for rank, folder in ranks.items():
         load(engine, Digest(str(rank)), folder)
-    at_first = held(engine)
-    assert 2 * at_first == bytes_of(engine._loaded.linears, 64, torch.float32)
+    page_bytes = engine.info.page_bytes
+    adapter_pages, copy_bytes = engine._adapter_memory(page_bytes)
+    assert held(engine) == adapter_pages * page_bytes + copy_bytes
     alone = {}
     for rank in (*RANKS, *reversed(RANKS)):
         tokens = run(engine, ask("q", adapter=Digest(str(rank)))).tokens["q"]
         assert alone.setdefault(rank, tokens) == tokens
-        assert held(engine) == at_first
-        assert not overlapping(engine)
+        assert held(engine) == adapter_pages * page_bytes + copy_bytes
 
 
 def test_a_large_adapter_waits_for_adapters_in_use_and_evicts_only_idle_ones(
     llama: Path, ranks: dict[int, Path]
 ) -> None:
-    engine = make_engine(llama, max_resident_adapters=4)  # 64 rows: all that the large one needs
+    engine = make_engine(llama, max_resident_adapters=4)  # rank 64 takes all of it
     for rank in (64, 16, 8):
         load(engine, Digest(str(rank)), ranks[rank])
     expected = {rank: run(engine, ask("q", adapter=Digest(str(rank)))).tokens["q"] for rank in (64, 16, 8)}
@@ -72,7 +64,7 @@ def test_a_large_adapter_waits_for_adapters_in_use_and_evicts_only_idle_ones(
 
 
 def test_adapters_moved_for_a_large_one_give_the_same_answers(llama: Path, ranks: dict[int, Path]) -> None:
-    engine = make_engine(llama, max_resident_adapters=6)  # 96 rows, and one place of 64 among them
+    engine = make_engine(llama, max_resident_adapters=6)  # a total rank of 96
     for rank in (4, 8, 64):
         load(engine, Digest(str(rank)), ranks[rank])
     expected = {rank: run(engine, ask("q", adapter=Digest(str(rank)))).tokens["q"] for rank in (4, 8, 64)}

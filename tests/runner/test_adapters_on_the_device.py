@@ -73,7 +73,7 @@ def test_waiting_sequences_share_one_load(llama: Path, adapters: list[Path]) -> 
 
 
 def test_sequences_continue_while_an_adapter_loads_in_slices(llama: Path, adapters: list[Path], monkeypatch) -> None:
-    monkeypatch.setattr("motet_runner.adapters.slots.SLICE_BYTES", 1)
+    monkeypatch.setattr("motet_runner.adapters.slots.SLICE_BYTES", 4096)
     engine = make_engine(llama)
     ran = run(engine, ask("base", max_tokens=60), steps=1)
     load(engine, A, adapters[0])

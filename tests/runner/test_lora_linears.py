@@ -35,8 +35,9 @@ def test_linears_that_are_fed_the_same_tensor_are_found(family: str, tmp_path: P
 
 def test_a_back_end_knows_the_groups_and_lays_their_matrices_together() -> None:
     q, k, o = torch.nn.Linear(8, 16), torch.nn.Linear(8, 4), torch.nn.Linear(16, 8)
-    linears = LoraLinears({"o": o, "q": q, "k": k}, 16, torch.float32, torch.device("cpu"), groups=[("q", "k")])
-    layout = linears.layout(8)
+    linears = LoraLinears({"o": o, "q": q, "k": k}, torch.float32, groups=[("q", "k")])
+    layout = linears.bind(torch.empty(0, dtype=torch.uint8), copy_bytes=0).layout(8)
+    assert layout.bytes == linears.run_bytes(1)
     assert [list(group.outputs) for group in layout.groups] == [["o"], ["q", "k"]]
     assert layout.offsets["k"][0] == layout.offsets["q"][0] + layout.rank * 8 * 4
 
@@ -55,7 +56,7 @@ def test_the_others_are_refused_by_name(kernels: str, says: str) -> None:
 
 def test_an_engine_has_the_kernels_of_its_config_and_the_groups_of_its_model(llama: Path) -> None:
     engine = make_engine(llama, kernels="torch")
-    groups = [[path.rsplit(".", 1)[1] for path in group.outputs] for group in engine._linears.layout(8).groups]
+    groups = [[path.rsplit(".", 1)[1] for path in group.outputs] for group in engine._backend.layout(8).groups]
     assert groups[:4] == [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
     with pytest.raises(SetupError, match=r"not yet: engine\.kernels 'triton'"):
         make_engine(llama, kernels="triton")

@@ -102,7 +102,7 @@ class FakeEngine:
             host_pages=self.host_pages,
             protect_after_steps=self.protect_after_steps,
             on_device=self._slots.on_device,
-            adapter_slot=self._slots.use,
+            first_page_of=self._slots.use,
         )
         self._worker = _FakeWorker(self)
         self.info = EngineInfo(
@@ -284,10 +284,10 @@ class _Slots:
     def on_device(self, digest: Digest) -> bool:
         return self._known.get(digest, False)
 
-    def use(self, digest: Digest) -> tuple[int, int]:
-        """An adapter computes now. Its slot has no bytes, so any number will do."""
+    def use(self, digest: Digest) -> int:
+        """An adapter computes now. It has no bytes, so any page will do."""
         self._known.move_to_end(digest)
-        return 0, 0
+        return 0
 
     def know(self, digest: Digest) -> None:
         self._dropped.discard(digest)

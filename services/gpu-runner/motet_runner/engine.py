@@ -13,11 +13,10 @@ from motet.clock import Clock
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import SetupError
 from motet.prefix_hints import MAX_CACHED_HINTS
-from motet_kernels import RANKS, rank_class_of
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.slots import SlotStore
 from motet_runner.execute.checkpoint import ignore_progress
-from motet_runner.execute.lora import LoraLinears, backend_named, bytes_of
+from motet_runner.execute.lora import LoraLinears, backend_named
 from motet_runner.execute.model import load
 from motet_runner.execute.worker import LocalWorker, LogitsTap
 from motet_runner.interface import (
@@ -71,32 +70,29 @@ class Engine:
         self._loaded = load(config.model, config.dtype, config.device, on_load_progress)
         loaded = self._loaded
         page_bytes = loaded.shape.bytes_per_page()
-        adapter_rows = _adapter_rows(config)
-        pages = self._pages(page_bytes, bytes_of(loaded.linears, adapter_rows, loaded.dtype))
+        self._linears = LoraLinears(loaded.linears, loaded.dtype, loaded.linear_groups, config.kernels)
+        adapter_pages, copy_bytes = self._adapter_memory(page_bytes)
+        pages = self._pages(page_bytes, adapter_pages * page_bytes + copy_bytes)
         host_pages = int(self._host_bytes(pages * page_bytes) // page_bytes)
         max_length = self._max_length(pages)
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
-        self._linears = LoraLinears(
-            loaded.linears,
-            adapter_rows,
-            loaded.dtype,
-            loaded.device,
-            groups=loaded.linear_groups,
-            kernels=config.kernels,
-        )
+            adapters = torch.empty((adapter_pages, page_bytes), dtype=torch.uint8, device=loaded.device)
+            self._backend = backend = self._linears.bind(adapters.view(-1), copy_bytes)
         self._worker = LocalWorker(
             loaded,
             self._store,
             PageTiers(self._store, host_pages, clock=clock),
             clock=clock,
-            make_lora_batch=self._linears.backend.make_batch,
+            backend=backend,
+            placed=lambda digest, page: self._slots.placed(digest, page),  # noqa: PLW0108 the slots come next
         )
         prefill_seconds, copy_seconds = self._worker.measure(max_length)
         self._worker.on_logits = on_logits
         self._costs = StepCosts(prefill_seconds_per_token=prefill_seconds, swap_seconds_per_page=copy_seconds)
         self._slots = SlotStore(
-            self._linears,
+            adapters,
+            backend.layout,
             slots=config.max_resident_adapters,
             live=lambda digest: self._planner.sequences.live_on(digest),  # noqa: PLW0108 the planner comes next
             users=lambda digest: self._planner.sequences.users_of(digest),  # noqa: PLW0108
@@ -115,7 +111,7 @@ class Engine:
             window=loaded.window,
             prefix_cache=config.prefix_cache,
             on_device=self._slots.on_device,
-            adapter_slot=self._slots.slot_of,
+            first_page_of=self._slots.first_page_of,
             cheaper=self._costs.cheaper_park,
         )
         self._launched: deque[tuple[StepPlan, float]] = deque()
@@ -232,7 +228,7 @@ class Engine:
             sequences=[sequence.entry(charges.get(sequence.request)) for sequence in sequences],
             adapters=[
                 EngineAdapterReport(
-                    digest, known.layout.size, sequences.live_on(digest), on_device=known.slot is not None
+                    digest, known.layout.size, sequences.live_on(digest), on_device=self._slots.on_device(digest)
                 )
                 for digest, known in self._slots
             ],
@@ -270,6 +266,15 @@ class Engine:
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
+    def _adapter_memory(self, page_bytes: int) -> tuple[int, int]:
+        """Pages for adapters, and bytes beside them for copies of those that compute together. One adapter of any rank
+        that is served fits, if nobody else is there."""
+        reserved = self._config.max_resident_adapters * self._linears.run_bytes(RANK_RESERVED)
+        largest = self._linears.run_bytes(self._config.max_lora_rank)
+        of_each = -(-self._linears.run_bytes(RANK_RESERVED) // page_bytes)
+        pages = max(self._config.max_resident_adapters * of_each, -(-largest // page_bytes))
+        return pages, reserved if self._linears.backend_class.copies else 0
+
     def _pages(self, page_bytes: int, adapter_bytes: int) -> int:
         mib = self._config.kv_cache_mib
         if mib is not None:
@@ -299,9 +304,3 @@ class Engine:
         if wanted is not None and wanted > possible:
             raise SetupError(f"engine.maxModelLength is {wanted} and the model's context holds {possible}; lower it.")
         return min(wanted or possible, pages * PAGE_TOKENS)
-
-
-def _adapter_rows(config: EngineConfig) -> int:
-    """Rows of rank for all adapters together. One of any rank that is served fits, if nobody else is there."""
-    largest = RANKS[rank_class_of(min(config.max_lora_rank, RANKS[-1]))]
-    return max(config.max_resident_adapters * RANK_RESERVED, largest)

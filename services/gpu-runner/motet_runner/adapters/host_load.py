@@ -28,10 +28,12 @@ class HostLoad:
     def __init__(self, adapter: AdapterLayout, layout: RunLayout, *, pinned: bool) -> None:
         self.layout = layout
         self.run: torch.Tensor | None = None
-        """[bytes], as `layout` says, in pinned memory if the device is a GPU; None before the first linear is read"""
+        """[bytes], as `layout` says, in pinned memory if the device is a GPU; None before anything is read. Zeros where
+        the adapter changes nothing"""
         self.linears: frozenset[str] = frozenset()
         """The linears that the adapter changes; known when `run` is"""
-        self._read: set[str] = set()
+        self.read_bytes = 0
+        """How many of the first bytes of `run` are what they will be"""
         self._adapter = adapter
         self._pinned = pinned
         self._condition = threading.Condition()
@@ -46,10 +48,6 @@ class HostLoad:
         with self._condition:
             self._allowed = self._done + size
             self._condition.notify()
-
-    def is_read(self, linear: str) -> bool:
-        """Whether the matrices of a linear are in `run`."""
-        return linear in self._read
 
     def ended(self, wait_seconds: float = 0.0) -> bool:
         """Whether all is read, and from the file that was checked. Raises the error that reading has raised."""
@@ -78,14 +76,16 @@ class HostLoad:
             run = _zeros(self.layout.bytes, pinned=self._pinned)
             self.linears = frozenset(linears)
             self.run = run
-            for module in self.layout.offsets:
-                linear = linears.get(module)
-                if linear is None:
-                    continue
-                self._keep_pace()
-                self.layout.write(run, module, matrices.read(linear.a), matrices.read(linear.b), linear.scale)
-                self._read.add(module)
-                self._done += linear.a.bytes + linear.b.bytes
+            for group in self.layout.groups:
+                self.read_bytes = self.layout.begin(group)
+                for module in group.outputs:
+                    linear = linears.get(module)
+                    if linear is None:
+                        continue
+                    self._keep_pace()
+                    self.layout.write(run, module, matrices.read(linear.a), matrices.read(linear.b), linear.scale)
+                    self._done += linear.a.bytes + linear.b.bytes
+            self.read_bytes = self.layout.bytes
 
     def _keep_pace(self) -> None:
         with self._condition:

@@ -1,24 +1,23 @@
 """Loads adapters into slots of device memory, so that no sequence waits (PU-07).
 
-A thread reads the adapter into host memory (`host_load.py`). Then the engine's thread copies a few tensors of it
-between two iterations. `eviction.py` decides which slot an adapter gets, and which others are evicted or moved for it.
+A thread reads the adapter into host memory (`host_load.py`). Then the engine's thread copies a part of it between two
+iterations. `DeviceBudget` decides which pages an adapter gets, and which others are evicted or moved for it.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from motet.domain import Digest
 from motet.errors import AdapterError, AdapterIncompatible, MotetError, Overloaded
-from motet_kernels import RANKS, AdapterSlot, rank_class_of
-from motet_runner.adapters.eviction import DeviceAdapter, SlotAllocation, allocate_slot
+from motet_kernels import PlacedAdapter, RunLayout
 from motet_runner.adapters.host_load import HostLoad
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.execute.lora import LoraLinears
 from motet_runner.memory.out_of_memory import is_out_of_memory
+from motet_runner.plan import Copy, DeviceBudget, Effect, PageAllocator, Wipe
 
 SLICE_BYTES = 2 * 1024 * 1024
 """Bytes of an adapter that are read during an iteration, and copied before it, while sequences run: a millisecond or
@@ -33,22 +32,16 @@ class SlotEntry:
     """An adapter whose checked bytes are where `layout` says."""
 
     layout: AdapterLayout
-    slot: AdapterSlot | None = None
-    """None: it is not on the device."""
-
-    @property
-    def rank_class(self) -> int:
-        return rank_class_of(self.layout.rank)
+    linears: frozenset[str] | None = None
+    """Those that it changes; None: it is not on the device"""
 
 
 @dataclass(slots=True)
 class Loading:
     digest: Digest
-    slot: AdapterSlot
     host: HostLoad
     started: float
-    slices: Iterator[bool] | None = None
-    """None: nothing of it is in host memory yet."""
+    copied_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -61,15 +54,19 @@ class SlotChanges:
 class SlotStore:
     def __init__(
         self,
-        linears: LoraLinears,
+        memory: torch.Tensor,
+        layout: Callable[[int], RunLayout],
         *,
         slots: int,
         live: Callable[[Digest], int],
         users: Callable[[Digest], int],
         clock: Callable[[], float],
     ) -> None:
-        self._linears = linears
+        """`memory`: [pages, bytes of a page]"""
+        self._memory = memory
+        self._layout = layout
         self._slots = slots
+        self._budget = DeviceBudget(PageAllocator(len(memory)), max_adapters=slots)
         self._live = live
         self._users = users
         self._clock = clock
@@ -84,20 +81,25 @@ class SlotStore:
 
     def on_device(self, digest: Digest) -> bool:
         known = self._known.get(digest)
-        return known is not None and known.slot is not None
+        return known is not None and known.linears is not None
 
-    def slot_of(self, digest: Digest) -> AdapterSlot:
-        """The slot of an adapter on the device. This also marks the adapter as used now."""
+    def first_page_of(self, digest: Digest) -> int:
+        """Where the run of an adapter on the device begins. This also marks the adapter as used now."""
         self._known.move_to_end(digest)
-        slot = self._known[digest].slot
-        assert slot is not None, digest
-        return slot
+        self._budget.use(digest)
+        return self._budget.run_of(digest).start
+
+    def placed(self, digest: Digest, first_page: int) -> PlacedAdapter:
+        known = self._known[digest]
+        assert known.linears is not None, digest
+        offset = first_page * self._memory.shape[1]
+        return PlacedAdapter(digest, offset, self._layout(known.layout.rank).rank, known.linears)
 
     def register(self, digest: Digest, layout: AdapterLayout) -> None:
         """The adapter's bytes are on this machine. Load it if a slot is free or a sequence waits for it."""
         self._dropped.discard(digest)
         self._known.setdefault(digest, SlotEntry(layout)).layout = layout
-        if self._live(digest) or self._in_use < self._slots:
+        if self._live(digest) or len(self._budget.adapters) < self._slots:
             self.request_load(digest)
 
     def request_load(self, digest: Digest) -> None:
@@ -117,7 +119,7 @@ class SlotStore:
         return (
             self._loading is not None
             or bool(self._progress.evicted)
-            or any(self._too_large(digest) or self._allocate(digest) is not None for digest in self._wanted)
+            or any(self._too_large(digest) or self._could_begin(digest) for digest in self._wanted)
             or any(not self._users(digest) for digest in self._dropped)
         )
 
@@ -145,68 +147,64 @@ class SlotStore:
     def _is_loading(self, digest: Digest) -> bool:
         return self._loading is not None and self._loading.digest == digest
 
-    @property
-    def _in_use(self) -> int:
-        return sum(known.slot is not None for known in self._known.values()) + (self._loading is not None)
+    def _pages(self, digest: Digest) -> int:
+        return -(-self._layout(self._known[digest].layout.rank).bytes // self._memory.shape[1])
 
     def _too_large(self, digest: Digest) -> bool:
-        return RANKS[self._known[digest].rank_class] > self._linears.rows
+        return self._pages(digest) > len(self._memory)
 
-    def _allocate(self, digest: Digest) -> SlotAllocation | None:
-        """The slot that the adapter could get now. Others are evicted only for an adapter that a sequence waits for."""
-        residents = [
-            DeviceAdapter(one, known.slot, self._live(one) > 0)
-            for one, known in self._known.items()
-            if known.slot is not None
-        ]
-        return allocate_slot(
-            self._known[digest].rank_class,
-            residents,
-            rows=self._linears.rows,
-            max_adapters=self._slots,
-            evict=self._live(digest) > 0,
-        )
+    def _could_begin(self, digest: Digest) -> bool:
+        """Others are evicted only for an adapter that a sequence waits for."""
+        budget, count = self._budget, self._pages(digest)
+        if self._live(digest):
+            return budget.could_grant(count, self._stays)
+        return budget.pages.free >= count and len(budget.adapters) < self._slots
+
+    def _stays(self, digest: Digest) -> bool:
+        return self._live(digest) > 0 or self._is_loading(digest)
 
     def _begin(self) -> None:
-        without_slot: set[tuple[int, bool]] = set()  # (rank class, evicts): many adapters may wait for the same slots
         for digest in list(self._wanted):
             if self._too_large(digest):
-                rank, largest = self._known[digest].layout.rank, self._linears.rows
+                rank, needed = self._known[digest].layout.rank, self._pages(digest)
                 self._fail(
                     digest,
                     AdapterIncompatible(
-                        f"The adapter's rank is {rank}, but the memory for adapters holds a total rank of {largest}. "
-                        "Raise the pool's engine.maxLoraRank or engine.maxResidentAdapters.",
+                        f"The adapter's rank is {rank}, for which it needs {needed} pages, but the memory for adapters "
+                        f"has {len(self._memory)}. Raise the pool's engine.maxLoraRank or engine.maxResidentAdapters.",
                         reason="RankTooLarge",
                     ),
                 )
                 continue
-            kind = self._known[digest].rank_class, self._live(digest) > 0
-            allocation = None if kind in without_slot else self._allocate(digest)
-            if allocation is None:
-                without_slot.add(kind)
-                if not self._live(digest):  # no sequence waits: it is loaded only into a free slot
+            live = self._live(digest) > 0
+            grant = self._budget.grant(digest, self._pages(digest), self._stays, evict=live)
+            if grant is None:
+                if not live:  # no sequence waits: it is loaded only into free pages
                     del self._wanted[digest]
                 continue
             del self._wanted[digest]
-            self._make_space(allocation)
+            for evicted in grant.evicted:
+                self._known[evicted].linears = None
+                self._progress.evicted.append(evicted)
+            self._carry_out(grant.effects)
             layout = self._known[digest].layout
             try:
-                host = HostLoad(layout, self._linears.layout(layout.rank), pinned=self._linears.pinned)
+                host = HostLoad(layout, self._layout(layout.rank), pinned=self._memory.is_cuda)
             except RuntimeError as error:  # the machine gives no more threads
+                self._budget.release(digest)
                 self._fail(digest, error)
                 continue
-            self._loading = Loading(digest, allocation.slot, host, self._clock())
+            self._loading = Loading(digest, host, self._clock())
             return
 
-    def _make_space(self, allocation: SlotAllocation) -> None:
-        for digest in allocation.evicted:
-            self._known[digest].slot = None
-            self._progress.evicted.append(digest)
-        for digest, old, new in allocation.moved:
-            with torch.inference_mode():
-                self._linears.move(old, new)
-            self._known[digest].slot = new
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        with torch.inference_mode():
+            for effect in effects:
+                match effect:
+                    case Copy(_, pages, _, to):
+                        self._memory[list(to)] = self._memory[list(pages)]
+                    case Wipe(_, pages):
+                        self._memory[list(pages)] = 0
 
     def _load_some(self, loading: Loading, *, hurry: bool) -> bool:
         """Copy the next slice, or in a hurry all that has been read. True if nothing is left."""
@@ -215,40 +213,25 @@ class SlotStore:
         host.ended(HURRY_SECONDS if hurry else 0.0)
         if host.run is None:
             return False
-        if loading.slices is None:
-            loading.slices = self._slices(host, host.run, loading.slot)
-        for copied in loading.slices:
-            if not (copied and hurry):
-                return False
-        return host.ended()
-
-    def _slices(self, host: HostLoad, run: torch.Tensor, slot: AdapterSlot) -> Iterator[bool]:
-        """Copy the adapter's matrices. Yields True after each slice, and False while the next matrices are not read.
-        Linears that it does not change are cleared."""
-        size = 0
-        for linear in host.layout.offsets:
-            if linear not in host.linears:
-                self._linears.write(linear, slot, None, None)
-                continue
-            while not host.is_read(linear):
-                yield False
-            a, b = host.layout.matrices(run, linear)
-            self._linears.write(linear, slot, a, b)
-            size += a.nbytes + b.nbytes
-            if size >= SLICE_BYTES:
-                yield True
-                size = 0
+        first = self._budget.run_of(loading.digest).start * self._memory.shape[1]
+        begin, end = loading.copied_bytes, host.read_bytes
+        if not hurry:
+            end = min(end, begin + SLICE_BYTES)
+        self._memory.view(-1)[first + begin : first + end].copy_(host.run[begin:end], non_blocking=True)
+        loading.copied_bytes = end
+        return end == host.layout.bytes and host.ended()
 
     def _finish(self, loading: Loading) -> None:
         self._loading = None
         known = self._known[loading.digest]
-        known.slot = loading.slot
+        known.linears = loading.host.linears
         self._known.move_to_end(loading.digest)
         self._progress.loaded.append((loading.digest, known.layout.size, self._clock() - loading.started))
 
     def _fail(self, digest: Digest, error: Exception) -> None:
         if self._is_loading(digest):
             self._loading = None
+            self._budget.release(digest)
         self._wanted.pop(digest, None)  # still known: a sequence that resumes asks again and gets the error, too
         self._progress.failed.append((digest, _as_motet_error(error)))
 
@@ -259,7 +242,8 @@ class SlotStore:
             self._dropped.discard(digest)
             self._wanted.pop(digest, None)
             known = self._known.pop(digest, None)
-            if known is not None and known.slot is not None:
+            if known is not None and known.linears is not None:
+                self._budget.release(digest)
                 self._progress.evicted.append(digest)
 
 

@@ -6,7 +6,7 @@ Everything that does not depend on the layer is worked out here, once an iterati
 rows of the base last, so that an adapter's rows lie together and the base's cost LoRA nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
-from motet_kernels import AdapterSlot, Segment
+from motet_kernels import LoraBackend, PlacedAdapter, Segment
 from motet_runner.execute.row_table import RowTable, TableRow
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan
@@ -24,8 +24,8 @@ Watcher = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, d
 """Is called with module, query, key, value and options of an attention call."""
 
 
-MakeLoraBatch = Callable[[Sequence[Segment]], Any]
-"""`make_batch` of the LoRA back end"""
+WherePlaced = Callable[[Digest, int], PlacedAdapter]
+"""Gets an adapter and the first page of its run."""
 
 
 @dataclass(slots=True)
@@ -127,23 +127,27 @@ class FlatBatchBuilder:
         table: RowTable,
         store: PagedStore,
         device: torch.device,
-        make_lora_batch: MakeLoraBatch = list,
         *,
+        backend: LoraBackend[Any] | None = None,
+        placed: WherePlaced | None = None,
         window: int | None = None,
     ) -> None:
-        """`window`: how many tokens a token attends to, if all layers have a window. Pages before it are not read: they
-        may be others' by now."""
+        """`backend` and `placed`: None if no row ever has an adapter. `window`: how many tokens a token attends to, if
+        all layers have a window. Pages before it are not read: they may be others' by now."""
         self._window = window
         self._table = table
         self._store = store
         self._device = device
-        self._make_lora_batch = make_lora_batch
+        self._backend = backend
+        self._placed = placed
         self._laid_out: tuple[tuple[Segment, ...], Any] | None = None
 
     def build(self, plan: StepPlan) -> FlatBatch:
         table = self._table
+        adapters = self._adapters(plan)
         # Stable: decodes stay before prompts within an adapter.
-        ordered = sorted(plan.rows, key=lambda step: _lora_order(table[step.row].adapter, plan.adapters))
+        order = {digest: number for number, digest in enumerate((*adapters, BASE))}
+        ordered = sorted(plan.rows, key=lambda step: order[table[step.row].adapter])
         tokens: list[int] = []
         segments: list[Segment] = []
         decoding: list[tuple[int, RowStep]] = []
@@ -159,7 +163,7 @@ class FlatBatchBuilder:
                 chunks.append((first, step))
             last_of[step.row] = len(tokens) - 1
             if row.adapter != BASE:
-                segments.append(Segment(*plan.adapters[row.adapter], first, len(tokens)))
+                segments.append(Segment(first, len(tokens), adapters[row.adapter]))
         sampling = [step.row for step in plan.rows if step.samples]
         positions, pages, offsets = self._addresses(decoding, chunks, len(tokens))
         return FlatBatch(
@@ -176,11 +180,21 @@ class FlatBatchBuilder:
             tokens=len(tokens),
         )
 
+    def _adapters(self, plan: StepPlan) -> dict[Digest, PlacedAdapter]:
+        """Those of the plan's rows, in the order in which their rows lie best."""
+        if not plan.adapters:
+            return {}
+        backend, placed = self._backend, self._placed
+        assert backend is not None, "this model has no adapters"
+        assert placed is not None, "this model has no adapters"
+        by_digest = {digest: placed(digest, page) for digest, page in plan.adapters.items()}
+        return dict(sorted(by_digest.items(), key=lambda each: backend.order(each[1])))
+
     def _layout(self, segments: tuple[Segment, ...]) -> Any:
-        if not segments:
+        if not segments or self._backend is None:
             return None
         if self._laid_out is None or self._laid_out[0] != segments:
-            self._laid_out = segments, self._make_lora_batch(segments)
+            self._laid_out = segments, self._backend.make_batch(segments)
         return self._laid_out[1]
 
     def _decode_groups(self, decoding: list[tuple[int, RowStep]]) -> list[DecodeGroup]:
@@ -263,9 +277,3 @@ class FlatBatchBuilder:
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
-
-
-def _lora_order(adapter: Digest, slots: dict[Digest, AdapterSlot]) -> tuple[bool, int, int]:
-    if adapter == BASE:
-        return True, -1, -1
-    return False, *slots[adapter]

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from motet.errors import SetupError
-from motet_kernels import AdapterSlot, LinearGroup, LoraBackend, RunLayout, TorchBackend
+from motet_kernels import LinearGroup, LoraBackend, RunLayout, TorchBackend
 from motet_runner.execute.flat_batch import CURRENT
 
 
@@ -39,46 +39,35 @@ def backend_named(kernels: str) -> type[TorchBackend]:
 
 
 class LoraLinears:
-    """The linears that an adapter may change, by the linear's path in the base model, and the back end that adds to
-    their results.
+    """The linears that an adapter may change, by the linear's path in the base model. The back end is bound to them
+    once the memory is there that it reads adapters from."""
 
-    All adapters share `rows` rows of rank in each linear: an adapter has the same ones everywhere.
-    """
-
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         linears: dict[str, nn.Module],
-        rows: int,
         dtype: torch.dtype,
-        device: torch.device,
         groups: Sequence[Sequence[str]] = (),
         kernels: str = "auto",
     ) -> None:
         """`groups`: the linears that are fed the same tensor. One that is in none is a group of its own."""
-        self.rows = rows
-        self.pinned = device.type == "cuda"
-        """Whether what is copied to the device must be in pinned memory."""
         self.shapes = {path: _shape(path, module) for path, module in linears.items()}
-        backend = backend_named(kernels)(_groups(self.shapes, groups), rows, dtype, device)
-        self.backend: LoraBackend[Any] = backend
-        for path, module in linears.items():
+        self.backend_class = backend_named(kernels)
+        self._linears = linears
+        self._dtype = dtype
+        self._groups = _groups(self.shapes, groups)
+
+    def run_bytes(self, rank: int) -> int:
+        """What the run of an adapter of this rank takes."""
+        tile = self.backend_class.tile
+        return RunLayout(-(-rank // tile) * tile, self._groups, self._dtype).bytes
+
+    def bind(self, memory: torch.Tensor, copy_bytes: int) -> LoraBackend[Any]:
+        """Let a back end that reads adapters from `memory` [bytes] add to what the linears compute. It takes at most
+        `copy_bytes` beside it."""
+        backend = self.backend_class(self._groups, memory, self._dtype, copy_bytes=copy_bytes)
+        for path, module in self._linears.items():
             module.forward = _followed(module.forward, backend, path, *self.shapes[path])
-
-    def layout(self, rank: int) -> RunLayout:
-        return self.backend.layout(rank)
-
-    def write(self, path: str, place: AdapterSlot, a: torch.Tensor | None, b: torch.Tensor | None) -> None:
-        self.backend.write(path, place, a, b)
-
-    def move(self, place: AdapterSlot, to: AdapterSlot) -> None:
-        """Carry an adapter to other rows of all linears."""
-        self.backend.move(place, to)
-
-
-def bytes_of(linears: dict[str, nn.Module], rows: int, dtype: torch.dtype) -> int:
-    """What `rows` rows take in all linears together."""
-    shapes = {path: _shape(path, module) for path, module in linears.items()}
-    return TorchBackend.bytes_of(_groups(shapes, ()), rows, dtype)
+        return backend
 
 
 def _groups(shapes: dict[str, tuple[int, int]], shared: Sequence[Sequence[str]]) -> list[LinearGroup]:

@@ -3,12 +3,14 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from motet.clock import Clock
 from motet.domain import RequestId, pages_for
-from motet_runner.execute.flat_batch import FlatBatchBuilder, MakeLoraBatch
+from motet_kernels import LoraBackend
+from motet_runner.execute.flat_batch import FlatBatchBuilder, WherePlaced
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.row_table import RowTable
 from motet_runner.execute.sampler import sample
@@ -44,7 +46,8 @@ class LocalWorker:
         tiers: PageTiers,
         *,
         clock: Clock,
-        make_lora_batch: MakeLoraBatch = list,
+        backend: LoraBackend[Any] | None = None,
+        placed: WherePlaced | None = None,
     ) -> None:
         self._loaded = loaded
         self._store = store
@@ -54,7 +57,9 @@ class LocalWorker:
         """Is called in each iteration that samples."""
         self._eos = frozenset(loaded.eos_token_ids)
         self._table = RowTable(pinned=loaded.device.type == "cuda")
-        self._builder = FlatBatchBuilder(self._table, store, loaded.device, make_lora_batch, window=loaded.window)
+        self._builder = FlatBatchBuilder(
+            self._table, store, loaded.device, backend=backend, placed=placed, window=loaded.window
+        )
         self._results: deque[StepResult] = deque()
 
     def launch(self, plan: StepPlan) -> None:

@@ -10,13 +10,12 @@ from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.planner import Planner
 from motet_runner.plan.presets import NOT_YET, PRESETS, Preset, preset_named
 from motet_runner.plan.sequence import Sequence
-from motet_runner.plan.step_plan import AdapterSlot, RowJoin, RowStep, SampledToken, StepPlan, StepResult
+from motet_runner.plan.step_plan import RowJoin, RowStep, SampledToken, StepPlan, StepResult
 
 __all__ = [
     "NOT_YET",
     "PRESETS",
     "AdapterRun",
-    "AdapterSlot",
     "Copy",
     "DeviceBudget",
     "Effect",

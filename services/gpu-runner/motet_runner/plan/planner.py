@@ -20,7 +20,7 @@ from motet_runner.plan.presets import Preset
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_memory import MAX_PARKED, MAX_PARKED_AS_VICTIM, SequenceMemory
 from motet_runner.plan.sequence_table import SequenceTable
-from motet_runner.plan.step_plan import AdapterSlot, RowStep, SampledToken, StepPlan, StepResult
+from motet_runner.plan.step_plan import RowStep, SampledToken, StepPlan, StepResult
 from motet_runner.plan.suspect_turns import SuspectTurns
 
 _NOT_FINITE = (
@@ -50,7 +50,7 @@ class Planner:
         prefix_cache: bool = True,
         window: int | None = None,
         on_device: Callable[[Digest], bool] = lambda _: True,
-        adapter_slot: Callable[[Digest], AdapterSlot] = lambda _: (0, 0),
+        first_page_of: Callable[[Digest], int] = lambda _: 0,
         cheaper: Callable[[Sequence], ParkMethod] = lambda _: ParkMethod.RECOMPUTE,
     ) -> None:
         self.sequences = SequenceTable()
@@ -71,7 +71,7 @@ class Planner:
         self.steps = 0
         """Iterations planned so far."""
         self._on_device = on_device
-        self._adapter_slot = adapter_slot
+        self._first_page_of = first_page_of
         self._cheaper = cheaper
         self._arrivals = 0
         self._turns = SuspectTurns()
@@ -198,7 +198,7 @@ class Planner:
             joins=joins,
             decodes=decodes,
             prefills=prefills,
-            adapters={adapter: self._adapter_slot(adapter) for adapter in iteration.adapters},
+            adapters={adapter: self._first_page_of(adapter) for adapter in iteration.adapters},
         )
         self._launched.append(
             _Launched(

@@ -11,9 +11,6 @@ from motet.domain import Digest, RequestId
 from motet_runner.interface import Logprobs, Sampling
 from motet_runner.plan.copies import Effect
 
-AdapterSlot = tuple[int, int]
-"""Where an adapter lies on the device: (rank class, slot)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowJoin:
@@ -63,8 +60,8 @@ class StepPlan:
     joins: tuple[RowJoin, ...] = ()
     decodes: tuple[RowStep, ...] = ()
     prefills: tuple[RowStep, ...] = ()
-    adapters: dict[Digest, AdapterSlot] = field(default_factory=dict)
-    """Where the adapters of these rows lie now."""
+    adapters: dict[Digest, int] = field(default_factory=dict)
+    """Where the runs of the adapters of these rows begin now: the first page of each."""
 
     @property
     def rows(self) -> tuple[RowStep, ...]:
