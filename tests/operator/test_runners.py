@@ -4,6 +4,8 @@ from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from motet.processes import Phase, ProcessStatus
 from motet.settings import ProcessSettings
 from motet_operator.local.runner_table import RunnerTable
@@ -12,6 +14,7 @@ from motet_operator.local.state_directory import MAX_INSTANCE_NAME, StateDirecto
 from motet_operator.reconcile import Plan, PoolObject, reconcile
 from motet_operator.settings import Settings
 from motet_operator.sync import UnhealthyRunner
+from motet_runner.settings import Settings as RunnerSettings
 from tests.operator.builders import later, name, pool, view
 
 
@@ -59,8 +62,20 @@ def test_a_pool_becomes_processes_that_know_who_they_are(tmp_path: Path) -> None
     assert env["MOTET_RUNNER_LISTEN"].endswith(f"/{first.name}.sock")
     assert (env["MOTET_RUNNER_KV_CACHE_MIB"], env["MOTET_RUNNER_PRESET"]) == ("64", "orca")
     assert "MOTET_RUNNER_MAX_LORA_RANK" not in env, "what the pool leaves open is the runner's to decide"
+    assert "MOTET_RUNNER_PREFIX_CACHE" not in env
     assert env["OMP_WAIT_POLICY"] == "passive"
     assert env["MOTET_RUNNER_MANIFESTS"] == str(tmp_path), "its Secrets open sources"
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_runner_reads_from_its_environment_whether_it_has_a_prefix_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, wanted: bool
+) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool("acme/demo", engine={"prefixCache": wanted}))
+    (spec,) = table.specs()
+    monkeypatch.setenv("MOTET_RUNNER_PREFIX_CACHE", spec.env["MOTET_RUNNER_PREFIX_CACHE"])
+    assert RunnerSettings(model_uri="file:///model").prefix_cache is wanted
 
 
 def test_a_new_operator_knows_the_model_source_of_an_adopted_runner(tmp_path: Path) -> None:

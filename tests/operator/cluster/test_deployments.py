@@ -170,6 +170,8 @@ def test_a_change_of_the_pod_changes_the_digest() -> None:
     changes: list[dict[str, object]] = [
         {},
         {"engine": {"maxLoraRank": 8}},
+        {"engine": {"prefixCache": False}},
+        {"engine": {"prefixCache": True}},
         {"drainTimeoutSeconds": 7},
         {"adapterVolumes": [{"claimName": "tuned"}]},
         {"template": {"nodeSelector": {"gpu": "large"}}},

@@ -50,6 +50,7 @@ def test_the_same_template_is_the_same_revision() -> None:
     assert revision(pool(replicas=1)) == revision(pool(replicas=5, drainTimeoutSeconds=1))
     assert revision(pool()) == revision(pool(engine={}))
     assert revision(pool()) != revision(pool(engine={"maxLoraRank": 8}))
+    assert revision(pool()) != revision(pool(engine={"prefixCache": False}))
     assert revision(pool("a")) != revision(pool("b"))
 
 

@@ -132,6 +132,10 @@ class EngineSpec(ResourceModel):
     prefill_chunk_tokens: Annotated[int, Field(ge=16, le=65536)] | None = None
     """The largest number of prompt tokens in one iteration."""
 
+    prefix_cache: bool | None = None
+    """Whether a request uses the KV that earlier requests of its tenant have computed for the same first tokens under
+    the same adapter. Absent: true."""
+
     rules: ClassVar = (
         Rule(
             field="maxResidentAdapters",
