@@ -15,6 +15,7 @@ from motet_runner.execute.flat_batch import FlatBatch
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import Copy, StepPlan, StepResult, Tier, Wipe
+from motet_runner.plan.size_limit import CALLS_UNTIL_LARGER
 from motet_runner.step_costs import StepCosts
 from motet_runner.worker_control import Worker
 from tests.runner.engines import ask, load, make_engine, run
@@ -89,12 +90,15 @@ def test_the_plan_of_a_long_sequence_is_as_short_as_that_of_a_short_one(llama: P
     assert abs(sizes[1] - sizes[0]) < 16
 
 
-def limit_tokens(engine: Engine, most: int) -> list[int]:
-    """Memory suffices for `most` tokens at once. Returns a list that gets the size of each batch that fits."""
+def limit_tokens(engine: Engine, most: int, in_vain: list[int] | None = None) -> list[int]:
+    """Memory suffices for `most` tokens at once. Returns a list that gets the size of each batch that fits; `in_vain`
+    gets those of the others."""
     forward, sizes = engine._loaded.forward, []
 
     def limited(batch: FlatBatch) -> torch.Tensor:
         if batch.tokens > most:
+            if in_vain is not None:
+                in_vain.append(batch.tokens)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         sizes.append(batch.tokens)
         return forward(batch)
@@ -118,7 +122,52 @@ def test_after_a_batch_in_parts_prompts_are_cut_smaller(llama: Path) -> None:
     sizes.clear()
     run(engine, ask("second", prompt=200, max_tokens=2))
     assert max(sizes) <= 60
-    assert engine._planner.chunk_tokens < 256
+    assert engine._planner.chunk.size < 256
+
+
+def test_prompts_are_cut_larger_again_once_memory_suffices(llama: Path) -> None:
+    engine = make_engine(llama, prefill_chunk_tokens=256)
+    limit_tokens(engine, 60)
+    run(engine, ask("first", prompt=200, max_tokens=2))
+    sizes = limit_tokens(engine, 1000)
+    run(engine, ask("second", prompt=5, max_tokens=CALLS_UNTIL_LARGER + 1))
+    sizes.clear()
+    run(engine, ask("third", prompt=200, max_tokens=2))
+    assert sizes[0] == 200
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_decodes_that_do_not_fit_together_are_tried_together_only_now_and_then(llama: Path, ahead: int) -> None:
+    engine = make_engine(llama, plan_ahead=ahead)
+    asked = [ask(f"{number}", prompt=3, max_tokens=300) for number in range(6)]
+    expected = run(make_engine(llama), *asked).tokens
+    ran = run(engine, *asked, steps=3)
+    in_vain: list[int] = []
+    sizes = limit_tokens(engine, 4, in_vain)
+    run(engine, ran=ran)
+    assert ran.tokens == expected
+    assert set(in_vain) == {6}
+    assert 3 <= len(in_vain) <= 1 + len(sizes) // CALLS_UNTIL_LARGER, "at first, and then now and then"
+    assert engine._planner.chunk.size == 512, "there is no prompt to cut"
+
+
+def test_decodes_beside_a_prompt_that_does_not_fit_stay_together(llama: Path) -> None:
+    engine = make_engine(llama, prefill_chunk_tokens=256)
+    ran = run(engine, *(ask(f"{number}", prompt=3, max_tokens=60) for number in range(5)), steps=3)
+    sizes = limit_tokens(engine, 60)
+    run(engine, ask("long", prompt=200, max_tokens=20), ran=ran, steps=15)
+    assert sizes[-1] == 6
+
+
+def test_a_moment_without_memory_does_not_slow_decodes_down_for_long(llama: Path) -> None:
+    engine = make_engine(llama)
+    ran = run(engine, *(ask(f"{number}", prompt=3, max_tokens=300) for number in range(6)), steps=3)
+    limit_tokens(engine, 1)
+    run(engine, ran=ran, steps=1)
+    sizes = limit_tokens(engine, 100)
+    run(engine, ran=ran)
+    assert sizes[0] == 1
+    assert sizes.count(6) > 200
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

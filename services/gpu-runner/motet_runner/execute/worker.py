@@ -17,12 +17,14 @@ from motet_runner.execute.sampler import sample
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
-from motet_runner.plan import RowStep, SampledToken, StepPlan, StepResult
+from motet_runner.plan import RowStep, SampledToken, SizeLimit, StepPlan, StepResult
 
 LogitsTap = Callable[[list[RequestId], torch.Tensor], None]
 """Gets the requests that are sampled now, and their logits before any penalty: [requests, vocabulary]."""
 
 WARM_UP_TOKENS = 128
+
+MANY = 1 << 30
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class _Parts:
     sampled: dict[int, SampledToken | None] = field(default_factory=dict)
     out_of_memory: list[int] = field(default_factory=list)
     model_calls: int = 0
+    retries: int = 0
     attention_calls: int = 0
     padding: int = 0
 
@@ -60,6 +63,8 @@ class LocalWorker:
         self._builder = FlatBatchBuilder(
             self._table, store, loaded.device, backend=backend, placed=placed, window=loaded.window
         )
+        self._decodes = SizeLimit(MANY)
+        """How many decodes are computed at once."""
         self._results: deque[StepResult] = deque()
 
     def launch(self, plan: StepPlan) -> None:
@@ -105,6 +110,8 @@ class LocalWorker:
                 self._table.append_pages(step)
         parts = _Parts()
         self._compute_parts(plan, parts)
+        if not parts.retries:
+            self._decodes.fitted(parts.model_calls)
         for step in plan.rows:
             if step.samples and parts.sampled.get(step.row) is None:
                 # The plan ends a row without a token. Until it does, any token will do.
@@ -117,22 +124,15 @@ class LocalWorker:
             swapped_pages=swapped.pages,
             swap_seconds=swapped.seconds,
             model_calls=parts.model_calls,
+            retries=parts.retries,
             attention_calls=parts.attention_calls,
             padding=parts.padding,
         )
 
     def _compute_parts(self, plan: StepPlan, parts: _Parts) -> None:
         """Compute the rows at once or, when memory does not suffice for all of them, one half after the other."""
-        try:
-            self._compute_at_once(plan, parts)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-        else:
+        if len(plan.rows) <= self._decodes.size and self._fits(plan, parts):
             return
-        # Only here are the tensors of the attempt gone: the exception held them.
-        if self._loaded.device.type == "cuda":
-            torch.cuda.empty_cache()
         first, second = _halves(plan)
         if first is None or second is None:
             parts.out_of_memory += [step.row for step in plan.rows]
@@ -140,6 +140,24 @@ class LocalWorker:
         self._compute_parts(first, parts)
         if not any(step.row in parts.out_of_memory for step in second.rows):
             self._compute_parts(second, parts)
+
+    def _fits(self, plan: StepPlan, parts: _Parts) -> bool:
+        """Compute the rows at once, if memory suffices for them."""
+        try:
+            self._compute_at_once(plan, parts)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            return True
+        # Only here are the tensors of the attempt gone: the exception held them.
+        if self._loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+        parts.retries += 1
+        # After an iteration with prompts, the plan makes their chunks smaller.
+        if all(step.count == 1 for step in plan.rows):
+            self._decodes.did_not_fit(len(plan.rows))
+        return False
 
     def _compute_at_once(self, plan: StepPlan, parts: _Parts) -> None:
         batch = self._builder.build(plan)

@@ -10,6 +10,7 @@ from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.planner import Planner
 from motet_runner.plan.presets import NOT_YET, PRESETS, Preset, preset_named
 from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.size_limit import SizeLimit
 from motet_runner.plan.step_plan import RowJoin, RowStep, SampledToken, StepPlan, StepResult
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "RowStep",
     "SampledToken",
     "Sequence",
+    "SizeLimit",
     "StepPlan",
     "StepResult",
     "Tier",

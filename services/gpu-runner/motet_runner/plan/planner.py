@@ -20,6 +20,7 @@ from motet_runner.plan.presets import Preset
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_memory import MAX_PARKED, MAX_PARKED_AS_VICTIM, SequenceMemory
 from motet_runner.plan.sequence_table import SequenceTable
+from motet_runner.plan.size_limit import SizeLimit
 from motet_runner.plan.step_plan import RowStep, SampledToken, StepPlan, StepResult
 from motet_runner.plan.suspect_turns import SuspectTurns
 
@@ -60,7 +61,8 @@ class Planner:
         )
         self.preset = preset
         self.places = places
-        self.chunk_tokens = chunk_tokens
+        self.chunk = SizeLimit(chunk_tokens, least=PAGE_TOKENS)
+        """How many prompt tokens an iteration may compute."""
         self.max_length = min(max_length, pages * PAGE_TOKENS)
         self.vocabulary = vocabulary
         self.eos_token_ids = eos_token_ids
@@ -223,7 +225,7 @@ class Planner:
         return compose(
             (s for s in self.sequences.runnable() if s.may_be_scheduled and not self._waits_for_parent(s)),
             self.preset,
-            chunk_tokens=self.chunk_tokens,
+            chunk_tokens=self.chunk.size,
             places=self.places,
             suspects_first=suspects_first,
             free_pages=self.memory.pages.free,
@@ -278,8 +280,10 @@ class Planner:
             self._computed(work, restarts)
             if work.samples:
                 self._sampled(work.sequence, token)
-        if result.model_calls > 1:
-            self.chunk_tokens = max(PAGE_TOKENS, self.chunk_tokens // 2)
+        if not result.retries:
+            self.chunk.fitted(result.model_calls)
+        elif launched.iteration.prefills:
+            self.chunk.did_not_fit(self.chunk.size)
 
     def take_outputs(self) -> tuple[list[SequenceOutput], list[Event]]:
         """Tokens and events since the last call."""

@@ -88,7 +88,9 @@ class StepResult:
     out_of_memory: tuple[int, ...] = ()
     """Rows that could not be computed, not even alone and token by token."""
     model_calls: int = 0
-    """More than one if the rows did not fit into memory together."""
+    """More than one if the rows do not fit into memory together."""
+    retries: int = 0
+    """How often memory did not suffice for rows, which were then computed in parts or not at all."""
     seconds: float = 0.0
     """From the rows to the sampled tokens. Copies of pages are not in it."""
     swapped_pages: int = 0
