@@ -3,50 +3,18 @@ dispatcher: they meet on one runner, and the scheduler's ledger charges shared p
 
 from typing import Any
 
-from motet.api.v1 import common_pb2, runner_pb2
-from motet.domain import BASE, PAGE_TOKENS, Digest, InstanceName, RequestId
-from motet.prefix_hints import prefix_salt, prompt_hints
-from motet_gateway.dispatcher import Dispatcher, GenerationRequest
+from motet.domain import PAGE_TOKENS, InstanceName, RequestId
 from motet_gateway.generation import EndReason
-from tests.common.waiting import PATIENCE_S
-from tests.gateway.test_requests_that_kill_engines import Client, dispatcher_of
 from tests.support.fake_engine import SlowEngines, tokens_of
 from tests.support.in_process_runner import short_folder
 from tests.support.in_process_services import until
 from tests.support.in_process_system import InProcessSystem, in_process_system
+from tests.support.real_dispatcher import SEED, Client, ask, dispatcher_of
 
-SEED, LENGTH = 7, 60
+LENGTH = 60
 PROMPT = tuple(range(3 * PAGE_TOKENS + 5))
 PROMISE, SHARED = 7, 3
 """Pages. All choices of a call share the full pages of their prompt."""
-
-
-def ask(
-    dispatcher: Dispatcher, name: str, *, prompt: tuple[int, ...] = PROMPT, parent: str = "", choices: int = 1
-) -> Client:
-    client = Client()
-    base = Digest(dispatcher._catalog.current.groups[0].base_digest)
-    dispatcher.start(
-        GenerationRequest(
-            request=name,
-            tenant="acme",
-            group="default/demo",
-            adapter="",
-            adapter_digest=BASE,
-            request_class=common_pb2.REQUEST_CLASS_STANDARD,
-            prompt_ids=list(prompt),
-            choice=0,
-            sampling=runner_pb2.Sampling(max_tokens=LENGTH, ignore_eos=True),
-            seed=SEED,
-            estimate=common_pb2.Estimate(q80=LENGTH),
-            deadline_seconds=PATIENCE_S,
-            parent=parent,
-            choices=choices,
-            prefix_hints=prompt_hints(prefix_salt(base, BASE, "acme"), prompt),
-        ),
-        client,
-    )
-    return client
 
 
 def ledger(system: InProcessSystem, instance: str) -> dict[Any, int]:
@@ -76,7 +44,10 @@ async def test_choices_of_a_call_run_on_one_runner_and_shared_pages_are_charged_
             for name in ("r0", "r1"):
                 await system.runner(name, engines)
             await until(lambda: dispatcher._catalog.current.groups[0].base_digest)
-            clients = [ask(dispatcher, f"a.{n}" if n else "a", parent="a" if n else "", choices=3) for n in range(3)]
+            clients = [
+                ask(dispatcher, f"a.{n}" if n else "a", PROMPT, max_tokens=LENGTH, parent="a" if n else "", choices=3)
+                for n in range(3)
+            ]
             await until(lambda: all(client.tokens for client in clients))
             (name,) = {where(system, request) for request in ("a", "a.1", "a.2")}
             await until(lambda: sorted(ledger(system, name).values()) == [PROMISE - SHARED, PROMISE - SHARED, PROMISE])
@@ -93,7 +64,7 @@ async def test_a_prompt_goes_to_the_runner_that_has_its_beginning_in_its_cache()
             await system.runner("r0", engines)
             await until(lambda: dispatcher._catalog.current.groups[0].base_digest)
             engines.hurry()
-            await finished([ask(dispatcher, "first")])
+            await finished([ask(dispatcher, "first", PROMPT, max_tokens=LENGTH)])
             await until(lambda: system.control.scheduler.runners[InstanceName("r0")].cached_prefixes)
             await system.runner("r1", engines)
             alike, other = (*PROMPT[: 2 * PAGE_TOKENS], 7, 7, 7), (7, *PROMPT)
@@ -104,5 +75,5 @@ async def test_a_prompt_goes_to_the_runner_that_has_its_beginning_in_its_cache()
                 ("other", other, "r1"),
             ]:
                 await until(lambda: not system.control.scheduler.requests)
-                await finished([ask(dispatcher, name, prompt=prompt)], prompt)
+                await finished([ask(dispatcher, name, prompt, max_tokens=LENGTH)], prompt)
                 assert f"{runner}, epoch 1" in placed(system, name)

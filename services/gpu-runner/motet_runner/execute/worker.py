@@ -18,13 +18,12 @@ from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import RowStep, SampledToken, SizeLimit, StepPlan, StepResult
+from motet_runner.plan.presets import UNBOUNDED
 
 LogitsTap = Callable[[list[RequestId], torch.Tensor], None]
 """Gets the requests that are sampled now, and their logits before any penalty: [requests, vocabulary]."""
 
 WARM_UP_TOKENS = 128
-
-MANY = 1 << 30
 
 
 @dataclass(slots=True)
@@ -63,7 +62,7 @@ class LocalWorker:
         self._builder = FlatBatchBuilder(
             self._table, store, loaded.device, backend=backend, placed=placed, window=loaded.window
         )
-        self._decodes = SizeLimit(MANY)
+        self._decodes = SizeLimit(UNBOUNDED)
         """How many decodes are computed at once."""
         self._results: deque[StepResult] = deque()
 

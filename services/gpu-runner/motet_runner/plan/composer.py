@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from motet.domain import BASE, Digest, pages_for
 from motet_runner.plan.joining import choose, passed_over
-from motet_runner.plan.presets import Preset
+from motet_runner.plan.presets import UNBOUNDED, Preset
 from motet_runner.plan.sequence import Sequence
 
 
@@ -117,8 +117,8 @@ def compose(
 
 def _rows(sequences: Iterable[Sequence], preset: Preset, chunk_tokens: int) -> Iteration:
     iteration = Iteration()
-    tokens_left = (chunk_tokens if preset.chunked else preset.prefill_tokens) or _UNBOUNDED
-    prefills_left = preset.prefills or _UNBOUNDED
+    tokens_left = (chunk_tokens if preset.chunked else preset.prefill_tokens) or UNBOUNDED
+    prefills_left = preset.prefills or UNBOUNDED
     for sequence in sequences:
         if sequence.decodes:
             iteration.decodes.append(_decode(sequence))
@@ -146,8 +146,8 @@ def _prompts_first(sequences: Iterable[Sequence], preset: Preset, free_pages: in
     pages for it (SW-12).
     """
     iteration = Iteration()
-    tokens_left = preset.prefill_tokens or _UNBOUNDED
-    pages_left = _UNBOUNDED if free_pages is None else free_pages
+    tokens_left = preset.prefill_tokens or UNBOUNDED
+    pages_left = UNBOUNDED if free_pages is None else free_pages
     due: list[Sequence] = []
     prompts: list[Sequence] = []
     decodes: list[Sequence] = []
@@ -189,6 +189,3 @@ def _prefill(sequence: Sequence, count: int) -> Work:
 
 def _pages_to_take(sequence: Sequence, count: int) -> int:
     return max(0, pages_for(sequence.scheduled + count) - sequence.left_pages - len(sequence.pages))
-
-
-_UNBOUNDED = 1 << 60

@@ -8,7 +8,7 @@ passed over `PASSED_OVER_AT_MOST` times goes first, and ends the choice when it 
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-from motet_runner.plan.presets import Preset
+from motet_runner.plan.presets import UNBOUNDED, Preset
 
 PASSED_OVER_AT_MOST = 32
 """In how many choices others that arrived later may start instead of one that waits."""
@@ -35,7 +35,7 @@ def choose(waiting: Iterable[Candidate], preset: Preset, *, places: int, pages: 
 
     They are given by arrival. The choice is made in the order of the preset.
     """
-    left = _UNBOUNDED if pages is None else pages
+    left = UNBOUNDED if pages is None else pages
     chosen: list[Candidate] = []
     for one, may_be_skipped in _in_order(list(waiting), preset):
         if len(chosen) >= places:
@@ -63,6 +63,3 @@ def _in_order(waiting: list[Candidate], preset: Preset) -> Iterable[tuple[Candid
     others = [one for one in waiting if one.passed_over < PASSED_OVER_AT_MOST]
     others.sort(key=lambda one: -one.promise)  # stable: of two equal ones the older goes first
     return [(one, False) for one in overdue] + [(one, True) for one in others]
-
-
-_UNBOUNDED = 1 << 60

@@ -11,6 +11,9 @@ from typing import Literal
 from motet.errors import SetupError
 from motet.promises import PromiseRule
 
+UNBOUNDED = 1 << 60
+"""More than any number of tokens, sequences or pages."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
