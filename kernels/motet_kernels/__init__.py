@@ -7,8 +7,8 @@
 
 It computes what SGMV does (PU-01, PU-02), for mixed ranks. Rows without an adapter cost nothing. The package knows
 nothing about serving, and reads no environment. `backend.py` says what a back end is: an object that reads adapters in
-the runs where the caller has written them (`run_layout.py`). `TorchBackend`, in plain torch, is the only one. Tests
-compare with `reference.add_lora`, which uses fp64.
+the runs where the caller has written them (`run_layout.py`). `TorchBackend` is in plain torch, `cpp.CppBackend` in C++
+for a CPU. Tests compare with `reference.add_lora`, which uses fp64.
 """
 
 from motet_kernels.backend import LoraBackend

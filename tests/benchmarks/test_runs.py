@@ -13,7 +13,7 @@ from tests.repo.tree import ROOT
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        ("add_lora", "--calls=2 --width=64"),
+        ("lora_op", "--calls=2 --turns=1 --width=64 --rotated=1"),
         ("gateway", "--requests=32"),
         ("predictor", "--calls=3"),
         ("prefix", "--shared=64 --sequences=4 --tokens=8 --width=128 --layers=2"),

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet_kernels import LinearGroup, LoraBatch, PlacedAdapter, Segment, TorchBackend, reference
+from motet_kernels.cpp import CppBackend, Library
+from tests.support.compiled_kernels import compiled_library
 
 TRAFFIC = {
     "nobody": lambda rows: [None] * rows,
@@ -26,11 +28,18 @@ LINEAR = frozenset({"linear"})
 class Projection:
     """Adapters of mixed ranks on one linear, in memory that holds no numbers elsewhere, and rows that go through them.
 
-    `copies`: bytes for copies of runs, as a share of all runs.
+    `copies`: bytes for copies of runs, as a share of all runs. With a library, its back end; else the one in torch.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, ranks: Sequence[int], dtype=torch.float32, *, copies: float = 1.0
+        self,
+        inputs: int,
+        outputs: int,
+        ranks: Sequence[int],
+        dtype=torch.float32,
+        library: Library | None = None,
+        *,
+        copies: float = 1.0,
     ) -> None:
         generator = torch.Generator().manual_seed(0)
         self.random = lambda *shape: torch.randn(*shape, generator=generator)
@@ -38,7 +47,10 @@ class Projection:
         layout = TorchBackend(groups, torch.empty(0, dtype=torch.uint8), dtype, copy_bytes=0).layout
         sizes = [layout(rank).bytes for rank in ranks]
         self.memory = torch.full((2 * sum(sizes) + PAGE,), 255, dtype=torch.uint8)
-        self.backend = TorchBackend(groups, self.memory, dtype, copy_bytes=int(copies * sum(sizes)))
+        if library is None:
+            self.backend = TorchBackend(groups, self.memory, dtype, copy_bytes=int(copies * sum(sizes)))
+        else:
+            self.backend = CppBackend(groups, self.memory, dtype, library=library)
         self.matrices: dict[str, tuple[torch.Tensor, torch.Tensor, float]] = {}
         self.placed: list[PlacedAdapter] = []
         end = PAGE
@@ -85,6 +97,12 @@ class Projection:
         return batch
 
 
+@pytest.fixture(scope="module", params=["torch", "cpp"])
+def library(request: pytest.FixtureRequest) -> Library | None:
+    """That of the back end in C++; None for the one in torch."""
+    return compiled_library() if request.param == "cpp" else None
+
+
 def mixed(adapters: int) -> list[int]:
     return [RANK_OF[index % len(RANK_OF)] for index in range(adapters)]
 
@@ -92,8 +110,9 @@ def mixed(adapters: int) -> list[int]:
 @pytest.mark.parametrize("rows", [1, 7, 64, 133])
 @pytest.mark.parametrize("traffic", TRAFFIC)
 @pytest.mark.parametrize("shape", [(48, 80), (64, 16)], ids=str)
-def test_matches_the_reference(traffic: str, rows: int, shape: tuple[int, int]) -> None:
-    Projection(*shape, mixed(140 if traffic == "every row its own" else 70)).check(TRAFFIC[traffic](rows))
+def test_matches_the_reference(library: Library | None, traffic: str, rows: int, shape: tuple[int, int]) -> None:
+    adapters = 140 if traffic == "every row its own" else 70
+    Projection(*shape, mixed(adapters), library=library).check(TRAFFIC[traffic](rows))
 
 
 OWNERS = st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=1, max_size=60)
@@ -105,16 +124,16 @@ OWNERS = st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=1, max_size=
 )  # fmt: skip
 @settings(deadline=None, max_examples=60)
 def test_matches_the_reference_whoever_comes_and_goes(
-    batches: list[list[int | None]], inputs: int, outputs: int, copies: float
+    library: Library | None, batches: list[list[int | None]], inputs: int, outputs: int, copies: float
 ) -> None:
     """In any order and size, and with any room for copies."""
-    projection = Projection(inputs, outputs, mixed(10), copies=copies)
+    projection = Projection(inputs, outputs, mixed(10), library=library, copies=copies)
     for owners in batches:
         projection.check(owners)
 
 
-def test_rows_without_an_adapter_are_not_touched_at_all() -> None:
-    projection = Projection(32, 32, mixed(4))
+def test_rows_without_an_adapter_are_not_touched_at_all(library: Library | None) -> None:
+    projection = Projection(32, 32, mixed(4), library=library)
     owners = [None, 0, None, 1, 1, None]
     x, y = projection.random(6, 32), projection.random(6, 32)
     x[[0, 2, 5]] = float("nan")
@@ -218,8 +237,8 @@ def test_copies_never_take_more_than_they_were_given() -> None:
     assert projection.backend._stacks._copies is copies
 
 
-def test_an_adapter_adds_nothing_to_a_linear_that_it_does_not_change() -> None:
-    projection = Projection(16, 16, [8, 8, 8, 16])
+def test_an_adapter_adds_nothing_to_a_linear_that_it_does_not_change(library: Library | None) -> None:
+    projection = Projection(16, 16, [8, 8, 8, 16], library=library)
     for index in (0, 3):
         other = projection.placed[index] = projection.placed[index]._replace(linears=frozenset({"other"}))
         projection.memory[other.offset : other.offset + projection.backend.layout(other.rank).bytes] = 0
@@ -231,8 +250,8 @@ def test_an_adapter_adds_nothing_to_a_linear_that_it_does_not_change() -> None:
 
 
 @pytest.mark.parametrize("owners", [[0, 0], [0, 1, 2]], ids=["in place", "as a copy"])
-def test_a_moved_adapter_gives_the_same_results(owners: list[int]) -> None:
-    projection = Projection(16, 16, [5, 8, 8])
+def test_a_moved_adapter_gives_the_same_results(library: Library | None, owners: list[int]) -> None:
+    projection = Projection(16, 16, [5, 8, 8], library=library)
     projection.check(owners)
     end = len(projection.memory) - projection.backend.layout(8).bytes
     projection.move(0, end // PAGE * PAGE)
@@ -250,8 +269,8 @@ def test_another_adapter_may_take_the_place_of_one_that_has_left() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_as_near_as_it_can_be(dtype: torch.dtype) -> None:
-    projection = Projection(32, 32, mixed(6), dtype)
+def test_half_precision_is_as_near_as_it_can_be(library: Library | None, dtype: torch.dtype) -> None:
+    projection = Projection(32, 32, mixed(6), dtype, library)
     owners = [0, 1, 1, 8 % 6, 3, 3, 3, *[4] * 20]
     segments = projection.segments(owners)
     x, y = projection.random(len(owners), 32).to(dtype), projection.random(len(owners), 32).to(dtype)

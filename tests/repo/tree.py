@@ -7,7 +7,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 GENERATED_API = ROOT / "services" / "common" / "motet" / "api" / "v1"
-WRITTEN = {".py", ".pyi", ".proto", ".md", ".yaml", ".tpl", ".txt", ".toml", ".sh", ""}
+WRITTEN = {".py", ".pyi", ".proto", ".md", ".yaml", ".tpl", ".txt", ".toml", ".sh", ".cpp", ".h", ""}
 """Suffixes of what people write, Makefile and Dockerfiles too; the others are data."""
 
 

@@ -1,0 +1,299 @@
+"""Measures add_lora, compiled and in plain torch, against what people write by hand.
+
+- A loop over adapters multiplies the rows of one adapter after the other.
+- Gather and bmm collects the matrices of each row's adapter, and multiplies all rows at once.
+- A plain read only reads the bytes of all matrices once: nothing can be faster.
+
+Each alternates with add_lora in this process. As in a model, whose other layers come in between, no call finds its
+adapters in a cache: all sides go round through sets of adapters that together are larger than the caches. It does not
+use a GPU. Without a compiler it measures the back end in torch alone.
+
+    python -m benchmarks.lora_op [--width 4096] [--rank 16] [--dtype bfloat16] [--threads 1] [--json]
+"""
+
+import argparse
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness import Measure, Pairs, Result, alternate, arguments, percentile, report
+from motet_kernels import LinearGroup, LoraBackend, PlacedAdapter, RunLayout, Segment, TorchBackend
+from motet_kernels.cpp import CannotBuild, CppBackend, Library, build
+
+CACHE = Path.home() / ".cache" / "motet" / "kernels"
+LINEAR = "linear"
+ROWS = (8, 32)
+MIXED_RANKS = (8, 16, 32, 64, 128)
+ZIPF_ADAPTERS, ZIPF_EXPONENT, SKEW = 100, 1.5, 1.5
+
+
+def distinct(rows: int) -> list[int]:
+    return list(range(rows))
+
+
+def uniform(rows: int) -> list[int]:
+    """As many adapters as each has rows."""
+    adapters = round(rows**0.5)
+    return sorted(row % adapters for row in range(rows))
+
+
+def skewed(rows: int) -> list[int]:
+    """Each adapter has 1.5 times the rows of the next."""
+    owners: list[int] = []
+    share = rows * (1 - 1 / SKEW)
+    while len(owners) < rows:
+        owners += [len(set(owners))] * max(1, round(share))
+        share /= SKEW
+    return owners[:rows]
+
+
+def zipf(rows: int) -> list[int]:
+    """Drawn from 100 adapters; the k-th most popular one has a weight of k to the power of -1.5."""
+    weights = [rank**-ZIPF_EXPONENT for rank in range(1, ZIPF_ADAPTERS + 1)]
+    drawn = random.Random(0).choices(range(ZIPF_ADAPTERS), weights, k=rows)
+    place = {owner: number for number, owner in enumerate(sorted(set(drawn)))}
+    return sorted(place[owner] for owner in drawn)
+
+
+def identical(rows: int) -> list[int]:
+    return [0] * rows
+
+
+Do = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The same product in several ways; each call takes the next set of adapters."""
+
+    compiled: Do | None
+    torch: Do
+    loop: Do
+    gather: Do
+    read: Do | None
+    bytes: int
+    """Of the matrices that one call needs"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is multiplied: rows [first, last) of each owner, and the rank of its adapter."""
+
+    owners: list[int]
+    ranks: list[int]
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        return [
+            (self.owners.index(owner), self.owners.index(owner) + self.owners.count(owner))
+            for owner in range(len(self.ranks))
+        ]
+
+
+def sides(case: Case, width: int, dtype: torch.dtype, rotated: int, library: Library | None) -> Sides:
+    generator = torch.Generator().manual_seed(0)
+    groups = [LinearGroup(width, {LINEAR: width})]
+    layouts = [RunLayout(-(-rank // TorchBackend.tile) * TorchBackend.tile, groups, dtype) for rank in case.ranks]
+    of_a_set = sum(layout.bytes for layout in layouts)
+    sets = max(2, rotated // of_a_set)
+    memory = torch.randn(sets * of_a_set // 4, generator=generator).mul_(width**-0.5).to(dtype).view(torch.uint8)
+    memory = memory.repeat(sets * of_a_set // len(memory))
+    x = torch.randn(len(case.owners), width, generator=generator).to(dtype)
+    y = torch.zeros(len(case.owners), width, dtype=dtype)
+
+    placed: list[list[PlacedAdapter]] = []
+    matrices: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+    offset = 0
+    for number in range(sets):
+        placed.append([])
+        matrices.append([])
+        for owner, layout in enumerate(layouts):
+            placed[-1].append(PlacedAdapter(f"{number}.{owner}", offset, layout.rank, frozenset({LINEAR})))
+            a, b = layout.matrices(memory[offset : offset + layout.bytes], LINEAR)
+            matrices[-1].append((a.t(), b))
+            offset += layout.bytes
+
+    def through(backend: Callable[[], LoraBackend[Any]]) -> Do:
+        prepared = []
+        for of_set in placed:
+            one = backend()
+            segments = [Segment(*span, adapter) for span, adapter in zip(case.spans, of_set, strict=True)]
+            prepared.append((one, one.make_batch(segments)))
+        following = itertools.cycle(prepared)
+
+        def add() -> None:
+            one, batch = next(following)
+            one.add_lora(y, x, LINEAR, batch)
+
+        return add
+
+    def loop_of(following: Any) -> Do:
+        def loop() -> None:
+            for (first, last), (a, b) in zip(case.spans, next(following), strict=True):
+                y[first:last].addmm_(x[first:last] @ a, b)
+
+        return loop
+
+    return Sides(
+        compiled=None if library is None else through(lambda: CppBackend(groups, memory, dtype, library=library)),
+        torch=through(lambda: TorchBackend(groups, memory, dtype, copy_bytes=of_a_set)),
+        loop=loop_of(itertools.cycle(matrices)),
+        gather=gather_of(case, matrices, x, y),
+        read=None if library is None else read_of(library, memory, of_a_set, sets),
+        bytes=of_a_set,
+    )
+
+
+def gather_of(
+    case: Case, matrices: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]], x: torch.Tensor, y: torch.Tensor
+) -> Do:
+    """The matrices of a set are one tensor, from which those of each row are collected. All ranks must be equal."""
+    owners = torch.tensor(case.owners)
+    if len(set(case.ranks)) > 1:
+        return lambda: None
+    stacks = [(torch.stack([a.t() for a, _ in of_set]), torch.stack([b for _, b in of_set])) for of_set in matrices]
+    following = itertools.cycle(stacks)
+
+    def gather() -> None:
+        a, b = next(following)
+        v = torch.bmm(x[:, None], a.index_select(0, owners).transpose(1, 2))
+        y[:, None].baddbmm_(v, b.index_select(0, owners))
+
+    return gather
+
+
+def read_of(library: Library, memory: torch.Tensor, bytes_of_set: int, sets: int) -> Do:
+    following = itertools.cycle([memory.data_ptr() + number * bytes_of_set for number in range(sets)])
+    return lambda: library.read(next(following), bytes_of_set)
+
+
+def microseconds(do: Do, calls: int) -> Measure:
+    """The mean time of `calls` calls, one after the other."""
+
+    async def measure() -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            do()
+        return (time.perf_counter() - began) / calls * 1e6
+
+    return measure
+
+
+class Benchmark:
+    def __init__(self, given: argparse.Namespace, library: Library | None) -> None:
+        self._given = given
+        self._library = library
+        self._dtype = getattr(torch, given.dtype)
+        self.results: list[Result] = []
+
+    async def run(self) -> None:
+        for traffic in (distinct, uniform, skewed, zipf, identical):
+            for rows in ROWS:
+                await self._traffic(traffic.__name__, rows, traffic(rows))
+        if self._library is not None:
+            await self._mixed_ranks()
+
+    def _sides(self, owners: list[int], ranks: list[int]) -> Sides:
+        given = self._given
+        of = sides(Case(owners, ranks), given.width, self._dtype, given.rotated << 20, self._library)
+        for do in (of.compiled, of.torch, of.loop, of.gather, of.read):
+            if do is not None:
+                do()
+        return of
+
+    async def _pairs(self, a: Do, b: Do) -> Pairs:
+        given = self._given
+        return await alternate(
+            microseconds(a, given.calls), microseconds(b, given.calls), pairs=given.pairs, turns=given.turns
+        )
+
+    def _add(self, name: str, pairs: Pairs, baseline: str, at_least: float | None = None) -> None:
+        holds = None if at_least is None else pairs.ratio >= at_least
+        target = "" if at_least is None else f">= {at_least:g}"
+        print(f"{name}: {baseline} against ours: {pairs}")
+        self.results.append(Result(name, pairs.ratio, "x", target, holds, baseline, pairs))
+
+    async def _traffic(self, traffic: str, rows: int, owners: list[int]) -> None:
+        given = self._given
+        of = self._sides(owners, [given.rank] * (max(owners) + 1))
+        many = rows >= 32
+        goals = {
+            "distinct": (5.0, 5.0),
+            "uniform": (3.0, None),
+            "zipf": (3.0, None),
+            "identical": (2.0 if many else None, None),
+            "skewed": (None, None),
+        }
+        against_loop, against_gather = goals[traffic] if given.targets else (None, None)
+        in_torch = await self._pairs(of.loop, of.torch)
+        goal = 2.5 if traffic == "distinct" and given.targets else None
+        self._add(f"op_torch_{traffic}_vs_loop_{rows}", in_torch, "a loop over adapters", goal)
+        if of.compiled is None or of.read is None:
+            return
+        loop = await self._pairs(of.loop, of.compiled)
+        self._add(f"op_{traffic}_vs_loop_{rows}", loop, "a loop over adapters", against_loop)
+        gather = await self._pairs(of.gather, of.compiled)
+        self._add(f"op_{traffic}_vs_gather_{rows}", gather, "gather and bmm", against_gather)
+        if traffic == "distinct":
+            read = await self._pairs(of.read, of.compiled)
+            self._add(f"op_bandwidth_share_{rows}", read, "a plain read", 0.9 if given.targets else None)
+            floor, ours = percentile(read.a, 0.5), percentile(read.b, 0.5)
+            print(f"  {of.bytes / 1e6:.2f} MB: {floor:.1f} us to read, {ours:.1f} us with add_lora")
+            self.results.append(Result(f"op_{traffic}_{rows}", ours, "us"))
+
+    async def _mixed_ranks(self) -> None:
+        """Against as many rows of one rank that have as many bytes together."""
+        rows = ROWS[-1] // len(MIXED_RANKS) * len(MIXED_RANKS)
+        mixed = list(itertools.islice(itertools.cycle(MIXED_RANKS), rows))
+        tile = CppBackend.tile
+        alike = round(sum(mixed) / rows / tile) * tile
+        ours, even = self._sides(distinct(rows), mixed), self._sides(distinct(rows), [alike] * rows)
+        assert ours.compiled is not None
+        assert even.compiled is not None
+        pairs = await self._pairs(ours.compiled, even.compiled)
+        cost = pairs.ratio * even.bytes / ours.bytes
+        print(f"op_mixed_ranks: ranks {MIXED_RANKS} against rank {alike} on {rows} rows: {pairs}")
+        holds = cost <= 1.15 if self._given.targets else None
+        baseline = f"rank {alike} everywhere, per byte"
+        self.results.append(
+            Result("op_mixed_ranks", cost, "x", "<= 1.15" if holds is not None else "", holds, baseline, pairs)
+        )
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--width", type=int, default=4096, help="inputs and outputs of the linear")
+    parser.add_argument("--rank", type=int, default=16, help="rank of every adapter, where ranks are not mixed")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--threads", type=int, default=1, help="threads of both sides")
+    parser.add_argument("--rotated", type=int, default=256, help="MiB of adapters that the calls go round through")
+    parser.add_argument("--calls", type=int, default=20, help="calls per figure")
+    parser.add_argument("--turns", type=int, default=3, help="figures of each side per pair")
+    parser.add_argument("--pairs", type=int, default=10, help="quiet pairs to measure")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="the folder of compiled kernels")
+    given = parser.parse_args()
+    # The targets are for these sizes.
+    given.targets = (given.width, given.rank, given.dtype) == (4096, 16, "bfloat16")
+    torch.set_num_threads(given.threads)
+    library = None
+    try:
+        built = build(given.cache)
+        library = built.library
+        print(f"compiled kernels: {built.instructions}")
+    except CannotBuild as error:
+        print(f"no compiled kernels: {error}")
+    benchmark = Benchmark(given, library)
+    with torch.inference_mode():
+        asyncio.run(benchmark.run())
+    report("lora_op", benchmark.results, as_json=given.json)
+
+
+if __name__ == "__main__":
+    main()

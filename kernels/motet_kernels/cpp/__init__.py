@@ -1,0 +1,12 @@
+"""Kernels for a CPU in C++: compiled once on the machine that uses them, and kept.
+
+`source/` has a plain C interface and needs no headers but the compiler's. `compiler.py` finds a compiler and what the
+CPU can do, `builder.py` makes a library of both or takes one that was made before, `library.py` calls it by ctypes, and
+`self_test.py` refuses it when its results are wrong. `lora_backend.py` is a back end of add_lora.
+"""
+
+from motet_kernels.cpp.builder import CannotBuild, build
+from motet_kernels.cpp.library import Library
+from motet_kernels.cpp.lora_backend import CppBackend
+
+__all__ = ["CannotBuild", "CppBackend", "Library", "build"]

@@ -1,0 +1,98 @@
+"""Which compiler this machine has, and which instructions its CPU has."""
+
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+NAMES = ("c++", "g++", "clang++")
+
+OPTIONS = ("-O3", "-std=c++17", "-shared", "-fPIC")
+
+COMPILE_SECONDS = 300.0
+"""A compiler that takes longer is given up. It usually takes a few seconds."""
+
+
+class CompilerError(Exception):
+    """The compiler is missing, or could not compile. The message is one line."""
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    name: str
+    cpu_flags: frozenset[str]
+    """What the CPU must have, by the names that Linux gives them."""
+    options: tuple[str, ...]
+
+
+def _x86(name: str, *flags: str) -> InstructionSet:
+    return InstructionSet(name, frozenset(flags), tuple(f"-m{flag.replace('_bf16', 'bf16')}" for flag in flags))
+
+
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+INSTRUCTION_SETS = (
+    _x86("avx512-bf16", *_AVX512, "avx512_bf16"),
+    _x86("avx512", *_AVX512),
+    _x86("avx2", *_AVX2),
+    InstructionSet("basic", frozenset(), ()),
+)
+"""The fastest first. The last one is what every CPU of the architecture has: NEON on 64-bit Arm."""
+
+
+def find_compiler(wanted: str = "") -> Path:
+    """The compiler of this name or path, or the first one on the path that is usual."""
+    for name in [wanted] if wanted else NAMES:
+        if found := shutil.which(name):
+            return Path(found)
+    raise CompilerError(f"there is no compiler {wanted}" if wanted else f"there is no compiler ({', '.join(NAMES)})")
+
+
+def version_of(compiler: Path) -> str:
+    return _run([str(compiler), "--version"], seconds=30.0)
+
+
+def instruction_sets(cpu_flags: frozenset[str]) -> list[InstructionSet]:
+    return [one for one in INSTRUCTION_SETS if one.cpu_flags <= cpu_flags]
+
+
+def cpu_flags() -> frozenset[str]:
+    """What the kernel says that the CPU has and programs may use. Empty where it does not say, or on other CPUs."""
+    if platform.machine() not in {"x86_64", "AMD64"}:
+        return frozenset()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.split())
+
+
+def compile_library(compiler: Path, sources: Sequence[Path], options: Sequence[str], library: Path) -> None:
+    _run([str(compiler), *OPTIONS, *options, *map(str, sources), "-o", str(library)], seconds=COMPILE_SECONDS)
+
+
+def _run(command: list[str], *, seconds: float) -> str:
+    try:
+        ran = subprocess.run(
+            command,
+            capture_output=True,
+            check=False,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompilerError(f"{command[0]} could not run: {error}") from error
+    if ran.returncode:
+        raise CompilerError(f"{command[0]} failed: {first_error(ran.stderr) or f'status {ran.returncode}'}")
+    return ran.stdout
+
+
+def first_error(output: str) -> str:
+    """The line of a compiler's or a program's output that says most."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")

@@ -1,0 +1,47 @@
+"""The compiled library, called by ctypes: numbers and addresses in, nothing out."""
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""How the library calls the types of elements"""
+
+_NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+
+_OPENMP = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
+
+
+class Library:
+    """Raises OSError or AttributeError if the file is not such a library."""
+
+    def __init__(self, path: Path) -> None:
+        self._loaded = ctypes.CDLL(str(path))
+        self.lanes: int = self._function("motet_lanes", result=_NUMBER)()
+        self.add_lora = self._function(
+            "motet_add_lora",
+            *(_NUMBER, _ADDRESS, _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _NUMBER, _NUMBER),
+            *(_ADDRESS, _NUMBER, _ADDRESS, _NUMBER),
+        )
+        self.read = self._function("motet_read", _ADDRESS, _NUMBER, result=ctypes.c_uint64)
+        self.parallel = self._use_threads_of_torch()
+        """Whether it uses the threads of torch. If not, it computes in the thread that calls it."""
+
+    def _function(self, name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
+        function = getattr(self._loaded, name)
+        function.argtypes = arguments
+        function.restype = result
+        return function  # type: ignore[no-any-return] # ctypes has no types of its own for functions
+
+    def _use_threads_of_torch(self) -> bool:
+        """A second OpenMP library in the process would bring threads that compete with torch's for the cores."""
+        process = ctypes.CDLL(None)
+        try:
+            addresses = [ctypes.cast(getattr(process, name), _ADDRESS) for name in _OPENMP]
+        except AttributeError:
+            return False
+        self._function("motet_use_threads", *[_ADDRESS] * len(_OPENMP))(*addresses)
+        return True

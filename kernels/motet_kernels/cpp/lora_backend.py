@@ -1,0 +1,123 @@
+"""The back end of add_lora in C++: it reads adapters in place, each at its own rank (PU-01, PU-04)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from motet_kernels.cpp.library import TYPES, Library
+from motet_kernels.lora_batch import PlacedAdapter, Segment
+from motet_kernels.run_layout import LinearGroup, RunLayout
+
+MOST_RANK = 512
+"""The library has room for so many products of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class CppBatch:
+    segments: npt.NDArray[np.int64]
+    """[segments, 6] first row, end, rank, address of the run, address of its offsets, where its products begin"""
+    address: int
+    count: int
+    rows: int
+    """One more than the last row that has an adapter"""
+    products: torch.Tensor
+    products_address: int
+    threads: int
+
+
+class CppBackend:
+    tile = 8
+    copies = False
+
+    def __init__(
+        self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype, *, library: Library
+    ) -> None:
+        if memory.device.type != "cpu":
+            raise ValueError(f"the compiled kernels compute on a CPU, and the memory is on {memory.device}")
+        self._library = library
+        self._memory = memory
+        self._dtype = dtype
+        self._type = TYPES[dtype]
+        groups = tuple(groups)
+        self._layout = cache(lambda rank: RunLayout(rank, groups, dtype))
+        sizes = [(linear, group.inputs, outputs) for group in groups for linear, outputs in group.outputs.items()]
+        self._linears = {linear: (index, *size) for index, (linear, *size) in enumerate(sizes)}
+        self._offsets: dict[tuple[int, frozenset[str]], npt.NDArray[np.int64]] = {}
+        self._products = torch.empty(0)
+
+    def layout(self, rank: int) -> RunLayout:
+        return self._layout(-(-rank // self.tile) * self.tile)
+
+    def order(self, adapter: PlacedAdapter) -> tuple[int, int]:
+        """Rows of one adapter lie together."""
+        return adapter.rank, adapter.offset
+
+    def make_batch(self, segments: Sequence[Segment]) -> CppBatch:
+        rows: list[list[int]] = []
+        used = 0
+        last: Segment | None = None
+        for segment in sorted(segments, key=lambda one: one.start):
+            adapter = segment.adapter
+            count = segment.stop - segment.start
+            if last is not None and (last.stop, last.adapter) == (segment.start, adapter):
+                rows[-1][1] = segment.stop
+            else:
+                if adapter.rank > MOST_RANK:
+                    raise ValueError(f"rank {adapter.rank} is above {MOST_RANK}")
+                begin = self._memory.data_ptr() + adapter.offset
+                offsets = self._offsets_of(adapter.rank, adapter.linears).ctypes.data
+                rows.append([segment.start, segment.stop, adapter.rank, begin, offsets, used])
+            used += count * adapter.rank
+            last = segment
+        if len(self._products) < used:
+            self._products = torch.empty(used)
+        table = np.array(rows, dtype=np.int64).reshape(-1, 6)
+        return CppBatch(
+            table,
+            address=table.ctypes.data,
+            count=len(rows),
+            rows=int(table[:, 1].max(initial=0)),
+            products=self._products,
+            products_address=self._products.data_ptr(),
+            threads=torch.get_num_threads(),
+        )
+
+    def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: CppBatch) -> None:
+        index, inputs, outputs = self._linears[linear]
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        if (
+            not (y.dtype is x.dtype is self._dtype)
+            or (x.shape[1], y.shape[1], y.stride(1)) != (inputs, outputs, 1)
+            or min(len(x), len(y)) < batch.rows
+        ):
+            raise ValueError(
+                f"{linear}: {tuple(x.shape)} {x.dtype} and {tuple(y.shape)} {y.dtype} do not fit the batch"
+            )
+        self._library.add_lora(
+            self._type,
+            batch.address,
+            batch.count,
+            batch.products_address,
+            batch.threads,
+            index,
+            inputs,
+            outputs,
+            x.data_ptr(),
+            x.stride(0),
+            y.data_ptr(),
+            y.stride(0),
+        )
+
+    def _offsets_of(self, rank: int, changed: frozenset[str]) -> npt.NDArray[np.int64]:
+        """[linears, 2] where A and B of each linear begin in a run; -1 for those that the adapter does not change."""
+        known = self._offsets.get((rank, changed))
+        if known is None:
+            of_rank = self._layout(rank).offsets
+            table = [of_rank[linear] if linear in changed else (-1, -1) for linear in self._linears]
+            known = self._offsets[rank, changed] = np.array(table, dtype=np.int64)
+        return known

@@ -1,0 +1,434 @@
+// add_lora: y[i] += x[i] · A · B for rows grouped into segments of one adapter each (PU-01, PU-02).
+//
+// The products x·A are summed over the whole width (shrink), kept in fp32, and multiplied with B (expand). A segment
+// costs its own rank, so mixed ranks cost the sum of their bytes. A segment with one row reads each matrix once, in
+// order, at the speed of the memory (PU-04); with more rows, a few rows share each number that is read. Threads share
+// out the ranks, then the columns (PU-03). Which numbers are added in which order depends on the segment alone, so
+// results do not depend on threads or on other segments.
+#include "parallel.h"
+#include "vectors.h"
+
+namespace {
+
+struct Segment {
+    int64_t start, stop, rank;
+    const uint8_t *run;       // the adapter's bytes
+    const int64_t *offsets;   // of each linear's A and B in the run; negative: the adapter does not change the linear
+    int64_t products;         // where its x·A begin, in numbers
+};
+
+struct Linear {
+    int64_t index, inputs, outputs;
+};
+
+template <typename T> struct Rows {
+    T *data;
+    int64_t stride;
+    T *row(int64_t i) const { return data + i * stride; }
+};
+
+constexpr int ROWS_AT_ONCE = LANES == 16 ? 4 : 2;
+constexpr int RANKS_AT_ONCE = 4;
+constexpr int ROWS_IN_BLOCK = 32;   // of a unit of work
+constexpr int RANKS_IN_BLOCK = 8;
+constexpr int MOST_RANK = 512;
+constexpr int64_t AHEAD = 6144;     // bytes from what is read to what is prefetched
+constexpr int64_t AHEAD_OF_COLUMNS = 512;
+constexpr int64_t LINE = 64;
+constexpr int64_t SMALL = 64 * 1024;  // fewer bytes than this are not worth a parallel region
+
+constexpr int COLUMNS_AT_ONCE = 2;  // Pairs
+constexpr int64_t COLUMNS_IN_BLOCK = 1024;
+constexpr int64_t MOST_SUMS = 8192;  // 32 KiB: they stay in the first cache
+
+template <typename T> INLINE const uint8_t *bytes_of(const T *from) { return reinterpret_cast<const uint8_t *>(from); }
+INLINE int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
+
+// Calls `work` with a number of rows that the compiler knows: R, or as many as are left.
+template <int R, typename Work> INLINE void with_rows(int64_t left, const Work &work) {
+    if constexpr (R > 1) {
+        if (left < R) return with_rows<R - 1>(left, work);
+    }
+    work(std::integral_constant<int, R>{});
+}
+
+// Prefetches AHEAD bytes before they are read. Behind the end of what is read follows what is read next.
+struct Prefetcher {
+    const uint8_t *from;
+    int64_t bytes;
+    const uint8_t *next;
+    // The lines of `count` bytes at `offset`.
+    INLINE void lines(int64_t offset, int64_t count) const {
+        int64_t ahead = offset + AHEAD;
+        const uint8_t *first = ahead < bytes ? from + ahead : next ? next + (ahead - bytes) : from;
+        for (int64_t line = 0; line < count; line += LINE) prefetch(first + line);
+    }
+};
+
+// -- shrink ----------------------------------------------------------------------------------------------------------
+
+// One row of x with one row of A.
+template <typename T> INLINE float product(const T *x, const T *a, int64_t inputs, Prefetcher follows) {
+    constexpr int CHAINS = 4;
+    floats sums_of[CHAINS] = {};
+    int64_t i = 0;
+    for (; i + CHAINS * PAIR <= inputs; i += CHAINS * PAIR) {
+        follows.lines(i * (int64_t)sizeof(T), CHAINS * PAIR * sizeof(T));
+        for (int c = 0; c < CHAINS; ++c)
+            sums_of[c] = add_product(sums_of[c], load_raw(x + i + c * PAIR), load_raw(a + i + c * PAIR));
+    }
+    for (; i + PAIR <= inputs; i += PAIR) sums_of[0] = add_product(sums_of[0], load_raw(x + i), load_raw(a + i));
+    if (i < inputs) {
+        int rest = (int)(inputs - i);
+        sums_of[1] = add_product(sums_of[1], load_raw_some(x + i, rest), load_raw_some(a + i, rest));
+    }
+    return sum((sums_of[0] + sums_of[1]) + (sums_of[2] + sums_of[3]));
+}
+
+// R rows of x with K rows of A. `next`: the rows of A that follow; null if they have been read.
+template <int R, int K, typename T>
+INLINE void products(Rows<const T> x, const T *a, int64_t inputs, float *into, int64_t rank, const T *next) {
+    floats sums_of[R][K] = {};
+    Raw<T> of_x[R], of_a[K];
+    int64_t i = 0;
+    for (; i + PAIR <= inputs; i += PAIR) {
+        if (next)
+            for (int k = 0; k < K; ++k) prefetch_far(next + k * inputs + i);
+        for (int r = 0; r < R; ++r) of_x[r] = load_raw(x.row(r) + i);
+        for (int k = 0; k < K; ++k) of_a[k] = load_raw(a + k * inputs + i);
+        for (int r = 0; r < R; ++r)
+            for (int k = 0; k < K; ++k) sums_of[r][k] = add_product(sums_of[r][k], of_x[r], of_a[k]);
+    }
+    if (i < inputs) {
+        int rest = (int)(inputs - i);
+        for (int r = 0; r < R; ++r) of_x[r] = load_raw_some(x.row(r) + i, rest);
+        for (int k = 0; k < K; ++k) of_a[k] = load_raw_some(a + k * inputs + i, rest);
+        for (int r = 0; r < R; ++r)
+            for (int k = 0; k < K; ++k) sums_of[r][k] = add_product(sums_of[r][k], of_x[r], of_a[k]);
+    }
+    if constexpr (R * K % LANES == 0) {
+        floats *all_sums = &sums_of[0][0];
+        for (int first = 0; first < R * K; first += LANES) {
+            floats totals = sums(all_sums + first);
+            for (int i = 0; i < LANES; ++i) into[(first + i) / K * rank + (first + i) % K] = totals[i];
+        }
+    } else {
+        for (int r = 0; r < R; ++r)
+            for (int k = 0; k < K; ++k) into[r * rank + k] = sum(sums_of[r][k]);
+    }
+}
+
+// `into` [rows, rank] gets the columns [k, last) of x · A.
+template <typename T>
+void shrink(Rows<const T> x, int64_t rows, const T *a, int64_t inputs, float *into, int64_t rank, int64_t k,
+            int64_t last, const T *next) {
+    if (rows == 1) {
+        for (; k < last; ++k) {
+            const T *of_k = a + k * inputs;
+            int64_t left = (last - k) * inputs * (int64_t)sizeof(T);
+            into[k] = product(x.data, of_k, inputs, Prefetcher{bytes_of(of_k), left, bytes_of(next)});
+        }
+        return;
+    }
+    for (; k < last; k += RANKS_AT_ONCE) {
+        const T *of_k = a + k * inputs;
+        for (int64_t row = 0; row < rows; row += ROWS_AT_ONCE) {
+            const T *following = row == 0 ? of_k + RANKS_AT_ONCE * inputs : nullptr;
+            with_rows<ROWS_AT_ONCE>(rows - row, [&](auto count) {
+                products<decltype(count)::value, RANKS_AT_ONCE>(Rows<const T>{x.row(row), x.stride}, of_k, inputs,
+                                                                into + row * rank + k, rank, following);
+            });
+        }
+    }
+}
+
+// -- expand ----------------------------------------------------------------------------------------------------------
+
+// How several rows are multiplied with B: STEP ranks at once, by a factor of each row.
+template <typename T> struct Steps {
+    using Factor = float;
+    using Columns = Pair;
+    static constexpr int STEP = 1;
+    static const float *factors(const float *products, int64_t, Factor *) { return products; }
+    static INLINE Columns columns(const T *b, int64_t) { return load(b); }
+    static INLINE Columns some_columns(const T *b, int64_t, int count) { return load_some(b, count); }
+    static INLINE void add(Pair &sum, Columns b, Factor factor) {
+        sum.a += b.a * factor;
+        sum.b += b.b * factor;
+    }
+};
+
+#if defined(__AVX512BF16__)
+// Two ranks by one instruction, which takes the products rounded to bfloat; it adds in fp32.
+template <> struct Steps<bfloat> {
+    using Factor = uint32_t;
+    using Columns = Pair;
+    static constexpr int STEP = 2;
+    static const Factor *factors(const float *products, int64_t count, Factor *buffer) {
+        for (int64_t i = 0; i < count; i += PAIR) {
+            Pair value = load_some(products + i, (int)smaller(PAIR, count - i));
+            words low = rounded(value.a), high = rounded(value.b);
+            uint16_t in_order[PAIR];
+            for (int lane = 0; lane < LANES; ++lane) {
+                in_order[lane] = (uint16_t)low[lane];
+                in_order[LANES + lane] = (uint16_t)high[lane];
+            }
+            memcpy(reinterpret_cast<uint16_t *>(buffer) + i, in_order, sizeof in_order);
+        }
+        return buffer;
+    }
+    static INLINE Columns interleaved(words first, words second) {
+        words even = (first & 0xffffu) | (second << 16), odd = (first >> 16) | (second & 0xffff0000u);
+        return {as_floats(even), as_floats(odd)};
+    }
+    static INLINE Columns columns(const bfloat *b, int64_t outputs) {
+        return interleaved(load_raw(b).value, load_raw(b + outputs).value);
+    }
+    static INLINE Columns some_columns(const bfloat *b, int64_t outputs, int count) {
+        return interleaved(load_raw_some(b, count).value, load_raw_some(b + outputs, count).value);
+    }
+    static INLINE void add(Pair &sum, Columns b, Factor factor) {
+        __m512bh of_row = (__m512bh)all_words(factor);
+        sum.a = (floats)_mm512_dpbf16_ps((__m512)sum.a, (__m512bh)b.a, of_row);
+        sum.b = (floats)_mm512_dpbf16_ps((__m512)sum.b, (__m512bh)b.b, of_row);
+    }
+};
+#endif
+
+// Adds R rows of products · B to C Pairs of columns; a row has `steps` factors. `cold`: nobody has read these columns
+// yet.
+template <int R, int C, typename T>
+INLINE void add_columns(Rows<T> y, const typename Steps<T>::Factor *factors, int64_t steps, const T *b,
+                        int64_t outputs, bool cold) {
+    Pair sums_of[R][C] = {};
+    for (int64_t k = 0; k < steps; ++k) {
+        const T *of_k = b + k * Steps<T>::STEP * outputs;
+        if (cold)
+            for (int j = 0; j < Steps<T>::STEP; ++j)
+                for (int64_t line = 0; line < (int64_t)(C * PAIR * sizeof(T)); line += LINE)
+                    prefetch(bytes_of(of_k + j * outputs) + AHEAD_OF_COLUMNS + line);
+        for (int c = 0; c < C; ++c) {
+            typename Steps<T>::Columns of_b = Steps<T>::columns(of_k + c * PAIR, outputs);
+            for (int r = 0; r < R; ++r) Steps<T>::add(sums_of[r][c], of_b, factors[r * steps + k]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) {
+            T *to = y.row(r) + c * PAIR;
+            Pair old = load(to);
+            store(to, Pair{old.a + sums_of[r][c].a, old.b + sums_of[r][c].b});
+        }
+}
+
+template <int R, typename T>
+INLINE void add_last_columns(Rows<T> y, const typename Steps<T>::Factor *factors, int64_t steps, const T *b,
+                             int64_t outputs, int count) {
+    Pair sums_of[R] = {};
+    for (int64_t k = 0; k < steps; ++k) {
+        typename Steps<T>::Columns of_b = Steps<T>::some_columns(b + k * Steps<T>::STEP * outputs, outputs, count);
+        for (int r = 0; r < R; ++r) Steps<T>::add(sums_of[r], of_b, factors[r * steps + k]);
+    }
+    for (int r = 0; r < R; ++r) {
+        Pair old = load_some(y.row(r), count);
+        store_some(y.row(r), Pair{old.a + sums_of[r].a, old.b + sums_of[r].b}, count);
+    }
+}
+
+// Columns [from, to) of R rows. `to` is the end of the row, or a multiple of PAIR away from `from`.
+template <int R, typename T>
+INLINE void add_rows(Rows<T> y, const typename Steps<T>::Factor *factors, int64_t steps, const T *b, int64_t outputs,
+                     int64_t from, int64_t to, bool cold) {
+    for (; from + COLUMNS_AT_ONCE * PAIR <= to; from += COLUMNS_AT_ONCE * PAIR)
+        add_columns<R, COLUMNS_AT_ONCE>(Rows<T>{y.data + from, y.stride}, factors, steps, b + from, outputs, cold);
+    for (; from + PAIR <= to; from += PAIR)
+        add_columns<R, 1>(Rows<T>{y.data + from, y.stride}, factors, steps, b + from, outputs, false);
+    if (from < to)
+        add_last_columns<R>(Rows<T>{y.data + from, y.stride}, factors, steps, b + from, outputs, (int)(to - from));
+}
+
+// Adds one rank's share to the sums of `count` columns; the first one begins them, the last one adds them to y.
+template <bool FIRST, bool LAST, typename T>
+INLINE void add_rank(T *y, float *sums_of, float factor, const T *b, int64_t count, Prefetcher follows) {
+    int64_t i = 0;
+    for (; i + PAIR <= count; i += PAIR) {
+        follows.lines(i * (int64_t)sizeof(T), PAIR * sizeof(T));
+        Pair of_b = load(b + i), total = FIRST ? Pair{} : load(sums_of + i);
+        total.a += of_b.a * factor;
+        total.b += of_b.b * factor;
+        if (LAST) {
+            Pair old = load(y + i);
+            store(y + i, Pair{old.a + total.a, old.b + total.b});
+        } else {
+            store(sums_of + i, total);
+        }
+    }
+    if (i < count) {
+        int rest = (int)(count - i);
+        Pair of_b = load_some(b + i, rest), total = FIRST ? Pair{} : load(sums_of + i);
+        total.a += of_b.a * factor;
+        total.b += of_b.b * factor;
+        if (LAST) {
+            Pair old = load_some(y + i, rest);
+            store_some(y + i, Pair{old.a + total.a, old.b + total.b}, rest);
+        } else {
+            store(sums_of + i, total);
+        }
+    }
+}
+
+// Columns [from, to) of one row. B is read in order: that is up to a third faster than all ranks of a few columns.
+template <typename T>
+INLINE void add_row(T *y, const float *products, int64_t rank, const T *b, int64_t outputs, int64_t from, int64_t to,
+                    const T *next) {
+    float sums_of[MOST_SUMS + PAIR];
+    for (; from < to; from += MOST_SUMS) {
+        int64_t count = smaller(MOST_SUMS, to - from), bytes = count * (int64_t)sizeof(T);
+        for (int64_t k = 0; k < rank; ++k) {
+            const T *of_k = b + k * outputs + from;
+            const T *after = k + 1 < rank ? of_k + outputs : from + count < to ? b + from + count : next;
+            Prefetcher follows{bytes_of(of_k), bytes, bytes_of(after)};
+            if (k == 0)
+                add_rank<true, false>(y + from, sums_of, products[k], of_k, count, follows);
+            else if (k + 1 < rank)
+                add_rank<false, false>(y + from, sums_of, products[k], of_k, count, follows);
+            else
+                add_rank<false, true>(y + from, sums_of, products[k], of_k, count, follows);
+        }
+    }
+}
+
+template <typename T>
+void expand(Rows<T> y, int64_t rows, const float *products, int64_t rank, const T *b, int64_t outputs, int64_t from,
+            int64_t to, const T *next) {
+    if (rows == 1) return add_row(y.data, products, rank, b, outputs, from, to, next);
+    typename Steps<T>::Factor buffer[ROWS_IN_BLOCK * MOST_RANK / Steps<T>::STEP + PAIR];
+    auto factors = Steps<T>::factors(products, rows * rank, buffer);
+    const int64_t steps = rank / Steps<T>::STEP;
+    for (int64_t row = 0; row < rows; row += ROWS_AT_ONCE)
+        with_rows<ROWS_AT_ONCE>(rows - row, [&](auto count) {
+            add_rows<decltype(count)::value>(Rows<T>{y.row(row), y.stride}, factors + row * steps, steps, b, outputs,
+                                             from, to, row == 0);
+        });
+}
+
+// -- all segments ----------------------------------------------------------------------------------------------------
+
+// Deals units of work out to threads: each gets neighbouring units of about the same cost.
+struct Dealer {
+    Share share;
+    double of_a_thread, dealt = 0;
+    Dealer(Share share, double total) : share(share), of_a_thread(total / share.threads) {}
+    bool mine(double cost) {
+        int thread = share.threads == 1 ? 0 : (int)((dealt + cost / 2) / of_a_thread);
+        dealt += cost;
+        return (thread < share.threads ? thread : share.threads - 1) == share.thread;
+    }
+};
+
+// Few rows cost what their matrices take to be read, many rows what they take to be multiplied.
+INLINE double cost_of(int64_t rows, int64_t numbers) { return (double)(rows > 4 ? rows : 4) * (double)numbers; }
+
+template <typename T> struct Call {
+    const Segment *segments;
+    int64_t count;
+    Linear linear;
+    Rows<const T> x;
+    Rows<T> y;
+    float *products;
+
+    const T *matrix(const Segment &segment, int which) const {
+        int64_t offset = segment.offsets[2 * linear.index + which];
+        return offset < 0 ? nullptr : reinterpret_cast<const T *>(segment.run + offset);
+    }
+
+    double cost(int64_t width) const {
+        double total = 0;
+        for (int64_t s = 0; s < count; ++s)
+            if (matrix(segments[s], 0))
+                total += cost_of(segments[s].stop - segments[s].start, segments[s].rank * width);
+        return total;
+    }
+
+    void one_thread() const {
+        for (int64_t s = 0; s < count; ++s) {
+            const Segment &segment = segments[s];
+            const T *a = matrix(segment, 0), *b = matrix(segment, 1);
+            if (!a) continue;
+            for (int64_t row = segment.start; row < segment.stop; row += ROWS_IN_BLOCK) {
+                int64_t rows = smaller(ROWS_IN_BLOCK, segment.stop - row);
+                shrink(Rows<const T>{x.row(row), x.stride}, rows, a, linear.inputs, products, segment.rank, 0,
+                       segment.rank, b);
+                expand(Rows<T>{y.row(row), y.stride}, rows, products, segment.rank, b, linear.outputs, 0,
+                       linear.outputs, s + 1 < count ? matrix(segments[s + 1], 0) : nullptr);
+            }
+        }
+    }
+
+    void shrinks(Share share) const {
+        Dealer dealer(share, cost(linear.inputs));
+        for (int64_t s = 0; s < count; ++s) {
+            const Segment &segment = segments[s];
+            const T *a = matrix(segment, 0);
+            if (!a) continue;
+            for (int64_t row = segment.start; row < segment.stop; row += ROWS_IN_BLOCK) {
+                int64_t rows = smaller(ROWS_IN_BLOCK, segment.stop - row);
+                for (int64_t k = 0; k < segment.rank; k += RANKS_IN_BLOCK) {
+                    int64_t last = smaller(segment.rank, k + RANKS_IN_BLOCK);
+                    if (dealer.mine(cost_of(rows, (last - k) * linear.inputs)))
+                        shrink(Rows<const T>{x.row(row), x.stride}, rows, a, linear.inputs,
+                               products + segment.products + (row - segment.start) * segment.rank, segment.rank, k,
+                               last, static_cast<const T *>(nullptr));
+                }
+            }
+        }
+    }
+
+    void expands(Share share) const {
+        Dealer dealer(share, cost(linear.outputs));
+        for (int64_t s = 0; s < count; ++s) {
+            const Segment &segment = segments[s];
+            const T *b = matrix(segment, 1);
+            if (!b) continue;
+            for (int64_t row = segment.start; row < segment.stop; row += ROWS_IN_BLOCK) {
+                int64_t rows = smaller(ROWS_IN_BLOCK, segment.stop - row);
+                for (int64_t from = 0; from < linear.outputs; from += COLUMNS_IN_BLOCK) {
+                    int64_t to = smaller(linear.outputs, from + COLUMNS_IN_BLOCK);
+                    if (dealer.mine(cost_of(rows, segment.rank * (to - from))))
+                        expand(Rows<T>{y.row(row), y.stride}, rows,
+                               products + segment.products + (row - segment.start) * segment.rank, segment.rank, b,
+                               linear.outputs, from, to, static_cast<const T *>(nullptr));
+                }
+            }
+        }
+    }
+
+    void run(int wanted) const {
+        if (wanted > 1 && cost(linear.inputs + linear.outputs) * sizeof(T) < 4.0 * SMALL) wanted = 1;
+        if (wanted <= 1) return one_thread();
+        in_parallel(wanted, [this](Share share) {
+            shrinks(share);
+            share.barrier();
+            expands(share);
+        });
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+// `type`: 0 float, 1 bfloat, 2 half; the strides are elements between two rows. `products` has room for the x·A of all
+// segments. Ranks are multiples of 4. At most `wanted` threads compute.
+void motet_add_lora(int64_t type, const void *segments, int64_t count, float *products, int64_t wanted, int64_t linear,
+                    int64_t inputs, int64_t outputs, const void *x, int64_t x_stride, void *y, int64_t y_stride) {
+    auto run = [&](auto number) {
+        using T = decltype(number);
+        Call<T>{static_cast<const Segment *>(segments), count, Linear{linear, inputs, outputs},
+                Rows<const T>{static_cast<const T *>(x), x_stride}, Rows<T>{static_cast<T *>(y), y_stride}, products}
+            .run((int)wanted);
+    };
+    if (type == 0) run(float{});
+    if (type == 1) run(bfloat{});
+    if (type == 2) run(half{});
+}
+}

@@ -1,0 +1,187 @@
+"""Compiled kernels on machines where something is wrong: one clear line, and never wrong results."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from motet_kernels.cpp import CannotBuild, build
+from motet_kernels.cpp.builder import ABANDONED_SECONDS, SOURCE
+from motet_kernels.cpp.compiler import INSTRUCTION_SETS, cpu_flags, first_error, instruction_sets
+from tests.support.compiled_kernels import needs_a_compiler
+from tests.support.machine import bound_by_permissions
+
+BASIC = frozenset({"nothing special"})
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a CPU for which there is little to compile."""
+    monkeypatch.setattr("motet_kernels.cpp.builder.cpu_flags", lambda: BASIC)
+    return tmp_path / "cache" / "kernels"
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def with_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, change: Callable[[str], str]) -> None:
+    copy = tmp_path / "source"
+    shutil.copytree(SOURCE, copy)
+    text = (copy / file).read_text()
+    assert change(text) != text
+    (copy / file).write_text(change(text))
+    monkeypatch.setattr("motet_kernels.cpp.builder.SOURCE", copy)
+
+
+def test_a_library_is_built_once(cache: Path) -> None:
+    needs_a_compiler()
+    first = build(cache)
+    assert (first.instructions, first.library.lanes) == ("basic", 4)
+    assert first.seconds > 0
+    again = build(cache)
+    assert again.seconds == 0
+    assert [path.suffix for path in cache.iterdir()] == [".so"], "nothing else is left behind"
+
+
+def test_another_source_and_another_compiler_give_another_library(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = needs_a_compiler()
+    build(cache)
+    other = script(tmp_path / "other-c++", f'exec {compiler} "$@"')
+    assert build(cache, other).seconds > 0
+    with_source(tmp_path, monkeypatch, "library.cpp", lambda text: text + "// changed\n")
+    assert build(cache).seconds > 0
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_the_fastest_instructions_of_the_cpu_are_taken() -> None:
+    names = [one.name for one in instruction_sets(cpu_flags())]
+    assert names[-1] == "basic"
+    assert [one.name for one in instruction_sets(frozenset().union(*(one.cpu_flags for one in INSTRUCTION_SETS)))] == [
+        "avx512-bf16", "avx512", "avx2", "basic",
+    ]  # fmt: skip
+    assert [one.name for one in instruction_sets(frozenset({"avx2", "fma", "f16c"}))] == ["avx2", "basic"]
+    assert [one.name for one in instruction_sets(frozenset({"avx512f", "avx2"}))] == ["basic"], "some are missing"
+
+
+def test_two_builds_at_once_are_fine(cache: Path) -> None:
+    needs_a_compiler()
+    with ThreadPoolExecutor() as pool:
+        both = [done.result() for done in [pool.submit(build, cache) for _ in range(2)]]
+    assert {one.instructions for one in both} == {"basic"}
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_no_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CannotBuild, match="no compiler no-such-c"):
+        build(cache, "no-such-c++")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(CannotBuild, match=r"no compiler \(c\+\+, g\+\+, clang\+\+\)"):
+        build(cache)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            '[ "$1" = --version ] && exit 0; echo "warm up"; echo "x.cpp:1: error: no C++17" >&2; exit 1',
+            "error: no C++17",
+        ),
+        ('[ "$1" = --version ] && exit 0; kill -11 $$', "status -11"),
+        ("exit 3", "status 3"),
+        ('[ "$1" = --version ] && exit 0; exit 0', "No such file"),
+    ],
+    ids=["refuses the source", "crashes", "does not run", "writes nothing"],
+)
+def test_a_broken_compiler(cache: Path, tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(CannotBuild) as refused:
+        build(cache, script(tmp_path / "broken", text))
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert list(cache.glob("*")) == []
+
+
+def test_a_compiler_that_is_too_old_for_the_best_instructions(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = needs_a_compiler()
+    everything = frozenset().union(*(one.cpu_flags for one in INSTRUCTION_SETS))
+    monkeypatch.setattr("motet_kernels.cpp.builder.cpu_flags", lambda: everything)
+    old = script(
+        tmp_path / "old",
+        f'case "$*" in *-mavx*) echo "error: unrecognized option" >&2; exit 1;; esac; exec {compiler} "$@"',
+    )
+    assert build(cache, old).instructions == "basic"
+
+
+def test_a_library_with_wrong_results_is_refused(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_a_compiler()
+    with_source(tmp_path, monkeypatch, "add_lora.cpp", lambda text: text.replace("old.a + total.a", "old.a - total.a"))
+    with pytest.raises(CannotBuild, match=r"add_lora in torch\.float32 is off by"):
+        build(cache)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_library_with_instructions_that_the_cpu_lacks_ends_only_its_test(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_a_compiler()
+    with_source(tmp_path, monkeypatch, "library.cpp", lambda text: text.replace("return LANES;", "__builtin_trap();"))
+    with pytest.raises(CannotBuild, match="status -"):
+        build(cache)
+
+
+def test_a_damaged_library_is_made_again(cache: Path, tmp_path: Path) -> None:
+    needs_a_compiler()
+    build(cache)
+    (path,) = cache.iterdir()
+    other = tmp_path / "other"  # this process would find the loaded library again at its old path
+    other.mkdir(mode=0o700)
+    (other / path.name).write_bytes(b"not a library")
+    assert build(other).seconds > 0
+    assert build(other).seconds == 0
+
+
+def test_a_cache_that_cannot_be_written(cache: Path) -> None:
+    needs_a_compiler()
+    cache.parent.mkdir()
+    cache.parent.chmod(0o500)
+    with bound_by_permissions(), pytest.raises(CannotBuild, match="kernels cannot be used: Permission denied"):
+        build(cache)
+    cache.parent.chmod(0o700)
+    cache.parent.rmdir()
+    cache.parent.write_text("a file")
+    with pytest.raises(CannotBuild, match="cannot be used"):
+        build(cache)
+
+
+def test_a_cache_that_others_may_write_to_is_refused(cache: Path) -> None:
+    needs_a_compiler()
+    cache.mkdir(parents=True)
+    cache.chmod(0o770)
+    with pytest.raises(CannotBuild, match="nobody else may write"):
+        build(cache)
+
+
+def test_what_a_killed_build_has_left_is_removed_later(cache: Path) -> None:
+    needs_a_compiler()
+    for name, age in (("build-old", ABANDONED_SECONDS + 60), ("build-now", 0)):
+        (cache / name).mkdir(parents=True)
+        os.utime(cache / name, (time.time() - age,) * 2)
+    cache.chmod(0o700)
+    build(cache)
+    assert sorted(path.name for path in cache.iterdir() if path.is_dir()) == ["build-now"]
+
+
+def test_of_a_long_output_the_line_with_the_error_is_told() -> None:
+    assert first_error("In file x\nx.cpp:3:1: error: unknown type\nnote: here\n") == "x.cpp:3:1: error: unknown type"
+    assert first_error("Killed\n") == "Killed"
+    assert not first_error("")

@@ -1,0 +1,28 @@
+"""The compiled kernels, for tests: built once on this machine, as for a user."""
+
+from functools import cache
+from pathlib import Path
+
+from motet_kernels.cpp import Library, build
+from motet_kernels.cpp.builder import Built
+from motet_kernels.cpp.compiler import CompilerError, find_compiler
+from tests.support.machine import lacking
+
+CACHE = Path.home() / ".cache" / "motet" / "kernels"
+
+
+def needs_a_compiler() -> Path:
+    try:
+        return find_compiler()
+    except CompilerError as error:
+        lacking(str(error))
+
+
+@cache
+def built() -> Built:
+    return build(CACHE)
+
+
+def compiled_library() -> Library:
+    needs_a_compiler()
+    return built().library
