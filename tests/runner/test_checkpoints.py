@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import transformers
@@ -108,6 +109,23 @@ def test_loading_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     total = sum(tensor.nbytes for file in shards for tensor in load_file(tmp_path / file).values())
     assert said == sorted(set(said))
     assert said[-1] == (total, total)
+
+
+def test_memory_of_tensors_that_are_not_kept_goes_back_at_once(tmp_path: Path) -> None:
+    """Such as the experts of a layer once they are stacked."""
+    mib = 1 << 20
+    save_file({f"t{number}": torch.ones(mib // 4) for number in range(64)}, tmp_path / "model.safetensors")
+    large = torch.ones(16 * mib, dtype=torch.uint8)  # once it is freed, malloc keeps the memory of smaller ones
+    del large
+    stored = checkpoint.Checkpoint(tmp_path)
+    with CheckpointReader(stored, torch.device("cpu"), checkpoint.ignore_progress) as reader:
+        read = [reader.read(entry, None) for entry in stored.tensors.values()]
+    process = psutil.Process()
+    before = process.memory_info().rss
+    kept = read[::8]
+    del read
+    assert before - process.memory_info().rss > 50 * mib
+    assert all(tensor.eq(1).all() for tensor in kept)
 
 
 def tensors(file: Path) -> dict[str, torch.Tensor]:

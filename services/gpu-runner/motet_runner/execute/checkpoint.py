@@ -10,6 +10,8 @@ the process; and when the type changes, as from bfloat16 to float32 on a CPU, it
 """
 
 import json
+import math
+import mmap
 import os
 import threading
 import time
@@ -35,6 +37,9 @@ STAGING_BYTES = 8 << 20
 weights."""
 
 PROGRESS_SECONDS = 1.0
+
+MAPPED_BYTES = 128 << 10
+"""Tensors of at least this size get memory of their own from the operating system, when they are on a CPU."""
 
 
 def ignore_progress(read_bytes: int, total: int) -> None:
@@ -257,7 +262,7 @@ class CheckpointReader:
         stored, wanted = DTYPES[entry.dtype], dtype or DTYPES[entry.dtype]
         if wanted.is_floating_point and not stored.is_floating_point:
             raise _quantised(entry)
-        result = torch.empty(entry.shape, dtype=wanted, device=self._device)
+        result = _empty(entry.shape, wanted, self._device)
         flat = result.view(-1)
         if wanted == stored and self._device.type == "cpu":
             self._fill(flat, entry, 0)
@@ -304,3 +309,14 @@ class CheckpointReader:
             if now - self._reported >= PROGRESS_SECONDS and self._read_bytes < self._total:
                 self._reported = now
                 self._on_progress(self._read_bytes, self._total)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory that goes back to the operating system as soon as the tensor is gone: transformers stacks the experts of a
+    layer, and then frees them. `malloc` would keep their memory and use it for nothing, because nearly all tensors are
+    read before the first ones are freed, and stacks are larger than what each expert leaves."""
+    count = math.prod(shape)
+    if device.type != "cpu" or count * dtype.itemsize < MAPPED_BYTES:
+        return torch.empty(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
