@@ -1,39 +1,16 @@
 """add_lora in C++ with each set of instructions that this CPU has: every tile, every type, any threads."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from motet_kernels import PlacedAdapter, Segment, reference
-from motet_kernels.cpp import Library, build
-from motet_kernels.cpp.compiler import INSTRUCTION_SETS, InstructionSet, cpu_flags
+from motet_kernels.cpp import Library
 from motet_kernels.cpp.lora_backend import MOST_RANK
 from tests.kernels.test_add_lora import LINEAR, Projection
-from tests.support.compiled_kernels import CACHE, compiled_library, needs_a_compiler
+from tests.support.compiled_kernels import compiled_library
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 """The outputs are in the tens: a bfloat is off by up to 1/256 of them, and by rounding its products."""
-
-
-@pytest.fixture(
-    scope="module", params=[one for one in INSTRUCTION_SETS if one.cpu_flags <= cpu_flags()], ids=lambda one: one.name
-)
-def library(request: pytest.FixtureRequest) -> Library:
-    needs_a_compiler()
-    wanted: InstructionSet = request.param
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("motet_kernels.cpp.builder.cpu_flags", lambda: wanted.cpu_flags)
-        built = build(CACHE)
-    assert built.instructions == wanted.name
-    return built.library
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def spread(projection: Projection, rows: list[int]) -> list[Segment]:

@@ -2,7 +2,8 @@
 
 `source/` has a plain C interface and needs no headers but the compiler's. `compiler.py` finds a compiler and what the
 CPU can do, `builder.py` makes a library of both or takes one that was made before, `library.py` calls it by ctypes, and
-`self_test.py` refuses it when its results are wrong. `lora_backend.py` is a back end of add_lora.
+`self_test.py` refuses it when its results are wrong. `lora_backend.py` is a back end of add_lora;
+`linear.py` packs the weights of a model's own linears and multiplies with them.
 """
 
 from motet_kernels.cpp.builder import CannotBuild, build

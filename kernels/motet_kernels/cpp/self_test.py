@@ -4,6 +4,7 @@ import torch
 
 from motet_kernels import reference
 from motet_kernels.cpp.library import TYPES, Library
+from motet_kernels.cpp.linear import PACKED_TYPES, PackedWeights
 from motet_kernels.cpp.lora_backend import CppBackend
 from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import LinearGroup
@@ -23,6 +24,8 @@ class SelfTestFailed(Exception):
 def check(library: Library) -> None:
     for dtype in TYPES:
         _check_add_lora(library, dtype)
+    for dtype in PACKED_TYPES:
+        _check_linear(library, dtype)
 
 
 def _check_add_lora(library: Library, dtype: torch.dtype) -> None:
@@ -47,6 +50,18 @@ def _check_add_lora(library: Library, dtype: torch.dtype) -> None:
     expected = reference.add_lora(y, x, segments, matrices)
     backend.add_lora(y, x, "linear", backend.make_batch(segments))
     compare("add_lora", y, expected, TOLERANCE[dtype])
+
+
+def _check_linear(library: Library, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randn(OUTPUTS, INPUTS, generator=random).to(dtype)
+    bias = torch.randn(OUTPUTS, generator=random).to(dtype)
+    packed = PackedWeights(library, [weight])
+    for rows in (*range(1, 14), 37):
+        x = torch.randn(rows, INPUTS, generator=random).to(dtype)
+        compare("linear", packed.linear(x, bias), x.double() @ weight.double().t() + bias.double(), TOLERANCE[dtype])
+    if not torch.equal(packed.rows(torch.arange(OUTPUTS)), weight):
+        raise SelfTestFailed(f"unpack in {dtype} gives other numbers")
 
 
 def compare(what: str, ours: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:

@@ -1,0 +1,76 @@
+"""Linears in C++: weights packed in the order in which they are read, and products with any number of rows."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from motet_kernels.cpp.library import TYPES, Library
+
+PACKED_TYPES = (torch.float32, torch.bfloat16)
+
+
+class PackedWeights:
+    """Weights [outputs, inputs] of linears that are fed the same rows, packed one after the other.
+
+    All their results are columns of one matrix. Each linear's columns are rounded up to whole panels of the library.
+    """
+
+    def __init__(self, library: Library, weights: Sequence[torch.Tensor]) -> None:
+        self._library = library
+        self.dtype = weights[0].dtype
+        self.inputs = weights[0].shape[1]
+        self.outputs = [len(weight) for weight in weights]
+        self._type = TYPES[self.dtype]
+        sizes: list[int] = [library.packed_size(outputs, self.inputs) for outputs in self.outputs]
+        self._begins: list[int] = [0, *accumulate(sizes)]
+        widths = [library.packed_width(outputs) for outputs in self.outputs]
+        self.columns = [0, *accumulate(widths)]
+        """Where the columns of each linear begin; the last one is the number of all columns."""
+        self._packed = torch.empty(self._begins[-1], dtype=self.dtype)
+        for index, weight in enumerate(weights):
+            rows = weight if weight.stride(1) == 1 else weight.contiguous()
+            library.pack(self._type, rows.data_ptr(), rows.stride(0), len(rows), self.inputs, self._address(index))
+
+    @property
+    def address(self) -> int:
+        address: int = self._packed.data_ptr()
+        return address
+
+    def _address(self, index: int) -> int:
+        return self.address + self._begins[index] * int(self.dtype.itemsize)
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None, index: int = 0) -> torch.Tensor:
+        """x · Wᵀ (+ bias) with one of the linears, for x [..., inputs]"""
+        outputs = self.outputs[index]
+        rows = x.reshape(-1, self.inputs)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        if rows.dtype is not self.dtype:
+            raise ValueError(f"the weights are {self.dtype}, the rows {rows.dtype}")
+        if bias is not None and (bias.dtype is not self.dtype or bias.shape != (outputs,)):
+            raise ValueError(f"the bias is {tuple(bias.shape)} {bias.dtype}, and the weights have {outputs} outputs")
+        y = rows.new_empty((len(rows), outputs))
+        self._library.linear(
+            self._type,
+            rows.data_ptr(),
+            rows.stride(0),
+            len(rows),
+            self.inputs,
+            self._address(index),
+            None if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            outputs,
+            outputs,
+            torch.get_num_threads(),
+        )
+        return y.view(*x.shape[:-1], outputs)
+
+    def rows(self, of: torch.Tensor) -> torch.Tensor:
+        """Rows of the first weight again: what an embedding looks up in a matrix that a linear uses, too."""
+        into = torch.empty((*of.shape, self.inputs), dtype=self.dtype)
+        of = of.contiguous()
+        if of.numel() and not 0 <= int(of.min()) <= int(of.max()) < self.outputs[0]:
+            raise IndexError("there is no such row")
+        self._library.unpack(self._type, self.address, self.inputs, of.data_ptr(), of.numel(), into.data_ptr())
+        return into

@@ -1,0 +1,175 @@
+// y = x · Wᵀ (+ bias), with W packed in the order in which it is read.
+//
+// A panel holds W's rows for PAIR columns of y: for each two inputs, first both numbers of one half of the columns, then
+// of the other half. Inputs and outputs are rounded up with zeros. The microkernel multiplies a few rows of x with one
+// panel or several, and keeps all sums in registers. Each sum goes through the inputs in order, so a row's result does
+// not depend on the rows beside it, nor on threads.
+#pragma once
+
+#include <type_traits>
+
+#include "parallel.h"
+#include "vectors.h"
+
+template <typename T> struct Matrix {
+    T *data;
+    int64_t stride;  // numbers from one row to the next
+    INLINE T *row(int64_t i) const { return data + i * stride; }
+};
+
+constexpr int MOST_SUMS_IN_REGISTERS = LANES == 8 ? 12 : 24;
+constexpr int MOST_ROWS = MOST_SUMS_IN_REGISTERS / 2;
+
+constexpr int64_t AHEAD_BYTES = 4096;          // from what is read to what is prefetched
+constexpr int64_t MOST_BYTES_AHEAD = 256 << 10;  // a panel of so many bytes still fits beside another one in the cache
+
+INLINE int64_t panels_of(int64_t outputs) { return (outputs + PAIR - 1) / PAIR; }
+// Numbers of one panel.
+INLINE int64_t panel_size(int64_t inputs) { return (inputs + 1) / 2 * 2 * PAIR; }
+
+// -- packing ---------------------------------------------------------------------------------------------------------
+
+// Where load() finds the number that it puts into a lane of the Pair's first or second half.
+template <typename T> INLINE int64_t place_in_pair(int64_t half, int64_t lane) { return half * LANES + lane; }
+template <> INLINE int64_t place_in_pair<bfloat>(int64_t half, int64_t lane) { return 2 * lane + half; }
+
+// The same the other way round: where the number for a column and an input is in its panel.
+template <typename T> INLINE int64_t place_in_panel(int64_t column, int64_t input) {
+    bool apart = place_in_pair<T>(0, 1) == 1;
+    int64_t half = apart ? column / LANES : column % 2, lane = apart ? column % LANES : column / 2;
+    return (input / 2 * 2 + half) * PAIR + place_in_pair<T>(input % 2, lane);
+}
+
+template <typename T> void pack(Matrix<const T> w, int64_t outputs, int64_t inputs, T *packed) {
+    for (int64_t panel = 0; panel < panels_of(outputs); ++panel, packed += panel_size(inputs)) {
+        memset(packed, 0, panel_size(inputs) * sizeof(T));
+        for (int64_t column = 0; column < PAIR && panel * PAIR + column < outputs; ++column)
+            for (int64_t i = 0; i < inputs; ++i)
+                packed[place_in_panel<T>(column, i)] = w.row(panel * PAIR + column)[i];
+    }
+}
+
+// One row of W, as it was.
+template <typename T> void unpack(const T *packed, int64_t inputs, int64_t row, T *into) {
+    packed += row / PAIR * panel_size(inputs);
+    for (int64_t i = 0; i < inputs; ++i) into[i] = packed[place_in_panel<T>(row % PAIR, i)];
+}
+
+// -- multiplying -----------------------------------------------------------------------------------------------------
+
+// Into the second cache: other rows are multiplied with it, too.
+INLINE void prefetch_more(const void *address) { __builtin_prefetch(address, 0, 2); }
+
+// Two neighbouring numbers of x, in all lanes.
+INLINE Raw<float> everywhere(const float *from) { return {Pair{all(from[0]), all(from[1])}}; }
+INLINE Raw<bfloat> everywhere(const bfloat *from) {
+    uint32_t both;
+    memcpy(&both, from, sizeof both);
+#if defined(__AVX512BF16__)
+    return {all_words(both)};
+#else
+    return {Pair{as_floats(all_words(both << 16)), as_floats(all_words(both & 0xffff0000u))}};
+#endif
+}
+
+// What is prefetched while two inputs after two inputs are multiplied.
+struct Ahead {
+    const uint8_t *from;
+    int64_t stride;  // bytes from one two inputs to the next
+};
+
+// R rows of x with P panels.
+template <int R, int P, typename T>
+INLINE void multiply(Matrix<const T> x, int64_t inputs, const T *panels, const T *bias, Matrix<T> y, int64_t columns,
+                     Ahead ahead) {
+    const int64_t size = panel_size(inputs);
+    floats sums_of[R][P][2] = {};
+    auto add = [&](int64_t i, auto x_of) __attribute__((always_inline)) {
+        constexpr int64_t BYTES = 2 * PAIR * sizeof(T);
+        Raw<T> w[P][2];
+        for (int p = 0; p < P; ++p)
+            for (int64_t line = 0; line < BYTES; line += 64)
+                prefetch_more(ahead.from + p * size * (int64_t)sizeof(T) + i / 2 * ahead.stride + line);
+        for (int p = 0; p < P; ++p)
+            for (int half = 0; half < 2; ++half) w[p][half] = load_raw(panels + p * size + (i + half) * PAIR);
+        for (int r = 0; r < R; ++r) {
+            Raw<T> both = x_of(r);
+            for (int p = 0; p < P; ++p)
+                for (int half = 0; half < 2; ++half)
+                    sums_of[r][p][half] = add_product(sums_of[r][p][half], both, w[p][half]);
+        }
+    };
+    int64_t i = 0;
+    for (; i + 2 <= inputs; i += 2) add(i, [&](int r) { return everywhere(x.row(r) + i); });
+    if (i < inputs)
+        add(i, [&](int r) {
+            T last[2] = {x.row(r)[i], T{}};
+            return everywhere(last);
+        });
+    for (int p = 0; p < P; ++p) {
+        int64_t first = p * PAIR, count = columns - first < PAIR ? columns - first : PAIR;
+        Pair more = bias ? load_some(bias + first, (int)count) : Pair{};
+        for (int r = 0; r < R; ++r) {
+            Pair result = {sums_of[r][p][0] + more.a, sums_of[r][p][1] + more.b};
+            if (count == PAIR)
+                store(y.row(r) + first, result);
+            else
+                store_some(y.row(r) + first, result, (int)count);
+        }
+    }
+}
+
+template <typename T> struct LinearCall {
+    Matrix<const T> x;
+    int64_t rows, inputs, outputs;
+    const T *packed;
+    const T *bias;  // may be null
+    Matrix<T> y;
+
+    static constexpr int64_t TWO_INPUTS = 2 * PAIR * sizeof(T);  // bytes of a panel
+
+    const T *panel_at(int64_t panel) const { return packed + panel * panel_size(inputs); }
+
+    // What follows soon in the same panel.
+    Ahead soon(int64_t panel) const {
+        return {reinterpret_cast<const uint8_t *>(panel_at(panel)) + AHEAD_BYTES, TWO_INPUTS};
+    }
+    // This block's share of the next panel. Each block prefetches another one.
+    Ahead share_of_next(int64_t panel, int64_t block, int64_t blocks) const {
+        int64_t bytes = panel_size(inputs) * sizeof(T);
+        if (bytes > MOST_BYTES_AHEAD) return soon(panel);
+        return {reinterpret_cast<const uint8_t *>(panel_at(panel + 1)) + bytes * block / blocks, TWO_INPUTS / blocks};
+    }
+
+    template <int R, int P> INLINE void with_panels(int64_t row, int64_t panel, Ahead ahead) const {
+        int64_t column = panel * PAIR;
+        multiply<R, P, T>({x.row(row), x.stride}, inputs, panel_at(panel), bias ? bias + column : nullptr,
+                          {y.row(row) + column, y.stride}, outputs - column, ahead);
+    }
+
+    // All R rows with the panels [panel, last): as many at once as the registers hold.
+    template <int R, int P = 4> INLINE void all_rows(int64_t panel, int64_t last) const {
+        if constexpr (R * P * 2 <= MOST_SUMS_IN_REGISTERS)
+            for (; panel + P <= last; panel += P) with_panels<R, P>(0, panel, soon(panel));
+        if constexpr (P > 1) all_rows<R, P / 2>(panel, last);
+    }
+
+    // Calls with(R), a constant, for a count of rows that is not one.
+    template <int R = MOST_ROWS, typename F> static INLINE void constant(int64_t count, const F &with) {
+        if (count == R) return with(std::integral_constant<int, R>{});
+        if constexpr (R > 1) constant<R - 1>(count, with);
+    }
+
+    // This thread's part. Blocks of rows have about the same size, so that none is much slower than the others.
+    void run(Share share) const {
+        if (rows == 0) return;
+        const int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS, units = panels_of(outputs) * blocks;
+        int64_t unit = units * share.thread / share.threads, end = units * (share.thread + 1) / share.threads;
+        if (blocks == 1) return constant(rows, [&](auto r) { all_rows<r()>(unit, end); });
+        for (; unit < end; ++unit) {  // all blocks with one panel: it stays in the cache
+            int64_t panel = unit / blocks, block = unit % blocks, row = rows * block / blocks;
+            constant(rows * (block + 1) / blocks - row,
+                     [&](auto r) { with_panels<r(), 1>(row, panel, share_of_next(panel, block, blocks)); });
+        }
+    }
+};

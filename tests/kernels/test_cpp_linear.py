@@ -1,0 +1,98 @@
+"""Packed linears in C++ with each set of instructions that this CPU has: all tiles, both types, any threads."""
+
+import pytest
+import torch
+
+from motet_kernels.cpp import Library
+from motet_kernels.cpp.linear import PackedWeights
+from tests.support.compiled_kernels import compiled_library
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
+"""Of the largest result: a bfloat is rounded to one of 256 steps."""
+
+
+def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
+    assert ours.shape == expected.shape
+    assert float((ours.double() - expected).abs().max()) <= TOLERANCE[ours.dtype] * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (33, 32), (64, 64), (100, 77), (256, 129), (131, 512)], ids=str)
+def test_all_tiles_match_the_reference(library: Library, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Odd inputs, outputs around whole panels, and rows below and beyond those that are multiplied at once."""
+    outputs, inputs = shape
+    weight, bias = numbers(outputs, inputs, dtype=dtype), numbers(outputs, dtype=dtype, seed=1)
+    packed = PackedWeights(library, [weight])
+    for rows in [*range(15), 25, 40, 130]:
+        x = numbers(rows, inputs, dtype=dtype, seed=rows)
+        expected = x.double() @ weight.double().t()
+        if rows:
+            assert_close(packed.linear(x), expected)
+            assert_close(packed.linear(x, bias), expected + bias.double())
+        else:
+            assert packed.linear(x).shape == (0, outputs)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_linears_that_are_packed_together_stay_apart(library: Library, dtype: torch.dtype) -> None:
+    weights = [numbers(outputs, 70, dtype=dtype, seed=outputs) for outputs in (37, 64, 5)]
+    packed = PackedWeights(library, weights)
+    x = numbers(3, 4, 70, dtype=dtype)
+    for index, weight in enumerate(weights):
+        assert_close(packed.linear(x, index=index), x.double() @ weight.double().t())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_rows_of_a_packed_matrix_are_what_they_were(library: Library, dtype: torch.dtype) -> None:
+    weight = numbers(75, 33, dtype=dtype)
+    ids = torch.tensor([[0, 74, 31], [32, 5, 5]])
+    assert torch.equal(PackedWeights(library, [weight]).rows(ids), weight[ids])
+
+
+def test_strided_and_transposed_tensors_are_taken(library: Library) -> None:
+    weight, x = numbers(40, 50, dtype=torch.float32), numbers(9, 50, dtype=torch.float32)
+    expected = x.double() @ weight.double().t()
+    assert_close(PackedWeights(library, [weight.t().contiguous().t()]).linear(x), expected)
+    wide = torch.zeros(9, 80)
+    wide[:, 10:60] = x
+    assert_close(PackedWeights(library, [weight]).linear(wide[:, 10:60]), expected)
+    assert_close(PackedWeights(library, [weight]).linear(x.t().contiguous().t()), expected)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_rows_result_depends_on_no_other_row_and_on_no_thread(library: Library, dtype: torch.dtype) -> None:
+    """To the last bit: a request's answer is the same in each batch."""
+    weight, x = numbers(701, 300, dtype=dtype), numbers(67, 300, dtype=dtype)
+    packed = PackedWeights(library, [weight])
+    torch.set_num_threads(1)
+    together = packed.linear(x)
+    for rows in (1, 2, 3, 5, 8, 11, 13):
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(packed.linear(x[:rows]), together[:rows])
+
+
+def test_a_row_that_is_not_finite_stays_alone(library: Library) -> None:
+    weight, x = numbers(64, 64, dtype=torch.float32), numbers(5, 64, dtype=torch.float32)
+    packed = PackedWeights(library, [weight])
+    expected = packed.linear(x)
+    x[2, 7] = float("nan")
+    result = packed.linear(x)
+    assert result[2].isnan().all()
+    others = [0, 1, 3, 4]
+    assert torch.equal(result[others], expected[others])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    packed = PackedWeights(compiled_library(), [numbers(8, 8, dtype=torch.float32)])
+    with pytest.raises(ValueError, match=r"the weights are torch\.float32, the rows torch\.bfloat16"):
+        packed.linear(numbers(2, 8, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="the bias is"):
+        packed.linear(numbers(2, 8, dtype=torch.float32), numbers(9, dtype=torch.float32))
+    with pytest.raises(IndexError, match="no such row"):
+        packed.rows(torch.tensor([8]))
