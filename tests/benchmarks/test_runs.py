@@ -13,6 +13,7 @@ from tests.repo.tree import ROOT
 @pytest.mark.parametrize(
     ("name", "how"),
     [
+        ("attention", "--calls=1 --turns=1 --rotated=1"),
         ("gemm", "--rows=1 --bytes=1000"),
         ("lora_op", "--calls=2 --turns=1 --width=64 --rotated=1"),
         ("gateway", "--requests=32"),

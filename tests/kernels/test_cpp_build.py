@@ -122,10 +122,21 @@ def test_a_compiler_that_is_too_old_for_the_best_instructions(
     assert build(cache, old).instructions == "basic"
 
 
-def test_a_library_with_wrong_results_is_refused(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("add_lora.cpp", ("old.a + total.a", "old.a - total.a")),
+        ("attention.cpp", ("position + 1 - first : 0", "position + 2 - first : 0")),
+        ("attention.cpp", ("total *= fading[0];", "")),
+    ],
+    ids=["add_lora", "attention to a later token", "attention across blocks"],
+)
+def test_a_library_with_wrong_results_is_refused(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, change: tuple[str, str]
+) -> None:
     needs_a_compiler()
-    with_source(tmp_path, monkeypatch, "add_lora.cpp", lambda text: text.replace("old.a + total.a", "old.a - total.a"))
-    with pytest.raises(CannotBuild, match=r"add_lora in torch\.float32 is off by"):
+    with_source(tmp_path, monkeypatch, file, lambda text: text.replace(*change))
+    with pytest.raises(CannotBuild, match=rf"{file.removesuffix('.cpp')} in torch\.float32 is off by"):
         build(cache)
     assert list(cache.iterdir()) == []
 

@@ -2,12 +2,13 @@
 
 `source/` has a plain C interface and needs no headers but the compiler's. `compiler.py` finds a compiler and what the
 CPU can do, `builder.py` makes a library of both or takes one that was made before, `library.py` calls it by ctypes, and
-`self_test.py` refuses it when its results are wrong. `lora_backend.py` is a back end of add_lora;
-`linear.py` packs the weights of a model's own linears and multiplies with them.
+`self_test.py` refuses it when its results are wrong. `lora_backend.py` is a back end of add_lora,
+`attention.py` is attention over pages. `linear.py` packs the weights of a model's own linears and multiplies with them.
 """
 
+from motet_kernels.cpp.attention import AttentionBatch, PagedAttention
 from motet_kernels.cpp.builder import CannotBuild, build
 from motet_kernels.cpp.library import Library
 from motet_kernels.cpp.lora_backend import CppBackend
 
-__all__ = ["CannotBuild", "CppBackend", "Library", "build"]
+__all__ = ["AttentionBatch", "CannotBuild", "CppBackend", "Library", "PagedAttention", "build"]

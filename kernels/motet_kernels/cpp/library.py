@@ -34,6 +34,12 @@ class Library:
             "motet_linear",
             *(_NUMBER, _ADDRESS, _NUMBER, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS, _ADDRESS, _NUMBER, _NUMBER, _NUMBER),
         )
+        self.attention = self._function(
+            "motet_attention",
+            *(_NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS, _ADDRESS),
+            *[_NUMBER] * 6,
+            *(_ADDRESS, _REAL, _NUMBER, _REAL),
+        )
         self.read = self._function("motet_read", _ADDRESS, _NUMBER, result=ctypes.c_uint64)
         self.parallel = self._use_threads_of_torch()
         """Whether it uses the threads of torch. If not, it computes in the thread that calls it."""

@@ -1,8 +1,11 @@
 """Compares a library with its references, on small sizes that reach every part of the kernels."""
 
+import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from motet_kernels import reference
+from motet_kernels.cpp.attention import PAGE_TOKENS, PagedAttention
 from motet_kernels.cpp.library import TYPES, Library
 from motet_kernels.cpp.linear import PACKED_TYPES, PackedWeights
 from motet_kernels.cpp.lora_backend import CppBackend
@@ -17,6 +20,11 @@ SEGMENTS = ((8, 1), (16, 1), (24, 2), (8, 5), (40, 37), (16, 4))
 """Rank and rows of each"""
 
 
+HEADS, KV_HEADS, WIDTH = 6, 2, 70
+SEQUENCES = ((150, 1), (0, 37))
+"""Tokens before, and new rows"""
+
+
 class SelfTestFailed(Exception):
     """The library computes something else, or not at all."""
 
@@ -24,6 +32,7 @@ class SelfTestFailed(Exception):
 def check(library: Library) -> None:
     for dtype in TYPES:
         _check_add_lora(library, dtype)
+        _check_attention(library, dtype)
     for dtype in PACKED_TYPES:
         _check_linear(library, dtype)
 
@@ -62,6 +71,37 @@ def _check_linear(library: Library, dtype: torch.dtype) -> None:
         compare("linear", packed.linear(x, bias), x.double() @ weight.double().t() + bias.double(), TOLERANCE[dtype])
     if not torch.equal(packed.rows(torch.arange(OUTPUTS)), weight):
         raise SelfTestFailed(f"unpack in {dtype} gives other numbers")
+
+
+def _check_attention(library: Library, dtype: torch.dtype) -> None:
+    """A sequence that decodes and a prompt, each with pages of its own. Their keys lie in `dense`, too."""
+    random = torch.Generator().manual_seed(0)
+    counts = [-(-(before + rows) // PAGE_TOKENS) for before, rows in SEQUENCES]
+    pages = torch.zeros(sum(counts), 1, 2, KV_HEADS, PAGE_TOKENS, WIDTH, dtype=dtype)
+    table = np.zeros((len(SEQUENCES), max(counts)), dtype=np.int32)
+    described, dense, new, page, first = [], [], [], 0, 0
+    for number, ((before, rows), count) in enumerate(zip(SEQUENCES, counts, strict=True)):
+        table[number, :count] = np.arange(page, page + count)
+        both = torch.randn(2, KV_HEADS, before + rows, WIDTH, generator=random).to(dtype)
+        filled = torch.zeros(2, KV_HEADS, count * PAGE_TOKENS, WIDTH, dtype=dtype)
+        filled[:, :, :before] = both[:, :, :before]
+        pages[page : page + count, 0] = filled.unflatten(2, (count, PAGE_TOKENS)).permute(2, 0, 1, 3, 4)
+        described.append((first, rows, before, number))
+        dense.append(both)
+        new.append(both[:, :, before:])
+        page += count
+        first += rows
+    query = torch.randn(HEADS, first, WIDTH, generator=random).to(dtype)
+    key, value = torch.cat(new, dim=2)
+    attention = PagedAttention(library, pages)
+    batch = attention.make_batch(table, np.array(described, dtype=np.int64))
+    out = attention.attend(query, key, value, 0, batch, scale=WIDTH**-0.5)
+    for (start, rows, before, _), both in zip(described, dense, strict=True):
+        seen = torch.arange(before + rows) <= torch.arange(before, before + rows)[:, None]
+        keys, values = both.double().repeat_interleave(HEADS // KV_HEADS, dim=1)
+        of_rows = query[:, start : start + rows].double()
+        expected = scaled_dot_product_attention(of_rows, keys, values, attn_mask=seen).transpose(0, 1)
+        compare("attention", out[start : start + rows], expected, TOLERANCE[dtype])
 
 
 def compare(what: str, ours: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:

@@ -6,7 +6,7 @@
 // out the ranks, then the columns (PU-03). Which numbers are added in which order depends on the segment alone, so
 // results do not depend on threads or on other segments.
 #include "parallel.h"
-#include "vectors.h"
+#include "products.h"
 
 namespace {
 
@@ -34,23 +34,11 @@ constexpr int RANKS_IN_BLOCK = 8;
 constexpr int MOST_RANK = 512;
 constexpr int64_t AHEAD = 6144;     // bytes from what is read to what is prefetched
 constexpr int64_t AHEAD_OF_COLUMNS = 512;
-constexpr int64_t LINE = 64;
 constexpr int64_t SMALL = 64 * 1024;  // fewer bytes than this are not worth a parallel region
 
 constexpr int COLUMNS_AT_ONCE = 2;  // Pairs
 constexpr int64_t COLUMNS_IN_BLOCK = 1024;
 constexpr int64_t MOST_SUMS = 8192;  // 32 KiB: they stay in the first cache
-
-template <typename T> INLINE const uint8_t *bytes_of(const T *from) { return reinterpret_cast<const uint8_t *>(from); }
-INLINE int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
-
-// Calls `work` with a number of rows that the compiler knows: R, or as many as are left.
-template <int R, typename Work> INLINE void with_rows(int64_t left, const Work &work) {
-    if constexpr (R > 1) {
-        if (left < R) return with_rows<R - 1>(left, work);
-    }
-    work(std::integral_constant<int, R>{});
-}
 
 // Prefetches AHEAD bytes before they are read. Behind the end of what is read follows what is read next.
 struct Prefetcher {
@@ -143,57 +131,6 @@ void shrink(Rows<const T> x, int64_t rows, const T *a, int64_t inputs, float *in
 }
 
 // -- expand ----------------------------------------------------------------------------------------------------------
-
-// How several rows are multiplied with B: STEP ranks at once, by a factor of each row.
-template <typename T> struct Steps {
-    using Factor = float;
-    using Columns = Pair;
-    static constexpr int STEP = 1;
-    static const float *factors(const float *products, int64_t, Factor *) { return products; }
-    static INLINE Columns columns(const T *b, int64_t) { return load(b); }
-    static INLINE Columns some_columns(const T *b, int64_t, int count) { return load_some(b, count); }
-    static INLINE void add(Pair &sum, Columns b, Factor factor) {
-        sum.a += b.a * factor;
-        sum.b += b.b * factor;
-    }
-};
-
-#if defined(__AVX512BF16__)
-// Two ranks by one instruction, which takes the products rounded to bfloat; it adds in fp32.
-template <> struct Steps<bfloat> {
-    using Factor = uint32_t;
-    using Columns = Pair;
-    static constexpr int STEP = 2;
-    static const Factor *factors(const float *products, int64_t count, Factor *buffer) {
-        for (int64_t i = 0; i < count; i += PAIR) {
-            Pair value = load_some(products + i, (int)smaller(PAIR, count - i));
-            words low = rounded(value.a), high = rounded(value.b);
-            uint16_t in_order[PAIR];
-            for (int lane = 0; lane < LANES; ++lane) {
-                in_order[lane] = (uint16_t)low[lane];
-                in_order[LANES + lane] = (uint16_t)high[lane];
-            }
-            memcpy(reinterpret_cast<uint16_t *>(buffer) + i, in_order, sizeof in_order);
-        }
-        return buffer;
-    }
-    static INLINE Columns interleaved(words first, words second) {
-        words even = (first & 0xffffu) | (second << 16), odd = (first >> 16) | (second & 0xffff0000u);
-        return {as_floats(even), as_floats(odd)};
-    }
-    static INLINE Columns columns(const bfloat *b, int64_t outputs) {
-        return interleaved(load_raw(b).value, load_raw(b + outputs).value);
-    }
-    static INLINE Columns some_columns(const bfloat *b, int64_t outputs, int count) {
-        return interleaved(load_raw_some(b, count).value, load_raw_some(b + outputs, count).value);
-    }
-    static INLINE void add(Pair &sum, Columns b, Factor factor) {
-        __m512bh of_row = (__m512bh)all_words(factor);
-        sum.a = (floats)_mm512_dpbf16_ps((__m512)sum.a, (__m512bh)b.a, of_row);
-        sum.b = (floats)_mm512_dpbf16_ps((__m512)sum.b, (__m512bh)b.b, of_row);
-    }
-};
-#endif
 
 // Adds R rows of products · B to C Pairs of columns; a row has `steps` factors. `cold`: nobody has read these columns
 // yet.

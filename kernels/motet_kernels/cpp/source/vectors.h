@@ -174,6 +174,7 @@ template <typename T> INLINE Raw<T> load_raw_some(const T *from, int count) {
 
 // -- sums, maxima, functions -----------------------------------------------------------------------------------------
 
+// Of a number and one that is none: y.
 INLINE floats larger(floats x, floats y) { return choose(x > y, x, y); }
 
 // In the order of sums(), below.
@@ -217,10 +218,10 @@ INLINE floats sums(floats *vectors) {
     return vectors[0];
 }
 
-// e^x for x <= 0, within two units in the last place; below -87 it is 0.
+// e^x for x <= 0, within two units in the last place; below -87 it is 0. What is no number stays so.
 INLINE floats exponential(floats x) {
     const float to_integer = 12582912.0f;  // 1.5 · 2^23: adding it rounds
-    floats bounded = larger(x, all(-87.0f));
+    floats bounded = larger(all(-87.0f), x);
     floats shifted = bounded * 1.44269504f + to_integer;
     floats whole = shifted - to_integer;
     floats rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;

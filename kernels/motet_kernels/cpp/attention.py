@@ -1,0 +1,116 @@
+"""Attention over pages of keys and values, in C++ (PU-22)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from motet_kernels.cpp.library import TYPES, Library
+
+PAGE_TOKENS = 16
+"""The library's; the caller's pages must have as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Which rows belong to which sequence, and where its pages are: the same for all layers."""
+
+    description: npt.NDArray[np.int64]
+    """What the library calls a Batch"""
+    address: int
+    rows: int
+    kept: tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
+    """The arrays that the description points to"""
+
+
+class PagedAttention:
+    def __init__(self, library: Library, pages: torch.Tensor) -> None:
+        """`pages` [pages, layers, 2, kv_heads, PAGE_TOKENS, width]: keys, then values of all heads of each layer."""
+        _, self._layers, halves, self._kv_heads, tokens, self._width = pages.shape
+        if pages.device.type != "cpu" or not pages.is_contiguous() or (halves, tokens) != (2, PAGE_TOKENS):
+            raise ValueError(f"the compiled kernels have other pages than {tuple(pages.shape)} on {pages.device}")
+        self._attention = library.attention
+        self._pages = pages
+        self._type = TYPES[pages.dtype]
+
+    def make_batch(self, table: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> AttentionBatch:
+        """`table` [any, pages] holds page numbers. `sequences` [sequences, 4]: first row, number of rows, tokens before
+        them, and the sequence's row of the table."""
+        sequences = np.ascontiguousarray(sequences, dtype=np.int64)
+        if table.dtype != np.int32 or table.strides[1] != table.itemsize:
+            raise ValueError("the table has other numbers than the library's")
+        rows = sequences[:, 0] + sequences[:, 1]
+        tokens = sequences[:, 1] + sequences[:, 2]
+        if int(tokens.max(initial=0)) > table.shape[1] * PAGE_TOKENS:
+            raise ValueError("a sequence has more tokens than its row of the table has pages")
+        description = np.array(
+            [
+                self._pages.data_ptr(),
+                self._pages.stride(0),
+                self._pages.stride(1),
+                self._kv_heads,
+                self._width,
+                table.ctypes.data,
+                table.strides[0] // table.itemsize,
+                sequences.ctypes.data,
+                len(sequences),
+                torch.get_num_threads(),
+            ],
+            dtype=np.int64,
+        )
+        return AttentionBatch(description, description.ctypes.data, int(rows.max(initial=0)), (table, sequences))
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Put the new keys and values into their pages, and let each new row attend to its sequence up to itself: to
+        the last `window` tokens of it, if there is a window.
+
+        query [heads, rows, width], key and value [kv_heads, rows, width] → [rows, heads, width]
+        """
+        heads, rows, width = query.shape
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        if key.stride(2) != 1:
+            key = key.contiguous()
+        if value.stride(2) != 1:
+            value = value.contiguous()
+        if (
+            not (query.dtype is key.dtype is value.dtype is self._pages.dtype)
+            or key.shape != value.shape
+            or key.shape != (self._kv_heads, rows, self._width)
+            or width != self._width
+            or heads % self._kv_heads
+            or rows < batch.rows
+            or not 0 <= layer < self._layers
+        ):
+            raise ValueError(
+                f"layer {layer}: {tuple(query.shape)} and {tuple(key.shape)} {query.dtype} do not fit the pages"
+            )
+        out = query.new_empty((rows, heads, width))
+        strides = (*query.stride()[:2], *key.stride()[:2], *value.stride()[:2])
+        self._attention(
+            self._type,
+            batch.address,
+            layer,
+            heads,
+            query.data_ptr(),
+            key.data_ptr(),
+            value.data_ptr(),
+            *strides,
+            out.data_ptr(),
+            scale,
+            window or 0,
+            softcap or 0.0,
+        )
+        return out

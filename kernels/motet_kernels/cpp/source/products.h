@@ -1,0 +1,70 @@
+// What the kernels have in common: products of several rows with a matrix that is used row by row.
+#pragma once
+
+#include "vectors.h"
+
+constexpr int64_t LINE = 64;  // bytes that come from memory together
+
+template <typename T> INLINE const uint8_t *bytes_of(const T *from) { return reinterpret_cast<const uint8_t *>(from); }
+INLINE int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
+
+// Calls `work` with a number of rows that the compiler knows: R, or as many as are left.
+template <int R, typename Work> INLINE void with_rows(int64_t left, const Work &work) {
+    if constexpr (R > 1) {
+        if (left < R) return with_rows<R - 1>(left, work);
+    }
+    work(std::integral_constant<int, R>{});
+}
+
+// How several rows are multiplied with a matrix B, which is used row by row: STEP of its rows at once, each by a factor.
+// add_lora's rows of B are ranks, attention's are the values of tokens.
+template <typename T> struct Steps {
+    using Factor = float;
+    using Columns = Pair;
+    static constexpr int STEP = 1;
+    // `buffer` has room for `count` numbers and a Pair.
+    static const float *factors(const float *numbers, int64_t, Factor *) { return numbers; }
+    static INLINE Columns columns(const T *b, int64_t) { return load(b); }
+    static INLINE Columns some_columns(const T *b, int64_t, int count) { return load_some(b, count); }
+    static INLINE void add(Pair &sum, Columns b, Factor factor) {
+        sum.a += b.a * factor;
+        sum.b += b.b * factor;
+    }
+};
+
+#if defined(__AVX512BF16__)
+// Two rows by one instruction, which takes the factors rounded to bfloat; it adds in fp32.
+template <> struct Steps<bfloat> {
+    using Factor = uint32_t;
+    using Columns = Pair;
+    static constexpr int STEP = 2;
+    static const Factor *factors(const float *numbers, int64_t count, Factor *buffer) {
+        for (int64_t i = 0; i < count; i += PAIR) {
+            Pair value = load_some(numbers + i, (int)smaller(PAIR, count - i));
+            words low = rounded(value.a), high = rounded(value.b);
+            uint16_t in_order[PAIR];
+            for (int lane = 0; lane < LANES; ++lane) {
+                in_order[lane] = (uint16_t)low[lane];
+                in_order[LANES + lane] = (uint16_t)high[lane];
+            }
+            memcpy(reinterpret_cast<uint16_t *>(buffer) + i, in_order, sizeof in_order);
+        }
+        return buffer;
+    }
+    static INLINE Columns interleaved(words first, words second) {
+        words even = (first & 0xffffu) | (second << 16), odd = (first >> 16) | (second & 0xffff0000u);
+        return {as_floats(even), as_floats(odd)};
+    }
+    static INLINE Columns columns(const bfloat *b, int64_t stride) {
+        return interleaved(load_raw(b).value, load_raw(b + stride).value);
+    }
+    static INLINE Columns some_columns(const bfloat *b, int64_t stride, int count) {
+        return interleaved(load_raw_some(b, count).value, load_raw_some(b + stride, count).value);
+    }
+    static INLINE void add(Pair &sum, Columns b, Factor factor) {
+        __m512bh of_row = (__m512bh)all_words(factor);
+        sum.a = (floats)_mm512_dpbf16_ps((__m512)sum.a, (__m512bh)b.a, of_row);
+        sum.b = (floats)_mm512_dpbf16_ps((__m512)sum.b, (__m512bh)b.b, of_row);
+    }
+};
+#endif
