@@ -61,8 +61,7 @@ def choose(
         obstacle = _obstacle(request, runner, need.promise.pages, now)
         if obstacle:
             if obstacle is _TOO_FEW_PAGES:
-                free = max(0, runner.free_for(request.digest))
-                short = short or f"it needs {need.promise.pages} pages and {free} are free"
+                short = short or _shortage(request, runner, need.promise.pages)
             else:
                 obstacles.add(obstacle)
             continue
@@ -88,6 +87,10 @@ def _keeps_choices_together(request: Request, runner: Runner, promise: Promise, 
     if near:
         return runner.instance == near
     return request.choices > 1 and _has_room_for_all(request, runner, promise)
+
+
+def _shortage(request: Request, runner: Runner, pages: int) -> str:
+    return f"it needs {pages} pages and {max(0, runner.free_for(request.digest))} are free"
 
 
 def _has_room_for_all(request: Request, runner: Runner, promise: Promise) -> bool:
@@ -121,7 +124,8 @@ def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:
         return _FULL
     if not runner.slot_for(request.digest):
         return _SLOTS
-    if pages > runner.free_for(request.digest):
+    # The first comparison is the fast one, for the many that wait.
+    if pages > runner.ledger.free or pages > runner.free_for(request.digest):
         return _TOO_FEW_PAGES
     if request.avoids(runner.instance, now):
         return _DECLINED

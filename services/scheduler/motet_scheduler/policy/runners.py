@@ -95,10 +95,12 @@ class Runner:
         self.cached_prefixes: frozenset[int] = frozenset()
         """Hints of the pages in its prefix cache, as last reported."""
         self._rank_of = rank_of
+        self._pages_by_rank: dict[Digest, int] = {}
+        """Of adapters that were asked for since the last report: asking takes too long for each request and runner."""
         self._reported_kv_pages = capacity.pages
         self._live_digests: Counter[Digest] = Counter()
         self._adapter_pages: dict[Digest, int] = {}
-        """Pages that each adapter in use takes from KV."""
+        """Pages that each adapter in use takes from KV, of those that take any."""
         self._shared = 0
         """Pages that all entries together share."""
 
@@ -144,13 +146,19 @@ class Runner:
 
     def adapter_pages(self, digest: Digest) -> int:
         """How many pages an adapter takes from KV while requests use it."""
-        return self.capacity.adapter_pages(self._rank_of(digest)) if digest != BASE else 0
+        if digest == BASE or not self.capacity.adapter_rank_bytes:
+            return 0
+        pages = self._pages_by_rank.get(digest, 0)
+        if not pages:
+            pages = self._pages_by_rank[digest] = self.capacity.adapter_pages(self._rank_of(digest))
+        return pages
 
     def free_for(self, digest: Digest) -> int:
         """Pages that may be promised to a request, beside those of its adapter if no other request uses that here."""
-        if digest == BASE or digest in self._live_digests:
+        adapter = self.adapter_pages(digest)
+        if not adapter or digest in self._live_digests:
             return self.ledger.free
-        return int(self._kv_pages(self.adapter_pages(digest)) * self.ledger.overcommit) - self.ledger.promised
+        return int(self._kv_pages(adapter) * self.ledger.overcommit) - self.ledger.promised
 
     def tier_of(self, digest: Digest) -> Tier:
         if digest == BASE:
@@ -172,8 +180,10 @@ class Runner:
     def note_kv_pages(self, reported: int) -> None:
         """The runner has reported how many pages KV can have."""
         self._reported_kv_pages = self.capacity.kv_pages(reported)
+        self._pages_by_rank.clear()
         # Again, because the rank of an adapter may have become known.
-        self._adapter_pages = {digest: self.adapter_pages(digest) for digest in self._live_digests}
+        of_each = ((digest, self.adapter_pages(digest)) for digest in self._live_digests)
+        self._adapter_pages = {digest: pages for digest, pages in of_each if pages}
         self.ledger.capacity = self._kv_pages()
 
     def _kv_pages(self, more: int = 0) -> int:
@@ -186,8 +196,8 @@ class Runner:
         if digest == BASE:
             return
         self._live_digests[digest] += 1
-        if digest not in self._adapter_pages:
-            self._adapter_pages[digest] = self.adapter_pages(digest)
+        if self._live_digests[digest] == 1 and (pages := self.adapter_pages(digest)):
+            self._adapter_pages[digest] = pages
             self.ledger.capacity = self._kv_pages()
 
     def _leave_adapter(self, digest: Digest) -> None:
@@ -195,8 +205,9 @@ class Runner:
             return
         self._live_digests[digest] -= 1
         if not self._live_digests[digest]:
-            del self._live_digests[digest], self._adapter_pages[digest]
-            self.ledger.capacity = self._kv_pages()
+            del self._live_digests[digest]
+            if self._adapter_pages.pop(digest, 0):
+                self.ledger.capacity = self._kv_pages()
 
     def record_promise(
         self, key: PlacementKey, pages: int, digest: Digest, now: float, *, shared: int = 0, readmitted: bool = False
@@ -260,7 +271,7 @@ class Runner:
         assert set(self.entries) == {key for key, _ in self.ledger}, "ledger and entries list different requests"
         counted = Counter(entry.digest for entry in self.entries.values() if entry.digest != BASE)
         assert counted == self._live_digests, "adapters in use were miscounted"
-        assert self._adapter_pages.keys() == counted.keys(), "pages of adapters were miscounted"
+        assert self._adapter_pages.keys() <= counted.keys(), "an adapter that nobody uses takes pages"
         assert self.ledger.capacity == self._kv_pages(), "the ledger has another capacity than the runner"
         assert self._shared == sum(entry.shared for entry in self.entries.values()), "shared pages were miscounted"
 
