@@ -9,14 +9,18 @@ from motet.prefix_hints import prefix_salt
 from motet_runner.adapters.certification import certify
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Event, NewSequence, Sampling, SequenceOutput
+from tests.support.compiled_kernels import CACHE
 
 BASE_DIGEST = Digest("sha256:base")
 PLAN_AHEAD = int(os.environ.get("MOTET_RUNNER_PLAN_AHEAD", "0"))
 """All tests of engines also hold with 1: `make soak` runs them so."""
+KERNELS = os.environ.get("MOTET_RUNNER_KERNELS", "torch")
+"""All tests of engines also hold with cpp."""
 
 
 def make_engine(base: Path, **settings) -> Engine:
-    return Engine(EngineConfig(model=base, **({"kv_cache_mib": 4, "plan_ahead": PLAN_AHEAD} | settings)))
+    usual = {"kv_cache_mib": 4, "plan_ahead": PLAN_AHEAD, "kernels": KERNELS, "kernel_cache": CACHE}
+    return Engine(EngineConfig(model=base, **(usual | settings)))
 
 
 def load(engine: Engine, digest: Digest, folder: Path) -> None:

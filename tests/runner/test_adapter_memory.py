@@ -32,7 +32,7 @@ def held(engine: Engine) -> int:
 
 
 def test_memory_is_taken_once_whatever_ranks_come_and_go(llama: Path, ranks: dict[int, Path]) -> None:
-    engine = make_engine(llama, max_resident_adapters=4)
+    engine = make_engine(llama, max_resident_adapters=4, kernels="torch")
     for rank, folder in ranks.items():
         load(engine, Digest(str(rank)), folder)
     page_bytes = engine.info.page_bytes

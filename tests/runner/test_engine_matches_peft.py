@@ -19,6 +19,7 @@ from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
 from tests.runner.engines import PLAN_AHEAD, load
 from tests.runner.random_models import EIGHT, VOCABULARY, save_adapter, save_base
+from tests.support.compiled_kernels import CACHE, needs_a_compiler
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -127,10 +128,19 @@ def reference_logits(world: World, served: list[Served]) -> dict[RequestId, torc
     return logits
 
 
-def test_32_sequences_of_nine_adapters_and_the_base_equal_peft(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["torch", "cpp"])
+def test_32_sequences_of_nine_adapters_and_the_base_equal_peft(world: World, kernels: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
+    if kernels == "cpp":
+        needs_a_compiler()
     config = EngineConfig(
-        model=world.base, kv_cache_mib=16, prefill_chunk_tokens=64, step_trace=trace, plan_ahead=PLAN_AHEAD
+        model=world.base,
+        kernels=kernels,
+        kernel_cache=CACHE,
+        kv_cache_mib=16,
+        prefill_chunk_tokens=64,
+        step_trace=trace,
+        plan_ahead=PLAN_AHEAD,
     )
     served, engine = serve(world, config)
     expected = reference_logits(world, served)

@@ -1,4 +1,4 @@
-"""The linears that an adapter may change: which are fed the same tensor, and which back end adds to their results."""
+"""The linears that an adapter may change: which are fed the same tensor, and how their adapters lie in memory."""
 
 from pathlib import Path
 
@@ -6,10 +6,9 @@ import pytest
 import torch
 import transformers
 
-from motet.errors import SetupError
 from motet_runner.execute import model as execute
-from motet_runner.execute.lora import LoraLinears, backend_named
-from motet_runner.settings import Settings
+from motet_runner.execute.kernels import TorchKernels
+from motet_runner.execute.lora import LoraLinears
 from tests.runner.engines import make_engine
 from tests.runner.random_models import save_base
 from tests.runner.test_models import GROUPED, SMALL
@@ -35,32 +34,15 @@ def test_linears_that_are_fed_the_same_tensor_are_found(family: str, tmp_path: P
 
 def test_a_back_end_knows_the_groups_and_lays_their_matrices_together() -> None:
     q, k, o = torch.nn.Linear(8, 16), torch.nn.Linear(8, 4), torch.nn.Linear(16, 8)
-    linears = LoraLinears({"o": o, "q": q, "k": k}, torch.float32, groups=[("q", "k")])
-    layout = linears.bind(torch.empty(0, dtype=torch.uint8), copy_bytes=0).layout(8)
-    assert layout.bytes == linears.run_bytes(1)
+    linears = LoraLinears({"o": o, "q": q, "k": k}, torch.float32, tile=8, groups=[("q", "k")])
+    backend = linears.bind(TorchKernels(), torch.empty(0, dtype=torch.uint8), copy_bytes=0)
+    layout = linears.layout(8)
+    assert layout.bytes == linears.run_bytes(1) == backend.layout(1).bytes
     assert [list(group.outputs) for group in layout.groups] == [["o"], ["q", "k"]]
     assert layout.offsets["k"][0] == layout.offsets["q"][0] + layout.rank * 8 * 4
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
-def test_the_kernels_that_exist_are_accepted(kernels: str) -> None:
-    assert backend_named(kernels).tile <= 16
-
-
-@pytest.mark.parametrize(("kernels", "says"), [("cpp", "not yet"), ("triton", "not yet"), ("cuda", "is unknown")])
-def test_the_others_are_refused_by_name(kernels: str, says: str) -> None:
-    with pytest.raises(SetupError, match=rf"{says}.*Choose one of auto, torch") as refused:
-        backend_named(kernels)
-    assert kernels in refused.value.message
-
-
-def test_an_engine_has_the_kernels_of_its_config_and_the_groups_of_its_model(llama: Path) -> None:
-    engine = make_engine(llama, kernels="torch")
-    groups = [[path.rsplit(".", 1)[1] for path in group.outputs] for group in engine._backend.layout(8).groups]
+def test_an_engine_knows_the_groups_of_its_model(llama: Path) -> None:
+    engine = make_engine(llama)
+    groups = [[path.rsplit(".", 1)[1] for path in group.outputs] for group in engine._linears.layout(8).groups]
     assert groups[:4] == [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
-    with pytest.raises(SetupError, match=r"not yet: engine\.kernels 'triton'"):
-        make_engine(llama, kernels="triton")
-
-
-def test_a_runner_hands_its_kernels_to_its_engine(tmp_path: Path) -> None:
-    assert Settings(kernels="torch").engine_config(tmp_path).kernels == "torch"

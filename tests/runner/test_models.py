@@ -9,6 +9,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from motet.errors import ModelFolderError, SetupError
+from motet_kernels.cpp import PagedAttention
 from motet_runner.execute import model as execute
 from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder
 from motet_runner.execute.row_table import RowTable
@@ -17,6 +18,7 @@ from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan
 from tests.runner.engines import ask, make_engine, run
 from tests.runner.random_models import VOCABULARY, save_base
+from tests.support.compiled_kernels import compiled_library
 
 SMALL = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -52,8 +54,9 @@ FAMILIES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("kernels", ["torch", "cpp"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_chunked_and_decoded_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
+def test_packed_chunked_and_decoded_tokens_equal_transformers(family: str, kernels: str, tmp_path: Path) -> None:
     """Two sequences at once; one in two chunks and then token by token, past any window."""
     base = save_base(family, tmp_path / "base", config=FAMILIES[family])
     loaded = execute.load(base, "float32", "cpu")
@@ -65,6 +68,8 @@ def test_packed_chunked_and_decoded_tokens_equal_transformers(family: str, tmp_p
         store = PagedStore(8, loaded.shape, loaded.dtype, loaded.device)
         table = RowTable()
         builder = FlatBatchBuilder(table, store, loaded.device)
+        if kernels == "cpp":
+            builder.use(None, PagedAttention(compiled_library(), store.data))
         for row, tokens, pages in ((0, first, (5, 1, 7, 0)), (1, second, (2, 3))):
             table.join(execute.probe_row(row, tokens))
             table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=pages))

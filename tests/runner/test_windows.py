@@ -10,6 +10,7 @@ from motet_runner.engine import Engine
 from tests.runner.engines import EngineRun, ask, make_engine, run
 from tests.runner.random_models import save_base
 from tests.runner.test_models import FAMILIES
+from tests.support.compiled_kernels import needs_a_compiler
 
 WINDOW = 24
 MOST_PAGES = pages_for(WINDOW) + 1
@@ -38,10 +39,15 @@ def test_a_long_answer_holds_only_the_pages_of_its_window(base: Path) -> None:
     assert entry.pages_used <= MOST_PAGES < pages_for(entry.prompt_tokens + entry.output_tokens)
 
 
+@pytest.mark.parametrize("kernels", ["torch", "cpp"])
 @pytest.mark.parametrize("method", ParkMethod)
-def test_answers_do_not_depend_on_pages_that_were_left_nor_on_parking(base: Path, method: ParkMethod) -> None:
+def test_answers_do_not_depend_on_pages_that_were_left_nor_on_parking(
+    base: Path, method: ParkMethod, kernels: str
+) -> None:
+    if kernels == "cpp":
+        needs_a_compiler()
     expected = run(make_engine(base), *ASKED).tokens
-    engine = make_engine(base, host_kv_mib=1, prefill_chunk_tokens=20)
+    engine = make_engine(base, host_kv_mib=1, prefill_chunk_tokens=20, kernels=kernels)
     engine.set_supervised(True)
     ran = run(engine, *ASKED, steps=0)
     run_with_nan_in_free_pages(engine, ran, steps=30)

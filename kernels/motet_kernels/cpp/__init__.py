@@ -7,8 +7,8 @@ CPU can do, `builder.py` makes a library of both or takes one that was made befo
 """
 
 from motet_kernels.cpp.attention import AttentionBatch, PagedAttention
-from motet_kernels.cpp.builder import CannotBuild, build
+from motet_kernels.cpp.builder import Built, CannotBuild, build
 from motet_kernels.cpp.library import Library
 from motet_kernels.cpp.lora_backend import CppBackend
 
-__all__ = ["AttentionBatch", "CannotBuild", "CppBackend", "Library", "PagedAttention", "build"]
+__all__ = ["AttentionBatch", "Built", "CannotBuild", "CppBackend", "Library", "PagedAttention", "build"]

@@ -16,8 +16,9 @@ from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.slots import SlotStore
 from motet_runner.execute.checkpoint import ignore_progress
-from motet_runner.execute.lora import LoraLinears, backend_named
-from motet_runner.execute.model import load
+from motet_runner.execute.kernels import KernelChoice, Kernels
+from motet_runner.execute.lora import LoraLinears
+from motet_runner.execute.model import device_named, load
 from motet_runner.execute.worker import LocalWorker, LogitsTap
 from motet_runner.interface import (
     AdapterEvicted,
@@ -64,13 +65,16 @@ class Engine:
         self._config = config
         self._clock = clock
         preset = preset_named(config.preset)
-        backend_named(config.kernels)
+        self._kernel_choice = choice = KernelChoice(
+            config.kernels, device_named(config.device), config.kernel_cache, config.compiler
+        )
         if config.device != "cuda":
             torch.set_num_threads(config.threads or 1)
         self._loaded = load(config.model, config.dtype, config.device, on_load_progress)
         loaded = self._loaded
         page_bytes = loaded.shape.bytes_per_page()
-        self._linears = LoraLinears(loaded.linears, loaded.dtype, loaded.linear_groups, config.kernels)
+        kernels = choice.begin()
+        self._linears = LoraLinears(loaded.linears, loaded.dtype, kernels.tile, loaded.linear_groups)
         adapter_pages, copy_bytes = self._adapter_memory(page_bytes)
         pages = self._pages(page_bytes, adapter_pages * page_bytes + copy_bytes)
         host_pages = int(self._host_bytes(pages * page_bytes) // page_bytes)
@@ -78,21 +82,21 @@ class Engine:
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
             adapters = torch.empty((adapter_pages, page_bytes), dtype=torch.uint8, device=loaded.device)
-            self._backend = backend = self._linears.bind(adapters.view(-1), copy_bytes)
+            self._adapters = adapters.view(-1)
         self._worker = LocalWorker(
             loaded,
             self._store,
             PageTiers(self._store, host_pages, clock=clock),
             clock=clock,
-            backend=backend,
             placed=lambda digest, page: self._slots.placed(digest, page),  # noqa: PLW0108 the slots come next
         )
+        self._use(kernels, copy_bytes)
         prefill_seconds, copy_seconds = self._worker.measure(max_length)
         self._worker.on_logits = on_logits
         self._costs = StepCosts(prefill_seconds_per_token=prefill_seconds, swap_seconds_per_page=copy_seconds)
         self._slots = SlotStore(
             adapters,
-            backend.layout,
+            self._linears.layout,
             slots=config.max_resident_adapters,
             live=lambda digest: self._planner.sequences.live_on(digest),  # noqa: PLW0108 the planner comes next
             users=lambda digest: self._planner.sequences.users_of(digest),  # noqa: PLW0108
@@ -138,6 +142,7 @@ class Engine:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def add(self, sequence: NewSequence) -> None:
+        self._change_over_kernels()
         added = self._planner.add(sequence)
         if added.state is State.LOADING:
             self._slots.request_load(added.adapter)
@@ -185,6 +190,7 @@ class Engine:
 
     def plan(self) -> StepPlan | None:
         """What the next iteration computes; None if there is nothing now."""
+        self._change_over_kernels()
         self._load_adapters()
         plan = self._planner.plan()
         self._request_loads()
@@ -264,6 +270,20 @@ class Engine:
             if sequence.state is State.LOADING:
                 self._slots.request_load(sequence.adapter)
 
+    # -- kernels -----------------------------------------------------------------------------------------------------
+
+    def _change_over_kernels(self) -> None:
+        """To the compiled ones once they are there, while nobody would notice."""
+        if self._kernel_choice.waiting and not len(self._planner.sequences) and not self._launched:
+            following = self._kernel_choice.change_over()
+            if following is not None:
+                self._use(following)
+
+    def _use(self, kernels: Kernels, copy_bytes: int = 0) -> None:
+        with torch.inference_mode():
+            self._backend = self._linears.bind(kernels, self._adapters, copy_bytes)
+            self._worker.use(self._backend, kernels.attention(self._store.data))
+
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _adapter_memory(self, page_bytes: int) -> tuple[int, int]:
@@ -273,7 +293,7 @@ class Engine:
         largest = self._linears.run_bytes(self._config.max_lora_rank)
         of_each = -(-self._linears.run_bytes(RANK_RESERVED) // page_bytes)
         pages = max(self._config.max_resident_adapters * of_each, -(-largest // page_bytes))
-        return pages, reserved if self._linears.backend_class.copies else 0
+        return pages, reserved if self._kernel_choice.serving.copies else 0
 
     def _pages(self, page_bytes: int, adapter_bytes: int) -> int:
         mib = self._config.kv_cache_mib

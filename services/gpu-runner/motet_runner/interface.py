@@ -255,7 +255,11 @@ class EngineConfig:
     dtype: str = "auto"
     device: str = "auto"
     kernels: str = "auto"
-    """The back end that adds LoRA: auto or torch."""
+    """What computes adapters and attention: auto, torch or cpp."""
+    kernel_cache: Path | None = None
+    """The folder of compiled kernels. None: nothing is compiled, so that `auto` is torch."""
+    compiler: str = ""
+    """The C++ compiler, as a name or a path. Empty: the first one on the path that is usual."""
     max_lora_rank: int = 64
     max_resident_adapters: int = 16
     max_model_length: int | None = None

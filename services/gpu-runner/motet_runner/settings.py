@@ -67,8 +67,16 @@ class Settings(BaseSettings):
     """Where the model is computed. `auto`: on a GPU if there is one, else on the CPU."""
 
     kernels: str = "auto"
-    """The code that computes adapters: `torch`, which runs everywhere, or `auto`, the fastest one that this runner
-    has."""
+    """The code that computes adapters and attention. `torch` runs everywhere. `cpp`, for a CPU, is compiled once on
+    this machine, and the runner does not start without it. With `auto`, torch serves on a CPU until `cpp` is compiled
+    and tested, or for good if there is no compiler; the log says which one serves."""
+
+    kernel_cache: Path = Path("~/.cache/motet/kernels")
+    """The folder of compiled kernels. Runners of one user may share it. Nobody else may write to it."""
+
+    compiler: str = ""
+    """The C++ compiler of the kernels, as a name or a path. Empty: the first one of c++, g++ and clang++ on the
+    path."""
 
     max_lora_rank: int = Field(64, ge=1, le=512)
     """Adapters of a higher rank are refused."""
@@ -258,6 +266,8 @@ class Settings(BaseSettings):
             dtype=self.dtype,
             device=self.device,
             kernels=self.kernels,
+            kernel_cache=self.kernel_cache.expanduser(),
+            compiler=self.compiler,
             max_lora_rank=self.max_lora_rank,
             max_resident_adapters=self.max_resident_adapters,
             max_model_length=self.max_model_length,

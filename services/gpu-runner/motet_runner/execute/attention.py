@@ -1,7 +1,8 @@
 """Our attention, as transformers sees it: one function for every decoder that asks `ALL_ATTENTION_FUNCTIONS` (OR-03).
 
 Linear layers saw all rows at once; here each sequence meets its own keys (selective batching). New keys and values go
-to their pages first, then decodes are attended in one call a length class and prompts one by one.
+to their pages first. Then the compiled kernels attend to the pages where they are, in one call. Without them, decodes
+are attended in one call a length class, and prompts one by one.
 
 Nothing that is not owned is ever multiplied: a masked key still meets a query, a masked value still meets its weight of
 zero, and 0 × NaN is NaN. Pages are read whole, so the iteration that writes a page's first rows clears it, unless it
@@ -16,7 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from motet_runner.execute.flat_batch import CURRENT, DecodeGroup, PromptChunk
+from motet_runner.execute.flat_batch import CURRENT, DecodeGroup, FlatBatch, PromptChunk
 from motet_runner.memory.paged import PagedStore
 
 NAME = "motet"
@@ -70,11 +71,23 @@ def attend(  # noqa: PLR0917 transformers' signature
     if batch.watcher is not None:
         batch.watcher(module, query, key, value, {"sliding_window": sliding_window, "softcap": softcap, **others})
     layer: int = module.motet_layer  # type: ignore[assignment] # a number: assign_layer
-    batch.store.write(batch.writes[layer], key, value)
     how = How(scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window, softcap)
+    return attend_rows(batch, layer, how, query=query, key=key, value=value).unsqueeze(0), None
+
+
+def attend_rows(
+    batch: FlatBatch, layer: int, how: How, *, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """query [1, heads, rows, dim], key and value [1, kv_heads, rows, dim] → [rows, heads, dim]"""
+    if batch.paged is not None:
+        attention, of_rows = batch.paged
+        return attention.attend(
+            query[0], key[0], value[0], layer, of_rows, scale=how.scale, window=how.window, softcap=how.softcap
+        )
+    batch.store.write(batch.writes[layer], key, value)
     by_row = query[0].transpose(0, 1)
     if batch.all_decode_together:
-        return _decode(batch.decodes[0], batch.store, layer, by_row, how).unsqueeze(0), None
+        return _decode(batch.decodes[0], batch.store, layer, by_row, how)
     out = torch.empty_like(by_row, memory_format=torch.contiguous_format)
     for group in batch.decodes:
         out[group.rows] = _decode(group, batch.store, layer, by_row[group.rows], how)
@@ -85,7 +98,7 @@ def attend(  # noqa: PLR0917 transformers' signature
         else:
             keys, values = key[:, :, there], value[:, :, there]
         out[there] = _prefill(chunk, query[:, :, there], keys, values, how)[0].transpose(0, 1)
-    return out.unsqueeze(0), None
+    return out
 
 
 def _decode(group: DecodeGroup, store: PagedStore, layer: int, query: torch.Tensor, how: How) -> torch.Tensor:

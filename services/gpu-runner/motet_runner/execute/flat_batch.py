@@ -9,13 +9,14 @@ rows of the base last, so that an adapter's rows lie together and the base's cos
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
 from motet_kernels import LoraBackend, PlacedAdapter, Segment
+from motet_kernels.cpp import AttentionBatch, PagedAttention
 from motet_runner.execute.row_table import RowTable, TableRow
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan
@@ -87,6 +88,13 @@ def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
+class PagedRows(NamedTuple):
+    """All rows, for attention that reads pages where they are."""
+
+    attention: PagedAttention
+    batch: AttentionBatch
+
+
 @dataclass(slots=True)
 class FlatBatch:
     store: PagedStore
@@ -97,7 +105,7 @@ class FlatBatch:
     sampled: list[TableRow]
     """In the order of `keep`, which is the plan's"""
     writes: torch.Tensor
-    """[layers, ...] see PagedStore.rows_of"""
+    """[layers, ...] see PagedStore.rows_of; empty, as `decodes` and `chunks`, where there are `paged` rows"""
     begun: list[int]
     """Pages that get their first rows in this iteration and are not filled by it: cleared before the model runs"""
     decodes: list[DecodeGroup]
@@ -105,6 +113,7 @@ class FlatBatch:
     lora: Any
     """The batch of the LoRA back end; None if no row has an adapter"""
     tokens: int
+    paged: PagedRows | None = None
     calls: int = 0
     """Attention calls so far"""
     watcher: Watcher | None = None
@@ -128,19 +137,26 @@ class FlatBatchBuilder:
         store: PagedStore,
         device: torch.device,
         *,
-        backend: LoraBackend[Any] | None = None,
         placed: WherePlaced | None = None,
         window: int | None = None,
     ) -> None:
-        """`backend` and `placed`: None if no row ever has an adapter. `window`: how many tokens a token attends to, if
+        """`placed`: None if no row ever has an adapter. `window`: how many tokens a token attends to, if
         all layers have a window. Pages before it are not read: they may be others' by now."""
         self._window = window
         self._table = table
         self._store = store
         self._device = device
-        self._backend = backend
         self._placed = placed
+        self._backend: LoraBackend[Any] | None = None
+        self._attention: PagedAttention | None = None
         self._laid_out: tuple[tuple[Segment, ...], Any] | None = None
+
+    def use(self, backend: LoraBackend[Any] | None, attention: PagedAttention | None) -> None:
+        """Make batches for these from now on. `backend`: None if no row ever has an adapter. `attention`: None for
+        torch's."""
+        self._backend = backend
+        self._attention = attention
+        self._laid_out = None
 
     def build(self, plan: StepPlan) -> FlatBatch:
         table = self._table
@@ -166,19 +182,27 @@ class FlatBatchBuilder:
                 segments.append(Segment(first, len(tokens), adapters[row.adapter]))
         sampling = [step.row for step in plan.rows if step.samples]
         positions, pages, offsets = self._addresses(decoding, chunks, len(tokens))
+        paged = self._paged([*decoding, *chunks])
         return FlatBatch(
             store=self._store,
             input_ids=self._tensor(tokens).view(1, -1),
             positions=torch.from_numpy(positions).to(self._device).view(1, -1),
             keep=self._tensor([last_of[row] for row in sampling]),
             sampled=[table[row] for row in sampling],
-            writes=self._store.rows_of(pages, offsets),
+            writes=self._store.rows_of(pages, offsets) if paged is None else torch.empty(0),
             begun=[page for step in plan.rows for page in self._begun(step)],
-            decodes=self._decode_groups(decoding),
-            chunks=[self._chunk(first, step) for first, step in chunks],
+            decodes=self._decode_groups(decoding) if paged is None else [],
+            chunks=[self._chunk(first, step) for first, step in chunks] if paged is None else [],
             lora=self._layout(tuple(segments)),
             tokens=len(tokens),
+            paged=paged,
         )
+
+    def _paged(self, steps: list[tuple[int, RowStep]]) -> PagedRows | None:
+        if self._attention is None:
+            return None
+        described = np.array([(first, step.count, step.start, step.row) for first, step in steps], dtype=np.int64)
+        return PagedRows(self._attention, self._attention.make_batch(self._table.pages, described))
 
     def _adapters(self, plan: StepPlan) -> dict[Digest, PlacedAdapter]:
         """Those of the plan's rows, in the order in which their rows lie best."""

@@ -5,15 +5,16 @@ iteration without adapters goes through untouched.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from motet.errors import SetupError
-from motet_kernels import LinearGroup, LoraBackend, RunLayout, TorchBackend
+from motet_kernels import LinearGroup, LoraBackend, RunLayout
 from motet_runner.execute.flat_batch import CURRENT
+from motet_runner.execute.kernels import Kernels
 
 
 def features(module: nn.Module) -> tuple[int, int] | None:
@@ -25,49 +26,52 @@ def features(module: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-NOT_YET = ("cpp", "triton")
-
-
-def backend_named(kernels: str) -> type[TorchBackend]:
-    """The back end of add_lora that `engine.kernels` names. `auto` is the fastest one that runs on this device."""
-    known = {"auto": TorchBackend, "torch": TorchBackend}
-    if kernels in known:
-        return known[kernels]
-    if kernels in NOT_YET:
-        raise SetupError(f"not yet: engine.kernels {kernels!r}. Choose one of {', '.join(known)}.")
-    raise SetupError(f"engine.kernels {kernels!r} is unknown. Choose one of {', '.join(known)}.")
-
-
 class LoraLinears:
     """The linears that an adapter may change, by the linear's path in the base model. The back end is bound to them
     once the memory is there that it reads adapters from."""
 
     def __init__(
-        self,
-        linears: dict[str, nn.Module],
-        dtype: torch.dtype,
-        groups: Sequence[Sequence[str]] = (),
-        kernels: str = "auto",
+        self, linears: dict[str, nn.Module], dtype: torch.dtype, tile: int, groups: Sequence[Sequence[str]] = ()
     ) -> None:
-        """`groups`: the linears that are fed the same tensor. One that is in none is a group of its own."""
+        """`tile`: of the back end. `groups`: the linears that are fed the same tensor. One that is in none is a group
+        of its own."""
         self.shapes = {path: _shape(path, module) for path, module in linears.items()}
-        self.backend_class = backend_named(kernels)
         self._linears = linears
         self._dtype = dtype
+        self._tile = tile
         self._groups = _groups(self.shapes, groups)
+        self._layout = cache(lambda rounded: RunLayout(rounded, self._groups, dtype))
+        self._backend: LoraBackend[Any] | None = None
+
+    def layout(self, rank: int) -> RunLayout:
+        """Where the matrices of an adapter of this rank are inside its run, for every back end that is bound."""
+        return self._layout(-(-rank // self._tile) * self._tile)
 
     def run_bytes(self, rank: int) -> int:
         """What the run of an adapter of this rank takes."""
-        tile = self.backend_class.tile
-        return RunLayout(-(-rank // tile) * tile, self._groups, self._dtype).bytes
+        return self.layout(rank).bytes
 
-    def bind(self, memory: torch.Tensor, copy_bytes: int) -> LoraBackend[Any]:
+    def bind(self, kernels: Kernels, memory: torch.Tensor, copy_bytes: int) -> LoraBackend[Any]:
         """Let a back end that reads adapters from `memory` [bytes] add to what the linears compute. It takes at most
-        `copy_bytes` beside it."""
-        backend = self.backend_class(self._groups, memory, self._dtype, copy_bytes=copy_bytes)
-        for path, module in self._linears.items():
-            module.forward = _followed(module.forward, backend, path, *self.shapes[path])
-        return backend
+        `copy_bytes` beside it. It may follow another one that has read the same memory."""
+        assert kernels.tile == self._tile, "the adapters in memory have the layout of another back end"
+        if self._backend is None:
+            for path, module in self._linears.items():
+                module.forward = self._followed(module.forward, path, *self.shapes[path])
+        self._backend = kernels.lora(self._groups, memory, self._dtype, copy_bytes)
+        return self._backend
+
+    def _followed(
+        self, forward: Callable[[torch.Tensor], torch.Tensor], path: str, inputs: int, outputs: int
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        def followed(x: torch.Tensor) -> torch.Tensor:
+            y = forward(x)
+            batch = CURRENT.get().lora
+            if batch is not None and self._backend is not None:
+                self._backend.add_lora(y.view(-1, outputs), x.reshape(-1, inputs), path, batch)
+            return y
+
+        return followed
 
 
 def _groups(shapes: dict[str, tuple[int, int]], shared: Sequence[Sequence[str]]) -> list[LinearGroup]:
@@ -81,16 +85,3 @@ def _shape(path: str, module: nn.Module) -> tuple[int, int]:
     shape = features(module)
     assert shape is not None, path
     return shape
-
-
-def _followed(
-    forward: Callable[[torch.Tensor], torch.Tensor], backend: LoraBackend[Any], path: str, inputs: int, outputs: int
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    def followed(x: torch.Tensor) -> torch.Tensor:
-        y = forward(x)
-        batch = CURRENT.get().lora
-        if batch is not None:
-            backend.add_lora(y.view(-1, outputs), x.reshape(-1, inputs), path, batch)
-        return y
-
-    return followed

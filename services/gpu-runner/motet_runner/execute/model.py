@@ -71,7 +71,7 @@ def load(folder: Path, dtype: str, device: str, on_progress: LoadProgress = igno
         from motet_runner.execute import gptj
 
         gptj.register()
-    torch_device = _device(device)
+    torch_device = device_named(device)
     torch_dtype = _dtype(dtype, torch_device, raw)
     quiet()
     checkpoint = Checkpoint(folder, raw.get("dtype") or raw.get("torch_dtype"))
@@ -141,7 +141,7 @@ def quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def _device(wanted: str) -> torch.device:
+def device_named(wanted: str) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():

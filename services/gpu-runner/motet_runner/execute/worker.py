@@ -10,6 +10,7 @@ import torch
 from motet.clock import Clock
 from motet.domain import RequestId, pages_for
 from motet_kernels import LoraBackend
+from motet_kernels.cpp import PagedAttention
 from motet_runner.execute.flat_batch import FlatBatchBuilder, WherePlaced
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.row_table import RowTable
@@ -48,7 +49,6 @@ class LocalWorker:
         tiers: PageTiers,
         *,
         clock: Clock,
-        backend: LoraBackend[Any] | None = None,
         placed: WherePlaced | None = None,
     ) -> None:
         self._loaded = loaded
@@ -59,12 +59,14 @@ class LocalWorker:
         """Is called in each iteration that samples."""
         self._eos = frozenset(loaded.eos_token_ids)
         self._table = RowTable(pinned=loaded.device.type == "cuda")
-        self._builder = FlatBatchBuilder(
-            self._table, store, loaded.device, backend=backend, placed=placed, window=loaded.window
-        )
+        self._builder = FlatBatchBuilder(self._table, store, loaded.device, placed=placed, window=loaded.window)
         self._decodes = SizeLimit(UNBOUNDED)
         """How many decodes are computed at once."""
         self._results: deque[StepResult] = deque()
+
+    def use(self, backend: LoraBackend[Any] | None, attention: PagedAttention | None) -> None:
+        """Compute with these from the next iteration on. `attention`: None for torch's."""
+        self._builder.use(backend, attention)
 
     def launch(self, plan: StepPlan) -> None:
         with torch.inference_mode():

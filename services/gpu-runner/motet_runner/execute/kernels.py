@@ -1,0 +1,168 @@
+"""Which kernels compute adapters and attention: those of torch, or the compiled ones.
+
+`engine.kernels` names them. With `auto`, torch's serve at first, and a thread builds the compiled ones. The engine
+takes them when they are tested and no sequence lives: so the numbers of a sequence do not change under it.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Any, Protocol
+
+import structlog
+import torch
+
+from motet.errors import SetupError
+from motet_kernels import LinearGroup, LoraBackend, TorchBackend
+from motet_kernels.cpp import Built, CannotBuild, CppBackend, Library, PagedAttention, build
+
+log = structlog.get_logger(__name__)
+
+KNOWN = ("auto", "torch", "cpp")
+NOT_YET = ("triton",)
+
+
+class Kernels(Protocol):
+    @property
+    def name(self) -> str:
+        """As the log says it"""
+
+    @property
+    def tile(self) -> int:
+        """Of their back end of add_lora. It is the same for all that may follow each other in one engine: adapters stay
+        where they are."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether their back end of add_lora takes bytes beside the memory."""
+
+    def lora(
+        self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype, copy_bytes: int
+    ) -> LoraBackend[Any]:
+        """The back end of add_lora that reads adapters from `memory` [bytes]."""
+
+    def attention(self, pages: torch.Tensor) -> PagedAttention | None:
+        """Attention over these pages, see PagedStore; None: torch's, over pages that were brought together."""
+
+
+class TorchKernels:
+    name = "torch"
+    tile = TorchBackend.tile
+    copies = TorchBackend.copies
+
+    @staticmethod
+    def lora(
+        groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype, copy_bytes: int
+    ) -> LoraBackend[Any]:
+        return TorchBackend(groups, memory, dtype, copy_bytes=copy_bytes)
+
+    @staticmethod
+    def attention(pages: torch.Tensor) -> PagedAttention | None:  # noqa: ARG004
+        return None
+
+
+class CompiledKernels:
+    tile = CppBackend.tile
+    copies = CppBackend.copies
+
+    def __init__(self, library: Library, instructions: str) -> None:
+        self.library = library
+        self.name = f"cpp ({instructions})"
+
+    def lora(
+        self,
+        groups: Sequence[LinearGroup],
+        memory: torch.Tensor,
+        dtype: torch.dtype,
+        copy_bytes: int,  # noqa: ARG002
+    ) -> LoraBackend[Any]:
+        return CppBackend(groups, memory, dtype, library=self.library)
+
+    def attention(self, pages: torch.Tensor) -> PagedAttention | None:
+        return PagedAttention(self.library, pages)
+
+
+def check_name(kernels: str) -> None:
+    if kernels in NOT_YET:
+        raise SetupError(f"not yet: engine.kernels {kernels!r}. Choose one of {', '.join(KNOWN)}.")
+    if kernels not in KNOWN:
+        raise SetupError(f"engine.kernels {kernels!r} is unknown. Choose one of {', '.join(KNOWN)}.")
+
+
+class KernelChoice:
+    """The kernels that an engine begins with, and those that may come later."""
+
+    def __init__(self, kernels: str, device: torch.device, cache: Path | None, compiler: str = "") -> None:
+        """`cache`: the folder of compiled kernels; None: nothing is compiled."""
+        check_name(kernels)
+        self.serving: Kernels = TorchKernels()
+        self._build: _BackgroundBuild | None = None
+        on_cpu = device.type == "cpu"
+        if kernels == "cpp":
+            if not on_cpu:
+                raise SetupError(f"engine.kernels is cpp, which computes on a CPU, and the device is {device}.")
+            if cache is None:
+                raise SetupError("engine.kernels is cpp, and there is no folder for compiled kernels.")
+            try:
+                self.serving = _compiled(build(cache, compiler))
+            except CannotBuild as error:
+                raise SetupError(f"engine.kernels is cpp, and there are no compiled kernels: {error}.") from error
+        elif kernels == "auto" and on_cpu and cache is not None:
+            self._build = _BackgroundBuild(lambda: build(cache, compiler))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether others may come."""
+        return self._build is not None
+
+    def begin(self) -> Kernels:
+        """Those to begin with: the compiled ones if they are there already."""
+        self._built()
+        log.info("kernels_chosen", serving=self.serving.name, building=self.waiting)
+        return self.serving
+
+    def _built(self) -> Kernels | None:
+        """The compiled kernels, once, when they are built and tested."""
+        building = self._build
+        if building is None or not building.ended:
+            return None
+        self._build = None
+        if building.result is None:
+            log.info("kernels_not_compiled", serving=self.serving.name, reason=building.failure)
+            return None
+        self.serving = _compiled(building.result)
+        return self.serving
+
+    def change_over(self) -> Kernels | None:
+        """To be called while no sequence lives. The kernels that serve from now on, if they are others."""
+        following = self._built()
+        if following is not None:
+            log.info("kernels_changed", serving=following.name)
+        return following
+
+
+def _compiled(built: Built) -> CompiledKernels:
+    return CompiledKernels(built.library, built.instructions)
+
+
+class _BackgroundBuild:
+    """A thread that waits for the compiler, which is a process of its own."""
+
+    def __init__(self, compile_kernels: Callable[[], Built]) -> None:
+        self.result: Built | None = None
+        self.failure = ""
+        self._compile = compile_kernels
+        self._thread = Thread(target=self._run, name="build-kernels", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._compile()
+        except CannotBuild as error:
+            self.failure = str(error)
+        except Exception as error:  # a build that fails must not end the engine
+            self.failure = f"{type(error).__name__}: {error}"
