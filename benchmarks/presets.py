@@ -264,6 +264,8 @@ class Runner:
             chunk_tokens=self.preset.prefill_tokens or 0,
             max_length=workload.context,
             vocabulary=2,
+            max_adapters=1,
+            pages_of_rank=lambda _: 1,
         )
         # No promise exceeds the pages, so with this factor none is ever refused.
         self.planner.set_overcommit(places if self.unlimited else self.preset.overcommit)

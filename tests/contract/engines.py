@@ -10,6 +10,9 @@ from tests.support.fake_engine import FakeEngine
 PAGE_BYTES = 2 * 3 * 2 * 16 * 4 * 16
 """The page size of the tiny model: keys and values of three layers with two heads, each 16 wide, float32, 16 tokens."""
 
+ADAPTER_PAGES = 8
+"""Of the tests' adapter in the tiny model."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
@@ -30,6 +33,7 @@ def fake(size: Size) -> FakeEngine:
         host_pages=size.host_pages,
         max_sequences=size.sequences,
         adapter_slots=size.slots,
+        adapter_pages=ADAPTER_PAGES,
         max_model_length=size.length,
         protect_after_steps=size.patience,
         plan_ahead=size.ahead,

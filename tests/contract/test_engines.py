@@ -323,7 +323,7 @@ def test_promises_beyond_the_pages_are_kept_by_parking_the_newest(engine_of):
 
 
 def test_a_known_adapter_is_prefetched_only_while_a_slot_is_free(engine_of, layout):
-    engine = engine_of(Size(slots=2))
+    engine = engine_of(Size(pages=32, slots=2))
     for digest in (A, B, C):
         engine.load_adapter(digest, layout)
     ran = run(engine)
@@ -366,7 +366,7 @@ def test_sequences_wait_for_their_adapter_and_share_one_load(engine_of, layout):
 
 
 def test_a_dropped_adapter_stays_until_its_last_sequence_has_finished(engine_of, layout):
-    engine = engine_of(Size())
+    engine = engine_of(Size(pages=32))
     engine.load_adapter(A, layout)
     ran = run(engine, ask("a", adapter=A), steps=4)
     engine.drop_adapter(A)
@@ -380,7 +380,7 @@ def test_a_dropped_adapter_stays_until_its_last_sequence_has_finished(engine_of,
 
 
 def test_a_dropped_adapter_that_is_needed_again_stays(engine_of, layout):
-    engine = engine_of(Size())
+    engine = engine_of(Size(pages=32))
     engine.load_adapter(A, layout)
     ran = run(engine, ask("a", adapter=A), steps=4)
     engine.drop_adapter(A)
@@ -391,7 +391,7 @@ def test_a_dropped_adapter_that_is_needed_again_stays(engine_of, layout):
 
 
 def test_a_parked_sequence_releases_its_adapters_slot_and_gets_one_again(engine_of, layout):
-    engine = engine_of(Size(pages=16, slots=1, host_pages=8))
+    engine = engine_of(Size(pages=20, slots=1, host_pages=8))
     engine.set_supervised(True)
     for digest in (A, B):
         engine.load_adapter(digest, layout)
@@ -410,12 +410,56 @@ def test_a_parked_sequence_releases_its_adapters_slot_and_gets_one_again(engine_
 
 
 def test_an_evicted_adapter_is_reported_also_by_an_idle_engine(engine_of, layout):
-    engine = engine_of(Size())
+    engine = engine_of(Size(pages=32))
     engine.load_adapter(A, layout)
     run(engine)
     engine.drop_adapter(A)
     assert [event.digest for event in run(engine).of(AdapterEvicted)] == [A]
     assert not engine.has_work()
+
+
+def test_adapters_in_use_have_pages_that_kv_cannot_have(engine_of, layout):
+    engine = engine_of(Size(pages=20))
+    assert engine.report().pages == 20
+    for digest in (A, B):
+        engine.load_adapter(digest, layout)
+    run(engine)
+    assert (engine.report().pages, engine.report().pages_free) == (20, 20), "nobody uses them"
+    ran = run(engine, ask("a", adapter=A, promise=4), steps=3)
+    assert (engine.report().pages, engine.free_share()) == (12, engine.report().pages_free / 12)
+    with pytest.raises(Declined):
+        engine.add(ask("b", adapter=B, promise=4))
+    with pytest.raises(Declined):
+        engine.add(ask("base", promise=9))
+    engine.add(ask("base", promise=8))
+    run(engine, ran=ran)
+    assert engine.report().pages == engine.report().pages_free == 20
+    run(engine, ask("b", adapter=B, promise=4), ran=ran)
+    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == {"a": 40, "base": 40, "b": 40}
+
+
+def test_a_request_that_never_fits_beside_its_adapter_is_refused(engine_of, layout):
+    engine = engine_of(Size(pages=10))
+    engine.add(ask("early", adapter=A, promise=3))
+    engine.load_adapter(A, layout)
+    ran = run(engine)
+    assert isinstance(ran.last["early"].error, InvalidRequest)
+    with pytest.raises(InvalidRequest, match=r"engine\.kvCacheMiB"):
+        engine.add(ask("late", adapter=A, promise=3))
+    run(engine, ask("short", adapter=A, max_tokens=10), ran=ran)
+    assert len(ran.tokens["short"]) == 10
+
+
+def test_an_idle_adapter_yields_its_pages_to_kv(engine_of, layout):
+    engine = engine_of(Size(pages=12))
+    engine.load_adapter(A, layout)
+    run(engine)
+    ran = run(engine, *(ask(name) for name in "xyz"))
+    assert [event.digest for event in ran.of(AdapterEvicted)] == [A]
+    assert not ran.of(ParkedNow)
+    run(engine, ask("a", adapter=A), ran=ran)
+    assert {len(tokens) for tokens in ran.tokens.values()} == {40}
+    assert on_device(engine) == {A}
 
 
 # ------------------------------------------------------------------------------------------------------- side by side

@@ -1,5 +1,7 @@
-"""The memory of adapters is taken once and never outgrown; running out of it is one adapter's failure."""
+"""KV and adapters share the pages of one pool, which is taken once; running out of it is one adapter's failure."""
 
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,15 +10,19 @@ import pytest
 import torch
 
 from motet.domain import Digest
-from motet.errors import Overloaded, SetupError
+from motet.errors import AdapterIncompatible, Declined, InvalidRequest, Overloaded, SetupError
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.weight_reader import WeightReader
-from motet_runner.engine import MIB, Engine
-from motet_runner.interface import AdapterEvicted, AdapterFailed, Finish, State
+from motet_runner.engine import CPU_KV_MIB, MIB, RANK_RESERVED, Engine
+from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, ParkedNow, State
+from motet_runner.plan import Copy, Effect
 from tests.runner.engines import ask, load, make_engine, run
 from tests.runner.random_models import RandomAdapter, save_adapter
 
 RANKS = (4, 64, 16, 32, 8, 60)
+PAGE_BYTES = 2 * 3 * 2 * 16 * 16 * 4
+"""Keys and values of three layers with two heads, each 16 wide, float32, 16 tokens. An adapter takes as much for each
+row of its rank."""
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +31,19 @@ def ranks(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Pa
     return {rank: save_adapter(llama, "llama", RandomAdapter(rank, 8), folder / str(rank), seed=rank) for rank in RANKS}
 
 
+def pool(pages: int) -> dict[str, float]:
+    """An engine with so many pages. An adapter of rank r takes r of them, and a request 4."""
+    return {"kv_cache_mib": pages * PAGE_BYTES / MIB}
+
+
+def on_device(engine: Engine) -> set[str]:
+    return {entry.digest for entry in engine.report().adapters if entry.on_device}
+
+
 def held(engine: Engine) -> int:
-    """Bytes behind all runs and all copies of runs."""
+    """Bytes behind all pages and all copies of runs."""
     backend = engine._backend
+    assert backend._memory.untyped_storage().data_ptr() == engine._store.data.untyped_storage().data_ptr()
     return sum(tensor.untyped_storage().nbytes() for tensor in (backend._memory, backend._stacks._copies))
 
 
@@ -35,48 +51,142 @@ def test_memory_is_taken_once_whatever_ranks_come_and_go(llama: Path, ranks: dic
     engine = make_engine(llama, max_resident_adapters=4, kernels="torch")
     for rank, folder in ranks.items():
         load(engine, Digest(str(rank)), folder)
-    page_bytes = engine.info.page_bytes
-    adapter_pages, copy_bytes = engine._adapter_memory(page_bytes)
-    assert held(engine) == adapter_pages * page_bytes + copy_bytes
+    assert engine.info.page_bytes == PAGE_BYTES
+    taken = engine.info.pages * PAGE_BYTES + engine._copy_bytes()
+    assert held(engine) == taken
     alone = {}
     for rank in (*RANKS, *reversed(RANKS)):
         tokens = run(engine, ask("q", adapter=Digest(str(rank)))).tokens["q"]
         assert alone.setdefault(rank, tokens) == tokens
-        assert held(engine) == adapter_pages * page_bytes + copy_bytes
+        assert held(engine) == taken
+        assert engine._worker._loads._arrived.keys() == on_device(engine), "it forgets those that have gone"
 
 
-def test_a_large_adapter_waits_for_adapters_in_use_and_evicts_only_idle_ones(
+def test_on_a_cpu_the_default_has_room_for_the_adapters_beside_the_kv(llama: Path) -> None:
+    engine = make_engine(llama, kv_cache_mib=None, max_resident_adapters=5)
+    assert engine.info.pages == CPU_KV_MIB * MIB // PAGE_BYTES + 5 * RANK_RESERVED
+    assert engine.info.adapter_rank_bytes * 8 == 8 * PAGE_BYTES
+    assert engine.info.adapter_rank_tile == 8
+
+
+def test_an_adapter_that_does_not_fit_beside_those_in_use_is_declined_and_later_evicts_idle_ones(
     llama: Path, ranks: dict[int, Path]
 ) -> None:
-    engine = make_engine(llama, max_resident_adapters=4)  # rank 64 takes all of it
+    engine = make_engine(llama, **pool(80))
     for rank in (64, 16, 8):
         load(engine, Digest(str(rank)), ranks[rank])
-    expected = {rank: run(engine, ask("q", adapter=Digest(str(rank)))).tokens["q"] for rank in (64, 16, 8)}
     prompt = ask("q").prompt
+    expected = {rank: run(engine, ask("q", adapter=Digest(str(rank)))).tokens["q"] for rank in (64, 16, 8)}
     ran = run(engine, ask("small", adapter=Digest("16"), prompt=prompt), steps=3)
-    engine.add(ask("large", adapter=Digest("64"), prompt=prompt))
+    assert engine.report().pages == 64
+    with pytest.raises(Declined, match="4 pages were promised and 0 can be given beside the adapters in use"):
+        engine.add(ask("large", adapter=Digest("64"), prompt=prompt))
     engine.add(ask("other", adapter=Digest("8"), prompt=prompt))
+    assert engine.report().pages == 56
+    run(engine, ran=ran)
+    assert engine.report().pages == engine.report().pages_free == 80
+    run(engine, ask("large", adapter=Digest("64"), prompt=prompt), ran=ran)
+    assert ran.tokens == {"small": expected[16], "large": expected[64], "other": expected[8]}
+    assert [event.digest for event in ran.of(AdapterEvicted)] == ["16"], "the one that was used less recently"
+    assert on_device(engine) == {"8", "64"}
+
+
+def test_an_adapter_that_becomes_known_waits_for_those_in_use(llama: Path, ranks: dict[int, Path]) -> None:
+    engine = make_engine(llama, **pool(80))
+    load(engine, Digest("16"), ranks[16])
+    ran = run(engine, ask("small", adapter=Digest("16")), steps=3)
+    engine.add(ask("large", adapter=Digest("64")))
+    load(engine, Digest("64"), ranks[64])
     while "small" in {entry.request for entry in engine.report().sequences}:
         assert {entry.request: entry.state for entry in engine.report().sequences}["large"] is State.LOADING
+        assert on_device(engine) == {"16"}
         ran.take(engine)
     run(engine, ran=ran)
-    assert ran.tokens == {"small": expected[16], "large": expected[64], "other": expected[8]}
+    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == {"small": 40, "large": 40}
 
 
-def test_adapters_moved_for_a_large_one_give_the_same_answers(llama: Path, ranks: dict[int, Path]) -> None:
-    engine = make_engine(llama, max_resident_adapters=6)  # a total rank of 96
-    for rank in (4, 8, 64):
+def test_adapters_and_kv_moved_for_a_large_one_give_the_same_answers(llama: Path, ranks: dict[int, Path]) -> None:
+    engine = make_engine(llama, **pool(86))
+    for rank in (16, 8):  # 16 lies at the end, and 8 before it
         load(engine, Digest(str(rank)), ranks[rank])
-    expected = {rank: run(engine, ask("q", adapter=Digest(str(rank)))).tokens["q"] for rank in (4, 8, 64)}
+        run(engine)
     prompt = ask("q").prompt
-    ran = run(engine, *(ask(f"r{rank}", adapter=Digest(str(rank)), prompt=prompt) for rank in (4, 8)), steps=5)
+    expected = {rank: run(engine, ask("q", adapter=Digest(str(rank)), prompt=prompt)).tokens["q"] for rank in (8, 16)}
+    ran = run(engine, ask("r8", adapter=Digest("8"), prompt=prompt), steps=5)
+    moved: list[int] = []
+    carry_out = engine._worker._tiers.carry_out
+
+    def noted(effect: Effect) -> None:
+        moved.extend(effect.pages if isinstance(effect, Copy) else ())
+        carry_out(effect)
+
+    engine._worker._tiers.carry_out = noted
+    load(engine, Digest("64"), ranks[64])
     engine.add(ask("r64", adapter=Digest("64"), prompt=prompt))
     while not ran.tokens.get("r64"):
         ran.take(engine)
-    assert all(last.finish is None for last in ran.last.values()), "it does not wait for the small ones to end"
+    assert ran.last["r8"].finish is None, "it does not wait for the small one to end"
+    assert {62, 69} <= set(moved), "the adapter in use was moved"
     run(engine, ran=ran)
-    assert ran.tokens == {f"r{rank}": tokens for rank, tokens in expected.items()}
-    assert not ran.of(AdapterEvicted)[1:]
+    fresh = make_engine(llama)
+    load(fresh, Digest("64"), ranks[64])
+    expected[64] = run(fresh, ask("q", adapter=Digest("64"), prompt=prompt)).tokens["q"]
+    assert ran.tokens == {"r8": expected[8], "r64": expected[64]}
+    assert [event.digest for event in ran.of(AdapterEvicted)] == ["16"]
+
+
+def test_an_idle_adapters_pages_become_kv_and_back(llama: Path, ranks: dict[int, Path]) -> None:
+    engine = make_engine(llama, **pool(24))
+    load(engine, Digest("16"), ranks[16])
+    run(engine)
+    expected = run(engine, ask("q", adapter=Digest("16"))).tokens["q"]
+    ran = run(engine, *(ask(f"r{index}", prompt=ask(f"{index}").prompt) for index in range(6)))
+    assert [event.digest for event in ran.of(AdapterEvicted)] == ["16"]
+    assert not ran.of(ParkedNow)
+    alone = make_engine(llama)
+    for index in range(6):
+        assert ran.tokens[f"r{index}"] == run(alone, ask("q", prompt=ask(f"{index}").prompt)).tokens["q"]
+    assert run(engine, ask("q", adapter=Digest("16"))).tokens["q"] == expected
+
+
+def test_cached_pages_yield_before_idle_adapters(llama: Path, ranks: dict[int, Path]) -> None:
+    engine = make_engine(llama, **pool(24))
+    load(engine, Digest("16"), ranks[16])
+    run(engine, ask("cached", prompt=100, max_tokens=5, tenant="t"))
+    assert engine.report().prefix_pages == 6
+    ran = run(engine, ask("a"), ask("b"))
+    assert not ran.of(AdapterEvicted)
+    assert engine.report().prefix_pages < 6
+
+
+def test_a_load_that_nobody_needs_is_given_up_for_kv(
+    llama: Path, ranks: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, reads = threading.Event(), []
+    read = WeightReader.read
+
+    def slow(self: WeightReader, matrix: object) -> object:
+        assert answers.wait(60)
+        reads.append(matrix)
+        return read(self, matrix)
+
+    monkeypatch.setattr(WeightReader, "read", slow)
+    engine = make_engine(llama, **pool(24))
+    load(engine, Digest("16"), ranks[16])
+    run(engine, steps=2)
+    assert engine._planner.adapters.loading(), "it has its pages"
+    names = [f"r{index}" for index in range(6)]
+    ran = run(engine, *map(ask, names), steps=25)
+    assert not engine._planner.adapters.loading()
+    answers.set()
+    run(engine, ran=ran)
+    assert {len(ran.tokens[name]) for name in names} == {40}
+    assert not ran.of(AdapterEvicted), "it has never been there"
+    assert not ran.of(AdapterLoaded)
+    while any(thread.name == "adapter-load" for thread in threading.enumerate()):
+        time.sleep(0.001)
+    assert len(reads) <= 2, "the thread reads no further"
+    assert len(run(engine, ask("tuned", adapter=Digest("16"))).tokens["tuned"]) == 40
 
 
 @pytest.mark.parametrize(
@@ -113,17 +223,33 @@ def test_running_out_of_memory_while_loading_fails_that_adapter_only(
     assert len(run(engine, ask("again", adapter=Digest("16"))).tokens["again"]) == 40
 
 
-def test_a_rank_that_the_memory_cannot_hold_is_refused(llama: Path, ranks: dict[int, Path]) -> None:
+def test_an_adapter_larger_than_all_pages_is_refused(llama: Path, ranks: dict[int, Path]) -> None:
     layout = certify(ranks[64], make_engine(llama).info).layout
-    engine = make_engine(llama, max_resident_adapters=1, max_lora_rank=8)
+    engine = make_engine(llama, **pool(60))
+    engine.add(ask("early", adapter=Digest("64")))
     engine.load_adapter(Digest("64"), layout)
-    failed = run(engine, ask("q", adapter=Digest("64"))).last["q"]
-    assert failed.error is not None
-    assert failed.error.reason == "RankTooLarge"
-    assert "engine.maxLoraRank" in failed.error.message
+    ran = run(engine)
+    assert [(event.digest, event.error.reason) for event in ran.of(AdapterFailed)] == [("64", "RankTooLarge")]
+    assert isinstance(ran.last["early"].error, AdapterIncompatible)
+    with pytest.raises(AdapterIncompatible, match=r"needs 64 pages .* has 60.*engine\.kvCacheMiB.*maxResidentAdapters"):
+        engine.add(ask("late", adapter=Digest("64")))
 
 
-def test_on_a_device_pages_leave_memory_for_adapters(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_could_never_be_computed_beside_its_adapter_is_refused(
+    llama: Path, ranks: dict[int, Path]
+) -> None:
+    engine = make_engine(llama, **pool(20))
+    engine.add(ask("early", adapter=Digest("16"), prompt=30, max_tokens=50, promise=2))
+    load(engine, Digest("16"), ranks[16])
+    early = run(engine).last["early"]
+    assert isinstance(early.error, InvalidRequest)
+    with pytest.raises(InvalidRequest, match=r"needs 5 pages .* its adapter 16.*has 20.*engine\.kvCacheMiB"):
+        engine.add(ask("late", adapter=Digest("16"), prompt=30, max_tokens=50, promise=2))
+    assert len(run(engine, ask("base", prompt=30, max_tokens=50)).tokens["base"]) == 50
+    assert len(run(engine, ask("fits", adapter=Digest("16"))).tokens["fits"]) == 40
+
+
+def test_on_a_device_pages_leave_memory_for_copies(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(llama)
     engine._config = replace(engine._config, kv_cache_mib=None)
     engine._loaded.device = SimpleNamespace(type="cuda")
@@ -131,5 +257,5 @@ def test_on_a_device_pages_leave_memory_for_adapters(llama: Path, monkeypatch: p
     page = MIB // 2
     assert engine._pages(page, 0) == 100
     assert engine._pages(page, 20 * MIB) == 60
-    with pytest.raises(SetupError, match=r"lower engine\.maxResidentAdapters: adapters take 50\.00 MiB"):
+    with pytest.raises(SetupError, match=r"lower engine\.maxResidentAdapters, for which 50\.00 MiB are set aside"):
         engine._pages(page, 50 * MIB)

@@ -19,11 +19,12 @@ from motet_runner.adapters import layout as layout_module
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout, Matrix
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME
-from motet_runner.adapters.slots import HURRY_SECONDS
 from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.engine import Engine
+from motet_runner.execute.adapter_loads import HURRY_SECONDS
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, State
 from tests.runner.engines import ask, load, make_engine, run
+from tests.runner.random_models import RandomAdapter, save_adapter
 
 A, B, C = map(Digest, "ABC")
 
@@ -73,7 +74,7 @@ def test_waiting_sequences_share_one_load(llama: Path, adapters: list[Path]) -> 
 
 
 def test_sequences_continue_while_an_adapter_loads_in_slices(llama: Path, adapters: list[Path], monkeypatch) -> None:
-    monkeypatch.setattr("motet_runner.adapters.slots.SLICE_BYTES", 4096)
+    monkeypatch.setattr("motet_runner.execute.adapter_loads.SLICE_BYTES", 4096)
     engine = make_engine(llama)
     ran = run(engine, ask("base", max_tokens=60), steps=1)
     load(engine, A, adapters[0])
@@ -83,6 +84,18 @@ def test_sequences_continue_while_an_adapter_loads_in_slices(llama: Path, adapte
         ran.take(engine)
         assert len(ran.tokens["base"]) == before + 1
     assert len(ran.tokens["base"]) > 10
+
+
+def test_what_an_adapter_does_not_change_is_copied_in_slices_too(llama: Path, tmp_path: Path, monkeypatch) -> None:
+    """It is zeros, and nothing of it is read."""
+    monkeypatch.setattr("motet_runner.execute.adapter_loads.SLICE_BYTES", 4096)
+    small = save_adapter(llama, "llama", RandomAdapter(8, 8, targets=("q_proj",)), tmp_path / "small", seed=9)
+    engine = make_engine(llama)
+    ran = run(engine, ask("base", max_tokens=60), steps=1)
+    load(engine, A, small)
+    while not on_device(engine):
+        ran.take(engine)
+    assert len(ran.tokens["base"]) > 8 * engine.info.adapter_rank_bytes / 4096
 
 
 def test_a_load_that_fails_fails_its_own_sequences_only(llama: Path, adapters: list[Path], tmp_path: Path) -> None:
@@ -194,7 +207,7 @@ def test_others_go_on_while_an_adapter_is_read_and_nobody_reads_it_twice(
 
 def test_an_adapter_is_read_no_faster_than_iterations_allow(llama: Path, adapters: list[Path], monkeypatch) -> None:
     """Its thread and the engine's share a processor."""
-    monkeypatch.setattr("motet_runner.adapters.slots.SLICE_BYTES", 1)
+    monkeypatch.setattr("motet_runner.execute.adapter_loads.SLICE_BYTES", 1)
     monkeypatch.setattr("motet_runner.adapters.host_load.PACE_SECONDS", 60.0)
     reads = []
     read = WeightReader.read
@@ -284,8 +297,6 @@ def test_a_dropped_adapter_stays_until_its_last_sequence_has_finished(llama: Pat
 
 def test_a_slot_keeps_no_values_of_its_last_adapter(llama: Path, adapters: list[Path], tmp_path: Path) -> None:
     """An adapter of fewer modules and a smaller rank moves into a slot that was full."""
-    from tests.runner.random_models import RandomAdapter, save_adapter
-
     small = save_adapter(llama, "llama", RandomAdapter(2, 4, targets=("q_proj",)), tmp_path / "small", seed=9)
     fresh = make_engine(llama)
     load(fresh, B, small)

@@ -256,3 +256,13 @@ def test_copies_within_the_device_are_no_swaps() -> None:
     both.carry_out(Wipe(Tier.DEVICE, (5,)))
     assert store.data[3:6, 0, 0, 0, 0, 0].tolist() == [1.0, 2.0, 0.0]
     assert both.take_swap_time() == (0, 0.0)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_pages_are_moved_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """A copy takes as much memory again, and a large adapter may have many pages to move."""
+    shape = KVShape(layers=2, kv_heads=2, head_dim=4, dtype_bytes=4)
+    monkeypatch.setattr("motet_runner.memory.paged.COPY_BYTES", at_once * shape.bytes_per_page())
+    store, both = tiers(shape, "cpu")
+    both.carry_out(Copy(Tier.DEVICE, tuple(range(8)), Tier.DEVICE, tuple(range(20, 28))))
+    assert store.data[20:28].flatten(1)[:, 0].tolist() == list(range(8))

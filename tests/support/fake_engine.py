@@ -1,7 +1,7 @@
 """An engine without a model: it uses the real engine's plan, and a function computes the next token.
 
-`motet_runner.plan` decides what it accepts, promises, parks and releases, as in the real engine. Its adapters have no
-bytes, and a few lines stand for their slots. Both engines pass the tests in `tests/contract/test_engines.py`.
+`motet_runner.plan` decides what it accepts, promises, parks, releases and loads, as in the real engine. Its adapters
+have no bytes. Both engines pass the tests in `tests/contract/test_engines.py`.
 
 The next token depends only on prompt, seed and index. So a request that is moved or parked continues with the same
 tokens, and a test knows the answer beforehand.
@@ -10,7 +10,7 @@ tokens, and a test knows the answer beforehand.
 import random
 import time
 import zlib
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,17 +21,15 @@ from motet.ledger import Ledger
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import (
-    AdapterEvicted,
-    AdapterLoaded,
     EngineAdapterReport,
     EngineInfo,
     EngineReport,
-    Event,
     NewSequence,
     State,
     StepOutput,
 )
 from motet_runner.plan import (
+    LoadArrived,
     Planner,
     RowJoin,
     RowStep,
@@ -46,7 +44,8 @@ EOS = VOCABULARY
 """The engine never generates it, so every answer has its full length."""
 
 PAGE_BYTES = 4096
-ADAPTER_BYTES = 1 << 16
+MAX_RANK = 64
+"""Of adapters. All ranks take the same pages."""
 
 
 def fail() -> None:
@@ -75,6 +74,8 @@ class FakeEngine:
     max_model_length: int = 2048
     adapter_slots: int = 8
     step_seconds: float = 0.0
+    adapter_pages: int = 1
+    """The pages that each adapter takes."""
     load_steps: int = 1
     """How many iterations it takes to load an adapter."""
     host_pages: int = 64
@@ -90,7 +91,6 @@ class FakeEngine:
     )
 
     def __post_init__(self) -> None:
-        self._slots = _Slots(self)
         self.planner = Planner(
             pages=self.pages,
             preset=preset_named("paged-chunk"),
@@ -101,8 +101,8 @@ class FakeEngine:
             eos_token_ids=frozenset({EOS}),
             host_pages=self.host_pages,
             protect_after_steps=self.protect_after_steps,
-            on_device=self._slots.on_device,
-            first_page_of=self._slots.use,
+            max_adapters=self.adapter_slots,
+            pages_of_rank=lambda _: self.adapter_pages,
         )
         self._worker = _FakeWorker(self)
         self.info = EngineInfo(
@@ -112,7 +112,7 @@ class FakeEngine:
             max_sequences=self.max_sequences,
             max_model_length=self.planner.max_length,
             adapter_slots=self.adapter_slots,
-            max_lora_rank=64,
+            max_lora_rank=MAX_RANK,
             host_bytes=self.host_pages * PAGE_BYTES,
             architecture="FakeForCausalLM",
             vocabulary=VOCABULARY,
@@ -120,6 +120,8 @@ class FakeEngine:
             device="cpu",
             eos_token_ids=(EOS,),
             target_modules=self.target_modules,
+            adapter_rank_bytes=self.adapter_pages * PAGE_BYTES // MAX_RANK,
+            adapter_rank_tile=MAX_RANK,
         )
         self._random = random.Random(self.seed)
 
@@ -133,7 +135,6 @@ class FakeEngine:
         if self._random.random() < self.decline_rate:
             raise Declined("not in the mood")
         self.planner.add(sequence)
-        self._slots.want_for_all()
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
         return self.planner.cancel(request, epoch) is not None
@@ -145,9 +146,7 @@ class FakeEngine:
         return self.planner.park(request, epoch, promise, wanted, method)
 
     def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
-        resumed = self.planner.resume(request, epoch, promise)
-        self._slots.want_for_all()
-        return resumed
+        return self.planner.resume(request, epoch, promise)
 
     def set_supervised(self, supervised: bool) -> None:
         self.planner.supervised = supervised
@@ -156,26 +155,21 @@ class FakeEngine:
         self.planner.set_overcommit(factor)
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
-        self._slots.know(digest)
+        self.planner.load_adapter(digest, layout)
 
     def drop_adapter(self, digest: Digest) -> None:
-        self._slots.drop(digest)
+        self.planner.drop_adapter(digest)
 
     # ----------------------------------------------------------------------------------------------------------- steps
 
     def has_work(self) -> bool:
-        return self.planner.has_work() or self._slots.busy
+        return self.planner.has_work()
 
     def step(self) -> StepOutput:
         if self.step_seconds:
             time.sleep(self.step_seconds)
-        for event in self._slots.advance():
-            self.planner.sequences.events.append(event)
-            if isinstance(event, AdapterLoaded):
-                self.planner.adapter_arrived(event.digest)
         while len(self._worker.launched) <= self.plan_ahead:
             plan = self.planner.plan()
-            self._slots.want_for_all()
             if plan is None:
                 break
             self._worker.launch(plan)
@@ -190,8 +184,8 @@ class FakeEngine:
         charges = memory.charges() if memory.pages.repeated else {}
         return EngineReport(
             steps=self.planner.steps,
-            pages=memory.ledger.capacity,
-            pages_free=memory.pages.free,
+            pages=memory.ledger.kv_pages,
+            pages_free=memory.free,
             pages_promised=memory.ledger.promised,
             running=sequences.count(State.PREFILL, State.DECODE),
             waiting=sequences.count(State.WAITING, State.LOADING),
@@ -202,7 +196,10 @@ class FakeEngine:
             prefill_seconds_per_token=1e-5,
             swap_seconds_per_page=1e-5,
             sequences=[one.entry(charges.get(one.request)) for one in sequences],
-            adapters=self._slots.entries(),
+            adapters=[
+                EngineAdapterReport(digest, known.layout.size, sequences.live_on(digest), known.arrived)
+                for digest, known in memory.adapters
+            ],
             cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
         )
 
@@ -246,15 +243,26 @@ class _FakeWorker:
         self._engine = engine
         self._rows: dict[int, tuple[RowJoin, int]] = {}
         """Each row, and how many tokens it has."""
+        self._steps_left: dict[int, int] = {}
+        """Of each load."""
 
     def launch(self, plan: StepPlan) -> None:
         for row in plan.leaves:
             del self._rows[row]
         for join in plan.joins:
             self._rows[join.row] = join, len(join.tokens)
+        for load in plan.loads:
+            self._steps_left[load.number] = self._engine.load_steps
+        under_way = {number: left - 1 for number, left in self._steps_left.items() if number in plan.loading}
+        arrived = [number for number, left in under_way.items() if left <= 0]
+        self._steps_left = {number: left for number, left in under_way.items() if left > 0}
         sampled = [self._compute(step) for step in plan.rows]
         self.launched.append(
-            StepResult(number=plan.number, sampled=tuple(token for token in sampled if token is not None))
+            StepResult(
+                number=plan.number,
+                sampled=tuple(token for token in sampled if token is not None),
+                arrived=tuple(LoadArrived(number, self._engine.step_seconds) for number in arrived),
+            )
         )
 
     def collect(self) -> StepResult:
@@ -269,89 +277,3 @@ class _FakeWorker:
             return None
         self._rows[step.row] = row, tokens + 1
         return SampledToken(token_at(prompt, row.seed, tokens - row.prompt_tokens, row.adapter))
-
-
-class _Slots:
-    """Slots of adapters without bytes. An adapter in use is never evicted. The least recently used one goes first."""
-
-    def __init__(self, engine: FakeEngine) -> None:
-        self._engine = engine
-        self._known: OrderedDict[Digest, bool] = OrderedDict()
-        """Whether each adapter is on the device. The least recently used comes first."""
-        self._to_load: dict[Digest, int] = {}
-        self._dropped: set[Digest] = set()
-
-    def on_device(self, digest: Digest) -> bool:
-        return self._known.get(digest, False)
-
-    def use(self, digest: Digest) -> int:
-        """An adapter computes now. It has no bytes, so any page will do."""
-        self._known.move_to_end(digest)
-        return 0
-
-    def know(self, digest: Digest) -> None:
-        self._dropped.discard(digest)
-        self._known.setdefault(digest, False)
-        if self._live(digest) or sum(self._known.values()) + len(self._to_load) < self._engine.adapter_slots:
-            self._want(digest)
-
-    def want_for_all(self) -> None:
-        for sequence in self._engine.planner.sequences:
-            if sequence.state is State.LOADING:
-                self._want(sequence.adapter)
-
-    def drop(self, digest: Digest) -> None:
-        if digest in self._known:
-            self._dropped.add(digest)
-
-    @property
-    def busy(self) -> bool:
-        return any(map(self._has_room, self._to_load)) or any(map(self._forgettable, self._dropped))
-
-    def advance(self) -> list[Event]:
-        events: list[Event] = []
-        for digest in [one for one in self._dropped if self._forgettable(one)]:
-            self._dropped.discard(digest)
-            self._to_load.pop(digest, None)
-            if self._known.pop(digest):
-                events.append(AdapterEvicted(digest))
-        for digest in [one for one in self._to_load if self._has_room(one)]:
-            self._to_load[digest] -= 1
-            if self._to_load[digest] > 0 or not self._has_room(digest):
-                continue
-            if self._full:
-                self._known[idle := self._idle[0]] = False
-                events.append(AdapterEvicted(idle))
-            del self._to_load[digest]
-            self._known[digest] = True
-            self._known.move_to_end(digest)
-            events.append(AdapterLoaded(digest, ADAPTER_BYTES, self._engine.step_seconds))
-        return events
-
-    def entries(self) -> list[EngineAdapterReport]:
-        return [
-            EngineAdapterReport(digest, ADAPTER_BYTES, self._live(digest), on_device)
-            for digest, on_device in self._known.items()
-        ]
-
-    def _want(self, digest: Digest) -> None:
-        if digest in self._known and not self._known[digest]:
-            self._to_load.setdefault(digest, self._engine.load_steps)
-
-    def _live(self, digest: Digest) -> int:
-        return self._engine.planner.sequences.live_on(digest)
-
-    def _forgettable(self, digest: Digest) -> bool:
-        return not self._engine.planner.sequences.users_of(digest)
-
-    def _has_room(self, digest: Digest) -> bool:
-        """An adapter is evicted only for one that a sequence waits for."""
-        return not self._full or bool(self._live(digest) and self._idle)
-
-    @property
-    def _full(self) -> bool:
-        return sum(self._known.values()) >= self._engine.adapter_slots
-
-    @property
-    def _idle(self) -> list[Digest]:
-        return [digest for digest, on_device in self._known.items() if on_device and not self._live(digest)]

@@ -1,7 +1,7 @@
 """The engine: iteration after iteration over all sequences of all adapters (OR-01).
 
-A step is planned, launched and collected. The planner decides, the worker computes, adapters load in between; this loop
-only introduces them to each other. Synchronous, one thread, no sockets, no files but weights and the step trace.
+A step is planned, launched and collected. The planner decides, the worker computes and loads adapters; this loop only
+introduces them to each other. Synchronous, one thread, no sockets, no files but weights and the step trace.
 """
 
 import time
@@ -14,16 +14,13 @@ from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import SetupError
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.slots import SlotStore
+from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.execute.checkpoint import ignore_progress
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import device_named, load
 from motet_runner.execute.worker import LocalWorker, LogitsTap
 from motet_runner.interface import (
-    AdapterEvicted,
-    AdapterFailed,
-    AdapterLoaded,
     EngineAdapterReport,
     EngineConfig,
     EngineInfo,
@@ -47,7 +44,7 @@ HOST_SHARE_ON_CPU = 16
 
 
 RANK_RESERVED = 16
-"""Memory for adapters is set aside at the start, for `max_resident_adapters` of this rank, which is the usual one."""
+"""The usual rank. `max_resident_adapters` of this rank get memory beside the KV of a CPU's default."""
 
 
 class Engine:
@@ -74,34 +71,25 @@ class Engine:
         loaded = self._loaded
         page_bytes = loaded.shape.bytes_per_page()
         kernels = choice.begin()
-        self._linears = LoraLinears(loaded.linears, loaded.dtype, kernels.tile, loaded.linear_groups)
-        adapter_pages, copy_bytes = self._adapter_memory(page_bytes)
-        pages = self._pages(page_bytes, adapter_pages * page_bytes + copy_bytes)
+        linears = LoraLinears(loaded.linears, loaded.dtype, kernels.tile, loaded.linear_groups)
+        self._linears = linears
+        copy_bytes = self._copy_bytes()
+        pages = self._pages(page_bytes, copy_bytes)
         host_pages = int(self._host_bytes(pages * page_bytes) // page_bytes)
         max_length = self._max_length(pages)
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
-            adapters = torch.empty((adapter_pages, page_bytes), dtype=torch.uint8, device=loaded.device)
-            self._adapters = adapters.view(-1)
         self._worker = LocalWorker(
             loaded,
             self._store,
             PageTiers(self._store, host_pages, clock=clock),
             clock=clock,
-            placed=lambda digest, page: self._slots.placed(digest, page),  # noqa: PLW0108 the slots come next
+            loads=AdapterLoads(self._store.bytes, linears.layout, clock),
         )
         self._use(kernels, copy_bytes)
         prefill_seconds, copy_seconds = self._worker.measure(max_length)
         self._worker.on_logits = on_logits
         self._costs = StepCosts(prefill_seconds_per_token=prefill_seconds, swap_seconds_per_page=copy_seconds)
-        self._slots = SlotStore(
-            adapters,
-            self._linears.layout,
-            slots=config.max_resident_adapters,
-            live=lambda digest: self._planner.sequences.live_on(digest),  # noqa: PLW0108 the planner comes next
-            users=lambda digest: self._planner.sequences.users_of(digest),  # noqa: PLW0108
-            clock=clock,
-        )
         self._planner = Planner(
             pages=pages,
             preset=preset,
@@ -114,8 +102,8 @@ class Engine:
             protect_after_steps=config.protect_after_steps,
             window=loaded.window,
             prefix_cache=config.prefix_cache,
-            on_device=self._slots.on_device,
-            first_page_of=self._slots.first_page_of,
+            max_adapters=config.max_resident_adapters,
+            pages_of_rank=lambda rank: -(-linears.run_bytes(rank) // page_bytes),
             cheaper=self._costs.cheaper_park,
         )
         self._launched: deque[tuple[StepPlan, float]] = deque()
@@ -136,16 +124,16 @@ class Engine:
             dtype=str(loaded.dtype).removeprefix("torch."),
             device=str(loaded.device),
             eos_token_ids=loaded.eos_token_ids,
-            target_modules=self._linears.shapes,
+            target_modules=linears.shapes,
+            adapter_rank_bytes=-(-linears.run_bytes(kernels.tile) // kernels.tile),
+            adapter_rank_tile=kernels.tile,
         )
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def add(self, sequence: NewSequence) -> None:
         self._change_over_kernels()
-        added = self._planner.add(sequence)
-        if added.state is State.LOADING:
-            self._slots.request_load(added.adapter)
+        self._planner.add(sequence)
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
         return self._planner.cancel(request, epoch) is not None
@@ -157,9 +145,7 @@ class Engine:
         return self._planner.park(request, epoch, promise, wanted, method)
 
     def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
-        resumed = self._planner.resume(request, epoch, promise)
-        self._request_loads()
-        return resumed
+        return self._planner.resume(request, epoch, promise)
 
     def set_supervised(self, supervised: bool) -> None:
         self._planner.supervised = supervised
@@ -168,15 +154,15 @@ class Engine:
         self._planner.set_overcommit(factor)
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
-        self._slots.register(digest, layout)
+        self._planner.load_adapter(digest, layout)
 
     def drop_adapter(self, digest: Digest) -> None:
-        self._slots.drop(digest)
+        self._planner.drop_adapter(digest)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        return self._planner.has_work() or self._slots.busy
+        return self._planner.has_work()
 
     def step(self) -> StepOutput:
         """Plan, launch and collect an iteration. With `plan_ahead`, the one that is collected was launched in the step
@@ -191,10 +177,7 @@ class Engine:
     def plan(self) -> StepPlan | None:
         """What the next iteration computes; None if there is nothing now."""
         self._change_over_kernels()
-        self._load_adapters()
-        plan = self._planner.plan()
-        self._request_loads()
-        return plan
+        return self._planner.plan()
 
     def launch(self, plan: StepPlan) -> None:
         self._launched.append((plan, self._clock()))
@@ -220,8 +203,8 @@ class Engine:
         charges = memory.charges() if memory.pages.repeated else {}
         return EngineReport(
             steps=self._steps,
-            pages=memory.ledger.capacity,
-            pages_free=memory.pages.free,
+            pages=memory.ledger.kv_pages,
+            pages_free=memory.free,
             pages_promised=memory.ledger.promised,
             running=sequences.count(State.PREFILL, State.DECODE),
             waiting=sequences.count(State.WAITING, State.LOADING),
@@ -233,10 +216,8 @@ class Engine:
             swap_seconds_per_page=self._costs.swap_seconds_per_page,
             sequences=[sequence.entry(charges.get(sequence.request)) for sequence in sequences],
             adapters=[
-                EngineAdapterReport(
-                    digest, known.layout.size, sequences.live_on(digest), on_device=self._slots.on_device(digest)
-                )
-                for digest, known in self._slots
+                EngineAdapterReport(digest, known.layout.size, sequences.live_on(digest), on_device=known.arrived)
+                for digest, known in memory.adapters
             ],
             prefix_queried_tokens=memory.cache.queried_tokens,
             prefix_hit_tokens=memory.cache.hit_tokens,
@@ -251,25 +232,6 @@ class Engine:
         """Recount everything; raises AssertionError with the numbers."""
         self._planner.check()
 
-    # -- adapters ----------------------------------------------------------------------------------------------------
-
-    def _load_adapters(self) -> None:
-        planner = self._planner
-        nobody_waits = not planner.sequences.count(State.WAITING, State.PREFILL, State.DECODE)
-        progress = self._slots.advance(hurry=nobody_waits)
-        for digest, size, seconds in progress.loaded:
-            planner.sequences.events.append(AdapterLoaded(digest, size, seconds))
-            planner.adapter_arrived(digest)
-        planner.sequences.events += [AdapterEvicted(digest) for digest in progress.evicted]
-        for digest, error in progress.failed:
-            planner.sequences.events.append(AdapterFailed(digest, error))
-            planner.adapter_failed(digest, error)
-
-    def _request_loads(self) -> None:
-        for sequence in self._planner.sequences:
-            if sequence.state is State.LOADING:
-                self._slots.request_load(sequence.adapter)
-
     # -- kernels -----------------------------------------------------------------------------------------------------
 
     def _change_over_kernels(self) -> None:
@@ -281,35 +243,35 @@ class Engine:
 
     def _use(self, kernels: Kernels, copy_bytes: int = 0) -> None:
         with torch.inference_mode():
-            self._backend = self._linears.bind(kernels, self._adapters, copy_bytes)
+            self._backend = self._linears.bind(kernels, self._store.bytes.view(-1), copy_bytes)
             self._worker.use(self._backend, kernels.attention(self._store.data))
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def _adapter_memory(self, page_bytes: int) -> tuple[int, int]:
-        """Pages for adapters, and bytes beside them for copies of those that compute together. One adapter of any rank
-        that is served fits, if nobody else is there."""
-        reserved = self._config.max_resident_adapters * self._linears.run_bytes(RANK_RESERVED)
-        largest = self._linears.run_bytes(self._config.max_lora_rank)
-        of_each = -(-self._linears.run_bytes(RANK_RESERVED) // page_bytes)
-        pages = max(self._config.max_resident_adapters * of_each, -(-largest // page_bytes))
-        return pages, reserved if self._kernel_choice.serving.copies else 0
+    def _copy_bytes(self) -> int:
+        """What the back end takes beside the pages, for copies of adapters that compute together."""
+        if not self._kernel_choice.serving.copies:
+            return 0
+        return self._config.max_resident_adapters * self._linears.run_bytes(RANK_RESERVED)
 
-    def _pages(self, page_bytes: int, adapter_bytes: int) -> int:
+    def _pages(self, page_bytes: int, copy_bytes: int) -> int:
+        """The pages of the whole pool, which KV and adapters share."""
         mib = self._config.kv_cache_mib
         if mib is not None:
             budget = mib * MIB
         elif self._loaded.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._loaded.device)
-            budget = free - total * (100 - self._config.memory_utilization_percent) // 100 - adapter_bytes
+            budget = free - total * (100 - self._config.memory_utilization_percent) // 100 - copy_bytes
         else:
-            budget = CPU_KV_MIB * MIB
+            of_each = -(-self._linears.run_bytes(RANK_RESERVED) // page_bytes) * page_bytes
+            budget = CPU_KV_MIB * MIB + self._config.max_resident_adapters * of_each
         pages = int(budget // page_bytes)
         if pages < 1:
             raise SetupError(
-                f"engine.kvCacheMiB leaves {max(0, budget) / MIB:.2f} MiB for keys and values and one page of this "
-                f"model takes {page_bytes / MIB:.2f} MiB; give it more, or lower engine.maxResidentAdapters: adapters "
-                f"take {adapter_bytes / MIB:.2f} MiB."
+                f"{max(0, budget) / MIB:.2f} MiB are left for keys, values and adapters, and one page of this model "
+                f"takes {page_bytes / MIB:.2f} MiB. Raise engine.kvCacheMiB or, where it is not set, "
+                "engine.memoryUtilizationPercent; or lower engine.maxResidentAdapters, for which "
+                f"{copy_bytes / MIB:.2f} MiB are set aside to compute with."
             )
         return pages
 

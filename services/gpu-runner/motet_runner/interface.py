@@ -294,7 +294,8 @@ class Engine(Protocol):
     info: EngineInfo
 
     def add(self, sequence: NewSequence) -> None:
-        """Accept a sequence. Raises Declined if its promise does not fit now, InvalidRequest if it can never fit.
+        """Accept a sequence. Raises Declined if its promise does not fit now beside the adapters in use, InvalidRequest
+        if it can never fit, with its adapter.
 
         A sequence whose adapter the engine does not know yet waits for it.
         """
@@ -314,7 +315,7 @@ class Engine(Protocol):
         """Allow promises of `factor` × the pages in total. If the pages run out, the newest sequence is parked."""
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
-        """Say where an adapter's checked bytes are, and load them to the device once a slot is free. Idempotent.
+        """Say where an adapter's checked bytes are, and load them once the device has pages for them. Idempotent.
 
         `motet_runner.adapters.certification` checks a folder and makes its layout.
         """

@@ -82,9 +82,8 @@ class Settings(BaseSettings):
     """Adapters of a higher rank are refused."""
 
     max_resident_adapters: int = Field(16, ge=1)
-    """The most adapters in device memory at a time. Memory for this many of rank 16 is set aside at the start. Fewer of
-    larger ranks fit at once; one of any rank up to `max_lora_rank` always fits. Larger values leave less memory for
-    KV."""
+    """The most adapters in device memory at a time. An adapter takes pages for its rank, and yields them to KV when no
+    request uses it. The memory of this many of rank 16 is set aside to compute with adapters."""
 
     max_cached_adapters: int = Field(64, ge=1)
     """The most adapters in the disk cache. Beyond this number, the least recently used one is removed. One in use is
@@ -160,7 +159,8 @@ class Settings(BaseSettings):
     """Percentage of the device's memory for weights, KV and adapters together."""
 
     kv_cache_mib: int | None = Field(None, ge=1)
-    """Memory for KV in MiB; overrides the percentage. On a CPU the default is 512. Memory for adapters comes on top."""
+    """Memory for pages in MiB, which KV and adapters share; overrides the percentage. On a CPU the default is 512, and
+    room for `max_resident_adapters` of rank 16."""
 
     host_kv_mib: int | None = Field(None, ge=0)
     """Host memory in MiB for the KV of parked requests. On a CPU the default is a sixteenth of the KV cache: it is the

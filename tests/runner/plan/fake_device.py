@@ -3,10 +3,25 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from motet.domain import PAGE_TOKENS, RequestId
+from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId
+from motet.errors import AdapterError
+from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.interface import Event, Finish, NewSequence, Sampling
-from motet_runner.plan import Planner, RowStep, SampledToken, StepPlan, StepResult, Tier, Wipe, preset_named
+from motet_runner.plan import (
+    AdapterLoad,
+    LoadArrived,
+    LoadFailed,
+    Planner,
+    RowStep,
+    SampledToken,
+    StepPlan,
+    StepResult,
+    Tier,
+    Wipe,
+    preset_named,
+)
 
 VOCABULARY = 50
 
@@ -21,8 +36,15 @@ def make_planner(
         chunk_tokens=chunk_tokens,
         max_length=more.pop("max_length", 10_000),
         vocabulary=VOCABULARY,
+        max_adapters=more.pop("max_adapters", 4),
+        pages_of_rank=more.pop("pages_of_rank", lambda rank: rank),
         **more,
     )
+
+
+def adapter_layout(rank: int) -> AdapterLayout:
+    """An adapter that nobody reads. It takes as many pages as its rank is."""
+    return AdapterLayout.of(Path("nowhere"), FileStamp(0, 0, 0), rank, ())
 
 
 def new(
@@ -55,6 +77,7 @@ class Row:
     request: str
     tokens: list[int]
     prompt_tokens: int
+    adapter: Digest
     content: list[int]
     """What the KV of each token depends on: adapter, salt, and all tokens up to it. The first entry is for none."""
     pages: list[int | None] = field(default_factory=list)
@@ -76,8 +99,9 @@ class FakeDevice:
     def __init__(self, planner: Planner, *, ahead: int = 0) -> None:
         self.planner = planner
         self.ahead = ahead
-        self.memory: dict[tuple[int, int], int] = {}
-        self.host: dict[tuple[int, int], int] = {}
+        self.memory: dict[tuple[int, int], object] = {}
+        """(page, place in it) → what lies there: a number of KV, or a part of an adapter"""
+        self.host: dict[tuple[int, int], object] = {}
         self.rows: dict[int, Row] = {}
         self.launched: deque[tuple[StepPlan, StepResult]] = deque()
         self.iterations: dict[str, int] = {}
@@ -89,6 +113,12 @@ class FakeDevice:
         self.given_up: list[str] = []
         self.not_finite: set[str] = set()
         """Requests whose results are not numbers."""
+        self.loads: dict[int, tuple[AdapterLoad, int]] = {}
+        """Loads under way, and how many of its pages each has copied."""
+        self.adapters: dict[str, int] = {}
+        """Adapters that have arrived, and their pages."""
+        self.loads_fail: set[str] = set()
+        self.disk_answers = True
         self.events: list[Event] = []
         self.steps = 0
 
@@ -120,6 +150,8 @@ class FakeDevice:
         return [self.rows[step.row].request for step in steps]
 
     def launch(self, plan: StepPlan) -> None:
+        for digest in plan.gone:
+            self.adapters.pop(digest, None)
         self._copy_pages(plan)
         for moves in plan.moves:
             for row in self.rows.values():
@@ -132,8 +164,10 @@ class FakeDevice:
             assert sequence is not None
             root = hash((join.adapter, sequence.new.prefix_salt or join.request))
             self.rows[join.row] = Row(
-                join.request, list(join.tokens), join.prompt_tokens, [root], [None] * join.left_pages
+                join.request, list(join.tokens), join.prompt_tokens, join.adapter, [root], [None] * join.left_pages
             )
+        arrived, failed = self._load_some(plan)
+        self._check_adapters(plan)
         self.steps += bool(plan.rows)
         for step in plan.rows:
             row = self.rows[step.row]
@@ -147,7 +181,38 @@ class FakeDevice:
                 row = self.rows[step.row]
                 row.tokens.append(row.next_token())
                 sampled.append(None if row.request in self.not_finite else SampledToken(row.tokens[-1]))
-        self.launched.append((plan, StepResult(number=plan.number, sampled=tuple(sampled))))
+        result = StepResult(number=plan.number, sampled=tuple(sampled), arrived=tuple(arrived), failed=tuple(failed))
+        self.launched.append((plan, result))
+
+    def _load_some(self, plan: StepPlan) -> tuple[list[LoadArrived], list[LoadFailed]]:
+        """Copy one page of each adapter that loads, or in a hurry all of them."""
+        self.loads = {number: load for number, load in self.loads.items() if number in plan.loading}
+        self.loads |= {load.number: (load, 0) for load in plan.loads}
+        arrived, failed = [], []
+        for number, (load, copied) in list(self.loads.items()):
+            if load.digest in self.loads_fail:
+                failed.append(LoadFailed(number, AdapterError("its weights are damaged")))
+                del self.loads[number]
+                continue
+            pages = load.layout.rank
+            until = copied if not self.disk_answers else pages if plan.hurry else copied + 1
+            for index in range(copied, until):
+                for offset in range(PAGE_TOKENS):
+                    self.memory[plan.loading[number] + index, offset] = (load.digest, index)
+            self.loads[number] = load, until
+            if until == pages:
+                arrived.append(LoadArrived(number, 0.5))
+                self.adapters[load.digest] = pages
+                del self.loads[number]
+        return arrived, failed
+
+    def _check_adapters(self, plan: StepPlan) -> None:
+        used = {self.rows[step.row].adapter for step in plan.rows} - {BASE}
+        assert used == plan.adapters.keys(), "the plan must say where the adapters of its rows are"
+        for digest, first in plan.adapters.items():
+            for index in range(self.adapters[digest]):
+                for offset in range(PAGE_TOKENS):
+                    assert self.memory[first + index, offset] == (digest, index), f"{digest} is not there"
 
     def _take_outputs(self) -> None:
         outputs, events = self.planner.take_outputs()
@@ -171,6 +236,7 @@ class FakeDevice:
                     for offset in range(PAGE_TOKENS):
                         memory[copy.tier].pop((page, offset), None)
                 continue
+            assert copy.source is not copy.target or not set(copy.pages) & set(copy.to), "it reads what it writes"
             for page, to in zip(copy.pages, copy.to, strict=True):
                 for offset in range(PAGE_TOKENS):
                     held = memory[copy.source].get((page, offset))
@@ -189,4 +255,7 @@ class FakeDevice:
             assert self.memory.get(place(position)) == expected, "the KV of an earlier token is not there"
         for position in range(start, start + count):
             assert not self.planner.memory.pages.is_shared(place(position)[0]), "the page has another holder, too"
+            page = place(position)[0]
+            found = {type(self.memory.get((page, offset))) for offset in range(PAGE_TOKENS)}
+            assert tuple not in found, "the page of an adapter became KV before it was wiped"
             self.memory[place(position)] = row.content_at(position)

@@ -6,14 +6,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from motet.domain import Digest, ParkMethod, RequestId
-from motet.errors import AdapterError, ContextLengthExceeded, Declined, InvalidRequest, MotetError
+from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError
 from motet_runner.interface import Finish, OverflowAhead, ParkedNow, ResumedNow, State, StateChanged
-from motet_runner.plan import Copy, Tier
 from motet_runner.plan.sequence_memory import MAX_PARKED
 from motet_runner.plan.sequence_table import SequenceTable
-from tests.runner.plan.fake_device import VOCABULARY, FakeDevice, make_planner, new
+from tests.runner.plan.fake_device import VOCABULARY, FakeDevice, adapter_layout, make_planner, new
 
 R = RequestId
+PAGES = 12
+RANKS = {"x": 2, "y": 3, "z": 6, "too large": PAGES + 1}
+"""An adapter takes as many pages as its rank is."""
 
 
 def happened(device, kind):
@@ -229,32 +231,6 @@ def test_new_sequences_leave_pages_for_parked_ones() -> None:
     assert set(device.finished) == {"a", "b"}
 
 
-def test_a_sequence_that_waits_for_its_adapter_delays_no_other() -> None:
-    here: set[Digest] = set()
-    planner = make_planner(on_device=lambda digest: digest in here)
-    device = FakeDevice(planner)
-    planner.add(new("tuned", adapter="x"))
-    planner.add(new("plain"))
-    device.run()
-    assert set(device.finished) == {"plain"}
-    assert planner.sequences.get(R("tuned")).state is State.LOADING
-    here.add(Digest("x"))
-    planner.adapter_arrived(Digest("x"))
-    device.run()
-    assert set(device.finished) == {"plain", "tuned"}
-
-
-def test_a_failed_load_fails_only_sequences_of_that_adapter() -> None:
-    planner = make_planner(on_device=lambda _: False)
-    for name, adapter in (("a", "x"), ("b", "y"), ("c", "")):
-        planner.add(new(name, adapter=adapter))
-    planner.adapter_failed(Digest("x"), AdapterError("its weights are damaged"))
-    outputs, _ = planner.take_outputs()
-    assert [(output.request, output.finish) for output in outputs] == [("a", Finish.FAILED)]
-    assert [sequence.request for sequence in planner.sequences] == ["b", "c"]
-    planner.check()
-
-
 def test_users_of_an_adapter_are_counted_without_a_search(monkeypatch) -> None:
     planner = make_planner()
     for name, adapter in (("a", "x"), ("b", "x"), ("c", "y")):
@@ -298,17 +274,16 @@ def test_an_overcommitted_store_parks_when_pages_run_out_and_loses_nothing() -> 
 
 
 class Runner(RuleBasedStateMachine):
-    """Any order of commands and iterations: the books stay right and, left alone, everybody finishes."""
+    """Any order of commands and iterations, with adapters in the same pages: the books stay right and, left alone,
+    everybody finishes."""
 
     ahead = 0
     window: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.here = {Digest(""), Digest("x")}
         self.planner = make_planner(
-            pages=12, places=3, host_pages=5, protect_after_steps=2, window=self.window,
-            on_device=lambda digest: digest in self.here,
+            pages=PAGES, places=3, host_pages=5, protect_after_steps=2, window=self.window, max_adapters=2,
             cheaper=lambda sequence: ParkMethod.SWAP if sequence.arrival % 2 else ParkMethod.RECOMPUTE,
         )  # fmt: skip
         self.device = FakeDevice(self.planner, ahead=self.ahead)
@@ -322,7 +297,7 @@ class Runner(RuleBasedStateMachine):
 
     @rule(
         prompt=st.integers(1, 60), max_tokens=st.integers(1, 120), promise=st.integers(1, 13),
-        priority=st.integers(0, 2), adapter=st.sampled_from(["", "x", "y"]), parent=st.integers(0, 3),
+        priority=st.integers(0, 2), adapter=st.sampled_from(["", "", *RANKS]), parent=st.integers(0, 3),
         like=st.sampled_from("ab"), salt=st.sampled_from([b"", b"one", b"one", b"two"]),
     )  # fmt: skip
     def add(self, prompt: int, max_tokens: int, promise: int, parent: int, **more) -> None:
@@ -346,13 +321,14 @@ class Runner(RuleBasedStateMachine):
     @rule(
         prompts=st.lists(st.integers(17, 60), min_size=2, max_size=4), between=st.integers(0, 6),
         salts=st.sampled_from([[b"one"], [b"one", b"two"]]), parent=st.booleans(),
+        adapter=st.sampled_from(["", "", "x"]),
     )  # fmt: skip
-    def add_alike(self, prompts: list[int], salts: list[bytes], between: int, parent: bool) -> None:
+    def add_alike(self, prompts: list[int], salts: list[bytes], between: int, parent: bool, adapter: str) -> None:
         """Sequences that can share pages, some iterations apart. Under another salt they must not."""
         first = self.count + 1
         for number, prompt in enumerate(prompts):
             self.add(
-                prompt=prompt, max_tokens=20, promise=5, like="a", salt=salts[number % len(salts)],
+                prompt=prompt, max_tokens=20, promise=5, like="a", salt=salts[number % len(salts)], adapter=adapter,
                 parent=self.count + 1 - first if parent else 0,
             )  # fmt: skip
             self.step(between)
@@ -381,18 +357,21 @@ class Runner(RuleBasedStateMachine):
     def resume(self, data: st.DataObject, promise: int) -> None:
         self.planner.resume(self._one(data).request, 1, promise)
 
-    @rule(data=st.data())
-    def move_pages(self, data: st.DataObject) -> None:
-        """As the device's budget does for an adapter's sake."""
-        memory = self.device.planner.memory
-        used = sorted(
-            {page for sequence in self.device.planner.sequences for page in sequence.pages} | set(memory.cache.held)
-        )
-        empty = data.draw(st.permutations(sorted(memory.pages.empty_pages)))
-        moves = {page: to for page, to in zip(used, empty, strict=False) if data.draw(st.booleans())}
-        memory.pages.relocate(moves)
-        copies = [Copy(Tier.DEVICE, tuple(moves), Tier.DEVICE, tuple(moves.values()))] if moves else []
-        memory.move_pages(moves, copies)
+    @rule(adapter=st.sampled_from([*RANKS]))
+    def load_adapter(self, adapter: str) -> None:
+        self.planner.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter]))
+
+    @rule(adapter=st.sampled_from([*RANKS]))
+    def drop_adapter(self, adapter: str) -> None:
+        self.planner.drop_adapter(Digest(adapter))
+
+    @rule(answers=st.booleans())
+    def disk(self, answers: bool) -> None:
+        self.device.disk_answers = answers
+
+    @rule(adapter=st.sampled_from(["", "", *RANKS]))
+    def damage(self, adapter: str) -> None:
+        self.device.loads_fail = {adapter}
 
     @rule(supervised=st.booleans())
     def supervise(self, supervised: bool) -> None:
@@ -411,25 +390,39 @@ class Runner(RuleBasedStateMachine):
     def records_agree(self) -> None:
         self.planner.check()
         assert all(sequence.parked_times <= MAX_PARKED for sequence in self.planner.sequences)
+        assert len(self.device.loads) <= 1
+
+    @invariant()
+    def kv_may_have_what_adapters_in_use_leave(self) -> None:
+        live = {s.adapter for s in self.planner.sequences if s.state is not State.PARKED}
+        pages = sorted((self.planner.adapters.pages_of(adapter) for adapter in live), reverse=True)
+        assert self.planner.memory.ledger.kv_pages == max(0, PAGES - sum(pages[:2]))
 
     @invariant()
     def pages_suffice_for_all_promises(self) -> None:
-        """If everybody used the whole promise. What a lower factor leaves above the limit may only become less."""
-        memory = self.planner.memory
-        needed = sum(s.promise - len(s.pages) for s in self.planner.sequences if s.state is not State.PARKED)
-        needed += memory.pages.capacity - memory.pages.free
+        """If everybody used the whole promise, beside the adapters in use. What a lower factor, or an adapter that
+        becomes known, leaves above the limit may only become less."""
+        memory, adapters, sequences = self.planner.memory, self.planner.adapters, self.planner.sequences
+        of_live = sum(
+            known.pages
+            for adapter, known in adapters
+            if not adapters.pages_to_take(adapter) and sequences.live_on(adapter)
+        )
+        needed = sum(s.promise - len(s.pages) for s in sequences if s.state is not State.PARKED)
+        needed += memory.pages.capacity - memory.free - of_live
         assert needed <= max(memory.ledger.limit, self.needed)
         self.needed = needed
 
     def teardown(self) -> None:
         self.planner.supervised = False
-        self.here.add(Digest("y"))
-        self.planner.adapter_arrived(Digest("y"))
+        self.device.disk_answers, self.device.loads_fail = True, set()
+        for adapter, rank in RANKS.items():
+            self.planner.load_adapter(Digest(adapter), adapter_layout(rank))
         self.device.run()
         assert not len(self.planner.sequences), [
             (s.request, s.state, s.promise, s.parked_times) for s in self.planner.sequences
         ]
-        assert self.planner.memory.pages.free == 12
+        assert self.planner.memory.free == PAGES
         assert self.planner.memory.host.free == 5
         assert self.admitted == set(self.device.finished) | self.cancelled | set(self.device.given_up)
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from motet.domain import PAGE_TOKENS, ParkMethod, RequestId
+from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import Declined
 from motet_runner.interface import ParkedNow, State, StateChanged
 from motet_runner.plan import Planner
-from tests.runner.plan.fake_device import FakeDevice, make_planner, new
+from tests.runner.plan.fake_device import FakeDevice, adapter_layout, make_planner, new
 
 R = RequestId
 SALT = b"a base model, an adapter and a tenant"
@@ -71,6 +71,7 @@ def test_a_long_answer_is_given_from_a_cache_of_prompts_without_a_change() -> No
 @pytest.mark.parametrize("other", [{"salt": b"another tenant"}, {"adapter": "x"}, {"salt": b""}, {"like": "other"}])
 def test_others_share_nothing(other: dict) -> None:
     planner = make_planner()
+    planner.load_adapter(Digest("x"), adapter_layout(1))
     device = running(planner, shared("first", prompt=40))
     planner.add(shared("second", prompt=40, **other))
     device.run()

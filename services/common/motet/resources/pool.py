@@ -127,7 +127,7 @@ class EngineSpec(ResourceModel):
     """The share of device memory that the runner may take."""
 
     kv_cache_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(default=None, alias="kvCacheMiB")
-    """Memory for pages. Overrides `memoryUtilizationPercent`."""
+    """Memory for pages: keys, values and adapters. Overrides `memoryUtilizationPercent`."""
 
     prefill_chunk_tokens: Annotated[int, Field(ge=16, le=65536)] | None = None
     """The largest number of prompt tokens in one iteration."""

@@ -39,6 +39,7 @@ class HostLoad:
         self._condition = threading.Condition()
         self._done = 0
         self._allowed = 0.0
+        self._given_up = False
         self._ended = threading.Event()
         self._error: BaseException | None = None
         threading.Thread(target=self._run, name="adapter-load", daemon=True).start()
@@ -47,6 +48,12 @@ class HostLoad:
         """Let the thread read so many bytes more."""
         with self._condition:
             self._allowed = self._done + size
+            self._condition.notify()
+
+    def give_up(self) -> None:
+        """Nobody needs the adapter any more: read no further."""
+        with self._condition:
+            self._given_up = True
             self._condition.notify()
 
     def ended(self, wait_seconds: float = 0.0) -> bool:
@@ -89,7 +96,13 @@ class HostLoad:
 
     def _keep_pace(self) -> None:
         with self._condition:
-            self._condition.wait_for(lambda: self._done < self._allowed, PACE_SECONDS)
+            self._condition.wait_for(lambda: self._done < self._allowed or self._given_up, PACE_SECONDS)
+            if self._given_up:
+                raise _GivenUp
+
+
+class _GivenUp(Exception):
+    pass
 
 
 def _zeros(size: int, *, pinned: bool) -> torch.Tensor:

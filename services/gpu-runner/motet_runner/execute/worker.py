@@ -11,7 +11,8 @@ from motet.clock import Clock
 from motet.domain import RequestId, pages_for
 from motet_kernels import LoraBackend
 from motet_kernels.cpp import PagedAttention
-from motet_runner.execute.flat_batch import FlatBatchBuilder, WherePlaced
+from motet_runner.execute.adapter_loads import AdapterLoads, LoadResults
+from motet_runner.execute.flat_batch import FlatBatchBuilder
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.row_table import RowTable
 from motet_runner.execute.sampler import sample
@@ -49,9 +50,11 @@ class LocalWorker:
         tiers: PageTiers,
         *,
         clock: Clock,
-        placed: WherePlaced | None = None,
+        loads: AdapterLoads | None = None,
     ) -> None:
+        """`loads`: None if no plan ever has an adapter."""
         self._loaded = loaded
+        self._loads = loads
         self._store = store
         self._tiers = tiers
         self._clock = clock
@@ -59,6 +62,7 @@ class LocalWorker:
         """Is called in each iteration that samples."""
         self._eos = frozenset(loaded.eos_token_ids)
         self._table = RowTable(pinned=loaded.device.type == "cuda")
+        placed = None if loads is None else loads.placed
         self._builder = FlatBatchBuilder(self._table, store, loaded.device, placed=placed, window=loaded.window)
         self._decodes = SizeLimit(UNBOUNDED)
         """How many decodes are computed at once."""
@@ -69,7 +73,10 @@ class LocalWorker:
         self._builder.use(backend, attention)
 
     def launch(self, plan: StepPlan) -> None:
+        loads = self._loads
         with torch.inference_mode():
+            if loads is not None:
+                loads.forget(plan.gone)
             for copy in plan.copies:
                 self._tiers.carry_out(copy)
             for moves in plan.moves:
@@ -78,7 +85,9 @@ class LocalWorker:
                 self._table.leave(row)
             for join in plan.joins:
                 self._table.join(join)
-            self._results.append(self._compute(plan))
+            loaded = LoadResults() if loads is None else loads.advance(plan.loads, plan.loading, hurry=plan.hurry)
+            result = self._compute(plan)
+            self._results.append(replace(result, arrived=loaded.arrived, failed=loaded.failed))
 
     def collect(self) -> StepResult:
         return self._results.popleft()

@@ -16,6 +16,10 @@ READ_BYTES = {"cpu": 1024 * 1024, "cuda": 256 * 1024 * 1024}
 reads it; on a GPU fewer and larger reads win."""
 
 
+COPY_BYTES = 16 * 1024 * 1024
+"""How much is copied at a time from pages to other pages of the device."""
+
+
 class PageAllocation(Protocol):
     """Makes the memory of all pages, as `torch.empty` does. Another one may give memory that processes share."""
 
@@ -42,6 +46,8 @@ class PagedStore:
         self.data = allocate(
             (pages, shape.layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim), dtype=dtype, device=device
         )
+        self.bytes = self.data.view(pages, -1).view(torch.uint8)
+        """[pages, bytes of a page] Adapters also lie in pages: see `motet_kernels.RunLayout`."""
         self._tokens = self.data.view(-1, shape.head_dim)
         self._blocks = self.data.view(-1, PAGE_TOKENS * shape.head_dim)
         self._layer = torch.arange(shape.layers, device=device).view(-1, 1) * (2 * shape.kv_heads)
@@ -90,7 +96,11 @@ class PagedStore:
         self.data[list(pages)] = copy.to(self.device)
 
     def copy_within(self, pages: Sequence[int], to: Sequence[int]) -> None:
-        self.data[list(to)] = self.data[list(pages)]
+        """No page is in both. A few at a time, because a copy takes as much memory again for a moment."""
+        at_once = max(1, COPY_BYTES // self.shape.bytes_per_page())
+        for first in range(0, len(pages), at_once):
+            part = slice(first, first + at_once)
+            self.data[list(to[part])] = self.data[list(pages[part])]
 
     def clear(self, pages: Sequence[int]) -> None:
         """Zeros, not what earlier owners have left there."""

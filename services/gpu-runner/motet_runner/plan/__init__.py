@@ -9,23 +9,37 @@ from motet_runner.plan.device_budget import AdapterRun, DeviceBudget, Grant, Rec
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.planner import Planner
 from motet_runner.plan.presets import NOT_YET, PRESETS, Preset, preset_named
+from motet_runner.plan.resident_adapters import ResidentAdapters
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.size_limit import SizeLimit
-from motet_runner.plan.step_plan import RowJoin, RowStep, SampledToken, StepPlan, StepResult
+from motet_runner.plan.step_plan import (
+    AdapterLoad,
+    LoadArrived,
+    LoadFailed,
+    RowJoin,
+    RowStep,
+    SampledToken,
+    StepPlan,
+    StepResult,
+)
 
 __all__ = [
     "NOT_YET",
     "PRESETS",
+    "AdapterLoad",
     "AdapterRun",
     "Copy",
     "DeviceBudget",
     "Effect",
     "Grant",
     "Iteration",
+    "LoadArrived",
+    "LoadFailed",
     "PageAllocator",
     "Planner",
     "Preset",
     "Reclaimed",
+    "ResidentAdapters",
     "RowJoin",
     "RowStep",
     "SampledToken",

@@ -1,11 +1,12 @@
 """What no engine of this size could ever compute, and is refused at once with what to change."""
 
+from motet import promises
 from motet.errors import ContextLengthExceeded, InvalidRequest
 from motet_runner.interface import NewSequence
 
 
-def refuse_what_cannot_be(new: NewSequence, *, max_length: int, vocabulary: int, pages: int) -> None:
-    """Raises InvalidRequest. `pages` may be promised in all."""
+def refuse_what_cannot_be(new: NewSequence, *, max_length: int, vocabulary: int, promisable: int) -> None:
+    """Raises InvalidRequest. `promisable`: the pages that may be promised while only its adapter is in use."""
     sampling = new.sampling
     length = len(new.prompt) + sampling.max_tokens
     if not new.prompt:
@@ -22,10 +23,23 @@ def refuse_what_cannot_be(new: NewSequence, *, max_length: int, vocabulary: int,
         )
     if new.promise < 1:
         raise InvalidRequest(f"A promise is at least one page, not {new.promise}.")
-    if new.promise > pages:
-        raise InvalidRequest(f"{new.promise} pages were promised and this runner has {pages} (OR-09).")
+    if new.promise > promisable:
+        raise InvalidRequest(f"{new.promise} pages were promised and this runner has {promisable} (OR-09).")
     fed = (*new.prompt, *new.delivered)
     largest, smallest = max(fed), min(fed)
     if largest >= vocabulary or smallest < 0:
         wrong = largest if largest >= vocabulary else smallest
         raise InvalidRequest(f"Token {wrong} is not in the vocabulary of {vocabulary}.", param="prompt")
+
+
+def too_long_beside_adapter(new: NewSequence, *, adapter_pages: int, pages: int) -> InvalidRequest | None:
+    """Why a request can never be computed beside its own adapter, in a pool of `pages`."""
+    longest = promises.max_pages(len(new.prompt), new.sampling.max_tokens)
+    if not adapter_pages or longest + adapter_pages <= pages:
+        return None
+    return InvalidRequest(
+        f"The prompt has {len(new.prompt)} tokens and max_tokens is {new.sampling.max_tokens}: this needs {longest} "
+        f"pages of device memory, and its adapter {adapter_pages}. This runner has {pages}. Shorten one of them, or "
+        "raise the pool's engine.kvCacheMiB.",
+        param="max_tokens",
+    )

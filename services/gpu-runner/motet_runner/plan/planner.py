@@ -11,10 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId
-from motet.errors import Declined, MotetError, NotFinite, Overloaded
-from motet_runner.interface import Event, Finish, NewSequence, SequenceOutput, State, StateChanged
-from motet_runner.plan.admission import refuse_what_cannot_be
+from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
+from motet.errors import Declined, InvalidRequest, MotetError, NotFinite, Overloaded
+from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.interface import (
+    AdapterFailed,
+    Event,
+    Finish,
+    NewSequence,
+    SequenceOutput,
+    State,
+    StateChanged,
+)
+from motet_runner.plan.admission import refuse_what_cannot_be, too_long_beside_adapter
 from motet_runner.plan.composer import Iteration, Work, compose
 from motet_runner.plan.presets import Preset
 from motet_runner.plan.sequence import Sequence
@@ -45,20 +54,26 @@ class Planner:
         chunk_tokens: int,
         max_length: int,
         vocabulary: int,
+        max_adapters: int,
+        pages_of_rank: Callable[[int], int],
         eos_token_ids: frozenset[int] = frozenset(),
         host_pages: int = 0,
         protect_after_steps: int = 0,
         prefix_cache: bool = True,
         window: int | None = None,
-        on_device: Callable[[Digest], bool] = lambda _: True,
-        first_page_of: Callable[[Digest], int] = lambda _: 0,
         cheaper: Callable[[Sequence], ParkMethod] = lambda _: ParkMethod.RECOMPUTE,
     ) -> None:
         self.sequences = SequenceTable()
         # A sequence whose window leaves pages does not hold the first pages of its prefix, which sharing needs.
         self.memory = SequenceMemory(
-            self.sequences, pages=pages, host_pages=host_pages, prefix_cache=prefix_cache and window is None
+            self.sequences,
+            pages=pages,
+            host_pages=host_pages,
+            max_adapters=max_adapters,
+            pages_of_rank=pages_of_rank,
+            prefix_cache=prefix_cache and window is None,
         )
+        self.adapters = self.memory.adapters
         self.preset = preset
         self.places = places
         self.chunk = SizeLimit(chunk_tokens, least=PAGE_TOKENS)
@@ -72,8 +87,6 @@ class Planner:
         self.supervised = False
         self.steps = 0
         """Iterations planned so far."""
-        self._on_device = on_device
-        self._first_page_of = first_page_of
         self._cheaper = cheaper
         self._arrivals = 0
         self._turns = SuspectTurns()
@@ -82,13 +95,14 @@ class Planner:
 
     def has_work(self) -> bool:
         changes = self._launched or self.memory.copies or self._outputs or self.sequences.events
-        return bool(changes) or any(self._may_act(sequence) for sequence in self.sequences)
+        return bool(changes) or self.adapters.busy or any(self._may_act(sequence) for sequence in self.sequences)
 
     def check(self) -> None:
         """Recount everything; raises AssertionError with the numbers."""
         self.sequences.check()
         self.memory.check()
         for sequence in self.sequences:
+            assert sequence.state in (State.LOADING, State.PARKED) or self.adapters.is_here(sequence.adapter), sequence
             sampling = [work for one in self._launched for work in one.iteration.work if work.sequence is sequence]
             assert sequence.pending == sum(work.samples for work in sampling), (sequence.request, sequence.pending)
 
@@ -96,14 +110,17 @@ class Planner:
 
     def add(self, new: NewSequence) -> Sequence:
         """Take a sequence in; raises Declined when it does not fit now, InvalidRequest when it never will."""
-        ledger = self.memory.ledger
-        refuse_what_cannot_be(new, max_length=self.max_length, vocabulary=self.vocabulary, pages=ledger.limit)
+        ledger, adapter_pages = self.memory.ledger, self.adapters.pages_of(new.adapter)
+        error = self.adapters.too_large(new.adapter) or self._too_long(new)
+        if error is not None:
+            raise error
+        promisable = ledger.limit_beside(adapter_pages)
+        refuse_what_cannot_be(new, max_length=self.max_length, vocabulary=self.vocabulary, promisable=promisable)
         known = self.sequences.get(new.request)
         if known is not None:
             if known.new.epoch >= new.epoch:
                 raise Declined(f"Request {new.request} is here already, under epoch {known.new.epoch}.")
             self._remove(known)
-        reserved = 0 if self.supervised else sum(sequence.wanted for sequence in self.sequences.parked())
         self._arrivals += 1
         sequence = Sequence(
             new=new,
@@ -115,14 +132,18 @@ class Planner:
         )
         # It holds the pages that it shares from now on: only then are they charged once.
         self.memory.share_cached(sequence, new.promise)
-        if new.promise > ledger.free - reserved:
+        free = self._promisable(new.adapter)
+        if new.promise > free:
             self.memory.release(sequence)
-            free = max(0, ledger.free - reserved)
-            raise Declined(f"{new.promise} pages were promised and {free} can be given; try another runner or wait.")
+            raise Declined(
+                f"{new.promise} pages were promised and {max(0, free)} can be given beside the adapters in use; "
+                "try another runner or wait."
+            )
         ledger.promise(new.request, new.promise)
         self.sequences.add(sequence)
-        if not self._adapter_is_here(sequence):
+        if not self.adapters.is_here(sequence.adapter):
             self.sequences.enter(sequence, State.LOADING)
+            self.adapters.want(sequence.adapter)
         self.memory.announce_overflow(sequence)
         return sequence
 
@@ -151,15 +172,23 @@ class Planner:
             return False
         return self._resume(sequence, min(promise, max(sequence.most_pages, 1)))
 
-    def adapter_arrived(self, adapter: Digest) -> None:
-        for sequence in self.sequences:
-            if sequence.state is State.LOADING and sequence.adapter == adapter:
-                self.sequences.enter(sequence, State.WAITING)
+    def load_adapter(self, adapter: Digest, layout: AdapterLayout) -> None:
+        """Say where an adapter is on this machine. It loads as soon as it can have its pages."""
+        new = not self.adapters.is_known(adapter)
+        self.adapters.register(adapter, layout)
+        if not new:
+            return
+        too_large = self.adapters.too_large(adapter)
+        if too_large is not None:
+            self.sequences.events.append(AdapterFailed(adapter, too_large))
+        for sequence in [sequence for sequence in self.sequences if sequence.adapter == adapter]:
+            error = too_large or self._too_long(sequence.new)
+            if error is not None:
+                self._give_up(sequence, error)
 
-    def adapter_failed(self, adapter: Digest, error: MotetError) -> None:
-        """A failed load fails only the sequences that wait for it (PU-07)."""
-        for sequence in [s for s in self.sequences if s.state is State.LOADING and s.adapter == adapter]:
-            self._give_up(sequence, error)
+    def drop_adapter(self, adapter: Digest) -> None:
+        """Forget an adapter once no sequence uses it."""
+        self.adapters.drop(adapter)
 
     def set_overcommit(self, factor: float) -> None:
         self.memory.ledger.overcommit = factor
@@ -176,11 +205,14 @@ class Planner:
             self._resume_parked()
         self._share_cached()
         iteration = self._next_iteration()
+        self._begin_load(iteration)
         news = self._turns.announce(iteration)
         if news:
             self.sequences.events += news
             iteration = Iteration()
-        if not iteration and not self.memory.copies:
+        loads, gone = self.adapters.take_changes()
+        loading = self.adapters.loading()
+        if not iteration and not self.memory.copies and not gone and not loading:
             return None
         self.steps += bool(iteration)
         for work in iteration.work:
@@ -200,7 +232,11 @@ class Planner:
             joins=joins,
             decodes=decodes,
             prefills=prefills,
-            adapters={adapter: self._first_page_of(adapter) for adapter in iteration.adapters},
+            adapters={adapter: self.adapters.first_page_of(adapter) for adapter in iteration.adapters},
+            gone=gone,
+            loads=loads,
+            loading=loading,
+            hurry=not self.sequences.runnable(),
         )
         self._launched.append(
             _Launched(
@@ -228,8 +264,17 @@ class Planner:
             chunk_tokens=self.chunk.size,
             places=self.places,
             suspects_first=suspects_first,
-            free_pages=self.memory.pages.free,
+            free_pages=self.memory.free,
         )
+
+    def _begin_load(self, iteration: Iteration) -> None:
+        """After the iteration has its pages: who runs goes before who waits."""
+        self.memory.begin_load()
+        if self.adapters.loads_wait and not iteration and not self._launched and not self.sequences.runnable():
+            # Nobody can run, and those who wait hold pages that their adapters need.
+            holding = [sequence for sequence in self.sequences if sequence.pages]
+            if holding:
+                self._make_way(holding)
 
     def _share_cached(self) -> None:
         """Sequences that will start soon look once more: others may have computed their pages meanwhile."""
@@ -268,6 +313,7 @@ class Planner:
     def collect(self, result: StepResult) -> None:
         """Take in what the oldest launched iteration has brought. Sequences that have gone meanwhile are left out."""
         launched = self._launched.popleft()
+        self._take_loads(result)
         sampled = iter(result.sampled)
         for work, row, restarts in zip(launched.iteration.work, launched.rows, launched.restarts, strict=True):
             token = next(sampled) if work.samples else None
@@ -290,6 +336,25 @@ class Planner:
         outputs, self._outputs = self._outputs, []
         events, self.sequences.events = self.sequences.events, []
         return outputs, events
+
+    def _take_loads(self, result: StepResult) -> None:
+        for one in result.arrived:
+            arrived = self.adapters.arrived(one.number, one.seconds)
+            if arrived is not None:
+                for sequence in self._waiting_for(arrived):
+                    self.sequences.enter(sequence, State.WAITING)
+        for other in result.failed:
+            failed = self.adapters.failed(other.number)
+            if failed is not None:
+                adapter, effects = failed
+                self.memory.copies += effects
+                self._adapter_failed(adapter, other.error)
+
+    def _adapter_failed(self, adapter: Digest, error: MotetError) -> None:
+        """A failed load fails only the sequences that wait for it (PU-07)."""
+        self.sequences.events.append(AdapterFailed(adapter, error))
+        for sequence in self._waiting_for(adapter):
+            self._give_up(sequence, error)
 
     def _computed(self, work: Work, restarts: int) -> None:
         sequence = work.sequence
@@ -329,12 +394,24 @@ class Planner:
     # -- sequences ---------------------------------------------------------------------------------------------------
 
     def _may_act(self, sequence: Sequence) -> bool:
-        if sequence.state is State.LOADING:
-            return False
+        if sequence.state is State.LOADING:  # what it holds may be in the way of its adapter
+            return bool(sequence.pages) and self.adapters.is_known(sequence.adapter)
         return sequence.state is not State.PARKED or not self.supervised
 
-    def _adapter_is_here(self, sequence: Sequence) -> bool:
-        return sequence.adapter == BASE or self._on_device(sequence.adapter)
+    def _waiting_for(self, adapter: Digest) -> list[Sequence]:
+        return [s for s in self.sequences if s.state is State.LOADING and s.adapter == adapter]
+
+    def _too_long(self, new: NewSequence) -> InvalidRequest | None:
+        pages = self.memory.pages.capacity
+        return too_long_beside_adapter(new, adapter_pages=self.adapters.pages_of(new.adapter), pages=pages)
+
+    def _promisable(self, adapter: Digest) -> int:
+        """What a new sequence of this adapter may be promised now. Without a supervisor, parked sequences are sure to
+        come back, with their adapters."""
+        parked = [] if self.supervised else self.sequences.parked()
+        in_use = self.adapters.pages_in_use(adapter, *(sequence.adapter for sequence in parked))
+        ledger = self.memory.ledger
+        return ledger.limit_beside(in_use) - ledger.promised - sum(sequence.wanted for sequence in parked)
 
     def _promised(self, request: RequestId, epoch: int, promise: int) -> Sequence | None:
         """The sequence that a command names, unless it is parked or has another promise now."""
@@ -344,7 +421,11 @@ class Planner:
         return sequence
 
     def _resume(self, sequence: Sequence, promise: int) -> bool:
-        return self.memory.resume(sequence, promise, adapter_is_here=self._adapter_is_here(sequence))
+        here = self.adapters.is_here(sequence.adapter)
+        resumed = self.memory.resume(sequence, promise, adapter_is_here=here)
+        if resumed and not here:
+            self.adapters.want(sequence.adapter)
+        return resumed
 
     def _remove(self, sequence: Sequence) -> None:
         self.memory.release(sequence)
@@ -413,7 +494,7 @@ class Planner:
     def _resume_parked(self) -> None:
         for sequence in self.sequences.parked():
             # The pages must be there, not only promised: an overcommitted ledger would park it again at once.
-            room = self.memory.pages.free >= sequence.wanted
+            room = self.memory.free_beside(sequence.adapter) >= sequence.wanted
             if not room or any(other.stands_at_promise for other in self.sequences.runnable()):
                 return
             if not self._resume(sequence, sequence.wanted):

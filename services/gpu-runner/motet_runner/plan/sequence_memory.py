@@ -1,17 +1,19 @@
 """Promises and pages of the sequences of an engine, and how sequences are parked and resumed (S3-11, S3-13, S3-14).
 
 Two books: the ledger has the promises, the page allocators have the pages that are in use. The prefix cache holds pages
-that have been in use, for as long as no sequence needs them.
+that have been in use, for as long as nobody needs them. Adapters have pages of the same pool, and those that no live
+sequence uses yield after the prefix cache.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from motet.domain import PAGE_TOKENS, ParkMethod, RequestId, pages_for
+from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
 from motet_runner.interface import NewSequence, OverflowAhead, ParkedNow, ResumedNow, State
 from motet_runner.plan.copies import Copy, Effect, Tier
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.prefix_cache import PageChain, PrefixCache
+from motet_runner.plan.resident_adapters import ResidentAdapters
 from motet_runner.plan.row_assignment import RowAssignment
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_table import SequenceTable
@@ -25,9 +27,19 @@ MAX_PARKED = 4
 
 
 class SequenceMemory:
-    def __init__(self, table: SequenceTable, *, pages: int, host_pages: int, prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        table: SequenceTable,
+        *,
+        pages: int,
+        host_pages: int,
+        max_adapters: int,
+        pages_of_rank: Callable[[int], int],
+        prefix_cache: bool = True,
+    ) -> None:
         self.pages = PageAllocator(pages)
-        self.ledger = PageLedger(self.pages)
+        self.adapters = ResidentAdapters(self.pages, table, max_adapters=max_adapters, pages_of_rank=pages_of_rank)
+        self.ledger = PageLedger(self.pages, self.adapters.pages_in_use)
         self.cache = PrefixCache(self.pages)
         self._cache_on = prefix_cache
         self.host = PageAllocator(host_pages)
@@ -41,7 +53,12 @@ class SequenceMemory:
     @property
     def free_share(self) -> float:
         """Share of the pages that KV can have now which are free."""
-        return min(1.0, self.pages.free / max(1, self.ledger.capacity))
+        return min(1.0, self.free / max(1, self.ledger.kv_pages))
+
+    @property
+    def free(self) -> int:
+        """Pages that KV can take now: with those that the prefix cache and idle adapters yield."""
+        return self.pages.free + self.adapters.reclaimable()
 
     # -- promises ----------------------------------------------------------------------------------------------------
 
@@ -70,11 +87,27 @@ class SequenceMemory:
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Take the pages that `tokens` tokens need; False, and nothing is changed, if there are not as many."""
-        taken = self.pages.take(max(0, pages_for(tokens) - sequence.left_pages - len(sequence.pages)))
+        taken = self._take(max(0, pages_for(tokens) - sequence.left_pages - len(sequence.pages)))
         if taken is None:
             return False
         sequence.pages += taken
         return True
+
+    def _take(self, count: int, *, spare: Digest | None = None) -> list[int] | None:
+        """Pages for KV. The prefix cache yields first, then idle adapters do, but not `spare`."""
+        if count > self.pages.free:
+            effects = self.adapters.reclaim(count, spare=spare)
+            if effects is None:
+                return None
+            self.copies += effects
+        return self.pages.take(count)
+
+    def begin_load(self) -> None:
+        """Let the next adapter begin to load that can have its pages."""
+        self.copies += self.adapters.forget_dropped()
+        grant = self.adapters.begin_load()
+        if grant is not None:
+            self.move_pages(grant.moved, grant.effects)
 
     def charges(self) -> dict[RequestId, int]:
         """How many pages of its promise the ledger charges to each sequence. The one that came first pays for a shared
@@ -159,6 +192,15 @@ class SequenceMemory:
 
     # -- park and resume ---------------------------------------------------------------------------------------------
 
+    def promisable_beside(self, adapter: Digest) -> int:
+        """What a sequence of this adapter may be promised now."""
+        return self.ledger.limit_beside(self.adapters.pages_in_use(adapter)) - self.ledger.promised
+
+    def free_beside(self, adapter: Digest) -> int:
+        """Pages that the KV of an adapter's sequences can take now, beside the adapter itself."""
+        idle = self.adapters.reclaimable(spare=adapter)
+        return self.pages.free + idle - self.adapters.pages_to_take(adapter)
+
     def park(self, sequence: Sequence, wanted: int, method: ParkMethod, *, by_itself: bool) -> None:
         """Take its pages from a sequence. Their bytes go to the host, or are computed again later.
 
@@ -193,8 +235,10 @@ class SequenceMemory:
         method = sequence.parked_by or ParkMethod.RECOMPUTE
         if sequence.chain is not None:
             self.cache.attach(sequence.chain, sequence.tokens, sequence.pages, last=promise)
-        shared = len(sequence.pages)
-        pages = self.pages.take(max(0, needed - shared)) if promise <= self.ledger.free else None
+        shared, adapter = len(sequence.pages), sequence.adapter
+        missing = max(0, needed - shared)
+        fits = promise <= self.promisable_beside(adapter) and missing <= self.free_beside(adapter)
+        pages = self._take(missing, spare=adapter) if fits else None
         if pages is None:
             self._give_pages(sequence)
             return False
@@ -214,7 +258,7 @@ class SequenceMemory:
     def check(self) -> None:
         """Recount both books; raises AssertionError with the numbers."""
         self.ledger.check()
-        self.pages.check((sequence.pages for sequence in self._table), self.cache.held)
+        self.adapters.check([sequence.pages for sequence in self._table], self.cache.held)
         self.cache.check()
         assert sum(self.charges().values()) == self.ledger.promised, (self.charges(), self.ledger.promised)
         self.host.check(sequence.host_pages for sequence in self._table)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from motet.domain import Digest, RequestId
+from motet.errors import MotetError
+from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import Logprobs, Sampling
 from motet_runner.plan.copies import Effect
 
@@ -41,10 +43,32 @@ class RowStep:
     """Pages that are appended to the row's page table first."""
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterLoad:
+    """A worker reads an adapter from where `layout` says, and copies it into its run, a part with each plan."""
+
+    number: int
+    """No two loads have the same one."""
+    digest: Digest
+    layout: AdapterLayout
+
+
+@dataclass(frozen=True, slots=True)
+class LoadArrived:
+    number: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    number: int
+    error: MotetError
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One iteration. A worker makes the copies in their order, then the moves and the other changes of its table, then
-    computes the rows.
+    """One iteration. A worker forgets the adapters that are gone, makes the copies in their order, then the moves and
+    the other changes of its table, copies the next parts of adapters, then computes the rows.
 
     Workers carry out plans in the order in which they were launched. So a page that one plan frees may be written by
     the next one, whether the first has ended or not.
@@ -62,6 +86,14 @@ class StepPlan:
     prefills: tuple[RowStep, ...] = ()
     adapters: dict[Digest, int] = field(default_factory=dict)
     """Where the runs of the adapters of these rows begin now: the first page of each."""
+    gone: tuple[Digest, ...] = ()
+    """Adapters that are no longer on the device. If one was still loading, its load is given up."""
+    loads: tuple[AdapterLoad, ...] = ()
+    """Loads that begin."""
+    loading: dict[int, int] = field(default_factory=dict)
+    """All loads under way, by their numbers: the first page of each adapter's run now."""
+    hurry: bool = False
+    """No sequence has to wait meanwhile: wait a moment for what is read, and copy all of it."""
 
     @property
     def rows(self) -> tuple[RowStep, ...]:
@@ -93,6 +125,9 @@ class StepResult:
     """How often memory did not suffice for rows, which were then computed in parts or not at all."""
     seconds: float = 0.0
     """From the rows to the sampled tokens. Copies of pages are not in it."""
+    arrived: tuple[LoadArrived, ...] = ()
+    """Adapters that later plans may use."""
+    failed: tuple[LoadFailed, ...] = ()
     swapped_pages: int = 0
     """Copied between device and host, and the copies have ended. They may be those of earlier plans."""
     swap_seconds: float = 0.0

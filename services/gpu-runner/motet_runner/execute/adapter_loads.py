@@ -1,0 +1,124 @@
+"""Loads adapters into their runs, so that no sequence waits (PU-07).
+
+A thread reads an adapter into host memory (`host_load.py`). With each plan, the worker's thread copies a part of it
+into the pages that the plan has given it.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from motet.clock import Clock
+from motet.domain import Digest
+from motet.errors import AdapterError, MotetError, Overloaded
+from motet_kernels import PlacedAdapter, RunLayout
+from motet_runner.adapters.host_load import HostLoad
+from motet_runner.memory.out_of_memory import is_out_of_memory
+from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed
+
+SLICE_BYTES = 2 * 1024 * 1024
+"""Bytes of an adapter that are read during an iteration, and copied before it, while sequences run: a millisecond or
+two."""
+
+HURRY_SECONDS = 0.01
+"""How long an iteration without work waits for an adapter that is still read. Commands wait as long."""
+
+
+@dataclass(slots=True)
+class LoadResults:
+    arrived: tuple[LoadArrived, ...] = ()
+    failed: tuple[LoadFailed, ...] = ()
+
+
+@dataclass(slots=True)
+class _Loading:
+    digest: Digest
+    host: HostLoad
+    began: float
+    copied_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Arrived:
+    rank: int
+    linears: frozenset[str]
+
+
+@dataclass(slots=True)
+class AdapterLoads:
+    """The adapters of one device: those that have arrived, and those on their way."""
+
+    memory: torch.Tensor
+    """[pages, bytes of a page]"""
+    layout: Callable[[int], RunLayout]
+    """Of the back end"""
+    clock: Clock
+    _arrived: dict[Digest, _Arrived] = field(default_factory=dict)
+    _loading: dict[int, _Loading] = field(default_factory=dict)
+
+    def forget(self, gone: Iterable[Digest]) -> None:
+        """These adapters are no longer on the device."""
+        for digest in gone:
+            self._arrived.pop(digest, None)
+
+    def placed(self, digest: Digest, first_page: int) -> PlacedAdapter:
+        """An adapter that has arrived, in the run that begins with this page."""
+        arrived = self._arrived[digest]
+        return PlacedAdapter(digest, first_page * self.memory.shape[1], arrived.rank, arrived.linears)
+
+    def advance(self, begin: Iterable[AdapterLoad], first_page_of: Mapping[int, int], *, hurry: bool) -> LoadResults:
+        """Begin loads, and copy the next part of each that is under way. With `hurry`, when no sequence has to wait
+        meanwhile, wait a moment until more is read, and copy all of it."""
+        results = LoadResults()
+        for load in begin:
+            try:
+                host = HostLoad(load.layout, self.layout(load.layout.rank), pinned=self.memory.is_cuda)
+            except RuntimeError as error:  # the machine gives no more threads
+                results.failed += (LoadFailed(load.number, _as_motet_error(error)),)
+            else:
+                self._loading[load.number] = _Loading(load.digest, host, self.clock())
+        for number, loading in list(self._loading.items()):
+            if number not in first_page_of:
+                loading.host.give_up()
+                del self._loading[number]
+                continue
+            try:
+                complete = self._copy_some(loading, first_page_of[number], hurry=hurry)
+            except (AdapterError, OSError, MemoryError, RuntimeError) as error:
+                del self._loading[number]
+                results.failed += (LoadFailed(number, _as_motet_error(error)),)
+                continue
+            if complete:
+                del self._loading[number]
+                self._arrived[loading.digest] = _Arrived(loading.host.layout.rank, loading.host.linears)
+                results.arrived += (LoadArrived(number, self.clock() - loading.began),)
+        return results
+
+    def _copy_some(self, loading: _Loading, first_page: int, *, hurry: bool) -> bool:
+        """Copy the next part, or in a hurry all that has been read. True if nothing is left."""
+        host = loading.host
+        host.allow(math.inf if hurry else SLICE_BYTES)
+        host.ended(HURRY_SECONDS if hurry else 0.0)
+        if host.run is None:
+            return False
+        begin, end = loading.copied_bytes, host.read_bytes
+        if not hurry:
+            end = min(end, begin + SLICE_BYTES)
+        offset = first_page * self.memory.shape[1]
+        self.memory.view(-1)[offset + begin : offset + end].copy_(host.run[begin:end], non_blocking=True)
+        loading.copied_bytes = end
+        return end == host.layout.bytes and host.ended()
+
+
+def _as_motet_error(error: Exception) -> MotetError:
+    if isinstance(error, MotetError):
+        return error
+    if is_out_of_memory(error):
+        return Overloaded(
+            "This runner ran out of memory while it loaded the adapter. If this happens again, lower the pool's "
+            "engine.memoryUtilizationPercent, engine.kvCacheMiB or engine.maxResidentAdapters."
+        )
+    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return AdapterError(f"The runner could not load the adapter: {first_line}")

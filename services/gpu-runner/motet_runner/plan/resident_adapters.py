@@ -1,0 +1,254 @@
+"""Which adapters are on the device, which one loads, and which go (PU-07).
+
+An adapter gets a run of pages before it loads. A worker reads it and copies it into the run, a part in each iteration,
+and says when all of it has arrived. One loads at a time, and all sequences that wait for it share the load.
+
+An adapter with live sequences stays. Of the others, the least recently used one goes first: for an adapter that a
+sequence waits for, or for KV. A load that nobody waits for takes only pages that are empty, and is given up as well.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from motet.domain import BASE, Digest
+from motet.errors import AdapterIncompatible
+from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.interface import AdapterEvicted, AdapterLoaded
+from motet_runner.plan.copies import Effect
+from motet_runner.plan.device_budget import DeviceBudget, Grant
+from motet_runner.plan.pages import PageAllocator
+from motet_runner.plan.sequence_table import SequenceTable
+from motet_runner.plan.step_plan import AdapterLoad
+
+
+@dataclass(slots=True, eq=False)
+class KnownAdapter:
+    """An adapter whose checked bytes are where `layout` says."""
+
+    layout: AdapterLayout
+    pages: int
+    """Of its run."""
+    arrived: bool = False
+    """Whether all of it is on the device."""
+
+
+class ResidentAdapters:
+    def __init__(
+        self,
+        pages: PageAllocator,
+        table: SequenceTable,
+        *,
+        max_adapters: int,
+        pages_of_rank: Callable[[int], int],
+    ) -> None:
+        self._budget = DeviceBudget(pages, max_adapters=max_adapters)
+        self._pages = pages
+        self._table = table
+        self._pages_of_rank = pages_of_rank
+        self._known: dict[Digest, KnownAdapter] = {}
+        self._wanted: dict[Digest, None] = {}
+        """Those that shall load, in this order."""
+        self._dropped: set[Digest] = set()
+        self._loading: AdapterLoad | None = None
+        self._loads = 0
+        """How many have begun."""
+        self._begun: list[AdapterLoad] = []
+        self._evicted: list[Digest] = []
+
+    def __iter__(self) -> Iterator[tuple[Digest, KnownAdapter]]:
+        return iter(self._known.items())
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    def is_here(self, digest: Digest) -> bool:
+        """Whether rows of this adapter can be computed."""
+        known = self._known.get(digest)
+        return digest == BASE or (known is not None and known.arrived)
+
+    def is_known(self, digest: Digest) -> bool:
+        return digest in self._known
+
+    def pages_of(self, digest: Digest) -> int:
+        """The pages that the adapter takes on the device. 0: it is not known yet."""
+        known = self._known.get(digest)
+        return 0 if known is None else known.pages
+
+    def first_page_of(self, digest: Digest) -> int:
+        """Where the run of an adapter begins that the next iteration uses."""
+        self._budget.use(digest)
+        return self._budget.run_of(digest).start
+
+    def pages_in_use(self, *more: Digest) -> int:
+        """The pages that KV cannot have because of the adapters with live sequences, and of `more`. They count before
+        they are loaded, but never more of them than can be on the device together."""
+        sizes = sorted(map(self.pages_of, {*self._table.live_adapters(), *more}), reverse=True)
+        return sum(sizes[: self._budget.max_adapters])
+
+    def reclaimable(self, *, spare: Digest | None = None) -> int:
+        """The pages of adapters that KV may have instead."""
+        return sum(self._budget.run_of(one).length for one in self._budget.adapters if not self._stays(one, spare))
+
+    def pages_to_take(self, digest: Digest) -> int:
+        """The pages that the adapter does not have yet."""
+        return 0 if digest in self._budget.adapters else self.pages_of(digest)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a plan could do something for an adapter now."""
+        if self._loading is not None or self._begun or self._evicted or any(map(self._forgettable, self._dropped)):
+            return True
+        return any(not self._is_live(digest) or self._could_begin(digest) for digest in self._wanted)
+
+    @property
+    def loads_wait(self) -> bool:
+        """Whether sequences wait for adapters of which none can have its pages."""
+        return self._loading is None and any(map(self._is_live, self._wanted))
+
+    def too_large(self, digest: Digest) -> AdapterIncompatible | None:
+        """Why an adapter can never be on this device."""
+        needed, capacity = self.pages_of(digest), self._pages.capacity
+        if needed <= capacity:
+            return None
+        return AdapterIncompatible(
+            f"The adapter's rank is {self._known[digest].layout.rank}. It needs {needed} pages of device memory, and "
+            f"this runner has {capacity}. Raise the pool's engine.kvCacheMiB; where that is not set, raise "
+            "engine.maxResidentAdapters.",
+            reason="RankTooLarge",
+        )
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def register(self, digest: Digest, layout: AdapterLayout) -> None:
+        """The adapter's bytes are on this machine. It shall load if a sequence waits for it or fewer than the allowed
+        number of adapters are on the device."""
+        self._dropped.discard(digest)
+        known = self._known.get(digest)
+        if known is None:
+            known = self._known[digest] = KnownAdapter(layout, self._pages_of_rank(layout.rank))
+        known.layout = layout
+        if known.pages > self._pages.capacity:
+            return
+        if self._is_live(digest) or len(self._budget.adapters) < self._budget.max_adapters:
+            self.want(digest)
+
+    def want(self, digest: Digest) -> None:
+        """The adapter shall load, once it is known and can have its pages."""
+        if digest in self._known and digest not in self._budget.adapters:
+            self._wanted[digest] = None
+
+    def drop(self, digest: Digest) -> None:
+        """Forget the adapter once no sequence uses it. Parked sequences count: they could not load it again."""
+        if digest in self._known:
+            self._dropped.add(digest)
+
+    # -- in each plan ------------------------------------------------------------------------------------------------
+
+    def forget_dropped(self) -> tuple[Effect, ...]:
+        effects: list[Effect] = []
+        for digest in [one for one in self._dropped if self._forgettable(one)]:
+            self._dropped.discard(digest)
+            self._wanted.pop(digest, None)
+            if digest in self._budget.adapters:
+                effects += self._budget.release(digest)
+                self._gone(digest)
+            del self._known[digest]
+        return tuple(effects)
+
+    def reclaim(self, count: int, *, spare: Digest | None = None) -> tuple[Effect, ...] | None:
+        """Evict adapters until `count` pages are free. None, and nothing is changed, if that does not suffice."""
+        reclaimed = self._budget.reclaim(count, lambda one: self._stays(one, spare))
+        if reclaimed is None:
+            return None
+        for digest in reclaimed.evicted:
+            self._gone(digest)
+        return reclaimed.effects
+
+    def begin_load(self) -> Grant | None:
+        """Give pages to the next adapter that shall load, and evict others for it."""
+        if self._loading is not None:
+            return None
+        for digest in list(self._wanted):
+            waits = self._is_live(digest)
+            if waits and not self._could_begin(digest):
+                continue
+            grant = self._budget.grant(digest, self._known[digest].pages, self._is_live, evict=waits)
+            if grant is None:
+                if not waits:
+                    del self._wanted[digest]
+                continue
+            for evicted in grant.evicted:
+                self._gone(evicted)
+            del self._wanted[digest]
+            self._loads += 1
+            self._loading = AdapterLoad(self._loads, digest, self._known[digest].layout)
+            self._begun.append(self._loading)
+            return grant
+        return None
+
+    def take_changes(self) -> tuple[tuple[AdapterLoad, ...], tuple[Digest, ...]]:
+        """Loads that have begun, and adapters that have gone, since the last call."""
+        changes = tuple(self._begun), tuple(self._evicted)
+        self._begun, self._evicted = [], []
+        return changes
+
+    def loading(self) -> dict[int, int]:
+        """The load under way, if there is one → the first page of its run."""
+        return {} if self._loading is None else {self._loading.number: self._budget.run_of(self._loading.digest).start}
+
+    # -- what a worker says ------------------------------------------------------------------------------------------
+
+    def arrived(self, number: int, seconds: float) -> Digest | None:
+        """All of an adapter is on the device. None if the load was given up meanwhile."""
+        if self._loading is None or self._loading.number != number:
+            return None
+        digest, self._loading = self._loading.digest, None
+        known = self._known[digest]
+        known.arrived = True
+        self._table.events.append(AdapterLoaded(digest, known.layout.size, seconds))
+        return digest
+
+    def failed(self, number: int) -> tuple[Digest, tuple[Effect, ...]] | None:
+        """A load has failed: its run is free again. The adapter stays known: a sequence that resumes asks again."""
+        if self._loading is None or self._loading.number != number:
+            return None
+        digest = self._loading.digest
+        effects = self._budget.release(digest)
+        self._gone(digest)
+        return digest, effects
+
+    # -- recount -----------------------------------------------------------------------------------------------------
+
+    def check(self, held: Sequence[Sequence[int]], cached: Collection[int]) -> None:
+        """Recount pages and states. Raises AssertionError."""
+        self._budget.check(held, cached)
+        here = {digest for digest, known in self._known.items() if known.arrived}
+        loading = set() if self._loading is None else {self._loading.digest}
+        assert set(self._budget.adapters) == here | loading, (self._budget.adapters, here, loading)
+        assert not here & loading, (here, loading)
+        assert not self._wanted.keys() & {*here, *loading}, (self._wanted, here, loading)
+        assert self._wanted.keys() <= self._known.keys(), self._wanted
+        for digest in self._budget.adapters:
+            assert self._budget.run_of(digest).length == self._known[digest].pages, digest
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _is_live(self, digest: Digest) -> bool:
+        return self._table.live_on(digest) > 0
+
+    def _stays(self, digest: Digest, spare: Digest | None) -> bool:
+        return digest == spare or self._is_live(digest)
+
+    def _could_begin(self, digest: Digest) -> bool:
+        return self._budget.could_grant(self._known[digest].pages, self._is_live)
+
+    def _forgettable(self, digest: Digest) -> bool:
+        return not self._table.users_of(digest)
+
+    def _gone(self, digest: Digest) -> None:
+        known = self._known[digest]
+        self._evicted.append(digest)
+        if known.arrived:
+            known.arrived = False
+            self._table.events.append(AdapterEvicted(digest))
+        else:
+            self._loading = None
