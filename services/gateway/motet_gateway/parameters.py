@@ -9,6 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.described_model import DescribedModel
 from motet.errors import InvalidRequest, UnsupportedParameter
+from motet.sampling_limits import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIASES,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_TOKENS,
+    MAX_TEMPERATURE,
+    MAX_TOP_LOGPROBS,
+)
 from motet_gateway.model_not_found import shown
 from motet_gateway.tokens.text_model import ModelTokenizer
 from motet_gateway.unsupported_parameters import refuse_known_to_others
@@ -18,15 +27,11 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 """Every piece of text is compared with every stop string. OpenAI takes 4 strings, harnesses send more; with these two
 bounds a token costs less than 0.1 ms, whatever the strings are."""
-MAX_STOP_TOKENS = 128
-MAX_LOGIT_BIASES = 1024
-"""The limits of vLLM. Both fields go to the runner with every request."""
 MAX_MODEL_NAME_LENGTH = 512
 """Longer than the names of a pool, a tenant and an adapter together may be."""
 MAX_MESSAGES = 4096
 """Chat templates loop over the messages, some of them several times. So many messages fill any context."""
 MAX_PROMPTS = 128
-MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for plain completions, which clients know and rely on."""
 
@@ -69,7 +74,7 @@ class Body(DescribedModel):
     """The most tokens of an answer. Unset, a chat answer may fill the context, and a completion has 16."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     """No answer ends before it has so many tokens. At most what the answer may have."""
-    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     """0 always takes the most likely token. Unset: the model's own default."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sample from the most likely tokens that together have this probability. Unset: the model's own default."""
@@ -77,11 +82,11 @@ class Body(DescribedModel):
     """Sample from so many of the most likely tokens; 0 and -1 from all. Unset: the model's own default."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Leave out tokens below this part of the most likely token's probability. Unset: the model's own default."""
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
     """Lowers tokens that the answer already has, once each."""
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
     """Lowers tokens that the answer already has, as often as it has them."""
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
     """Divides what prompt and answer already have; 1 changes nothing. Unset: the model's own default."""
     logit_bias: Annotated[dict[str, Any], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     """By token id: what to add to the token, -100 to 100."""
@@ -418,8 +423,15 @@ def _logit_bias(bias: Mapping[str, Any] | None, vocabulary: int) -> dict[int, fl
     for key, value in (bias or {}).items():
         if not re.fullmatch(r"[0-9]{1,9}", key) or int(key) >= vocabulary:
             raise InvalidRequest(f"logit_bias: {key[:32]!r} isn't a token id below {vocabulary}", param="logit_bias")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-            raise InvalidRequest(f"logit_bias.{key}: must be a number from -100 to 100", param=f"logit_bias.{key}")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not -MAX_LOGIT_BIAS <= value <= MAX_LOGIT_BIAS
+        ):
+            raise InvalidRequest(
+                f"logit_bias.{key}: must be a number from -{MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
+                param=f"logit_bias.{key}",
+            )
         result[int(key)] = value
     return result
 

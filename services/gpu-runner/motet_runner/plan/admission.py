@@ -3,6 +3,7 @@
 from motet import promises
 from motet.errors import ContextLengthExceeded, InvalidRequest
 from motet_runner.interface import NewSequence
+from motet_runner.plan.sampling_check import refuse_bad_sampling
 
 
 def refuse_what_cannot_be(new: NewSequence, *, max_length: int, vocabulary: int, promisable: int) -> None:
@@ -30,6 +31,7 @@ def refuse_what_cannot_be(new: NewSequence, *, max_length: int, vocabulary: int,
     if largest >= vocabulary or smallest < 0:
         wrong = largest if largest >= vocabulary else smallest
         raise InvalidRequest(f"Token {wrong} is not in the vocabulary of {vocabulary}.", param="prompt")
+    refuse_bad_sampling(new, vocabulary=vocabulary)
 
 
 def too_long_beside_adapter(new: NewSequence, *, adapter_pages: int, pages: int) -> InvalidRequest | None:
