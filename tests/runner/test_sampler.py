@@ -1,23 +1,41 @@
 """From logits to tokens."""
 
+import hashlib
 import math
 from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from motet.domain import BASE, RequestId
-from motet_runner.execute.row_table import TableRow
-from motet_runner.execute.sampler import sample, uniform
+from motet_runner.execute import adjusted_logits, draw
+from motet_runner.execute.adjustment import Adjustment
+from motet_runner.execute.row_table import RowTable, TableRow
+from motet_runner.execute.sampler import CPU_GROUP, Sampler, uniform
 from motet_runner.interface import Sampling
+from motet_runner.plan import RowJoin, SampledToken
+from tests.support import reference_sampler
 
 VOCABULARY = 40
 
 
+def sample(rows: torch.Tensor, sequences: list[TableRow], eos: frozenset[int]) -> list[SampledToken | None]:
+    """By a sampler that sees these sequences for the first time."""
+    for number, one in enumerate(sequences):
+        one.number = number
+    return Sampler(eos).sample(rows, sequences)
+
+
 def sequence(*, prompt=(1, 2), output=(), seed: int = 0, choice: int = 0, **sampling) -> TableRow:
     return TableRow(
+        number=0,
         request=RequestId("r"),
         tokens=[*prompt, *output],
         prompt_tokens=len(prompt),
@@ -156,3 +174,293 @@ def test_a_row_that_is_not_finite_gives_no_token_and_affects_no_other(bad: float
     assert sampled[1] is None
     assert sampled[0] is not None
     assert sampled[2] is not None
+
+
+# ---------------------------------------------------------------------------------------------- the same, by definition
+
+
+def test_no_number_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        hashlib, "blake2b", lambda *_, digest_size: SimpleNamespace(digest=lambda: b"\xff" * digest_size)
+    )
+    assert 0.999 < uniform(1, 0, 0) < 1
+
+
+def literally_drawn(likely: list[float], number: float, *, top_k: int, top_p: float, min_p: float) -> int:
+    """The definition at the top of `draw.py`, in fractions."""
+    order = sorted(range(len(likely)), key=lambda token: (-likely[token], token))
+    kept = order[: top_k or None]
+    whole = sum((Fraction(likely[token]) for token in kept), Fraction(0)) if top_k < len(likely) and top_k else 1
+    enough = Fraction(top_p * float(whole)) if top_p < 1 else math.inf
+    staying = [
+        token
+        for place, token in enumerate(kept)
+        if place == 0
+        or (
+            sum((Fraction(likely[before]) for before in kept[:place]), Fraction(0)) < enough
+            and likely[token] >= float(torch.tensor(min_p) * likely[order[0]])
+        )
+    ]
+    upto, total = Fraction(0), sum((Fraction(likely[token]) for token in staying), Fraction(0))
+    for token in sorted(staying):
+        upto += Fraction(likely[token])
+        if upto > Fraction(number * float(total)):
+            return token
+    raise AssertionError("a number below one lies in what is kept")
+
+
+# Few different logits, so that many are equal, also at the border of a cut.
+some_logits = st.lists(
+    st.sampled_from([-math.inf, -9.0, -1.0, -0.5, 0.0, 0.125, 0.25, 1.0, 2.0, 20.0]), min_size=2, max_size=24
+).filter(lambda row: max(row) > -math.inf)
+numbers = st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 0.5, 1 - 2.0**-53]))
+top_ps = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-9, 0.25, 0.5, 0.75, 1.0]))
+min_ps = st.one_of(st.floats(0, 1, width=32), st.sampled_from([0.0, 0.5, 1.0]))
+
+
+@given(
+    row=some_logits, number=numbers, top_k=st.integers(0, 30), top_p=top_ps, min_p=min_ps,
+    candidates=st.integers(1, 24), temperature=st.sampled_from([0.01, 0.5, 1.0, 3.0]),
+)  # fmt: skip
+def test_the_short_cut_and_the_whole_row_give_the_token_of_the_definition(
+    *, row: list[float], number: float, top_k: int, top_p: float, min_p: float, candidates: int, temperature: float
+) -> None:
+    given = torch.tensor([row])
+    likely = draw.probabilities(given, given.amax(-1, keepdim=True), torch.tensor([[temperature]]))
+    expected = literally_drawn(likely[0].tolist(), number, top_k=top_k, top_p=top_p, min_p=min_p)
+    cuts = draw.Cuts(
+        torch.tensor([[top_k if 0 < top_k < len(row) else draw.ALL]]),
+        torch.tensor([[top_p if top_p < 1 else math.inf]], dtype=torch.float64),
+        torch.tensor([[min_p]]) if min_p else None,
+    )
+    place = torch.tensor([[number]], dtype=torch.float64)
+    assert draw.draw(likely, place, cuts).tolist() == [expected]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draw, "CANDIDATES", min(candidates, len(row)))
+        patch.setattr(draw, "SHORT_CUT_FROM", 0)
+        assert draw.draw(likely, place, cuts).tolist() == [expected]
+
+
+def test_the_short_cut_is_taken_and_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[tuple[int, int]] = []
+    cut = draw._cut
+
+    def recorded(likely: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        looked_at.append(tuple(likely.shape))
+        return cut(likely, *more)
+
+    monkeypatch.setattr(draw, "_cut", recorded)
+    monkeypatch.setattr(draw, "SHORT_CUT_FROM", 0)
+    monkeypatch.setattr(draw, "CANDIDATES", 8)
+    steep, flat = torch.arange(VOCABULARY) * -1.0, torch.arange(VOCABULARY) * -0.01
+    nucleus = [sequence(temperature=1.0, top_p=0.9) for _ in range(5)]
+    sample(steep.repeat(5, 1), nucleus, frozenset())
+    assert looked_at == [(5, 8)], "the candidates suffice"
+    looked_at.clear()
+    sample(torch.stack([steep, flat, steep, flat, steep]), nucleus, frozenset())
+    assert looked_at == [(5, 8), (2, VOCABULARY)], "only the rows that need it are sorted"
+    looked_at.clear()
+    sample(flat.repeat(5, 1), nucleus, frozenset())
+    assert looked_at == [(5, VOCABULARY)], "eight candidates cannot have nine tenths, so none are looked for"
+    looked_at.clear()
+    sample(flat.repeat(5, 1), [sequence(temperature=1.0, top_k=7) for _ in range(5)], frozenset())
+    assert looked_at == [(5, 8)]
+    looked_at.clear()
+    # Of the most likely 20 tokens: more than of the 8 candidates.
+    sample(steep.repeat(5, 1), [sequence(temperature=9.0, top_k=20, top_p=0.5) for _ in range(5)], frozenset())
+    assert looked_at == [(5, 8), (5, VOCABULARY)]
+
+
+def test_probabilities_have_the_same_sum_in_any_order() -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(2, 100_000, generator=generator) * torch.tensor([[0.5], [9.0]])
+    likely = draw.probabilities(rows, rows.amax(-1, keepdim=True), torch.ones(2, 1)).double()
+    other = torch.randperm(100_000, generator=generator)
+    assert torch.equal(likely.cumsum(-1)[:, -1], likely[:, other].cumsum(-1)[:, -1])
+    assert torch.equal(likely.cumsum(-1)[:, -1], likely.sum(-1))
+    assert torch.allclose(likely.sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-5)
+
+
+def admissible(row: torch.Tensor, one: TableRow, eos: frozenset[int]) -> set[int]:
+    """What the reference draws, also if the number or a cut lies by a rounding error elsewhere."""
+    found = set()
+    number = uniform(one.seed, one.choice, len(one.tokens))
+    asked = one.sampling
+    for shift in (-1e-5, 0.0, 1e-5):
+        for cut in (1 - 1e-5, 1.0, 1 + 1e-5):
+            top_p = asked.top_p * cut if asked.top_p < 1 else 1.0
+            varied = replace(one, sampling=replace(asked, top_p=top_p, min_p=min(1.0, asked.min_p * cut)))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(reference_sampler, "uniform", lambda *_, s=shift: min(max(number + s, 0.0), 1 - 1e-12))
+                found.add(reference_sampler.sample(row, [varied], eos)[0].token)
+    return found
+
+
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.3, 1.0, 2.5]),
+        "top_k": st.integers(0, VOCABULARY + 5),
+        "top_p": top_ps,
+        "min_p": min_ps,
+        "presence_penalty": st.sampled_from([-1.0, 0.5]),
+        "frequency_penalty": st.sampled_from([-0.25, 0.5]),
+        "repetition_penalty": st.sampled_from([0.8, 1.0, 1.3]),
+        "logit_bias": st.dictionaries(st.integers(0, VOCABULARY - 1), st.sampled_from([-100.0, -1.0, 2.0]), max_size=3),
+        "min_tokens": st.integers(0, 8),
+        "stop_token_ids": st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2),
+        "logprobs": st.booleans(),
+    },
+)
+
+
+class SampledRows(RuleBasedStateMachine):
+    """Rows come, are sampled some at a time and in any order, fail, leave and join again. One sampler keeps what it
+    knows of each row, and chooses what the reference chooses, which counts everything anew."""
+
+    EOS = frozenset({3})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampler = Sampler(self.EOS)
+        self.table = RowTable()
+        self.rows: dict[int, TableRow] = {}
+        self.parked: list[TableRow] = []
+        self.steps = 0
+
+    def join(self, number: int, tokens: tuple[int, ...], prompt: int, asked: Sampling, seed: int) -> None:
+        request = RequestId(f"r{seed}")
+        self.table.join(
+            RowJoin(
+                row=number, request=request, tokens=tokens, prompt_tokens=prompt, adapter=BASE, sampling=asked,
+                seed=seed, choice=0,
+            )
+        )  # fmt: skip
+        self.rows[number] = self.table[number]
+
+    @rule(
+        number=st.integers(0, 40),
+        prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=5),
+        asked=options,
+    )
+    def a_row_joins(self, number: int, prompt: list[int], asked: dict) -> None:
+        if number not in self.rows:
+            self.steps += 1
+            self.join(number, tuple(prompt), len(prompt), Sampling(max_tokens=100, **asked), self.steps)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def a_row_is_parked(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.rows)))
+        self.table.leave(number)
+        self.parked.append(self.rows.pop(number))
+
+    @precondition(lambda self: self.parked)
+    @rule(number=st.integers(0, 40))
+    def a_row_resumes(self, number: int) -> None:
+        if number not in self.rows:
+            old = self.parked.pop()
+            self.join(number, tuple(old.tokens), old.prompt_tokens, old.sampling, old.seed)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), failing=st.booleans())
+    def some_rows_are_sampled(self, data: st.DataObject, failing: bool) -> None:
+        batch = data.draw(st.lists(st.sampled_from(sorted(self.rows)), min_size=1, unique=True))
+        rows = [self.rows[number] for number in batch]
+        self.steps += 1
+        # Multiples of an eighth, so that many are equal.
+        given = (logits(len(rows), seed=self.steps) * 8).round() / 8
+        if failing:
+            given[0, 5] = math.nan
+        sampled = self.sampler.sample(given, rows)
+        for place, (row, one) in enumerate(zip(rows, sampled, strict=True)):
+            if failing and place == 0:
+                assert one is None
+                row.tokens.append(0)
+                continue
+            wanted = reference_sampler.sample(given[place : place + 1], [row], self.EOS)[0]
+            if row.sampling.temperature:
+                assert one.token in admissible(given[place : place + 1], row, self.EOS)
+            else:
+                assert one.token == wanted.token
+            assert (one.logprobs is None) == (wanted.logprobs is None)
+            row.tokens.append(one.token)
+
+
+TestSampledRows = SampledRows.TestCase
+
+
+def test_what_a_step_counts_does_not_grow_with_the_answer() -> None:
+    looked_at: list[int] = []
+
+    class Tokens(list):
+        def __getitem__(self, where: slice) -> list[int]:
+            found = super().__getitem__(where)
+            looked_at.append(len(found))
+            return found
+
+    wanted = Sampling(max_tokens=1000, presence_penalty=1.0, repetition_penalty=2.0, min_tokens=5)
+    kept, tokens = Adjustment(wanted, 100, frozenset({9})), Tokens(range(100))
+    for token in range(500):
+        kept.follow(tokens)
+        tokens.append(token)
+    assert max(looked_at[2:]) == 1
+
+
+def test_rows_begin_anew_after_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = torch.zeros(1, VOCABULARY)
+    row[0, 5], row[0, 6] = 2.0, 1.5
+    sampler, seen = Sampler(frozenset()), sequence(output=(5,), frequency_penalty=1.0)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(adjusted_logits, "_write", full)
+        sampler.sample(row, [seen])
+    assert sampler.sample(row, [seen])[0].token == 6
+
+
+def test_a_row_is_computed_alike_in_groups_of_any_size() -> None:
+    vocabulary = CPU_GROUP // 3 - 5
+    rows = torch.randn(7, vocabulary, generator=torch.Generator().manual_seed(5))
+    largest = rows.amax(-1, keepdim=True)
+    together = draw.probabilities(rows, largest, torch.full((7, 1), 0.7))
+    for first in range(7):
+        alone = slice(first, first + 1)
+        assert torch.equal(draw.probabilities(rows[alone], largest[alone], torch.full((1, 1), 0.7)), together[alone])
+    wanted = [{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 0.3, "top_k": 5}, {}]
+    many = [sequence(seed=i, output=(i,), frequency_penalty=i % 2, **wanted[i % 4]) for i in range(7)]
+    expected = [sample(rows[i : i + 1], [one], frozenset())[0].token for i, one in enumerate(many)]
+    again = [replace(one, adjustment=None) for one in many]
+    assert [one.token for one in sample(rows, again, frozenset())] == expected
+
+
+def test_only_allowed_tokens_come_and_other_rows_are_as_before() -> None:
+    rows = logits(3)
+    allowed = torch.zeros(VOCABULARY, dtype=torch.bool)
+    allowed[[7, 11]] = True
+    several = [sequence(seed=i, temperature=1.0) for i in range(3)]
+    free = [one.token for one in sample(rows, several, frozenset())]
+    sampler = Sampler(frozenset())
+    masked = [sampler.sample(rows, several, {1: allowed})[1].token for several[1].seed in range(60)]
+    assert set(masked) == {7, 11}
+    assert [one.token for one in sampler.sample(rows, several, {1: allowed})][::2] == free[::2]
+    rows[1, 3] = math.nan
+    assert sampler.sample(rows, several, {1: allowed})[1] is None, "a mask hides no broken number"
+    assert sampler.sample(logits(3), several, {1: torch.zeros(VOCABULARY, dtype=torch.bool)})[1] is None
+
+
+def test_extreme_logits_and_options_give_tokens() -> None:
+    only = torch.full((1, VOCABULARY), -math.inf)
+    only[0, 12] = -3e38
+    masked = torch.full((1, VOCABULARY), torch.finfo(torch.float32).min)
+    masked[0, 13] = 1e38
+    for row, expected in ((only, 12), (masked, 13)):
+        for wanted in (
+            {},
+            {"temperature": 1e-30},
+            {"temperature": 1.0, "top_p": 1e-30},
+            {"temperature": 10.0, "top_k": 3},
+        ):
+            assert tokens(row, draws=5, **wanted) == [expected] * 5

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from motet.domain import Digest, RequestId
+from motet_runner.execute.adjustment import Adjustment
 from motet_runner.interface import Sampling
 from motet_runner.plan import RowJoin, RowStep
 
@@ -21,6 +22,7 @@ _FIRST_PAGES = 16
 
 @dataclass(slots=True)
 class TableRow:
+    number: int
     request: RequestId
     tokens: list[int]
     """Prompt and output, with the tokens that this worker has sampled."""
@@ -29,6 +31,8 @@ class TableRow:
     sampling: Sampling
     seed: int
     choice: int
+    adjustment: Adjustment | None = None
+    """What the sampler keeps of this row. A row that joins again begins anew."""
 
     @property
     def output_tokens(self) -> int:
@@ -60,7 +64,14 @@ class RowTable:
         if join.row >= len(self.counts):
             self._grow(join.row + 1, self.pages.shape[1])
         self._rows[join.row] = TableRow(
-            join.request, list(join.tokens), join.prompt_tokens, join.adapter, join.sampling, join.seed, join.choice
+            join.row,
+            join.request,
+            list(join.tokens),
+            join.prompt_tokens,
+            join.adapter,
+            join.sampling,
+            join.seed,
+            join.choice,
         )
         self.counts[join.row] = join.left_pages
 

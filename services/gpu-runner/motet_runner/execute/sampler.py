@@ -1,127 +1,196 @@
-"""From logits to tokens, vectorised over the batch.
+"""From logits to tokens, for all rows of the batch together.
 
 Randomness is a function of (seed, choice, position) alone: a sequence that was parked, moved or batched otherwise goes
 on alike. One uniform number a token, looked up in the distribution in the order of token ids.
+
+Rows that need the same work form a group. What the groups need is laid out when the rows of the batch change.
 """
 
 import hashlib
+import operator
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from motet_runner.execute.adjusted_logits import AdjustedLogits
+from motet_runner.execute.adjustment import Adjustment
+from motet_runner.execute.draw import ALL, Cuts, draw, probabilities
 from motet_runner.execute.row_table import TableRow
-from motet_runner.interface import Logprobs
+from motet_runner.interface import Logprobs, Sampling
 from motet_runner.plan import SampledToken
 
 COLDEST = 1e-4
 """Below this a temperature is as good as greedy, and dividing by it would leave the numbers."""
 
+CPU_GROUP = 1 << 18
+"""Logits of a group on a CPU, so that what is computed from them stays in its cache."""
 
-def sample(logits: torch.Tensor, sequences: list[TableRow], eos: frozenset[int]) -> list[SampledToken | None]:
-    """The next token of each sequence from its row of `logits`; None where the row is not finite."""
-    given = logits.float()
-    adjusted = _adjusted(given, sequences, eos)
-    best, greedy = adjusted.max(dim=-1)
-    tokens = greedy.tolist()
-    # max() hands on NaN; one infinite or NaN logit is enough to distrust a row.
-    finite = torch.isfinite(given.max(dim=-1).values if adjusted is not given else best).tolist()
-    drawing = [i for i, s in enumerate(sequences) if s.sampling.temperature > 0 and finite[i]]
-    if drawing:
-        drawn = _draw(adjusted[drawing], [sequences[i] for i in drawing]).tolist()
-        for i, token in zip(drawing, drawn, strict=True):
-            tokens[i] = token
-    logprobs = _logprobs(given, sequences, tokens)
-    return [SampledToken(tokens[i], logprobs.get(i)) if finite[i] else None for i in range(len(sequences))]
+
+class Sampler:
+    def __init__(self, eos: frozenset[int]) -> None:
+        self._adjusted = AdjustedLogits(eos)
+        self._batch: _Batch | None = None
+
+    def sample(
+        self, logits: torch.Tensor, rows: list[TableRow], allowed: Mapping[int, torch.Tensor] | None = None
+    ) -> list[SampledToken | None]:
+        """The next token of each of `rows` from its row of `logits`; None where the row is not finite.
+
+        `allowed`: [vocabulary] for some rows, by their place in the batch, the tokens that may come.
+        """
+        given = logits.float()
+        batch = self._batch
+        if batch is None or not batch.has(rows):
+            batch = self._batch = _Batch(list(rows), given)
+        usable = _masked(given, allowed) if allowed else given
+        if batch.adjusted:
+            self._adjusted.follow(batch.adjusted, given)
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=given.device)
+        finite = torch.empty(len(rows), dtype=torch.bool, device=given.device)
+        for group in batch.groups:
+            tokens[group.places], finite[group.places] = self._sample_group(usable[group.places], group)
+        chosen = tokens.tolist()
+        logprobs = _logprobs(given, batch, tokens)
+        return [
+            SampledToken(chosen[place], logprobs.get(place)) if sane else None
+            for place, sane in enumerate(finite.tolist())
+        ]
+
+    def _sample_group(self, logits: torch.Tensor, group: "_Group") -> tuple[torch.Tensor, torch.Tensor]:
+        if group.in_table is not None:
+            logits = self._adjusted.apply(logits, group.in_table, repeats=group.repeats)
+        largest, tokens = _largest(logits)
+        finite = torch.isfinite(largest)
+        if group.temperature is not None:
+            if not bool(finite.all()):
+                logits = logits.masked_fill(~finite, 0.0)
+                largest = largest.masked_fill(~finite, 0.0)
+            numbers = [[uniform(row.seed, row.choice, len(row.tokens))] for row in group.rows]
+            likely = probabilities(logits, largest, group.temperature)
+            tokens = draw(likely, torch.tensor(numbers, dtype=torch.float64, device=logits.device), group.cuts)
+        return tokens, finite.squeeze(1)
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
     """In [0, 1): the same for the same three numbers, on every machine."""
     key = seed.to_bytes(16, "little", signed=True) + choice.to_bytes(4, "little") + position.to_bytes(8, "little")
-    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") / 2.0**64
+    # A float has 53 bits. With more, the largest numbers would be rounded to one.
+    return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) / 2.0**53
 
 
-def _adjusted(logits: torch.Tensor, sequences: list[TableRow], eos: frozenset[int]) -> torch.Tensor:
-    """Penalties, bias and forbidden ends; the very same tensor when nobody asked for any."""
-    adjusted = logits
-    for row, sequence in enumerate(sequences):
-        sampling = sequence.sampling
-        changes: list[tuple[list[int], list[float]]] = []
-        penalised = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
-        banned = sequence.output_tokens < sampling.min_tokens and (eos or sampling.stop_token_ids)
-        if not (penalised or banned or sampling.logit_bias):
-            continue
-        if adjusted is logits:
-            adjusted = logits.clone()
-        of_row = adjusted[row]
-        if penalised:
-            _penalise(of_row, sequence)
-        if sampling.logit_bias:
-            changes.append((list(sampling.logit_bias), list(sampling.logit_bias.values())))
-        for ids, biases in changes:
-            known = [(i, b) for i, b in zip(ids, biases, strict=True) if 0 <= i < len(of_row)]
-            if known:
-                index = torch.tensor([i for i, _ in known], device=of_row.device)
-                of_row[index] += torch.tensor([b for _, b in known], device=of_row.device, dtype=of_row.dtype)
-        if banned:
-            ends = [token for token in eos | sampling.stop_token_ids if token < len(of_row)]
-            of_row[torch.tensor(ends, dtype=torch.int64, device=of_row.device)] = float("-inf")
-    return adjusted
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a row needs."""
+
+    adjusted: bool
+    repeats: bool
+    drawn: bool
+    cut: bool
+
+    @staticmethod
+    def of(row: TableRow, vocabulary: int) -> "_Kind":
+        sampling = row.sampling
+        adjusted = Adjustment.wanted(sampling, row.output_tokens)
+        drawn = sampling.temperature > 0
+        cut = 0 < sampling.top_k < vocabulary or sampling.top_p < 1 or sampling.min_p > 0
+        return _Kind(adjusted, sampling.repetition_penalty != 1, drawn, drawn and cut)
 
 
-def _penalise(row: torch.Tensor, sequence: TableRow) -> None:
-    """Repetition: over prompt and output, as transformers does; presence and frequency: over output, as OpenAI says."""
-    sampling = sequence.sampling
-    if sampling.repetition_penalty != 1:
-        seen: torch.Tensor = torch.tensor(sequence.tokens, device=row.device).unique()
-        values = row[seen]
-        row[seen] = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
-    output = sequence.tokens[sequence.prompt_tokens :]
-    if output and (sampling.presence_penalty or sampling.frequency_penalty):
-        seen, times = torch.tensor(output, device=row.device).unique(return_counts=True)
-        row[seen] -= sampling.frequency_penalty * times + sampling.presence_penalty
+class _Rows:
+    """Some rows of the batch."""
+
+    def __init__(self, batch: list[TableRow], in_batch: list[int], device: torch.device) -> None:
+        self.in_batch = in_batch
+        self.rows = [batch[place] for place in in_batch]
+        first, last = in_batch[0], in_batch[-1]
+        # With a slice, nothing is copied.
+        in_line = last - first == len(in_batch) - 1
+        self.places = slice(first, last + 1) if in_line else torch.tensor(in_batch, device=device)
 
 
-def _draw(logits: torch.Tensor, sequences: list[TableRow]) -> torch.Tensor:
-    """Temperature, then top-k, top-p and min-p, then the place of a uniform number in what is left."""
-    device = logits.device
-    asked = [sequence.sampling for sequence in sequences]
-    temperature = torch.tensor([max(s.temperature, COLDEST) for s in asked], device=device)[:, None]
-    # From fp64 on: with a large vocabulary a float's cumulative sum runs out of digits before it reaches one.
-    logits = logits.double() / temperature
-    top_k = torch.tensor([s.top_k if s.top_k > 0 else logits.shape[1] for s in asked], device=device)[:, None]
-    top_p = torch.tensor([s.top_p for s in asked], device=device, dtype=torch.float64)[:, None]
-    if any(s.top_k > 0 or s.top_p < 1 for s in asked):
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        ordered = ordered.masked_fill(torch.arange(logits.shape[1], device=device) >= top_k, float("-inf"))
-        probabilities = ordered.softmax(dim=-1)
-        # A token stays while those before it have not reached top_p; so the first always stays.
-        before = probabilities.cumsum(dim=-1) - probabilities
-        ordered = ordered.masked_fill((before >= top_p) & (top_p < 1), float("-inf"))
-        ordered[:, 0] = ordered[:, 0].where(ordered[:, 0] > float("-inf"), 0.0)
-        logits = torch.empty_like(logits).scatter_(1, order, ordered)
-    probabilities = logits.softmax(dim=-1)
-    if any(s.min_p > 0 for s in asked):
-        min_p = torch.tensor([s.min_p for s in asked], device=device, dtype=torch.float64)[:, None]
-        too_small = probabilities < min_p * probabilities.amax(dim=-1, keepdim=True)
-        probabilities = probabilities.masked_fill(too_small, 0.0)
-    upto = probabilities.cumsum(dim=-1)
-    numbers = [uniform(s.seed, s.choice, len(s.tokens)) for s in sequences]
-    place = torch.tensor(numbers, device=device, dtype=torch.float64)[:, None] * upto[:, -1:]
-    return torch.searchsorted(upto, place, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
+class _Group(_Rows):
+    """Rows of one kind."""
+
+    def __init__(self, batch: list[TableRow], in_batch: list[int], kind: _Kind, like: torch.Tensor) -> None:
+        """`like`: the logits of the batch."""
+        device = like.device
+        super().__init__(batch, in_batch, device)
+        asked = [row.sampling for row in self.rows]
+        self.repeats = kind.repeats
+        self.in_table = torch.tensor([row.number for row in self.rows], device=device) if kind.adjusted else None
+        self.temperature: torch.Tensor | None = None
+        if kind.drawn:
+            self.temperature = torch.tensor([[max(one.temperature, COLDEST)] for one in asked], device=device)
+        self.cuts = _cuts_of(asked, like.shape[1], device) if kind.cut else None
 
 
-def _logprobs(logits: torch.Tensor, sequences: list[TableRow], tokens: list[int]) -> dict[int, Logprobs]:
+def _cuts_of(asked: Sequence[Sampling], vocabulary: int, device: torch.device) -> Cuts:
+    top_k = [[one.top_k if 0 < one.top_k < vocabulary else ALL] for one in asked]
+    top_p = [[one.top_p if one.top_p < 1 else float("inf")] for one in asked]
+    min_p = [[one.min_p] for one in asked]
+    return Cuts(
+        torch.tensor(top_k, device=device),
+        torch.tensor(top_p, device=device, dtype=torch.float64),
+        torch.tensor(min_p, device=device) if any(one.min_p > 0 for one in asked) else None,
+    )
+
+
+class _Batch:
+    """The rows of a batch, laid out."""
+
+    def __init__(self, rows: list[TableRow], like: torch.Tensor) -> None:
+        self._rows = rows
+        by_kind: dict[_Kind, list[int]] = defaultdict(list)
+        for place, row in enumerate(rows):
+            by_kind[_Kind.of(row, like.shape[1])].append(place)
+        self.groups = [
+            _Group(rows, places, kind, like)
+            for kind, of_kind in by_kind.items()
+            for places in (_split(of_kind, like) if kind.adjusted or kind.drawn else [of_kind])
+        ]
+        self.adjusted = [row for group in self.groups if group.in_table is not None for row in group.rows]
+        asking = [place for place, row in enumerate(rows) if row.sampling.logprobs]
+        self.with_logprobs = [_Rows(rows, places, like.device) for places in _split(asking, like)]
+
+    def has(self, rows: list[TableRow]) -> bool:
+        """Whether these are its rows. A row that has left and joined again is another one."""
+        return len(rows) == len(self._rows) and all(map(operator.is_, rows, self._rows))
+
+
+def _split(places: list[int], like: torch.Tensor) -> list[list[int]]:
+    size = max(1, CPU_GROUP // like.shape[1]) if like.device.type == "cpu" else max(1, len(places))
+    return [places[first : first + size] for first in range(0, len(places), size)]
+
+
+def _masked(logits: torch.Tensor, allowed: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    masked = logits.clone()
+    for place, tokens in allowed.items():
+        # Added, not written: a logit that is not finite must still show.
+        masked[place] += torch.zeros_like(masked[place]).masked_fill_(~tokens, float("-inf"))
+    return masked
+
+
+def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest logit of each row [rows, 1], NaN where one is, and its token [rows]."""
+    # On a CPU, NumPy's search is many times faster than torch's.
+    if logits.device.type == "cpu":
+        tokens = torch.from_numpy(logits.numpy().argmax(axis=-1))
+        return logits.gather(1, tokens[:, None]), tokens
+    largest, tokens = logits.max(dim=-1)
+    return largest[:, None], tokens
+
+
+def _logprobs(logits: torch.Tensor, batch: _Batch, tokens: torch.Tensor) -> dict[int, Logprobs]:
     """Of the model's own distribution, before temperature, penalties and cuts."""
-    asking = [i for i, sequence in enumerate(sequences) if sequence.sampling.logprobs]
-    if not asking:
-        return {}
-    logs = logits[asking].log_softmax(dim=-1)
-    most = min(max(sequences[i].sampling.top_logprobs for i in asking), logits.shape[1])
-    values, ids = logs.topk(most, dim=-1) if most else (None, None)
     found = {}
-    for row, i in enumerate(asking):
-        count = min(sequences[i].sampling.top_logprobs, most)
-        top: tuple[tuple[int, float], ...] = ()
-        if ids is not None and values is not None:
-            top = tuple(zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True))
-        found[i] = Logprobs(float(logs[row, tokens[i]]), top)
+    for group in batch.with_logprobs:
+        logs = logits[group.places].log_softmax(dim=-1)
+        counts = [min(row.sampling.top_logprobs, logits.shape[1]) for row in group.rows]
+        chosen = logs.gather(1, tokens[group.places][:, None]).squeeze(1).tolist()
+        values, ids = (top.tolist() for top in logs.topk(max(counts), dim=-1))
+        for i, place in enumerate(group.in_batch):
+            top = tuple(zip(ids[i][: counts[i]], values[i][: counts[i]], strict=True))
+            found[place] = Logprobs(chosen[i], top)
     return found

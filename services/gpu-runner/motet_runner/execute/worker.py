@@ -15,7 +15,7 @@ from motet_runner.execute.adapter_loads import AdapterLoads, LoadResults
 from motet_runner.execute.flat_batch import FlatBatchBuilder
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.row_table import RowTable
-from motet_runner.execute.sampler import sample
+from motet_runner.execute.sampler import Sampler
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
@@ -60,7 +60,7 @@ class LocalWorker:
         self._clock = clock
         self.on_logits: LogitsTap | None = None
         """Is called in each iteration that samples."""
-        self._eos = frozenset(loaded.eos_token_ids)
+        self._sampler = Sampler(frozenset(loaded.eos_token_ids))
         self._table = RowTable(pinned=loaded.device.type == "cuda")
         placed = None if loads is None else loads.placed
         self._builder = FlatBatchBuilder(self._table, store, loaded.device, placed=placed, window=loaded.window)
@@ -174,7 +174,7 @@ class LocalWorker:
         logits = self._loaded.forward(batch)
         if batch.sampled and self.on_logits is not None:
             self.on_logits([row.request for row in batch.sampled], logits)
-        sampled = sample(logits, batch.sampled, self._eos) if batch.sampled else []
+        sampled = self._sampler.sample(logits, batch.sampled) if batch.sampled else []
         sampling = [step.row for step in plan.rows if step.samples]
         for number, row, token in zip(sampling, batch.sampled, sampled, strict=True):
             parts.sampled[number] = token
