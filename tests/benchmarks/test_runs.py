@@ -20,6 +20,7 @@ from tests.repo.tree import ROOT
         ("predictor", "--calls=3"),
         ("prefix", "--shared=64 --sequences=4 --tokens=8 --width=128 --layers=2"),
         ("runner_stream", "--seconds=0.1"),
+        ("sampling", "--vocabulary=3000 --layers=1 --width=64"),
         ("scheduler", "--decisions=20 --scans=5"),
     ],
 )
