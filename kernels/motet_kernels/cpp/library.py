@@ -28,7 +28,7 @@ class Library:
         )
         self.packed_size = self._function("motet_packed_size", _NUMBER, _NUMBER, result=_NUMBER)
         self.packed_width = self._function("motet_packed_width", _NUMBER, result=_NUMBER)
-        self.pack = self._function("motet_pack", _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _NUMBER, _ADDRESS)
+        self.pack = self._function("motet_pack", _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _NUMBER, _ADDRESS, _NUMBER)
         self.unpack = self._function("motet_unpack", _NUMBER, _ADDRESS, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS)
         self.linear = self._function(
             "motet_linear",
@@ -40,6 +40,8 @@ class Library:
             *[_NUMBER] * 6,
             *(_ADDRESS, _REAL, _NUMBER, _REAL),
         )
+        self.pair_places = self._function("motet_pair_places", _NUMBER, _ADDRESS)
+        self.decoder_pass = self._function("motet_decoder_pass", _ADDRESS, _ADDRESS, result=ctypes.c_bool)
         self.read = self._function("motet_read", _ADDRESS, _NUMBER, result=ctypes.c_uint64)
         self.parallel = self._use_threads_of_torch()
         """Whether it uses the threads of torch. If not, it computes in the thread that calls it."""

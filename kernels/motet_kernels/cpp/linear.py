@@ -30,7 +30,15 @@ class PackedWeights:
         self._packed = torch.empty(self._begins[-1], dtype=self.dtype)
         for index, weight in enumerate(weights):
             rows = weight if weight.stride(1) == 1 else weight.contiguous()
-            library.pack(self._type, rows.data_ptr(), rows.stride(0), len(rows), self.inputs, self._address(index))
+            library.pack(
+                self._type,
+                rows.data_ptr(),
+                rows.stride(0),
+                len(rows),
+                self.inputs,
+                self._address(index),
+                torch.get_num_threads(),
+            )
 
     @property
     def address(self) -> int:

@@ -52,6 +52,10 @@ class CppBackend:
     def layout(self, rank: int) -> RunLayout:
         return self._layout(-(-rank // self.tile) * self.tile)
 
+    def index_of(self, linear: str) -> int:
+        """What the library calls this linear; -1 if no adapter may change it."""
+        return self._linears[linear][0] if linear in self._linears else -1
+
     def order(self, adapter: PlacedAdapter) -> tuple[int, int]:
         """Rows of one adapter lie together."""
         return adapter.rank, adapter.offset

@@ -16,6 +16,7 @@ from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.execute.checkpoint import ignore_progress
+from motet_runner.execute.compiled import use_compiled
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import device_named, load
@@ -243,7 +244,11 @@ class Engine:
 
     def _use(self, kernels: Kernels, copy_bytes: int = 0) -> None:
         with torch.inference_mode():
+            if kernels.library is not None:
+                use_compiled(self._loaded, kernels.library)
             self._backend = self._linears.bind(kernels, self._store.bytes.view(-1), copy_bytes)
+            if self._loaded.fused is not None:
+                self._loaded.fused.use_lora(self._backend)
             self._worker.use(self._backend, kernels.attention(self._store.data))
 
     # -- memory ------------------------------------------------------------------------------------------------------

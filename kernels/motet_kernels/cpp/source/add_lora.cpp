@@ -5,6 +5,7 @@
 // order, at the speed of the memory (PU-04); with more rows, a few rows share each number that is read. Threads share
 // out the ranks, then the columns (PU-03). Which numbers are added in which order depends on the segment alone, so
 // results do not depend on threads or on other segments.
+#include "calls.h"
 #include "parallel.h"
 #include "products.h"
 

@@ -23,11 +23,18 @@ int64_t motet_packed_size(int64_t outputs, int64_t inputs) { return panels_of(ou
 // Columns of y that a packed matrix computes: its outputs, rounded up to panels.
 int64_t motet_packed_width(int64_t outputs) { return panels_of(outputs) * PAIR; }
 
-void motet_pack(int64_t type, const void *w, int64_t stride, int64_t outputs, int64_t inputs, void *packed) {
-    if (type == 0)
-        pack<float>({static_cast<const float *>(w), stride}, outputs, inputs, static_cast<float *>(packed));
-    else
-        pack<bfloat>({static_cast<const bfloat *>(w), stride}, outputs, inputs, static_cast<bfloat *>(packed));
+void motet_pack(int64_t type, const void *w, int64_t stride, int64_t outputs, int64_t inputs, void *packed,
+                int64_t most_threads) {
+    in_parallel(outputs * inputs < SMALL ? 1 : (int)most_threads, [&](Share share) {
+        int64_t panels = panels_of(outputs);
+        int64_t first = panels * share.thread / share.threads, last = panels * (share.thread + 1) / share.threads;
+        if (type == 0)
+            pack<float>({static_cast<const float *>(w), stride}, outputs, inputs, static_cast<float *>(packed), first,
+                        last);
+        else
+            pack<bfloat>({static_cast<const bfloat *>(w), stride}, outputs, inputs, static_cast<bfloat *>(packed),
+                         first, last);
+    });
 }
 
 void motet_linear(int64_t type, const void *x, int64_t x_stride, int64_t rows, int64_t inputs, const void *packed,

@@ -33,26 +33,43 @@ INLINE int64_t panel_size(int64_t inputs) { return (inputs + 1) / 2 * 2 * PAIR; 
 template <typename T> INLINE int64_t place_in_pair(int64_t half, int64_t lane) { return half * LANES + lane; }
 template <> INLINE int64_t place_in_pair<bfloat>(int64_t half, int64_t lane) { return 2 * lane + half; }
 
-// The same the other way round: where the number for a column and an input is in its panel.
-template <typename T> INLINE int64_t place_in_panel(int64_t column, int64_t input) {
+// The place of a column's numbers in its panel: of those for the first input, and from there of those for the second.
+// The numbers for the next two inputs lie 2 · PAIR further on.
+struct Places {
+    int64_t first, second;
+};
+template <typename T> INLINE Places places_of(int64_t column) {
     bool apart = place_in_pair<T>(0, 1) == 1;
     int64_t half = apart ? column / LANES : column % 2, lane = apart ? column % LANES : column / 2;
-    return (input / 2 * 2 + half) * PAIR + place_in_pair<T>(input % 2, lane);
+    return {half * PAIR + place_in_pair<T>(0, lane), place_in_pair<T>(1, lane) - place_in_pair<T>(0, lane)};
 }
 
-template <typename T> void pack(Matrix<const T> w, int64_t outputs, int64_t inputs, T *packed) {
-    for (int64_t panel = 0; panel < panels_of(outputs); ++panel, packed += panel_size(inputs)) {
-        memset(packed, 0, panel_size(inputs) * sizeof(T));
-        for (int64_t column = 0; column < PAIR && panel * PAIR + column < outputs; ++column)
-            for (int64_t i = 0; i < inputs; ++i)
-                packed[place_in_panel<T>(column, i)] = w.row(panel * PAIR + column)[i];
+// Panels [panel, last) of W [outputs, inputs].
+template <typename T>
+void pack(Matrix<const T> w, int64_t outputs, int64_t inputs, T *packed, int64_t panel, int64_t last) {
+    for (; panel < last; ++panel) {
+        T *into = packed + panel * panel_size(inputs);
+        memset(into, 0, panel_size(inputs) * sizeof(T));
+        for (int64_t column = 0; column < PAIR && panel * PAIR + column < outputs; ++column) {
+            const T *row = w.row(panel * PAIR + column);
+            Places places = places_of<T>(column);
+            T *to = into + places.first;
+            for (int64_t i = 0; i < inputs; i += 2, to += 2 * PAIR) {
+                to[0] = row[i];
+                if (i + 1 < inputs) to[places.second] = row[i + 1];
+            }
+        }
     }
 }
 
 // One row of W, as it was.
 template <typename T> void unpack(const T *packed, int64_t inputs, int64_t row, T *into) {
-    packed += row / PAIR * panel_size(inputs);
-    for (int64_t i = 0; i < inputs; ++i) into[i] = packed[place_in_panel<T>(row % PAIR, i)];
+    Places places = places_of<T>(row % PAIR);
+    const T *from = packed + row / PAIR * panel_size(inputs) + places.first;
+    for (int64_t i = 0; i < inputs; i += 2, from += 2 * PAIR) {
+        into[i] = from[0];
+        if (i + 1 < inputs) into[i + 1] = from[places.second];
+    }
 }
 
 // -- multiplying -----------------------------------------------------------------------------------------------------

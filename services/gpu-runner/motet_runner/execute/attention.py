@@ -45,9 +45,13 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, _no_mask)
 
 
-def assign_layer(module: torch.nn.Module, layer: int) -> None:
-    """The attention of this module is that of the given layer: its keys and values lie there in each page."""
+def assign_layer(module: torch.nn.Module, layer: int, window: int | None) -> None:
+    """The attention of this module is that of the given layer: its keys and values lie there in each page.
+
+    `window`: how many tokens a token attends to there; None: all.
+    """
     module.motet_layer = layer  # type: ignore[assignment] # nn.Module's attributes are typed as tensors and modules
+    module.motet_window = window  # type: ignore[assignment]
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -36,6 +36,10 @@ class Kernels(Protocol):
     def copies(self) -> bool:
         """Whether their back end of add_lora takes bytes beside the memory."""
 
+    @property
+    def library(self) -> Library | None:
+        """For the model's own linears and its fused forward; None: torch's"""
+
     def lora(
         self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype, copy_bytes: int
     ) -> LoraBackend[Any]:
@@ -47,6 +51,7 @@ class Kernels(Protocol):
 
 class TorchKernels:
     name = "torch"
+    library = None
     tile = TorchBackend.tile
     copies = TorchBackend.copies
 

@@ -42,6 +42,7 @@ class LoraLinears:
         self._groups = _groups(self.shapes, groups)
         self._layout = cache(lambda rounded: RunLayout(rounded, self._groups, dtype))
         self._backend: LoraBackend[Any] | None = None
+        self._forwards: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
 
     def layout(self, rank: int) -> RunLayout:
         """Where the matrices of an adapter of this rank are inside its run, for every back end that is bound."""
@@ -55,9 +56,9 @@ class LoraLinears:
         """Let a back end that reads adapters from `memory` [bytes] add to what the linears compute. It takes at most
         `copy_bytes` beside it. It may follow another one that has read the same memory."""
         assert kernels.tile == self._tile, "the adapters in memory have the layout of another back end"
-        if self._backend is None:
-            for path, module in self._linears.items():
-                module.forward = self._followed(module.forward, path, *self.shapes[path])
+        for path, module in self._linears.items():
+            if module.forward is not self._forwards.get(path):  # at first, and when its weights were packed
+                module.forward = self._forwards[path] = self._followed(module.forward, path, *self.shapes[path])
         self._backend = kernels.lora(self._groups, memory, self._dtype, copy_bytes)
         return self._backend
 

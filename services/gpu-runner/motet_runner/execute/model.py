@@ -17,15 +17,20 @@ import transformers
 
 from motet.domain import BASE, KVShape, RequestId, pages_for
 from motet.errors import ModelFolderError, SetupError
+from motet_kernels.cpp import PagedAttention
 from motet_runner.execute import attention
 from motet_runner.execute.checkpoint import Checkpoint, CheckpointReader, ignore_progress, other_shape
-from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder
+from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder, Watcher
+from motet_runner.execute.fused import FusedForward
 from motet_runner.execute.lora import features
 from motet_runner.execute.row_table import RowTable
 from motet_runner.interface import LoadProgress, Sampling
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowJoin, RowStep, StepPlan
 from motet_runner.supported_models import read_supported_config
+
+MakeAttention = Callable[[torch.Tensor], PagedAttention]
+"""Attention over pages that lie as those of a PagedStore."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 """How far packing may move a logit in the probe, as a share of the largest. Rounding stays far below, a token that
@@ -49,10 +54,14 @@ class LoadedModel:
     """The same linears, those together that are fed the same tensor, such as q, k and v of a layer."""
     dtype: torch.dtype
     device: torch.device
+    fused: FusedForward | None = None
+    """Computes what the model computes, in the compiled kernels"""
 
     def forward(self, batch: FlatBatch) -> torch.Tensor:
         """One model call over all rows of the iteration → logits [kept rows, vocabulary]"""
         batch.store.clear(batch.begun)
+        if self.fused is not None:
+            return self.fused(batch)
         token = CURRENT.set(batch)
         try:
             output = self.model(
@@ -183,6 +192,11 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def tolerance_of(logits: torch.Tensor) -> float:
+    """How far packing may move one of these logits."""
+    return TOLERANCE[logits.dtype] * max(1.0, float(logits.abs().max()))
+
+
 class _Probe:
     """Runs a handful of tokens through the model and looks on."""
 
@@ -197,17 +211,15 @@ class _Probe:
 
     def run(self) -> None:
         loaded = self._loaded
-        vocabulary = min(loaded.vocabulary, 997)
-        first = [(7 * i + 3) % vocabulary for i in range(21)]
-        second = [(11 * i + 5) % vocabulary for i in range(6)]
+        first, second = _probe_tokens(loaded)
         with torch.inference_mode(), self._watch_linears():
-            alone = self._logits([(first, 0)], watch=True)[0]
+            alone = _last_logits(loaded, [(first, 0)], watcher=self._look)[0]
         self._check_calls()
         with torch.inference_mode():
-            packed = self._logits([(second, 0), (first, 0)])[1]
-            cut = self._logits([(first, 17)])[0]
-            decoded = self._logits([(first, 20)])[0]
-        tolerance = TOLERANCE[loaded.dtype] * max(1.0, float(alone.abs().max()))
+            packed = _last_logits(loaded, [(second, 0), (first, 0)])[1]
+            cut = _last_logits(loaded, [(first, 17)])[0]
+            decoded = _last_logits(loaded, [(first, 20)])[0]
+        tolerance = tolerance_of(alone)
         for way, logits in (("beside another", packed), ("in two parts", cut), ("token by token", decoded)):
             difference = float((logits - alone).abs().max())
             if not difference <= tolerance:
@@ -222,7 +234,7 @@ class _Probe:
             for path, module in loaded.model.named_modules()
             if features(module)
             and module is not loaded.model.get_output_embeddings()
-            and [fed.shape[:-1].numel() for fed, _ in self._fed.get(path, ())] == [21]
+            and [fed.shape[:-1].numel() for fed, _ in self._fed.get(path, ())] == [len(first)]
         }
         groups: dict[tuple[int, float], list[str]] = {}
         for path, ((fed, total), *_) in self._fed.items():
@@ -259,7 +271,7 @@ class _Probe:
         self._seen.append(module)
         if len(self._seen) > self._loaded.shape.layers:
             self._check_calls()
-        attention.assign_layer(module, len(self._seen) - 1)
+        attention.assign_layer(module, len(self._seen) - 1, options["sliding_window"])
         self._windows.append(options["sliding_window"])
         shape = self._loaded.shape
         expected = (1, shape.kv_heads, query.shape[2], shape.head_dim)
@@ -293,27 +305,50 @@ class _Probe:
             for hook in hooks:
                 hook.remove()
 
-    def _logits(self, parts: list[tuple[list[int], int]], *, watch: bool = False) -> torch.Tensor:
-        """Last logits of each sequence; one with a second number is computed up to there first, and then the rest."""
-        loaded = self._loaded
-        pages = sum(pages_for(len(tokens)) for tokens, _ in parts)
-        store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
-        table = RowTable()
-        builder = FlatBatchBuilder(table, store, loaded.device)
-        free = iter(range(pages))
-        before, after = [], []
-        for row, (tokens, cut) in enumerate(parts):
-            table.join(probe_row(row, tokens))
-            of_row = tuple(next(free) for _ in range(pages_for(len(tokens))))
-            table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=of_row))
-            if cut:
-                before.append(RowStep(row, 0, cut, samples=False))
-            after.append(RowStep(row, cut, len(tokens) - cut, samples=True))
-        if before:
-            loaded.forward(builder.build(StepPlan(number=0, prefills=tuple(before))))
-        batch = builder.build(StepPlan(number=1, prefills=tuple(after)))
-        batch.watcher = self._look if watch else None
-        return loaded.forward(batch)
+
+def probe_logits(loaded: LoadedModel, paged: MakeAttention | None = None) -> torch.Tensor:
+    """Last logits of a few sequences: packed together, and the first one in two parts and token by token."""
+    first, second = _probe_tokens(loaded)
+    ways: list[list[tuple[list[int], int]]] = [[(second, 0), (first, 0)], [(first, 17)], [(first, 20), (second, 3)]]
+    return torch.cat([_last_logits(loaded, parts, paged=paged) for parts in ways])
+
+
+def _probe_tokens(loaded: LoadedModel) -> tuple[list[int], list[int]]:
+    vocabulary = min(loaded.vocabulary, 997)
+    return [(7 * i + 3) % vocabulary for i in range(21)], [(11 * i + 5) % vocabulary for i in range(6)]
+
+
+def _last_logits(
+    loaded: LoadedModel,
+    parts: list[tuple[list[int], int]],
+    *,
+    watcher: Watcher | None = None,
+    paged: MakeAttention | None = None,
+) -> torch.Tensor:
+    """Last logits of each sequence; one with a second number is computed up to there first, and then the rest.
+
+    `paged`: attention over the pages where they are; None for torch's.
+    """
+    pages = sum(pages_for(len(tokens)) for tokens, _ in parts)
+    store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
+    table = RowTable()
+    builder = FlatBatchBuilder(table, store, loaded.device)
+    if paged is not None:
+        builder.use(None, paged(store.data))
+    free = iter(range(pages))
+    before, after = [], []
+    for row, (tokens, cut) in enumerate(parts):
+        table.join(probe_row(row, tokens))
+        of_row = tuple(next(free) for _ in range(pages_for(len(tokens))))
+        table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=of_row))
+        if cut:
+            before.append(RowStep(row, 0, cut, samples=False))
+        after.append(RowStep(row, cut, len(tokens) - cut, samples=True))
+    if before:
+        loaded.forward(builder.build(StepPlan(number=0, prefills=tuple(before))))
+    batch = builder.build(StepPlan(number=1, prefills=tuple(after)))
+    batch.watcher = watcher
+    return loaded.forward(batch)
 
 
 def probe_row(row: int, tokens: list[int]) -> RowJoin:

@@ -1,0 +1,230 @@
+"""The forward pass of a Llama-shaped decoder in C++, with attention and LoRA, in one call (PU-21, OR-05, OR-17).
+
+The structures that it is called with have the names of `source/decoder.cpp`.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from motet_kernels.cpp.attention import AttentionBatch
+from motet_kernels.cpp.library import TYPES, Library
+from motet_kernels.cpp.linear import PackedWeights
+from motet_kernels.cpp.lora_backend import CppBackend, CppBatch
+
+_NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+
+LORA_NAMES = ("q_lora", "k_lora", "v_lora", "o_lora", "gate_lora", "up_lora", "down_lora")
+"""The linears of a layer that an adapter may change, in the order in which they are called"""
+
+_WEIGHTS = (
+    *("attention_norm", "q_norm", "k_norm", "qkv", "qkv_bias", "o", "o_bias"),
+    *("mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias"),
+)
+_BUFFERS = ("hidden", "normed", "qkv", "attended", "added", "gate_up", "active")
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _ADDRESS) for name in _WEIGHTS),
+        ("scale", _REAL),
+        ("window", _NUMBER),
+        *((name, _NUMBER) for name in LORA_NAMES),
+    )
+
+
+class _Decoder(ctypes.Structure):
+    _fields_ = (
+        *((name, _NUMBER) for name in ("type", "layers", "width", "heads", "kv_heads", "head_dim", "feed_forward")),
+        ("vocabulary", _NUMBER),
+        ("epsilon", _REAL),
+        ("embedding_is_packed", _NUMBER),
+        *((name, _ADDRESS) for name in ("embedding", "final_norm", "head", "head_bias")),
+        ("of_layer", ctypes.POINTER(_Layer)),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, _NUMBER) for name in ("rows", "kept", "threads")),
+        *((name, _ADDRESS) for name in ("tokens", "positions", "keep", "rotation", "attention", "lora")),
+        ("lora_count", _NUMBER),
+        ("lora_products", _ADDRESS),
+        *((name, _ADDRESS) for name in (*_BUFFERS, "logits")),
+    )
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    attention_norm: torch.Tensor
+    qkv: PackedWeights
+    qkv_bias: Sequence[torch.Tensor | None]
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    """[head_dim] of each head, before it is rotated"""
+    o: PackedWeights
+    o_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: PackedWeights
+    gate_up_bias: Sequence[torch.Tensor | None]
+    down: PackedWeights
+    down_bias: torch.Tensor | None
+    scale: float
+    """Of the scores"""
+    window: int | None
+    """How many tokens a token attends to, itself included; None: all"""
+    linears: Sequence[str]
+    """What add_lora calls q, k, v, o, gate, up and down"""
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    epsilon: float
+    """Of all norms"""
+    embedding: torch.Tensor | PackedWeights
+    layers: Sequence[LayerWeights]
+    final_norm: torch.Tensor
+    head: PackedWeights
+    head_bias: torch.Tensor | None
+
+
+class CompiledDecoder:
+    def __init__(self, library: Library, weights: DecoderWeights) -> None:
+        self._library = library
+        self._weights = weights
+        self.dtype = weights.head.dtype
+        self.layers = len(weights.layers)
+        self._width, self._vocabulary = weights.head.inputs, weights.head.outputs[0]
+        first = weights.layers[0]
+        self._buffer_widths = {
+            "hidden": self._width,
+            "normed": self._width,
+            "qkv": first.qkv.columns[-1],
+            "attended": first.o.inputs,
+            "added": self._width,
+            "gate_up": first.gate_up.columns[-1],
+            "active": first.down.inputs,
+        }
+        self._room = 0
+        """Rows that the buffers have room for"""
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._biases: list[torch.Tensor] = []
+        """Those that were made here: the library has only their addresses."""
+        self._of_layer = (_Layer * self.layers)(*map(self._layer, weights.layers))
+        embedding = weights.embedding
+        packed = isinstance(embedding, PackedWeights)
+        self._decoder = _Decoder(
+            type=TYPES[self.dtype],
+            layers=self.layers,
+            width=self._width,
+            heads=weights.heads,
+            kv_heads=weights.kv_heads,
+            head_dim=weights.head_dim,
+            feed_forward=first.gate_up.outputs[0],
+            vocabulary=self._vocabulary,
+            epsilon=weights.epsilon,
+            embedding_is_packed=packed,
+            embedding=embedding.address if isinstance(embedding, PackedWeights) else embedding.data_ptr(),
+            final_norm=weights.final_norm.data_ptr(),
+            head=weights.head.address,
+            head_bias=_address(weights.head_bias),
+            of_layer=self._of_layer,
+        )
+
+    def use_lora(self, backend: CppBackend) -> None:
+        """Which of the linears this back end adds to. Before this call, no batch may have LoRA."""
+        for layer, weights in zip(self._of_layer, self._weights.layers, strict=True):
+            for name, linear in zip(LORA_NAMES, weights.linears, strict=True):
+                setattr(layer, name, backend.index_of(linear))
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        keep: torch.Tensor,
+        *,
+        rotation: torch.Tensor,
+        attention: AttentionBatch,
+        lora: CppBatch | None,
+    ) -> torch.Tensor:
+        """Logits [kept rows, vocabulary] of the rows `keep`.
+
+        `rotation` [positions, 2, half a head] has cosines and sines in fp32, in the order of Pairs.
+        """
+        count = tokens.numel()
+        self._make_room(count)
+        logits = torch.empty((keep.numel(), self._vocabulary), dtype=self.dtype)
+        step = _Step(
+            rows=count,
+            kept=keep.numel(),
+            threads=torch.get_num_threads(),
+            tokens=tokens.data_ptr(),
+            positions=positions.data_ptr(),
+            keep=keep.data_ptr(),
+            rotation=rotation.data_ptr(),
+            attention=attention.address,
+            logits=logits.data_ptr(),
+            **{name: buffer.data_ptr() for name, buffer in self._buffers.items()},
+        )
+        if lora is not None and lora.count:
+            step.lora, step.lora_count, step.lora_products = lora.address, lora.count, lora.products_address
+        if not self._library.decoder_pass(ctypes.addressof(self._decoder), ctypes.addressof(step)):
+            raise IndexError(f"a token is not below {self._vocabulary}")
+        return logits
+
+    def in_order_of_pairs(self, table: torch.Tensor) -> torch.Tensor:
+        """The last dimension in the order in which the library loads numbers, with zeros up to whole Pairs."""
+        width = 2 * self._library.lanes
+        places = np.empty(width, dtype=np.int64)
+        self._library.pair_places(TYPES[self.dtype], places.ctypes.data)
+        padded = torch.nn.functional.pad(table, (0, -table.shape[-1] % width))
+        ordered: torch.Tensor = padded.unflatten(-1, (-1, width))[..., torch.from_numpy(places)].flatten(-2)
+        return ordered.contiguous()
+
+    def _layer(self, layer: LayerWeights) -> _Layer:
+        return _Layer(
+            attention_norm=layer.attention_norm.data_ptr(),
+            q_norm=_address(layer.q_norm),
+            k_norm=_address(layer.k_norm),
+            qkv=layer.qkv.address,
+            qkv_bias=self._bias(layer.qkv, layer.qkv_bias),
+            o=layer.o.address,
+            o_bias=_address(layer.o_bias),
+            mlp_norm=layer.mlp_norm.data_ptr(),
+            gate_up=layer.gate_up.address,
+            gate_up_bias=self._bias(layer.gate_up, layer.gate_up_bias),
+            down=layer.down.address,
+            down_bias=_address(layer.down_bias),
+            scale=layer.scale,
+            window=layer.window or 0,
+            **dict.fromkeys(LORA_NAMES, -1),
+        )
+
+    def _bias(self, packed: PackedWeights, biases: Sequence[torch.Tensor | None]) -> int | None:
+        """One bias for the columns of all linears; zeros where one has none, or has no column."""
+        if all(bias is None for bias in biases):
+            return None
+        together = torch.zeros(packed.columns[-1], dtype=packed.dtype)
+        for first, bias in zip(packed.columns, biases, strict=False):
+            if bias is not None:
+                together[first : first + len(bias)] = bias
+        self._biases.append(together)
+        return _address(together)
+
+    def _make_room(self, rows: int) -> None:
+        """The buffers have the size of the most rows so far."""
+        if rows > self._room:
+            self._room = max(rows, 2 * self._room)
+            self._buffers = {
+                name: torch.empty((self._room, width), dtype=self.dtype) for name, width in self._buffer_widths.items()
+            }
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

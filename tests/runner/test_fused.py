@@ -1,0 +1,245 @@
+"""The fused forward against the modules that it stands for: the same logits, with adapters, for each family."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from structlog.testing import capture_logs
+
+from motet.domain import BASE, Digest, RequestId
+from motet_runner.engine import Engine
+from motet_runner.execute import compiled
+from motet_runner.execute.fused import FIRST_POSITIONS, FusedForward
+from motet_runner.execute.model import LoadedModel, load, probe_logits
+from tests.runner.engines import ask, make_engine, run
+from tests.runner.engines import load as load_adapter
+from tests.runner.random_models import EIGHT, ENDS, VOCABULARY, llama, save_adapter, save_base
+from tests.support.compiled_kernels import CACHE, compiled_library
+
+SMALL = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+} | ENDS  # fmt: skip
+CONFIGS: dict[str, Any] = {
+    "Llama": llama(),
+    "Llama with biases and odd sizes": transformers.LlamaConfig(
+        **SMALL | {"hidden_size": 72, "intermediate_size": 101, "vocab_size": 509},
+        head_dim=20, attention_bias=True, mlp_bias=True,
+    ),
+    "Llama 3 rope": transformers.LlamaConfig(
+        **SMALL,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+        },
+    ),
+    "Qwen2": transformers.Qwen2Config(**SMALL),
+    "Qwen3, head and embedding in one": transformers.Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
+    "Mistral, sliding window": transformers.MistralConfig(**SMALL, sliding_window=24),
+}  # fmt: skip
+NEAR_TIE = 1e-4
+"""Two tokens whose logits are nearer may change places."""
+
+
+class Tap:
+    """The logits of each request, in the order of its tokens."""
+
+    def __init__(self) -> None:
+        self.logits: dict[RequestId, list[torch.Tensor]] = {}
+
+    def __call__(self, requests: list[RequestId], logits: torch.Tensor) -> None:
+        for request, row in zip(requests, logits, strict=True):
+            self.logits.setdefault(request, []).append(row.float().clone())
+
+
+def save(name: str, folder: Path) -> Path:
+    """A base whose norms and biases are not those of an untrained model."""
+    torch.manual_seed(1)
+    base = save_base("llama", folder, config=CONFIGS[name])
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(1 if "norm" in path else 0, 0.2)
+    model.save_pretrained(base)
+    return base
+
+
+def served(base: Path, adapters: dict[Digest, Path], **settings: Any) -> tuple[Engine, Tap]:
+    engine = make_engine(base, **settings)
+    engine._worker.on_logits = tap = Tap()
+    for digest, folder in adapters.items():
+        load_adapter(engine, digest, folder)
+    owners = [BASE, *adapters, BASE, *adapters]
+    asked = [
+        ask(f"r{number}", prompt=5 + 13 * number, max_tokens=20, adapter=owner) for number, owner in enumerate(owners)
+    ]
+    run(engine, *asked)
+    return engine, tap
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_the_modules(name: str, tmp_path: Path) -> None:
+    """Prompts in chunks beside decodes, rows of four adapters and of the base, past the window."""
+    compiled_library()
+    base = save(name, tmp_path / "base")
+    adapters = {
+        Digest(f"sha256:{index}"): save_adapter(base, "llama", spec, tmp_path / str(index), seed=index)
+        for index, spec in enumerate(EIGHT[:4])
+    }
+    how = {"dtype": "float32", "kernel_cache": CACHE, "prefill_chunk_tokens": 32}
+    modules, expected = served(base, adapters, kernels="torch", **how)
+    engine, ours = served(base, adapters, kernels="cpp", **how)
+    assert isinstance(engine._loaded.fused, FusedForward)
+    assert modules._loaded.fused is None
+    assert ours.logits.keys() == expected.logits.keys()
+    for request, rows in expected.logits.items():
+        compared = 0
+        for theirs, row in zip(rows, ours.logits[request], strict=True):
+            assert float((row - theirs).abs().max()) <= NEAR_TIE
+            compared += 1
+            if int(theirs.argmax()) != int(row.argmax()):
+                best = theirs.topk(2).values
+                assert float(best[0] - best[1]) <= NEAR_TIE
+                break  # from here on the two have other tokens
+        assert compared
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bfloats_are_as_near_to_the_truth_as_those_of_the_modules(name: str, tmp_path: Path) -> None:
+    base = save(name, tmp_path / "base")
+    with torch.inference_mode():
+        truth = probe_logits(load(base, "float32", "cpu"))
+        model = load(base, "bfloat16", "cpu")
+        theirs = probe_logits(model)
+    ours = fused_logits(model)
+    error, allowed = float((ours - truth).abs().max()), float((theirs - truth).abs().max())
+    assert error <= 1.5 * allowed
+
+
+def fused_logits(loaded: LoadedModel) -> torch.Tensor:
+    library = compiled_library()
+    compiled.use_compiled(loaded, library)
+    assert loaded.fused is not None
+    with torch.inference_mode():
+        return probe_logits(loaded, lambda pages: compiled.PagedAttention(library, pages))
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3, head and embedding in one"])
+def test_memory_holds_one_copy_of_the_weights(name: str, tmp_path: Path) -> None:
+    loaded = load(save(name, tmp_path / "base"), "float32", "cpu")
+    before = sum(parameter.nbytes for parameter in loaded.model.parameters())
+    with torch.inference_mode():
+        expected = probe_logits(loaded)
+    compiled.use_compiled(loaded, compiled_library())
+    left = sum(parameter.nbytes for parameter in loaded.model.parameters())
+    packed = {id(forward.func.__self__): forward.func.__self__ for forward in packed_forwards(loaded)}
+    assert before <= left + sum(weights._packed.nbytes for weights in packed.values()) <= 1.05 * before
+    loaded.fused = None  # the modules compute with the packed weights
+    with torch.inference_mode():
+        assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
+
+
+def packed_forwards(loaded: LoadedModel) -> list[Any]:
+    linears = [*loaded.linears.values(), loaded.model.get_output_embeddings()]
+    return [linear.__dict__["forward"] for linear in linears]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
+def test_other_families_compute_with_packed_linears(family: str, tmp_path: Path) -> None:
+    loaded = load(save_base(family, tmp_path / "base"), "float32", "cpu")
+    with torch.inference_mode():
+        expected = probe_logits(loaded)
+        compiled.use_compiled(loaded, compiled_library())
+        assert loaded.fused is None
+        assert packed_forwards(loaded)
+        assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
+
+
+def test_a_model_that_its_fused_forward_does_not_equal_keeps_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(save("Llama", tmp_path / "base"), "float32", "cpu")
+    with torch.inference_mode():
+        expected = probe_logits(loaded)
+    make = compiled.fused_forward
+
+    def of_another_model(model: Any, *rest: Any) -> FusedForward | None:
+        model.model.norm.weight.data *= 1.01
+        fused = make(model, *rest)
+        model.model.norm.weight.data = model.model.norm.weight.data / 1.01
+        return fused
+
+    monkeypatch.setattr(compiled, "fused_forward", of_another_model)
+    with capture_logs() as logs:
+        compiled.use_compiled(loaded, compiled_library())
+    assert loaded.fused is None
+    assert [line["event"] for line in logs] == ["fused_forward_differs"]
+    with torch.inference_mode():
+        assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
+
+
+def test_what_the_fused_forward_does_not_compute_is_left_to_the_modules(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**SMALL | {"hidden_act": "gelu"})
+    loaded = load(save_base("llama", tmp_path / "base", config=config), "float32", "cpu")
+    compiled.use_compiled(loaded, compiled_library())
+    assert loaded.fused is None
+
+
+def test_halfs_stay_as_they_are(tmp_path: Path) -> None:
+    loaded = load(save_base("llama", tmp_path / "base"), "float16", "cpu")
+    compiled.use_compiled(loaded, compiled_library())
+    assert loaded.fused is None
+    assert all("forward" not in linear.__dict__ for linear in loaded.linears.values())
+
+
+def test_positions_beyond_the_first_table_are_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motet_runner.execute.fused.FIRST_POSITIONS", 8)
+    assert FIRST_POSITIONS > 8
+    loaded = load(save("Llama", tmp_path / "base"), "float32", "cpu")
+    with torch.inference_mode():
+        expected = probe_logits(loaded)
+    assert float((fused_logits(loaded) - expected).abs().max()) <= 1e-4
+
+
+def test_a_row_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
+    compiled_library()
+    base = save("Llama", tmp_path / "base")
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[7] = float("nan")
+    model.save_pretrained(base)
+    _, expected = served(base, {}, kernels="torch", dtype="float32", kernel_cache=CACHE)
+    engine = make_engine(base, kernels="cpp", dtype="float32", kernel_cache=CACHE)
+    engine._worker.on_logits = ours = Tap()
+    asked = [ask(f"r{number}", prompt=5 + 13 * number, max_tokens=20) for number in range(2)]
+    run(engine, *asked, ask("broken", prompt=(3, 7, 5), max_tokens=20))
+    for number in range(2):
+        request = RequestId(f"r{number}")
+        for theirs, row in zip(expected.logits[request], ours.logits[request], strict=True):
+            assert float((row - theirs).abs().max()) <= NEAR_TIE
+
+
+def test_threads_change_no_bit(tmp_path: Path) -> None:
+    base = save("Llama", tmp_path / "base")
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(fused_logits(load(base, "bfloat16", "cpu")))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_a_token_outside_of_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    loaded = load(save("Llama", tmp_path / "base"), "float32", "cpu")
+    fused_logits(loaded)
+    assert loaded.fused is not None
+    loaded.fused._decoder._decoder.vocabulary = 100  # the probe has tokens beyond
+    with pytest.raises(IndexError, match="a token is not below"), torch.inference_mode():
+        probe_logits(loaded, lambda pages: compiled.PagedAttention(compiled_library(), pages))
