@@ -9,7 +9,6 @@ in a model, so that no cache holds them all. It does not use a GPU.
 
 import argparse
 import asyncio
-import tempfile
 import time
 from collections.abc import Callable
 from itertools import cycle
@@ -21,6 +20,7 @@ from benchmarks.harness import Measure, Result, alternate, arguments, percentile
 from motet_kernels.cpp import CannotBuild, Library, build
 from motet_kernels.cpp.linear import PackedWeights
 
+CACHE = Path.home() / ".cache" / "motet" / "kernels"
 SHAPES = {"qkv": (1024, 512), "o": (512, 512), "gate_up": (2752, 512), "down": (512, 1376), "head": (4096, 512)}
 """[outputs, inputs] of the 30 M Llama of the other benchmarks"""
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -106,18 +106,18 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 512], help="rows of x")
     parser.add_argument("--bytes", type=int, default=BYTES, help="bytes of all copies of a weight")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="the folder of compiled kernels")
     parser.add_argument("--threads", type=int, default=1, help="threads of both sides")
     parser.add_argument("--pairs", type=int, default=10, help="quiet pairs to measure")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    with tempfile.TemporaryDirectory() as cache:
-        try:
-            built = build(Path(cache))
-        except CannotBuild as error:
-            skip(str(error))
-        print(f"compiled for {built.instructions}")
-        with torch.inference_mode():
-            results = asyncio.run(measure(given, built.library))
+    try:
+        built = build(given.cache)
+    except CannotBuild as error:
+        skip(str(error))
+    print(f"compiled for {built.instructions}")
+    with torch.inference_mode():
+        results = asyncio.run(measure(given, built.library))
     report("gemm", results, as_json=given.json)
 
 

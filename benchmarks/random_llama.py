@@ -66,6 +66,34 @@ def random_llama(shape: LlamaShape, scratch: Path) -> Path:
     return folder
 
 
+def random_adapter(shape: LlamaShape, folder: Path, *, rank: int, seed: int) -> Path:
+    """An adapter of such a model, on all linears of its layers, as PEFT saves it."""
+    folder.mkdir(parents=True)
+    width, head = shape.width, shape.width // shape.heads
+    linears = {
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (width, shape.kv_heads * head),
+        "self_attn.v_proj": (width, shape.kv_heads * head),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (width, shape.feed_forward),
+        "mlp.up_proj": (width, shape.feed_forward),
+        "mlp.down_proj": (shape.feed_forward, width),
+    }
+    generator = torch.Generator().manual_seed(seed)
+    dtype = getattr(torch, shape.dtype)
+    tensors = {}
+    for layer in range(shape.layers):
+        for linear, (inputs, outputs) in linears.items():
+            path = f"base_model.model.model.layers.{layer}.{linear}"
+            for name, size in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
+                tensors[f"{path}.{name}.weight"] = (torch.randn(size, generator=generator) * 0.02).to(dtype)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    targets = sorted(linear.rpartition(".")[2] for linear in linears)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": targets}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
 def _write(shape: LlamaShape, folder: Path) -> None:
     config = shape.config()
     config.save_pretrained(folder)

@@ -14,6 +14,7 @@ from tests.repo.tree import ROOT
     ("name", "how"),
     [
         ("attention", "--calls=1 --turns=1 --rotated=1"),
+        ("engine", "--requests=2 --prompt=8 --output=4 --layers=2 --width=64 --vocabulary=128 --kv-mib=8 --adapters=2"),
         ("gemm", "--rows=1 --bytes=1000"),
         ("lora_op", "--calls=2 --turns=1 --width=64 --rotated=1"),
         ("gateway", "--requests=32"),
