@@ -67,6 +67,16 @@ def test_a_row_gets_the_same_bits_whoever_is_beside_it(library: Library) -> None
     assert torch.equal(alone[4], beside[4])
 
 
+def test_matrices_of_linears_that_an_adapter_does_not_change_are_not_read(library: Library) -> None:
+    projection = Projection(16, 16, [8, 16], library=library)
+    projection.memory[:] = 255  # no numbers
+    projection.placed = [adapter._replace(linears=frozenset({"other"})) for adapter in projection.placed]
+    x, y = projection.random(5, 16), projection.random(5, 16)
+    before = y.clone()
+    projection.add(y, x, spread(projection, [1, 3]))
+    assert torch.equal(y, before)
+
+
 def test_rows_with_a_stride_and_a_transposed_input_are_read_where_they_are(library: Library) -> None:
     projection = Projection(37, 21, [8, 16], library=library)
     segments = spread(projection, [1, 5])

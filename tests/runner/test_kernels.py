@@ -97,9 +97,11 @@ def test_nothing_is_compiled_for_torch_nor_without_a_folder(llama: Path) -> None
 
 def test_the_engine_changes_over_only_while_no_sequence_lives(llama: Path, adapters: list[Path], ready: Event) -> None:
     asked = [ask("a", prompt=30), ask("b", prompt=50, adapter=Digest("x")), ask("c", adapter=Digest("x"))]
+    short = ask("d", prompt=(7,), adapter=Digest("x"))  # its first batch is laid out as the last one of "c"
     torch_engine = make_engine(llama, kernels="torch")
     load(torch_engine, Digest("x"), adapters[0])
     expected = run(torch_engine, *asked).tokens
+    expected_of_short = run(torch_engine, short).tokens
     with capture_logs() as logs:
         engine = make_engine(llama, kernels="auto")
         load(engine, Digest("x"), adapters[0])
@@ -110,6 +112,7 @@ def test_the_engine_changes_over_only_while_no_sequence_lives(llama: Path, adapt
         assert serving(engine) == "torch", "sequences live"
         ran = run(engine, ran=ran)
         assert serving(engine) == "torch", "nobody has come since"
+        assert run(engine, short).tokens == expected_of_short
         again = run(engine, *asked)
     assert serving(engine).startswith("cpp (")
     assert ran.tokens == again.tokens == expected
