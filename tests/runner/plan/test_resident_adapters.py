@@ -1,5 +1,7 @@
 """Adapters and sequences in one pool of pages: who loads, who waits, who yields."""
 
+from contextlib import suppress
+
 import pytest
 
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
@@ -335,3 +337,28 @@ def test_without_a_supervisor_parked_sequences_and_their_adapters_keep_their_pla
     with pytest.raises(Declined, match="6 pages were promised and 5 can be given"):
         planner.add(new("b", promise=6))
     planner.add(new("b", promise=5))
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_others_do_not_keep_an_adapter_away_for_ever(ahead: int) -> None:
+    """More is promised than there is, and somebody always takes the pages that are given back."""
+    planner = make_planner(pages=16, host_pages=16)
+    device = FakeDevice(planner, ahead=ahead)
+    planner.set_overcommit(2.0)
+    know(planner, x=8)
+
+    def keep_full(step: int) -> None:
+        with suppress(Declined):
+            planner.add(new(f"plain {step}", prompt=40, max_tokens=24))
+        device.step()
+
+    for step in range(3):
+        keep_full(step)
+    planner.add(new("tuned", adapter="x"))
+    step = 3
+    while "tuned" not in device.finished:
+        assert step < 120
+        keep_full(step)
+        step += 1
+    assert happened(device, ParkedNow)
+    device.run()

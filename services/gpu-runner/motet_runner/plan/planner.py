@@ -25,6 +25,7 @@ from motet_runner.interface import (
 )
 from motet_runner.plan.admission import refuse_what_cannot_be, too_long_beside_adapter
 from motet_runner.plan.composer import Iteration, Work, compose
+from motet_runner.plan.joining import PASSED_OVER_AT_MOST
 from motet_runner.plan.presets import Preset
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_memory import MAX_PARKED, MAX_PARKED_AS_VICTIM, SequenceMemory
@@ -90,6 +91,8 @@ class Planner:
         self._cheaper = cheaper
         self._arrivals = 0
         self._turns = SuspectTurns()
+        self._loads_waited = 0
+        """In how many iterations others ran while sequences waited for adapters that could not have their pages."""
         self._launched: deque[_Launched] = deque()
         self._outputs: list[SequenceOutput] = []
 
@@ -204,6 +207,8 @@ class Planner:
         if not self.supervised:
             self._resume_parked()
         self._share_cached()
+        if self._loads_waited >= PASSED_OVER_AT_MOST:
+            self._load_before_others_run()
         iteration = self._next_iteration()
         self._begin_load(iteration)
         news = self._turns.announce(iteration)
@@ -270,11 +275,20 @@ class Planner:
     def _begin_load(self, iteration: Iteration) -> None:
         """After the iteration has its pages: who runs goes before who waits."""
         self.memory.begin_load()
+        self._loads_waited = self._loads_waited + 1 if self.adapters.loads_wait else 0
         if self.adapters.loads_wait and not iteration and not self._launched and not self.sequences.runnable():
             # Nobody can run, and those who wait hold pages that their adapters need.
             holding = [sequence for sequence in self.sequences if sequence.pages]
             if holding:
                 self._make_way(holding)
+
+    def _load_before_others_run(self) -> None:
+        """With more promised than there is, those who run could keep an adapter away for ever. The newest are parked
+        until it has its pages."""
+        self.memory.begin_load()
+        while self.adapters.loads_wait and (victim := self._victim(holding_pages=True)) is not None:
+            self._park_by_itself(victim, victim.promise)
+            self.memory.begin_load()
 
     def _share_cached(self) -> None:
         """Sequences that will start soon look once more: others may have computed their pages meanwhile."""
