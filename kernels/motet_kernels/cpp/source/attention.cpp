@@ -22,6 +22,7 @@ namespace {
 constexpr int PAGE = 16;             // tokens
 constexpr int PAGES_IN_BLOCK = 8;
 constexpr int KEYS_IN_BLOCK = PAGE * PAGES_IN_BLOCK;
+constexpr int PAGES_AHEAD = 3;       // of which keys come before they are needed
 constexpr int QUERIES_IN_UNIT = 64;  // rows times the query heads of a KV head
 constexpr int FEW_QUERIES = 4;
 constexpr int VECTORS_OF_PAGE = PAGE / LANES;
@@ -165,9 +166,10 @@ INLINE void scores_of_few(const T *const *queries, const T *keys, int64_t width,
                         add_product(sums_of[r * TOKENS + t], load_raw_some(queries[r] + i, rest), of_keys);
             }
         }
-        floats totals = sums(sums_of);
+        float totals[LANES];
+        store_floats(totals, sums(sums_of));
         for (int r = 0; r < R; ++r)
-            for (int t = 0; t < TOKENS; ++t) into[r * KEYS_IN_BLOCK + first + t] = totals[r * TOKENS + t];
+            memcpy(into + r * KEYS_IN_BLOCK + first, totals + r * TOKENS, TOKENS * sizeof(float));
     }
 }
 
@@ -303,7 +305,12 @@ template <typename T> struct Call {
                 const T *of_page = page(sequence, number + p, kv_head, false);
                 values[p] = page(sequence, number + p, kv_head, true);
                 prefetch_page(values[p]);
-                if (number + p + 1 < end_page) prefetch_page(page(sequence, number + p + 1, kv_head, false));
+                int64_t ahead = number + p + PAGES_AHEAD;
+                if (ahead < end_page) {
+                    prefetch_page(page(sequence, ahead, kv_head, false));
+                } else if (kv_head + 1 < batch.kv_heads && ahead - end_page < end_page - first_page) {
+                    prefetch_page(page(sequence, first_page + ahead - end_page, kv_head + 1, false));
+                }
                 float *into = scratch.scores.data() + p * PAGE;
                 if (few)
                     few_scores(of_few, count, of_page, into);

@@ -39,15 +39,11 @@ template <> struct Steps<bfloat> {
     using Columns = Pair;
     static constexpr int STEP = 2;
     static const Factor *factors(const float *numbers, int64_t count, Factor *buffer) {
-        for (int64_t i = 0; i < count; i += PAIR) {
-            Pair value = load_some(numbers + i, (int)smaller(PAIR, count - i));
-            words low = rounded(value.a), high = rounded(value.b);
-            uint16_t in_order[PAIR];
-            for (int lane = 0; lane < LANES; ++lane) {
-                in_order[lane] = (uint16_t)low[lane];
-                in_order[LANES + lane] = (uint16_t)high[lane];
-            }
-            memcpy(reinterpret_cast<uint16_t *>(buffer) + i, in_order, sizeof in_order);
+        for (int64_t i = 0; i < count; i += LANES) {
+            float some[LANES] = {};
+            memcpy(some, numbers + i, smaller(LANES, count - i) * sizeof(float));
+            __m256bh narrow = _mm512_cvtneps_pbh((__m512)load_floats(some));
+            memcpy(reinterpret_cast<uint16_t *>(buffer) + i, &narrow, sizeof narrow);
         }
         return buffer;
     }
