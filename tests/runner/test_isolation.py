@@ -103,7 +103,7 @@ def overflowing(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_beside(engine: Engine, how: str) -> EngineRun:
-    """Run good requests of the same rank class and of the base: first with the bad adapter in the same iterations, then
+    """Run good requests of the same rank and of the base: first with the bad adapter in the same iterations, then
     in pages that it has used."""
     prompts = [ask("q", prompt=17 + 6 * i).prompt for i in range(3)]
     good_requests = [
@@ -134,7 +134,7 @@ def test_an_adapter_whose_products_overflow_affects_only_its_own_answers(
 ) -> None:
     """Should one ever pass the checks: neither shared products, nor padding, nor pages carry it to a neighbour."""
     engine = make_engine(llama, prefill_chunk_tokens=64)
-    load(engine, GOOD, adapters[1])  # of the same rank class
+    load(engine, GOOD, adapters[1])  # of the same rank
     engine.load_adapter(OVERFLOWING, check(overflowing, engine.info.target_modules, max_rank=64).layout)
     run(engine)
     engine.set_supervised(True)
