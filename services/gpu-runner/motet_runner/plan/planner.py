@@ -275,7 +275,7 @@ class Planner:
     def _begin_load(self, iteration: Iteration) -> None:
         """After the iteration has its pages: who runs goes before who waits."""
         self.memory.begin_load()
-        self._loads_waited = self._loads_waited + 1 if self.adapters.loads_wait else 0
+        self._loads_waited = self._loads_waited + 1 if self.adapters.loads_lack_pages else 0
         if self.adapters.loads_wait and not iteration and not self._launched and not self.sequences.runnable():
             # Nobody can run, and those who wait hold pages that their adapters need.
             holding = [sequence for sequence in self.sequences if sequence.pages]
@@ -286,7 +286,7 @@ class Planner:
         """With more promised than there is, those who run could keep an adapter away for ever. The newest are parked
         until it has its pages."""
         self.memory.begin_load()
-        while self.adapters.loads_wait and (victim := self._victim(holding_pages=True)) is not None:
+        while self.adapters.loads_lack_pages and (victim := self._victim(holding_pages=True)) is not None:
             self._park_by_itself(victim, victim.promise)
             self.memory.begin_load()
 

@@ -104,6 +104,12 @@ class ResidentAdapters:
         """Whether sequences wait for adapters of which none can have its pages."""
         return self._loading is None and any(map(self._is_live, self._wanted))
 
+    @property
+    def loads_lack_pages(self) -> bool:
+        """Whether sequences wait for adapters that lack pages, while there may be more adapters on the device."""
+        live = sum(map(self._is_live, self._budget.adapters))
+        return self.loads_wait and live < self._budget.max_adapters
+
     def too_large(self, digest: Digest) -> AdapterIncompatible | None:
         """Why an adapter can never be on this device."""
         needed, capacity = self.pages_of(digest), self._pages.capacity
