@@ -1,7 +1,7 @@
 """Where the matrices of an adapter are inside its run, which is one contiguous piece of memory.
 
 All offsets depend on the rank alone. So an adapter on a device is one number, the place where its run begins: every
-kernel finds each matrix from there.
+kernel finds each matrix from there. The bytes of a run are what an adapter costs of the memory for KV (S3-02).
 """
 
 from collections.abc import Sequence

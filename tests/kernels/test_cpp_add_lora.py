@@ -5,7 +5,7 @@ import torch
 
 from motet_kernels import PlacedAdapter, Segment, reference
 from motet_kernels.cpp import Library
-from motet_kernels.cpp.lora_backend import MOST_RANK
+from motet_kernels.cpp.lora_backend import MAX_RANK
 from tests.kernels.test_add_lora import LINEAR, Projection
 from tests.support.compiled_kernels import compiled_library
 
@@ -119,7 +119,7 @@ def test_what_does_not_fit_the_batch_is_refused_before_any_memory_is_touched(x: 
 def test_a_rank_that_the_library_has_no_room_for_is_refused() -> None:
     projection = Projection(16, 16, [8], library=compiled_library())
     with pytest.raises(ValueError, match="above 512"):
-        projection.backend.make_batch([Segment(0, 1, PlacedAdapter("x", 0, MOST_RANK + 8, LINEAR))])
+        projection.backend.make_batch([Segment(0, 1, PlacedAdapter("x", 0, MAX_RANK + 8, LINEAR))])
 
 
 def test_the_library_reads_every_byte() -> None:

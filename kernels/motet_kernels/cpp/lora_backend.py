@@ -12,7 +12,7 @@ from motet_kernels.cpp.library import TYPES, Library
 from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import LinearGroup, RunLayout
 
-MOST_RANK = 512
+MAX_RANK = 512
 """The library has room for so many products of a row."""
 
 
@@ -70,8 +70,8 @@ class CppBackend:
             if last is not None and (last.stop, last.adapter) == (segment.start, adapter):
                 rows[-1][1] = segment.stop
             else:
-                if adapter.rank > MOST_RANK:
-                    raise ValueError(f"rank {adapter.rank} is above {MOST_RANK}")
+                if adapter.rank > MAX_RANK:
+                    raise ValueError(f"rank {adapter.rank} is above {MAX_RANK}")
                 begin = self._memory.data_ptr() + adapter.offset
                 offsets = self._offsets_of(adapter.rank, adapter.linears).ctypes.data
                 rows.append([segment.start, segment.stop, adapter.rank, begin, offsets, used])
