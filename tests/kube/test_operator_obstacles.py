@@ -224,6 +224,7 @@ def test_a_foreign_object_is_not_taken_over_and_the_pool_names_it(cluster: Clust
     }
     cluster.apply(theirs)
     where = ("pdb", "taken", f"--namespace={home.pools}")
+    cluster.wait_for(lambda: "observedGeneration" in cluster.get(*where).get("status", {}), "its controller")
     before = cluster.get(*where)
     with OperatorProcess(home):
         cluster.apply(home.pool("taken"))
