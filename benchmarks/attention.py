@@ -14,8 +14,6 @@ a cache. It does not use a GPU.
 import argparse
 import asyncio
 import itertools
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +21,12 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.harness import Measure, Pairs, Result, alternate, arguments, report, skip
+from benchmarks.harness import Do, Pairs, Result, alternate, arguments, microseconds, report, skip
 from motet_kernels.cpp import CannotBuild, Library, PagedAttention, build
 from motet_kernels.cpp.attention import PAGE_TOKENS
 
 CACHE = Path.home() / ".cache" / "motet" / "kernels"
 
-Do = Callable[[], object]
 
 CASES: dict[str, list[tuple[int, int]]] = {
     "decode_8": [(127, 1)] * 8,
@@ -137,18 +134,6 @@ class Case:
             return scaled_dot_product_attention(query, keys, values, scale=self.scale)
 
         return attend
-
-
-def microseconds(do: Do, calls: int) -> Measure:
-    """The mean time of `calls` calls, one after the other."""
-
-    async def measure() -> float:
-        began = time.perf_counter()
-        for _ in range(calls):
-            do()
-        return (time.perf_counter() - began) / calls * 1e6
-
-    return measure
 
 
 async def measure(given: argparse.Namespace, library: Library) -> list[Result]:

@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import itertools
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Measure, Pairs, Result, alternate, arguments, percentile, report
+from benchmarks.harness import Do, Pairs, Result, alternate, arguments, microseconds, percentile, report
 from motet_kernels import LinearGroup, LoraBackend, PlacedAdapter, RunLayout, Segment, TorchBackend
 from motet_kernels.cpp import CannotBuild, CppBackend, Library, build
 
@@ -64,9 +63,6 @@ def zipf(rows: int) -> list[int]:
 
 def identical(rows: int) -> list[int]:
     return [0] * rows
-
-
-Do = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -172,18 +168,6 @@ def gather_of(
 def read_of(library: Library, memory: torch.Tensor, bytes_of_set: int, sets: int) -> Do:
     following = itertools.cycle([memory.data_ptr() + number * bytes_of_set for number in range(sets)])
     return lambda: library.read(next(following), bytes_of_set)
-
-
-def microseconds(do: Do, calls: int) -> Measure:
-    """The mean time of `calls` calls, one after the other."""
-
-    async def measure() -> float:
-        began = time.perf_counter()
-        for _ in range(calls):
-            do()
-        return (time.perf_counter() - began) / calls * 1e6
-
-    return measure
 
 
 class Benchmark:
