@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -182,7 +183,8 @@ def test_the_console_format_writes_plain_lines() -> None:
 
 def test_with_a_full_disk_lines_are_lost_and_the_process_continues() -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-c", SPEAK, "info", "json"], stderr=full, check=False)
+        buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+        done = subprocess.run([sys.executable, "-c", SPEAK, "info", "json"], stderr=full, env=buffered, check=False)
     assert done.returncode == 0
 
 

@@ -6,6 +6,7 @@ metrics start with `motet_`.
 
 import asyncio
 import logging
+import os
 import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
@@ -26,7 +27,7 @@ from motet.settings import ProcessSettings
 
 def configure_logging(service: str, settings: ProcessSettings) -> None:
     """Send structlog and the standard library's logging to stderr, one line for each event."""
-    stream = _LossyStream(sys.stderr)
+    stream = _LossyStream(sys.stderr.fileno())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -60,19 +61,24 @@ def configure_logging(service: str, settings: ProcessSettings) -> None:
 
 
 class _LossyStream:
-    """A stream that drops a line that it cannot write, for example because the disk is full. The process goes on."""
+    """Drops a line that it cannot write, for example because the disk is full. The process goes on.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    It buffers nothing. Python would try once more to write what is left in a buffer when the process ends, and turn its
+    exit status into 120.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
 
     def write(self, text: str) -> int:
+        left = memoryview(text.encode(errors="backslashreplace"))
         with suppress(OSError):
-            self._stream.write(text)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError):
-            self._stream.flush()
+        """Nothing is buffered."""
 
 
 def new_registry() -> CollectorRegistry:
