@@ -24,9 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.harness import Do, Pairs, Result, alternate, arguments, microseconds, report, skip
 from motet_kernels.cpp import CannotBuild, Library, PagedAttention, build
 from motet_kernels.cpp.attention import PAGE_TOKENS
-
-CACHE = Path.home() / ".cache" / "motet" / "kernels"
-
+from motet_runner.settings import KERNEL_CACHE
 
 CASES: dict[str, list[tuple[int, int]]] = {
     "decode_8": [(127, 1)] * 8,
@@ -183,7 +181,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=5, help="calls per figure")
     parser.add_argument("--turns", type=int, default=3, help="figures of each side per pair")
     parser.add_argument("--pairs", type=int, default=10, help="quiet pairs to measure")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="the folder of compiled kernels")
+    parser.add_argument("--cache", type=Path, default=KERNEL_CACHE.expanduser(), help="the folder of compiled kernels")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     try:

@@ -30,8 +30,8 @@ from motet_runner.adapters.certification import certify
 from motet_runner.engine import Engine
 from motet_runner.execute.flat_batch import FlatBatch
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
+from motet_runner.settings import KERNEL_CACHE
 
-CACHE = Path.home() / ".cache" / "motet" / "kernels"
 GAINED = {"modules": (1.5, 1.25), "torch": (2.5, 2.0)}
 """The least that the fused forward must gain over each with up to FEW requests, and with more."""
 
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16, help="rank of every adapter")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--kv-mib", type=int, default=256, help="memory for keys and values, and for adapters")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="the folder of compiled kernels")
+    parser.add_argument("--cache", type=Path, default=KERNEL_CACHE.expanduser(), help="the folder of compiled kernels")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--pairs", type=int, default=5, help="quiet pairs to measure")
     given = parser.parse_args()

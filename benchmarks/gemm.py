@@ -19,8 +19,8 @@ import torch
 from benchmarks.harness import Measure, Result, alternate, arguments, percentile, report, skip
 from motet_kernels.cpp import CannotBuild, Library, build
 from motet_kernels.cpp.linear import PackedWeights
+from motet_runner.settings import KERNEL_CACHE
 
-CACHE = Path.home() / ".cache" / "motet" / "kernels"
 SHAPES = {"qkv": (1024, 512), "o": (512, 512), "gate_up": (2752, 512), "down": (512, 1376), "head": (4096, 512)}
 """[outputs, inputs] of the 30 M Llama of the other benchmarks"""
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -106,7 +106,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 512], help="rows of x")
     parser.add_argument("--bytes", type=int, default=BYTES, help="bytes of all copies of a weight")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="the folder of compiled kernels")
+    parser.add_argument("--cache", type=Path, default=KERNEL_CACHE.expanduser(), help="the folder of compiled kernels")
     parser.add_argument("--threads", type=int, default=1, help="threads of both sides")
     parser.add_argument("--pairs", type=int, default=10, help="quiet pairs to measure")
     given = parser.parse_args()

@@ -25,8 +25,8 @@ import torch
 from benchmarks.harness import Do, Pairs, Result, alternate, arguments, microseconds, percentile, report
 from motet_kernels import LinearGroup, LoraBackend, PlacedAdapter, RunLayout, Segment, TorchBackend
 from motet_kernels.cpp import CannotBuild, CppBackend, Library, build
+from motet_runner.settings import KERNEL_CACHE
 
-CACHE = Path.home() / ".cache" / "motet" / "kernels"
 LINEAR = "linear"
 ROWS = (8, 32)
 MIXED_RANKS = (8, 16, 32, 64, 128)
@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=20, help="calls per figure")
     parser.add_argument("--turns", type=int, default=3, help="figures of each side per pair")
     parser.add_argument("--pairs", type=int, default=10, help="quiet pairs to measure")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="the folder of compiled kernels")
+    parser.add_argument("--cache", type=Path, default=KERNEL_CACHE.expanduser(), help="the folder of compiled kernels")
     given = parser.parse_args()
     # The targets are for these sizes.
     given.targets = (given.width, given.rank, given.dtype) == (4096, 16, "bfloat16")

@@ -6,9 +6,10 @@ from pathlib import Path
 from motet_kernels.cpp import Library, build
 from motet_kernels.cpp.builder import Built
 from motet_kernels.cpp.compiler import CompilerError, find_compiler
+from motet_runner.settings import KERNEL_CACHE
 from tests.support.machine import lacking
 
-CACHE = Path.home() / ".cache" / "motet" / "kernels"
+CACHE = KERNEL_CACHE.expanduser()
 
 
 def needs_a_compiler() -> Path:

@@ -12,6 +12,9 @@ from motet_runner.interface import EngineConfig
 
 CLUSTER_VOLUMES = "/var/lib/motet/volumes"
 
+KERNEL_CACHE = Path("~/.cache/motet/kernels")
+"""Where compiled kernels are kept if nobody says otherwise"""
+
 
 class Settings(BaseSettings):
     """Settings of one runner: what it serves, where it listens, and how much it may hold."""
@@ -71,7 +74,7 @@ class Settings(BaseSettings):
     this machine, and the runner does not start without it. With `auto`, torch serves on a CPU until `cpp` is compiled
     and tested, or for good if there is no compiler; the log says which one serves."""
 
-    kernel_cache: Path = Path("~/.cache/motet/kernels")
+    kernel_cache: Path = KERNEL_CACHE
     """The folder of compiled kernels. Runners of one user may share it. Nobody else may write to it."""
 
     compiler: str = ""
