@@ -12,104 +12,24 @@ use a GPU.
 
 import argparse
 import asyncio
-import random
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
-import torch
-
-from benchmarks.harness import Measure, Result, alternate, arguments, percentile, report, skip
+from benchmarks.engine_run import Run, make_run, seconds_of, traffic
+from benchmarks.harness import Result, alternate, arguments, percentile, report, skip
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_adapter, random_llama
-from motet.domain import BASE, Digest, RequestId, pages_for
+from motet.domain import Digest
 from motet_kernels.cpp import CannotBuild, build
 from motet_runner.adapters.certification import certify
-from motet_runner.engine import Engine
-from motet_runner.execute.flat_batch import FlatBatch
-from motet_runner.interface import EngineConfig, NewSequence, Sampling
 from motet_runner.settings import KERNEL_CACHE
 
 GAINED = {"modules": (1.5, 1.25), "torch": (2.5, 2.0)}
 """The least that the fused forward must gain over each with up to FEW requests, and with more."""
 
-Owners = Callable[[int], Digest]
-"""The adapter of each request"""
-
 KEPT = {"identical": (0.88, 0.90), "skewed": (0.80, 0.80), "distinct": (0.75, 0.80)}
 """The least that is kept of the base's speed with up to FEW requests, and with more. With few, the bytes of distinct
 adapters alone cost a fifth."""
 FEW = 16
-
-
-def traffic(adapters: list[Digest]) -> dict[str, Owners]:
-    return {
-        "identical": lambda _: adapters[0],
-        "skewed": lambda number: adapters[min(len(adapters) - 1, 8 // (1 + number))],
-        "distinct": lambda number: adapters[number % len(adapters)],
-    }
-
-
-class Run:
-    """One engine, and the seconds of its steps and of the model in them."""
-
-    def __init__(self, engine: Engine, given: argparse.Namespace) -> None:
-        self.engine = engine
-        self._given = given
-        self._numbers = count()
-        self.of_model: list[float] = []
-        self.of_steps: list[float] = []
-
-    def seconds(self, requests: int, owner: Owners = lambda _: BASE) -> float:
-        """What so many requests take together. Their prompts are new, so that no prefix is cached."""
-        given, tokens = self._given, random.Random(next(self._numbers))
-        for number in range(requests):
-            prompt = tuple(tokens.randrange(2, given.vocabulary) for _ in range(given.prompt))
-            self.engine.add(
-                NewSequence(
-                    request=RequestId(f"{next(self._numbers)}-{number}"),
-                    epoch=1,
-                    prompt=prompt,
-                    adapter=owner(number),
-                    promise=pages_for(given.prompt + given.output),
-                    sampling=Sampling(max_tokens=given.output, ignore_eos=True),
-                )
-            )
-        began = time.perf_counter()
-        while self.engine.has_work():
-            of_step = time.perf_counter()
-            self.engine.step()
-            self.of_steps.append(time.perf_counter() - of_step)
-        return time.perf_counter() - began
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Measures the model's part of each step."""
-        loaded = self.engine._loaded
-        fused = loaded.fused
-        assert fused is not None
-        self.of_model, self.of_steps = [], []
-
-        def timed(batch: FlatBatch) -> torch.Tensor:
-            began = time.perf_counter()
-            logits = fused(batch)
-            self.of_model.append(time.perf_counter() - began)
-            return logits
-
-        loaded.fused = timed  # type: ignore[assignment] # it is only called
-        try:
-            yield
-        finally:
-            loaded.fused = fused
-
-
-def seconds_of(run: Run, requests: int, owner: Owners = lambda _: BASE) -> Measure:
-    async def measure() -> float:
-        return run.seconds(requests, owner)
-
-    return measure
 
 
 async def measure(given: argparse.Namespace, runs: dict[str, Run], adapters: list[Digest]) -> list[Result]:
@@ -144,27 +64,6 @@ async def measure(given: argparse.Namespace, runs: dict[str, Run], adapters: lis
             Result(f"fused_host_share_{requests}", host, ""),
         ]
     return results
-
-
-def make_run(model: Path, given: argparse.Namespace, how: str) -> Run:
-    engine = Engine(
-        EngineConfig(
-            model=model,
-            device="cpu",
-            dtype=given.dtype,
-            kernels="torch" if how == "torch" else "cpp",
-            kernel_cache=given.cache,
-            kv_cache_mib=given.kv_mib,
-            max_resident_adapters=given.adapters,
-            threads=given.threads,
-            prefix_cache=False,
-        )
-    )
-    if how == "modules":
-        engine._loaded.fused = None
-    elif how == "fused" and engine._loaded.fused is None:
-        raise SystemExit("this model has no fused forward")
-    return Run(engine, given)
 
 
 def main() -> None:
