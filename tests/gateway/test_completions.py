@@ -85,6 +85,7 @@ async def test_the_scheduler_is_told_the_hints_of_the_first_pages_of_a_prompt(se
 
 async def test_a_gateway_that_reconnects_names_the_parents_again(served: Served) -> None:
     scheduler = served.cluster.scheduler
+    served.cluster.runners[0].step_seconds = 0.05  # so that both live on when the scheduler is back
     asking = asyncio.create_task(complete(served, n=2, max_tokens=400, ignore_eos=True))
     await eventually(lambda: len(served.cluster.runners[0].submits) == 2)
     await scheduler.restart()

@@ -20,12 +20,7 @@ from motet.store import keys as stored
 from motet.store import migrate, open_store
 from tests.common.waiting import PATIENCE_S
 from tests.support.fake_services import FakeServices
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.support.ports import free_port
 
 
 @asynccontextmanager

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.images.installation import USER, Installed, build_wheel, free_port, installation, user_of, volume
+from tests.images.installation import USER, Installed, build_wheel, installation, user_of, volume
 from tests.kube.cluster import Cluster
 from tests.kube.operators import site
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.kube, pytest.mark.soak]
 

@@ -12,7 +12,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,18 +29,13 @@ import motet_cli
 from motet.processes.linux import all_stats, environment_of
 from motet_cli.status import document_of
 from motet_operator.local.state_directory import StateDirectory
+from tests.support.ports import free_port
 
 REPORTS_AT_ONCE = {"MOTET_RUNNER_REPORT_SECONDS": "0.1"}
 """The settings of a stack whose tests look for the runner that has the streams."""
 
 BUNDLED = Path(motet_cli.__file__).parent / "bundled"
 MOTET = (sys.executable, "-P", "-m", "motet_cli.main")
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
 
 
 @dataclass

@@ -16,9 +16,10 @@ from openai.types.chat import ChatCompletionUserMessageParam
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import Link
 from motet.tls import TlsIdentity, acting_as
-from tests.stack.harness import BUNDLED, free_port
+from tests.stack.harness import BUNDLED
 from tests.support.authority import Authority
 from tests.support.in_process_services import adapter_entry
+from tests.support.ports import free_port
 
 SERVICES = ("scheduler", "supervisor", "predictor", "runner", "gateway")
 READY_WITHIN_S = 90.0

@@ -9,8 +9,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.repo.tree import ROOT
-from tests.stack.harness import free_port
 from tests.support.installed import install
+from tests.support.ports import free_port
 from tools.record_terminal import COMMANDS
 
 pytestmark = pytest.mark.stack

@@ -72,11 +72,13 @@ async def test_a_stopped_runner_is_replaced_and_its_streams_continue_elsewhere(
         streams = on.create_task(concurrent.run())
         while True:
             await concurrent.in_the_middle()
+            restarted = concurrent.restarted
             name, served = await asyncio.to_thread(stack.busiest_runner)
             victim = stack.service(name)
             runner = int(victim["pid"])
             stands_still = engine_of(runner) if part == "engine" else runner
-            if concurrent.all_in_the_middle:  # check again: the look-ups took time
+            # The look-ups took time. A stream that began again meanwhile may have gone to another runner.
+            if concurrent.all_in_the_middle and concurrent.restarted == restarted:
                 break
         concurrent.disturb()
         os.kill(stands_still, signal.SIGSTOP)

@@ -16,7 +16,8 @@ import pytest
 from motet.processes.linux import all_stats
 from tests.docs.blocks import Python, Shell, blocks, type_page
 from tests.repo.tree import ROOT
-from tests.stack.harness import BUNDLED, MOTET, LocalStack, copy_of_bundled, free_port, running_stack, write_adapter
+from tests.stack.harness import BUNDLED, MOTET, LocalStack, copy_of_bundled, running_stack, write_adapter
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.stack
 

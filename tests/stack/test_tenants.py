@@ -28,7 +28,8 @@ from motet.store import keys as kept
 from motet.store import length_samples, open_store
 from tests.docs.blocks import Python, Shell, blocks, type_page
 from tests.repo.tree import ROOT
-from tests.stack.harness import BUNDLED, LocalStack, copy_of_bundled, free_port, running_stack, write_adapter
+from tests.stack.harness import BUNDLED, LocalStack, copy_of_bundled, running_stack, write_adapter
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.stack
 

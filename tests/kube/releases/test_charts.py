@@ -30,6 +30,7 @@ from tests.kube.cluster import Cluster, CommandRefused
 from tests.kube.network import API_PORT, CONTROL_PLANE
 from tests.repo.tree import ROOT
 from tests.support.machine import lacking
+from tests.support.ports import free_port
 from tests.support.postgresql import MISSING, PostgreSQL
 from tests.support.postgresql import find as find_postgresql
 
@@ -671,9 +672,7 @@ def check(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[str]:
     """The address of a real gateway, without runners."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {
         "PATH": "/usr/bin:/bin",
         "MOTET_GATEWAY_PORT": str(port),
