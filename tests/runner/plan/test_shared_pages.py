@@ -254,8 +254,8 @@ def test_choices_of_one_call_compute_their_prompt_once() -> None:
 )
 def test_a_choice_does_not_wait_for_a_parent_that_is(why: str) -> None:
     preset = "request-level" if why == "in a fixed batch" else "paged-chunk"
-    planner = make_planner(chunk_tokens=20, preset=preset)
-    planner.supervised, planner.protect_after_steps = True, 1000
+    planner = make_planner(chunk_tokens=20, preset=preset, protect_after_steps=1000)
+    planner.supervised = True
     device = FakeDevice(planner)
     if why not in ("later", "unknown"):
         like = "another" if why == "of another prompt" else "all"

@@ -25,10 +25,10 @@ from motet_runner.interface import (
 )
 from motet_runner.plan.admission import refuse_what_cannot_be, too_long_beside_adapter
 from motet_runner.plan.composer import Iteration, Work, compose
-from motet_runner.plan.joining import PASSED_OVER_AT_MOST
 from motet_runner.plan.presets import Preset
+from motet_runner.plan.self_protection import SelfProtection
 from motet_runner.plan.sequence import Sequence
-from motet_runner.plan.sequence_memory import MAX_PARKED, MAX_PARKED_AS_VICTIM, SequenceMemory
+from motet_runner.plan.sequence_memory import MAX_PARKED, SequenceMemory
 from motet_runner.plan.sequence_table import SequenceTable
 from motet_runner.plan.size_limit import SizeLimit
 from motet_runner.plan.step_plan import RowStep, SampledToken, StepPlan, StepResult
@@ -82,17 +82,20 @@ class Planner:
         self.max_length = min(max_length, pages * PAGE_TOKENS)
         self.vocabulary = vocabulary
         self.eos_token_ids = eos_token_ids
-        self.protect_after_steps = protect_after_steps
         self.window = window
         """How many tokens a token attends to, itself included, if all layers have such a window."""
         self.supervised = False
         self.steps = 0
         """Iterations planned so far."""
-        self._cheaper = cheaper
         self._arrivals = 0
         self._turns = SuspectTurns()
-        self._loads_waited = 0
-        """In how many iterations others ran while sequences waited for adapters that could not have their pages."""
+        self._protection = SelfProtection(
+            self.sequences,
+            self.memory,
+            protect_after_steps=protect_after_steps,
+            cheaper=cheaper,
+            give_up=self._give_up,
+        )
         self._launched: deque[_Launched] = deque()
         self._outputs: list[SequenceOutput] = []
 
@@ -173,7 +176,7 @@ class Planner:
         sequence = self.sequences.of_epoch(request, epoch)
         if sequence is None or sequence.state is not State.PARKED:
             return False
-        return self._resume(sequence, min(promise, max(sequence.most_pages, 1)))
+        return self.memory.resume(sequence, min(promise, max(sequence.most_pages, 1)))
 
     def load_adapter(self, adapter: Digest, layout: AdapterLayout) -> None:
         """Say where an adapter is on this machine. It loads as soon as it can have its pages."""
@@ -203,14 +206,15 @@ class Planner:
 
         An iteration for one suspect is announced first: None with the event comes before it.
         """
-        self._protect()
+        protection = self._protection
+        protection.answer_overflows(supervised=self.supervised, idle=not self._launched)
         if not self.supervised:
-            self._resume_parked()
+            protection.resume_parked()
         self._share_cached()
-        if self._loads_waited >= PASSED_OVER_AT_MOST:
-            self._load_before_others_run()
+        protection.load_before_others_run()
         iteration = self._next_iteration()
-        self._begin_load(iteration)
+        nobody_runs = not iteration and not self._launched and not self.sequences.runnable()
+        protection.load_beside(nobody_runs=nobody_runs)
         news = self._turns.announce(iteration)
         if news:
             self.sequences.events += news
@@ -254,12 +258,12 @@ class Planner:
 
     def _next_iteration(self) -> Iteration:
         suspects_first = self._turns.suspects_first
-        iteration, short = self._with_pages(self._compose(suspects_first=suspects_first))
+        iteration, short = self._protection.take_pages(self._compose(suspects_first=suspects_first))
         if not iteration and short:
             # Without pages for the one whose turn it is, the others may still have theirs.
-            iteration, short = self._with_pages(self._compose(suspects_first=not suspects_first))
+            iteration, short = self._protection.take_pages(self._compose(suspects_first=not suspects_first))
         if not iteration and short and not self._launched:
-            self._make_way([sequence for sequence in self.sequences if sequence.pages])
+            self._protection.make_way()
         return iteration
 
     def _compose(self, *, suspects_first: bool) -> Iteration:
@@ -271,24 +275,6 @@ class Planner:
             suspects_first=suspects_first,
             free_pages=self.memory.free,
         )
-
-    def _begin_load(self, iteration: Iteration) -> None:
-        """After the iteration has its pages: who runs goes before who waits."""
-        self.memory.begin_load()
-        self._loads_waited = self._loads_waited + 1 if self.adapters.loads_lack_pages else 0
-        if self.adapters.loads_wait and not iteration and not self._launched and not self.sequences.runnable():
-            # Nobody can run, and those who wait hold pages that their adapters need.
-            holding = [sequence for sequence in self.sequences if sequence.pages]
-            if holding:
-                self._make_way(holding)
-
-    def _load_before_others_run(self) -> None:
-        """With more promised than there is, those who run could keep an adapter away for ever. The newest are parked
-        until it has its pages."""
-        self.memory.begin_load()
-        while self.adapters.loads_lack_pages and (victim := self._victim(holding_pages=True)) is not None:
-            self._park_by_itself(victim, victim.promise)
-            self.memory.begin_load()
 
     def _share_cached(self) -> None:
         """Sequences that will start soon look once more: others may have computed their pages meanwhile."""
@@ -434,13 +420,6 @@ class Planner:
             return None
         return sequence
 
-    def _resume(self, sequence: Sequence, promise: int) -> bool:
-        here = self.adapters.is_here(sequence.adapter)
-        resumed = self.memory.resume(sequence, promise, adapter_is_here=here)
-        if resumed and not here:
-            self.adapters.want(sequence.adapter)
-        return resumed
-
     def _remove(self, sequence: Sequence) -> None:
         self.memory.release(sequence)
         self.sequences.remove(sequence)
@@ -451,80 +430,6 @@ class Planner:
         self._outputs.append(failed)
         self._remove(sequence)
 
-    # -- short memory ------------------------------------------------------------------------------------------------
-
-    def _with_pages(self, iteration: Iteration) -> tuple[Iteration, bool]:
-        """Take the pages of an iteration; whether they were short. They only are when promises were overcommitted; then
-        the newest of those who hold pages is parked (PU-15), or the one in need waits when it is the newest itself."""
-        short = False
-        for work in iteration.work:
-            sequence = work.sequence
-            while sequence.state is not State.PARKED and not self.memory.grow(sequence, work.start + work.count):
-                short = True
-                victim = self._victim(holding_pages=True)
-                if victim is None or _newest_of_the_lowest_class(victim) < _newest_of_the_lowest_class(sequence):
-                    iteration = iteration.without(sequence)
-                    break
-                self._park_by_itself(victim, victim.promise)
-                iteration = iteration.without(victim)
-        return iteration, short
-
-    def _make_way(self, candidates: list[Sequence]) -> None:
-        """Nobody can run and nobody may be chosen: the newest is parked beyond the rule, or goes, so the rest live."""
-        newest = max(candidates, key=_newest_of_the_lowest_class)
-        if newest.parked_times < MAX_PARKED:
-            self._park_by_itself(newest, newest.most_pages)
-        else:
-            error = Overloaded("The runner's memory is full and this request was paused often; try again.")
-            self._give_up(newest, error)
-
-    def _protect(self) -> None:
-        """Extend or park for those who stand at their promise and got no answer."""
-        runnable = self.sequences.runnable()
-        others_run = not all(sequence.stands_at_promise for sequence in runnable)
-        for sequence in runnable:
-            if sequence.state is State.PARKED or not sequence.stands_at_promise:
-                continue
-            if self.supervised and others_run and sequence.waited < self.protect_after_steps:
-                sequence.waited += 1
-                continue
-            if self._extend_by_itself(sequence):
-                continue
-            victim = self._victim()
-            if victim is not None:
-                self._park_by_itself(victim, victim.doubled)
-                if victim is not sequence:
-                    self._extend_by_itself(sequence)
-            elif not self._launched and all(other.stands_at_promise for other in self.sequences.runnable()):
-                self._make_way(self.sequences.runnable())
-                break
-
-    def _extend_by_itself(self, sequence: Sequence) -> bool:
-        return self.memory.extend(sequence, min(sequence.doubled, sequence.promise + self.memory.ledger.free))
-
-    def _park_by_itself(self, sequence: Sequence, wanted: int) -> None:
-        self.memory.park(sequence, wanted, self._cheaper(sequence), by_itself=True)
-
-    def _resume_parked(self) -> None:
-        for sequence in self.sequences.parked():
-            # The pages must be there, not only promised: an overcommitted ledger would park it again at once.
-            room = self.memory.free_beside(sequence.adapter) >= sequence.wanted
-            if not room or any(other.stands_at_promise for other in self.sequences.runnable()):
-                return
-            if not self._resume(sequence, sequence.wanted):
-                return
-
-    def _victim(self, *, holding_pages: bool = False) -> Sequence | None:
-        """The newest of the lowest class, never one that was parked too often already."""
-        candidates = [
-            sequence
-            for sequence in self.sequences
-            if sequence.state is not State.PARKED
-            and sequence.parked_times < MAX_PARKED_AS_VICTIM
-            and (sequence.pages or not holding_pages)
-        ]
-        return max(candidates, key=_newest_of_the_lowest_class, default=None)
-
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
@@ -532,7 +437,3 @@ class _Launched:
     rows: list[int]
     restarts: list[int]
     """Each sequence's `restarts` when it was planned."""
-
-
-def _newest_of_the_lowest_class(sequence: Sequence) -> tuple[int, int]:
-    return sequence.new.priority, sequence.arrival

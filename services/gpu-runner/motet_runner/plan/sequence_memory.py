@@ -226,9 +226,9 @@ class SequenceMemory:
         self._table.events.append(parked)
         self._table.enter(sequence, State.PARKED)
 
-    def resume(self, sequence: Sequence, promise: int, *, adapter_is_here: bool) -> bool:
+    def resume(self, sequence: Sequence, promise: int) -> bool:
         """Bring a parked sequence back under a new promise, if ledger and pages have room for it. What is still in the
-        prefix cache is neither copied nor computed again."""
+        prefix cache is neither copied nor computed again. Its adapter loads again if it has gone."""
         needed = _pages_of_kv(sequence)
         if promise < max(1, pages_for(sequence.scheduled)):
             return False
@@ -251,8 +251,11 @@ class SequenceMemory:
             sequence.scheduled = sequence.computed = shared * PAGE_TOKENS
         sequence.parked_by, sequence.wanted = None, 0
         self._table.events.append(ResumedNow(sequence.request, sequence.new.epoch, promise, method))
-        self._table.enter(sequence, _state_after_resume(sequence, adapter_is_here=adapter_is_here))
+        here = self.adapters.is_here(adapter)
+        self._table.enter(sequence, _state_after_resume(sequence, adapter_is_here=here))
         self._set_promise(sequence, promise)
+        if not here:
+            self.adapters.want(adapter)
         return True
 
     def check(self) -> None:

@@ -1,0 +1,135 @@
+"""Self-protection: an engine extends, parks and resumes sequences by itself, so that the others can go on.
+
+It does so when a sequence stands at its promise and nobody answers (S3-10), when pages are short because promises were
+overcommitted (PU-15), and when an adapter has lacked pages for long.
+"""
+
+from collections.abc import Callable
+
+from motet.domain import ParkMethod
+from motet.errors import MotetError, Overloaded
+from motet_runner.interface import State
+from motet_runner.plan.composer import Iteration
+from motet_runner.plan.joining import PASSED_OVER_AT_MOST
+from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.sequence_memory import MAX_PARKED, SequenceMemory
+from motet_runner.plan.sequence_table import SequenceTable
+from motet_runner.plan.victims import newest_of_the_lowest_class, victim_among
+
+
+class SelfProtection:
+    def __init__(
+        self,
+        sequences: SequenceTable,
+        memory: SequenceMemory,
+        *,
+        protect_after_steps: int,
+        cheaper: Callable[[Sequence], ParkMethod],
+        give_up: Callable[[Sequence, MotetError], None],
+    ) -> None:
+        self._sequences = sequences
+        self._memory = memory
+        self._protect_after_steps = protect_after_steps
+        self._cheaper = cheaper
+        self._give_up = give_up
+        self._loads_waited = 0
+        """In how many iterations others ran while sequences waited for adapters that could not have their pages."""
+
+    # -- promises ----------------------------------------------------------------------------------------------------
+
+    def answer_overflows(self, *, supervised: bool, idle: bool) -> None:
+        """Extend or park for those who stand at their promise and got no answer. `idle`: no iteration is under way."""
+        runnable = self._sequences.runnable()
+        others_run = not all(sequence.stands_at_promise for sequence in runnable)
+        for sequence in runnable:
+            if sequence.state is State.PARKED or not sequence.stands_at_promise:
+                continue
+            if supervised and others_run and sequence.waited < self._protect_after_steps:
+                sequence.waited += 1
+                continue
+            if self._extend(sequence):
+                continue
+            victim = victim_among(self._sequences)
+            if victim is not None:
+                self._park(victim, victim.doubled)
+                if victim is not sequence:
+                    self._extend(sequence)
+            elif idle and all(other.stands_at_promise for other in self._sequences.runnable()):
+                self._make_way(self._sequences.runnable())
+                break
+
+    def resume_parked(self) -> None:
+        for sequence in self._sequences.parked():
+            # The pages must be there, not only promised: an overcommitted ledger would park it again at once.
+            room = self._memory.free_beside(sequence.adapter) >= sequence.wanted
+            if not room or any(other.stands_at_promise for other in self._sequences.runnable()):
+                return
+            if not self._memory.resume(sequence, sequence.wanted):
+                return
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    def take_pages(self, iteration: Iteration) -> tuple[Iteration, bool]:
+        """Take the pages of an iteration; whether they were short. They only are when promises were overcommitted; then
+        the newest of those who hold pages is parked (PU-15), or the one in need waits when it is the newest itself."""
+        short = False
+        for work in iteration.work:
+            sequence = work.sequence
+            while sequence.state is not State.PARKED and not self._memory.grow(sequence, work.start + work.count):
+                short = True
+                victim = victim_among(self._sequences, holding_pages=True)
+                if victim is None or newest_of_the_lowest_class(victim) < newest_of_the_lowest_class(sequence):
+                    iteration = iteration.without(sequence)
+                    break
+                self._park(victim, victim.promise)
+                iteration = iteration.without(victim)
+        return iteration, short
+
+    def make_way(self) -> None:
+        """Nobody can run for lack of pages, and no load can begin."""
+        holding = [sequence for sequence in self._sequences if sequence.pages]
+        if holding:
+            self._make_way(holding)
+
+    # -- adapters ----------------------------------------------------------------------------------------------------
+
+    def load_before_others_run(self) -> None:
+        """Begin a load that others have kept from its pages in too many iterations.
+
+        They could do so for ever: more was promised than there is, or the adapter became known only after its sequence
+        was admitted, and the pages that it needs were promised to others. So the newest are parked, one after the
+        other, until the adapter has its pages. The supervisor is not asked: it decides about promises, and here pages
+        are short.
+        """
+        if self._loads_waited < PASSED_OVER_AT_MOST:
+            return
+        adapters = self._memory.adapters
+        self._memory.begin_load()
+        while adapters.loads_lack_pages and (victim := victim_among(self._sequences, holding_pages=True)) is not None:
+            self._park(victim, victim.promise)
+            self._memory.begin_load()
+
+    def load_beside(self, *, nobody_runs: bool) -> None:
+        """Begin a load with the pages that an iteration has left: who runs goes before who waits."""
+        adapters = self._memory.adapters
+        self._memory.begin_load()
+        self._loads_waited = self._loads_waited + 1 if adapters.loads_lack_pages else 0
+        if nobody_runs and adapters.loads_wait:
+            self.make_way()  # those who wait hold pages that their adapters need
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _extend(self, sequence: Sequence) -> bool:
+        return self._memory.extend(sequence, min(sequence.doubled, sequence.promise + self._memory.ledger.free))
+
+    def _park(self, sequence: Sequence, wanted: int) -> None:
+        self._memory.park(sequence, wanted, self._cheaper(sequence), by_itself=True)
+
+    def _make_way(self, candidates: list[Sequence]) -> None:
+        """Nobody can run and nobody may be chosen: the newest is parked beyond the rule, or goes, so the rest live."""
+        newest = max(candidates, key=newest_of_the_lowest_class)
+        if newest.parked_times < MAX_PARKED:
+            self._park(newest, newest.most_pages)
+        else:
+            error = Overloaded("The runner's memory is full and this request was paused often; try again.")
+            self._give_up(newest, error)

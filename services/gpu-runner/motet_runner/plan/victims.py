@@ -1,0 +1,23 @@
+"""Who is parked when others need memory (PU-15): the newest of the lowest class."""
+
+from collections.abc import Iterable
+
+from motet_runner.interface import State
+from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.sequence_memory import MAX_PARKED_AS_VICTIM
+
+
+def victim_among(sequences: Iterable[Sequence], *, holding_pages: bool = False) -> Sequence | None:
+    """Never one that was parked too often already."""
+    candidates = [
+        sequence
+        for sequence in sequences
+        if sequence.state is not State.PARKED
+        and sequence.parked_times < MAX_PARKED_AS_VICTIM
+        and (sequence.pages or not holding_pages)
+    ]
+    return max(candidates, key=newest_of_the_lowest_class, default=None)
+
+
+def newest_of_the_lowest_class(sequence: Sequence) -> tuple[int, int]:
+    return sequence.new.priority, sequence.arrival
