@@ -12,7 +12,14 @@ from pathlib import Path
 from benchmarks.harness import MISSED, SKIPPED
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"__init__", "__main__", "engine_run", "harness", "random_llama"}
+NOT_BENCHMARKS = {
+    "__init__",
+    "__main__",
+    "engine_run",
+    "harness",
+    "lora_baselines",
+    "random_llama",
+}
 OUTCOMES = {0: "holds", MISSED: "MISSED", SKIPPED: "skipped"}
 
 

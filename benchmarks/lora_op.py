@@ -2,11 +2,13 @@
 
 - A loop over adapters multiplies the rows of one adapter after the other.
 - Gather and bmm collects the matrices of each row's adapter, and multiplies all rows at once.
+- grouped_mm is torch's own product of groups of rows.
+- PEFT's layer gets the names of the rows' adapters. Its base linear is not measured.
 - A plain read only reads the bytes of all matrices once: nothing can be faster.
 
-Each alternates with add_lora in this process. As in a model, whose other layers come in between, no call finds its
-adapters in a cache: all sides go round through sets of adapters that together are larger than the caches. It does not
-use a GPU. Without a compiler it measures the back end in torch alone.
+Each alternates with add_lora in this process, after a check that both give the same. As in a model, whose other layers
+come in between, no call finds its adapters in a cache: all sides go round through sets of adapters that together are
+larger than the caches. It does not use a GPU. Without a compiler it measures the back end in torch alone.
 
     python -m benchmarks.lora_op [--width 4096] [--rank 16] [--dtype bfloat16] [--threads 1] [--json]
 """
@@ -15,7 +17,7 @@ import argparse
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Do, Pairs, Result, alternate, arguments, microseconds, percentile, report
+from benchmarks.lora_baselines import Baseline, Case, Product, gather, grouped, loop, peft_layer
 from motet_kernels import LinearGroup, LoraBackend, PlacedAdapter, RunLayout, Segment, TorchBackend
 from motet_kernels.cpp import CannotBuild, CppBackend, Library, build
 from motet_runner.settings import KERNEL_CACHE
@@ -65,40 +68,35 @@ def identical(rows: int) -> list[int]:
     return [0] * rows
 
 
+TRAFFIC = {"distinct": distinct, "uniform": uniform, "skewed": skewed, "zipf": zipf, "identical": identical}
+
+
 @dataclass(frozen=True)
 class Sides:
     """The same product in several ways; each call takes the next set of adapters."""
 
     compiled: Do | None
     torch: Do
-    loop: Do
-    gather: Do
+    baselines: dict[str, Do]
+    """By the names that results have"""
     read: Do | None
     bytes: int
     """Of the matrices that one call needs"""
 
 
-@dataclass(frozen=True)
-class Case:
-    """What is multiplied: rows [first, last) of each owner, and the rank of its adapter."""
-
-    owners: list[int]
-    ranks: list[int]
-
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        return [
-            (self.owners.index(owner), self.owners.index(owner) + self.owners.count(owner))
-            for owner in range(len(self.ranks))
-        ]
+BASELINES: dict[str, Baseline] = {"loop": loop, "gather": gather, "grouped": grouped, "peft": peft_layer}
+NAMES = {"loop": "a loop over adapters", "gather": "gather and bmm", "grouped": "grouped_mm", "peft": "PEFT's layer"}
+SAME = 0.02
+"""How far two ways may differ, as a share of the largest value: they round in other places."""
 
 
-def sides(case: Case, width: int, dtype: torch.dtype, rotated: int, library: Library | None) -> Sides:
+def sides(case: Case, given: argparse.Namespace, library: Library | None, against: Mapping[str, Baseline]) -> Sides:
+    width, dtype = given.width, getattr(torch, given.dtype)
     generator = torch.Generator().manual_seed(0)
     groups = [LinearGroup(width, {LINEAR: width})]
     layouts = [RunLayout(-(-rank // TorchBackend.tile) * TorchBackend.tile, groups, dtype) for rank in case.ranks]
     of_a_set = sum(layout.bytes for layout in layouts)
-    sets = max(2, rotated // of_a_set)
+    sets = max(2, (given.rotated << 20) // of_a_set)
     memory = torch.randn(sets * of_a_set // 4, generator=generator).mul_(width**-0.5).to(dtype).view(torch.uint8)
     memory = memory.repeat(sets * of_a_set // len(memory))
     x = torch.randn(len(case.owners), width, generator=generator).to(dtype)
@@ -112,8 +110,7 @@ def sides(case: Case, width: int, dtype: torch.dtype, rotated: int, library: Lib
         matrices.append([])
         for owner, layout in enumerate(layouts):
             placed[-1].append(PlacedAdapter(f"{number}.{owner}", offset, layout.rank, frozenset({LINEAR})))
-            a, b = layout.matrices(memory[offset : offset + layout.bytes], LINEAR)
-            matrices[-1].append((a.t(), b))
+            matrices[-1].append(layout.matrices(memory[offset : offset + layout.bytes], LINEAR))
             offset += layout.bytes
 
     def through(backend: Callable[[], LoraBackend[Any]]) -> Do:
@@ -130,39 +127,29 @@ def sides(case: Case, width: int, dtype: torch.dtype, rotated: int, library: Lib
 
         return add
 
-    def loop_of(following: Any) -> Do:
-        def loop() -> None:
-            for (first, last), (a, b) in zip(case.spans, next(following), strict=True):
-                y[first:last].addmm_(x[first:last] @ a, b)
-
-        return loop
-
-    return Sides(
+    product = Product(case, x, y, matrices)
+    found = Sides(
         compiled=None if library is None else through(lambda: CppBackend(groups, memory, dtype, library=library)),
         torch=through(lambda: TorchBackend(groups, memory, dtype, copy_bytes=of_a_set)),
-        loop=loop_of(itertools.cycle(matrices)),
-        gather=gather_of(case, matrices, x, y),
+        baselines={name: make(product) for name, make in against.items()},
         read=None if library is None else read_of(library, memory, of_a_set, sets),
         bytes=of_a_set,
     )
+    check_same({"torch": found.torch, **found.baselines} | ({"cpp": found.compiled} if found.compiled else {}), y)
+    return found
 
 
-def gather_of(
-    case: Case, matrices: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]], x: torch.Tensor, y: torch.Tensor
-) -> Do:
-    """The matrices of a set are one tensor, from which those of each row are collected. All ranks must be equal."""
-    owners = torch.tensor(case.owners)
-    if len(set(case.ranks)) > 1:
-        return lambda: None
-    stacks = [(torch.stack([a.t() for a, _ in of_set]), torch.stack([b for _, b in of_set])) for of_set in matrices]
-    following = itertools.cycle(stacks)
-
-    def gather() -> None:
-        a, b = next(following)
-        v = torch.bmm(x[:, None], a.index_select(0, owners).transpose(1, 2))
-        y[:, None].baddbmm_(v, b.index_select(0, owners))
-
-    return gather
+def check_same(ways: dict[str, Do], y: torch.Tensor) -> None:
+    """Each way adds the same to `y` in its first call."""
+    expected: torch.Tensor | None = None
+    for name, do in ways.items():
+        y.zero_()
+        do()
+        if expected is None:
+            expected = y.clone()
+        difference = float((y - expected).abs().max())
+        if not difference <= SAME * float(expected.abs().max()):
+            raise SystemExit(f"{name} differs from {next(iter(ways))} by {difference:g}")
 
 
 def read_of(library: Library, memory: torch.Tensor, bytes_of_set: int, sets: int) -> Do:
@@ -174,22 +161,19 @@ class Benchmark:
     def __init__(self, given: argparse.Namespace, library: Library | None) -> None:
         self._given = given
         self._library = library
-        self._dtype = getattr(torch, given.dtype)
         self.results: list[Result] = []
 
     async def run(self) -> None:
-        for traffic in (distinct, uniform, skewed, zipf, identical):
+        for traffic in self._given.traffic:
             for rows in ROWS:
-                await self._traffic(traffic.__name__, rows, traffic(rows))
-        if self._library is not None:
+                await self._traffic(traffic, rows, TRAFFIC[traffic](rows))
+        if self._library is not None and self._given.mixed_ranks:
             await self._mixed_ranks()
 
-    def _sides(self, owners: list[int], ranks: list[int]) -> Sides:
-        given = self._given
-        of = sides(Case(owners, ranks), given.width, self._dtype, given.rotated << 20, self._library)
-        for do in (of.compiled, of.torch, of.loop, of.gather, of.read):
-            if do is not None:
-                do()
+    def _sides(self, owners: list[int], ranks: list[int], against: Mapping[str, Baseline]) -> Sides:
+        of = sides(Case(owners, ranks), self._given, self._library, against)
+        if of.read is not None:
+            of.read()
         return of
 
     async def _pairs(self, a: Do, b: Do) -> Pairs:
@@ -206,25 +190,23 @@ class Benchmark:
 
     async def _traffic(self, traffic: str, rows: int, owners: list[int]) -> None:
         given = self._given
-        of = self._sides(owners, [given.rank] * (max(owners) + 1))
+        of = self._sides(owners, [given.rank] * (max(owners) + 1), BASELINES)
         many = rows >= 32
         goals = {
-            "distinct": (5.0, 5.0),
-            "uniform": (3.0, None),
-            "zipf": (3.0, None),
-            "identical": (2.0 if many else None, None),
-            "skewed": (None, None),
+            "distinct": {"loop": 5.0, "gather": 5.0},
+            "uniform": {"loop": 3.0},
+            "zipf": {"loop": 3.0},
+            "identical": {"loop": 2.0} if many else {},
         }
-        against_loop, against_gather = goals[traffic] if given.targets else (None, None)
-        in_torch = await self._pairs(of.loop, of.torch)
+        at_least = goals.get(traffic, {}) if given.targets else {}
+        in_torch = await self._pairs(of.baselines["loop"], of.torch)
         goal = 2.5 if traffic == "distinct" and given.targets else None
-        self._add(f"op_torch_{traffic}_vs_loop_{rows}", in_torch, "a loop over adapters", goal)
+        self._add(f"op_torch_{traffic}_vs_loop_{rows}", in_torch, NAMES["loop"], goal)
         if of.compiled is None or of.read is None:
             return
-        loop = await self._pairs(of.loop, of.compiled)
-        self._add(f"op_{traffic}_vs_loop_{rows}", loop, "a loop over adapters", against_loop)
-        gather = await self._pairs(of.gather, of.compiled)
-        self._add(f"op_{traffic}_vs_gather_{rows}", gather, "gather and bmm", against_gather)
+        for name, do in of.baselines.items():
+            pairs = await self._pairs(do, of.compiled)
+            self._add(f"op_{traffic}_vs_{name}_{rows}", pairs, NAMES[name], at_least.get(name))
         if traffic == "distinct":
             read = await self._pairs(of.read, of.compiled)
             self._add(f"op_bandwidth_share_{rows}", read, "a plain read", 0.9 if given.targets else None)
@@ -238,7 +220,7 @@ class Benchmark:
         mixed = list(itertools.islice(itertools.cycle(MIXED_RANKS), rows))
         tile = CppBackend.tile
         alike = round(sum(mixed) / rows / tile) * tile
-        ours, even = self._sides(distinct(rows), mixed), self._sides(distinct(rows), [alike] * rows)
+        ours, even = (self._sides(distinct(rows), ranks, {}) for ranks in (mixed, [alike] * rows))
         assert ours.compiled is not None
         assert even.compiled is not None
         pairs = await self._pairs(ours.compiled, even.compiled)
@@ -258,6 +240,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--threads", type=int, default=1, help="threads of both sides")
     parser.add_argument("--rotated", type=int, default=256, help="MiB of adapters that the calls go round through")
+    parser.add_argument(
+        "--traffic", nargs="+", default=list(TRAFFIC), choices=list(TRAFFIC), help="whose rows are whose"
+    )
+    parser.add_argument(
+        "--mixed-ranks", action=argparse.BooleanOptionalAction, default=True, help="also adapters of several ranks"
+    )
     parser.add_argument("--calls", type=int, default=20, help="calls per figure")
     parser.add_argument("--turns", type=int, default=3, help="figures of each side per pair")
     parser.add_argument("--pairs", type=int, default=10, help="quiet pairs to measure")
