@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -25,6 +26,7 @@ from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Finish, NewSequence, Sampling, State
 from tests.runner.random_models import EIGHT, save_adapter, save_base
+from tests.support.compiled_kernels import CACHE
 
 ADAPTERS = 5
 SHAPES = 60
@@ -32,6 +34,7 @@ NEAR_TIE = 1e-4
 """Where the two best logits of the replay are as near as this, another batch may choose the other one."""
 
 KV_MIB = 1
+OVERCOMMIT = 1.5
 DRAIN_STEPS = 20_000
 """Iterations in which all must end once nothing new arrives."""
 
@@ -54,14 +57,21 @@ class Soak:
     seed: int
     folder: Path
     plan_ahead: int = 0
+    kv_mib: int = KV_MIB
+    overcommit: float = OVERCOMMIT
+    larger: int = 1
+    """By how much the ranks of all adapters are larger"""
+    kernels: str = "torch"
     happened: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    """The errors with which requests ended"""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.base = save_base("llama", self.folder / "base")
         self.adapters = {
-            Digest(f"sha256:{i}"): save_adapter(self.base, "llama", EIGHT[i], self.folder / f"adapter{i}", seed=i)
-            for i in range(ADAPTERS)
+            Digest(f"sha256:{i}"): save_adapter(self.base, "llama", spec, self.folder / f"adapter{i}", seed=i)
+            for i, spec in enumerate(replace(one, rank=one.rank * self.larger) for one in EIGHT[:ADAPTERS])
         }
         info = self.make().info
         self.layouts: dict[Digest, AdapterLayout] = {
@@ -69,14 +79,19 @@ class Soak:
         }
         self.shapes = [self._shape(number) for number in range(SHAPES)]
 
+    @property
+    def _of_kernels(self) -> dict[str, Any]:
+        return {"kernels": self.kernels, "kernel_cache": CACHE if self.kernels == "cpp" else None}
+
     def make(self) -> Engine:
         """With less memory than the work needs."""
         return Engine(
             EngineConfig(
                 model=self.base,
                 plan_ahead=self.plan_ahead,
-                kv_cache_mib=KV_MIB,
-                host_kv_mib=KV_MIB,
+                **self._of_kernels,
+                kv_cache_mib=self.kv_mib,
+                host_kv_mib=self.kv_mib,
                 max_resident_adapters=3,
                 prefill_chunk_tokens=48,
             )
@@ -110,7 +125,8 @@ class Soak:
             best = logits[0].topk(2).values
             gaps.append(float(best[0] - best[1]))
 
-        engine = Engine(EngineConfig(model=self.base, kv_cache_mib=8, max_resident_adapters=ADAPTERS), on_logits=tap)
+        config = EngineConfig(model=self.base, kv_cache_mib=8, max_resident_adapters=ADAPTERS, **self._of_kernels)
+        engine = Engine(config, on_logits=tap)
         for digest, layout in self.layouts.items():
             engine.load_adapter(digest, layout)
         for shape, replay in zip(self.shapes, replays, strict=True):
@@ -126,7 +142,7 @@ class Soak:
         replays = self.replay_alone()
         engine = self.make()
         engine.set_supervised(True)
-        engine.set_overcommit(1.5)
+        engine.set_overcommit(self.overcommit)
         process = psutil.Process()
         ends = time.monotonic() + self.seconds
         warm = ends - (1 - WARM_UP_SHARE) * self.seconds
@@ -156,6 +172,8 @@ class Soak:
                     continue
                 del live[output.request]
                 self.happened[str(output.finish)] += 1
+                if output.error is not None:
+                    self.failures[str(output.error)] += 1
                 if output.finish is not Finish.FAILED and not _equal(tokens, replays[shape]):
                     wrong.append(f"{output.request} of shape {shape}: {tokens} and alone {replays[shape].tokens}")
             engine.check()
@@ -169,6 +187,7 @@ class Soak:
             "steps": steps,
             "requests": number,
             "happened": dict(self.happened),
+            "failures": dict(self.failures),
             "wrong": wrong,
             "pages_not_free": engine.info.pages - report.pages_free,
             "rss_growth_mib": round((last_rss - first_rss) / 2**20, 1),
@@ -228,10 +247,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plan-ahead", type=int, default=0)
-    options = parser.parse_args()
+    parser.add_argument("--kv-mib", type=int, default=KV_MIB)
+    parser.add_argument("--overcommit", type=float, default=OVERCOMMIT)
+    parser.add_argument("--larger", type=int, default=1, help="by how much the ranks of all adapters are larger")
+    parser.add_argument("--kernels", choices=["torch", "cpp"], default="torch")
+    options = vars(parser.parse_args())
     with tempfile.TemporaryDirectory() as folder:
-        soak = Soak(options.seconds, options.seed, Path(folder), options.plan_ahead)
-        print(json.dumps(soak.run()))
+        print(json.dumps(Soak(folder=Path(folder), **options).run()))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
+from tests.support.compiled_kernels import needs_a_compiler
+
 RSS_GROWTH_MIB = 20
+PAUSED_OFTEN = "The runner's memory is full and this request was paused often; try again."
+CROWDED = {"larger": 3, "overcommit": 3}
+"""Adapters that fill most of the memory, and promises of three times of it"""
 
 
-def soak(seconds: int, **options: int) -> dict[str, Any]:
+def soak(seconds: int, **options: int | str) -> dict[str, Any]:
     """In a process of its own, so that its memory is only the engine's."""
+    if options.get("kernels") == "cpp":
+        needs_a_compiler()
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     command = [sys.executable, "-m", "tests.runner.engine_soak", f"--seconds={seconds}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -23,17 +30,24 @@ def soak(seconds: int, **options: int) -> dict[str, Any]:
 
 def check(result: dict[str, Any]) -> None:
     assert result["wrong"] == []
+    assert result["failures"].keys() <= {PAUSED_OFTEN}
     assert result["pages_not_free"] == 0
     assert {"length", "parked", "resumed", "loads"} <= result["happened"].keys()
 
 
-def test_a_few_seconds_of_random_work() -> None:
-    check(soak(4, seed=1, plan_ahead=1))
+@pytest.mark.parametrize("kernels", ["torch", "cpp"])
+def test_a_few_seconds_of_random_work(kernels: str) -> None:
+    check(soak(4, seed=1, plan_ahead=1, kernels=kernels))
+
+
+def test_a_few_seconds_with_large_adapters_and_far_too_many_promises() -> None:
+    check(soak(4, seed=2, kernels="cpp", **CROWDED))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("plan_ahead", [0, 1])
-def test_ten_minutes_of_random_work(plan_ahead: int) -> None:
-    result = soak(600, seed=plan_ahead, plan_ahead=plan_ahead)
+@pytest.mark.parametrize("crowded", [{}, CROWDED], ids=["", "crowded"])
+@pytest.mark.parametrize(("plan_ahead", "kernels"), [(0, "torch"), (1, "torch"), (0, "cpp"), (1, "cpp")])
+def test_ten_minutes_of_random_work(plan_ahead: int, kernels: str, crowded: dict[str, int]) -> None:
+    result = soak(600, seed=plan_ahead, plan_ahead=plan_ahead, kernels=kernels, **crowded)
     check(result)
     assert result["rss_growth_mib"] <= RSS_GROWTH_MIB
