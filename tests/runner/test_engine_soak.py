@@ -45,8 +45,9 @@ def test_a_few_seconds_with_large_adapters_and_far_too_many_promises() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("crowded", [{}, CROWDED], ids=["", "crowded"])
-@pytest.mark.parametrize(("plan_ahead", "kernels"), [(0, "torch"), (1, "torch"), (0, "cpp"), (1, "cpp")])
+@pytest.mark.parametrize(
+    ("plan_ahead", "kernels", "crowded"), [(0, "torch", {}), (1, "torch", {}), (1, "cpp", {}), (1, "cpp", CROWDED)]
+)
 def test_ten_minutes_of_random_work(plan_ahead: int, kernels: str, crowded: dict[str, int]) -> None:
     result = soak(600, seed=plan_ahead, plan_ahead=plan_ahead, kernels=kernels, **crowded)
     check(result)
