@@ -4,10 +4,12 @@ is the model's."""
 import argparse
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,37 +31,96 @@ def traffic(adapters: list[Digest]) -> dict[str, Owners]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request, and when it arrives: so many seconds after the first one."""
+
+    prompt: tuple[int, ...]
+    output: int
+    adapter: Digest = BASE
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What came of requests. Times are seconds after the beginning, one for each token."""
+
+    seconds: float
+    tokens: list[list[int]]
+    times: list[list[float]]
+
+
+def random_prompt(tokens: random.Random, length: int, vocabulary: int) -> tuple[int, ...]:
+    return tuple(tokens.randrange(2, vocabulary) for _ in range(length))
+
+
+@dataclass
 class Run:
     """One engine, and the seconds of its steps and of the model in them."""
 
-    def __init__(self, engine: Engine, given: argparse.Namespace) -> None:
-        self.engine = engine
-        self._given = given
-        self._numbers = count()
-        self.of_model: list[float] = []
-        self.of_steps: list[float] = []
+    engine: Engine
+    given: argparse.Namespace
+    of_model: list[float] = field(default_factory=list)
+    of_steps: list[float] = field(default_factory=list)
+    of_decodes: list[float] = field(default_factory=list)
+    """The steps that began when all requests had a token, of the last that were served"""
+    _numbers: Iterator[int] = field(default_factory=count)
 
     def seconds(self, requests: int, owner: Owners = lambda _: BASE) -> float:
         """What so many requests take together. Their prompts are new, so that no prefix is cached."""
-        given, tokens = self._given, random.Random(next(self._numbers))
-        for number in range(requests):
-            prompt = tuple(tokens.randrange(2, given.vocabulary) for _ in range(given.prompt))
-            self.engine.add(
-                NewSequence(
-                    request=RequestId(f"{next(self._numbers)}-{number}"),
-                    epoch=1,
-                    prompt=prompt,
-                    adapter=owner(number),
-                    promise=pages_for(given.prompt + given.output),
-                    sampling=Sampling(max_tokens=given.output, ignore_eos=True),
-                )
-            )
-        began = time.perf_counter()
-        while self.engine.has_work():
+        given, tokens = self.given, random.Random(next(self._numbers))
+        prompts = [random_prompt(tokens, given.prompt, given.vocabulary) for _ in range(requests)]
+        return self.serve([Ask(prompt, given.output, owner(number)) for number, prompt in enumerate(prompts)]).seconds
+
+    def serve(self, asks: Sequence[Ask]) -> Served:
+        """Those that arrive at once are known to the engine before the time begins."""
+        numbers: dict[RequestId, int] = {}
+        served = Served(0.0, [[] for _ in asks], [[] for _ in asks])
+        self.of_decodes = []
+        waiting = sorted(range(len(asks)), key=lambda number: asks[number].at, reverse=True)
+        without_token = len(asks)
+
+        def arrive(at: float) -> None:
+            while waiting and asks[waiting[-1]].at <= at:
+                number = waiting.pop()
+                numbers[self._add(asks[number])] = number
+
+        arrive(0)
+        began = now = time.perf_counter()
+        while waiting or self.engine.has_work():
+            arrive(now - began)
+            if not self.engine.has_work():
+                time.sleep(max(0.0, asks[waiting[-1]].at - (now - began)))
+                now = time.perf_counter()
+                continue
             of_step = time.perf_counter()
-            self.engine.step()
-            self.of_steps.append(time.perf_counter() - of_step)
-        return time.perf_counter() - began
+            output = self.engine.step()
+            now = time.perf_counter()
+            self.of_steps.append(now - of_step)
+            if not without_token:
+                self.of_decodes.append(now - of_step)
+            for sequence in output.sequences:
+                if sequence.error is not None:
+                    raise sequence.error
+                number = numbers[sequence.request]
+                without_token -= not served.tokens[number]
+                served.tokens[number] += sequence.tokens
+                served.times[number] += [now - began] * len(sequence.tokens)
+        return Served(now - began, served.tokens, served.times)
+
+    def _add(self, ask: Ask) -> RequestId:
+        request = RequestId(str(next(self._numbers)))
+        self.engine.add(
+            NewSequence(
+                request=request,
+                epoch=1,
+                prompt=ask.prompt,
+                adapter=ask.adapter,
+                promise=pages_for(len(ask.prompt) + ask.output),
+                sampling=Sampling(max_tokens=ask.output, ignore_eos=True),
+            )
+        )
+        return request
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -89,20 +150,20 @@ def seconds_of(run: Run, requests: int, owner: Owners = lambda _: BASE) -> Measu
     return measure
 
 
-def make_run(model: Path, given: argparse.Namespace, how: str) -> Run:
-    engine = Engine(
-        EngineConfig(
-            model=model,
-            device="cpu",
-            dtype=given.dtype,
-            kernels="torch" if how == "torch" else "cpp",
-            kernel_cache=given.cache,
-            kv_cache_mib=given.kv_mib,
-            max_resident_adapters=given.adapters,
-            threads=given.threads,
-            prefix_cache=False,
-        )
-    )
+def make_run(model: Path, given: argparse.Namespace, how: str, **settings: Any) -> Run:
+    """`how`: torch; modules, the compiled kernels and the modules of transformers; or fused, with the fused forward."""
+    config = {
+        "model": model,
+        "device": "cpu",
+        "dtype": given.dtype,
+        "kernels": "torch" if how == "torch" else "cpp",
+        "kernel_cache": given.cache,
+        "kv_cache_mib": given.kv_mib,
+        "max_resident_adapters": given.adapters,
+        "threads": given.threads,
+        "prefix_cache": False,
+    }
+    engine = Engine(EngineConfig(**(config | settings)))
     if how == "modules":
         engine._loaded.fused = None
     elif how == "fused" and engine._loaded.fused is None:

@@ -9,12 +9,15 @@ import pytest
 from benchmarks.harness import MISSED
 from tests.repo.tree import ROOT
 
+ENGINE = """--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=128 --kv-mib=8 --adapters=2 --ragged=4
+--lengths 4 16 --ragged-pairs=1 --long-prompt=64 --chunks 16"""
+
 
 @pytest.mark.parametrize(
     ("name", "how"),
     [
         ("attention", "--calls=1 --turns=1 --rotated=1"),
-        ("engine", "--requests=2 --prompt=8 --output=4 --layers=2 --width=64 --vocabulary=128 --kv-mib=8 --adapters=2"),
+        ("engine", ENGINE),
         ("gemm", "--rows=1 --bytes=1000"),
         ("lora_op", "--calls=2 --turns=1 --width=64 --rotated=1"),
         ("gateway", "--requests=32"),

@@ -1,0 +1,1 @@
+"""What `benchmarks.engine` measures, one module for each kind of comparison."""

@@ -1,0 +1,74 @@
+"""The engine against itself: compiled kernels against torch's, with adapters against without, and what the host takes.
+
+`keep_*` is what the engine keeps of its speed when rows have adapters on all linears: the same one (identical), few of
+many (skewed), each another one (distinct). The share of the host is the time of a step that is not the model's:
+planning, sampling, and the description of the batch.
+"""
+
+from benchmarks.engine_cases.bench import SUFFIXES, Bench, at_most, least_of
+from benchmarks.engine_run import seconds_of, traffic
+from benchmarks.harness import alternate, percentile
+
+GAINED = {"modules": (1.5, 1.25), "torch": (2.5, 2.0)}
+"""The least that the fused forward must gain over each."""
+
+KEPT = {
+    "fused": {"identical": (0.88, 0.90), "skewed": (0.80, 0.80), "distinct": (0.75, 0.80)},
+    "torch": {"identical": (0.65, 0.65), "skewed": (0.55, 0.55), "distinct": (0.55, 0.55)},
+}
+"""The least that is kept of the base's speed. With few requests, the bytes of distinct adapters alone cost a fifth."""
+
+HOST_SHARE, OF_REQUESTS = 0.05, 32
+"""The most that the host may take of a step with so many requests."""
+
+
+async def gained(bench: Bench) -> None:
+    if "fused" not in bench.kernels:
+        return
+    given, fused = bench.given, bench.run("fused")
+    for requests in given.requests:
+        for name, leasts in GAINED.items():
+            theirs, ours = seconds_of(bench.run(name), requests), seconds_of(fused, requests)
+            await theirs()
+            await ours()
+            pairs = await alternate(theirs, ours, pairs=given.pairs)
+            bench.add_pairs(f"{name}_to_fused_{requests}", pairs, name, least_of(leasts, requests))
+            tokens = requests * given.output
+            bench.add(f"{name}_tokens_{requests}", tokens / percentile(pairs.a, 0.5), "tok/s")
+        bench.add(f"fused_tokens_{requests}", tokens / percentile(pairs.b, 0.5), "tok/s")
+
+
+async def kept(bench: Bench) -> None:
+    given = bench.given
+    for kernels in bench.kernels:
+        run = bench.run(kernels)
+        for requests in given.requests:
+            base = seconds_of(run, requests)
+            await base()
+            for name, owner in traffic(bench.adapters).items():
+                adapted = seconds_of(run, requests, owner)
+                await adapted()
+                pairs = await alternate(base, adapted, pairs=given.pairs)
+                least = least_of(KEPT[kernels][name], requests)
+                bench.add_pairs(f"keep_{name}_{requests}{SUFFIXES[kernels]}", pairs, "our base", least)
+
+
+async def host(bench: Bench) -> None:
+    """With the percentiles of steps in which all requests decode, and greedy sampling."""
+    for kernels in bench.kernels:
+        run = bench.run(kernels)
+        for requests in bench.given.requests:
+            run.seconds(requests)
+            if kernels == "fused":
+                with run.watched():
+                    run.seconds(requests)
+                share = 1 - percentile(run.of_model[-len(run.of_decodes) :], 0.5) / percentile(run.of_decodes, 0.5)
+                name = f"host_share_{requests}_cpp"
+                if requests == OF_REQUESTS:
+                    bench.results.append(at_most(name, share, HOST_SHARE, ""))
+                else:
+                    bench.add(name, share, "")
+                run.seconds(requests)
+            for share in (0.5, 0.9, 0.99):
+                of_steps = percentile(run.of_decodes, share) * 1e3
+                bench.add(f"step_p{share * 100:g}_ms_{requests}{SUFFIXES[kernels]}", of_steps, "ms")

@@ -1,0 +1,115 @@
+"""`benchmarks.engine` counts what it says, and compares answers before it compares speed."""
+
+import argparse
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from benchmarks.engine_cases.against_transformers import NEAR, Transformers, ragged_asks
+from benchmarks.engine_cases.bench import Bench
+from benchmarks.engine_cases.transformers_child import Batch, Choice, How, transformers_child
+from benchmarks.engine_run import Ask, make_run, random_prompt
+from benchmarks.random_llama import LlamaShape, random_adapter, random_llama
+
+SHAPE = LlamaShape(
+    vocabulary=128, width=64, feed_forward=128, layers=1, heads=2, kv_heads=1, dtype="float32", context=256
+)
+GIVEN = argparse.Namespace(
+    prompt=8, output=6, vocabulary=128, dtype="float32", cache=None, kv_mib=8, adapters=2, threads=1, requests=[2]
+)
+HOW = How("float32", 1)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp("engine-cases")
+    adapters = [random_adapter(SHAPE, folder / str(number), rank=8, seed=number) for number in range(2)]
+    return Bench(GIVEN, random_llama(SHAPE, folder), adapters, ["torch"])
+
+
+def test_a_request_arrives_when_it_says_and_each_token_has_its_time(bench: Bench) -> None:
+    drawn = random.Random(0)
+    asks = [Ask(random_prompt(drawn, 8, 128), output, at=at) for output, at in ((3, 0.2), (5, 0.0), (4, 0.0))]
+    served = make_run(bench.model, GIVEN, "torch").serve(asks)
+    assert [len(tokens) for tokens in served.tokens] == [len(times) for times in served.times] == [3, 5, 4]
+    assert all(a <= b for times in served.times for a, b in pairwise(times))
+    assert served.times[0][0] >= 0.2 > served.times[1][0]
+    assert served.seconds == max(times[-1] for times in served.times)
+
+
+def test_only_steps_in_which_all_have_a_token_count_as_decodes(bench: Bench) -> None:
+    run = make_run(bench.model, GIVEN, "torch")
+    run.seconds(2)
+    assert len(run.of_steps) == GIVEN.output
+    assert len(run.of_decodes) == GIVEN.output - 1
+
+
+def test_answers_of_transformers_and_peft_are_ours(bench: Bench) -> None:
+    """And their rows keep their own adapters when prompts have several lengths."""
+    run = bench.run("torch")
+    drawn = random.Random(1)
+    prompts = [random_prompt(drawn, length, 128) for length in (5, 9, 7)]
+    with transformers_child(bench.model, bench.folders) as child:
+        for owners in (None, [1, 0, 1]):
+            of_each = [{}, {}, {}] if owners is None else [{"adapter": bench.adapters[owner]} for owner in owners]
+            ours = run.serve([Ask(prompt, 6, **adapter) for prompt, adapter in zip(prompts, of_each, strict=True)])
+            assert child.generate(HOW, Batch(prompts, 6, owners))[1] == ours.tokens
+        first = run.serve([Ask(prompts[0], 1)]).tokens[0][0]
+        assert child.distance(Choice(prompts[0], (first, first), None)) == 0
+        assert child.distance(Choice(prompts[0], (first, (first + 1) % 128), None)) > 0
+
+
+class Child:
+    """In the place of transformers: answers as given, and every two tokens so far apart."""
+
+    def __init__(self, answers: Sequence[list[int]], distance: float) -> None:
+        self._answers = answers
+        self._distance = distance
+        self.choices: list[Choice] = []
+        self.batches: list[Batch] = []
+
+    def generate(self, _: How, batch: Batch) -> tuple[float, Sequence[list[int]]]:
+        self.batches.append(batch)
+        return 1.0, self._answers
+
+    def distance(self, choice: Choice) -> float:
+        self.choices.append(choice)
+        return self._distance
+
+
+def theirs(bench: Bench, child: Any) -> Transformers:
+    return Transformers(bench, child)
+
+
+@pytest.mark.parametrize(("distance", "ends"), [(NEAR / 2, False), (NEAR * 2, True)])
+def test_answers_may_part_only_where_two_tokens_are_almost_equal(bench: Bench, distance: float, ends: bool) -> None:
+    run = bench.run("torch")
+    asks = theirs(bench, None).asks(2, with_adapters=True)
+    ours = run.serve(asks).tokens
+    other = [ours[0], [*ours[1][:2], (ours[1][2] + 1) % 128, *ours[1][3:]]]
+    child = Child(other, distance)
+    if ends:
+        with pytest.raises(SystemExit, match="the answers differ"):
+            theirs(bench, child).check_same(run, HOW, asks)
+    else:
+        theirs(bench, child).check_same(run, HOW, asks)
+    before = (*asks[1].prompt, *ours[1][:2])
+    assert child.choices == [Choice(before, (ours[1][2], other[1][2]), adapter=1)]
+
+
+def test_a_static_batch_waits_for_its_last_request_and_runs_as_long_as_its_longest(bench: Bench) -> None:
+    asks = [Ask((2,), output, at=at) for output, at in ((3, 0.0), (9, 0.0), (4, 0.0), (5, 0.1))]
+    child = Child([], 0.0)
+    assert theirs(bench, child).serve_in_batches(HOW, asks, 2) >= 0.1
+    assert [batch.output for batch in child.batches] == [9, 5]
+
+
+def test_ragged_requests_have_all_lengths_and_arrive_in_order() -> None:
+    asks = ragged_asks(200, (8, 12), 50.0, 128)
+    assert {len(ask.prompt) for ask in asks} == {ask.output for ask in asks} == set(range(8, 13))
+    assert asks[0].at == 0
+    assert all(a.at < b.at for a, b in pairwise(asks))
+    assert asks[-1].at / len(asks) == pytest.approx(1 / 50, rel=0.25)
