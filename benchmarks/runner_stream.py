@@ -80,6 +80,9 @@ class FreeEngine:
         ]
         return StepOutput(self._steps, outputs, [])
 
+    def idle(self) -> float | None:
+        return None
+
     def report(self) -> EngineReport:
         return EngineReport(
             steps=self._steps, pages=1 << 20, pages_free=1 << 20, pages_promised=0, running=len(self._sequences),

@@ -1,5 +1,6 @@
 """The fused forward against the modules that it stands for: the same logits, with adapters, for each family."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import transformers
 from structlog.testing import capture_logs
 
 from motet.domain import BASE, Digest, RequestId
+from motet_kernels.cpp.linear import PackedWeights
 from motet_runner.engine import Engine
 from motet_runner.execute import compiled
 from motet_runner.execute.fused import FIRST_POSITIONS, FusedForward
@@ -141,6 +143,33 @@ def test_memory_holds_one_copy_of_the_weights(name: str, tmp_path: Path) -> None
     loaded.fused = None  # the modules compute with the packed weights
     with torch.inference_mode():
         assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
+
+
+def test_while_weights_are_packed_memory_holds_those_of_one_group_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(save("Llama", tmp_path / "base"), "float32", "cpu")
+    alive: weakref.WeakSet[PackedWeights] = weakref.WeakSet()
+
+    class Counted(PackedWeights):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            alive.add(self)
+
+    monkeypatch.setattr("motet_runner.execute.packed_linears.PackedWeights", Counted)
+
+    originals = [weakref.ref(parameter) for parameter in loaded.model.parameters()]
+
+    def held() -> int:
+        ours = sum(parameter.nbytes for one in originals if (parameter := one()) is not None)
+        return ours + sum(weights._packed.nbytes for weights in alive)
+
+    before = held()
+    model = compiled.CompiledModel(loaded, compiled_library())
+    with torch.inference_mode():
+        most = max(held() for _ in model.parts())
+    assert model.fused is not None
+    assert most <= 1.05 * before + max(weights._packed.nbytes for weights in alive)
 
 
 def packed_forwards(loaded: LoadedModel) -> list[Any]:

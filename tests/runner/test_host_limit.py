@@ -22,6 +22,13 @@ def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
     assert available_host_bytes(tmp_path) == 200 << 20
 
 
+def test_files_that_the_container_has_read_make_room(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text(f"{300 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{290 << 20}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {90 << 20}\nactive_file 0\ninactive_file {200 << 20}\nslab 7\n")
+    assert available_host_bytes(tmp_path) == 210 << 20
+
+
 def test_a_container_without_a_limit_has_the_memory_of_the_machine(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("100\n")

@@ -1,5 +1,6 @@
 """Which kernels an engine computes with, and when it changes over to the compiled ones."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -13,10 +14,13 @@ from motet.errors import SetupError
 from motet_kernels import TorchBackend
 from motet_kernels.cpp import CannotBuild, CppBackend
 from motet_runner.engine import Engine
+from motet_runner.execute import packed_linears as packed
+from motet_runner.execute.kernel_change import BUILD_CHECK_SECONDS
 from motet_runner.execute.kernels import KernelChoice
 from motet_runner.interface import AdapterLoaded
 from motet_runner.settings import Settings
 from tests.runner.engines import ask, load, make_engine, run
+from tests.runner.random_models import EIGHT, save_adapter, save_base
 from tests.support.compiled_kernels import CACHE, built, needs_a_compiler
 
 CPU = torch.device("cpu")
@@ -39,9 +43,8 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
 
 def finish_build(engine: Engine, ready: Event) -> None:
     ready.set()
-    building = engine._kernel_choice._build
-    assert building is not None
-    building._thread.join()
+    if (building := engine._kernel_choice._build) is not None:
+        building._thread.join()
 
 
 def serving(engine: Engine) -> str:
@@ -95,6 +98,20 @@ def test_nothing_is_compiled_for_torch_nor_without_a_folder(llama: Path) -> None
         assert serving(engine) == "torch"
 
 
+def change_over(engine: Engine, ready: Event) -> int:
+    """Let the compiler end, and the engine take its kernels while nothing is asked of it. → in how many parts"""
+    finish_build(engine, ready)
+    parts = 0
+    while engine.idle() is not None:
+        parts += 1
+        assert parts < 1000
+    return parts
+
+
+def packed_linears(engine: Engine) -> int:
+    return sum(not linear.weight.numel() for linear in engine._loaded.linears.values())
+
+
 def test_the_engine_changes_over_only_while_no_sequence_lives(llama: Path, adapters: list[Path], ready: Event) -> None:
     asked = [ask("a", prompt=30), ask("b", prompt=50, adapter=Digest("x")), ask("c", adapter=Digest("x"))]
     short = ask("d", prompt=(7,), adapter=Digest("x"))  # its first batch is laid out as the last one of "c"
@@ -106,12 +123,15 @@ def test_the_engine_changes_over_only_while_no_sequence_lives(llama: Path, adapt
         engine = make_engine(llama, kernels="auto")
         load(engine, Digest("x"), adapters[0])
         assert serving(engine) == "torch"
+        assert engine.idle() == BUILD_CHECK_SECONDS, "it asks again for what is built"
         ran = run(engine, asked[0], asked[1], steps=8)
         finish_build(engine, ready)
+        assert engine.idle() is None, "sequences live"
         ran = run(engine, asked[2], ran=ran, steps=5)
-        assert serving(engine) == "torch", "sequences live"
+        assert packed_linears(engine) == 0, "sequences live"
         ran = run(engine, ran=ran)
-        assert serving(engine) == "torch", "nobody has come since"
+        assert serving(engine) == "torch"
+        assert change_over(engine, ready) > 3
         assert run(engine, short).tokens == expected_of_short
         again = run(engine, *asked)
     assert serving(engine).startswith("cpp (")
@@ -120,6 +140,123 @@ def test_the_engine_changes_over_only_while_no_sequence_lives(llama: Path, adapt
     assert again.of(AdapterLoaded) == [], "the adapter stays where it is"
     said = [(entry["event"], entry["serving"]) for entry in logs]
     assert said == [("kernels_chosen", "torch"), ("kernels_changed", serving(engine))]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_requests_in_the_middle_of_the_change_get_their_answers(
+    family: str, tmp_path: Path, ready: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two parts, on torch's kernels with some of the weights packed."""
+    monkeypatch.setattr("motet_kernels.cpp.linear.PART_BYTES", 64 << 10)
+    base = save_base(family, tmp_path / "base")
+    adapter = save_adapter(base, family, EIGHT[0], tmp_path / "x", seed=1)
+    asked = [ask("a", prompt=30, max_tokens=8), ask("b", prompt=20, max_tokens=8, adapter=Digest("x"))]
+    torch_engine = make_engine(base, kernels="torch")
+    load(torch_engine, Digest("x"), adapter)
+    expected = run(torch_engine, *asked).tokens
+    engine = make_engine(base, kernels="auto")
+    load(engine, Digest("x"), adapter)
+    finish_build(engine, ready)
+    seen = set()
+    while engine.idle() is not None:
+        seen.add((serving(engine), packed_linears(engine)))
+        for number, sequence in enumerate(asked):
+            parts = engine._kernel_change._parts
+            engine._planner.add(sequence)  # `add` would compute a part, too
+            ran = run(engine)
+            assert engine._kernel_change._parts is parts
+            assert ran.tokens == {sequence.request: expected[sequence.request]}, number
+    assert len(seen) > 5
+    assert serving(engine).startswith("cpp (")
+    assert run(engine, *asked).tokens == expected
+
+
+def test_requests_that_follow_each_other_at_once_do_not_stop_the_change(llama: Path, ready: Event) -> None:
+    engine = make_engine(llama, kernels="auto")
+    finish_build(engine, ready)
+    for _ in range(200):
+        run(engine, ask("a", max_tokens=1))
+    assert serving(engine).startswith("cpp (")
+
+
+@pytest.mark.parametrize("how", ["auto, too little is left", "auto, an allocation fails", "cpp, too little is left"])
+def test_where_memory_is_short_the_linears_that_are_left_stay_in_torch(
+    how: str, llama: Path, adapters: list[Path], ready: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, _, what = how.partition(", ")
+    asked = [ask("a", prompt=30), ask("b", prompt=50, adapter=Digest("x"))]
+    torch_engine = make_engine(llama, kernels="torch")
+    load(torch_engine, Digest("x"), adapters[0])
+    expected = run(torch_engine, *asked).tokens
+    calls = 0
+
+    def fails_later(value: int, error: Exception | None) -> int:
+        nonlocal calls
+        calls += 1
+        if calls > 3 and error is not None:
+            raise error
+        return value if calls <= 3 else 0
+
+    if what == "too little is left":
+        monkeypatch.setattr(packed, "available_host_bytes", lambda: fails_later(1 << 40, None))
+        says = "needed for a moment, and 0 MiB are left"
+    else:
+        says = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 16 bytes."
+        make, error = packed.PackedWeights, RuntimeError(says + "\nand more")
+        monkeypatch.setattr(packed, "PackedWeights", lambda *a, **k: (fails_later(0, error), make(*a, **k))[1])
+    with capture_logs() as logs:
+        if kernels == "cpp":
+            ready.set()
+        engine = make_engine(llama, kernels=kernels)
+        load(engine, Digest("x"), adapters[0])
+        if kernels == "auto":
+            change_over(engine, ready)
+        assert run(engine, *asked).tokens == expected
+        assert run(engine, *asked).tokens == expected
+    assert calls == 4, "it is not tried again"
+    assert serving(engine).startswith("cpp (")
+    assert 0 < packed_linears(engine) < len(engine._loaded.linears)
+    assert engine._loaded.fused is None
+    (told,) = [entry for entry in logs if entry["event"] == "weights_not_packed"]
+    assert says in told["reason"]
+    assert told["linears"] == len(engine._loaded.linears) - packed_linears(engine)
+    assert "\n" not in told["reason"]
+    state = engine.report().kernels
+    assert state.note == f"some weights are not packed: {told['reason']}"
+
+
+def test_a_change_that_fails_ends_no_engine(llama: Path, ready: Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run(make_engine(llama, kernels="torch"), ask("a", prompt=30)).tokens
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    with capture_logs() as logs:
+        engine = make_engine(llama, kernels="auto")
+        monkeypatch.setattr("motet_runner.execute.kernels.CompiledKernels.attention", fail)
+        change_over(engine, ready)
+        assert run(engine, ask("a", prompt=30)).tokens == expected
+        assert engine.idle() is None
+    assert serving(engine) == "torch"
+    (told,) = [entry for entry in logs if entry["event"] == "kernels_not_changed"]
+    assert told["reason"] == "RuntimeError: broken"
+    state = engine.report().kernels
+    assert (state.serving, state.note) == ("torch", "the compiled kernels do not serve: RuntimeError: broken")
+
+
+def test_a_report_says_which_kernels_serve_and_since_when(llama: Path, ready: Event) -> None:
+    began = time.time()
+    engine = make_engine(llama, kernels="auto")
+    first = engine.report().kernels
+    assert (first.serving, first.note) == ("torch", "the compiled kernels are being built")
+    finish_build(engine, ready)
+    engine.idle()
+    middle = engine.report().kernels
+    assert (middle.serving, middle.note) == ("torch", "the compiled kernels are tested, and serve soon")
+    change_over(engine, ready)
+    last = engine.report().kernels
+    assert (last.serving, last.note) == (serving(engine), "")
+    assert began <= first.since == middle.since < last.since <= time.time()
 
 
 def test_a_build_that_fails_is_told_once_and_torch_goes_on(
@@ -138,10 +275,12 @@ def test_a_build_that_fails_is_told_once_and_torch_goes_on(
             finish_build(engine, ready)
             run(engine, ask("a"))
             run(engine, ask("b"))
+            assert engine.idle() is None
         assert serving(engine) == "torch"
         told = [entry for entry in logs if entry["event"] == "kernels_not_compiled"]
         assert len(told) == 1
         assert says in told[0]["reason"]
+        assert engine.report().kernels.note == f"there are no compiled kernels: {told[0]['reason']}"
 
 
 def test_kernels_that_are_in_the_cache_serve_at_once() -> None:

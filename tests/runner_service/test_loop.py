@@ -43,6 +43,34 @@ def test_an_idle_loop_sends_nothing_and_waits():
     assert loop.command_wait_seconds() is None
 
 
+class PreparingEngine(FakeEngine):
+    """It wants three moments without work, the second one later."""
+
+    moments = 0
+
+    def idle(self):
+        self.moments += 1
+        return {1: 0.0, 2: 0.25}.get(self.moments)
+
+
+def test_an_engine_without_work_gets_the_moments_that_it_wants_and_none_beside_work():
+    engine = PreparingEngine()
+    loop = EngineLoop(engine)
+    assert loop.command_wait_seconds() == 0, "the first one at once"
+    waits = []
+    for _ in range(2):
+        assert loop.turn() is None
+        waits.append(loop.command_wait_seconds())
+    assert waits == [0, 0.25]
+    loop.apply([add("a", max_tokens=2)])
+    while engine.has_work():
+        loop.turn()
+    assert engine.moments == 2
+    assert loop.command_wait_seconds() == 0, "the next one at once, or requests that come often would prevent it"
+    loop.turn()
+    assert (engine.moments, loop.command_wait_seconds()) == (3, None)
+
+
 def test_a_report_comes_when_it_is_asked_for():
     loop = EngineLoop(FakeEngine())
     loop.apply([ReportNow()])

@@ -177,6 +177,9 @@ class FakeEngine:
             self.planner.collect(self._worker.collect())
         return StepOutput(self.planner.steps, *self.planner.take_outputs())
 
+    def idle(self) -> float | None:
+        return None
+
     # ---------------------------------------------------------------------------------------------------------- report
 
     def report(self) -> EngineReport:

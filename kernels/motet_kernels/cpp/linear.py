@@ -1,6 +1,6 @@
 """Linears in C++: weights packed in the order in which they are read, and products with any number of rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -9,6 +9,9 @@ from motet_kernels.cpp.library import TYPES, Library
 
 PACKED_TYPES = (torch.float32, torch.bfloat16)
 
+PART_BYTES = 8 << 20
+"""Of weights that are packed at once, where others may want the thread meanwhile"""
+
 
 class PackedWeights:
     """Weights [outputs, inputs] of linears that are fed the same rows, packed one after the other.
@@ -16,7 +19,8 @@ class PackedWeights:
     All their results are columns of one matrix. Each linear's columns are rounded up to whole panels of the library.
     """
 
-    def __init__(self, library: Library, weights: Sequence[torch.Tensor]) -> None:
+    def __init__(self, library: Library, weights: Sequence[torch.Tensor], *, later: bool = False) -> None:
+        """`later`: they are packed by `parts`."""
         self._library = library
         self.dtype = weights[0].dtype
         self.inputs = weights[0].shape[1]
@@ -28,25 +32,38 @@ class PackedWeights:
         self.columns = [0, *accumulate(widths)]
         """Where the columns of each linear begin; the last one is the number of all columns."""
         self._packed = torch.empty(self._begins[-1], dtype=self.dtype)
+        if not later:
+            for _ in self.parts(weights):
+                pass
+
+    def parts(self, weights: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Pack them, a few at a time. Until the last part is there, nobody may multiply with them."""
+        panel: int = self._library.packed_width(1)
+        at_once = max(panel, PART_BYTES // (self.inputs * self.dtype.itemsize) // panel * panel)
         for index, weight in enumerate(weights):
-            rows = weight if weight.stride(1) == 1 else weight.contiguous()
-            library.pack(
-                self._type,
-                rows.data_ptr(),
-                rows.stride(0),
-                len(rows),
-                self.inputs,
-                self._address(index),
-                torch.get_num_threads(),
-            )
+            for first in range(0, len(weight), at_once):
+                some = weight[first : first + at_once]
+                rows = some if some.stride(1) == 1 else some.contiguous()
+                self._library.pack(
+                    self._type,
+                    rows.data_ptr(),
+                    rows.stride(0),
+                    len(rows),
+                    self.inputs,
+                    self._address(index, first),
+                    torch.get_num_threads(),
+                )
+                yield
 
     @property
     def address(self) -> int:
         address: int = self._packed.data_ptr()
         return address
 
-    def _address(self, index: int) -> int:
-        return self.address + self._begins[index] * int(self.dtype.itemsize)
+    def _address(self, index: int, row: int = 0) -> int:
+        """Of one of the weights, or of the panel that begins with this row of it."""
+        before: int = self._library.packed_size(row, self.inputs)
+        return self.address + (self._begins[index] + before) * int(self.dtype.itemsize)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None, index: int = 0) -> torch.Tensor:
         """x · Wᵀ (+ bias) with one of the linears, for x [..., inputs]"""

@@ -16,7 +16,8 @@ from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.execute.checkpoint import ignore_progress
-from motet_runner.execute.compiled import use_compiled
+from motet_runner.execute.fused import FusedForward
+from motet_runner.execute.kernel_change import KernelChange
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import device_named, load
@@ -74,7 +75,7 @@ class Engine:
         kernels = choice.begin()
         linears = LoraLinears(loaded.linears, loaded.dtype, kernels.tile, loaded.linear_groups)
         self._linears = linears
-        copy_bytes = self._copy_bytes()
+        copy_bytes = self._copy_bytes(kernels)
         pages = self._pages(page_bytes, copy_bytes)
         host_pages = int(self._host_bytes(pages * page_bytes) // page_bytes)
         max_length = self._max_length(pages)
@@ -87,7 +88,8 @@ class Engine:
             clock=clock,
             loads=AdapterLoads(self._store.bytes, linears.layout, clock),
         )
-        self._use(kernels, copy_bytes)
+        self._kernel_change = KernelChange(choice, loaded, linears, self._switch)
+        self._kernel_change.begin(kernels)
         prefill_seconds, copy_seconds = self._worker.measure(max_length)
         self._worker.on_logits = on_logits
         self._costs = StepCosts(prefill_seconds_per_token=prefill_seconds, swap_seconds_per_page=copy_seconds)
@@ -133,7 +135,7 @@ class Engine:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def add(self, sequence: NewSequence) -> None:
-        self._change_over_kernels()
+        self.idle()  # where requests follow each other at once, this is the only moment without one
         self._planner.add(sequence)
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
@@ -177,7 +179,6 @@ class Engine:
 
     def plan(self) -> StepPlan | None:
         """What the next iteration computes; None if there is nothing now."""
-        self._change_over_kernels()
         return self._planner.plan()
 
     def launch(self, plan: StepPlan) -> None:
@@ -198,6 +199,11 @@ class Engine:
         seconds = self._clock() - began
         self._trace.write(plan, result, seconds=seconds, events=events, planner=self._planner)
         return StepOutput(self._steps, outputs, events)
+
+    def idle(self) -> float | None:
+        if len(self._planner.sequences) or self._launched:
+            return None
+        return self._kernel_change.advance()
 
     def report(self) -> EngineReport:
         sequences, memory = self._planner.sequences, self._planner.memory
@@ -224,6 +230,7 @@ class Engine:
             prefix_hit_tokens=memory.cache.hit_tokens,
             prefix_pages=len(memory.cache),
             cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
+            kernels=self._kernel_choice.state,
         )
 
     def free_share(self) -> float:
@@ -235,27 +242,21 @@ class Engine:
 
     # -- kernels -----------------------------------------------------------------------------------------------------
 
-    def _change_over_kernels(self) -> None:
-        """To the compiled ones once they are there, while nobody would notice."""
-        if self._kernel_choice.waiting and not len(self._planner.sequences) and not self._launched:
-            following = self._kernel_choice.change_over()
-            if following is not None:
-                self._use(following)
-
-    def _use(self, kernels: Kernels, copy_bytes: int = 0) -> None:
-        with torch.inference_mode():
-            if kernels.library is not None:
-                use_compiled(self._loaded, kernels.library)
-            self._backend = self._linears.bind(kernels, self._store.bytes.view(-1), copy_bytes)
-            if self._loaded.fused is not None:
-                self._loaded.fused.use_lora(self._backend)
-            self._worker.use(self._backend, kernels.attention(self._store.data))
+    def _switch(self, kernels: Kernels, fused: FusedForward | None) -> None:
+        """Raises an error before anything is switched, if memory does not suffice."""
+        attention = kernels.attention(self._store.data)
+        backend = self._linears.bind(kernels, self._store.bytes.view(-1), self._copy_bytes(kernels))
+        if fused is not None:
+            fused.use_lora(backend)
+        self._loaded.fused = fused
+        self._backend = backend
+        self._worker.use(backend, attention)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def _copy_bytes(self) -> int:
-        """What the back end takes beside the pages, for copies of adapters that compute together."""
-        if not self._kernel_choice.serving.copies:
+    def _copy_bytes(self, kernels: Kernels) -> int:
+        """What their back end takes beside the pages, for copies of adapters that compute together."""
+        if not kernels.copies:
             return 0
         return self._config.max_resident_adapters * self._linears.run_bytes(RANK_RESERVED)
 

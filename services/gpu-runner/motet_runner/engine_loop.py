@@ -100,6 +100,8 @@ class EngineLoop:
         self._level = 0
         self._report_checked = clock()
         self._productive = True
+        self._idle_wait: float | None = 0.0
+        """After how many seconds without work the engine wants another moment; None: it needs none."""
         self._handlers: dict[type[Command], Callable[..., object]] = {
             Add: self._add,
             Cancel: self._cancel,
@@ -120,8 +122,7 @@ class EngineLoop:
 
     def turn(self) -> EngineOutputs | None:
         """Run one iteration if there is work. Return what has happened since the last turn, or None if nothing has."""
-        worked = self._engine.has_work()
-        if worked:
+        if self._engine.has_work():
             output = self._engine.step()
             self._batch.number = output.number
             self._encode(output.sequences)
@@ -129,12 +130,15 @@ class EngineLoop:
                 self._on_event(event)
             self._productive = bool(output.sequences or output.events)
             self._check_report_due()
+            self._idle_wait = 0.0
+        else:
+            self._idle_wait = self._engine.idle()
         return self._take()
 
     def command_wait_seconds(self) -> float | None:
-        """How long to wait for commands before the next turn. None: until one comes, because there is no work."""
+        """How long to wait for commands before the next turn. None: until one comes, because there is nothing to do."""
         if not self._engine.has_work():
-            return None
+            return self._idle_wait
         return 0.0 if self._productive else UNPRODUCTIVE_WAIT_SECONDS
 
     # ------------------------------------------------------------------------------------------------------- commands

@@ -188,6 +188,18 @@ class EngineAdapterReport:
     on_device: bool
 
 
+@dataclass(frozen=True, slots=True)
+class KernelState:
+    """What computes adapters and attention, for people."""
+
+    serving: str
+    """Such as `torch` or `cpp (avx512)`"""
+    since: float
+    """When they began to serve, in Unix seconds"""
+    note: str = ""
+    """Which others come, or why they do not; a clause without a stop"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
     steps: int
@@ -214,6 +226,7 @@ class EngineReport:
     cached_prefixes: tuple[int, ...] = ()
     """Hints (`motet.prefix_hints`) of the pages in the prefix cache, the most valuable first, at most
     `MAX_CACHED_HINTS`."""
+    kernels: KernelState | None = None
 
 
 @dataclass(slots=True)
@@ -328,6 +341,12 @@ class Engine(Protocol):
     def step(self) -> StepOutput:
         """One iteration: compose it, run the model once, sample. The error of one sequence is in its output, and is
         not raised."""
+
+    def idle(self) -> float | None:
+        """Use a moment without work, at most some milliseconds, to prepare what makes later iterations faster.
+
+        → after how many seconds it wants another such moment; None: not before it has worked again.
+        """
 
     def report(self) -> EngineReport: ...
 

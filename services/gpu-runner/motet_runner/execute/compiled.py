@@ -1,32 +1,76 @@
 """A loaded model in the compiled kernels: its linears packed and, for some families, its whole forward pass."""
 
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+
 import structlog
 import torch
 
 from motet_kernels.cpp import Library, PagedAttention
 from motet_kernels.cpp.linear import PACKED_TYPES
-from motet_runner.execute.fused import fused_forward
-from motet_runner.execute.model import LoadedModel, probe_logits, tolerance_of
-from motet_runner.execute.packed_linears import pack_linears
+from motet_runner.execute.fused import FusedForward, fused_forward
+from motet_runner.execute.model import LoadedModel, probes, tolerance_of
+from motet_runner.execute.packed_linears import LinearPacking
+from motet_runner.memory.out_of_memory import is_out_of_memory
 
 log = structlog.get_logger(__name__)
 
 
-def use_compiled(loaded: LoadedModel, library: Library) -> None:
-    """From now on this model computes with packed weights. It has a fused forward if that gives the same logits.
+class CompiledModel:
+    """Brings a model to the compiled kernels, a part at a time, so that others can compute between two parts.
 
-    No sequence may live: results change in their last digits.
+    They compute with the model's modules, of which some have packed weights by then. No sequence may live across a
+    part: results change in their last digits.
     """
-    if loaded.dtype not in PACKED_TYPES or loaded.device.type != "cpu":
-        return
-    with torch.inference_mode():
-        expected = probe_logits(loaded)
-        packed = pack_linears(loaded.model, loaded.linears, loaded.linear_groups, library)
-        loaded.fused = fused_forward(loaded.model, packed, library)
-        if loaded.fused is None:
+
+    def __init__(self, loaded: LoadedModel, library: Library) -> None:
+        self.fused: FusedForward | None = None
+        """At the end: computes what the modules compute, if it gives the same logits"""
+        self.shortage = ""
+        """Why not all weights are packed, if memory does not suffice for that"""
+        self._loaded = loaded
+        self._library = library
+
+    def parts(self) -> Iterator[None]:
+        """To be run in inference mode."""
+        loaded = self._loaded
+        if loaded.dtype not in PACKED_TYPES or loaded.device.type != "cpu":
             return
-        ours = probe_logits(loaded, lambda pages: PagedAttention(library, pages))
+        packing = LinearPacking(loaded.model, loaded.linears, loaded.linear_groups, self._library)
+        try:
+            expected = yield from _collected(probes(loaded))
+            yield from packing.parts()
+            fused = fused_forward(loaded.model, packing.packed, self._library)
+            if fused is None:
+                return
+            trial = replace(loaded, fused=fused)
+            ours = yield from _collected(probes(trial, lambda pages: PagedAttention(self._library, pages)))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # What is packed serves, the other linears stay as they are.
+            self.shortage = str(error).strip().partition("\n")[0] or "out of memory"
+            log.warning("weights_not_packed", linears=packing.unpacked, of=packing.total, reason=self.shortage)
+            return
         difference = float((ours - expected).abs().max())
-        if not difference <= tolerance_of(expected):
-            loaded.fused = None
+        if difference <= tolerance_of(expected):
+            self.fused = fused
+        else:
             log.warning("fused_forward_differs", architecture=loaded.architecture, difference=difference)
+
+
+def _collected(rows: Iterator[torch.Tensor]) -> Generator[None, None, torch.Tensor]:
+    found = []
+    for some in rows:
+        found.append(some)
+        yield
+    return torch.cat(found)
+
+
+def use_compiled(loaded: LoadedModel, library: Library) -> None:
+    """All parts at once."""
+    compiled = CompiledModel(loaded, library)
+    with torch.inference_mode():
+        for _ in compiled.parts():
+            pass
+    loaded.fused = compiled.fused

@@ -1,9 +1,11 @@
 """Which kernels compute adapters and attention: those of torch, or the compiled ones.
 
 `engine.kernels` names them. With `auto`, torch's serve at first, and a thread builds the compiled ones. The engine
-takes them when they are tested and no sequence lives: so the numbers of a sequence do not change under it.
+takes them when they are tested and no sequence lives (`kernel_change.py`): so the numbers of a sequence do not change
+under it.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
@@ -15,6 +17,7 @@ import torch
 from motet.errors import SetupError
 from motet_kernels import LinearGroup, LoraBackend, TorchBackend
 from motet_kernels.cpp import Built, CannotBuild, CppBackend, Library, PagedAttention, build
+from motet_runner.interface import KernelState
 
 log = structlog.get_logger(__name__)
 
@@ -102,6 +105,8 @@ class KernelChoice:
         check_name(kernels)
         self.serving: Kernels = TorchKernels()
         self._build: _BackgroundBuild | None = None
+        self._since = time.time()
+        self._note = ""
         on_cpu = device.type == "cpu"
         if kernels == "cpp":
             if not on_cpu:
@@ -122,11 +127,15 @@ class KernelChoice:
 
     def begin(self) -> Kernels:
         """Those to begin with: the compiled ones if they are there already."""
-        self._built()
-        log.info("kernels_chosen", serving=self.serving.name, building=self.waiting)
+        self.serving = self.built() or self.serving
         return self.serving
 
-    def _built(self) -> Kernels | None:
+    def began(self, shortage: str) -> None:
+        """The kernels to begin with serve. `shortage`: why not all weights are packed."""
+        self._serve(self.serving, shortage)
+        log.info("kernels_chosen", serving=self.serving.name, building=self.waiting)
+
+    def built(self) -> Kernels | None:
         """The compiled kernels, once, when they are built and tested."""
         building = self._build
         if building is None or not building.ended:
@@ -134,16 +143,34 @@ class KernelChoice:
         self._build = None
         if building.result is None:
             log.info("kernels_not_compiled", serving=self.serving.name, reason=building.failure)
+            self._note = f"there are no compiled kernels: {building.failure}"
             return None
-        self.serving = _compiled(building.result)
-        return self.serving
+        self._note = "the compiled kernels are tested, and serve soon"
+        return _compiled(building.result)
 
-    def change_over(self) -> Kernels | None:
-        """To be called while no sequence lives. The kernels that serve from now on, if they are others."""
-        following = self._built()
-        if following is not None:
-            log.info("kernels_changed", serving=following.name)
-        return following
+    def changed(self, kernels: Kernels, shortage: str, *, seconds: float) -> None:
+        """These serve now. `seconds`: what the change took, with the requests in between."""
+        self._serve(kernels, shortage)
+        log.info("kernels_changed", serving=kernels.name, seconds=round(seconds, 3))
+
+    def not_changed(self, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        log.error("kernels_not_changed", serving=self.serving.name, reason=reason, exc_info=error)
+        self._note = f"the compiled kernels do not serve: {reason}"
+
+    def _serve(self, kernels: Kernels, shortage: str) -> None:
+        self.serving = kernels
+        self._since = time.time()
+        if shortage:
+            self._note = f"some weights are not packed: {shortage}"
+        elif kernels.library is not None:
+            self._note = ""
+
+    @property
+    def state(self) -> KernelState:
+        """For people"""
+        note = "the compiled kernels are being built" if self.waiting else self._note
+        return KernelState(self.serving.name, self._since, note)
 
 
 def _compiled(built: Built) -> CompiledKernels:

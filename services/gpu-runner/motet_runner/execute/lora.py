@@ -56,11 +56,15 @@ class LoraLinears:
         """Let a back end that reads adapters from `memory` [bytes] add to what the linears compute. It takes at most
         `copy_bytes` beside it. It may follow another one that has read the same memory."""
         assert kernels.tile == self._tile, "the adapters in memory have the layout of another back end"
-        for path, module in self._linears.items():
-            if module.forward is not self._forwards.get(path):  # at first, and when its weights were packed
-                module.forward = self._forwards[path] = self._followed(module.forward, path, *self.shapes[path])
+        self.follow()
         self._backend = kernels.lora(self._groups, memory, self._dtype, copy_bytes)
         return self._backend
+
+    def follow(self) -> None:
+        """Let LoRA follow each linear: at first, and those whose weights were packed since."""
+        for path, module in self._linears.items():
+            if module.forward is not self._forwards.get(path):
+                module.forward = self._forwards[path] = self._followed(module.forward, path, *self.shapes[path])
 
     def _followed(
         self, forward: Callable[[torch.Tensor], torch.Tensor], path: str, inputs: int, outputs: int

@@ -308,9 +308,15 @@ class _Probe:
 
 def probe_logits(loaded: LoadedModel, paged: MakeAttention | None = None) -> torch.Tensor:
     """Last logits of a few sequences: packed together, and the first one in two parts and token by token."""
+    return torch.cat(list(probes(loaded, paged)))
+
+
+def probes(loaded: LoadedModel, paged: MakeAttention | None = None) -> Iterator[torch.Tensor]:
+    """The same, one part after the other."""
     first, second = _probe_tokens(loaded)
     ways: list[list[tuple[list[int], int]]] = [[(second, 0), (first, 0)], [(first, 17)], [(first, 20), (second, 3)]]
-    return torch.cat([_last_logits(loaded, parts, paged=paged) for parts in ways])
+    for parts in ways:
+        yield _last_logits(loaded, parts, paged=paged)
 
 
 def _probe_tokens(loaded: LoadedModel) -> tuple[list[int], list[int]]:

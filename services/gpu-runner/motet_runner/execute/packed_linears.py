@@ -3,7 +3,7 @@
 The modules stay and compute with the packed weights, so memory holds one copy, for them and for the fused forward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +14,9 @@ from transformers.pytorch_utils import Conv1D
 
 from motet_kernels.cpp import Library
 from motet_kernels.cpp.linear import PACKED_TYPES, PackedWeights
+from motet_runner.memory.host_limit import available_host_bytes
+
+MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -28,41 +31,69 @@ HEAD = ""
 """The path of the model's head, whatever the model calls it"""
 
 
-def pack_linears(
-    model: Any, linears: dict[str, nn.Module], groups: Sequence[Sequence[str]], library: Library
-) -> dict[str, Packed]:
-    """Replace the weights of these linears, those of a group together, and of the model's head.
+class LinearPacking:
+    """Replaces the weights of a model's linears, those of a group together, and of its head.
 
-    → the packed ones by path. The embedding looks up in the head's when both are one matrix.
+    After each part, every linear computes with its own weights or with its packed ones. Beside all weights, memory
+    holds those of one group, while they are packed.
     """
-    packed: dict[str, Packed] = {}
-    for group in groups:
-        weights = [_weight(linears[path]) for path in group]
-        dtype = weights[0].dtype
-        if dtype not in PACKED_TYPES or any(weight.dtype is not dtype for weight in weights):
-            continue
-        together = PackedWeights(library, weights)
-        for index, path in enumerate(group):
-            packed[path] = Packed(together, index)
-            _replace(linears[path], together, index)
-        del weights
-    head = _pack_head(model, library)
-    return packed if head is None else packed | {HEAD: head}
 
+    def __init__(
+        self, model: Any, linears: dict[str, nn.Module], groups: Sequence[Sequence[str]], library: Library
+    ) -> None:
+        self.packed: dict[str, Packed] = {}
+        """By path"""
+        self.total = len(linears)
+        """Linears, without the head"""
+        self._model = model
+        self._linears = linears
+        self._groups = groups
+        self._library = library
 
-def _pack_head(model: Any, library: Library) -> Packed | None:
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if type(head) is not nn.Linear or head.weight.dtype not in PACKED_TYPES:
-        return None
-    tied = head.weight.data_ptr() == embedding.weight.data_ptr()
-    if tied and type(embedding) is not nn.Embedding:  # it does more than look up, so it keeps its weights
-        return None
-    weights = PackedWeights(library, [head.weight])
-    _replace(head, weights, 0)
-    if tied:
-        embedding.weight = head.weight
-        embedding.forward = weights.rows
-    return Packed(weights, 0)
+    @property
+    def unpacked(self) -> int:
+        """Linears that have their own weights"""
+        return self.total - len(self.packed.keys() - {HEAD})
+
+    def parts(self) -> Iterator[None]:
+        """Raises MemoryError or RuntimeError if memory does not suffice for the next ones. What is packed by then
+        stays."""
+        for group in self._groups:
+            weights = [_weight(self._linears[path]) for path in group]
+            dtype = weights[0].dtype
+            if dtype not in PACKED_TYPES or any(weight.dtype is not dtype for weight in weights):
+                continue
+            together = yield from self._pack(weights)
+            for index, path in enumerate(group):
+                self.packed[path] = Packed(together, index)
+                _replace(self._linears[path], together, index)
+            del weights, together
+            yield
+        yield from self._pack_head()
+
+    def _pack(self, weights: Sequence[torch.Tensor]) -> Generator[None, None, PackedWeights]:
+        needed, available = sum(weight.nbytes for weight in weights), available_host_bytes()
+        if needed > available:  # an allocation would succeed, and its use would end the process
+            raise MemoryError(f"{needed / MIB:.0f} MiB are needed for a moment, and {available / MIB:.0f} MiB are left")
+        packed = PackedWeights(self._library, weights, later=True)
+        yield from packed.parts(weights)
+        return packed
+
+    def _pack_head(self) -> Iterator[None]:
+        """The embedding looks up in the packed weights when both are one matrix."""
+        head, embedding = self._model.get_output_embeddings(), self._model.get_input_embeddings()
+        if type(head) is not nn.Linear or head.weight.dtype not in PACKED_TYPES:
+            return
+        tied = head.weight.data_ptr() == embedding.weight.data_ptr()
+        if tied and type(embedding) is not nn.Embedding:  # it does more than look up, so it keeps its weights
+            return
+        weights = yield from self._pack([head.weight])
+        _replace(head, weights, 0)
+        if tied:
+            embedding.weight = head.weight
+            embedding.forward = weights.rows
+        self.packed[HEAD] = Packed(weights, 0)
+        yield
 
 
 def _weight(linear: nn.Module) -> torch.Tensor:

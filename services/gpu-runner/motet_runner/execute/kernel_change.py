@@ -1,0 +1,82 @@
+"""The change-over from torch's kernels to the compiled ones, in parts so short that a request may come at any time.
+
+The engine calls `advance` while no sequence lives. Between two calls the model computes with torch's kernels and what
+is packed by then, and with the compiled kernels after the last one. What fails on the way ends the change, not the
+engine: it goes on with what it has.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import structlog
+import torch
+
+from motet_runner.execute.compiled import CompiledModel
+from motet_runner.execute.fused import FusedForward
+from motet_runner.execute.kernels import KernelChoice, Kernels
+from motet_runner.execute.lora import LoraLinears
+from motet_runner.execute.model import LoadedModel
+
+log = structlog.get_logger(__name__)
+
+BUILD_CHECK_SECONDS = 0.25
+
+Switch = Callable[[Kernels, FusedForward | None], None]
+"""Compute with these kernels and this forward from now on."""
+
+
+class KernelChange:
+    def __init__(self, choice: KernelChoice, loaded: LoadedModel, linears: LoraLinears, switch: Switch) -> None:
+        self._choice = choice
+        self._loaded = loaded
+        self._linears = linears
+        self._switch = switch
+        self._parts: Iterator[None] | None = None
+
+    def begin(self, kernels: Kernels) -> None:
+        """Compute with the kernels to begin with."""
+        with torch.inference_mode():
+            compiled = self._compiled(kernels)
+            for _ in compiled.parts() if compiled is not None else ():
+                pass
+            self._finish(kernels, compiled)
+        self._choice.began(compiled.shortage if compiled is not None else "")
+
+    def advance(self) -> float | None:
+        """Compute the next part, if there is one. To be called while no sequence lives.
+
+        → the seconds after which the next part may be there; None: nothing is left to do.
+        """
+        if self._parts is None:
+            following = self._choice.built()
+            if following is None:
+                return BUILD_CHECK_SECONDS if self._choice.waiting else None
+            self._parts = self._change(following)
+        try:
+            with torch.inference_mode():
+                next(self._parts)
+        except StopIteration:
+            self._parts = None
+            return None
+        except Exception as error:  # the kernels that serve are complete
+            self._parts = None
+            self._choice.not_changed(error)
+            return None
+        finally:
+            self._linears.follow()  # also those that were packed just now
+        return 0.0
+
+    def _change(self, kernels: Kernels) -> Iterator[None]:
+        began = time.monotonic()
+        compiled = self._compiled(kernels)
+        if compiled is not None:
+            yield from compiled.parts()
+        self._finish(kernels, compiled)
+        shortage = compiled.shortage if compiled is not None else ""
+        self._choice.changed(kernels, shortage, seconds=time.monotonic() - began)
+
+    def _compiled(self, kernels: Kernels) -> CompiledModel | None:
+        return CompiledModel(self._loaded, kernels.library) if kernels.library is not None else None
+
+    def _finish(self, kernels: Kernels, compiled: CompiledModel | None) -> None:
+        self._switch(kernels, compiled.fused if compiled is not None else None)
