@@ -41,7 +41,6 @@ def test_all_tiles_of_all_types_match_the_reference(
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_threads_share_the_work_and_change_no_bit(library: Library, dtype: torch.dtype, threads: None) -> None:
-    assert library.parallel
     projection = Projection(1030, 2061, [8, 16, 64, 8, 128], dtype, library)
     segments = spread(projection, [1, 1, 3, 70, 1])
     x, y = (projection.random(segments[-1].stop, width).to(dtype) for width in (1030, 2061))

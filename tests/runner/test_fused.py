@@ -252,17 +252,32 @@ def test_a_row_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
             assert float((row - theirs).abs().max()) <= NEAR_TIE
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 def test_threads_change_no_bit(tmp_path: Path) -> None:
+    """Whoever computes what: prompts beside decodes, rows of adapters and of the base."""
+    compiled_library()
     base = save("Llama", tmp_path / "base")
+    adapters = {
+        Digest(f"sha256:{index}"): save_adapter(base, "llama", spec, tmp_path / str(index), seed=index)
+        for index, spec in enumerate(EIGHT[:2])
+    }
     before, results = torch.get_num_threads(), []
+    how = {"kernels": "cpp", "dtype": "bfloat16", "kernel_cache": CACHE, "prefill_chunk_tokens": 32}
     try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(fused_logits(load(base, "bfloat16", "cpu")))
+        for threads in (1, 2, 5):
+            engine, tap = served(base, adapters, threads=threads, **how)
+            assert isinstance(engine._loaded.fused, FusedForward)
+            tap.logits.clear()  # from now on the adapters are there, so each engine has the same batches
+            owners = [BASE, *adapters, *adapters]
+            asked = [ask(f"s{n}", prompt=3 + 17 * n, max_tokens=20, adapter=owner) for n, owner in enumerate(owners)]
+            run(engine, *asked)
+            results.append(tap.logits)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    one, *several = results
+    for other in several:
+        assert other.keys() == one.keys()
+        assert all(torch.equal(torch.stack(other[request]), torch.stack(one[request])) for request in one)
 
 
 def test_a_token_outside_of_the_vocabulary_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 NAMES = ("c++", "g++", "clang++")
 
-OPTIONS = ("-O3", "-std=c++17", "-shared", "-fPIC")
+OPTIONS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
 
 COMPILE_SECONDS = 300.0
 """A compiler that takes longer is given up. It usually takes a few seconds."""

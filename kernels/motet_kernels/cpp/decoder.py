@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from motet_kernels.cpp.attention import AttentionBatch
@@ -24,6 +25,9 @@ _WEIGHTS = (
     *("attention_norm", "q_norm", "k_norm", "qkv", "qkv_bias", "o", "o_bias"),
     *("mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias"),
 )
+KINDS = ("linears", "rows", "attention", "head")
+"""Of stages, as the library counts their time"""
+
 _BUFFERS = ("hidden", "normed", "qkv", "attended", "added", "gate_up", "active")
 
 
@@ -53,7 +57,7 @@ class _Step(ctypes.Structure):
         *((name, _ADDRESS) for name in ("tokens", "positions", "keep", "rotation", "attention", "lora")),
         ("lora_count", _NUMBER),
         ("lora_products", _ADDRESS),
-        *((name, _ADDRESS) for name in (*_BUFFERS, "logits")),
+        *((name, _ADDRESS) for name in (*_BUFFERS, "logits", "seconds")),
     )
 
 
@@ -114,6 +118,8 @@ class CompiledDecoder:
         self._room = 0
         """Rows that the buffers have room for"""
         self._buffers: dict[str, torch.Tensor] = {}
+        self.seconds: npt.NDArray[np.float64] | None = None
+        """What the stages of each of KINDS have taken, if somebody wants to know"""
         self._biases: list[torch.Tensor] = []
         """Those that were made here: the library has only their addresses."""
         self._of_layer = (_Layer * self.layers)(*map(self._layer, weights.layers))
@@ -170,6 +176,7 @@ class CompiledDecoder:
             rotation=rotation.data_ptr(),
             attention=attention.address,
             logits=logits.data_ptr(),
+            seconds=None if self.seconds is None else self.seconds.ctypes.data,
             **{name: buffer.data_ptr() for name, buffer in self._buffers.items()},
         )
         if lora is not None and lora.count:

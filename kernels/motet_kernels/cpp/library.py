@@ -12,8 +12,6 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 _NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
-_OPENMP = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
-
 
 class Library:
     """Raises OSError or AttributeError if the file is not such a library."""
@@ -43,21 +41,9 @@ class Library:
         self.pair_places = self._function("motet_pair_places", _NUMBER, _ADDRESS)
         self.decoder_pass = self._function("motet_decoder_pass", _ADDRESS, _ADDRESS, result=ctypes.c_bool)
         self.read = self._function("motet_read", _ADDRESS, _NUMBER, result=ctypes.c_uint64)
-        self.parallel = self._use_threads_of_torch()
-        """Whether it uses the threads of torch. If not, it computes in the thread that calls it."""
 
     def _function(self, name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
         function = getattr(self._loaded, name)
         function.argtypes = arguments
         function.restype = result
         return function  # type: ignore[no-any-return] # ctypes has no types of its own for functions
-
-    def _use_threads_of_torch(self) -> bool:
-        """A second OpenMP library in the process would bring threads that compete with torch's for the cores."""
-        process = ctypes.CDLL(None)
-        try:
-            addresses = [ctypes.cast(getattr(process, name), _ADDRESS) for name in _OPENMP]
-        except AttributeError:
-            return False
-        self._function("motet_use_threads", *[_ADDRESS] * len(_OPENMP))(*addresses)
-        return True

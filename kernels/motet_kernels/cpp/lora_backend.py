@@ -15,11 +15,14 @@ from motet_kernels.run_layout import LinearGroup, RunLayout
 MAX_RANK = 512
 """The library has room for so many products of a row."""
 
+LINEARS_AT_ONCE = 3
+"""The fused decoder keeps the products of q, k and v of all rows at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class CppBatch:
     segments: npt.NDArray[np.int64]
-    """[segments, 6] first row, end, rank, address of the run, address of its offsets, where its products begin"""
+    """[segments, 5] first row, end, rank, address of the run, address of its offsets"""
     address: int
     count: int
     rows: int
@@ -74,12 +77,12 @@ class CppBackend:
                     raise ValueError(f"rank {adapter.rank} is above {MAX_RANK}")
                 begin = self._memory.data_ptr() + adapter.offset
                 offsets = self._offsets_of(adapter.rank, adapter.linears).ctypes.data
-                rows.append([segment.start, segment.stop, adapter.rank, begin, offsets, used])
+                rows.append([segment.start, segment.stop, adapter.rank, begin, offsets])
             used += count * adapter.rank
             last = segment
-        if len(self._products) < used:
-            self._products = torch.empty(used)
-        table = np.array(rows, dtype=np.int64).reshape(-1, 6)
+        if len(self._products) < used * LINEARS_AT_ONCE:
+            self._products = torch.empty(used * LINEARS_AT_ONCE)
+        table = np.array(rows, dtype=np.int64).reshape(-1, 5)
         return CppBatch(
             table,
             address=table.ctypes.data,

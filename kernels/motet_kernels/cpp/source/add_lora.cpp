@@ -6,7 +6,6 @@
 // out the ranks, then the columns (PU-03). Which numbers are added in which order depends on the segment alone, so
 // results do not depend on threads or on other segments.
 #include "calls.h"
-#include "parallel.h"
 #include "products.h"
 
 namespace {
@@ -15,11 +14,6 @@ struct Segment {
     int64_t start, stop, rank;
     const uint8_t *run;       // the adapter's bytes
     const int64_t *offsets;   // of each linear's A and B in the run; negative: the adapter does not change the linear
-    int64_t products;         // where its x·A begin, in numbers
-};
-
-struct Linear {
-    int64_t index, inputs, outputs;
 };
 
 template <typename T> struct Rows {
@@ -30,15 +24,15 @@ template <typename T> struct Rows {
 
 constexpr int ROWS_AT_ONCE = LANES == 16 ? 4 : 2;
 constexpr int RANKS_AT_ONCE = 4;
-constexpr int ROWS_IN_BLOCK = 32;   // of a unit of work
-constexpr int RANKS_IN_BLOCK = 8;
+constexpr int ROWS_IN_BLOCK = 32;   // of a piece
 constexpr int MOST_RANK = 512;
 constexpr int64_t AHEAD = 6144;     // bytes from what is read to what is prefetched
 constexpr int64_t AHEAD_OF_COLUMNS = 512;
-constexpr int64_t SMALL = 64 * 1024;  // fewer bytes than this are not worth a parallel region
+constexpr int64_t SMALL = 64 * 1024;  // fewer numbers than this are not worth several threads
+constexpr int64_t UNITS_OF_A_THREAD = 4, PIECES_OF_A_THREAD = 4;
 
 constexpr int COLUMNS_AT_ONCE = 2;  // Pairs
-constexpr int64_t COLUMNS_IN_BLOCK = 1024;
+constexpr int64_t LEAST_COLUMNS = 256;
 constexpr int64_t MOST_SUMS = 8192;  // 32 KiB: they stay in the first cache
 
 // Prefetches AHEAD bytes before they are read. Behind the end of what is read follows what is read next.
@@ -235,10 +229,10 @@ INLINE void add_row(T *y, const float *products, int64_t rank, const T *b, int64
     }
 }
 
+// Rows of a piece that has several.
 template <typename T>
 void expand(Rows<T> y, int64_t rows, const float *products, int64_t rank, const T *b, int64_t outputs, int64_t from,
-            int64_t to, const T *next) {
-    if (rows == 1) return add_row(y.data, products, rank, b, outputs, from, to, next);
+            int64_t to) {
     typename Steps<T>::Factor buffer[ROWS_IN_BLOCK * MOST_RANK / Steps<T>::STEP + PAIR];
     auto factors = Steps<T>::factors(products, rows * rank, buffer);
     const int64_t steps = rank / Steps<T>::STEP;
@@ -251,122 +245,165 @@ void expand(Rows<T> y, int64_t rows, const float *products, int64_t rank, const 
 
 // -- all segments ----------------------------------------------------------------------------------------------------
 
-// Deals units of work out to threads: each gets neighbouring units of about the same cost.
-struct Dealer {
-    Share share;
-    double of_a_thread, dealt = 0;
-    Dealer(Share share, double total) : share(share), of_a_thread(total / share.threads) {}
-    bool mine(double cost) {
-        int thread = share.threads == 1 ? 0 : (int)((dealt + cost / 2) / of_a_thread);
-        dealt += cost;
-        return (thread < share.threads ? thread : share.threads - 1) == share.thread;
-    }
+template <typename T> const T *matrix(const Segment &segment, int64_t linear, int which) {
+    int64_t offset = segment.offsets[2 * linear + which];
+    return offset < 0 ? nullptr : reinterpret_cast<const T *>(segment.run + offset);
+}
+
+template <typename With> void with_type(int64_t type, const With &with) {
+    if (type == 0) with(float{});
+    if (type == 1) with(bfloat{});
+    if (type == 2) with(half{});
+}
+
+}  // namespace
+
+struct LoraRows::Piece {
+    Segment segment;
+    int64_t row, rows, products;  // the last one: where its x·A begin, for each linear
 };
 
-// Few rows cost what their matrices take to be read, many rows what they take to be multiplied.
-INLINE double cost_of(int64_t rows, int64_t numbers) { return (double)(rows > 4 ? rows : 4) * (double)numbers; }
+LoraRows::LoraRows(int64_t type, const void *segments, int64_t count, float *products)
+    : type_(type), products_(products) {
+    const Segment *all = static_cast<const Segment *>(segments);
+    for (int64_t s = 0; s < count; ++s)
+        for (int64_t row = all[s].start; row < all[s].stop; row += ROWS_IN_BLOCK) {
+            int64_t rows = smaller(ROWS_IN_BLOCK, all[s].stop - row);
+            pieces_.push_back({all[s], row, rows, products_of_a_linear_});
+            products_of_a_linear_ += rows * all[s].rank;
+        }
+}
+LoraRows::~LoraRows() = default;
 
-template <typename T> struct Call {
-    const Segment *segments;
+int64_t LoraRows::pieces() const { return (int64_t)pieces_.size(); }
+int64_t LoraRows::first_row(int64_t piece) const { return pieces_[piece].row; }
+int64_t LoraRows::rows(int64_t piece) const { return pieces_[piece].rows; }
+
+namespace {
+
+template <typename T> struct Work {
+    const LoraRows::Piece *pieces;
     int64_t count;
-    Linear linear;
-    Rows<const T> x;
-    Rows<T> y;
+    LoraGroup group;
     float *products;
+    int64_t products_of_a_linear;
 
-    const T *matrix(const Segment &segment, int which) const {
-        int64_t offset = segment.offsets[2 * linear.index + which];
-        return offset < 0 ? nullptr : reinterpret_cast<const T *>(segment.run + offset);
+    float *products_of(int64_t piece, int linear) const {
+        return products + linear * products_of_a_linear + pieces[piece].products;
     }
 
-    double cost(int64_t width) const {
-        double total = 0;
-        for (int64_t s = 0; s < count; ++s)
-            if (matrix(segments[s], 0))
-                total += cost_of(segments[s].stop - segments[s].start, segments[s].rank * width);
-        return total;
+    // Where this thread reads on, if it computes all linears of a piece after the other.
+    const T *after(int64_t piece, int linear) const {
+        if (linear + 1 < group.count) return matrix<T>(pieces[piece].segment, group.linears[linear + 1].index, 0);
+        return piece + 1 < count ? matrix<T>(pieces[piece + 1].segment, group.linears[0].index, 0) : nullptr;
     }
 
-    void one_thread() const {
-        for (int64_t s = 0; s < count; ++s) {
-            const Segment &segment = segments[s];
-            const T *a = matrix(segment, 0), *b = matrix(segment, 1);
-            if (!a) continue;
-            for (int64_t row = segment.start; row < segment.stop; row += ROWS_IN_BLOCK) {
-                int64_t rows = smaller(ROWS_IN_BLOCK, segment.stop - row);
-                shrink(Rows<const T>{x.row(row), x.stride}, rows, a, linear.inputs, products, segment.rank, 0,
-                       segment.rank, b);
-                expand(Rows<T>{y.row(row), y.stride}, rows, products, segment.rank, b, linear.outputs, 0,
-                       linear.outputs, s + 1 < count ? matrix(segments[s + 1], 0) : nullptr);
-            }
-        }
+    // One of so many parts of the ranks.
+    void shrink(int64_t number, int linear, int64_t part, int64_t parts, const T *next) const {
+        const LoraRows::Piece &piece = pieces[number];
+        const LoraLinear &of = group.linears[linear];
+        const T *a = matrix<T>(piece.segment, of.index, 0);
+        if (!a) return;
+        const int64_t rank = piece.segment.rank, steps = rank / RANKS_AT_ONCE;
+        ::shrink(Rows<const T>{static_cast<const T *>(of.x) + piece.row * of.x_stride, of.x_stride}, piece.rows, a,
+                 of.inputs, products_of(number, linear), rank, steps * part / parts * RANKS_AT_ONCE,
+                 steps * (part + 1) / parts * RANKS_AT_ONCE, next);
     }
 
-    void shrinks(Share share) const {
-        Dealer dealer(share, cost(linear.inputs));
-        for (int64_t s = 0; s < count; ++s) {
-            const Segment &segment = segments[s];
-            const T *a = matrix(segment, 0);
-            if (!a) continue;
-            for (int64_t row = segment.start; row < segment.stop; row += ROWS_IN_BLOCK) {
-                int64_t rows = smaller(ROWS_IN_BLOCK, segment.stop - row);
-                for (int64_t k = 0; k < segment.rank; k += RANKS_IN_BLOCK) {
-                    int64_t last = smaller(segment.rank, k + RANKS_IN_BLOCK);
-                    if (dealer.mine(cost_of(rows, (last - k) * linear.inputs)))
-                        shrink(Rows<const T>{x.row(row), x.stride}, rows, a, linear.inputs,
-                               products + segment.products + (row - segment.start) * segment.rank, segment.rank, k,
-                               last, static_cast<const T *>(nullptr));
-                }
-            }
-        }
+    // `row` of the piece, and some rows after it.
+    void expand(int64_t number, int linear, int64_t row, int64_t rows, int64_t from, int64_t to, const T *next) const {
+        const LoraRows::Piece &piece = pieces[number];
+        const LoraLinear &of = group.linears[linear];
+        const T *b = matrix<T>(piece.segment, of.index, 1);
+        if (!b) return;
+        const int64_t rank = piece.segment.rank;
+        const float *factors = products_of(number, linear) + row * rank;
+        T *y = static_cast<T *>(of.y) + (piece.row + row) * of.y_stride;
+        if (piece.rows == 1)
+            add_row(y, factors, rank, b, of.outputs, from, to, next);
+        else
+            ::expand(Rows<T>{y, of.y_stride}, rows, factors, rank, b, of.outputs, from, to);
     }
 
-    void expands(Share share) const {
-        Dealer dealer(share, cost(linear.outputs));
-        for (int64_t s = 0; s < count; ++s) {
-            const Segment &segment = segments[s];
-            const T *b = matrix(segment, 1);
-            if (!b) continue;
-            for (int64_t row = segment.start; row < segment.stop; row += ROWS_IN_BLOCK) {
-                int64_t rows = smaller(ROWS_IN_BLOCK, segment.stop - row);
-                for (int64_t from = 0; from < linear.outputs; from += COLUMNS_IN_BLOCK) {
-                    int64_t to = smaller(linear.outputs, from + COLUMNS_IN_BLOCK);
-                    if (dealer.mine(cost_of(rows, segment.rank * (to - from))))
-                        expand(Rows<T>{y.row(row), y.stride}, rows,
-                               products + segment.products + (row - segment.start) * segment.rank, segment.rank, b,
-                               linear.outputs, from, to, static_cast<const T *>(nullptr));
-                }
-            }
-        }
-    }
-
-    void run(int wanted) const {
-        if (wanted > 1 && cost(linear.inputs + linear.outputs) * sizeof(T) < 4.0 * SMALL) wanted = 1;
-        if (wanted <= 1) return one_thread();
-        in_parallel(wanted, [this](Share share) {
-            shrinks(share);
-            share.barrier();
-            expands(share);
-        });
+    void all_of_piece(int64_t number) const {
+        const LoraRows::Piece &piece = pieces[number];
+        shrink(number, 0, 0, 1, matrix<T>(piece.segment, group.linears[0].index, 1));
+        expand(number, 0, 0, piece.rows, 0, group.linears[0].outputs, after(number, 0));
     }
 };
 
 }  // namespace
 
+void LoraRows::add_shrinks(Stages &stages, const LoraGroup &group) const {
+    if (!group.count) return;
+    const int64_t wanted = UNITS_OF_A_THREAD * stages.threads();
+    const int64_t parts = pieces() * group.count >= wanted ? 1 : wanted / (pieces() * group.count);
+    with_type(type_, [&](auto number) {
+        Work<decltype(number)> work{pieces_.data(), pieces(), group, products_, products_of_a_linear_};
+        stages.add(pieces() * group.count * parts, [=](int64_t unit) {
+            int64_t piece = unit / parts / group.count;
+            int linear = (int)(unit / parts % group.count);
+            work.shrink(piece, linear, unit % parts, parts, parts > 1 ? nullptr : work.after(piece, linear));
+        });
+    });
+}
+
+void LoraRows::add_expands(Stages &stages, const LoraGroup &group) const {
+    const int64_t wanted = UNITS_OF_A_THREAD * stages.threads();
+    with_type(type_, [&](auto number) {
+        Work<decltype(number)> work{pieces_.data(), pieces(), group, products_, products_of_a_linear_};
+        for (int linear = 0; linear < group.count; ++linear) {
+            const int64_t outputs = group.linears[linear].outputs;
+            int64_t columns = outputs * pieces() / wanted / PAIR * PAIR;
+            if (columns < LEAST_COLUMNS) columns = LEAST_COLUMNS;
+            const int64_t parts = (outputs + columns - 1) / columns;
+            stages.add(pieces() * parts, [=](int64_t unit) {
+                int64_t piece = unit / parts, from = unit % parts * columns;
+                work.expand(piece, linear, 0, work.pieces[piece].rows, from, smaller(outputs, from + columns), nullptr);
+            });
+        }
+    });
+}
+
+void LoraRows::add_all(Stages &stages, const LoraGroup &group) const {
+    if (stages.threads() > 1 && pieces() < PIECES_OF_A_THREAD * stages.threads()) {
+        add_shrinks(stages, group);
+        stages.end_stage();
+        add_expands(stages, group);
+    } else {
+        with_type(type_, [&](auto number) {
+            Work<decltype(number)> work{pieces_.data(), pieces(), group, products_, products_of_a_linear_};
+            stages.add(pieces(), [=](int64_t piece) { work.all_of_piece(piece); });
+        });
+    }
+    stages.end_stage();
+}
+
+void LoraRows::expand(const LoraGroup &group, int linear, int64_t piece, int64_t row, int64_t rows, int64_t from,
+                      int64_t to) const {
+    with_type(type_, [&](auto number) {
+        using T = decltype(number);
+        const Segment &segment = pieces_[piece].segment;
+        const bool more = linear + 1 < group.count;
+        Work<T>{pieces_.data(), pieces(), group, products_, products_of_a_linear_}.expand(
+            piece, linear, row, rows, from, to,
+            more ? matrix<T>(segment, group.linears[linear + 1].index, 1) : nullptr);
+    });
+}
+
 extern "C" {
 
-// `type`: 0 float, 1 bfloat, 2 half; the strides are elements between two rows. `products` has room for the x·A of all
-// segments. Ranks are multiples of 4. At most `wanted` threads compute.
-void motet_add_lora(int64_t type, const void *segments, int64_t count, float *products, int64_t wanted, int64_t linear,
-                    int64_t inputs, int64_t outputs, const void *x, int64_t x_stride, void *y, int64_t y_stride) {
-    auto run = [&](auto number) {
-        using T = decltype(number);
-        Call<T>{static_cast<const Segment *>(segments), count, Linear{linear, inputs, outputs},
-                Rows<const T>{static_cast<const T *>(x), x_stride}, Rows<T>{static_cast<T *>(y), y_stride}, products}
-            .run((int)wanted);
-    };
-    if (type == 0) run(float{});
-    if (type == 1) run(bfloat{});
-    if (type == 2) run(half{});
+// The strides are elements between two rows. `products` has room for the x·A of all segments. Ranks are multiples of 4.
+// At most `most_threads` threads compute.
+void motet_add_lora(int64_t type, const void *segments, int64_t count, float *products, int64_t most_threads,
+                    int64_t linear, int64_t inputs, int64_t outputs, const void *x, int64_t x_stride, void *y,
+                    int64_t y_stride) {
+    LoraRows rows(type, segments, count, products);
+    int64_t numbers = 0;
+    for (const Segment *s = static_cast<const Segment *>(segments), *end = s + count; s < end; ++s)
+        numbers += s->rank * (inputs + outputs) * (s->stop - s->start > 4 ? (s->stop - s->start) / 4 : 1);
+    Stages stages(numbers < SMALL ? 1 : most_threads);
+    rows.add_all(stages, {1, {{linear, inputs, outputs, x, x_stride, y, y_stride}}});
+    stages.run();
 }
 }

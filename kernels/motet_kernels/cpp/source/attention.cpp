@@ -9,12 +9,10 @@
 // Pages are read whole: the caller has cleared what a sequence has not written yet. No page is read but those that the
 // rows attend to.
 #include <algorithm>
-#include <atomic>
 #include <limits>
 #include <vector>
 
 #include "calls.h"
-#include "parallel.h"
 #include "products.h"
 
 namespace {
@@ -27,7 +25,7 @@ constexpr int QUERIES_IN_UNIT = 64;  // rows times the query heads of a KV head
 constexpr int FEW_QUERIES = 4;
 constexpr int VECTORS_OF_PAGE = PAGE / LANES;
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-constexpr int64_t SMALL = 1 << 19;   // fewer products than this are not worth a parallel region
+constexpr int64_t SMALL = 1 << 19;   // fewer products than this are not worth several threads
 
 struct Sequence {
     int64_t first;   // row of the call
@@ -46,16 +44,6 @@ struct Batch {
     const Sequence *sequences;
     int64_t count;
     int64_t threads;
-};
-
-struct Strides {
-    int64_t head, row;
-};
-
-struct Options {
-    float scale;
-    int64_t window;  // 0: all tokens before
-    float softcap;   // 0: none
 };
 
 // -- products of queries and keys ------------------------------------------------------------------------------------
@@ -223,7 +211,7 @@ template <typename T> struct Call {
     const T *queries;
     Strides of_queries;
     T *out;
-    Options options;
+    AttentionOptions options;
 
     const T *page(const Sequence &sequence, int64_t number, int64_t kv_head, bool values) const {
         int64_t page = batch.table[sequence.pages * batch.table_stride + number];
@@ -386,65 +374,96 @@ template <typename T> struct Call {
             });
     }
 
-    void run() const {
+    // Rows that a unit computes together.
+    int64_t rows_of_unit() const {
         const int64_t group = heads / batch.kv_heads;
-        const int64_t rows_of_unit = group < QUERIES_IN_UNIT ? QUERIES_IN_UNIT / group : 1;
-        int64_t products = 0;
-        for (int64_t s = 0; s < batch.count; ++s)
-            products += batch.sequences[s].count * (batch.sequences[s].start + batch.sequences[s].count);
-        const int wanted = products * heads * batch.width < SMALL ? 1 : (int)batch.threads;
-        std::atomic<int64_t> taken{0};
-        in_parallel(wanted, [&](Share) {
-            thread_local Scratch scratch;
-            int64_t number = 0, mine = taken.fetch_add(1, std::memory_order_relaxed);
-            for (int64_t s = 0; s < batch.count; ++s) {
-                const Sequence &sequence = batch.sequences[s];
-                for (int64_t row = 0; row < sequence.count; row += rows_of_unit)
-                    for (int64_t kv_head = 0; kv_head < batch.kv_heads; ++kv_head, ++number) {
-                        if (number != mine) continue;
-                        unit(sequence, kv_head, row, smaller(rows_of_unit, sequence.count - row), scratch);
-                        mine = taken.fetch_add(1, std::memory_order_relaxed);
-                    }
-            }
-        });
-    }
-
-    // Puts the rows of one side into the pages.
-    void write(const T *rows, Strides strides, bool values) const {
-        for (int64_t s = 0; s < batch.count; ++s) {
-            const Sequence &sequence = batch.sequences[s];
-            for (int64_t i = 0; i < sequence.count; ++i) {
-                const int64_t position = sequence.start + i;
-                for (int64_t kv_head = 0; kv_head < batch.kv_heads; ++kv_head) {
-                    const T *of_page = page(sequence, position / PAGE, kv_head, values);
-                    memcpy(const_cast<T *>(of_page) + position % PAGE * batch.width,
-                           rows + kv_head * strides.head + (sequence.first + i) * strides.row, batch.width * sizeof(T));
-                }
-            }
-        }
+        return group < QUERIES_IN_UNIT ? QUERIES_IN_UNIT / group : 1;
     }
 };
 
+template <typename With> void with_type(int64_t type, const With &with) {
+    if (type == 0) with(float{});
+    if (type == 1) with(bfloat{});
+    if (type == 2) with(half{});
+}
+
 }  // namespace
+
+AttentionRows::AttentionRows(int64_t type, const void *batch) : type_(type), batch_(batch) {
+    const Batch &b = *static_cast<const Batch *>(batch);
+    int64_t rows = 0;
+    for (int64_t s = 0; s < b.count; ++s) rows = std::max(rows, b.sequences[s].first + b.sequences[s].count);
+    places_.assign(rows, -1);
+    for (int64_t s = 0; s < b.count; ++s) {
+        const Sequence &sequence = b.sequences[s];
+        for (int64_t i = 0; i < sequence.count; ++i) {
+            const int64_t position = sequence.start + i;
+            const int64_t page = b.table[sequence.pages * b.table_stride + position / PAGE];
+            places_[sequence.first + i] = page * b.page_stride + position % PAGE * b.width;
+        }
+    }
+}
+
+void AttentionRows::write(int64_t layer, int64_t row, const void *key, int64_t key_head, const void *value,
+                          int64_t value_head) const {
+    const Batch &b = *static_cast<const Batch *>(batch_);
+    if (row >= rows() || places_[row] < 0) return;
+    with_type(type_, [&](auto number) {
+        using T = decltype(number);
+        T *into = static_cast<T *>(b.pages) + layer * b.layer_stride + places_[row];
+        const T *keys = static_cast<const T *>(key), *values = static_cast<const T *>(value);
+        for (int64_t head = 0; head < b.kv_heads; ++head, into += PAGE * b.width) {
+            memcpy(into, keys + head * key_head, b.width * sizeof(T));
+            memcpy(into + b.kv_heads * PAGE * b.width, values + head * value_head, b.width * sizeof(T));
+        }
+    });
+}
+
+void AttentionRows::add_to(Stages &stages, int64_t layer, int64_t heads, const void *queries, Strides of_queries,
+                           void *out, AttentionOptions options) const {
+    const Batch &b = *static_cast<const Batch *>(batch_);
+    with_type(type_, [&](auto number) {
+        using T = decltype(number);
+        Call<T> call{b, layer, heads, static_cast<const T *>(queries), of_queries, static_cast<T *>(out), options};
+        const int64_t at_once = call.rows_of_unit();
+        for (int64_t s = 0; s < b.count;) {
+            // A prompt is a part of its own. Sequences that decode follow each other in one.
+            int64_t count = 1;
+            if (b.sequences[s].count <= at_once)
+                while (s + count < b.count && b.sequences[s + count].count <= at_once) ++count;
+            const int64_t blocks = std::max<int64_t>(1, (b.sequences[s].count + at_once - 1) / at_once);
+            stages.add(count * blocks * b.kv_heads, [=](int64_t unit) {
+                thread_local Scratch scratch;
+                const Sequence &sequence = call.batch.sequences[s + unit / call.batch.kv_heads / blocks];
+                const int64_t row = unit / call.batch.kv_heads % blocks * at_once;
+                const int64_t rows = smaller(at_once, sequence.count - row);
+                if (rows > 0) call.unit(sequence, unit % call.batch.kv_heads, row, rows, scratch);
+            });
+            s += count;
+        }
+    });
+}
 
 extern "C" {
 
-// `type`: 0 float, 1 bfloat, 2 half. The strides are elements between two heads and between two rows; the last dimension
-// is contiguous. `out` is [rows, heads, width].
+// The strides are elements between two heads and between two rows; the last dimension is contiguous. `out` is [rows,
+// heads, width].
 void motet_attention(int64_t type, const void *batch, int64_t layer, int64_t heads, const void *queries,
                      const void *keys, const void *values, int64_t query_head, int64_t query_row, int64_t key_head,
                      int64_t key_row, int64_t value_head, int64_t value_row, void *out, float scale, int64_t window,
                      float softcap) {
-    auto run = [&](auto number) {
-        using T = decltype(number);
-        Call<T> call{*static_cast<const Batch *>(batch), layer, heads, static_cast<const T *>(queries),
-                     Strides{query_head, query_row}, static_cast<T *>(out), Options{scale, window, softcap}};
-        call.write(static_cast<const T *>(keys), Strides{key_head, key_row}, false);
-        call.write(static_cast<const T *>(values), Strides{value_head, value_row}, true);
-        call.run();
-    };
-    if (type == 0) run(float{});
-    if (type == 1) run(bfloat{});
-    if (type == 2) run(half{});
+    const Batch &b = *static_cast<const Batch *>(batch);
+    AttentionRows rows(type, batch);
+    const int64_t size = type == 0 ? sizeof(float) : sizeof(bfloat);
+    for (int64_t row = 0; row < rows.rows(); ++row)
+        rows.write(layer, row, static_cast<const uint8_t *>(keys) + row * key_row * size, key_head,
+                   static_cast<const uint8_t *>(values) + row * value_row * size, value_head);
+    int64_t products = 0;
+    for (int64_t s = 0; s < b.count; ++s)
+        products += b.sequences[s].count * (b.sequences[s].start + b.sequences[s].count);
+    Stages stages(products * heads * b.width < SMALL ? 1 : b.threads);
+    rows.add_to(stages, layer, heads, queries, {query_head, query_row}, out, {scale, window, softcap});
+    stages.end_stage();
+    stages.run();
 }
 }

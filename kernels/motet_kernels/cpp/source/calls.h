@@ -1,15 +1,85 @@
-// What other parts of the library call, besides Python.
+// What other parts of the library call, besides Python. Types of elements: 0 float, 1 bfloat, 2 half.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
-extern "C" {
+#include "parallel.h"
 
-void motet_add_lora(int64_t type, const void *segments, int64_t count, float *products, int64_t threads, int64_t linear,
-                    int64_t inputs, int64_t outputs, const void *x, int64_t x_stride, void *y, int64_t y_stride);
+// A linear that adapters change. The rows of x and of y are those of the iteration.
+struct LoraLinear {
+    int64_t index, inputs, outputs;
+    const void *x;
+    int64_t x_stride;
+    void *y;
+    int64_t y_stride;
+};
 
-void motet_attention(int64_t type, const void *batch, int64_t layer, int64_t heads, const void *queries,
-                     const void *keys, const void *values, int64_t query_head, int64_t query_row, int64_t key_head,
-                     int64_t key_row, int64_t value_head, int64_t value_row, void *out, float scale, int64_t window,
-                     float softcap);
-}
+constexpr int MOST_LORA_LINEARS = 3;
+
+// Linears that are fed the same x.
+struct LoraGroup {
+    int count = 0;
+    LoraLinear linears[MOST_LORA_LINEARS];
+};
+
+// The rows of an iteration that have adapters: the same for all linears.
+class LoraRows {
+  public:
+    struct Piece;  // rows of one segment
+    // `products` has room for the x · A of MOST_LORA_LINEARS linears.
+    LoraRows(int64_t type, const void *segments, int64_t count, float *products);
+    ~LoraRows();
+
+    int64_t pieces() const;
+    int64_t first_row(int64_t piece) const;
+    int64_t rows(int64_t piece) const;
+
+    // Adds the products x · A of all rows to the stage.
+    void add_shrinks(Stages &stages, const LoraGroup &group) const;
+    // Adds y += products · B of all rows to the stage.
+    void add_expands(Stages &stages, const LoraGroup &group) const;
+    // Both, for the one linear of a group. It ends the stage.
+    void add_all(Stages &stages, const LoraGroup &group) const;
+    // y += products · B for these rows of a piece, and the columns [from, to) of a linear. `to` is the number of outputs,
+    // or a multiple of PAIR away from `from`.
+    void expand(const LoraGroup &group, int linear, int64_t piece, int64_t row, int64_t rows, int64_t from,
+                int64_t to) const;
+
+  private:
+    int64_t type_;
+    float *products_;
+    int64_t products_of_a_linear_ = 0;
+    std::vector<Piece> pieces_;
+};
+
+struct AttentionOptions {
+    float scale;
+    int64_t window;  // 0: all tokens before
+    float softcap;   // 0: none
+};
+
+// Elements between two heads, and between two rows.
+struct Strides {
+    int64_t head, row;
+};
+
+// Attention of the rows of an iteration to pages: the same for all layers.
+class AttentionRows {
+  public:
+    AttentionRows(int64_t type, const void *batch);
+
+    // Puts the key and value of a row into their page.
+    void write(int64_t layer, int64_t row, const void *key, int64_t key_head, const void *value,
+               int64_t value_head) const;
+    // Adds to the stage what the queries attend to. `out` is [rows, heads, width].
+    void add_to(Stages &stages, int64_t layer, int64_t heads, const void *queries, Strides of_queries, void *out,
+                AttentionOptions options) const;
+    // Rows that any sequence has: one more than the last one.
+    int64_t rows() const { return (int64_t)places_.size(); }
+
+  private:
+    int64_t type_;
+    const void *batch_;
+    std::vector<int64_t> places_;  // of each row's key in its page, in elements from the layer's first page; -1: none
+};

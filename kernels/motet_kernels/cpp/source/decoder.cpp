@@ -1,8 +1,10 @@
 // The forward pass of a Llama-shaped decoder over all rows of an iteration, in one call (PU-21, OR-05, OR-17).
 //
-// It is a list of stages. Every thread does its part of a stage, then all wait for each other. Stages share a parallel
-// region until attention or LoRA comes, which have their own.
-#include <functional>
+// It is a list of stages for threads, which share one job from the embedding to the logits: a linear and the products
+// x · A of the adapters that change it (PU-03); what happens to single rows after it, first of all their products with
+// B; attention. Which numbers are added in which order depends on neither threads nor other rows.
+#include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "calls.h"
@@ -41,7 +43,10 @@ struct Step {
     int64_t lora_count;
     float *lora_products;
     void *hidden, *normed, *qkv, *attended, *added, *gate_up, *active, *logits;
+    double *seconds;  // of each kind of stage; may be null
 };
+
+enum Kind { LINEARS, ROWS, ATTENTION, HEAD };
 
 INLINE int64_t padded(int64_t count) { return panels_of(count) * PAIR; }
 
@@ -103,43 +108,23 @@ template <typename T> INLINE void silu_times(const T *gate, const T *up, int64_t
 
 // -- stages -----------------------------------------------------------------------------------------------------------
 
-class Stages {
-  public:
-    explicit Stages(int64_t threads) : threads_((int)threads) {}
+constexpr int64_t ROWS_OF_A_BLOCK = 4;
+constexpr int64_t LEAST_COLUMNS = 256;  // of a unit
 
-    void add(std::function<void(Share)> stage) { pending_.push_back(std::move(stage)); }
-
-    // For each of `count` rows.
-    template <typename F> void add_rows(int64_t count, F each) {
-        add([=](Share share) {
-            for (int64_t row = count * share.thread / share.threads; row < count * (share.thread + 1) / share.threads;
-                 ++row)
-                each(row);
-        });
-    }
-
-    void finish() {
-        if (pending_.empty()) return;
-        in_parallel(threads_, [this](Share share) {
-            for (const auto &stage : pending_) {
-                stage(share);
-                share.barrier();
-            }
-        });
-        pending_.clear();
-    }
-
-  private:
-    int threads_;
-    std::vector<std::function<void(Share)>> pending_;
+// Neighbouring rows with one adapter, or without.
+struct Block {
+    int64_t row, rows, piece;  // the last one: of LoraRows, or -1
 };
 
 template <typename T> class Pass {
   public:
     Pass(const Decoder &decoder, const Step &step)
-        : decoder_(decoder), step_(step), stages_(step.threads), q_width_(padded(decoder.heads * decoder.head_dim)),
-          kv_width_(padded(decoder.kv_heads * decoder.head_dim)), qkv_width_(q_width_ + 2 * kv_width_),
-          mlp_width_(padded(decoder.feed_forward)) {}
+        : decoder_(decoder), step_(step), stages_(step.threads, step.seconds), attention_(decoder.type, step.attention),
+          q_width_(padded(decoder.heads * decoder.head_dim)), kv_width_(padded(decoder.kv_heads * decoder.head_dim)),
+          qkv_width_(q_width_ + 2 * kv_width_), mlp_width_(padded(decoder.feed_forward)) {
+        if (step.lora) lora_.emplace(decoder.type, step.lora, step.lora_count, step.lora_products);
+        cut_rows();
+    }
 
     void run() {
         const Decoder &d = decoder_;
@@ -148,127 +133,181 @@ template <typename T> class Pass {
         embed();
         for (int64_t layer = 0; layer < d.layers; ++layer) {
             const Layer &l = d.of_layer[layer];
-            add_and_norm(layer > 0, l.attention_norm);
-            linear(s.normed, d.width, l.qkv, l.qkv_bias, s.qkv, qkv_width_);
-            lora(l.q_lora, s.normed, d.width, s.qkv, 0, qkv_width_, attended);
-            lora(l.k_lora, s.normed, d.width, s.qkv, q_width_, qkv_width_, keys);
-            lora(l.v_lora, s.normed, d.width, s.qkv, q_width_ + kv_width_, qkv_width_, keys);
-            rotate(l);
-            attend(layer, l);
-            linear(s.attended, attended, l.o, l.o_bias, s.added, d.width);
-            lora(l.o_lora, s.attended, attended, s.added, 0, d.width, d.width);
-            add_and_norm(true, l.mlp_norm);
-            linear(s.normed, d.width, l.gate_up, l.gate_up_bias, s.gate_up, 2 * mlp_width_);
-            lora(l.gate_lora, s.normed, d.width, s.gate_up, 0, 2 * mlp_width_, d.feed_forward);
-            lora(l.up_lora, s.normed, d.width, s.gate_up, mlp_width_, 2 * mlp_width_, d.feed_forward);
-            activate();
-            linear(s.active, d.feed_forward, l.down, l.down_bias, s.added, d.width);
-            lora(l.down_lora, s.active, d.feed_forward, s.added, 0, d.width, d.width);
+            LoraGroup group;
+            adapted(group, l.q_lora, s.normed, d.width, s.qkv, 0, qkv_width_, attended);
+            adapted(group, l.k_lora, s.normed, d.width, s.qkv, q_width_, qkv_width_, keys);
+            adapted(group, l.v_lora, s.normed, d.width, s.qkv, q_width_ + kv_width_, qkv_width_, keys);
+            linear(s.normed, d.width, l.qkv, l.qkv_bias, s.qkv, qkv_width_, group);
+            rotate(layer, group);
+            attend(layer);
+
+            group = {};
+            adapted(group, l.o_lora, s.attended, attended, s.added, 0, d.width, d.width);
+            linear(s.attended, attended, l.o, l.o_bias, s.added, d.width, group);
+            add_and_norm(l.mlp_norm, group);
+
+            group = {};
+            adapted(group, l.gate_lora, s.normed, d.width, s.gate_up, 0, 2 * mlp_width_, d.feed_forward);
+            adapted(group, l.up_lora, s.normed, d.width, s.gate_up, mlp_width_, 2 * mlp_width_, d.feed_forward);
+            linear(s.normed, d.width, l.gate_up, l.gate_up_bias, s.gate_up, 2 * mlp_width_, group);
+            activate(group);
+
+            group = {};
+            adapted(group, l.down_lora, s.active, d.feed_forward, s.added, 0, d.width, d.width);
+            linear(s.active, d.feed_forward, l.down, l.down_bias, s.added, d.width, group);
+            const bool last = layer + 1 == d.layers;
+            add_and_norm(last ? nullptr : d.of_layer[layer + 1].attention_norm, group);
         }
         logits();
-        stages_.finish();
+        stages_.run();
     }
 
   private:
     template <typename P> static T *at(P *data) { return static_cast<T *>(const_cast<void *>(data)); }
 
+    void cut_rows() {
+        int64_t row = 0;
+        auto cut = [&](int64_t end, int64_t piece) {
+            for (; row < end; row += ROWS_OF_A_BLOCK)
+                blocks_.push_back({row, std::min(ROWS_OF_A_BLOCK, end - row), piece});
+            row = end;
+        };
+        for (int64_t piece = 0; lora_ && piece < lora_->pieces(); ++piece) {
+            cut(lora_->first_row(piece), -1);
+            cut(lora_->first_row(piece) + lora_->rows(piece), piece);
+        }
+        cut(step_.rows, -1);
+    }
+
+    // Adapters change the columns of y from `first`.
+    void adapted(LoraGroup &group, int64_t linear, const void *x, int64_t inputs, void *y, int64_t first,
+                 int64_t y_stride, int64_t outputs) {
+        if (lora_ && linear >= 0)
+            group.linears[group.count++] = {linear, inputs, outputs, x, inputs, at(y) + first, y_stride};
+    }
+
     // Of all rows. Rows of x and of y lie together.
-    void linear(const void *x, int64_t inputs, const void *packed, const void *bias, void *y, int64_t outputs) {
-        LinearCall<T> call{{at(x), inputs}, step_.rows, inputs, outputs, at(packed), at(bias), {at(y), outputs}};
-        stages_.add([=](Share share) { call.run(share); });
+    void linear(const void *x, int64_t inputs, const void *packed, const void *bias, void *y, int64_t outputs,
+                const LoraGroup &group) {
+        LinearCall<T>{{at(x), inputs}, step_.rows, inputs, outputs, at(packed), at(bias), {at(y), outputs}}.add_to(
+            stages_);
+        if (group.count) lora_->add_shrinks(stages_, group);
+        stages_.end_stage(LINEARS);
+        if (group.count && expands_apart()) {
+            lora_->add_expands(stages_, group);
+            stages_.end_stage(ROWS);
+        }
     }
 
-    // Adds to the columns of y from `first`.
-    void lora(int64_t linear, const void *x, int64_t inputs, void *y, int64_t first, int64_t y_stride,
-              int64_t outputs) {
-        if (!step_.lora || linear < 0) return;
-        stages_.finish();
-        motet_add_lora(decoder_.type, step_.lora, step_.lora_count, step_.lora_products, step_.threads, linear, inputs,
-                       outputs, x, inputs, at(y) + first, y_stride);
+    // With so few rows, threads share out the columns.
+    bool expands_apart() const { return (int64_t)blocks_.size() < stages_.threads(); }
+
+    void expand(const LoraGroup &group, const Block &block, int64_t from, int64_t to) const {
+        if (block.piece < 0 || expands_apart()) return;
+        for (int i = 0; i < group.count; ++i)
+            lora_->expand(group, i, block.piece, block.row - lora_->first_row(block.piece), block.rows, from,
+                          std::min(to, group.linears[i].outputs));
     }
 
-    void attend(int64_t layer, const Layer &l) {
-        stages_.finish();
-        const T *q = at(step_.qkv), *k = q + q_width_, *v = k + kv_width_;
-        const int64_t head = decoder_.head_dim, row = qkv_width_;
-        motet_attention(decoder_.type, step_.attention, layer, decoder_.heads, q, k, v, head, row, head, row, head, row,
-                        step_.attended, (float)l.scale, l.window, 0.0f);
-    }
-
-    void embed() {
-        const T *embedding = at(decoder_.embedding);
-        int64_t width = decoder_.width;
-        T *hidden = at(step_.hidden);
-        const int64_t *tokens = step_.tokens;
-        if (decoder_.embedding_is_packed)
-            stages_.add_rows(step_.rows, [=](int64_t r) { unpack(embedding, width, tokens[r], hidden + r * width); });
-        else
-            stages_.add_rows(step_.rows, [=](int64_t r) {
-                memcpy(hidden + r * width, embedding + tokens[r] * width, width * sizeof(T));
-            });
-    }
-
-    void add_and_norm(bool adds, const void *weight) {
-        T *hidden = at(step_.hidden), *added = at(step_.added), *normed = at(step_.normed);
-        int64_t width = decoder_.width;
-        double epsilon = decoder_.epsilon;
-        const T *w = at(weight);
-        stages_.add_rows(step_.rows, [=](int64_t r) {
-            if (adds) ::add(hidden + r * width, added + r * width, width);
-            norm(hidden + r * width, w, width, epsilon, normed + r * width);
+    // Adds B of the adapters, and then does something with each row.
+    template <typename F> void by_rows(const LoraGroup &group, F each) {
+        stages_.add((int64_t)blocks_.size(), [=](int64_t unit) {
+            const Block &block = blocks_[unit];
+            expand(group, block, 0, INT64_MAX);
+            for (int64_t row = block.row; row < block.row + block.rows; ++row) each(row);
         });
+        stages_.end_stage(ROWS);
     }
 
-    void rotate(const Layer &l) {
-        const Decoder &d = decoder_;
-        const Step &s = step_;
-        const T *q_norm = at(l.q_norm), *k_norm = at(l.k_norm);
-        const int64_t dim = d.head_dim, turn = padded(dim / 2), k_first = q_width_, stride = qkv_width_;
-        stages_.add_rows(s.rows, [=, &d, &s](int64_t r) {
-            T *row = at(s.qkv) + r * stride;
-            const float *cosines = s.rotation + s.positions[r] * 2 * turn;
+    // Rotates queries and keys, and puts keys and values into their pages.
+    void rotate(int64_t layer, const LoraGroup &group) {
+        by_rows(group, [=](int64_t r) {
+            const Decoder &d = decoder_;
+            const Layer &l = d.of_layer[layer];
+            const int64_t dim = d.head_dim, turn = padded(dim / 2);
+            T *row = at(step_.qkv) + r * qkv_width_, *keys = row + q_width_;
+            const float *cosines = step_.rotation + step_.positions[r] * 2 * turn;
             auto turned = [&](T *head, int64_t count, const T *weight) {
                 for (; count; --count, head += dim) {
                     if (weight) norm(head, weight, dim, d.epsilon, head);
                     ::rotate(head, dim / 2, cosines, cosines + turn);
                 }
             };
-            turned(row, d.heads, q_norm);
-            turned(row + k_first, d.kv_heads, k_norm);
+            turned(row, d.heads, at(l.q_norm));
+            turned(keys, d.kv_heads, at(l.k_norm));
+            attention_.write(layer, r, keys, dim, keys + kv_width_, dim);
         });
     }
 
-    void activate() {
-        const T *gate = at(step_.gate_up);
-        T *active = at(step_.active);
-        int64_t width = decoder_.feed_forward, padded_width = mlp_width_;
-        stages_.add_rows(step_.rows, [=](int64_t r) {
-            const T *of_row = gate + r * 2 * padded_width;
-            silu_times(of_row, of_row + padded_width, width, active + r * width);
+    void attend(int64_t layer) {
+        const Layer &l = decoder_.of_layer[layer];
+        attention_.add_to(stages_, layer, decoder_.heads, step_.qkv, {decoder_.head_dim, qkv_width_}, step_.attended,
+                          {(float)l.scale, l.window, 0.0f});
+        stages_.end_stage(ATTENTION);
+    }
+
+    void embed() {
+        const T *norm_weight = at(decoder_.of_layer[0].attention_norm);
+        by_rows({}, [=](int64_t r) {
+            const T *embedding = at(decoder_.embedding);
+            const int64_t width = decoder_.width, token = step_.tokens[r];
+            T *hidden = at(step_.hidden) + r * width;
+            if (decoder_.embedding_is_packed)
+                unpack(embedding, width, token, hidden);
+            else
+                memcpy(hidden, embedding + token * width, width * sizeof(T));
+            norm(hidden, norm_weight, width, decoder_.epsilon, at(step_.normed) + r * width);
         });
+    }
+
+    // No weight: nothing is normed yet.
+    void add_and_norm(const void *weight, const LoraGroup &group) {
+        by_rows(group, [=](int64_t r) {
+            const int64_t width = decoder_.width;
+            T *hidden = at(step_.hidden) + r * width;
+            ::add(hidden, at(step_.added) + r * width, width);
+            if (weight) norm(hidden, at(weight), width, decoder_.epsilon, at(step_.normed) + r * width);
+        });
+    }
+
+    void activate(const LoraGroup &group) {
+        const int64_t width = decoder_.feed_forward, units = (int64_t)blocks_.size();
+        int64_t columns = width * units / (UNITS_OF_A_THREAD * stages_.threads()) / PAIR * PAIR;
+        columns = std::min(std::max(columns, LEAST_COLUMNS), padded(width));
+        const int64_t parts = (width + columns - 1) / columns;
+        stages_.add(units * parts, [=](int64_t unit) {
+            const Block &block = blocks_[unit / parts];
+            const int64_t from = unit % parts * columns, to = std::min(from + columns, width);
+            expand(group, block, from, to);
+            for (int64_t row = block.row; row < block.row + block.rows; ++row) {
+                const T *gate = at(step_.gate_up) + row * 2 * mlp_width_ + from;
+                silu_times(gate, gate + mlp_width_, to - from, at(step_.active) + row * width + from);
+            }
+        });
+        stages_.end_stage(ROWS);
     }
 
     // Of the kept rows. They are normed into the first rows of `normed`, which nobody needs any more.
     void logits() {
         const Decoder &d = decoder_;
-        T *hidden = at(step_.hidden), *added = at(step_.added), *normed = at(step_.normed);
-        const T *weight = at(d.final_norm);
-        const int64_t *keep = step_.keep;
-        int64_t width = d.width;
-        double epsilon = d.epsilon;
-        stages_.add_rows(step_.kept, [=](int64_t r) {
-            T *row = hidden + keep[r] * width;
-            ::add(row, added + keep[r] * width, width);
-            norm(row, weight, width, epsilon, normed + r * width);
+        const int64_t width = d.width;
+        T *normed = at(step_.normed);
+        stages_.add(step_.kept, [=](int64_t r) {
+            norm(at(step_.hidden) + step_.keep[r] * width, at(decoder_.final_norm), width, decoder_.epsilon,
+                 normed + r * width);
         });
-        LinearCall<T> call{{normed, width}, step_.kept, width, d.vocabulary, at(d.head), at(d.head_bias),
-                           {at(step_.logits), d.vocabulary}};
-        stages_.add([=](Share share) { call.run(share); });
+        stages_.end_stage(ROWS);
+        LinearCall<T>{{normed, width}, step_.kept, width, d.vocabulary, at(d.head), at(d.head_bias),
+                      {at(step_.logits), d.vocabulary}}.add_to(stages_);
+        stages_.end_stage(HEAD);
     }
 
     const Decoder &decoder_;
     const Step &step_;
     Stages stages_;
+    AttentionRows attention_;
+    std::optional<LoraRows> lora_;
+    std::vector<Block> blocks_;
     const int64_t q_width_, kv_width_, qkv_width_, mlp_width_;
 };
 

@@ -1,18 +1,7 @@
-// What every process that loads the library calls first.
-#include "parallel.h"
+// What a process asks the library about itself and the machine.
 #include "vectors.h"
 
-Threads threads;
-
 extern "C" {
-
-// The functions of the OpenMP library that torch has loaded.
-void motet_use_threads(void *parallel, void *barrier, void *number, void *count) {
-    threads.parallel = reinterpret_cast<decltype(threads.parallel)>(parallel);
-    threads.barrier = reinterpret_cast<decltype(threads.barrier)>(barrier);
-    threads.number = reinterpret_cast<decltype(threads.number)>(number);
-    threads.count = reinterpret_cast<decltype(threads.count)>(count);
-}
 
 // Numbers that one instruction computes with: 16 with AVX-512, 8 with AVX2, 4 with NEON.
 int64_t motet_lanes() { return LANES; }

@@ -3,14 +3,17 @@
 
 namespace {
 
-constexpr int64_t SMALL = 256 * 1024;  // fewer products than these are not worth a parallel region
+constexpr int64_t SMALL = 256 * 1024;  // fewer products than these are not worth several threads
 
 template <typename T>
 void linear(const void *x, int64_t x_stride, int64_t rows, int64_t inputs, const void *packed, const void *bias,
             void *y, int64_t y_stride, int64_t outputs, int64_t most_threads) {
     LinearCall<T> call{{static_cast<const T *>(x), x_stride}, rows, inputs, outputs, static_cast<const T *>(packed),
                        static_cast<const T *>(bias), {static_cast<T *>(y), y_stride}};
-    in_parallel(rows * inputs * outputs < SMALL ? 1 : (int)most_threads, [&](Share share) { call.run(share); });
+    Stages stages(rows * inputs * outputs < SMALL ? 1 : most_threads);
+    call.add_to(stages);
+    stages.end_stage();
+    stages.run();
 }
 
 }  // namespace
@@ -25,15 +28,12 @@ int64_t motet_packed_width(int64_t outputs) { return panels_of(outputs) * PAIR; 
 
 void motet_pack(int64_t type, const void *w, int64_t stride, int64_t outputs, int64_t inputs, void *packed,
                 int64_t most_threads) {
-    in_parallel(outputs * inputs < SMALL ? 1 : (int)most_threads, [&](Share share) {
-        int64_t panels = panels_of(outputs);
-        int64_t first = panels * share.thread / share.threads, last = panels * (share.thread + 1) / share.threads;
+    in_parallel(outputs * inputs < SMALL ? 1 : most_threads, panels_of(outputs), [&](int64_t panel) {
         if (type == 0)
-            pack<float>({static_cast<const float *>(w), stride}, outputs, inputs, static_cast<float *>(packed), first,
-                        last);
+            pack<float>({static_cast<const float *>(w), stride}, outputs, inputs, static_cast<float *>(packed), panel);
         else
             pack<bfloat>({static_cast<const bfloat *>(w), stride}, outputs, inputs, static_cast<bfloat *>(packed),
-                         first, last);
+                         panel);
     });
 }
 

@@ -19,7 +19,9 @@ template <typename T> struct Matrix {
 
 constexpr int MOST_SUMS_IN_REGISTERS = LANES == 8 ? 12 : 24;
 constexpr int MOST_ROWS = MOST_SUMS_IN_REGISTERS / 2;
+constexpr int MOST_PANELS = 4;
 
+constexpr int64_t UNITS_OF_A_THREAD = 8;
 constexpr int64_t AHEAD_BYTES = 4096;          // from what is read to what is prefetched
 constexpr int64_t MOST_BYTES_AHEAD = 256 << 10;  // a panel of so many bytes still fits beside another one in the cache
 
@@ -44,20 +46,17 @@ template <typename T> INLINE Places places_of(int64_t column) {
     return {half * PAIR + place_in_pair<T>(0, lane), place_in_pair<T>(1, lane) - place_in_pair<T>(0, lane)};
 }
 
-// Panels [panel, last) of W [outputs, inputs].
-template <typename T>
-void pack(Matrix<const T> w, int64_t outputs, int64_t inputs, T *packed, int64_t panel, int64_t last) {
-    for (; panel < last; ++panel) {
-        T *into = packed + panel * panel_size(inputs);
-        memset(into, 0, panel_size(inputs) * sizeof(T));
-        for (int64_t column = 0; column < PAIR && panel * PAIR + column < outputs; ++column) {
-            const T *row = w.row(panel * PAIR + column);
-            Places places = places_of<T>(column);
-            T *to = into + places.first;
-            for (int64_t i = 0; i < inputs; i += 2, to += 2 * PAIR) {
-                to[0] = row[i];
-                if (i + 1 < inputs) to[places.second] = row[i + 1];
-            }
+// One panel of W [outputs, inputs].
+template <typename T> void pack(Matrix<const T> w, int64_t outputs, int64_t inputs, T *packed, int64_t panel) {
+    T *into = packed + panel * panel_size(inputs);
+    memset(into, 0, panel_size(inputs) * sizeof(T));
+    for (int64_t column = 0; column < PAIR && panel * PAIR + column < outputs; ++column) {
+        const T *row = w.row(panel * PAIR + column);
+        Places places = places_of<T>(column);
+        T *to = into + places.first;
+        for (int64_t i = 0; i < inputs; i += 2, to += 2 * PAIR) {
+            to[0] = row[i];
+            if (i + 1 < inputs) to[places.second] = row[i + 1];
         }
     }
 }
@@ -165,7 +164,7 @@ template <typename T> struct LinearCall {
     }
 
     // All R rows with the panels [panel, last): as many at once as the registers hold.
-    template <int R, int P = 4> INLINE void all_rows(int64_t panel, int64_t last) const {
+    template <int R, int P = MOST_PANELS> INLINE void all_rows(int64_t panel, int64_t last) const {
         if constexpr (R * P * 2 <= MOST_SUMS_IN_REGISTERS)
             for (; panel + P <= last; panel += P) with_panels<R, P>(0, panel, soon(panel));
         if constexpr (P > 1) all_rows<R, P / 2>(panel, last);
@@ -177,16 +176,40 @@ template <typename T> struct LinearCall {
         if constexpr (R > 1) constant<R - 1>(count, with);
     }
 
-    // This thread's part. Blocks of rows have about the same size, so that none is much slower than the others.
-    void run(Share share) const {
-        if (rows == 0) return;
-        const int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS, units = panels_of(outputs) * blocks;
-        int64_t unit = units * share.thread / share.threads, end = units * (share.thread + 1) / share.threads;
-        if (blocks == 1) return constant(rows, [&](auto r) { all_rows<r()>(unit, end); });
-        for (; unit < end; ++unit) {  // all blocks with one panel: it stays in the cache
-            int64_t panel = unit / blocks, block = unit % blocks, row = rows * block / blocks;
-            constant(rows * (block + 1) / blocks - row,
-                     [&](auto r) { with_panels<r(), 1>(row, panel, share_of_next(panel, block, blocks)); });
-        }
+    int64_t blocks() const { return (rows + MOST_ROWS - 1) / MOST_ROWS; }
+
+    // How the work is cut for threads: each unit has so many panels, and one of so many parts of the rows' blocks.
+    struct Cut {
+        int64_t panels_at_once, parts, units;
+    };
+    Cut cut(int64_t threads) const {
+        if (rows == 0) return {1, 1, 0};
+        if (threads <= 1) return {panels_of(outputs), 1, 1};
+        const int64_t panels = panels_of(outputs), wanted = UNITS_OF_A_THREAD * threads;
+        int64_t at_once = panels / wanted, parts = wanted / panels;
+        if (at_once < 1) at_once = 1;
+        if (rows <= MOST_ROWS / 2 && at_once < MOST_PANELS) at_once = MOST_PANELS;  // a number of x serves several
+        if (parts > blocks()) parts = blocks();
+        if (parts < 1) parts = 1;
+        return {at_once, parts, (panels + at_once - 1) / at_once * parts};
+    }
+
+    // Blocks of rows have about the same size, so that none is much slower than the others.
+    void unit(Cut cut, int64_t number) const {
+        const int64_t panels = panels_of(outputs), part = number % cut.parts, all = blocks();
+        int64_t panel = number / cut.parts * cut.panels_at_once, end = panel + cut.panels_at_once;
+        if (end > panels) end = panels;
+        if (all == 1) return constant(rows, [&](auto r) { all_rows<r()>(panel, end); });
+        for (; panel < end; ++panel)  // all blocks with one panel: it stays in the cache
+            for (int64_t block = all * part / cut.parts; block < all * (part + 1) / cut.parts; ++block) {
+                int64_t row = rows * block / all;
+                constant(rows * (block + 1) / all - row,
+                         [&](auto r) { with_panels<r(), 1>(row, panel, share_of_next(panel, block, all)); });
+            }
+    }
+
+    void add_to(Stages &stages) const {
+        Cut cut = this->cut(stages.threads());
+        stages.add(cut.units, [call = *this, cut](int64_t number) { call.unit(cut, number); });
     }
 };
