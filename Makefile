@@ -17,7 +17,7 @@ FAST    := tests/repo tests/docs tests/common tests/store tests/resources tests/
              tests/*/plan tests/*/policy tests/*/reconcile tests/*/test_policy*.py tests/*/test_model.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv up down status test lint check format bench soak compat kube generate site train clean
+.PHONY: help venv up down status test lint check format bench soak compat kube peer generate site train clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r word text; do \
@@ -89,6 +89,10 @@ compat: venv  ## Run the tests with other versions of models, clients and librar
 kube:  ## Build the Kubernetes tools for the tests of a cluster into your cache; needs Go, takes minutes once.
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 kube" >&2; exit 1; }
 	@"$(PYTHON)" -m tools.kube.build $(KUBE_ARGS)
+
+peer:  ## Build an environment with vLLM into your cache, for the benchmark beside it; downloads 3.3 GB once.
+	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 peer" >&2; exit 1; }
+	@"$(PYTHON)" -m tools.peer $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
 
 generate: venv  ## Write the generated files again: gRPC modules, CRDs, the chart's values and reference pages.
 	@PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python tools/generate_api.py

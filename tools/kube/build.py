@@ -7,17 +7,14 @@ builds run at the same time, one builds and the others wait for it.
 """
 
 import argparse
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 from tools.kube.binaries import MODULES, NOT_NEEDED_BESIDE_A_CLUSTER, Module, cache, find, uses_existing_cluster
+from tools.lock import locked
 
 NO_GO = """\
 Building the Kubernetes tools needs Go 1.26 or newer, and there is no `go` in PATH.
@@ -27,19 +24,6 @@ Without these tools, tests on a real control plane are skipped; everything else 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
-
-
-@contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """Hold a lock, which the kernel releases when the process ends, also if it is killed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("Another build of the Kubernetes tools is running. Waiting for it.")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def build(module: Module, tool: str, package: str) -> None:
@@ -80,7 +64,8 @@ def main() -> None:
 
     say(f"Building {', '.join(missing)} into {cache()}.")
     say("The first build takes eight minutes on two cores, and disk: 1.2 GB for sources, 4 GB for Go's build cache.")
-    with locked(cache() / "lock"):
+    waits = "Another build of the Kubernetes tools is running. Waiting for it."
+    with locked(cache() / "lock", waiting=lambda: say(waits)):
         for module, tool, package in all_tools:
             # Check again: another build may have made it while this one waited.
             if tool in missing and find(tool) is None:
