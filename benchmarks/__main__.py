@@ -15,10 +15,14 @@ HERE = Path(__file__).parent
 NOT_BENCHMARKS = {
     "__init__",
     "__main__",
+    "driven",
     "engine_run",
     "harness",
     "lora_baselines",
+    "own_driver",
+    "random_gemma",
     "random_llama",
+    "vllm_driver",
 }
 OUTCOMES = {0: "holds", MISSED: "MISSED", SKIPPED: "skipped"}
 

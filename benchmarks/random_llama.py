@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -32,23 +33,24 @@ class LlamaShape:
     def name(self) -> str:
         return "llama-" + "-".join(str(value) for value in asdict(self).values())
 
-    def config(self) -> transformers.LlamaConfig:
-        return transformers.LlamaConfig(
-            architectures=["LlamaForCausalLM"],
-            vocab_size=self.vocabulary,
-            hidden_size=self.width,
-            intermediate_size=self.feed_forward,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.width // self.heads,
-            max_position_embeddings=self.context,
-            tie_word_embeddings=False,
-            dtype=self.dtype,
-            bos_token_id=0,
-            eos_token_id=1,
-            pad_token_id=0,
-        )
+    def config(self) -> transformers.PreTrainedConfig:
+        return transformers.LlamaConfig(architectures=["LlamaForCausalLM"], tie_word_embeddings=False, **self.sizes())
+
+    def sizes(self) -> dict[str, Any]:
+        return {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.width,
+            "intermediate_size": self.feed_forward,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.width // self.heads,
+            "max_position_embeddings": self.context,
+            "dtype": self.dtype,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "pad_token_id": 0,
+        }
 
 
 def random_llama(shape: LlamaShape, scratch: Path) -> Path:
@@ -98,7 +100,9 @@ def _write(shape: LlamaShape, folder: Path) -> None:
     config = shape.config()
     config.save_pretrained(folder)
     with torch.device("meta"):
-        wanted = transformers.LlamaForCausalLM(config).state_dict()
+        wanted = transformers.AutoModelForCausalLM.from_config(config).state_dict()
+    if config.tie_word_embeddings:
+        del wanted["lm_head.weight"]
     dtype = getattr(torch, shape.dtype)
     shards: list[list[str]] = []
     left = 0

@@ -124,7 +124,12 @@ FAMILIES = (
     Family(
         "benchmarks",
         "a short run of each benchmark",
-        ("tests/benchmarks/test_runs.py", "tests/benchmarks/test_large.py", "tests/benchmarks/test_host.py"),
+        (
+            "tests/benchmarks/test_runs.py",
+            "tests/benchmarks/test_large.py",
+            "tests/benchmarks/test_host.py",
+            "tests/benchmarks/test_vllm_peer.py",
+        ),
         (*HELPERS, *THE_PRODUCT, "benchmarks/"),
     ),
 )

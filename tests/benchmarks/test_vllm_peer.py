@@ -1,0 +1,121 @@
+"""`benchmarks.vllm_peer` without vLLM: what it asks of both engines, what stops, and which texts count as equal."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.driven import Driven, DrivenError
+from benchmarks.harness import MISSED, SKIPPED
+from benchmarks.vllm_peer import CLEAR, agreement
+from tests.repo.tree import ROOT
+
+FAKE = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    with open({asked!r}, "a") as log:
+        log.write(line)
+    prompts = asked.get("prompts", [])
+    tokens = [[0] * asked["output"] for _ in prompts] if prompts else []
+    print(json.dumps({{"seconds": 100.0, "tokens": tokens, "margins": [0.0] * len(prompts)}}), flush=True)
+"""
+"""A peer that takes a hundred seconds for everything, and is never sure."""
+
+
+def vllm_peer(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.vllm_peer", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_without_vllm_it_is_skipped_and_says_what_to_do(tmp_path: Path) -> None:
+    done = vllm_peer(f"--python={tmp_path}/python")
+    assert done.returncode == SKIPPED
+    assert done.stdout == (
+        f"skipped: {tmp_path}/python does not exist. `make peer` builds an environment with vLLM; "
+        "--python names another one.\n"
+    )
+
+
+def test_both_engines_get_the_same_requests_and_a_slow_peer_is_beaten(tmp_path: Path) -> None:
+    asked, fake, python = tmp_path / "asked", tmp_path / "fake.py", tmp_path / "bin" / "python"
+    fake.write_text(FAKE.format(asked=str(asked)))
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} {fake}\n")
+    python.chmod(0o755)
+    sizes = (
+        "--prompt=8 --output=4 --layers=2 --width=64 --vocabulary=128 --context=128 --kv-mib=8 --adapters=2 --rank=4"
+    )
+    cases = "--cases base distinct distinct_vs_base --kernels torch --requests 3 --pairs 1 --json"
+    done = vllm_peer(f"--python={python}", *sizes.split(), *cases.split())
+    assert done.returncode in (0, MISSED), done.stdout + done.stderr
+    results = {row["name"]: row for row in json.loads(done.stdout.splitlines()[-1])["results"]}
+    assert results["vllm_base_3_torch"]["value"] > 10
+    assert results["vllm_base_3_torch"]["target"] == ">= 0.5"
+    assert results["vllm_distinct_3_torch"]["against"]["baseline"] == "vLLM, distinct"
+    assert "vllm_distinct_vs_base_3_torch" not in results  # it has no target for these kernels
+    questions = [json.loads(line) for line in asked.read_text().splitlines()]
+    loads = [question for question in questions if question["do"] == "load"]
+    assert [len(load["adapters"]) for load in loads] == [0, 2]
+    generated = [question for question in questions if question["do"] == "generate"]
+    assert {tuple(question["adapters"]) for question in generated} == {(None, None, None), (0, 1, 0)}
+    assert {len(prompt) for question in generated for prompt in question["prompts"]} == {8}
+    warm, measured = [question["prompts"] for question in generated if question["output"] == 4][1:3]
+    assert warm != measured
+
+
+def test_a_driven_process_is_stopped_between_two_questions_with_its_children() -> None:
+    code = (
+        "import subprocess, sys; subprocess.Popen(['sleep', '60'])\n"
+        "for line in sys.stdin: print(line, end='', flush=True)"
+    )
+    with Driven("echo", [sys.executable, "-c", code]) as driven:
+        assert driven.ask({"a": 1}) == {"a": 1}
+        processes = driven.processes
+        assert len(processes) == 2
+        for _ in range(100):
+            states = {process.status() for process in processes}
+            if states == {psutil.STATUS_STOPPED}:
+                break
+        assert states == {psutil.STATUS_STOPPED}
+        assert driven.ask({"b": 2}) == {"b": 2}
+    psutil.wait_procs(processes, timeout=10)
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+def test_a_driven_process_that_ends_says_why() -> None:
+    code = "import sys; sys.exit('there is no such model')"
+    with Driven("vLLM", [sys.executable, "-c", code]) as driven, pytest.raises(DrivenError) as error:
+        driven.ask({"do": "load"})
+    assert str(error.value) == "vLLM ended.\nthere is no such model\n"
+
+
+def test_an_answer_that_is_an_error_is_raised() -> None:
+    code = """input(); print('{"error": "no room"}', flush=True)"""
+    with Driven("vLLM", [sys.executable, "-c", code]) as driven, pytest.raises(DrivenError, match="vLLM: no room"):
+        driven.ask({"do": "load"})
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "margins", "share"),
+    [
+        ([[1, 2]], [[1, 3]], (CLEAR, CLEAR), 1.0),
+        ([[1, 2]], [[4, 2]], (CLEAR, CLEAR), 0.0),
+        ([[1, 2]], [[4, 2]], (CLEAR, CLEAR / 2), 1.0),
+        ([[1, 2]], [[4, 2]], (CLEAR / 2, CLEAR), 1.0),
+    ],
+)
+def test_first_tokens_must_be_equal_where_both_are_sure(
+    mine: list[list[int]], other: list[list[int]], margins: tuple[float, float], share: float
+) -> None:
+    ours, theirs = {"tokens": mine, "margins": [margins[0]]}, {"tokens": other, "margins": [margins[1]]}
+    assert agreement(ours, theirs)[1] == share
+
+
+def test_the_share_of_equal_tokens_ends_at_the_first_difference() -> None:
+    ours = {"tokens": [[1, 2, 3, 4]], "margins": [1.0]}
+    theirs = {"tokens": [[1, 2, 9, 4]], "margins": [1.0]}
+    assert agreement(ours, theirs)[0] == "1 of 1 first tokens equal, 1 of 1 clear ones, 50% of all tokens"
