@@ -22,6 +22,7 @@ NOT_BENCHMARKS = {
     "own_driver",
     "random_gemma",
     "random_llama",
+    "served_stack",
     "vllm_driver",
 }
 OUTCOMES = {0: "holds", MISSED: "MISSED", SKIPPED: "skipped"}

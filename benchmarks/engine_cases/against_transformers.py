@@ -23,7 +23,6 @@ NEAR = 0.03
 HF_BASE: dict[str, Leasts] = {"fused": (4.0, 2.8), "torch": (1.6, 1.6)}
 PEFT_DISTINCT: dict[str, Leasts] = {"fused": (8.0, 6.0), "torch": (4.0, 4.0)}
 RAGGED = 3.0
-STATIC_BATCHES = (8, 16, 32)
 
 
 class Transformers:
@@ -132,7 +131,7 @@ async def ragged(bench: Bench) -> None:
     asks = ragged_asks(given.ragged, given.lengths, given.arrivals, given.vocabulary)
     with _transformers(bench) as theirs:
         how = theirs.best(max(given.requests), with_adapters=False)
-        sizes = sorted({min(size, len(asks)) for size in STATIC_BATCHES})
+        sizes = sorted({min(size, len(asks)) for size in given.static_batches})
         tried = {size: theirs.serve_in_batches(how, asks, size) for size in sizes}
         size = min(tried, key=tried.__getitem__)
         print("generate by the size of a batch: " + ", ".join(f"{n}: {tried[n]:.1f} s" for n in tried), flush=True)

@@ -11,6 +11,7 @@ from tests.repo.tree import ROOT
 
 ENGINE = """--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=128 --kv-mib=8 --adapters=2 --ragged=4
 --lengths 4 16 --ragged-pairs=1 --long-prompt=64 --chunks 16"""
+SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=128 --kv-mib=8 --adapters=2"
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ ENGINE = """--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabular
         ("prefix", "--shared=64 --sequences=4 --tokens=8 --width=128 --layers=2"),
         ("runner_stream", "--seconds=0.1"),
         ("sampling", "--vocabulary=3000 --layers=1 --width=64"),
+        ("served", SERVED),
         ("scheduler", "--decisions=20 --scans=5"),
     ],
 )

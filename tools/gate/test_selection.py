@@ -128,6 +128,7 @@ FAMILIES = (
             "tests/benchmarks/test_runs.py",
             "tests/benchmarks/test_large.py",
             "tests/benchmarks/test_host.py",
+            "tests/benchmarks/test_engine_cases.py",
             "tests/benchmarks/test_vllm_peer.py",
         ),
         (*HELPERS, *THE_PRODUCT, "benchmarks/"),

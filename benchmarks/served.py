@@ -1,0 +1,148 @@
+"""Measures the whole product against its engine alone: the same requests over HTTP, through gateway and gRPC.
+
+All processes run, as `motet up` starts them, and share the cores with the clients, which are in this process: each
+request has a connection of its own and streams. The engine alone runs in this process, too, with the same settings and
+the same random Llama (30 million parameters by default); it gets the same prompts, and its tokens must be those that
+were streamed. Then both get new prompts each time.
+
+For each process of the product it also prints the CPU time per 1,000 tokens. It does not use a GPU.
+
+    python -m benchmarks.served [--requests 8 32] [--traffic base distinct] [--threads N] [--pairs 5] [--json]
+"""
+
+import asyncio
+import random
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+
+import psutil
+
+from benchmarks.engine_cases.bench import Bench, at_least
+from benchmarks.engine_cases.setup import add_sizes, prepared, start_as_the_product_does
+from benchmarks.engine_run import Ask, Owners, Run, random_prompt, traffic
+from benchmarks.harness import Result, alternate, arguments, cpu_seconds, percentile, report, skip
+from benchmarks.served_stack import StreamingClient, serving, text_of
+from motet.domain import BASE
+
+SHARE = 0.8
+HERE = "clients"
+
+
+class Compared:
+    """The product and its engine alone."""
+
+    def __init__(
+        self, given: Namespace, run: Run, client: StreamingClient, processes: dict[str, psutil.Process]
+    ) -> None:
+        self._given = given
+        self._run = run
+        self._client = client
+        self._processes = processes
+        self._drawn = random.Random(0)
+
+    async def check_same(self, requests: int, owner: Owners) -> None:
+        asks = self._asks(requests, owner)
+        expected = self._run.serve(asks).tokens
+        for answer, tokens in zip(await self._client.ask_all(asks), expected, strict=True):
+            if text_of(answer).split() != [f"w{token}" for token in tokens]:
+                raise SystemExit(f"the product streamed {text_of(answer)!r}, and the engine alone gave {tokens}")
+
+    async def share(self, name: str, requests: int, owner: Owners) -> list[Result]:
+        tokens = requests * self._given.output
+        of_cpu = dict.fromkeys(self._processes, 0.0)
+
+        async def served() -> float:
+            asks = self._asks(requests, owner)
+            before = self._cpu()
+            began = perf_counter()
+            await self._client.ask_all(asks)
+            seconds = perf_counter() - began
+            for process, now in self._cpu().items():
+                of_cpu[process] += now - before[process]
+            return seconds
+
+        async def alone() -> float:
+            return self._run.serve(self._asks(requests, owner)).seconds
+
+        await served()
+        await alone()
+        of_cpu = dict.fromkeys(self._processes, 0.0)
+        pairs = await alternate(alone, served, pairs=self._given.pairs, own=list(self._processes.values()))
+        print(f"{name}: the engine alone against the product: {pairs}")
+        calls = len(pairs.a) + pairs.discarded
+        for process, seconds in sorted(of_cpu.items(), key=lambda item: -item[1]):
+            print(f"  {process}: {seconds / calls / tokens * 1e6:.0f} ms of CPU per 1,000 tokens")
+        return [
+            at_least(name, pairs, "the engine alone", SHARE),
+            Result(f"{name.replace('share', 'tokens')}", tokens / percentile(pairs.b, 0.5), "tok/s"),
+        ]
+
+    def _asks(self, requests: int, owner: Owners) -> list[Ask]:
+        given = self._given
+        return [
+            Ask(random_prompt(self._drawn, given.prompt, given.vocabulary), given.output, owner(number))
+            for number in range(requests)
+        ]
+
+    def _cpu(self) -> dict[str, float]:
+        return {name: cpu_seconds(process) for name, process in self._processes.items()}
+
+
+async def measure(bench: Bench, port: int, processes: dict[str, psutil.Process]) -> list[Result]:
+    given = bench.given
+    client = StreamingClient(port, bench.adapters)
+    compared = Compared(given, bench.run("fused"), client, processes)
+    owners: dict[str, Owners] = {"base": lambda _: BASE, **traffic(bench.adapters)}
+    results = []
+    try:
+        for name in given.traffic:
+            suffix = "" if name == "base" else f"_{name}"
+            await compared.check_same(min(given.requests), owners[name])
+            for requests in given.requests:
+                results += await compared.share(f"served_share{suffix}_{requests}", requests, owners[name])
+    finally:
+        await client.close()
+    return results
+
+
+def named(pids: Sequence[int]) -> dict[str, psutil.Process]:
+    """The processes by what they run. An engine is the child of its runner."""
+    found = {HERE: psutil.Process()}
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            module = next((word for word in process.cmdline() if word.startswith("motet_")), "")
+            found[f"{module.removeprefix('motet_') or 'other'} {pid}"] = process
+    return found
+
+
+def main() -> None:
+    start_as_the_product_does("benchmarks.served")
+    parser = arguments(__doc__)
+    parser.add_argument("--traffic", nargs="+", default=["base", "distinct"], choices=["base", *traffic([])])
+    add_sizes(parser)
+    parser.set_defaults(kernels=["fused"])
+    given = parser.parse_args()
+    engine = {
+        "dtype": given.dtype,
+        "kvCacheMiB": given.kv_mib,
+        "maxResidentAdapters": given.adapters,
+        "prefixCache": False,
+    }
+    env = {"MOTET_RUNNER_KERNELS": "cpp", "MOTET_RUNNER_KERNEL_CACHE": str(given.cache)}
+    if given.threads is not None:
+        env["MOTET_RUNNER_THREADS"] = str(given.threads)
+    with prepared(given) as bench, tempfile.TemporaryDirectory(prefix="mt", dir="/tmp") as folder:
+        if not bench.kernels:
+            skip("it compares with the compiled kernels")
+        with serving(Path(folder), bench.model, bench.folders, engine=engine, env=env) as stack:
+            results = asyncio.run(measure(bench, stack.port, named(stack.processes())))
+    report("served", results, as_json=given.json)
+
+
+if __name__ == "__main__":
+    main()
