@@ -21,6 +21,7 @@ from motet_runner.execute.kernel_change import KernelChange
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import device_named, load
+from motet_runner.execute.thread_choice import choose_threads
 from motet_runner.execute.worker import LocalWorker, LogitsTap
 from motet_runner.interface import (
     EngineAdapterReport,
@@ -251,6 +252,8 @@ class Engine:
         self._loaded.fused = fused
         self._backend = backend
         self._worker.use(backend, attention)
+        if kernels.library is not None and self._config.threads is None:
+            choose_threads(self._loaded, kernels.name, kernels.attention, self._config.kernel_cache)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

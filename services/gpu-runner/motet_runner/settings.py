@@ -174,7 +174,9 @@ class Settings(BaseSettings):
     Larger values bring the first token earlier and delay the tokens of others."""
 
     threads: int | None = Field(None, ge=1)
-    """Threads of the engine on a CPU. Unset: one, on any machine."""
+    """Threads of the engine on a CPU. Unset: one with the kernels of torch; with the compiled ones as many as a short
+    measurement finds best, of the cores that the runner may use. Results are the same. The choice is kept beside the
+    compiled kernels for a week."""
 
     step_trace: str = Field("", validation_alias="MOTET_STEP_TRACE")
     """MOTET_STEP_TRACE: a file for one JSON line per iteration; `{instance}` in it becomes this runner's name."""

@@ -29,7 +29,7 @@ from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowJoin, RowStep, StepPlan
 from motet_runner.supported_models import read_supported_config
 
-MakeAttention = Callable[[torch.Tensor], PagedAttention]
+MakeAttention = Callable[[torch.Tensor], PagedAttention | None]
 """Attention over pages that lie as those of a PagedStore."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
@@ -355,6 +355,25 @@ def _last_logits(
     batch = builder.build(StepPlan(number=1, prefills=tuple(after)))
     batch.watcher = watcher
     return loaded.forward(batch)
+
+
+def decode_probe(loaded: LoadedModel, paged: MakeAttention, rows: int) -> Callable[[], torch.Tensor]:
+    """An iteration in which so many sequences get their next token, to be computed as often as wanted."""
+    tokens, _ = _probe_tokens(loaded)
+    pages = pages_for(len(tokens))
+    store = PagedStore(rows * pages, loaded.shape, loaded.dtype, loaded.device)
+    table = RowTable()
+    builder = FlatBatchBuilder(table, store, loaded.device)
+    builder.use(None, paged(store.data))
+    for row in range(rows):
+        table.join(probe_row(row, tokens))
+        of_row = tuple(range(row * pages, (row + 1) * pages))
+        table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=of_row))
+    last = len(tokens) - 1
+    prefills = tuple(RowStep(row, 0, last, samples=False) for row in range(rows))
+    loaded.forward(builder.build(StepPlan(number=0, prefills=prefills)))
+    decodes = tuple(RowStep(row, last, 1, samples=True) for row in range(rows))
+    return lambda: loaded.forward(builder.build(StepPlan(number=1, prefills=decodes)))
 
 
 def probe_row(row: int, tokens: list[int]) -> RowJoin:

@@ -1,0 +1,55 @@
+"""The cores that this process may use: those that it is not kept from, as far as its quota goes."""
+
+import math
+import os
+from pathlib import Path
+
+MOUNT = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+
+
+def usable_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.floor(min(cores, quota())))
+
+
+def quota(mount: Path = MOUNT, own_groups: Path = OWN_GROUPS) -> float:
+    """The least quota, in cores, of the control groups that this process is in; infinite without any.
+
+    A part of a core does not count as one: a thread on it would stop in mid-step, and the others would wait for it.
+    """
+    least = math.inf
+    for line in _text(own_groups).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if not controllers:  # version 2
+            folders = [mount / part for part in _upwards(group)]
+            least = min([least, *(_of_max(_text(folder / "cpu.max")) for folder in folders)])
+        elif "cpu" in controllers.split(","):
+            for root in (mount / "cpu", mount / controllers):
+                least = min([least, *(_of_version_1(root / part) for part in _upwards(group))])
+    return least
+
+
+def _upwards(group: str) -> list[str]:
+    """The group and all above it. In a container the last one is its own."""
+    parts = group.strip("/").split("/")
+    return ["/".join(parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _of_max(text: str) -> float:
+    """`max 100000`, or microseconds of all cores in each period."""
+    match text.split():
+        case [quota, period] if quota != "max":
+            return int(quota) / int(period)
+    return math.inf
+
+
+def _of_version_1(folder: Path) -> float:
+    return _of_max(f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}".replace("-1", "max"))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,139 @@
+"""How many threads the compiled kernels use where nobody has set it: those with which an iteration was fastest.
+
+Results are the same with any number. The choice is kept beside the compiled kernels, for this model on this machine.
+"""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+
+from motet_runner.execute.cores import usable_cores
+from motet_runner.execute.model import LoadedModel, MakeAttention, decode_probe
+from motet_runner.memory.out_of_memory import is_out_of_memory
+
+log = structlog.get_logger(__name__)
+
+MEASURED_ROWS = 8
+ROUNDS = 9
+MEASURE_SECONDS = 0.3
+"""When these are over, no new round begins."""
+
+LEAST_GAIN = 1.1
+"""More threads must be faster by so much: they take cores from other processes."""
+
+FILE = "threads.json"
+KEPT_SECONDS = 7 * 24 * 3600.0
+"""A choice that was made while the machine was busy should not stay for ever."""
+
+
+def candidates(cores: int) -> list[int]:
+    """Half of them, too: two cores may be one with two threads."""
+    return sorted({1, cores // 2, cores} - {0}) if cores > 2 else list(range(1, cores + 1))
+
+
+def fastest(seconds: dict[int, Sequence[float]]) -> int:
+    """The number of threads with the shortest iterations; fewer, if more gain little."""
+    best = min(seconds)
+    for threads in sorted(seconds)[1:]:
+        if statistics.median(seconds[threads]) * LEAST_GAIN <= statistics.median(seconds[best]):
+            best = threads
+    return best
+
+
+def measure(
+    call: Callable[[], object], counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
+) -> dict[int, Sequence[float]]:
+    """Seconds of calls with each number of threads, in turns: what disturbs affects all alike."""
+    seconds: dict[int, list[float]] = {threads: [] for threads in counts}
+    began = clock()
+    for _ in range(1 + ROUNDS):
+        for threads in counts:
+            torch.set_num_threads(threads)
+            before = clock()
+            call()
+            seconds[threads].append(clock() - before)
+        if clock() - began > MEASURE_SECONDS:
+            break
+    # The first round finds weights that were never read, and threads that were never started.
+    return {threads: taken[1:] or taken for threads, taken in seconds.items()}
+
+
+@dataclass(frozen=True)
+class KeptChoices:
+    """A file of choices. Whatever is wrong with it, it is as if nothing had been kept."""
+
+    path: Path
+
+    def find(self, key: str) -> int | None:
+        entry = self._read().get(key)
+        if isinstance(entry, dict) and isinstance(threads := entry.get("threads"), int) and threads > 0:
+            age = time.time() - float(entry.get("at", 0.0))
+            return threads if 0 <= age < KEPT_SECONDS else None
+        return None
+
+    def keep(self, key: str, threads: int) -> None:
+        entries = self._read() | {key: {"threads": threads, "at": time.time()}}
+        written = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        try:
+            written.write_text(json.dumps(entries, indent=1), encoding="utf-8")
+            written.replace(self.path)
+        except OSError as error:
+            log.info("threads_not_kept", reason=error.strerror)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            entries = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return entries if isinstance(entries, dict) else {}
+
+
+def choose_threads(loaded: LoadedModel, kernels: str, attention: MakeAttention, folder: Path | None) -> None:
+    """Use the best number of threads from now on. `folder`: where choices are kept; None: nowhere."""
+    counts = candidates(usable_cores())
+    if len(counts) == 1:
+        return
+    kept = KeptChoices(folder / FILE) if folder is not None else None
+    key = _key(loaded, kernels, counts)
+    threads = kept.find(key) if kept is not None else None
+    if threads in counts:
+        torch.set_num_threads(threads)
+        log.info("threads_chosen", threads=threads, kept=True)
+        return
+    try:
+        seconds = measure(decode_probe(loaded, attention, MEASURED_ROWS), counts)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        torch.set_num_threads(1)
+        return
+    threads = fastest(seconds)
+    torch.set_num_threads(threads)
+    taken = {count: round(statistics.median(one) * 1e3, 3) for count, one in seconds.items()}
+    log.info("threads_chosen", threads=threads, kept=False, milliseconds=taken)
+    if kept is not None:
+        kept.keep(key, threads)
+
+
+def _key(loaded: LoadedModel, kernels: str, counts: Sequence[int]) -> str:
+    config = loaded.config
+    size = [getattr(config, name, None) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")]
+    parts = [loaded.architecture, *size, loaded.vocabulary, loaded.dtype, kernels, _cpu(), *counts]
+    return " ".join(map(str, parts))
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
