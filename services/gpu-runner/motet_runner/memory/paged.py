@@ -104,5 +104,8 @@ class PagedStore:
 
     def clear(self, pages: Sequence[int]) -> None:
         """Zeros, not what earlier owners have left there."""
-        if pages:
+        if self.device.type == "cpu":  # where an assignment by index takes seven times as long
+            for page in pages:
+                self.data[page].zero_()
+        elif pages:
             self.data[list(pages)] = 0
