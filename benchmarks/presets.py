@@ -40,7 +40,7 @@ from motet import promises
 from motet.domain import PAGE_TOKENS, RequestId, pages_for
 from motet.promises import PromiseRule
 from motet_runner.interface import NewSequence, Sampling, State
-from motet_runner.plan import PRESETS, Planner, Preset, SampledToken, StepPlan, StepResult
+from motet_runner.plan import PRESETS, Planner, Preset, StepPlan, StepResult
 from motet_runner.plan.joining import choose, passed_over
 
 COMPARED = PRESETS | {"paged": replace(PRESETS["paged-chunk"], overcommit=inf)}
@@ -227,7 +227,7 @@ class VirtualWorker:
         for step in plan.rows:
             if step.samples:
                 self._left[step.row] -= 1
-                sampled.append(SampledToken(GOES_ON if self._left[step.row] else ENDS))
+                sampled.append(GOES_ON if self._left[step.row] else ENDS)
         return StepResult(number=plan.number, sampled=tuple(sampled), model_calls=1)
 
 

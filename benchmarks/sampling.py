@@ -59,9 +59,9 @@ def kept_sampler(logits: torch.Tensor, sampling: Sampling, tokens: int = 10) -> 
     sampler, rows = Sampler(EOS), rows_after(tokens, sampling, logits.shape[1])
 
     def step() -> None:
-        for row, sampled in zip(rows, sampler.sample(logits, rows), strict=True):
-            assert sampled is not None
-            row.tokens.append(sampled.token)
+        for row, token in zip(rows, sampler.sample(logits, rows).tokens, strict=True):
+            assert token is not None
+            row.tokens.append(token)
 
     step()
     return step

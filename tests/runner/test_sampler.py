@@ -18,15 +18,15 @@ from motet.domain import BASE, RequestId
 from motet_runner.execute import adjusted_logits, draw
 from motet_runner.execute.adjustment import Adjustment
 from motet_runner.execute.row_table import RowTable, TableRow
-from motet_runner.execute.sampler import CPU_GROUP, Sampler, uniform
+from motet_runner.execute.sampler import CPU_GROUP, Sampler, Samples, uniform
 from motet_runner.interface import Sampling
-from motet_runner.plan import RowJoin, SampledToken
+from motet_runner.plan import RowJoin
 from tests.support import reference_sampler
 
 VOCABULARY = 40
 
 
-def sample(rows: torch.Tensor, sequences: list[TableRow], eos: frozenset[int]) -> list[SampledToken | None]:
+def sample(rows: torch.Tensor, sequences: list[TableRow], eos: frozenset[int]) -> Samples:
     """By a sampler that sees these sequences for the first time."""
     for number, one in enumerate(sequences):
         one.number = number
@@ -53,7 +53,7 @@ def logits(rows: int = 1, *, seed: int = 0) -> torch.Tensor:
 def tokens(row: torch.Tensor, *, draws: int = 1, eos=frozenset(), **wanted) -> list[int]:
     """Draws from one row, as different seeds see it."""
     many = [sequence(seed=seed, **wanted) for seed in range(draws)]
-    return [one.token for one in sample(row.expand(draws, -1), many, eos)]
+    return sample(row.expand(draws, -1), many, eos).tokens
 
 
 def test_greedy_sampling_takes_the_most_likely_token() -> None:
@@ -94,9 +94,9 @@ def test_sampling_does_not_depend_on_other_rows(others: int, seed: int, **wanted
     row = logits(seed=3)
     one = sequence(seed=seed, **wanted)
     crowd = [sequence(seed=i, temperature=1.0, top_k=i, presence_penalty=i / 7) for i in range(others)]
-    alone = sample(row, [one], frozenset())[0]
-    beside = sample(torch.cat([logits(others, seed=9), row]), [*crowd, one], frozenset())[-1]
-    assert alone.token == beside.token
+    alone = sample(row, [one], frozenset()).tokens[0]
+    beside = sample(torch.cat([logits(others, seed=9), row]), [*crowd, one], frozenset()).tokens[-1]
+    assert alone == beside
 
 
 def test_sampling_depends_only_on_seed_choice_and_position() -> None:
@@ -117,18 +117,18 @@ def test_presence_and_frequency_penalties_count_the_output_only() -> None:
     row = torch.zeros(1, VOCABULARY)
     row[0, 5], row[0, 6], row[0, 1] = 2.0, 1.5, 1.0
     seen = sequence(prompt=(1, 1, 1), output=(5, 5), frequency_penalty=0.4, presence_penalty=0.2, logprobs=True)
-    assert sample(row, [seen], frozenset())[0].token == 6
+    assert sample(row, [seen], frozenset()).tokens[0] == 6
     milder = sequence(prompt=(1, 1, 1), output=(5, 5), frequency_penalty=0.1, presence_penalty=0.2)
-    assert sample(row, [milder], frozenset())[0].token == 5
+    assert sample(row, [milder], frozenset()).tokens[0] == 5
 
 
 def test_the_repetition_penalty_counts_prompt_and_output() -> None:
     row = torch.full((1, VOCABULARY), -1.0)
     row[0, 1], row[0, 5], row[0, 6] = 2.0, 1.9, 1.2
-    assert sample(row, [sequence(prompt=(1,), output=(5,), repetition_penalty=2.0)], frozenset())[0].token == 6
+    assert sample(row, [sequence(prompt=(1,), output=(5,), repetition_penalty=2.0)], frozenset()).tokens[0] == 6
     negative = torch.full((1, VOCABULARY), -2.0)
     negative[0, 1], negative[0, 7] = -1.0, -1.5
-    assert sample(negative, [sequence(prompt=(1,), repetition_penalty=2.0)], frozenset())[0].token == 7
+    assert sample(negative, [sequence(prompt=(1,), repetition_penalty=2.0)], frozenset()).tokens[0] == 7
 
 
 def test_logit_bias_favours_and_forbids_tokens_and_ignores_unknown_ids() -> None:
@@ -143,26 +143,26 @@ def test_end_tokens_are_forbidden_until_min_tokens() -> None:
     row[0, 4], row[0, 9], row[0, 11] = 9.0, 8.0, 7.0
     wanted = {"min_tokens": 3, "stop_token_ids": frozenset({9})}
     early, late = sequence(output=(1, 1), **wanted), sequence(output=(1, 1, 1), **wanted)
-    first, second = sample(row.expand(2, -1), [early, late], frozenset({4}))
-    assert (first.token, second.token) == (11, 4)
+    assert sample(row.expand(2, -1), [early, late], frozenset({4})).tokens == [11, 4]
 
 
 def test_logprobs_are_the_models_own() -> None:
     row = logits()
     asked = sequence(temperature=1.7, top_k=2, logit_bias={3: 5.0}, logprobs=True, top_logprobs=3)
-    sampled = sample(row, [asked], frozenset())[0]
+    sampled = sample(row, [asked], frozenset())
+    (token,), found = sampled.tokens, sampled.logprobs[0]
     logs = row[0].log_softmax(-1)
-    assert sampled.logprobs.logprob == pytest.approx(float(logs[sampled.token]))
+    assert found.logprob == pytest.approx(float(logs[token]))
     values, ids = logs.topk(3)
-    assert [i for i, _ in sampled.logprobs.top] == ids.tolist()
-    assert [v for _, v in sampled.logprobs.top] == pytest.approx(values.tolist())
+    assert [i for i, _ in found.top] == ids.tolist()
+    assert [v for _, v in found.top] == pytest.approx(values.tolist())
 
 
 def test_logprobs_are_there_only_for_those_who_asked() -> None:
     row = logits(3)
     asked = [sequence(), sequence(logprobs=True), sequence(logprobs=True, top_logprobs=2)]
-    counts = [one.logprobs and len(one.logprobs.top) for one in sample(row, asked, frozenset())]
-    assert counts == [None, 0, 2]
+    found = sample(row, asked, frozenset()).logprobs
+    assert {place: len(one.top) for place, one in found.items()} == {1: 0, 2: 2}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -170,7 +170,7 @@ def test_logprobs_are_there_only_for_those_who_asked() -> None:
 def test_a_row_that_is_not_finite_gives_no_token_and_affects_no_other(bad: float, wanted: dict) -> None:
     rows = logits(3)
     rows[1, 7] = bad
-    sampled = sample(rows, [sequence(**wanted) for _ in range(3)], frozenset())
+    sampled = sample(rows, [sequence(**wanted) for _ in range(3)], frozenset()).tokens
     assert sampled[1] is None
     assert sampled[0] is not None
     assert sampled[2] is not None
@@ -292,7 +292,7 @@ def admissible(row: torch.Tensor, one: TableRow, eos: frozenset[int]) -> set[int
             varied = replace(one, sampling=replace(asked, top_p=top_p, min_p=min(1.0, asked.min_p * cut)))
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(reference_sampler, "uniform", lambda *_, s=shift: min(max(number + s, 0.0), 1 - 1e-12))
-                found.add(reference_sampler.sample(row, [varied], eos)[0].token)
+                found.add(reference_sampler.sample(row, [varied], eos).tokens[0])
     return found
 
 
@@ -373,18 +373,18 @@ class SampledRows(RuleBasedStateMachine):
         if failing:
             given[0, 5] = math.nan
         sampled = self.sampler.sample(given, rows)
-        for place, (row, one) in enumerate(zip(rows, sampled, strict=True)):
+        for place, (row, token) in enumerate(zip(rows, sampled.tokens, strict=True)):
             if failing and place == 0:
-                assert one is None
+                assert token is None
                 row.tokens.append(0)
                 continue
-            wanted = reference_sampler.sample(given[place : place + 1], [row], self.EOS)[0]
+            wanted = reference_sampler.sample(given[place : place + 1], [row], self.EOS)
             if row.sampling.temperature:
-                assert one.token in admissible(given[place : place + 1], row, self.EOS)
+                assert token in admissible(given[place : place + 1], row, self.EOS)
             else:
-                assert one.token == wanted.token
-            assert (one.logprobs is None) == (wanted.logprobs is None)
-            row.tokens.append(one.token)
+                assert token == wanted.tokens[0]
+            assert (place in sampled.logprobs) == (0 in wanted.logprobs)
+            row.tokens.append(token)
 
 
 TestSampledRows = SampledRows.TestCase
@@ -418,7 +418,7 @@ def test_rows_begin_anew_after_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
         patch.setattr(adjusted_logits, "_write", full)
         sampler.sample(row, [seen])
-    assert sampler.sample(row, [seen])[0].token == 6
+    assert sampler.sample(row, [seen]).tokens[0] == 6
 
 
 def test_a_row_is_computed_alike_in_groups_of_any_size() -> None:
@@ -431,9 +431,9 @@ def test_a_row_is_computed_alike_in_groups_of_any_size() -> None:
         assert torch.equal(draw.probabilities(rows[alone], largest[alone], torch.full((1, 1), 0.7)), together[alone])
     wanted = [{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 0.3, "top_k": 5}, {}]
     many = [sequence(seed=i, output=(i,), frequency_penalty=i % 2, **wanted[i % 4]) for i in range(7)]
-    expected = [sample(rows[i : i + 1], [one], frozenset())[0].token for i, one in enumerate(many)]
+    expected = [sample(rows[i : i + 1], [one], frozenset()).tokens[0] for i, one in enumerate(many)]
     again = [replace(one, adjustment=None) for one in many]
-    assert [one.token for one in sample(rows, again, frozenset())] == expected
+    assert sample(rows, again, frozenset()).tokens == expected
 
 
 def test_only_allowed_tokens_come_and_other_rows_are_as_before() -> None:
@@ -441,14 +441,14 @@ def test_only_allowed_tokens_come_and_other_rows_are_as_before() -> None:
     allowed = torch.zeros(VOCABULARY, dtype=torch.bool)
     allowed[[7, 11]] = True
     several = [sequence(seed=i, temperature=1.0) for i in range(3)]
-    free = [one.token for one in sample(rows, several, frozenset())]
+    free = sample(rows, several, frozenset()).tokens
     sampler = Sampler(frozenset())
-    masked = [sampler.sample(rows, several, {1: allowed})[1].token for several[1].seed in range(60)]
+    masked = [sampler.sample(rows, several, {1: allowed}).tokens[1] for several[1].seed in range(60)]
     assert set(masked) == {7, 11}
-    assert [one.token for one in sampler.sample(rows, several, {1: allowed})][::2] == free[::2]
+    assert sampler.sample(rows, several, {1: allowed}).tokens[::2] == free[::2]
     rows[1, 3] = math.nan
-    assert sampler.sample(rows, several, {1: allowed})[1] is None, "a mask hides no broken number"
-    assert sampler.sample(logits(3), several, {1: torch.zeros(VOCABULARY, dtype=torch.bool)})[1] is None
+    assert sampler.sample(rows, several, {1: allowed}).tokens[1] is None, "a mask hides no broken number"
+    assert sampler.sample(logits(3), several, {1: torch.zeros(VOCABULARY, dtype=torch.bool)}).tokens[1] is None
 
 
 def test_extreme_logits_and_options_give_tokens() -> None:
@@ -464,3 +464,28 @@ def test_extreme_logits_and_options_give_tokens() -> None:
             {"temperature": 10.0, "top_k": 3},
         ):
             assert tokens(row, draws=5, **wanted) == [expected] * 5
+
+
+BITS = [0x0000, 0x8000, 0x3F80, 0xBF80, 0x4020, 0xC020, 0x7F80, 0xFF80, 0x7FC0, 0xFFC0, 0x7F7F, 0x8080]
+"""Of bfloats: both zeros, 1, -1, 2.5, -2.5, both infinities, two that are no numbers, a huge and a tiny one"""
+
+
+@given(st.lists(st.lists(st.sampled_from(BITS), min_size=5, max_size=5), min_size=1, max_size=4))
+def test_greedy_rows_of_bfloats_give_what_their_floats_give(rows: list[list[int]]) -> None:
+    given = torch.tensor(rows, dtype=torch.uint16).view(torch.bfloat16)
+    several = [sequence() for _ in rows]
+    assert sample(given, several, frozenset()).tokens == sample(given.float(), several, frozenset()).tokens
+
+
+def test_options_apply_to_bfloats_as_to_floats() -> None:
+    given = logits(3).bfloat16()
+    of_bfloats, of_floats = (
+        sample(
+            rows,
+            [sequence(temperature=1.0, seed=5), sequence(logprobs=True), sequence(logit_bias={3: 50.0})],
+            frozenset(),
+        )
+        for rows in (given, given.float())
+    )
+    assert of_bfloats == of_floats
+    assert of_bfloats.tokens[2] == 3

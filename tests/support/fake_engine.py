@@ -33,7 +33,6 @@ from motet_runner.plan import (
     Planner,
     RowJoin,
     RowStep,
-    SampledToken,
     StepPlan,
     StepResult,
     preset_named,
@@ -271,7 +270,7 @@ class _FakeWorker:
     def collect(self) -> StepResult:
         return self.launched.popleft()
 
-    def _compute(self, step: RowStep) -> SampledToken | None:
+    def _compute(self, step: RowStep) -> int | None:
         row, tokens = self._rows[step.row]
         prompt = row.tokens[: row.prompt_tokens]
         if self._engine.deadly in prompt:
@@ -279,4 +278,4 @@ class _FakeWorker:
         if not step.samples:
             return None
         self._rows[step.row] = row, tokens + 1
-        return SampledToken(token_at(prompt, row.seed, tokens - row.prompt_tokens, row.adapter))
+        return token_at(prompt, row.seed, tokens - row.prompt_tokens, row.adapter)

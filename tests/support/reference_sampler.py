@@ -6,12 +6,11 @@ The oracle of `tests/runner/test_sampler.py` and the baseline of `benchmarks/sam
 import torch
 
 from motet_runner.execute.row_table import TableRow
-from motet_runner.execute.sampler import COLDEST, uniform
+from motet_runner.execute.sampler import COLDEST, Samples, uniform
 from motet_runner.interface import Logprobs
-from motet_runner.plan import SampledToken
 
 
-def sample(logits: torch.Tensor, sequences: list[TableRow], eos: frozenset[int]) -> list[SampledToken | None]:
+def sample(logits: torch.Tensor, sequences: list[TableRow], eos: frozenset[int]) -> Samples:
     """The next token of each sequence from its row of `logits`; None where the row is not finite."""
     given = logits.float()
     adjusted = _adjusted(given, sequences, eos)
@@ -25,7 +24,7 @@ def sample(logits: torch.Tensor, sequences: list[TableRow], eos: frozenset[int])
         for i, token in zip(drawing, drawn, strict=True):
             tokens[i] = token
     logprobs = _logprobs(given, sequences, tokens)
-    return [SampledToken(tokens[i], logprobs.get(i)) if finite[i] else None for i in range(len(sequences))]
+    return Samples([tokens[i] if finite[i] else None for i in range(len(sequences))], logprobs)
 
 
 def _adjusted(logits: torch.Tensor, sequences: list[TableRow], eos: frozenset[int]) -> torch.Tensor:

@@ -188,13 +188,14 @@ class Engine:
 
     def collect(self) -> StepOutput:
         """What the oldest launched iteration has brought, and all that has happened beside it."""
-        plan, began = StepPlan(number=self._steps), self._clock()
-        result = StepResult(number=self._steps)
         if self._launched:
             plan, began = self._launched.popleft()
             result = self._worker.collect()
             self._planner.collect(result)
             self._costs.learn(plan, result)
+        else:
+            plan, began = StepPlan(number=self._steps), self._clock()
+            result = StepResult(number=self._steps)
         self._steps = plan.number
         outputs, events = self._planner.take_outputs()
         seconds = self._clock() - began

@@ -15,7 +15,6 @@ from motet_runner.plan import (
     LoadFailed,
     Planner,
     RowStep,
-    SampledToken,
     StepPlan,
     StepResult,
     Tier,
@@ -175,12 +174,12 @@ class FakeDevice:
             self._compute(row, step.start, step.count)
             self.computed[row.request] = self.computed.get(row.request, 0) + step.count
             self.iterations[row.request] = self.iterations.get(row.request, 0) + 1
-        sampled: list[SampledToken | None] = []
+        sampled: list[int | None] = []
         for step in plan.rows:
             if step.samples:
                 row = self.rows[step.row]
                 row.tokens.append(row.next_token())
-                sampled.append(None if row.request in self.not_finite else SampledToken(row.tokens[-1]))
+                sampled.append(None if row.request in self.not_finite else row.tokens[-1])
         result = StepResult(number=plan.number, sampled=tuple(sampled), arrived=tuple(arrived), failed=tuple(failed))
         self.launched.append((plan, result))
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_runner.plan import SampledToken, StepResult
+from motet_runner.plan import StepResult
 from motet_runner.plan.size_limit import CALLS_UNTIL_LARGER, SizeLimit
 from tests.runner.plan.fake_device import make_planner, new
 
@@ -52,7 +52,7 @@ def test_only_an_iteration_with_prompts_makes_chunks_smaller() -> None:
     for retries in (1, 1, *[0] * CALLS_UNTIL_LARGER):
         plan = planner.plan()
         assert plan is not None
-        tokens = tuple(SampledToken(1) for step in plan.rows if step.samples)
+        tokens = [1 for step in plan.rows if step.samples]
         planner.collect(StepResult(number=plan.number, sampled=tokens, model_calls=1 + retries, retries=retries))
         sizes.append(planner.chunk.size)
     assert sizes == [32, 32, *[32] * (CALLS_UNTIL_LARGER - 1), 64]

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from motet_runner.execute.adjusted_logits import AdjustedLogits
@@ -19,50 +20,71 @@ from motet_runner.execute.adjustment import Adjustment
 from motet_runner.execute.draw import ALL, Cuts, draw, probabilities
 from motet_runner.execute.row_table import TableRow
 from motet_runner.interface import Logprobs, Sampling
-from motet_runner.plan import SampledToken
 
 COLDEST = 1e-4
 """Below this a temperature is as good as greedy, and dividing by it would leave the numbers."""
 
+_INFINITY = 0x7F80
+_MINUS_INFINITY = 0xFF80
+"""Their bits in bfloat16"""
+
 CPU_GROUP = 1 << 18
 """Logits of a group on a CPU, so that what is computed from them stays in its cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    tokens: list[int | None]
+    """In the order of the rows; None where a row is not finite"""
+    logprobs: dict[int, Logprobs]
+    """By the places of the rows that ask for them"""
 
 
 class Sampler:
     def __init__(self, eos: frozenset[int]) -> None:
         self._adjusted = AdjustedLogits(eos)
         self._batch: _Batch | None = None
+        self._float32 = torch.empty(0, 0)
+        """Memory for logits: to allocate it in each step takes longer than to fill it."""
 
     def sample(
         self, logits: torch.Tensor, rows: list[TableRow], allowed: Mapping[int, torch.Tensor] | None = None
-    ) -> list[SampledToken | None]:
-        """The next token of each of `rows` from its row of `logits`; None where the row is not finite.
+    ) -> Samples:
+        """The next token of each of `rows` from its row of `logits`.
 
         `allowed`: [vocabulary] for some rows, by their place in the batch, the tokens that may come.
         """
-        given = logits.float()
         batch = self._batch
         if batch is None or not batch.has(rows):
-            batch = self._batch = _Batch(list(rows), given)
+            batch = self._batch = _Batch(list(rows), logits)
+        if batch.greedy and not allowed and logits.dtype is torch.bfloat16 and logits.device.type == "cpu":
+            return Samples(_largest_bfloats(logits), {})
+        given = self._in_float32(logits)
         usable = _masked(given, allowed) if allowed else given
         if batch.adjusted:
             self._adjusted.follow(batch.adjusted, given)
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=given.device)
-        finite = torch.empty(len(rows), dtype=torch.bool, device=given.device)
-        for group in batch.groups:
-            tokens[group.places], finite[group.places] = self._sample_group(usable[group.places], group)
-        chosen = tokens.tolist()
-        logprobs = _logprobs(given, batch, tokens)
-        return [
-            SampledToken(chosen[place], logprobs.get(place)) if sane else None
-            for place, sane in enumerate(finite.tolist())
-        ]
+        if len(batch.groups) == 1:
+            tokens, finite = self._sample_group(usable, batch.groups[0])
+        else:
+            tokens = torch.empty(len(rows), dtype=torch.int64, device=given.device)
+            finite = torch.empty(len(rows), dtype=torch.bool, device=given.device)
+            for group in batch.groups:
+                tokens[group.places], finite[group.places] = self._sample_group(usable[group.places], group)
+        chosen = zip(tokens.tolist(), finite.tolist(), strict=True)
+        return Samples([token if sane else None for token, sane in chosen], _logprobs(given, batch, tokens))
+
+    def _in_float32(self, logits: torch.Tensor) -> torch.Tensor:
+        if logits.dtype is torch.float32 or logits.device.type != "cpu":
+            return logits.float()
+        rows, vocabulary = logits.shape
+        if rows > len(self._float32) or vocabulary != self._float32.shape[1]:
+            self._float32 = torch.empty(rows, vocabulary)
+        return self._float32[:rows].copy_(logits)
 
     def _sample_group(self, logits: torch.Tensor, group: "_Group") -> tuple[torch.Tensor, torch.Tensor]:
         if group.in_table is not None:
             logits = self._adjusted.apply(logits, group.in_table, repeats=group.repeats)
-        largest, tokens = _largest(logits)
-        finite = torch.isfinite(largest)
+        largest, tokens, finite = _largest(logits)
         if group.temperature is not None:
             if not bool(finite.all()):
                 logits = logits.masked_fill(~finite, 0.0)
@@ -96,6 +118,9 @@ class _Kind:
         drawn = sampling.temperature > 0
         cut = 0 < sampling.top_k < vocabulary or sampling.top_p < 1 or sampling.min_p > 0
         return _Kind(adjusted, sampling.repetition_penalty != 1, drawn, drawn and cut)
+
+
+_GREEDY = _Kind(adjusted=False, repeats=False, drawn=False, cut=False)
 
 
 class _Rows:
@@ -150,6 +175,8 @@ class _Batch:
             for kind, of_kind in by_kind.items()
             for places in (_split(of_kind, like) if kind.adjusted or kind.drawn else [of_kind])
         ]
+        self.greedy = all(kind == _GREEDY for kind in by_kind) and not any(row.sampling.logprobs for row in rows)
+        """Whether the largest logit of each row is all that is wanted"""
         self.adjusted = [row for group in self.groups if group.in_table is not None for row in group.rows]
         asking = [place for place, row in enumerate(rows) if row.sampling.logprobs]
         self.with_logprobs = [_Rows(rows, places, like.device) for places in _split(asking, like)]
@@ -172,14 +199,31 @@ def _masked(logits: torch.Tensor, allowed: Mapping[int, torch.Tensor]) -> torch.
     return masked
 
 
-def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest logit of each row [rows, 1], NaN where one is, and its token [rows]."""
+def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The largest logit of each row [rows, 1], NaN where one is; its token [rows]; whether it is finite [rows, 1]."""
     # On a CPU, NumPy's search is many times faster than torch's.
     if logits.device.type == "cpu":
-        tokens = torch.from_numpy(logits.numpy().argmax(axis=-1))
-        return logits.gather(1, tokens[:, None]), tokens
-    largest, tokens = logits.max(dim=-1)
-    return largest[:, None], tokens
+        numbers = logits.numpy()
+        tokens = numbers.argmax(axis=-1)
+        largest = numbers[np.arange(len(tokens)), tokens][:, None]
+        return torch.from_numpy(largest), torch.from_numpy(tokens), torch.from_numpy(np.isfinite(largest))
+    values, best = logits.max(dim=-1, keepdim=True)
+    return values, best.squeeze(1), torch.isfinite(values)
+
+
+def _largest_bfloats(logits: torch.Tensor) -> list[int | None]:
+    """The token of each row's largest logit, None where one is not finite. By the bits of the logits, without a copy as
+    floats, which takes longer: read as integers, positive numbers keep their order and negative ones stay below 0."""
+    bits = logits.view(torch.int16).numpy()
+    tokens = bits.argmax(axis=-1)
+    largest = bits[np.arange(len(bits)), tokens]
+    nan_with_sign = bits.view(np.uint16).max(axis=-1) > _MINUS_INFINITY
+    chosen: list[int | None] = tokens.tolist()
+    for row in np.flatnonzero((largest <= 0) | (largest >= _INFINITY) | nan_with_sign).tolist():
+        numbers = logits[row].float().numpy()
+        token = int(numbers.argmax())
+        chosen[row] = token if np.isfinite(numbers[token]) else None
+    return chosen
 
 
 def _logprobs(logits: torch.Tensor, batch: _Batch, tokens: torch.Tensor) -> dict[int, Logprobs]:

@@ -16,10 +16,11 @@ from motet_runner.execute.flat_batch import FlatBatchBuilder
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.row_table import RowTable
 from motet_runner.execute.sampler import Sampler
+from motet_runner.interface import Logprobs
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
-from motet_runner.plan import RowStep, SampledToken, SizeLimit, StepPlan, StepResult
+from motet_runner.plan import RowStep, SizeLimit, StepPlan, StepResult
 from motet_runner.plan.presets import UNBOUNDED
 
 LogitsTap = Callable[[list[RequestId], torch.Tensor], None]
@@ -27,13 +28,17 @@ LogitsTap = Callable[[list[RequestId], torch.Tensor], None]
 
 WARM_UP_TOKENS = 128
 
+_UNKNOWN = 0
+"""The token of a row that has got none. The plan ends that row; until it does, any token will do."""
+
 
 @dataclass(slots=True)
 class _Parts:
     """What the parts of one iteration have brought together."""
 
-    sampled: dict[int, SampledToken | None] = field(default_factory=dict)
-    out_of_memory: list[int] = field(default_factory=list)
+    sampled: list[int | None] = field(default_factory=list)
+    logprobs: dict[int, Logprobs] = field(default_factory=dict)
+    out_of_memory: set[int] = field(default_factory=set)
     model_calls: int = 0
     retries: int = 0
     attention_calls: int = 0
@@ -86,8 +91,7 @@ class LocalWorker:
             for join in plan.joins:
                 self._table.join(join)
             loaded = LoadResults() if loads is None else loads.advance(plan.loads, plan.loading, hurry=plan.hurry)
-            result = self._compute(plan)
-            self._results.append(replace(result, arrived=loaded.arrived, failed=loaded.failed))
+            self._results.append(self._compute(plan, loaded))
 
     def collect(self) -> StepResult:
         return self._results.popleft()
@@ -110,27 +114,25 @@ class LocalWorker:
         self._table.leave(0)
         return self.collect().seconds / tokens, page
 
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def _compute(self, plan: StepPlan, loaded: LoadResults) -> StepResult:
         swapped = self._tiers.take_swap_time()
-        if not plan.rows:
-            return StepResult(number=plan.number, swapped_pages=swapped.pages, swap_seconds=swapped.seconds)
         began = self._clock()
-        for step in plan.rows:
-            if step.new_pages:
-                self._table.append_pages(step)
         parts = _Parts()
-        self._compute_parts(plan, parts)
-        if not parts.retries:
-            self._decodes.fitted(parts.model_calls)
-        for step in plan.rows:
-            if step.samples and parts.sampled.get(step.row) is None:
-                # The plan ends a row without a token. Until it does, any token will do.
-                self._table[step.row].tokens.append(0)
+        if plan.rows:
+            for step in plan.rows:
+                if step.new_pages:
+                    self._table.append_pages(step)
+            self._compute_parts(plan, parts)
+            if not parts.retries:
+                self._decodes.fitted(parts.model_calls)
         return StepResult(
             number=plan.number,
-            sampled=tuple(parts.sampled.get(step.row) for step in plan.rows if step.samples),
+            sampled=parts.sampled,
+            logprobs=parts.logprobs,
             out_of_memory=tuple(parts.out_of_memory),
             seconds=self._clock() - began,
+            arrived=loaded.arrived,
+            failed=loaded.failed,
             swapped_pages=swapped.pages,
             swap_seconds=swapped.seconds,
             model_calls=parts.model_calls,
@@ -145,11 +147,20 @@ class LocalWorker:
             return
         first, second = _halves(plan)
         if first is None or second is None:
-            parts.out_of_memory += [step.row for step in plan.rows]
+            self._leave_out(plan, parts)
             return
         self._compute_parts(first, parts)
-        if not any(step.row in parts.out_of_memory for step in second.rows):
+        if any(step.row in parts.out_of_memory for step in second.rows):  # the rest of the only row
+            self._leave_out(second, parts)
+        else:
             self._compute_parts(second, parts)
+
+    def _leave_out(self, plan: StepPlan, parts: _Parts) -> None:
+        for step in plan.rows:
+            parts.out_of_memory.add(step.row)
+            if step.samples:
+                parts.sampled.append(None)
+                self._table[step.row].tokens.append(_UNKNOWN)
 
     def _fits(self, plan: StepPlan, parts: _Parts) -> bool:
         """Compute the rows at once, if memory suffices for them."""
@@ -174,12 +185,13 @@ class LocalWorker:
         logits = self._loaded.forward(batch)
         if batch.sampled and self.on_logits is not None:
             self.on_logits([row.request for row in batch.sampled], logits)
-        sampled = self._sampler.sample(logits, batch.sampled) if batch.sampled else []
-        sampling = [step.row for step in plan.rows if step.samples]
-        for number, row, token in zip(sampling, batch.sampled, sampled, strict=True):
-            parts.sampled[number] = token
-            if token is not None:
-                row.tokens.append(token.token)
+        if batch.sampled:
+            samples = self._sampler.sample(logits, batch.sampled)
+            first = len(parts.sampled)
+            parts.logprobs |= {first + place: found for place, found in samples.logprobs.items()}
+            parts.sampled += samples.tokens
+            for row, token in zip(batch.sampled, samples.tokens, strict=True):
+                row.tokens.append(_UNKNOWN if token is None else token)
         parts.model_calls += 1
         parts.attention_calls += batch.calls
         parts.padding += batch.input_ids.numel() - batch.tokens

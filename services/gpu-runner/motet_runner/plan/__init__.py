@@ -18,7 +18,6 @@ from motet_runner.plan.step_plan import (
     LoadFailed,
     RowJoin,
     RowStep,
-    SampledToken,
     StepPlan,
     StepResult,
 )
@@ -42,7 +41,6 @@ __all__ = [
     "ResidentAdapters",
     "RowJoin",
     "RowStep",
-    "SampledToken",
     "Sequence",
     "SizeLimit",
     "StepPlan",

@@ -104,7 +104,7 @@ def compose(
 
     chosen = [sequence for sequence in (started + joining)[:places] if not sequence.at_promise]
     suspects = [sequence for sequence in chosen if sequence.suspect]
-    others = [sequence for sequence in chosen if not sequence.suspect]
+    others = [sequence for sequence in chosen if not sequence.suspect] if suspects else chosen
     if suspects and (suspects_first or not others):
         return _rows(suspects[:1], preset, chunk_tokens)
     if preset.pauses:

@@ -18,6 +18,7 @@ from motet_runner.interface import (
     AdapterFailed,
     Event,
     Finish,
+    Logprobs,
     NewSequence,
     SequenceOutput,
     State,
@@ -31,7 +32,7 @@ from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_memory import MAX_PARKED, SequenceMemory
 from motet_runner.plan.sequence_table import SequenceTable
 from motet_runner.plan.size_limit import SizeLimit
-from motet_runner.plan.step_plan import RowStep, SampledToken, StepPlan, StepResult
+from motet_runner.plan.step_plan import RowStep, StepPlan, StepResult
 from motet_runner.plan.suspect_turns import SuspectTurns
 
 _NOT_FINITE = (
@@ -247,13 +248,8 @@ class Planner:
             loading=loading,
             hurry=not self.sequences.runnable(),
         )
-        self._launched.append(
-            _Launched(
-                iteration,
-                rows=[step.row for step in plan.rows],
-                restarts=[work.sequence.restarts for work in iteration.work],
-            )
-        )
+        restarts = [work.sequence.restarts for work in iteration.work]
+        self._launched.append(_Launched(iteration, plan.rows, restarts))
         return plan
 
     def _next_iteration(self) -> Iteration:
@@ -268,7 +264,11 @@ class Planner:
 
     def _compose(self, *, suspects_first: bool) -> Iteration:
         return compose(
-            (s for s in self.sequences.runnable() if s.may_be_scheduled and not self._waits_for_parent(s)),
+            [
+                sequence
+                for sequence in self.sequences.runnable()
+                if sequence.may_be_scheduled and (sequence.started or not self._waits_for_parent(sequence))
+            ],
             self.preset,
             chunk_tokens=self.chunk.size,
             places=self.places,
@@ -283,9 +283,9 @@ class Planner:
             self.memory.share_cached(sequence, sequence.promise)
 
     def _waits_for_parent(self, sequence: Sequence) -> bool:
-        """Whether its parent is about to compute pages that both need. It waits only for one that came earlier and can
-        go on, so no sequences wait for each other."""
-        if sequence.new.parent is None or sequence.started or self.preset.request_level:
+        """Whether the parent of a sequence that has not started is about to compute pages that both need. It waits only
+        for one that came earlier and can go on, so no sequences wait for each other."""
+        if sequence.new.parent is None or self.preset.request_level:
             return False
         parent = self.sequences.get(sequence.new.parent)
         if parent is None or parent.arrival >= sequence.arrival or parent.stands_at_promise:
@@ -314,18 +314,23 @@ class Planner:
         """Take in what the oldest launched iteration has brought. Sequences that have gone meanwhile are left out."""
         launched = self._launched.popleft()
         self._take_loads(result)
-        sampled = iter(result.sampled)
-        for work, row, restarts in zip(launched.iteration.work, launched.rows, launched.restarts, strict=True):
-            token = next(sampled) if work.samples else None
-            work.sequence.pending -= work.samples
-            if work.sequence not in self.sequences:
+        sampled = iter(enumerate(result.sampled))
+        for work, step, restarts in zip(launched.iteration.work, launched.steps, launched.restarts, strict=True):
+            sequence = work.sequence
+            place, token = next(sampled) if work.samples else (-1, None)
+            sequence.pending -= work.samples
+            if sequence not in self.sequences:
                 continue
-            if row in result.out_of_memory:
-                self._give_up(work.sequence, Overloaded(_OUT_OF_MEMORY))
+            if step.row in result.out_of_memory:
+                self._give_up(sequence, Overloaded(_OUT_OF_MEMORY))
                 continue
             self._computed(work, restarts)
-            if work.samples:
-                self._sampled(work.sequence, token)
+            if not work.samples:
+                continue
+            if token is None:
+                self._give_up(sequence, NotFinite(_NOT_FINITE))
+            else:
+                self._sampled(sequence, token, result.logprobs.get(place))
         if not result.retries:
             self.chunk.fitted(result.model_calls)
         elif launched.iteration.prefills:
@@ -366,16 +371,14 @@ class Planner:
             changed = StateChanged(sequence.request, sequence.new.epoch, sequence.state, percent)
             self.sequences.events.append(changed)
 
-    def _sampled(self, sequence: Sequence, sampled: SampledToken | None) -> None:
+    def _sampled(self, sequence: Sequence, token: int, logprob: Logprobs | None) -> None:
         """Write the next token; if it is the last, the sequence leaves and its pages are free (S3-07, PU-11)."""
-        if sampled is None:
-            self._give_up(sequence, NotFinite(_NOT_FINITE))
-            return
-        new, index, token = sequence.new, sequence.output_tokens, sampled.token
+        new, index = sequence.new, sequence.output_tokens
         sequence.tokens.append(token)
-        self.memory.add_to_cache(sequence)
-        finish = self._finish(sequence, token)
-        logprobs = [] if sampled.logprobs is None else [sampled.logprobs]
+        if sequence.chain is not None:
+            self.memory.add_to_cache(sequence)
+        finish = self._finish(sequence, token, index + 1)
+        logprobs = [] if logprob is None else [logprob]
         self._outputs.append(SequenceOutput(new.request, new.epoch, new.choice, index, [token], logprobs, finish))
         if finish is not None:
             self._remove(sequence)
@@ -385,11 +388,11 @@ class Planner:
         if sequence.state is not State.PARKED:
             self.memory.announce_overflow(sequence)
 
-    def _finish(self, sequence: Sequence, token: int) -> Finish | None:
+    def _finish(self, sequence: Sequence, token: int, output_tokens: int) -> Finish | None:
         sampling = sequence.new.sampling
         if token in sampling.stop_token_ids or (token in self.eos_token_ids and not sampling.ignore_eos):
             return Finish.STOP
-        return Finish.LENGTH if sequence.output_tokens >= sampling.max_tokens else None
+        return Finish.LENGTH if output_tokens >= sampling.max_tokens else None
 
     # -- sequences ---------------------------------------------------------------------------------------------------
 
@@ -434,6 +437,7 @@ class Planner:
 @dataclass(frozen=True, slots=True)
 class _Launched:
     iteration: Iteration
-    rows: list[int]
+    steps: tuple[RowStep, ...]
+    """What the worker was told of it"""
     restarts: list[int]
-    """Each sequence's `restarts` when it was planned."""
+    """Each sequence's `restarts` when it was planned"""

@@ -107,8 +107,7 @@ class ResidentAdapters:
     @property
     def loads_lack_pages(self) -> bool:
         """Whether sequences wait for adapters that lack pages, while there may be more adapters on the device."""
-        live = sum(map(self._is_live, self._budget.adapters))
-        return self.loads_wait and live < self._budget.max_adapters
+        return self.loads_wait and sum(map(self._is_live, self._budget.adapters)) < self._budget.max_adapters
 
     def too_large(self, digest: Digest) -> AdapterIncompatible | None:
         """Why an adapter can never be on this device."""

@@ -18,8 +18,11 @@ class RowAssignment:
         if sequence.row is None:
             self._join(sequence)
         assert sequence.row is not None
+        pages = sequence.left_pages + len(sequence.pages)
+        if pages == sequence.row_pages:
+            return RowStep(sequence.row, work.start, work.count, work.samples)
         new_pages = tuple(sequence.pages[sequence.row_pages - sequence.left_pages :])
-        sequence.row_pages = sequence.left_pages + len(sequence.pages)
+        sequence.row_pages = pages
         return RowStep(sequence.row, work.start, work.count, work.samples, new_pages)
 
     def release(self, sequence: Sequence) -> None:

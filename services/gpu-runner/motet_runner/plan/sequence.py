@@ -54,18 +54,17 @@ class Sequence:
     wanted: int = 0
     host_pages: list[int] = field(default_factory=list)
     """Where its KV lies in host memory while it is parked by swap."""
+    # What never changes, and is asked for in each iteration.
+    request: RequestId = field(init=False)
+    adapter: Digest = field(init=False)
+    prompt_tokens: int = field(init=False)
+    most_pages: int = field(init=False)
+    """Pages of its longest possible life."""
 
-    @property
-    def request(self) -> RequestId:
-        return self.new.request
-
-    @property
-    def adapter(self) -> Digest:
-        return self.new.adapter
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.new.prompt)
+    def __post_init__(self) -> None:
+        new = self.new
+        self.request, self.adapter, self.prompt_tokens = new.request, new.adapter, len(new.prompt)
+        self.most_pages = promises.max_pages(self.prompt_tokens, new.sampling.max_tokens)
 
     @property
     def output_tokens(self) -> int:
@@ -78,12 +77,12 @@ class Sequence:
 
     @property
     def to_schedule(self) -> int:
-        return self.length - self.scheduled
+        return len(self.tokens) + self.pending - self.scheduled
 
     @property
     def decodes(self) -> bool:
         """All but the newest token are scheduled, so one row brings the next."""
-        return self.scheduled > 0 and self.to_schedule == 1
+        return self.scheduled > 0 and len(self.tokens) + self.pending - self.scheduled == 1
 
     @property
     def may_be_scheduled(self) -> bool:
@@ -99,18 +98,13 @@ class Sequence:
         return self.new.engines_lost > 0 and self.output_tokens - len(self.new.delivered) < PROVED_BY_TOKENS
 
     @property
-    def most_pages(self) -> int:
-        """Pages of its longest possible life."""
-        return promises.max_pages(self.prompt_tokens, self.new.sampling.max_tokens)
-
-    @property
     def room(self) -> int:
         """Tokens that may still be scheduled within its promise."""
         return self.promise * PAGE_TOKENS - self.scheduled
 
     @property
     def at_promise(self) -> bool:
-        return self.room <= 0
+        return self.scheduled >= self.promise * PAGE_TOKENS
 
     @property
     def stands_at_promise(self) -> bool:
@@ -120,7 +114,7 @@ class Sequence:
     @property
     def nears_promise(self) -> bool:
         """What is to be computed next lies in the last promised page or beyond, and life may go on further."""
-        return promises.is_near_promise(self.length, self.promise, self.most_pages)
+        return self.promise < self.most_pages and promises.is_near_promise(self.length, self.promise, self.most_pages)
 
     @property
     def doubled(self) -> int:

@@ -73,7 +73,7 @@ class SequenceMemory:
 
     def announce_overflow(self, sequence: Sequence) -> None:
         """Say once per promise that its end is near (S3-10)."""
-        if sequence.nears_promise and not sequence.announced:
+        if not sequence.announced and sequence.nears_promise:
             sequence.announced = True
             self._table.events.append(OverflowAhead(sequence.request, sequence.new.epoch, sequence.promise))
 
@@ -87,7 +87,10 @@ class SequenceMemory:
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Take the pages that `tokens` tokens need; False, and nothing is changed, if there are not as many."""
-        taken = self._take(max(0, pages_for(tokens) - sequence.left_pages - len(sequence.pages)))
+        missing = pages_for(tokens) - sequence.left_pages - len(sequence.pages)
+        if missing <= 0:
+            return True
+        taken = self._take(missing)
         if taken is None:
             return False
         sequence.pages += taken

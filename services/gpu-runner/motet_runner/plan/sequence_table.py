@@ -20,6 +20,8 @@ class SequenceTable:
         self._sequences: dict[RequestId, Sequence] = {}
         self._users: Counter[Digest] = Counter()
         self._parked: Counter[Digest] = Counter()
+        self._runnable: list[Sequence] | None = None
+        """None: to be found out again"""
 
     def __iter__(self) -> Iterator[Sequence]:
         """In order of arrival."""
@@ -54,14 +56,20 @@ class SequenceTable:
         return sum(sequence.state in states for sequence in self)
 
     def runnable(self) -> list[Sequence]:
-        return [s for s in self if s.state in (State.WAITING, State.PREFILL, State.DECODE)]
+        """In order of arrival."""
+        if self._runnable is None:
+            self._runnable = [s for s in self if s.state in (State.WAITING, State.PREFILL, State.DECODE)]
+        return self._runnable
 
     def parked(self) -> list[Sequence]:
         """In order of arrival."""
+        if not self._parked:
+            return []
         return sorted((s for s in self if s.state is State.PARKED), key=lambda sequence: sequence.arrival)
 
     def add(self, sequence: Sequence) -> None:
         self._sequences[sequence.request] = sequence
+        self._runnable = None
         self._users[sequence.adapter] += 1
 
     def remove(self, sequence: Sequence) -> None:
@@ -69,6 +77,7 @@ class SequenceTable:
             _one_less(self._parked, sequence.adapter)
         _one_less(self._users, sequence.adapter)
         del self._sequences[sequence.request]
+        self._runnable = None
 
     def enter(self, sequence: Sequence, state: State) -> None:
         if sequence.state is State.PARKED:
@@ -76,9 +85,13 @@ class SequenceTable:
         if state is State.PARKED:
             self._parked[sequence.adapter] += 1
         sequence.state = state
+        self._runnable = None
         self.events.append(StateChanged(sequence.request, sequence.new.epoch, state))
 
     def check(self) -> None:
+        known = self._runnable
+        self._runnable = None
+        assert known is None or known == self.runnable(), known
         assert self._users == Counter(sequence.adapter for sequence in self), self._users
         assert self._parked == Counter(s.adapter for s in self if s.state is State.PARKED), self._parked
 
