@@ -79,7 +79,9 @@ def test_packed_chunked_and_decoded_tokens_equal_transformers(family: str, kerne
             *((RowStep(0, 50 + i, 1, samples=True), RowStep(1, 12 + i, 1, samples=True)) for i in range(10)),
         ]
         for steps in plans:
-            batch = builder.build(StepPlan(number=0, prefills=steps))
+            decoding = all(step.count == 1 for step in steps)
+            plan = StepPlan(number=0, decodes=steps) if decoding else StepPlan(number=0, prefills=steps)
+            batch = builder.build(plan)
             for step, row in zip(steps, loaded.forward(batch), strict=True):
                 theirs = expected[id((first, second)[step.row])][step.start + step.count - 1]
                 assert float((row - theirs).abs().max()) <= 1e-4

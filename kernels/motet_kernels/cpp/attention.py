@@ -41,9 +41,7 @@ class PagedAttention:
         if table.dtype != np.int32 or table.strides[1] != table.itemsize:
             raise ValueError("the table has other numbers than the library's")
         rows = sequences[:, 0] + sequences[:, 1]
-        tokens = sequences[:, 1] + sequences[:, 2]
-        if int(tokens.max(initial=0)) > table.shape[1] * PAGE_TOKENS:
-            raise ValueError("a sequence has more tokens than its row of the table has pages")
+        _check_room(table, sequences)
         description = np.array(
             [
                 self._pages.data_ptr(),
@@ -60,6 +58,12 @@ class PagedAttention:
             dtype=np.int64,
         )
         return AttentionBatch(description, description.ctypes.data, int(rows.max(initial=0)), (table, sequences))
+
+    def follow(self, batch: AttentionBatch, before: npt.NDArray[np.int64]) -> None:
+        """The same sequences again, after so many tokens of each."""
+        table, sequences = batch.kept
+        sequences[:, 2] = before
+        _check_room(table, sequences)
 
     def attend(
         self,
@@ -114,3 +118,8 @@ class PagedAttention:
             softcap or 0.0,
         )
         return out
+
+
+def _check_room(table: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> None:
+    if int((sequences[:, 1] + sequences[:, 2]).max(initial=0)) > table.shape[1] * PAGE_TOKENS:
+        raise ValueError("a sequence has more tokens than its row of the table has pages")

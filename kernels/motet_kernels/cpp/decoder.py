@@ -118,6 +118,8 @@ class CompiledDecoder:
         self._room = 0
         """Rows that the buffers have room for"""
         self._buffers: dict[str, torch.Tensor] = {}
+        self._step = _Step()
+        """What stays in it from call to call are the buffers."""
         self.seconds: npt.NDArray[np.float64] | None = None
         """What the stages of each of KINDS have taken, if somebody wants to know"""
         self._biases: list[torch.Tensor] = []
@@ -166,21 +168,15 @@ class CompiledDecoder:
         count = tokens.numel()
         self._make_room(count)
         logits = torch.empty((keep.numel(), self._vocabulary), dtype=self.dtype)
-        step = _Step(
-            rows=count,
-            kept=keep.numel(),
-            threads=torch.get_num_threads(),
-            tokens=tokens.data_ptr(),
-            positions=positions.data_ptr(),
-            keep=keep.data_ptr(),
-            rotation=rotation.data_ptr(),
-            attention=attention.address,
-            logits=logits.data_ptr(),
-            seconds=None if self.seconds is None else self.seconds.ctypes.data,
-            **{name: buffer.data_ptr() for name, buffer in self._buffers.items()},
-        )
+        step = self._step
+        step.rows, step.kept, step.threads = count, keep.numel(), torch.get_num_threads()
+        step.tokens, step.positions, step.keep = tokens.data_ptr(), positions.data_ptr(), keep.data_ptr()
+        step.rotation, step.attention, step.logits = rotation.data_ptr(), attention.address, logits.data_ptr()
+        step.seconds = None if self.seconds is None else self.seconds.ctypes.data
         if lora is not None and lora.count:
             step.lora, step.lora_count, step.lora_products = lora.address, lora.count, lora.products_address
+        else:
+            step.lora, step.lora_count, step.lora_products = None, 0, None
         if not self._library.decoder_pass(ctypes.addressof(self._decoder), ctypes.addressof(step)):
             raise IndexError(f"a token is not below {self._vocabulary}")
         return logits
@@ -231,6 +227,8 @@ class CompiledDecoder:
             self._buffers = {
                 name: torch.empty((self._room, width), dtype=self.dtype) for name, width in self._buffer_widths.items()
             }
+            for name, buffer in self._buffers.items():
+                setattr(self._step, name, buffer.data_ptr())
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

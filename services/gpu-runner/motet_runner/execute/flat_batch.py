@@ -113,6 +113,8 @@ class FlatBatch:
     lora: Any
     """The batch of the LoRA back end; None if no row has an adapter"""
     tokens: int
+    longest: int
+    """Tokens of the longest sequence, with the new ones"""
     paged: PagedRows | None = None
     calls: int = 0
     """Attention calls so far"""
@@ -128,8 +130,39 @@ CURRENT: ContextVar[FlatBatch] = ContextVar("motet_flat_batch")
 """The batch of the model call that is under way."""
 
 
+@dataclass(slots=True)
+class _Layout:
+    """Where the rows of an iteration lie. It stays while the same sequences decode."""
+
+    changes: int
+    """Of the row table"""
+    adapters: dict[Digest, int]
+    """The first page of each one's run"""
+    numbers: list[int]
+    """Of the table's rows, in the order of the plan"""
+    order: np.ndarray
+    """[sequences] their places in the plan"""
+    rows: list[TableRow]
+    """In that order, as all that follows"""
+    table_rows: np.ndarray
+    """Their numbers"""
+    counts: np.ndarray
+    """New tokens of each"""
+    firsts: np.ndarray
+    """Where the new tokens of each begin"""
+    sequence_of: np.ndarray
+    """[tokens] the place of each one's sequence"""
+    within: np.ndarray
+    """[tokens] each one's place among the new ones of its sequence"""
+    keep: torch.Tensor
+    sampled: list[TableRow]
+    """In the order of the plan, as `keep`"""
+    lora: Any
+    attended: AttentionBatch | None = None
+
+
 class FlatBatchBuilder:
-    """Makes a FlatBatch of each plan. Remembers the LoRA layout: it changes only when rows change hands."""
+    """Makes a FlatBatch of each plan. Remembers the layout: it changes only when rows change hands."""
 
     def __init__(
         self,
@@ -149,60 +182,114 @@ class FlatBatchBuilder:
         self._placed = placed
         self._backend: LoraBackend[Any] | None = None
         self._attention: PagedAttention | None = None
-        self._laid_out: tuple[tuple[Segment, ...], Any] | None = None
+        self._known: _Layout | None = None
+        """The layout of the newest iteration that only decoded"""
 
     def use(self, backend: LoraBackend[Any] | None, attention: PagedAttention | None) -> None:
         """Make batches for these from now on. `backend`: None if no row ever has an adapter. `attention`: None for
         torch's."""
         self._backend = backend
         self._attention = attention
-        self._laid_out = None
+        self._known = None
 
     def build(self, plan: StepPlan) -> FlatBatch:
-        table = self._table
-        adapters = self._adapters(plan)
-        # Stable: decodes stay before prompts within an adapter.
-        order = {digest: number for number, digest in enumerate((*adapters, BASE))}
-        ordered = sorted(plan.rows, key=lambda step: order[table[step.row].adapter])
+        steps = plan.rows
+        layout = self._layout_of(plan, steps)
+        starts = np.array([step.start for step in steps], dtype=np.int64)[layout.order]
+        ends = starts + layout.counts
         tokens: list[int] = []
-        segments: list[Segment] = []
+        begun: list[int] = []
+        for row, start, end in zip(layout.rows, starts.tolist(), ends.tolist(), strict=True):
+            tokens += row.tokens[start:end]
+            if 0 < end % PAGE_TOKENS <= end - start:
+                begun.append(int(self._table.pages[row.number, end // PAGE_TOKENS]))
+        positions = starts[layout.sequence_of] + layout.within
+        paged = self._paged(layout, starts)
         decoding: list[tuple[int, RowStep]] = []
         chunks: list[tuple[int, RowStep]] = []
-        last_of: dict[int, int] = {}
-        for step in ordered:
-            row, first = table[step.row], len(tokens)
-            if step.count == 1 and step.start > 0:
-                tokens.append(row.tokens[step.start])
-                decoding.append((first, step))
-            else:
-                tokens += row.tokens[step.start : step.start + step.count]
-                chunks.append((first, step))
-            last_of[step.row] = len(tokens) - 1
-            if row.adapter != BASE:
-                segments.append(Segment(first, len(tokens), adapters[row.adapter]))
-        sampling = [step.row for step in plan.rows if step.samples]
-        positions, pages, offsets = self._addresses(decoding, chunks, len(tokens))
-        paged = self._paged([*decoding, *chunks])
+        writes = torch.empty(0)
+        if paged is None:
+            for first, place in zip(layout.firsts.tolist(), layout.order.tolist(), strict=True):
+                step = steps[place]
+                (decoding if step.count == 1 and step.start > 0 else chunks).append((first, step))
+            pages = self._table.pages[layout.table_rows[layout.sequence_of], positions // PAGE_TOKENS]
+            writes = self._store.rows_of(pages.astype(np.int64), positions % PAGE_TOKENS)
         return FlatBatch(
             store=self._store,
             input_ids=self._tensor(tokens).view(1, -1),
             positions=torch.from_numpy(positions).to(self._device).view(1, -1),
-            keep=self._tensor([last_of[row] for row in sampling]),
-            sampled=[table[row] for row in sampling],
-            writes=self._store.rows_of(pages, offsets) if paged is None else torch.empty(0),
-            begun=[page for step in plan.rows for page in self._begun(step)],
-            decodes=self._decode_groups(decoding) if paged is None else [],
-            chunks=[self._chunk(first, step) for first, step in chunks] if paged is None else [],
-            lora=self._layout(tuple(segments)),
+            keep=layout.keep,
+            sampled=layout.sampled,
+            writes=writes,
+            begun=begun,
+            decodes=self._decode_groups(decoding),
+            chunks=[self._chunk(first, step) for first, step in chunks],
+            lora=layout.lora,
             tokens=len(tokens),
+            longest=int(ends.max()),
             paged=paged,
         )
 
-    def _paged(self, steps: list[tuple[int, RowStep]]) -> PagedRows | None:
+    def _layout_of(self, plan: StepPlan, steps: tuple[RowStep, ...]) -> _Layout:
+        numbers = [step.row for step in steps]
+        known = self._known
+        if (
+            known is not None
+            and not plan.prefills
+            and known.changes == self._table.changes
+            and known.numbers == numbers
+            and known.adapters == plan.adapters
+        ):
+            return known
+        layout = self._lay_out(plan, steps, numbers)
+        self._known = None if plan.prefills else layout
+        return layout
+
+    def _lay_out(self, plan: StepPlan, steps: tuple[RowStep, ...], numbers: list[int]) -> _Layout:
+        table = self._table
+        adapters = self._adapters(plan)
+        # Stable: decodes stay before prompts within an adapter.
+        best = {digest: number for number, digest in enumerate((*adapters, BASE))}
+        in_plan = [table[number] for number in numbers]
+        order = sorted(range(len(steps)), key=lambda place: best[in_plan[place].adapter])
+        rows = [in_plan[place] for place in order]
+        counts = np.array([steps[place].count for place in order], dtype=np.int64)
+        lasts = counts.cumsum()
+        firsts = lasts - counts
+        total = int(lasts[-1])
+        sequence_of = np.repeat(np.arange(len(order)), counts)
+        segments = [
+            Segment(first, last, adapters[row.adapter])
+            for row, first, last in zip(rows, firsts.tolist(), lasts.tolist(), strict=True)
+            if row.adapter != BASE
+        ]
+        last_of = dict(zip(order, (lasts - 1).tolist(), strict=True))
+        sampling = [place for place, step in enumerate(steps) if step.samples]
+        return _Layout(
+            changes=table.changes,
+            adapters=plan.adapters,
+            numbers=numbers,
+            order=np.array(order),
+            rows=rows,
+            table_rows=np.array([row.number for row in rows]),
+            counts=counts,
+            firsts=firsts,
+            sequence_of=sequence_of,
+            within=np.arange(total) - firsts[sequence_of],
+            keep=self._tensor([last_of[place] for place in sampling]),
+            sampled=[in_plan[place] for place in sampling],
+            lora=self._backend.make_batch(segments) if segments and self._backend is not None else None,
+        )
+
+    def _paged(self, layout: _Layout, starts: np.ndarray) -> PagedRows | None:
         if self._attention is None:
             return None
-        described = np.array([(first, step.count, step.start, step.row) for first, step in steps], dtype=np.int64)
-        return PagedRows(self._attention, self._attention.make_batch(self._table.pages, described))
+        if layout.attended is None:
+            described = np.stack((layout.firsts, layout.counts, starts, layout.table_rows), axis=1)
+            layout.attended = self._attention.make_batch(self._table.pages, described)
+        else:
+            self._attention.follow(layout.attended, starts)
+        return PagedRows(self._attention, layout.attended)
 
     def _adapters(self, plan: StepPlan) -> dict[Digest, PlacedAdapter]:
         """Those of the plan's rows, in the order in which their rows lie best."""
@@ -213,13 +300,6 @@ class FlatBatchBuilder:
         assert placed is not None, "this model has no adapters"
         by_digest = {digest: placed(digest, page) for digest, page in plan.adapters.items()}
         return dict(sorted(by_digest.items(), key=lambda each: backend.order(each[1])))
-
-    def _layout(self, segments: tuple[Segment, ...]) -> Any:
-        if not segments or self._backend is None:
-            return None
-        if self._laid_out is None or self._laid_out[0] != segments:
-            self._laid_out = segments, self._backend.make_batch(segments)
-        return self._laid_out[1]
 
     def _decode_groups(self, decoding: list[tuple[int, RowStep]]) -> list[DecodeGroup]:
         """Decodes that are attended together: as many as are well read at once, none twice as long as another."""
@@ -277,27 +357,5 @@ class FlatBatchBuilder:
         """The first page that these rows attend to."""
         return 0 if self._window is None else max(0, step.start - self._window + 1) // PAGE_TOKENS
 
-    def _begun(self, step: RowStep) -> list[int]:
-        end = step.start + step.count
-        in_last_page = end % PAGE_TOKENS
-        return [int(self._table.pages[step.row, end // PAGE_TOKENS])] if 0 < in_last_page <= step.count else []
-
-    def _addresses(
-        self, decoding: list[tuple[int, RowStep]], chunks: list[tuple[int, RowStep]], total: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Position, page and place in the page of every row."""
-        positions = np.empty(total, dtype=np.int64)
-        pages = np.empty(total, dtype=np.int64)
-        if decoding:
-            firsts = [first for first, _ in decoding]
-            starts = np.array([step.start for _, step in decoding], dtype=np.int64)
-            positions[firsts] = starts
-            pages[firsts] = self._table.pages[[step.row for _, step in decoding], starts // PAGE_TOKENS]
-        for first, step in chunks:
-            there = slice(first, first + step.count)
-            positions[there] = np.arange(step.start, step.start + step.count)
-            pages[there] = self._table.pages[step.row, positions[there] // PAGE_TOKENS]
-        return positions, pages, positions % PAGE_TOKENS
-
     def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return torch.from_numpy(np.array(values, dtype=np.int64)).to(self._device)

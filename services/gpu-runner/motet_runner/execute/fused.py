@@ -44,9 +44,8 @@ class FusedForward:
     def __call__(self, batch: FlatBatch) -> torch.Tensor:
         """Logits [kept rows, vocabulary]"""
         assert batch.paged is not None
-        last = int(batch.positions.max())
-        if last >= len(self._rotation):
-            self._rotation = self._rotations(max(FIRST_POSITIONS, 2 * len(self._rotation), last + 1))
+        if batch.longest > len(self._rotation):
+            self._rotation = self._rotations(max(FIRST_POSITIONS, 2 * len(self._rotation), batch.longest))
         logits = self._decoder(
             batch.input_ids,
             batch.positions,

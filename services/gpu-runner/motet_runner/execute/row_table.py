@@ -43,6 +43,8 @@ class RowTable:
     def __init__(self, *, pinned: bool = False) -> None:
         """`pinned`: host memory from which a GPU copies by itself."""
         self._pinned = pinned
+        self.changes = 0
+        """How often rows have changed hands or buffers"""
         self._rows: dict[int, TableRow] = {}
         self._pages = self._buffer(_FIRST_ROWS, _FIRST_PAGES)
         self._counts = self._buffer(_FIRST_ROWS)
@@ -59,6 +61,7 @@ class RowTable:
 
     def leave(self, row: int) -> None:
         del self._rows[row]
+        self.changes += 1
 
     def join(self, join: RowJoin) -> None:
         if join.row >= len(self.counts):
@@ -74,6 +77,7 @@ class RowTable:
             join.choice,
         )
         self.counts[join.row] = join.left_pages
+        self.changes += 1
 
     def append_pages(self, step: RowStep) -> None:
         first = int(self.counts[step.row])
@@ -100,6 +104,7 @@ class RowTable:
         table, counts = self._buffer(rows, pages), self._buffer(rows)
         table[:old_rows, :old_pages] = self._pages
         counts[:old_rows] = self._counts
+        self.changes += 1
         self._pages, self._counts = table, counts
         self.pages, self.counts = table.numpy(), counts.numpy()
 
