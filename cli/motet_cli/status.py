@@ -45,6 +45,7 @@ def document_of(layout: StateDirectory) -> dict[str, Any]:
         "services": [_service(record) for record in records],
         "pools": written.get("pools", []),
         "adapters": written.get("adapters", []),
+        "runners": written.get("runners", []),
         "problems": written.get("problems", []),
         "url": written.get("url", ""),
     }
@@ -97,6 +98,12 @@ def _print(document: dict[str, Any], notes: list[str]) -> None:
         for service in document["services"]:
             pid = str(service["pid"]) if service["pid"] is not None else "-"
             table.add_row(service["name"], service["kind"], pid, _mark(service["ready"]), str(service["restarts"]))
+        console.print(table)
+    if document["runners"]:
+        table = _table("runner", "computes with", "since", "note")
+        for runner in document["runners"]:
+            kernels = runner["kernels"]
+            table.add_row(runner["name"], kernels["serving"], kernels["since"], kernels["note"] or "-")
         console.print(table)
     if document["pools"]:
         table = _table("pool", "model", "ready", "why")

@@ -1,4 +1,5 @@
-"""The output of `motet up`: which services are ready, the URL, three commands to try, and later what goes wrong."""
+"""The output of `motet up`: which services are ready, the URL, three commands to try, and later what
+changes and goes wrong."""
 
 import asyncio
 import json
@@ -34,6 +35,8 @@ class UpOutput:
         self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
         self._began = time.monotonic()
         self._shown: set[str] = set()
+        self._kernels: dict[str, dict[str, Any]] = {}
+        """What was last said about each runner"""
         self._spinner = self._console.status("starting") if self._console.is_terminal else None
         if self._spinner is not None:
             self._spinner.start()
@@ -69,6 +72,7 @@ class UpOutput:
                 if ready.get("status") != "True":
                     console.print(f"  [yellow]![/] {kind} {item['namespace']}/{item['name']} is not ready", end=": ")
                     self.say(f"{ready.get('reason', '')}: {ready.get('message', '')}")
+        self._show_kernels(outcome.status)
         console.print(f"\nMotet is up at [bold]{self._url}[/] after {self._elapsed:.1f} s. Try:\n")
         for command in example_commands(self._url, self._layout, outcome.status, self._question):
             self.say(f"  {command}\n")
@@ -93,6 +97,16 @@ class UpOutput:
             for problem in sorted(found - problems):
                 self.say(f"{time.strftime('%H:%M:%S')} {problem}")
             problems = found
+            self._show_kernels(watch.status, time.strftime("%H:%M:%S "))
+
+    def _show_kernels(self, status: dict[str, Any], when: str = "  ") -> None:
+        """What each runner computes with, if that is new."""
+        for runner in status.get("runners", []):
+            name, kernels = runner["name"], runner["kernels"]
+            if self._kernels.get(name) != kernels:
+                self._kernels[name] = kernels
+                note = f" ({kernels['note']})" if kernels["note"] else ""
+                self.say(f"{when}{name} computes with {kernels['serving']}{note}")
 
     @property
     def _elapsed(self) -> float:

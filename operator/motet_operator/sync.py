@@ -12,6 +12,7 @@ from motet.domain import ObjectName
 from motet.leadership import Leadership
 from motet.resources.status import MAX_MODULES, Artifact
 from motet.rpc import Link
+from motet.runner_info import KernelState
 from motet.terms import check_term
 from motet_operator.adapter_reports import AdapterReports
 from motet_operator.reconcile import AdapterReplica, AdapterReport, CatalogSnapshot, RunnerDrain, ScalingAdvice
@@ -65,6 +66,9 @@ class SchedulerSync:
         self.unhealthy: dict[str, UnhealthyRunner] = {}
         self.slots: dict[str, int] = {}
         """Adapter slots in device memory, by instance."""
+
+        self.kernels: dict[str, KernelState] = {}
+        """By instance."""
 
         self._identities: dict[str, common_pb2.RunnerIdentity] = {}
         self._instances: frozenset[str] = frozenset()
@@ -121,6 +125,7 @@ class SchedulerSync:
         self.attached.discard(instance)
         self.unhealthy.pop(instance, None)
         self.slots.pop(instance, None)
+        self.kernels.pop(instance, None)
         self._identities.pop(instance, None)
 
     def _greet(self) -> Iterable[scheduler_pb2.SyncUp]:
@@ -283,6 +288,7 @@ class SchedulerSync:
         (self.attached.add if report.attached else self.attached.discard)(identity.instance)
         slots = report.capacity.adapter_slots
         resized, self.slots[identity.instance] = slots != self.slots.get(identity.instance), slots
+        resized |= self._note_kernels(report)
         before = self.unhealthy.get(identity.instance)
         if report.unhealthy and before is not None and before.incarnation == identity.incarnation:
             return resized or came_or_went  # also if its streams were closed meanwhile: it still hangs
@@ -293,6 +299,15 @@ class SchedulerSync:
             self.unhealthy[identity.instance] = UnhealthyRunner(identity.incarnation, report.unhealthy, now)
             return True
         return before is not None or resized or came_or_went
+
+    def _note_kernels(self, report: scheduler_pb2.RunnerReport) -> bool:
+        """Whether they are others than before."""
+        if not report.HasField("kernels"):
+            return False
+        kernels = KernelState.from_proto(report.kernels)
+        before = self.kernels.get(report.runner.instance)
+        self.kernels[report.runner.instance] = kernels
+        return kernels != before
 
 
 def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterReport:

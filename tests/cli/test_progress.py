@@ -1,11 +1,17 @@
 """What `motet up` says once it is up."""
 
+import asyncio
+import os
+import re
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from motet.keys import KEYS_MADE_FILE
+from motet.processes import ProcessRecord, ProcessRecords
+from motet.processes.linux import boot_id, identity_of
 from motet_cli.readiness import StartupReady
 from motet_cli.up_output import NEEDS_KEY, UpOutput, needs_key
 from motet_operator.local.state_directory import StateDirectory
@@ -31,6 +37,43 @@ def test_objects_that_are_not_ready_are_named_with_the_reason(
     assert "! pool default/demo is not ready: ScaledToZero: replicas is 0; raise it to serve" in said
     assert "! adapter default/bad is not ready: FetchFailed: there is no folder /x." in said
     assert "default/good is not ready" not in said
+
+
+def of_runner(name: str, serving: str, note: str = "") -> dict[str, Any]:
+    return {"name": name, "kernels": {"serving": serving, "since": "2026-01-02T03:04:05Z", "note": note}}
+
+
+async def test_the_output_says_once_what_each_runner_computes_with_and_when_that_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = StateDirectory.of(tmp_path)
+    layout.prepare()
+    first = of_runner("demo-1", "torch", "the compiled kernels are being built")
+    output = UpOutput(layout, "http://127.0.0.1:8000", "Who?")
+    output.ready(StartupReady(status={"pools": [], "adapters": [], "runners": [first]}), hint="")
+    assert "  demo-1 computes with torch (the compiled kernels are being built)\n" in capsys.readouterr().out
+    own = identity_of(os.getpid())
+    assert own is not None
+    record = ProcessRecord(
+        name="operator", kind="operator", pid=own.pid, start_ticks=own.start_ticks, boot=boot_id(), fingerprint="",
+        log="",
+    )  # fmt: skip
+    ProcessRecords(layout.operator_records).write(record)
+
+    def write(*runners: dict[str, Any]) -> None:
+        layout.status.write_bytes(orjson.dumps({"operator": own.pid, "runners": runners}))
+
+    write(first)
+    following = asyncio.create_task(output.follow())
+    said = ""
+    try:
+        for serving in ("torch", "cpp (avx2)"):
+            write(of_runner("demo-1", serving, "" if serving != "torch" else first["kernels"]["note"]))
+            await asyncio.sleep(1.2)
+            said += capsys.readouterr().out
+    finally:
+        following.cancel()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d demo-1 computes with cpp \(avx2\)\n", said)
 
 
 def test_printed_commands_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,8 +18,8 @@ def adapter(**conditions: tuple[str, str, str]) -> dict[str, Any]:
 
 def printed(adapter: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
     ready = next(one["status"] == "True" for one in adapter["conditions"] if one["type"] == "Ready")
-    document = {"services": [], "pools": [], "adapters": [adapter | {"ready": ready}], "problems": [], "url": ""}
-    status._print(document, [])
+    listed = [adapter | {"ready": ready}]
+    status._print({"services": [], "runners": [], "pools": [], "adapters": listed, "problems": [], "url": ""}, [])
     return capsys.readouterr().out.splitlines()[-1].rstrip()
 
 
@@ -48,6 +48,15 @@ def test_status_shows_why_a_new_revision_is_refused_while_the_old_one_serves(
         capsys,
     )
     assert line.endswith(f"yes     -          Serving, but FormatRejected: {BEFORE_SERVES}")
+
+
+def test_status_shows_what_a_runner_computes_with(capsys: pytest.CaptureFixture[str]) -> None:
+    kernels = {"serving": "torch", "since": "2026-01-02T03:04:05Z", "note": "the compiled kernels are being built"}
+    runners = [{"name": "demo-1", "kernels": kernels}]
+    status._print({"services": [], "runners": runners, "pools": [], "adapters": [], "problems": [], "url": ""}, [])
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split() == ["runner", "computes", "with", "since", "note"]
+    assert line.split(maxsplit=3) == ["demo-1", "torch", kernels["since"], kernels["note"]]
 
 
 def test_a_pipe_gets_one_line_for_each_adapter(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,9 @@
 """The status document: what an operator leaves for the one that follows."""
 
+import pytest
+
+from motet.api.v1 import common_pb2
+from motet.runner_info import MAX_KERNEL_TEXT, KernelState
 from motet_operator.local.status import status_document, wanted_from
 from motet_operator.reconcile import ScalingAdvice, reconcile
 from tests.operator.builders import name, pool, view
@@ -10,6 +14,24 @@ def test_a_new_operator_keeps_the_last_wanted_replicas() -> None:
     plan = reconcile(view(pools=[pool(autoscaling=scaling)], scaling_advice={name("demo"): ScalingAdvice(replicas=4)}))
     document = status_document(plan, [], [], url="http://127.0.0.1:1", operator_pid=1)
     assert wanted_from(document) == {("default", "demo"): 4}
+
+
+def test_the_status_says_which_kernels_runners_have_and_since_when() -> None:
+    kernels = {"demo-2": KernelState("torch", 1e9 + 0.5, "why"), "demo-1": KernelState("cpp (avx512)", 0.0)}
+    plan = reconcile(view(pools=[pool()]))
+    document = status_document(plan, [], [], url="", operator_pid=1, kernels=kernels)
+    assert document["runners"] == [
+        {"name": "demo-1", "kernels": {"serving": "cpp (avx512)", "since": "1970-01-01T00:00:00Z", "note": ""}},
+        {"name": "demo-2", "kernels": {"serving": "torch", "since": "2001-09-09T01:46:40Z", "note": "why"}},
+    ]
+
+
+@pytest.mark.parametrize("since", [float("nan"), float("inf"), -1.0, 1e300, 2.0**36 - 1])
+def test_any_time_that_a_runner_reports_can_be_written(since: float) -> None:
+    state = KernelState.from_proto(common_pb2.KernelState(serving="x" * 10_000, since_unix_seconds=since))
+    document = status_document(reconcile(view()), [], [], url="", operator_pid=1, kernels={"a": state})
+    assert len(document["runners"][0]["kernels"]["since"]) == len("1970-01-01T00:00:00Z")
+    assert len(document["runners"][0]["kernels"]["serving"]) <= MAX_KERNEL_TEXT
 
 
 def test_an_invalid_status_document_gives_no_wanted_replicas() -> None:

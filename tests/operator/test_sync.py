@@ -9,6 +9,7 @@ from typing import Any
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import Outbox, run_stream, serving
+from motet.runner_info import KernelState
 from motet_operator.reconcile import CatalogSnapshot, RunnerDrain, ScalingAdvice, reconcile
 from motet_operator.sync import SchedulerSync
 from tests.common.waiting import PATIENCE_S
@@ -278,6 +279,26 @@ async def test_a_runner_is_unhealthy_until_it_recovers_or_a_successor_connects(t
         say("fourth")
         await until(lambda: sync.slots.get("r0") == 4)
         assert not sync.unhealthy
+
+
+async def test_the_kernels_of_a_runner_are_known_until_it_is_gone(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    async with syncing(address) as sync, fake_scheduler(address) as scheduler:
+        await until(lambda: sync.connected)
+
+        def say(*, kernels: common_pb2.KernelState | None = None, attached: bool = True) -> None:
+            identity = common_pb2.RunnerIdentity(instance="r0", incarnation="first")
+            report = scheduler_pb2.RunnerReport(runner=identity, attached=attached, kernels=kernels)
+            scheduler.outbox.put(scheduler_pb2.SyncDown(runner=report))
+
+        say(kernels=common_pb2.KernelState(serving="torch", since_unix_seconds=5, note="they come"))
+        await until(lambda: sync.kernels == {"r0": KernelState("torch", 5.0, "they come")})
+        say()  # by a scheduler that does not know them yet
+        say(kernels=common_pb2.KernelState(serving="cpp (avx2)", since_unix_seconds=6))
+        await until(lambda: sync.kernels == {"r0": KernelState("cpp (avx2)", 6.0)})
+        sync.send_state(catalog(), [], ["r0"])
+        sync.send_state(catalog(), [], [])
+        assert sync.kernels == {}
 
 
 async def test_the_knowledge_about_a_runner_is_removed_with_it(tmp_path: Path) -> None:

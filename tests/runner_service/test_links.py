@@ -8,6 +8,7 @@ from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.digest import adapter_digest
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet.promises import PromiseRule
+from motet.runner_info import KernelState
 from motet_runner.adapters.fetcher import CERTIFICATE
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, supervisor_at, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
@@ -109,6 +110,31 @@ class SharingEngine(ChargingEngine):
 
     charged_pages = 0
     cached_prefixes = tuple(range(2 * MAX_CACHED_HINTS))
+
+
+class ChangingEngine(FakeEngine):
+    """It begins with some kernels, and reports others later."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.info = replace(self.info, kernels=KernelState("torch", 1.0, "others come"))
+
+    def report(self):
+        return replace(super().report(), kernels=KernelState("cpp (avx2)", 2.0))
+
+
+async def test_hello_and_reports_say_which_kernels_serve(folder):
+    address, _ = places(folder)
+    async with (
+        scheduler_at(address) as scheduler,
+        in_process_runner(folder, scheduler=address, engine=ChangingEngine) as runner,
+    ):
+        (hello,) = await until(lambda: scheduler.of("hello"))
+        assert hello.kernels.serving in {"torch", "cpp (avx2)"}
+        report = await until(lambda: next(iter(scheduler.of("report")), None))
+        assert KernelState.from_proto(report.kernels) == KernelState("cpp (avx2)", 2.0)
+        (sample,) = [one for family in runner.service.metrics.kernels.collect() for one in family.samples]
+        assert (sample.labels, sample.value) == ({"serving": "cpp (avx2)"}, 2.0)
 
 
 async def test_reports_have_the_charged_pages_and_the_most_valuable_cached_prefixes(folder):

@@ -3,7 +3,7 @@
 import pytest
 
 from motet.domain import BASE, InstanceName, RequestId
-from motet.runner_info import Failure, RunnerIdentity
+from motet.runner_info import Failure, KernelState, RunnerIdentity
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.values import Promise
@@ -455,6 +455,17 @@ def test_the_operator_is_told_when_a_runner_is_unhealthy_and_healthy_again():
     assert [one.unhealthy for one in driver.of(effects.ReportRunner)] == ["it does not move"]
     driver.report("r0")
     assert [one.unhealthy for one in driver.of(effects.ReportRunner)] == [""]
+
+
+def test_the_operator_is_told_which_kernels_a_runner_has():
+    driver = ready()
+    driver.attach("r0")
+    for serving in ("torch", "cpp (avx512)"):
+        kernels = KernelState(serving, 1.0)
+        told = driver.send(events.RunnerReported(instance="r0", incarnation="1", kernels=kernels))
+        assert [one.kernels for one in told if isinstance(one, effects.ReportRunner)] == [kernels]
+        down = conversion.operator_message(next(one for one in told if isinstance(one, effects.ReportRunner)))
+        assert KernelState.from_proto(down.runner.kernels) == kernels
 
 
 # ------------------------------------------------------------------------- a gateway that missed where its request went

@@ -222,6 +222,7 @@ class LocalOperator:
             self._objects.problems,
             url=f"http://{host}:{self._settings.port}",
             operator_pid=os.getpid(),
+            kernels=self._sync.kernels,
         )
         try:
             self._status.write(document)

@@ -1,7 +1,8 @@
 """`DATA/status.json`: what `motet status --json` prints, always written as a whole, and only if it changed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from motet.processes import ProcessStatus
 from motet.processes.records import write_atomically
 from motet.resources import Problem
 from motet.resources.status import Condition, StatusModel
+from motet.runner_info import KernelState
 from motet_operator.reconcile import AdapterStatus, Plan, PoolStatus
 
 
@@ -38,8 +40,15 @@ class StatusFile:
 
 
 def status_document(
-    plan: Plan, processes: Sequence[ProcessStatus], problems: Iterable[Problem], *, url: str, operator_pid: int
+    plan: Plan,
+    processes: Sequence[ProcessStatus],
+    problems: Iterable[Problem],
+    *,
+    url: str,
+    operator_pid: int,
+    kernels: Mapping[str, KernelState] | None = None,
 ) -> dict[str, Any]:
+    """`kernels`: of the runners that have reported them, by instance."""
     return {
         "services": [
             {
@@ -53,6 +62,7 @@ def status_document(
         ],
         "pools": [_pool(pool) for pool in plan.pools],
         "adapters": [_adapter(adapter) for adapter in plan.adapters],
+        "runners": [{"name": name, "kernels": _kernels(state)} for name, state in sorted((kernels or {}).items())],
         "problems": [str(problem) for problem in problems],
         "url": url,
         "operator": operator_pid,
@@ -80,6 +90,11 @@ def _adapter(adapter: AdapterStatus) -> dict[str, Any]:
         "certificate": _document(adapter.artifact) if adapter.artifact is not None else None,
         "resident": [{"runner": place.runner, "tier": place.tier} for place in adapter.replicas],
     }
+
+
+def _kernels(state: KernelState) -> dict[str, Any]:
+    since = datetime.fromtimestamp(state.since, UTC).replace(microsecond=0)
+    return {"serving": state.serving, "since": since.isoformat().replace("+00:00", "Z"), "note": state.note}
 
 
 def _document(report: StatusModel) -> dict[str, Any]:

@@ -16,6 +16,11 @@ from motet.terms import check_epoch
 
 NO_TENANT = Tenant("")
 
+MAX_KERNEL_TEXT = 500
+
+MAX_UNIX_SECONDS = 2.0**36
+"""In the year 4147: a date that all programs can write"""
+
 
 class RequestClass(IntEnum):
     """A smaller number is more urgent. The numbers are those of the messages."""
@@ -190,6 +195,27 @@ class Capacity:
             adapter_rank_bytes=self.adapter_rank_bytes,
             adapter_rank_tile=self.adapter_rank_tile,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class KernelState:
+    """What computes adapters and attention on a runner, for people."""
+
+    serving: str
+    """Such as `torch` or `cpp (avx512)`"""
+    since: float
+    """When it began to serve, in Unix seconds"""
+    note: str = ""
+    """Which others come, or why they do not; a clause without a stop"""
+
+    @classmethod
+    def from_proto(cls, it: common_pb2.KernelState) -> Self:
+        since = it.since_unix_seconds
+        known = since if 0 <= since < MAX_UNIX_SECONDS else 0.0  # any number may come
+        return cls(it.serving[:MAX_KERNEL_TEXT], known, it.note[:MAX_KERNEL_TEXT])
+
+    def to_proto(self) -> common_pb2.KernelState:
+        return common_pb2.KernelState(serving=self.serving, since_unix_seconds=self.since, note=self.note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

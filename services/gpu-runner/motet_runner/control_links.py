@@ -146,6 +146,7 @@ class SchedulerLink:
                 live=self._accepted.runner_requests(report),
                 cached_prefixes=report.cached_prefixes[:MAX_CACHED_HINTS],
                 host_bytes_free=report.host_bytes_free,
+                kernels=report.kernels.to_proto() if report.kernels is not None else None,
             )
         )
         self.link.send(up)
@@ -176,6 +177,7 @@ class SchedulerLink:
 
     def _greet(self) -> Iterable[scheduler_pb2.AttachUp]:
         report = self._last_report()
+        kernels = self._facts.info.kernels if report is None else report.kernels
         yield scheduler_pb2.AttachUp(
             hello=scheduler_pb2.RunnerHello(
                 identity=self._facts.identity,
@@ -185,6 +187,7 @@ class SchedulerLink:
                 resident=self._adapters.resident(report.adapters if report is not None else []),
                 live=self._accepted.runner_requests(report),
                 highest_term=self._accepted.highest_term,
+                kernels=kernels.to_proto() if kernels is not None else None,
             )
         )
         if self._drain_ends is not None:

@@ -131,6 +131,7 @@ class Engine:
             target_modules=linears.shapes,
             adapter_rank_bytes=-(-linears.run_bytes(kernels.tile) // kernels.tile),
             adapter_rank_tile=kernels.tile,
+            kernels=choice.state,
         )
 
     # -- commands ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import MotetError
+from motet.runner_info import KernelState
 from motet_runner.adapters.layout import AdapterLayout
 
 
@@ -188,18 +189,6 @@ class EngineAdapterReport:
     on_device: bool
 
 
-@dataclass(frozen=True, slots=True)
-class KernelState:
-    """What computes adapters and attention, for people."""
-
-    serving: str
-    """Such as `torch` or `cpp (avx512)`"""
-    since: float
-    """When they began to serve, in Unix seconds"""
-    note: str = ""
-    """Which others come, or why they do not; a clause without a stop"""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
     steps: int
@@ -259,6 +248,8 @@ class EngineInfo:
     """How many bytes of the pages an adapter takes for each row of its rank. 0: adapters have memory of their own."""
     adapter_rank_tile: int = 1
     """An adapter's rank counts as the next multiple of this."""
+    kernels: KernelState | None = None
+    """Those to begin with"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,11 @@ class Metrics:
         self.prefix_hits = counter(
             "motet_prefix_cache_hits", "Tokens of requests that were found in the prefix cache and not computed."
         )
+        self.kernels = gauge(
+            "motet_kernels_since_seconds",
+            "When the kernels that compute adapters and attention began to serve, in Unix seconds.",
+            "serving",
+        )
         self.host_bytes_free = gauge("motet_host_kv_bytes_free", "Bytes of host memory that are free for parked KV.")
         self.adapters = gauge("motet_adapters_on_device", "Adapters in device memory.")
         self.adapter_loads = counter("motet_adapter_loads", "Adapters loaded into device memory.")
@@ -147,6 +152,9 @@ class Metrics:
         self.vllm_prefix_queries.labels(model).inc(queried)
         self.vllm_prefix_hits.labels(model).inc(hit)
         self.host_bytes_free.set(report.host_bytes_free)
+        if report.kernels is not None:
+            self.kernels.clear()
+            self.kernels.labels(report.kernels.serving).set(report.kernels.since)
         self.adapters.set(sum(adapter.on_device for adapter in report.adapters))
         self.vllm_running.labels(model).set(report.running)
         self.vllm_waiting.labels(model).set(report.waiting + report.parked)

@@ -8,6 +8,7 @@ from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
 from motet.runner_info import (
     Capacity,
     Failure,
+    KernelState,
     RequestClass,
     RunnerIdentity,
     read_resident_adapters,
@@ -265,7 +266,12 @@ def runner_attached(hello: scheduler_pb2.RunnerHello) -> events.RunnerAttached:
         ),
         resident=read_resident_adapters(hello.resident),
         live=read_runner_requests(hello.live),
+        kernels=_read_kernels(hello),
     )
+
+
+def _read_kernels(message: scheduler_pb2.RunnerHello | scheduler_pb2.Report) -> KernelState | None:
+    return KernelState.from_proto(message.kernels) if message.HasField("kernels") else None
 
 
 def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events.Event | None:
@@ -285,6 +291,7 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
                 resident=read_resident_adapters(it.resident),
                 live=read_runner_requests(it.live),
                 cached_prefixes=frozenset(it.cached_prefixes[:MAX_CACHED_HINTS]),
+                kernels=_read_kernels(it),
             )
         case "declined":
             no = up.declined
@@ -451,6 +458,7 @@ def operator_message(effect: effects.OperatorEffect) -> scheduler_pb2.SyncDown:
                     waiting=effect.waiting,
                     pages_free=effect.pages_free,
                     unhealthy=effect.unhealthy,
+                    kernels=effect.kernels.to_proto() if effect.kernels is not None else None,
                 )
             )
         case effects.ReportDesiredReplicas():

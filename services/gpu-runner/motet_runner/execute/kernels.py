@@ -15,9 +15,9 @@ import structlog
 import torch
 
 from motet.errors import SetupError
+from motet.runner_info import KernelState
 from motet_kernels import LinearGroup, LoraBackend, TorchBackend
 from motet_kernels.cpp import Built, CannotBuild, CppBackend, Library, PagedAttention, build
-from motet_runner.interface import KernelState
 
 log = structlog.get_logger(__name__)
 

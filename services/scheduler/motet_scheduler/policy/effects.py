@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from motet.domain import Digest, InstanceName, RequestId, Tenant
-from motet.runner_info import NO_TENANT, Capacity, Failure, RunnerIdentity, Tier
+from motet.runner_info import NO_TENANT, Capacity, Failure, KernelState, RunnerIdentity, Tier
 from motet_scheduler.policy.values import AdapterReadiness, AdapterRef, AdapterStage, Catalog, Certificate, Promise
 
 # --------------------------------------------------------------------------------------------------------- to gateways
@@ -128,6 +128,7 @@ class ReportRunner:
     waiting: int
     pages_free: int
     unhealthy: str = ""
+    kernels: KernelState | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,15 @@
 from dataclasses import dataclass, field
 
 from motet.domain import Digest, InstanceName, RequestId, Tenant
-from motet.runner_info import Capacity, Failure, RequestClass, ResidentAdapter, RunnerIdentity, RunnerRequest
+from motet.runner_info import (
+    Capacity,
+    Failure,
+    KernelState,
+    RequestClass,
+    ResidentAdapter,
+    RunnerIdentity,
+    RunnerRequest,
+)
 from motet_scheduler.policy.values import (
     AdapterRef,
     AdapterSpec,
@@ -120,6 +128,7 @@ class RunnerAttached:
     address: str
     capacity: Capacity
     base: BaseModel = field(default_factory=BaseModel)
+    kernels: KernelState | None = None
     resident: tuple[ResidentAdapter, ...] = ()
     live: tuple[RunnerRequest, ...] = ()
 
@@ -144,6 +153,7 @@ class RunnerReported:
     live: tuple[RunnerRequest, ...] = ()
     cached_prefixes: frozenset[int] = frozenset()
     """Hints of the pages in its prefix cache."""
+    kernels: KernelState | None = None
 
 
 @dataclass(frozen=True, slots=True)

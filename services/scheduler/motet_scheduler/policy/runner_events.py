@@ -44,7 +44,7 @@ class RunnerEvents:
             self._state.by_group.setdefault(runner.group, []).append(runner)
             self._state.emit(effects.SaveCatalog())
         runner.identity, runner.address, runner.base = event.identity, event.address, event.base
-        runner.attached = True
+        runner.attached, runner.kernels = True, event.kernels
         runner.last_report_at = self._state.now
         if not runner.hung:
             runner.unhealthy = ""
@@ -76,7 +76,7 @@ class RunnerEvents:
         runner.last_report_at = self._state.now
         runner.note_kv_pages(event.pages)
         runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
-        runner.cached_prefixes = event.cached_prefixes
+        runner.cached_prefixes, runner.kernels = event.cached_prefixes, event.kernels
         # A report is not enough to be healthy again: an engine with work must also take a step.
         moves = event.steps > runner.steps if runner.steps is not None else not runner.hung
         idle = all(entry.state in (SequenceState.PARKED, SequenceState.LOADING) for entry in event.live)

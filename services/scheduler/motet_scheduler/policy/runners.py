@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.ledger import Ledger
-from motet.runner_info import Capacity, ResidentAdapter, RunnerIdentity, Tier
+from motet.runner_info import Capacity, KernelState, ResidentAdapter, RunnerIdentity, Tier
 from motet_scheduler.policy.effects import ReportRunner
 from motet_scheduler.policy.values import BaseModel, GroupName, Promise
 
@@ -94,6 +94,8 @@ class Runner:
         self.pages_free = capacity.pages
         self.cached_prefixes: frozenset[int] = frozenset()
         """Hints of the pages in its prefix cache, as last reported."""
+        self.kernels: KernelState | None = None
+        """As last reported."""
         self._rank_of = rank_of
         self._pages_by_rank: dict[Digest, int] = {}
         """Of adapters that were asked for since the last report: asking takes too long for each request and runner."""
@@ -286,4 +288,5 @@ def runner_report(runner: Runner) -> ReportRunner:
         waiting=runner.waiting,
         pages_free=runner.pages_free,
         unhealthy=runner.unhealthy,
+        kernels=runner.kernels,
     )

@@ -429,6 +429,36 @@ class Capacity(_message.Message):
 Global___Capacity: _TypeAlias = Capacity  # noqa: Y015
 
 @_typing.final
+class KernelState(_message.Message):
+    """What computes adapters and attention on a runner, for people."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVING_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    serving: _builtins.str
+    """such as torch, or cpp (avx512)"""
+    since_unix_seconds: _builtins.float
+    """when it began to serve"""
+    note: _builtins.str
+    """which others come, or why they do not; a clause"""
+    def __init__(
+        self,
+        *,
+        serving: _builtins.str = ...,
+        since_unix_seconds: _builtins.float = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["note", b"note", "serving", b"serving", "since_unix_seconds", b"since_unix_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelState: _TypeAlias = KernelState  # noqa: Y015
+
+@_typing.final
 class ResidentAdapter(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

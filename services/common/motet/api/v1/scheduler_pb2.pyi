@@ -951,6 +951,7 @@ class RunnerHello(_message.Message):
     RESIDENT_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
     HIGHEST_TERM_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """where gateways reach it"""
     highest_term: _builtins.int
@@ -964,6 +965,8 @@ class RunnerHello(_message.Message):
     def resident(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ResidentAdapter]: ...
     @_builtins.property
     def live(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.RunnerRequest]: ...
+    @_builtins.property
+    def kernels(self) -> _common_pb2.KernelState: ...
     def __init__(
         self,
         *,
@@ -974,10 +977,11 @@ class RunnerHello(_message.Message):
         resident: _abc.Iterable[_common_pb2.ResidentAdapter] | None = ...,
         live: _abc.Iterable[_common_pb2.RunnerRequest] | None = ...,
         highest_term: _builtins.int = ...,
+        kernels: _common_pb2.KernelState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "capacity", b"capacity", "identity", b"identity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "capacity", b"capacity", "identity", b"identity", "kernels", b"kernels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "base", b"base", "capacity", b"capacity", "highest_term", b"highest_term", "identity", b"identity", "live", b"live", "resident", b"resident"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "base", b"base", "capacity", b"capacity", "highest_term", b"highest_term", "identity", b"identity", "kernels", b"kernels", "live", b"live", "resident", b"resident"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1039,6 +1043,7 @@ class Report(_message.Message):
     CACHED_PREFIXES_FIELD_NUMBER: _builtins.int
     HOST_BYTES_FREE_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     pages_free: _builtins.int
     pages_promised: _builtins.int
@@ -1061,6 +1066,8 @@ class Report(_message.Message):
     def cached_prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """hints of pages in the prefix cache, at most 512, the most valuable first"""
 
+    @_builtins.property
+    def kernels(self) -> _common_pb2.KernelState: ...
     def __init__(
         self,
         *,
@@ -1078,10 +1085,11 @@ class Report(_message.Message):
         cached_prefixes: _abc.Iterable[_builtins.int] | None = ...,
         host_bytes_free: _builtins.int = ...,
         pages: _builtins.int = ...,
+        kernels: _common_pb2.KernelState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kernels", b"kernels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prefixes", b"cached_prefixes", "host_bytes_free", b"host_bytes_free", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "resident", b"resident", "running", b"running", "sequence", b"sequence", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prefixes", b"cached_prefixes", "host_bytes_free", b"host_bytes_free", "kernels", b"kernels", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "resident", b"resident", "running", b"running", "sequence", b"sequence", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1864,6 +1872,7 @@ class RunnerReport(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     PAGES_FREE_FIELD_NUMBER: _builtins.int
     UNHEALTHY_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     attached: _builtins.bool
     running: _builtins.int
@@ -1875,6 +1884,10 @@ class RunnerReport(_message.Message):
     def runner(self) -> _common_pb2.RunnerIdentity: ...
     @_builtins.property
     def capacity(self) -> _common_pb2.Capacity: ...
+    @_builtins.property
+    def kernels(self) -> _common_pb2.KernelState:
+        """unset until it has reported them"""
+
     def __init__(
         self,
         *,
@@ -1886,10 +1899,11 @@ class RunnerReport(_message.Message):
         waiting: _builtins.int = ...,
         pages_free: _builtins.int = ...,
         unhealthy: _builtins.str = ...,
+        kernels: _common_pb2.KernelState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "runner", b"runner"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "kernels", b"kernels", "runner", b"runner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "capacity", b"capacity", "pages_free", b"pages_free", "runner", b"runner", "running", b"running", "unhealthy", b"unhealthy", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "capacity", b"capacity", "kernels", b"kernels", "pages_free", b"pages_free", "runner", b"runner", "running", b"running", "unhealthy", b"unhealthy", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
