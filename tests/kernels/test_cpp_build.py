@@ -2,14 +2,15 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from motet_kernels.cpp import CannotBuild, build
+from motet_kernels.cpp import CannotBuild, build, builder
 from motet_kernels.cpp.builder import ABANDONED_SECONDS, SOURCE
 from motet_kernels.cpp.compiler import INSTRUCTION_SETS, cpu_flags, first_error, instruction_sets
 from tests.support.compiled_kernels import needs_a_compiler
@@ -72,12 +73,161 @@ def test_the_fastest_instructions_of_the_cpu_are_taken() -> None:
     assert [one.name for one in instruction_sets(frozenset({"avx512f", "avx2"}))] == ["basic"], "some are missing"
 
 
-def test_two_builds_at_once_are_fine(cache: Path) -> None:
+BUILD = """
+import sys
+from pathlib import Path
+from motet_kernels.cpp import builder
+builder.cpu_flags = lambda: frozenset({"nothing special"})
+print(builder.build(Path(sys.argv[1])).instructions)
+"""
+
+
+def test_two_processes_that_build_at_once_are_fine(cache: Path) -> None:
     needs_a_compiler()
-    with ThreadPoolExecutor() as pool:
-        both = [done.result() for done in [pool.submit(build, cache) for _ in range(2)]]
-    assert {one.instructions for one in both} == {"basic"}
-    assert len(list(cache.iterdir())) == 1
+    command = [sys.executable, "-c", BUILD, str(cache)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [one.communicate(timeout=300)[0] for one in both] == ["basic\n"] * 2
+    assert [path.suffix for path in cache.iterdir()] == [".so"]
+
+
+@pytest.fixture(scope="module")
+def basic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library for a CPU without special instructions."""
+    needs_a_compiler()
+    folder = tmp_path_factory.mktemp("basic")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("motet_kernels.cpp.builder.cpu_flags", lambda: BASIC)
+        build(folder)
+    (path,) = folder.glob("basic-*.so")
+    return path
+
+
+@pytest.fixture
+def quick(basic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that is done at once, because these sources were compiled before."""
+    monkeypatch.setattr(
+        "motet_kernels.cpp.builder.compile_library", lambda *arguments: shutil.copyfile(basic, arguments[-1])
+    )
+
+
+def test_a_cache_that_another_architecture_shares_is_not_fought_over(
+    cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both may have a compiler of the same name and version, and only the basic instructions."""
+    build(cache)
+    monkeypatch.setattr("platform.machine", lambda: "another")
+    assert build(cache).seconds > 0
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_read_only_cache_that_has_the_library_serves(cache: Path, quick: None) -> None:
+    build(cache)
+    cache.chmod(0o500)
+    with bound_by_permissions():
+        assert build(cache).seconds == 0
+    cache.chmod(0o700)
+
+
+def test_libraries_that_nobody_has_used_for_long_are_removed_and_nothing_else(cache: Path, quick: None) -> None:
+    build(cache)
+    (ours,) = cache.iterdir()
+    old, new, notes, text = f"avx2-{'a' * 24}.so", f"avx512-bf16-{'b' * 24}.so", "notes.so", f"avx2-{'a' * 24}.txt"
+    for name, age in ((old, 31), (new, 29), (notes, 31), (text, 31), (ours.name, 31)):
+        (cache / name).touch()
+        os.utime(cache / name, (time.time() - age * 86400,) * 2)
+    assert build(cache).seconds == 0
+    assert {path.name for path in cache.iterdir()} == {ours.name, new, notes, text}
+    assert ours.stat().st_mtime > time.time() - 3600, "it is in use"
+
+
+def test_a_library_that_another_process_removes_while_it_is_looked_at_is_made_again(
+    cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(cache)
+    (ours,) = cache.iterdir()
+    load, calls = builder.Library, []
+
+    def removed_first(path: Path) -> builder.Library:
+        calls.append(path)
+        if len(calls) == 1:
+            ours.unlink()
+        return load(path)
+
+    monkeypatch.setattr(builder, "Library", removed_first)
+    moved = cache.parent / "moved"  # this process would find the loaded library again at its old path
+    cache.rename(moved)
+    ours = moved / ours.name
+    assert build(moved).seconds > 0
+    assert ours.exists()
+
+
+@pytest.fixture
+def installed(tmp_path: Path, cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Libraries as an image has them, in a process that finds no compiler."""
+    folder = tmp_path / "environment" / "motet-kernels"
+    monkeypatch.setattr("motet_kernels.cpp.builder.instruction_sets", lambda _: [*INSTRUCTION_SETS[-1:]])
+    (made,) = builder.install(folder)
+    assert made.name.startswith("basic-")
+    monkeypatch.setenv("PATH", "/nowhere")
+    return folder
+
+
+def test_libraries_that_came_with_the_installation_need_no_compiler_and_no_cache(installed: Path, cache: Path) -> None:
+    built = build(cache, installed=installed)
+    assert (built.instructions, built.seconds, built.library.lanes) == ("basic", 0.0, 4)
+    assert not cache.parent.exists()
+
+
+@pytest.mark.parametrize("wrong", ["damaged", "lacks an instruction", "others may write"])
+def test_an_installed_library_that_does_not_serve_is_told_with_what_is_missing_instead(
+    wrong: str, installed: Path, cache: Path, tmp_path: Path
+) -> None:
+    (library,) = installed.iterdir()
+    says = "nobody else may write to it"
+    if wrong == "damaged":
+        library.write_bytes(b"not a library")
+        says = "invalid ELF header|file too short"
+    elif wrong == "lacks an instruction":
+        compile_trap(tmp_path / "trap.cpp", library)
+        says = "its test ended with status -"
+    else:
+        installed.chmod(0o777)
+    with pytest.raises(CannotBuild, match=rf"({says}).*; there is no compiler") as refused:
+        build(cache, installed=installed)
+    assert "\n" not in str(refused.value)
+
+
+def compile_trap(source: Path, library: Path) -> None:
+    """A library with an instruction that no CPU has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", os.defpath)
+        compiler = needs_a_compiler()
+        source.write_text('extern "C" long motet_lanes() { __builtin_trap(); }')
+        subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True)
+
+
+def test_an_image_has_a_library_for_each_set_of_instructions_of_its_architecture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert instruction_sets(None) == list(INSTRUCTION_SETS)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert [one.name for one in instruction_sets(None)] == ["basic"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"OMP_THREAD_LIMIT": "1", "OMP_NUM_THREADS": "7"},
+        {"OMP_NUM_THREADS": "many", "OMP_DYNAMIC": "true"},
+        {"OMP_NUM_THREADS": "64", "OMP_WAIT_POLICY": "passive"},
+    ],
+    ids=lambda settings: ", ".join(f"{name}={value}" for name, value in settings.items()),
+)
+def test_odd_settings_of_threads_change_no_result(basic: Path, settings: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "motet_kernels.cpp", str(basic)]
+    ran = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_no_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

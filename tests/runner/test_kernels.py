@@ -17,7 +17,7 @@ from motet_runner.engine import Engine
 from motet_runner.execute import packed_linears as packed
 from motet_runner.execute.kernel_change import BUILD_CHECK_SECONDS
 from motet_runner.execute.kernels import KernelChoice
-from motet_runner.interface import AdapterLoaded
+from motet_runner.interface import AdapterEvicted, AdapterLoaded
 from motet_runner.settings import Settings
 from tests.runner.engines import ask, load, make_engine, run
 from tests.runner.random_models import EIGHT, save_adapter, save_base
@@ -281,6 +281,25 @@ def test_a_build_that_fails_is_told_once_and_torch_goes_on(
         assert len(told) == 1
         assert says in told[0]["reason"]
         assert engine.report().kernels.note == f"there are no compiled kernels: {told[0]['reason']}"
+
+
+def test_more_adapters_than_the_device_may_hold_take_turns_with_the_same_answers(
+    llama: Path, adapters: list[Path]
+) -> None:
+    needs_a_compiler()
+    answers = []
+    for kernels, resident in (("torch", 16), ("cpp", 1)):
+        engine = make_engine(llama, kernels=kernels, max_resident_adapters=resident)
+        for number, folder in enumerate(adapters):
+            load(engine, Digest(f"sha256:{number}"), folder)
+        asked = [
+            ask(f"r{number}", max_tokens=12, adapter=Digest(f"sha256:{number % len(adapters)}")) for number in range(6)
+        ]
+        ran = run(engine, *asked)
+        answers.append(ran.tokens)
+    assert len(ran.of(AdapterLoaded)) >= len(adapters) > 1
+    assert ran.of(AdapterEvicted)
+    assert answers[0] == answers[1]
 
 
 def test_kernels_that_are_in_the_cache_serve_at_once() -> None:

@@ -1,20 +1,28 @@
-"""A library of the sources, for this compiler and this CPU: the one in the cache, or a new one.
+"""A library of the sources, for this compiler and this CPU: one that came with the installation, the one in the cache,
+or a new one.
 
 A new library is tested in a process of its own, because one with instructions that the CPU lacks would end this one.
 Only then it gets its name in the cache, at once: processes that build at the same time do not disturb each other.
+
+An image has no compiler. When it is made, `install` puts a library for each set of instructions beside the packages.
+They are tested where they run.
 """
 
 import hashlib
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from motet_kernels.cpp.compiler import (
+    INSTRUCTION_SETS,
     OPTIONS,
     CompilerError,
     InstructionSet,
@@ -35,6 +43,14 @@ TEST_SECONDS = 120.0
 ABANDONED_SECONDS = 3600.0
 """A folder of a build that is older than this belongs to a process that was killed."""
 
+UNUSED_SECONDS = 30 * 24 * 3600.0
+"""A library that nobody has begun to use for so long is removed: it was of another version, compiler or CPU."""
+
+INSTALLED = Path(sys.prefix) / "motet-kernels"
+"""Libraries that came with the installation"""
+
+_NAME = re.compile(rf"({'|'.join(one.name for one in INSTRUCTION_SETS)})-[0-9a-f]{{24}}\.so")
+
 
 class CannotBuild(Exception):
     """There are no compiled kernels. The message is one line that says why."""
@@ -46,32 +62,73 @@ class Built:
     instructions: str
     """The name of the instruction set"""
     seconds: float
-    """What the build took; 0 if the library was in the cache"""
+    """What the build took; 0 if the library was there"""
 
 
-def build(cache: Path, compiler: str = "") -> Built:
-    """The library of this machine. `compiler` is a name or a path; empty: the first one on the path that is usual."""
+def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> Built:
+    """The library of this machine. `compiler` is a name or a path; empty: the first one on the path that is usual.
+    `installed`: the folder of those that came with the installation; None: the usual one."""
+    reasons: list[str] = []
+    if (found := _installed(installed or INSTALLED, reasons)) is not None:
+        return found
     try:
         program = find_compiler(compiler)
         identity = f"{program.resolve()}\n{version_of(program)}"
         _prepare(cache)
-        reasons = []
         for instructions in instruction_sets(cpu_flags()):
             try:
                 return _build(cache, program, identity, instructions)
             except (CompilerError, SelfTestFailed) as error:  # perhaps the compiler is too old for these instructions
                 reasons.append(f"{instructions.name}: {error}")
     except CompilerError as error:
-        raise CannotBuild(str(error)) from error
+        raise CannotBuild("; ".join([*reasons, str(error)])) from error
     except OSError as error:
         raise CannotBuild(f"the folder {cache} cannot be used: {error.strerror or error}") from error
     raise CannotBuild("; ".join(reasons))
 
 
+def install(into: Path = INSTALLED, compiler: str = "") -> list[Path]:
+    """Make a library for each set of instructions of this architecture, whether this CPU has them or not. Raises
+    CompilerError."""
+    program = find_compiler(compiler)
+    into.mkdir(parents=True, exist_ok=True)
+    made = []
+    for instructions in instruction_sets(None):
+        made.append(into / _file_name(instructions))
+        compile_library(program, sorted(SOURCE.glob("*.cpp")), instructions.options, made[-1])
+    return made
+
+
+def _installed(folder: Path, reasons: list[str]) -> Built | None:
+    """The fastest one that this CPU computes right with. Why others do not serve is added to `reasons`."""
+    if not folder.is_dir():
+        return None
+    if folder.stat().st_uid not in {0, os.geteuid()} or folder.stat().st_mode & 0o022:
+        reasons.append(f"the folder {folder} must belong to root or to the user of this process, and nobody else may "
+                       "write to it")  # fmt: skip
+        return None
+    for instructions in instruction_sets(cpu_flags()):
+        path = folder / _file_name(instructions)
+        if path.is_file():
+            try:
+                _test_in_a_process(path)
+                return Built(_checked(path), instructions.name, 0.0)
+            except SelfTestFailed as error:
+                reasons.append(f"{path.name}: {error}")
+    return None
+
+
+def _file_name(instructions: InstructionSet, identity: str = "") -> str:
+    return f"{instructions.name}-{_key(identity, instructions)}.so"
+
+
 def _build(cache: Path, compiler: Path, identity: str, instructions: InstructionSet) -> Built:
-    path = cache / f"{instructions.name}-{_key(identity, instructions)}.so"
+    path = cache / _file_name(instructions, identity)
     if path.is_file():
         try:
+            with suppress(OSError):  # the folder may be read-only
+                path.touch()  # it is in use
+            _remove_unused(path)
             return Built(_checked(path), instructions.name, 0.0)
         except SelfTestFailed:
             path.unlink(missing_ok=True)
@@ -81,6 +138,7 @@ def _build(cache: Path, compiler: Path, identity: str, instructions: Instruction
         compile_library(compiler, sorted(SOURCE.glob("*.cpp")), instructions.options, unproved)
         _test_in_a_process(unproved)
         unproved.replace(path)
+    _remove_unused(path)
     return Built(_checked(path), instructions.name, time.monotonic() - began)
 
 
@@ -95,7 +153,7 @@ def _checked(path: Path) -> Library:
 
 def _key(identity: str, instructions: InstructionSet) -> str:
     digest = hashlib.sha256()
-    for part in (identity, *OPTIONS, *instructions.options):
+    for part in (platform.machine(), identity, *OPTIONS, *instructions.options):
         digest.update(part.encode() + b"\0")
     for path in sorted(SOURCE.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -113,6 +171,15 @@ def _prepare(cache: Path) -> None:
     for folder in cache.glob("build-*"):
         if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_unused(ours: Path) -> None:
+    """Remove libraries that nobody has begun to use for long. A process that computes with one has it in memory, and
+    one that finds it gone a moment after it looked makes a new one."""
+    for path in ours.parent.glob("*.so"):
+        with suppress(OSError):
+            if path != ours and _NAME.fullmatch(path.name) and time.time() - path.stat().st_mtime > UNUSED_SECONDS:
+                path.unlink()
 
 
 def _test_in_a_process(library: Path) -> None:

@@ -54,13 +54,20 @@ def version_of(compiler: Path) -> str:
     return _run([str(compiler), "--version"], seconds=30.0)
 
 
-def instruction_sets(cpu_flags: frozenset[str]) -> list[InstructionSet]:
+def instruction_sets(cpu_flags: frozenset[str] | None) -> list[InstructionSet]:
+    """Those that a CPU with these flags has; None: all of this architecture."""
+    if cpu_flags is None:
+        cpu_flags = frozenset().union(*(one.cpu_flags for one in INSTRUCTION_SETS)) if _on_x86() else frozenset()
     return [one for one in INSTRUCTION_SETS if one.cpu_flags <= cpu_flags]
+
+
+def _on_x86() -> bool:
+    return platform.machine() in {"x86_64", "AMD64"}
 
 
 def cpu_flags() -> frozenset[str]:
     """What the kernel says that the CPU has and programs may use. Empty where it does not say, or on other CPUs."""
-    if platform.machine() not in {"x86_64", "AMD64"}:
+    if not _on_x86():
         return frozenset()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
