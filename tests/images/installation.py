@@ -5,6 +5,7 @@ starts, by a user that is not root, on a file system that cannot be written.
 import contextlib
 import http.client
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -123,6 +124,10 @@ def installation(deployable: str, wheel: Path) -> Iterator[Installed]:
             check=False,
         )
         assert done.returncode == 0, done.stderr
+        if deployable == "runner":
+            command = shlex.split(file.stages[1].last("RUN").rpartition("&&")[2])
+            assert command[0] == "/opt/motet/bin/python"
+            subprocess.run([folder / "bin" / "python", *command[1:]], check=True, cwd=folder)
         yield Installed(folder, file.entrypoint)
 
 

@@ -2,9 +2,12 @@
 
 import importlib.util
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
+from motet_kernels.cpp import builder
 from tests.images.dockerfile import FOLDERS, read
 from tests.repo.tree import ROOT, package_folders, pyproject
 
@@ -83,6 +86,7 @@ def test_dockerfiles_differ_only_in_their_deployable() -> None:
         text = file.text
         if name == "runner":  # torch comes first, from an index of its own
             text = re.sub(r"# An index.*?torch>=[^\n]*\n", "", text, flags=re.DOTALL)
+            text = re.sub(r"# The kernels for.*?--install\n", "", text, flags=re.DOTALL)
             text = text.replace("RUN /opt/motet/bin/pip", "RUN python -m venv /opt/motet \\\n && /opt/motet/bin/pip")
         text = text.replace(file.final.labels["org.opencontainers.image.description"], "WHAT")
         text = text.replace(f"[{','.join(file.extras)}]", "[EXTRAS]")
@@ -97,6 +101,16 @@ def test_dockerfiles_differ_only_in_their_deployable() -> None:
 def test_the_runner_takes_the_torch_that_the_package_asks_for() -> None:
     (torch,) = [one for one in pyproject()["project"]["optional-dependencies"]["runner"] if one.startswith("torch")]
     assert f'"{torch}"' in read(FOLDERS["runner"]).text
+
+
+def test_the_runners_image_has_compiled_kernels_and_no_compiler() -> None:
+    environment, final = read(FOLDERS["runner"]).stages[1:]
+    install = environment.last("RUN")
+    assert "apt-get install --yes --no-install-recommends g++" in install
+    assert install.endswith("/opt/motet/bin/python -P -m motet_kernels.cpp --install")
+    assert environment.instructions[-1] == ("RUN", install), "the kernels are those of the installed package"
+    assert final.all("COPY") == ["--from=environment /opt/motet /opt/motet"], "they lie in the environment"
+    assert builder.INSTALLED.parent == Path(sys.prefix)
 
 
 def test_the_build_context_has_the_sources_of_the_wheel_and_little_else() -> None:

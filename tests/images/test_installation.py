@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from motet_kernels.cpp.compiler import instruction_sets
 from tests.images.installation import USER, Installed, build_wheel, installation, user_of, volume
 from tests.repo.tree import ROOT
 from tests.support.ports import free_port
@@ -133,6 +134,23 @@ def test_the_runner_serves_a_model_on_what_its_image_holds(installed: Installed,
         env = {
             "MOTET_RUNNER_MODEL_URI": f"file://{model / BUNDLED_MODEL.name}",
             "MOTET_RUNNER_LISTEN": f"127.0.0.1:{free_port()}",
+            "MOTET_SCHEDULER_ADDRESS": scheduler,
+        }
+        serves(installed, env, within_s=180)
+
+
+@pytest.mark.soak
+@image("runner")
+def test_the_runners_image_has_compiled_kernels(installed: Installed, scheduler: str) -> None:
+    """With a root that cannot be written, as a user that is not root, and without a compiler."""
+    names = {path.name.rpartition("-")[0] for path in (installed.folder / "motet-kernels").iterdir()}
+    assert names == {one.name for one in instruction_sets(None)}
+    with volume(BUNDLED_MODEL) as model:
+        env = {
+            "MOTET_RUNNER_MODEL_URI": f"file://{model / BUNDLED_MODEL.name}",
+            "MOTET_RUNNER_LISTEN": f"127.0.0.1:{free_port()}",
+            "MOTET_RUNNER_KERNELS": "cpp",
+            "MOTET_RUNNER_COMPILER": "no-such-compiler",
             "MOTET_SCHEDULER_ADDRESS": scheduler,
         }
         serves(installed, env, within_s=180)
