@@ -72,10 +72,12 @@ class Settings(BaseSettings):
     kernels: str = "auto"
     """The code that computes adapters and attention. `torch` runs everywhere. `cpp`, for a CPU, is compiled once on
     this machine, and the runner does not start without it. With `auto`, torch serves on a CPU until `cpp` is compiled
-    and tested, or for good if there is no compiler; the log says which one serves."""
+    and tested and the runner has no requests, or for good if there is no compiler; `motet status` and the log say which
+    one serves."""
 
     kernel_cache: Path = KERNEL_CACHE
-    """The folder of compiled kernels. Runners of one user may share it. Nobody else may write to it."""
+    """The folder of compiled kernels. Runners of one user may share it. Nobody else may write to it. Kernels that no
+    runner has begun to use for 30 days are removed."""
 
     compiler: str = ""
     """The C++ compiler of the kernels, as a name or a path. Empty: the first one of c++, g++ and clang++ on the
