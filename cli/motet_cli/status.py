@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from motet.processes import ProcessRecord, ProcessRecords
@@ -103,7 +104,7 @@ def _print(document: dict[str, Any], notes: list[str]) -> None:
         table = _table("runner", "computes with", "since", "note")
         for runner in document["runners"]:
             kernels = runner["kernels"]
-            table.add_row(runner["name"], kernels["serving"], kernels["since"], kernels["note"] or "-")
+            table.add_row(runner["name"], kernels["serving"], kernels["since"], escape(kernels["note"]) or "-")
         console.print(table)
     if document["pools"]:
         table = _table("pool", "model", "ready", "why")

@@ -1,5 +1,4 @@
-"""The output of `motet up`: which services are ready, the URL, three commands to try, and later what
-changes and goes wrong."""
+"""The output of `motet up`: which services are ready, the URL, three commands to try, and what happens later."""
 
 import asyncio
 import json

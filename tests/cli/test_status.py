@@ -51,7 +51,7 @@ def test_status_shows_why_a_new_revision_is_refused_while_the_old_one_serves(
 
 
 def test_status_shows_what_a_runner_computes_with(capsys: pytest.CaptureFixture[str]) -> None:
-    kernels = {"serving": "torch", "since": "2026-01-02T03:04:05Z", "note": "the compiled kernels are being built"}
+    kernels = {"serving": "torch", "since": "2026-01-02T03:04:05Z", "note": "g++ failed: error: no [/-x] option"}
     runners = [{"name": "demo-1", "kernels": kernels}]
     status._print({"services": [], "runners": runners, "pools": [], "adapters": [], "problems": [], "url": ""}, [])
     header, line = capsys.readouterr().out.splitlines()
