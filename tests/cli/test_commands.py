@@ -168,7 +168,8 @@ def test_a_setting_out_of_bounds_is_named(tmp_path: Path) -> None:
 def test_without_a_stack_status_says_so(tmp_path: Path) -> None:
     done = motet("status", "--data-dir", str(tmp_path), "--json")
     assert done.returncode == 1
-    assert json.loads(done.stdout) == {"services": [], "pools": [], "adapters": [], "problems": [], "url": ""}
+    nothing = {"services": [], "pools": [], "adapters": [], "runners": [], "problems": [], "url": ""}
+    assert json.loads(done.stdout) == nothing
     assert f"Motet is not running (state directory {tmp_path})" in done.stderr
 
 

@@ -81,6 +81,7 @@ def test_two_adapters_answer_and_ctrl_c_stops_everything(tmp_path: Path) -> None
         os.killpg(front.pid, signal.SIGINT)
         output += front.stdout.read()
         assert front.wait(30) == 0, output
+        assert " computes with " in output
         assert not stack.processes()
         assert not stack.sockets()
     finally:
@@ -92,11 +93,16 @@ def test_two_adapters_answer_and_ctrl_c_stops_everything(tmp_path: Path) -> None
 
 def assert_working(stack: LocalStack) -> None:
     status = json.loads(stack.motet("status", "--json").stdout)
-    assert status.keys() == stack.status().keys() == {"services", "pools", "adapters", "problems", "url"}
+    assert status.keys() == stack.status().keys() == {"services", "pools", "adapters", "runners", "problems", "url"}
     assert {one["kind"] for one in status["services"]} == SERVICES
     assert all(one["ready"] for one in status["services"])
     assert [(pool["ready"], pool["replicas"]) for pool in status["pools"]] == [(1, 1)]
     assert all(adapter["ready"] for adapter in status["adapters"])
+    stack.until(lambda: stack.status()["runners"])
+    (runner,) = stack.status()["runners"]
+    assert runner["name"] == stack.service("runner")["name"]
+    assert runner["kernels"]["serving"].partition(" ")[0] in {"torch", "cpp"}
+    assert runner["kernels"]["since"][:2] == "20"
     pirate, shouting = stack.ask("default/pirate", QUESTION), stack.ask("default/shouting", QUESTION)
     assert pirate != shouting
     assert shouting == shouting.upper()
