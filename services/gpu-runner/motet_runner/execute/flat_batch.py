@@ -216,8 +216,8 @@ class FlatBatchBuilder:
             writes = self._store.rows_of(pages.astype(np.int64), positions % PAGE_TOKENS)
         return FlatBatch(
             store=self._store,
-            input_ids=self._tensor(tokens).view(1, -1),
-            positions=torch.from_numpy(positions).to(self._device).view(1, -1),
+            input_ids=self._tensor([tokens]),
+            positions=self._on_device(positions[None]),
             keep=layout.keep,
             sampled=layout.sampled,
             writes=writes,
@@ -357,5 +357,9 @@ class FlatBatchBuilder:
         """The first page that these rows attend to."""
         return 0 if self._window is None else max(0, step.start - self._window + 1) // PAGE_TOKENS
 
-    def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.from_numpy(np.array(values, dtype=np.int64)).to(self._device)
+    def _tensor(self, values: list[int] | list[list[int]]) -> torch.Tensor:
+        return self._on_device(np.array(values, dtype=np.int64))
+
+    def _on_device(self, values: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(values)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
