@@ -50,8 +50,8 @@ struct Prefetcher {
 
 // -- shrink ----------------------------------------------------------------------------------------------------------
 
-// One row of x with one row of A.
-template <typename T> INLINE float product(const T *x, const T *a, int64_t inputs, Prefetcher follows) {
+// One row of x with one row of A: what is left is the sum of all lanes.
+template <typename T> INLINE floats product(const T *x, const T *a, int64_t inputs, Prefetcher follows) {
     constexpr int CHAINS = 4;
     floats sums_of[CHAINS] = {};
     int64_t i = 0;
@@ -65,7 +65,7 @@ template <typename T> INLINE float product(const T *x, const T *a, int64_t input
         int rest = (int)(inputs - i);
         sums_of[1] = add_product(sums_of[1], load_raw_some(x + i, rest), load_raw_some(a + i, rest));
     }
-    return sum((sums_of[0] + sums_of[1]) + (sums_of[2] + sums_of[3]));
+    return (sums_of[0] + sums_of[1]) + (sums_of[2] + sums_of[3]);
 }
 
 // R rows of x with K rows of A. `next`: the rows of A that follow; null if they have been read.
@@ -106,10 +106,17 @@ template <typename T>
 void shrink(Rows<const T> x, int64_t rows, const T *a, int64_t inputs, float *into, int64_t rank, int64_t k,
             int64_t last, const T *next) {
     if (rows == 1) {
-        for (; k < last; ++k) {
-            const T *of_k = a + k * inputs;
-            int64_t left = (last - k) * inputs * (int64_t)sizeof(T);
-            into[k] = product(x.data, of_k, inputs, Prefetcher{bytes_of(of_k), left, bytes_of(next)});
+        while (k < last) {  // the lanes of several ranks are added together: their sums would wait for each other
+            floats of_ranks[LANES] = {};
+            const int count = (int)smaller(LANES, last - k);
+            for (int i = 0; i < count; ++i) {
+                const T *of_k = a + (k + i) * inputs;
+                int64_t left = (last - k - i) * inputs * (int64_t)sizeof(T);
+                of_ranks[i] = product(x.data, of_k, inputs, Prefetcher{bytes_of(of_k), left, bytes_of(next)});
+            }
+            const floats totals = sums(of_ranks);
+            memcpy(into + k, &totals, count * sizeof(float));
+            k += count;
         }
         return;
     }

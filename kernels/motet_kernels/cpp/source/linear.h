@@ -22,7 +22,7 @@ constexpr int MOST_ROWS = MOST_SUMS_IN_REGISTERS / 2;
 constexpr int MOST_PANELS = 4;
 
 constexpr int64_t UNITS_OF_A_THREAD = 8;
-constexpr int64_t AHEAD_BYTES = 4096;          // from what is read to what is prefetched
+constexpr int64_t AHEAD_BYTES = 8192;          // from what is read to what is prefetched
 constexpr int64_t MOST_BYTES_AHEAD = 256 << 10;  // a panel of so many bytes still fits beside another one in the cache
 
 INLINE int64_t panels_of(int64_t outputs) { return (outputs + PAIR - 1) / PAIR; }
