@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import os
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -122,15 +123,16 @@ class Engines:
         numbers = range(self._given.adapters)
         return [str(random_adapter(shape, self._files / str(i), rank=self._given.rank, seed=i)) for i in numbers]
 
-    def ours(self, family: str, kernels: str) -> Driven:
+    def ours(self, family: str, kernels: str, threads: int | None) -> Driven:
         given = self._given
         command = [sys.executable, "-m", "benchmarks.own_driver"]
+        name = f"engine with kernels {kernels}, {threads or 'its own number of'} threads"
         # As the product's processes do: threads that wait do not spin.
-        driven = self._start((family, kernels), f"engine with kernels {kernels}", command, OMP_WAIT_POLICY="passive")
+        driven = self._start((family, name), name, command, OMP_WAIT_POLICY="passive")
         if driven is not None:
-            own = {"kernels": kernels, "threads": given.threads, "cache": str(given.cache), "kv_mib": given.kv_mib}
+            own = {"kernels": kernels, "threads": threads, "cache": str(given.cache), "kv_mib": given.kv_mib}
             self._load(driven, family, self.adapters, **own)
-        return self._running[family, kernels]
+        return self._running[family, name]
 
     def theirs(self, family: str, *, lora: bool) -> Driven:
         given = self._given
@@ -193,9 +195,21 @@ def shape_of(family: str, given: argparse.Namespace) -> LlamaShape:
 class Comparison:
     """The same requests to both engines. Each round has prompts of its own."""
 
-    def __init__(self, given: argparse.Namespace, case: Case, work: Workload, ours: Driven, theirs: Driven) -> None:
+    def __init__(self, given: argparse.Namespace, case: Case, work: Workload, theirs: Driven) -> None:
         self._given, self._case, self._work = given, case, work
-        self.ours, self.theirs = ours, theirs
+        self._theirs = theirs
+
+    def fastest(self, candidates: Sequence[Driven]) -> Driven:
+        """The engine of ours with the best number of threads for these requests."""
+        if len(candidates) == 1:
+            return candidates[0]
+        seconds = {
+            candidate: min(candidate.ask(self.question(seed, self._case.ours))["seconds"] for seed in (-1, -2, -3))
+            for candidate in candidates
+        }
+        for candidate, least in seconds.items():
+            print(f"  {candidate.name}: {self._work.requests * self._work.output / least:.0f} tok/s", flush=True)
+        return min(seconds, key=lambda candidate: seconds[candidate])
 
     def question(self, seed: int, traffic: str, *, checked: bool = False) -> dict[str, Any]:
         tokens, work, given = random.Random(seed), self._work, self._given
@@ -210,11 +224,11 @@ class Comparison:
             "margins": checked,
         }
 
-    def of_ours(self) -> Measure:
-        return self._measure(self.ours, self._case.ours, count(1))
+    def of_ours(self, ours: Driven) -> Measure:
+        return self._measure(ours, self._case.ours, count(1))
 
     def of_theirs(self) -> Measure:
-        return self._measure(self.theirs, self._case.theirs, count(1))
+        return self._measure(self._theirs, self._case.theirs, count(1))
 
     def _measure(self, driven: Driven, traffic: str, seeds: Iterator[int]) -> Measure:
         async def measure() -> float:
@@ -222,10 +236,10 @@ class Comparison:
 
         return measure
 
-    def check(self) -> tuple[str, float]:
+    def check(self, ours: Driven) -> tuple[str, float]:
         """What was equal, and the share of clear first tokens that were."""
         question = self.question(0, self._case.ours, checked=True)
-        return agreement(self.ours.ask(question), self.theirs.ask(question))
+        return agreement(ours.ask(question), self._theirs.ask(question))
 
 
 def agreement(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[str, float]:
@@ -251,15 +265,16 @@ async def measure_case(given: argparse.Namespace, engines: Engines, case: Case, 
         work = Workload(requests=requests, prompt=case.prompt or given.prompt, output=case.output or given.output)
         end = "" if case.requests else f"_{requests}"
         name = f"{case.name}{end}{'' if kernels == 'cpp' else '_torch'}"
-        ours = engines.ours(case.family, kernels)
+        candidates = [engines.ours(case.family, kernels, threads) for threads in given.threads]
         theirs = engines.theirs(case.family, lora=case.theirs != "base")
-        comparison = Comparison(given, case, work, ours, theirs)
+        comparison = Comparison(given, case, work, theirs)
+        ours = comparison.fastest(candidates)
         same_model = case.ours == case.theirs
         if same_model:
-            said, equal = comparison.check()
+            said, equal = comparison.check(ours)
             print(f"{name}: {said}", flush=True)
             results.append(Result(f"{name}_first_tokens", equal, "", "= 1", equal == 1))
-        seconds_of_theirs, seconds_of_ours = comparison.of_theirs(), comparison.of_ours()
+        seconds_of_theirs, seconds_of_ours = comparison.of_theirs(), comparison.of_ours(ours)
         await seconds_of_theirs()
         await seconds_of_ours()
         own = [process for driven in engines.running for process in driven.processes]
@@ -301,6 +316,8 @@ async def measure_all(given: argparse.Namespace, engines: Engines) -> list[Resul
 
 
 def main() -> None:
+    # Otherwise the stopped processes would outlive this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = arguments(__doc__)
     default = python_of(folder(os.environ))
     parser.add_argument("--python", type=Path, default=default, help="the Python of an environment with vLLM")
@@ -320,7 +337,13 @@ def main() -> None:
     parser.add_argument(
         "--cache", type=Path, default=KERNEL_CACHE.expanduser(), help="the folder of our compiled kernels"
     )
-    parser.add_argument("--threads", type=int, help="our threads (default: what the engine chooses)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        nargs="+",
+        default=[None],
+        help="our threads; the fastest of several is compared (default: what the engine chooses)",
+    )
     parser.add_argument("--vllm-threads", type=int, help="vLLM's threads (default: one per core)")
     parser.add_argument("--vllm-eager", action="store_true", help="vLLM without torch.compile, which is slower")
     parser.add_argument(

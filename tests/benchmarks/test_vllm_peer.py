@@ -1,6 +1,7 @@
 """`benchmarks.vllm_peer` without vLLM: what it asks of both engines, what stops, and which texts count as equal."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,22 @@ def test_both_engines_get_the_same_requests_and_a_slow_peer_is_beaten(tmp_path: 
     assert {len(prompt) for question in generated for prompt in question["prompts"]} == {8}
     warm, measured = [question["prompts"] for question in generated if question["output"] == 4][1:3]
     assert warm != measured
+
+
+def test_a_benchmark_that_is_terminated_leaves_no_process(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    sizes = "--layers=1 --width=64 --vocabulary=128 --context=128 --kv-mib=8 --adapters=1 --rank=4"
+    command = [sys.executable, "-m", "benchmarks.vllm_peer", f"--python={python}", "--cases=base", "--kernels=torch"]
+    with subprocess.Popen([*command, *sizes.split()], cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        next(line for line in running.stdout if line.startswith("starting vLLM"))
+        children = psutil.Process(running.pid).children(recursive=True)
+        running.terminate()
+    assert running.returncode == 128 + signal.SIGTERM
+    assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
 def test_a_driven_process_is_stopped_between_two_questions_with_its_children() -> None:
