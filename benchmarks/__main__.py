@@ -24,6 +24,8 @@ NOT_BENCHMARKS = {
     "random_llama",
     "served_stack",
     "vllm_driver",
+    "vllm_served",
+    "vllm_setup",
 }
 OUTCOMES = {0: "holds", MISSED: "MISSED", SKIPPED: "skipped"}
 

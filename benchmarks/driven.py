@@ -1,8 +1,6 @@
-"""A process that runs requests for a benchmark: it reads one JSON object in a line, and answers with one.
+"""Processes that a benchmark starts, and stops while it measures another one, with all their children.
 
-Between two questions the process is stopped, with all its children. Engines that wait spin, and would take the cores
-from the one that is measured.
-"""
+Engines that wait spin. They would take the cores from the one that is measured."""
 
 import json
 import os
@@ -10,10 +8,10 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any, Self
 
 import psutil
 
@@ -25,7 +23,9 @@ class DrivenError(Exception):
     """The process ended, or answered with an error."""
 
 
-class Driven(AbstractContextManager["Driven"]):
+class Stoppable:
+    """A process in a group of its own. It ends with the block."""
+
     def __init__(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__
@@ -33,11 +33,14 @@ class Driven(AbstractContextManager["Driven"]):
             command,
             env=os.environ | (environment or {}),
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=self._where_answers_go(),
             stderr=self._said,
             text=True,
             start_new_session=True,
         )
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -55,11 +58,30 @@ class Driven(AbstractContextManager["Driven"]):
         except psutil.NoSuchProcess:
             return []
 
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     def stop(self) -> None:
         self._signal(signal.SIGSTOP)
+
+    def last_said(self) -> str:
+        self._said.seek(0)
+        return "".join(self._said.readlines()[-LAST_LINES:])
+
+    def _where_answers_go(self) -> int | IO[str]:
+        return self._said
+
+    def _signal(self, which: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, which)
+
+
+class Driven(Stoppable):
+    """Such a process that answers questions. It is stopped between two of them."""
 
     def ask(self, question: Mapping[str, Any]) -> Any:
         """Its answer. The process runs only meanwhile."""
@@ -72,17 +94,11 @@ class Driven(AbstractContextManager["Driven"]):
         line = self._process.stdout.readline()
         self.stop()
         if not line:
-            raise DrivenError(f"{self.name} ended.\n{self._last_said()}")
+            raise DrivenError(f"{self.name} ended.\n{self.last_said()}")
         answer = json.loads(line)
         if "error" in answer:
-            raise DrivenError(f"{self.name}: {answer['error']}\n{self._last_said()}")
+            raise DrivenError(f"{self.name}: {answer['error']}\n{self.last_said()}")
         return answer
 
-    def _last_said(self) -> str:
-        self._said.seek(0)
-        return "".join(self._said.readlines()[-LAST_LINES:])
-
-    def _signal(self, which: signal.Signals) -> None:
-        # It leads a group, and has not been waited for, so the number is no other group's.
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, which)
+    def _where_answers_go(self) -> int:
+        return subprocess.PIPE

@@ -10,7 +10,7 @@ margin that it is the likeliest one; later texts of bfloat16 models may differ.
 A result is vLLM's seconds as a multiple of ours: `vllm_base`, `vllm_identical`, `vllm_skewed` and `vllm_distinct` of so
 many requests; `vllm_distinct_vs_base` has our distinct adapters and vLLM's base; `vllm_prefill_*` has long prompts and
 `vllm_long_*` a long context; `generic_distinct` is a Gemma, which has no fused forward. `_torch` is our engine with
-the kernels of torch. It does not use a GPU.
+the kernels of torch. `vllm_http_distinct` is the whole product and vLLM's HTTP server. It does not use a GPU.
 
     python -m benchmarks.vllm_peer [--python PATH] [--cases base distinct] [--requests 8 32] [--kernels cpp] [--json]
 """
@@ -34,10 +34,12 @@ from benchmarks.driven import Driven
 from benchmarks.harness import Measure, Pairs, Result, alternate, arguments, report, skip
 from benchmarks.random_gemma import GemmaShape
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_adapter, random_llama
+from benchmarks.vllm_served import measure_served
+from benchmarks.vllm_setup import environment_of_vllm
 from motet_kernels.cpp import CannotBuild
 from motet_kernels.cpp import build as build_kernels
 from motet_runner.settings import KERNEL_CACHE
-from tools.peer import folder, preloads, python_of
+from tools.peer import folder, python_of
 
 FEW = 16
 CLEAR = 0.05
@@ -94,6 +96,8 @@ CASES: dict[str, list[Case]] = {
         Case(name="generic_distinct", ours="distinct", theirs="distinct", least={"cpp": (3.3, 4.5)}, family="gemma")
     ],
 }
+SERVED = "http"
+"""The case of the whole product and vLLM's server. It needs the compiled kernels."""
 SHAPES: dict[str, type[LlamaShape]] = {"llama": LlamaShape, "gemma": GemmaShape}
 
 
@@ -136,21 +140,10 @@ class Engines:
 
     def theirs(self, family: str, *, lora: bool) -> Driven:
         given = self._given
-        cores = sorted(os.sched_getaffinity(0))
-        variables = {
-            "LD_PRELOAD": ":".join(preloads(given.python.parent.parent)),
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores[: given.vllm_threads or len(cores)])),
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(given.vllm_processes)),
-            "VLLM_CACHE_ROOT": str(given.python.parent.parent / "compiled"),
-            "VLLM_LOGGING_LEVEL": "WARNING",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
         # -P: a module beside that file must not take the place of one of Python's.
         command = [given.python, "-P", Path(__file__).with_name("vllm_driver.py")]
         name = f"vLLM {'with' if lora else 'without'} LoRA"
-        driven = self._start((family, name), name, command, **variables)
+        driven = self._start((family, name), name, command, **environment_of_vllm(given))
         if driven is not None:
             self._load(driven, family, self.adapters if lora else [], eager=given.vllm_eager)
         return self._running[family, name]
@@ -306,10 +299,10 @@ def middle(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-async def measure_all(given: argparse.Namespace, engines: Engines) -> list[Result]:
+async def measure_engines(given: argparse.Namespace, engines: Engines) -> list[Result]:
     results = []
     for kernels in given.kernels:
-        for case in (case for name in given.cases for case in CASES[name]):
+        for case in (case for name in given.cases for case in CASES.get(name, [])):
             if kernels in case.least:
                 results += await measure_case(given, engines, case, kernels)
     return results
@@ -321,7 +314,9 @@ def main() -> None:
     parser = arguments(__doc__)
     default = python_of(folder(os.environ))
     parser.add_argument("--python", type=Path, default=default, help="the Python of an environment with vLLM")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what is measured")
+    parser.add_argument(
+        "--cases", nargs="+", choices=[*CASES, SERVED], default=[*CASES, SERVED], help="what is measured"
+    )
     parser.add_argument("--kernels", nargs="+", choices=["cpp", "torch"], default=["cpp", "torch"], help="our kernels")
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 32], help="requests that begin together")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
@@ -357,9 +352,16 @@ def main() -> None:
         try:
             build_kernels(given.cache)
         except CannotBuild as error:
-            skip(str(error))
+            given.kernels.remove("cpp")
+            if not given.kernels:
+                skip(str(error))
+            print(f"no compiled kernels: {error}")
+    results = []
     with ExitStack() as stack:
-        results = asyncio.run(measure_all(given, Engines(given, stack)))
+        engines = Engines(given, stack)
+        results += asyncio.run(measure_engines(given, engines))
+        if SERVED in given.cases and "cpp" in given.kernels:
+            results += measure_served(given, random_llama(shape_of("llama", given), SCRATCH), engines.adapters)
     report("vllm_peer", results, as_json=given.json)
 
 

@@ -1,5 +1,6 @@
 """`benchmarks.vllm_peer` without vLLM: what it asks of both engines, what stops, and which texts count as equal."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -9,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.driven import Driven, DrivenError
+from benchmarks.driven import Driven, DrivenError, Stoppable
 from benchmarks.harness import MISSED, SKIPPED
 from benchmarks.vllm_peer import CLEAR, agreement
+from benchmarks.vllm_served import equal_first_words, until_ready
 from tests.repo.tree import ROOT
 
 FAKE = """
@@ -136,3 +138,19 @@ def test_the_share_of_equal_tokens_ends_at_the_first_difference() -> None:
     ours = {"tokens": [[1, 2, 3, 4]], "margins": [1.0]}
     theirs = {"tokens": [[1, 2, 9, 4]], "margins": [1.0]}
     assert agreement(ours, theirs)[0] == "1 of 1 first tokens equal, 1 of 1 clear ones, 50% of all tokens"
+
+
+def streamed(text: str) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"text": text}]}).encode() + b"\n\ndata: [DONE]\n"
+
+
+def test_answers_of_servers_are_equal_by_their_first_words() -> None:
+    ours, theirs = [streamed(" w1 w2"), streamed(" w3 w4")], [streamed("w1 w9"), streamed("w4 w3")]
+    assert equal_first_words(ours, theirs) == 0.5
+
+
+def test_a_server_that_ends_before_it_is_ready_says_why() -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('there is no room')"]
+    with Stoppable("vLLM's server", command) as server, pytest.raises(DrivenError) as error:
+        asyncio.run(until_ready(server, 9))
+    assert str(error.value) == "vLLM's server ended.\nthere is no room\n"

@@ -1,0 +1,139 @@
+"""The whole product against vLLM's own HTTP server, for `benchmarks.vllm_peer`.
+
+The same client streams the same requests, with distinct adapters, from both. vLLM's server is stopped while the product
+is measured. The product is not stopped: its processes watch each other, and it is nearly idle without requests.
+"""
+
+import argparse
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from benchmarks.driven import DrivenError, Stoppable
+from benchmarks.engine_run import Ask, random_prompt
+from benchmarks.harness import Measure, Result, alternate, percentile
+from benchmarks.served_stack import SERVED, StreamingClient, serving, text_of
+from benchmarks.vllm_setup import environment_of_vllm
+from motet.domain import Digest
+from tests.support.ports import free_port
+
+NAME, LEAST = "vllm_http_distinct", 6
+READY_SECONDS = 300
+REQUESTS = 8
+AskAll = Callable[[list[Ask]], Awaitable[list[bytes]]]
+EQUAL = 0.5
+"""The least share of first words that must be equal: a server without the adapters would have none."""
+
+
+def measure_served(given: argparse.Namespace, model: Path, adapters: Sequence[str]) -> list[Result]:
+    engine = {
+        "dtype": given.dtype,
+        "kvCacheMiB": given.kv_mib,
+        "maxResidentAdapters": given.adapters,
+        "prefixCache": False,
+    }
+    env = {"MOTET_RUNNER_KERNELS": "cpp", "MOTET_RUNNER_KERNEL_CACHE": str(given.cache)}
+    if given.threads != [None]:
+        env["MOTET_RUNNER_THREADS"] = str(given.threads[0])
+    with (
+        tempfile.TemporaryDirectory(prefix="mt", dir="/tmp") as folder,
+        serving(Path(folder), model, [Path(one) for one in adapters], engine=engine, env=env) as stack,
+    ):
+        own = [psutil.Process(pid) for pid in stack.processes()]
+        port = free_port()
+        command = command_of_vllm(given, Path(folder) / "manifests" / "model", adapters, port)
+        with Stoppable("vLLM's server", command, environment_of_vllm(given)) as server:
+            return asyncio.run(_measure(given, server, stack.port, port, own))
+
+
+def command_of_vllm(given: argparse.Namespace, model: Path, adapters: Sequence[str], port: int) -> list[str | Path]:
+    """Its server, with the tokenizer that the product has: it makes text of all tokens, too."""
+    return [
+        *(given.python, "-P", "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", model, "--served-model-name", SERVED, "--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", given.dtype, "--max-model-len", str(given.context), "--max-num-seqs", str(max(given.requests))),
+        *("--no-enable-prefix-caching", "--enable-lora", "--max-lora-rank", str(given.rank)),
+        *("--max-loras", str(given.adapters), "--max-cpu-loras", str(given.adapters)),
+        *("--lora-modules", *(f"adapter-{number}={folder}" for number, folder in enumerate(adapters))),
+        *(["--enforce-eager"] if given.vllm_eager else []),
+    ]
+
+
+async def _measure(
+    given: argparse.Namespace, server: Stoppable, our_port: int, their_port: int, own: list[psutil.Process]
+) -> list[Result]:
+    await until_ready(server, their_port)
+    digests = [Digest(f"sha256:{number}") for number in range(given.adapters)]
+    ours, theirs = StreamingClient(our_port, digests), StreamingClient(their_port, digests)
+
+    async def of_theirs(asks: list[Ask]) -> list[bytes]:
+        server.resume()
+        answers = await theirs.ask_all(asks)
+        server.stop()
+        return answers
+
+    try:
+        asks = _asks(given, digests, 0)
+        share = equal_first_words(await ours.ask_all(asks), await of_theirs(asks))
+        print(f"{NAME}: {share:.0%} of all first words equal", flush=True)
+        own += server.processes
+        seconds_of_theirs, seconds_of_ours = _seconds(given, digests, of_theirs), _seconds(given, digests, ours.ask_all)
+        await seconds_of_theirs()
+        await seconds_of_ours()
+        pairs = await alternate(seconds_of_theirs, seconds_of_ours, pairs=given.pairs, own=own)
+    finally:
+        await ours.close()
+        await theirs.close()
+    print(f"{NAME}: {pairs}", flush=True)
+    tokens = REQUESTS * given.output
+    return [
+        Result(f"{NAME}_first_words", share, "", f">= {EQUAL:g}", share >= EQUAL),
+        Result(NAME, pairs.ratio, "x", f">= {LEAST:g}", pairs.ratio >= LEAST, "vLLM's server", pairs),
+        Result(f"{NAME}_ours", tokens / percentile(pairs.b, 0.5), "tok/s"),
+        Result(f"{NAME}_theirs", tokens / percentile(pairs.a, 0.5), "tok/s"),
+    ]
+
+
+def _seconds(given: argparse.Namespace, digests: list[Digest], ask_all: AskAll) -> Measure:
+    seeds = iter(range(1, 10**9))
+
+    async def measure() -> float:
+        asks = _asks(given, digests, next(seeds))
+        began = time.perf_counter()
+        await ask_all(asks)
+        return time.perf_counter() - began
+
+    return measure
+
+
+def _asks(given: argparse.Namespace, digests: list[Digest], seed: int) -> list[Ask]:
+    tokens = random.Random(seed)
+    prompts = [random_prompt(tokens, given.prompt, given.vocabulary) for _ in range(REQUESTS)]
+    return [Ask(prompt, given.output, digests[i % len(digests)]) for i, prompt in enumerate(prompts)]
+
+
+def equal_first_words(ours: Sequence[bytes], theirs: Sequence[bytes]) -> float:
+    both = zip(ours, theirs, strict=True)
+    return sum(text_of(mine).split()[:1] == text_of(other).split()[:1] for mine, other in both) / len(ours)
+
+
+async def until_ready(server: Stoppable, port: int) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if server.ended:
+            raise DrivenError(f"{server.name} ended.\n{server.last_said()}")
+        with suppress(OSError, asyncio.IncompleteReadError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+            head = await reader.readuntil(b"\r\n")
+            writer.close()
+            if b" 200 " in head:
+                return
+        await asyncio.sleep(0.5)
+    raise DrivenError(f"{server.name} was not ready after {READY_SECONDS} seconds.\n{server.last_said()}")
