@@ -1,0 +1,281 @@
+"""The engine as a library: prompts and folders of adapters in, texts out, in one process and without servers.
+
+    from motet_runner.offline import OfflineEngine
+
+    engine = OfflineEngine("models/base", adapters={"pirate": "adapters/pirate"})
+    for answer in engine.generate(["Who are you?", "Where is the ship?"], adapter="pirate", max_tokens=64):
+        print(answer.text)
+
+As many requests as fit into memory run together, each with its own adapter (S3-17). The others wait in their order.
+"""
+
+import logging
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import structlog
+from tqdm import tqdm
+from transformers import AutoTokenizer
+
+from motet.domain import BASE, Digest, RequestId, pages_for
+from motet.errors import Declined, InvalidRequest, MotetError
+from motet.prefix_hints import prefix_salt
+from motet_kernels.cpp import CannotBuild, build
+from motet_runner.adapters.certification import certify
+from motet_runner.engine import Engine
+from motet_runner.interface import EngineConfig, EngineInfo, Finish, Logprobs, NewSequence, Sampling
+from motet_runner.settings import KERNEL_CACHE
+
+__all__ = ["Answer", "Message", "OfflineEngine", "Prompt", "Request", "Sampling"]
+
+log = structlog.get_logger(__name__)
+
+Message = Mapping[str, str]
+"""A message of a chat: `role` and `content`"""
+
+Prompt = str | Sequence[int] | Sequence[Message]
+"""A text, its tokens, or the messages of a chat, of which the model's own template makes a text"""
+
+Folder = str | PathLike[str]
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+USUAL = Sampling(max_tokens=256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    prompt: Prompt
+    adapter: str = ""
+    """One of the engine's adapters by its name. Empty: the base model alone."""
+    sampling: Sampling = USUAL
+    seed: int = 0
+    """With a temperature, the same seed draws the same tokens."""
+    choices: int = 1
+    """How many answers. They share the memory of the prompt."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """One choice of one request."""
+
+    number: int
+    """The place of its request among those given, from 0"""
+    choice: int
+    prompt_tokens: int = 0
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    """Also the one that ended it"""
+    logprobs: list[Logprobs] = field(default_factory=list)
+    finish: Finish | None = None
+    error: MotetError | None = None
+    """Why the answer is not complete"""
+
+    def fail(self, error: MotetError) -> None:
+        self.finish, self.error = Finish.FAILED, error
+
+
+class OfflineEngine:
+    def __init__(self, model: Folder, *, adapters: Mapping[str, Folder] | None = None, **options: Any) -> None:
+        """`adapters`: folders as PEFT saves them, by the names that requests use. `options` are those of
+        `motet_runner.interface.EngineConfig`, such as `kv_cache_mib`, `threads` or `dtype`.
+
+        Raises an error that says what to change if the model or an adapter cannot be used. Warnings go to stderr,
+        unless the program has configured structlog itself.
+        """
+        if not structlog.is_configured():
+            structlog.configure(
+                logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+                wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+            )
+        self.engine = Engine(_configured(Path(model), options))
+        self.tokenizer = _tokenizer(Path(model))
+        self._adapters: dict[str, Digest] = {}
+        self._names = count()
+        for name, folder in (adapters or {}).items():
+            self.add_adapter(name, folder)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.engine.info
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return tuple(self._adapters)
+
+    def add_adapter(self, name: str, folder: Folder) -> None:
+        """Check an adapter's files and weights. Requests may use it from now on."""
+        if not name or name in self._adapters:
+            raise InvalidRequest(f"An adapter's name is empty or taken: {name!r}. Choose another one.", param="name")
+        digest = Digest(name)
+        self.engine.load_adapter(digest, certify(Path(folder), self.info).layout)
+        self._adapters[name] = digest
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        adapter: str | Sequence[str] = "",
+        seed: int = 0,
+        progress: bool | None = None,
+        **sampling: Any,
+    ) -> list[Answer]:
+        """Answers in the order of the prompts. `adapter` is one for all prompts, or one for each. `sampling` are the
+        fields of `motet_runner.interface.Sampling`, such as `max_tokens` or `temperature`.
+
+        An answer that is not complete has an `error`, and the log says how many have one. `progress` shows a bar; None:
+        if stderr is a terminal.
+        """
+        adapters = [adapter] * len(prompts) if isinstance(adapter, str) else list(adapter)
+        if len(adapters) != len(prompts):
+            raise InvalidRequest(f"There are {len(prompts)} prompts and {len(adapters)} adapters.", param="adapter")
+        for unknown in {*adapters} - {"", *self._adapters}:
+            raise self._unknown(unknown)
+        usual = Sampling(**{"max_tokens": USUAL.max_tokens, **sampling})
+        requests = [
+            Request(prompt=prompt, adapter=name, sampling=usual, seed=seed)
+            for prompt, name in zip(prompts, adapters, strict=True)
+        ]
+        return sorted(self.run(requests, progress=progress), key=lambda answer: answer.number)
+
+    def run(self, requests: Iterable[Request], *, progress: bool | None = None) -> Generator[Answer]:
+        """Answers in the order in which they end. A request is taken when there is room for it, so `requests` may be
+        a generator that reads a large file."""
+        total = sum(one.choices for one in requests) if isinstance(requests, Sequence) else None
+        shown = sys.stderr.isatty() if progress is None else progress
+        answers, failures = 0, []
+        with closing(_Run(self.engine, self._choices(requests)).answers()) as ending:
+            for answer in tqdm(ending, total=total, unit=" answers", disable=not shown):
+                if self.tokenizer is not None:
+                    answer.text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
+                answers += 1
+                if answer.error is not None:
+                    failures.append(answer.error)
+                yield answer
+        if failures:
+            log.warning("answers_failed", failed=len(failures), answers=answers, first=str(failures[0]))
+
+    def _choices(self, requests: Iterable[Request]) -> Iterator["_Choice"]:
+        for number, request in enumerate(requests):
+            parent: RequestId | None = None
+            for choice in range(request.choices):
+                answer = Answer(number=number, choice=choice)
+                name = RequestId(str(next(self._names)))
+                sequence = None
+                try:
+                    sequence = self._sequence(request, name, choice, parent)
+                    answer.prompt_tokens = len(sequence.prompt)
+                except MotetError as error:
+                    answer.fail(error)
+                parent = parent or name
+                yield _Choice(answer, sequence)
+
+    def _sequence(self, request: Request, name: RequestId, choice: int, parent: RequestId | None) -> NewSequence:
+        if request.adapter and request.adapter not in self._adapters:
+            raise self._unknown(request.adapter)
+        prompt, adapter = self._tokens(request.prompt), self._adapters.get(request.adapter, BASE)
+        return NewSequence(
+            request=name,
+            epoch=1,
+            choice=choice,
+            prompt=prompt,
+            adapter=adapter,
+            promise=pages_for(len(prompt) + request.sampling.max_tokens),
+            sampling=request.sampling,
+            seed=request.seed,
+            parent=parent,
+            prefix_salt=prefix_salt(BASE, adapter, ""),
+        )
+
+    def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        of_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        if not isinstance(prompt, str) and not of_chat:
+            return tuple(map(int, prompt))  # type: ignore[arg-type] # these are tokens
+        if self.tokenizer is None:
+            raise InvalidRequest("The model's folder has no tokenizer. Give prompts as tokens.", param="prompt")
+        if not of_chat:
+            return tuple(self.tokenizer(prompt)["input_ids"])
+        text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _unknown(self, adapter: str) -> InvalidRequest:
+        known = ", ".join(sorted(self._adapters)) or "none"
+        return InvalidRequest(f"There is no adapter {adapter!r}. Known adapters: {known}.", param="adapter")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    answer: Answer
+    sequence: NewSequence | None
+    """None: the answer has failed already."""
+
+
+class _Run:
+    """Keeps the engine full until the last answer has ended."""
+
+    def __init__(self, engine: Engine, coming: Iterator[_Choice]) -> None:
+        self._engine = engine
+        self._coming = coming
+        self._next = next(coming, None)
+        self._live: dict[RequestId, Answer] = {}
+
+    def answers(self) -> Generator[Answer]:
+        try:
+            while self._next is not None or self._live:
+                yield from self._fill()
+                yield from self._step()
+        finally:  # also when nobody wants the others any more
+            for request in self._live:
+                self._engine.cancel(request)
+
+    def _fill(self) -> Iterator[Answer]:
+        """Give the engine what fits; what can never be computed has ended."""
+        while self._next is not None and len(self._live) < self._engine.info.max_sequences:
+            sequence, answer = self._next.sequence, self._next.answer
+            if sequence is not None:
+                try:
+                    self._engine.add(sequence)
+                    self._live[sequence.request] = answer
+                except Declined:
+                    if not self._live:  # nobody will make room
+                        raise
+                    return
+                except MotetError as error:
+                    answer.fail(error)
+            if answer.error is not None:
+                yield answer
+            self._next = next(self._coming, None)
+
+    def _step(self) -> Iterator[Answer]:
+        for output in self._engine.step().sequences:
+            answer = self._live[output.request]
+            answer.tokens += output.tokens
+            answer.logprobs += output.logprobs
+            if output.finish is not None:
+                answer.finish, answer.error = output.finish, output.error
+                yield self._live.pop(output.request)
+
+
+def _configured(model: Path, options: Mapping[str, Any]) -> EngineConfig:
+    """The usual options of a batch that may take all of the machine. It has time to wait for the compiler."""
+    config = EngineConfig(**{"model": model, "kernel_cache": KERNEL_CACHE.expanduser(), **options})
+    if config.kernels != "auto" or config.kernel_cache is None or config.device == "cuda":
+        return config
+    try:
+        build(config.kernel_cache, config.compiler)
+    except CannotBuild as error:
+        log.warning("kernels_not_compiled", serving="torch", reason=str(error))
+    return config
+
+
+def _tokenizer(model: Path) -> Any:
+    """None: the folder has none, as that of a random model."""
+    if not any((model / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    return AutoTokenizer.from_pretrained(model)
