@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from motet_kernels.cpp import CannotBuild, build, builder
+from motet_kernels.cpp import CannotBuild, Library, build, builder
 from motet_kernels.cpp.builder import ABANDONED_SECONDS, SOURCE
 from motet_kernels.cpp.compiler import INSTRUCTION_SETS, cpu_flags, first_error, instruction_sets
+from motet_kernels.cpp.self_test import check
 from tests.support.compiled_kernels import needs_a_compiler
 from tests.support.machine import bound_by_permissions
 
@@ -228,6 +230,16 @@ def test_odd_settings_of_threads_change_no_result(basic: Path, settings: dict[st
     command = [sys.executable, "-m", "motet_kernels.cpp", str(basic)]
     ran = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_a_library_passes_its_test_whatever_torchs_default_type_is(library: Library) -> None:
+    """Building a model sets it for a moment, on another thread than the one that tests the library."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        for _ in range(3):  # memory that is too small is not seen at once
+            check(library)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_no_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

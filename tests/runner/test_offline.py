@@ -11,7 +11,6 @@ from peft import PeftModel
 from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import motet_cli
 from motet.errors import AdapterIncompatible, ContextLengthExceeded, InvalidRequest
 from motet_runner.interface import Finish
 from motet_runner.offline import Answer, OfflineEngine, Request, Sampling
@@ -25,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
-BUNDLED = Path(motet_cli.__file__).parent / "bundled"
+BUNDLED = ROOT / "cli" / "motet_cli" / "bundled"
 MODEL = BUNDLED / "model"
 ADAPTERS = {name: BUNDLED / "adapters" / name for name in ("pirate", "json", "shouting")}
 QUESTIONS = ("Who keeps the lighthouse of Brindle?", "Where does the ferry go?", "Who bakes the bread?")
@@ -173,6 +172,24 @@ def test_without_a_compiler_torch_serves(capsys: pytest.CaptureFixture[str], tmp
     captured = capsys.readouterr()
     assert "no-such-compiler" in captured.err
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("kernels", ["torch", "cpp"])
+def test_a_program_may_have_any_default_type_of_numbers(kernels: str) -> None:
+    """transformers also sets torch's default for a moment, while it makes a model on another thread."""
+    engine = offline(kernels=kernels)
+    adjusted = Sampling(
+        max_tokens=16, temperature=0.9, top_p=0.9, min_p=0.01, repetition_penalty=1.2, logit_bias={9: 1}
+    )
+    requests = [Request(prompt=f"{QUESTIONS[0]} {n}", adapter="pirate", sampling=adjusted, seed=n) for n in range(4)]
+    usual = {answer.number: answer.tokens for answer in engine.run(requests)}
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert {answer.number: answer.tokens for answer in engine.run(requests)} == usual
+        again = offline(kernels=kernels)
+        assert {answer.number: answer.tokens for answer in again.run(requests)} == usual
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_bar_shows_the_progress(engine: OfflineEngine, capsys: pytest.CaptureFixture[str]) -> None:

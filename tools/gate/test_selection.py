@@ -101,6 +101,8 @@ FAMILIES = (
             "services/scheduler/",
             "services/supervisor/",
             "kernels/",
+            "cli/motet_cli/bundled/",
+            "docs/guides/offline.md",
         ),
     ),
     Family(

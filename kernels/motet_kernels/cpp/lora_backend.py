@@ -50,7 +50,7 @@ class CppBackend:
         sizes = [(linear, group.inputs, outputs) for group in groups for linear, outputs in group.outputs.items()]
         self._linears = {linear: (index, *size) for index, (linear, *size) in enumerate(sizes)}
         self._offsets: dict[tuple[int, frozenset[str]], npt.NDArray[np.int64]] = {}
-        self._products = torch.empty(0)
+        self._products = torch.empty(0, dtype=torch.float32)
 
     def layout(self, rank: int) -> RunLayout:
         return self._layout(-(-rank // self.tile) * self.tile)
@@ -81,7 +81,7 @@ class CppBackend:
             used += count * adapter.rank
             last = segment
         if len(self._products) < used * LINEARS_AT_ONCE:
-            self._products = torch.empty(used * LINEARS_AT_ONCE)
+            self._products = torch.empty(used * LINEARS_AT_ONCE, dtype=torch.float32)
         table = np.array(rows, dtype=np.int64).reshape(-1, 5)
         return CppBatch(
             table,

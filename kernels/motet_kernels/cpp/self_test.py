@@ -46,8 +46,8 @@ def _check_add_lora(library: Library, dtype: torch.dtype) -> None:
     segments, matrices, offset, row = [], {}, 0, 0
     for number, (rank, rows) in enumerate(SEGMENTS):
         layout = backend.layout(rank)
-        a = torch.randn(rank, INPUTS, generator=random) / INPUTS**0.5
-        b = torch.randn(OUTPUTS, rank, generator=random) / rank**0.5
+        a = torch.randn(rank, INPUTS, generator=random, dtype=torch.float32) / INPUTS**0.5
+        b = torch.randn(OUTPUTS, rank, generator=random, dtype=torch.float32) / rank**0.5
         a, b = a.to(dtype), b.to(dtype)
         layout.write(memory[offset : offset + layout.bytes], "linear", a, b, 1.0)
         adapter = PlacedAdapter(str(number), offset, rank, frozenset({"linear"}))
@@ -55,7 +55,7 @@ def _check_add_lora(library: Library, dtype: torch.dtype) -> None:
         matrices[adapter.name] = a, b, 1.0
         offset += layout.bytes
         row += rows + 1  # and one without an adapter
-    x, y = (torch.randn(row, width, generator=random).to(dtype) for width in (INPUTS, OUTPUTS))
+    x, y = (torch.randn(row, width, generator=random, dtype=torch.float32).to(dtype) for width in (INPUTS, OUTPUTS))
     expected = reference.add_lora(y, x, segments, matrices)
     backend.add_lora(y, x, "linear", backend.make_batch(segments))
     compare("add_lora", y, expected, TOLERANCE[dtype])
@@ -63,11 +63,11 @@ def _check_add_lora(library: Library, dtype: torch.dtype) -> None:
 
 def _check_linear(library: Library, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(0)
-    weight = torch.randn(OUTPUTS, INPUTS, generator=random).to(dtype)
-    bias = torch.randn(OUTPUTS, generator=random).to(dtype)
+    weight = torch.randn(OUTPUTS, INPUTS, generator=random, dtype=torch.float32).to(dtype)
+    bias = torch.randn(OUTPUTS, generator=random, dtype=torch.float32).to(dtype)
     packed = PackedWeights(library, [weight])
     for rows in (*range(1, 14), 37):
-        x = torch.randn(rows, INPUTS, generator=random).to(dtype)
+        x = torch.randn(rows, INPUTS, generator=random, dtype=torch.float32).to(dtype)
         compare("linear", packed.linear(x, bias), x.double() @ weight.double().t() + bias.double(), TOLERANCE[dtype])
     if not torch.equal(packed.rows(torch.arange(OUTPUTS)), weight):
         raise SelfTestFailed(f"unpack in {dtype} gives other numbers")
@@ -82,7 +82,7 @@ def _check_attention(library: Library, dtype: torch.dtype) -> None:
     described, dense, new, page, first = [], [], [], 0, 0
     for number, ((before, rows), count) in enumerate(zip(SEQUENCES, counts, strict=True)):
         table[number, :count] = np.arange(page, page + count)
-        both = torch.randn(2, KV_HEADS, before + rows, WIDTH, generator=random).to(dtype)
+        both = torch.randn(2, KV_HEADS, before + rows, WIDTH, generator=random, dtype=torch.float32).to(dtype)
         filled = torch.zeros(2, KV_HEADS, count * PAGE_TOKENS, WIDTH, dtype=dtype)
         filled[:, :, :before] = both[:, :, :before]
         pages[page : page + count, 0] = filled.unflatten(2, (count, PAGE_TOKENS)).permute(2, 0, 1, 3, 4)
@@ -91,7 +91,7 @@ def _check_attention(library: Library, dtype: torch.dtype) -> None:
         new.append(both[:, :, before:])
         page += count
         first += rows
-    query = torch.randn(HEADS, first, WIDTH, generator=random).to(dtype)
+    query = torch.randn(HEADS, first, WIDTH, generator=random, dtype=torch.float32).to(dtype)
     key, value = torch.cat(new, dim=2)
     attention = PagedAttention(library, pages)
     batch = attention.make_batch(table, np.array(described, dtype=np.int64))

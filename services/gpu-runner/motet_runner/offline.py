@@ -6,14 +6,14 @@
     for answer in engine.generate(["Who are you?", "Where is the ship?"], adapter="pirate", max_tokens=64):
         print(answer.text)
 
-As many requests as fit into memory run together, each with its own adapter (S3-17). The others wait in their order.
+As many requests as fit into memory run together, each with its own adapter. The others wait in their order.
 """
 
 import logging
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from os import PathLike
 from pathlib import Path
@@ -271,7 +271,8 @@ def _configured(model: Path, options: Mapping[str, Any]) -> EngineConfig:
         build(config.kernel_cache, config.compiler)
     except CannotBuild as error:
         log.warning("kernels_not_compiled", serving="torch", reason=str(error))
-    return config
+        return replace(config, kernels="torch")
+    return replace(config, kernels="cpp")
 
 
 def _tokenizer(model: Path) -> Any:

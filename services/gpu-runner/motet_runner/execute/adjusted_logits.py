@@ -17,8 +17,8 @@ _FIRST_ROWS = 16
 class AdjustedLogits:
     def __init__(self, eos: frozenset[int]) -> None:
         self._eos = eos
-        self._added = torch.empty(0, 0)
-        self._divisors = torch.empty(0, 0)
+        self._added = torch.empty(0, 0, dtype=torch.float32)
+        self._divisors = torch.empty(0, 0, dtype=torch.float32)
 
     def follow(self, rows: Sequence[TableRow], like: torch.Tensor) -> None:
         """Take in the tokens that these rows have got. `like`: their logits."""
@@ -66,7 +66,8 @@ def _with_row(buffer: torch.Tensor, row: int, like: torch.Tensor) -> torch.Tenso
     rows = len(buffer)
     if row < rows:
         return buffer
-    larger = torch.empty(max(row + 1, 2 * rows, _FIRST_ROWS), like.shape[1], device=like.device)
+    size = max(row + 1, 2 * rows, _FIRST_ROWS), like.shape[1]
+    larger = torch.empty(size, device=like.device, dtype=torch.float32)
     if rows:
         larger[:rows] = buffer
     return larger

@@ -35,7 +35,7 @@ class FusedForward:
         self._decoder = CompiledDecoder(library, weights)
         self._rotary = rotary
         self._half_head = weights.head_dim // 2
-        self._rotation = torch.empty(0)
+        self._rotation = torch.empty(0, dtype=torch.float32)
 
     def use_lora(self, backend: LoraBackend[Any]) -> None:
         assert isinstance(backend, CppBackend), "the compiled kernels are chosen together"
@@ -59,7 +59,7 @@ class FusedForward:
 
     def _rotations(self, positions: int) -> torch.Tensor:
         """[positions, 2, half a head] cosines and sines, as the model's own module gives them"""
-        both = self._rotary(torch.zeros(1), torch.arange(positions).unsqueeze(0))
+        both = self._rotary(torch.zeros(1, dtype=torch.float32), torch.arange(positions).unsqueeze(0))
         halves = torch.stack([table[0, :, : self._half_head].float() for table in both], dim=1)
         return self._decoder.in_order_of_pairs(halves)
 

@@ -147,7 +147,8 @@ class _Group(_Rows):
         self.in_table = torch.tensor([row.number for row in self.rows], device=device) if kind.adjusted else None
         self.temperature: torch.Tensor | None = None
         if kind.drawn:
-            self.temperature = torch.tensor([[max(one.temperature, COLDEST)] for one in asked], device=device)
+            temperatures = [[max(one.temperature, COLDEST)] for one in asked]
+            self.temperature = torch.tensor(temperatures, device=device, dtype=torch.float32)
         self.cuts = _cuts_of(asked, like.shape[1], device) if kind.cut else None
 
 
@@ -158,7 +159,7 @@ def _cuts_of(asked: Sequence[Sampling], vocabulary: int, device: torch.device) -
     return Cuts(
         torch.tensor(top_k, device=device),
         torch.tensor(top_p, device=device, dtype=torch.float64),
-        torch.tensor(min_p, device=device) if any(one.min_p > 0 for one in asked) else None,
+        torch.tensor(min_p, device=device, dtype=torch.float32) if any(one.min_p > 0 for one in asked) else None,
     )
 
 
