@@ -15,6 +15,7 @@ from motet_kernels import TorchBackend
 from motet_kernels.cpp import CannotBuild, CppBackend
 from motet_runner.engine import Engine
 from motet_runner.execute import packed_linears as packed
+from motet_runner.execute import thread_choice
 from motet_runner.execute.kernel_change import BUILD_CHECK_SECONDS
 from motet_runner.execute.kernels import KernelChoice
 from motet_runner.interface import AdapterEvicted, AdapterLoaded
@@ -242,6 +243,45 @@ def test_a_change_that_fails_ends_no_engine(llama: Path, ready: Event, monkeypat
     assert told["reason"] == "RuntimeError: broken"
     state = engine.report().kernels
     assert (state.serving, state.note) == ("torch", "the compiled kernels do not serve: RuntimeError: broken")
+
+
+def test_kernels_whose_measurement_fails_serve_all_the_same(
+    llama: Path, ready: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("motet_runner.engine.choose_threads", fail)
+    with capture_logs() as logs:
+        engine = make_engine(llama, kernels="auto")
+        change_over(engine, ready)
+    assert serving(engine).startswith("cpp (")
+    assert [entry["event"] for entry in logs] == ["kernels_chosen", "kernels_changed", "kernels_not_tuned"]
+    assert engine.report().kernels.note == ""
+
+
+def test_requests_may_come_while_threads_are_measured(
+    llama: Path, tmp_path: Path, ready: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(thread_choice, "usable_cores", lambda: 2)
+    monkeypatch.setattr(thread_choice, "fastest", lambda _: 2)
+    monkeypatch.setattr(thread_choice, "FILE", str(tmp_path / "threads.json"))
+    try:
+        engine = make_engine(llama, kernels="auto")
+        expected = run(engine, ask("a", max_tokens=3)).tokens
+        finish_build(engine, ready)
+        between = 0
+        while engine.idle() is not None:
+            if serving(engine) != "torch":
+                between += 1
+                assert torch.get_num_threads() == 1
+                engine._planner.add(ask("a", max_tokens=3))
+                assert run(engine).tokens == expected
+        assert between > 4
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_report_says_which_kernels_serve_and_since_when(llama: Path, ready: Event) -> None:

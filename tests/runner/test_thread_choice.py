@@ -1,7 +1,7 @@
 """How many threads an engine takes where nobody has set it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,17 @@ def test_more_threads_must_be_worth_it(seconds: dict[int, list[float]], best: in
     assert fastest(seconds) == best
 
 
+def returned(parts: Generator[None, None, dict[int, Sequence[float]]]) -> dict[int, Sequence[float]]:
+    """What the parts bring together. Between them the usual number of threads is set."""
+    usual = torch.get_num_threads()
+    while True:
+        try:
+            next(parts)
+        except StopIteration as ended:
+            return ended.value
+        assert torch.get_num_threads() == usual
+
+
 def test_calls_take_turns_and_end_in_time() -> None:
     used: list[int] = []
     now = 0.0
@@ -53,11 +64,11 @@ def test_calls_take_turns_and_end_in_time() -> None:
         used.append(torch.get_num_threads())
         now += 0.02 / used[-1] if len(used) > 2 else 5.0  # a slow machine, at first
 
-    seconds = measure(call, [1, 2], clock=lambda: now)
+    seconds = returned(measure(call, [1, 2], clock=lambda: now))
     assert used == [1, 2]  # no other round begins after ten seconds
     assert {threads: len(taken) for threads, taken in seconds.items()} == {1: 1, 2: 1}
     now = 0.0
-    seconds = measure(call, [1, 2], clock=lambda: now)
+    seconds = returned(measure(call, [1, 2], clock=lambda: now))
     assert used[2:6] == [1, 2, 1, 2]
     assert len(seconds[1]) == ROUNDS
     assert min(seconds[1]) == pytest.approx(0.02)

@@ -6,6 +6,7 @@ introduces them to each other. Synchronous, one thread, no sockets, no files but
 
 import time
 from collections import deque
+from collections.abc import Iterator
 
 import torch
 
@@ -89,7 +90,7 @@ class Engine:
             clock=clock,
             loads=AdapterLoads(self._store.bytes, linears.layout, clock),
         )
-        self._kernel_change = KernelChange(choice, loaded, linears, self._switch)
+        self._kernel_change = KernelChange(choice, loaded, linears, self._switch, self._tune)
         self._kernel_change.begin(kernels)
         prefill_seconds, copy_seconds = self._worker.measure(max_length)
         self._worker.on_logits = on_logits
@@ -254,8 +255,10 @@ class Engine:
         self._loaded.fused = fused
         self._backend = backend
         self._worker.use(backend, attention)
+
+    def _tune(self, kernels: Kernels) -> Iterator[None]:
         if kernels.library is not None and self._config.threads is None:
-            choose_threads(self._loaded, kernels.name, kernels.attention, self._config.kernel_cache)
+            yield from choose_threads(self._loaded, kernels.name, kernels.attention, self._config.kernel_cache)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

@@ -24,13 +24,19 @@ BUILD_CHECK_SECONDS = 0.25
 Switch = Callable[[Kernels, FusedForward | None], None]
 """Compute with these kernels and this forward from now on."""
 
+Tune = Callable[[Kernels], Iterator[None]]
+"""Measure, in parts, how these kernels compute best, and compute so from then on."""
+
 
 class KernelChange:
-    def __init__(self, choice: KernelChoice, loaded: LoadedModel, linears: LoraLinears, switch: Switch) -> None:
+    def __init__(
+        self, choice: KernelChoice, loaded: LoadedModel, linears: LoraLinears, switch: Switch, tune: Tune
+    ) -> None:
         self._choice = choice
         self._loaded = loaded
         self._linears = linears
         self._switch = switch
+        self._tune = tune
         self._parts: Iterator[None] | None = None
 
     def begin(self, kernels: Kernels) -> None:
@@ -40,6 +46,8 @@ class KernelChange:
             for _ in compiled.parts() if compiled is not None else ():
                 pass
             self._finish(kernels, compiled)
+            for _ in self._tune(kernels):
+                pass
         self._choice.began(compiled.shortage if compiled is not None else "")
 
     def advance(self) -> float | None:
@@ -74,6 +82,11 @@ class KernelChange:
         self._finish(kernels, compiled)
         shortage = compiled.shortage if compiled is not None else ""
         self._choice.changed(kernels, shortage, seconds=time.monotonic() - began)
+        yield
+        try:
+            yield from self._tune(kernels)
+        except Exception:  # they serve, tuned or not
+            log.exception("kernels_not_tuned", serving=kernels.name)
 
     def _compiled(self, kernels: Kernels) -> CompiledModel | None:
         return CompiledModel(self._loaded, kernels.library) if kernels.library is not None else None

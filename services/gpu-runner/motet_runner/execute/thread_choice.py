@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,17 +51,20 @@ def fastest(seconds: dict[int, Sequence[float]]) -> int:
 
 def measure(
     call: Callable[[], object], counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
-) -> dict[int, Sequence[float]]:
-    """Seconds of calls with each number of threads, in turns: what disturbs affects all alike."""
+) -> Generator[None, None, dict[int, Sequence[float]]]:
+    """Seconds of calls with each number of threads, in turns: what disturbs affects all alike. Between two calls others
+    may compute."""
     seconds: dict[int, list[float]] = {threads: [] for threads in counts}
-    began = clock()
+    usual = torch.get_num_threads()
     for _ in range(1 + ROUNDS):
         for threads in counts:
             torch.set_num_threads(threads)
             before = clock()
             call()
             seconds[threads].append(clock() - before)
-        if clock() - began > MEASURE_SECONDS:
+            torch.set_num_threads(usual)
+            yield
+        if sum(map(sum, seconds.values())) > MEASURE_SECONDS:
             break
     # The first round finds weights that were never read, and threads that were never started.
     return {threads: taken[1:] or taken for threads, taken in seconds.items()}
@@ -97,8 +100,11 @@ class KeptChoices:
         return entries if isinstance(entries, dict) else {}
 
 
-def choose_threads(loaded: LoadedModel, kernels: str, attention: MakeAttention, folder: Path | None) -> None:
-    """Use the best number of threads from now on. `folder`: where choices are kept; None: nowhere."""
+def choose_threads(
+    loaded: LoadedModel, kernels: str, attention: MakeAttention, folder: Path | None
+) -> Generator[None, None, None]:
+    """Find the best number of threads, in parts between which others may compute, and use it from then on. `folder`:
+    where choices are kept; None: nowhere."""
     counts = candidates(usable_cores())
     if len(counts) == 1:
         return
@@ -110,7 +116,9 @@ def choose_threads(loaded: LoadedModel, kernels: str, attention: MakeAttention, 
         log.info("threads_chosen", threads=threads, kept=True)
         return
     try:
-        seconds = measure(decode_probe(loaded, attention, MEASURED_ROWS), counts)
+        call = decode_probe(loaded, attention, MEASURED_ROWS)
+        yield
+        seconds = yield from measure(call, counts)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
