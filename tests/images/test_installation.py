@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from motet_kernels.cpp.compiler import instruction_sets
 from tests.images.installation import USER, Installed, build_wheel, installation, user_of, volume
 from tests.repo.tree import ROOT
 from tests.support.ports import free_port
@@ -144,7 +144,8 @@ def test_the_runner_serves_a_model_on_what_its_image_holds(installed: Installed,
 def test_the_runners_image_has_compiled_kernels(installed: Installed, scheduler: str) -> None:
     """With a root that cannot be written, as a user that is not root, and without a compiler."""
     names = {path.name.rpartition("-")[0] for path in (installed.folder / "motet-kernels").iterdir()}
-    assert names == {one.name for one in instruction_sets(None)}
+    of_x86 = {"avx512-bf16", "avx512", "avx2"} if platform.machine() == "x86_64" else set()
+    assert names == {"basic", *of_x86}
     with volume(BUNDLED_MODEL) as model:
         env = {
             "MOTET_RUNNER_MODEL_URI": f"file://{model / BUNDLED_MODEL.name}",
