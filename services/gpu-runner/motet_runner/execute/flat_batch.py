@@ -207,7 +207,7 @@ class FlatBatchBuilder:
         paged = self._paged(layout, starts)
         decoding: list[tuple[int, RowStep]] = []
         chunks: list[tuple[int, RowStep]] = []
-        writes = torch.empty(0)
+        writes = torch.empty(0, dtype=torch.int64)
         if paged is None:
             for first, place in zip(layout.firsts.tolist(), layout.order.tolist(), strict=True):
                 step = steps[place]

@@ -44,7 +44,7 @@ class Sampler:
     def __init__(self, eos: frozenset[int]) -> None:
         self._adjusted = AdjustedLogits(eos)
         self._batch: _Batch | None = None
-        self._float32 = torch.empty(0, 0)
+        self._float32 = torch.empty(0, 0, dtype=torch.float32)
         """Memory for logits: to allocate it in each step takes longer than to fill it."""
 
     def sample(
@@ -78,7 +78,7 @@ class Sampler:
             return logits.float()
         rows, vocabulary = logits.shape
         if rows > len(self._float32) or vocabulary != self._float32.shape[1]:
-            self._float32 = torch.empty(rows, vocabulary)
+            self._float32 = torch.empty(rows, vocabulary, dtype=torch.float32)
         return self._float32[:rows].copy_(logits)
 
     def _sample_group(self, logits: torch.Tensor, group: "_Group") -> tuple[torch.Tensor, torch.Tensor]:
