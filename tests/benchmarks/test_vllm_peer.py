@@ -73,7 +73,7 @@ def test_both_engines_get_the_same_requests_and_a_slow_peer_is_beaten(tmp_path: 
 def test_a_benchmark_that_is_terminated_leaves_no_process(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.write_text("#!/bin/sh\nexec cat >&2\n")  # it never answers, and ends with its stdin
     python.chmod(0o755)
     sizes = "--layers=1 --width=64 --vocabulary=128 --context=128 --kv-mib=8 --adapters=1 --rank=4"
     command = [sys.executable, "-m", "benchmarks.vllm_peer", f"--python={python}", "--cases=base", "--kernels=torch"]
