@@ -98,6 +98,7 @@ generate: venv  ## Write the generated files again: gRPC modules, CRDs, the char
 	@PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python tools/generate_api.py
 	@$(BIN)/python tools/generate_crds.py
 	@$(BIN)/python tools/generate_docs.py
+	@$(BIN)/python tools/generate_performance.py
 	@$(BIN)/python tools/generate_charts.py
 
 site: venv  ## Build the pages of docs/ into build/site; a browser opens them without a server.

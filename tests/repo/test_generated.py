@@ -61,6 +61,13 @@ def test_the_reference_pages_equal_the_code(tmp_path: Path) -> None:
     assert [name for name in written if written[name] != committed[name]] == [], "run `make generate`"
 
 
+def test_the_tables_and_plots_of_the_performance_page_equal_the_results(tmp_path: Path) -> None:
+    generate("generate_performance.py", tmp_path)
+    assert (tmp_path / "performance.md").read_text() == (ROOT / "docs" / "performance.md").read_text(), "make generate"
+    written = contents(tmp_path / "images", "*.svg")
+    assert written == contents(ROOT / "docs" / "images", "performance-*.svg"), "run `make generate`"
+
+
 GENERATED_FILES = (
     *GENERATED_API.glob("*_pb2*"),
     *(ROOT / "crds").glob("*.yaml"),

@@ -1,0 +1,99 @@
+"""The tables of the page: which results stand in which row."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tools.performance.results import Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    first: str
+    """The heading of the first column"""
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[str]]
+    """What a row is about, and the results in it: one for each column; empty: none."""
+
+
+def _both(*names: str) -> list[str]:
+    return [f"{name}_{requests}" for name in names for requests in (8, 32)]
+
+
+TABLES = {
+    "vllm": Table(
+        "ours against the same of vLLM",
+        ("n = 8", "n = 32"),
+        {
+            "base": _both("vllm_base"),
+            "one adapter for all (identical)": _both("vllm_identical"),
+            "few of 16 adapters (skewed)": _both("vllm_skewed"),
+            "an adapter for each (distinct)": _both("vllm_distinct"),
+            "distinct, against vLLM's base": _both("vllm_distinct_vs_base"),
+            "a family without a fused forward, distinct": _both("generic_distinct"),
+        },
+    ),
+    "long": Table(
+        "ours against the same of vLLM, n = 8",
+        ("base", "distinct"),
+        {
+            "512 tokens in, 16 out": ["vllm_prefill_base", "vllm_prefill_distinct"],
+            "2,048 tokens in, 64 out": ["vllm_long_base", "vllm_long_distinct"],
+        },
+    ),
+    "torch": Table(
+        "kernels `torch`, against the same of vLLM",
+        ("n = 8", "n = 32"),
+        {
+            "base": ["vllm_base_8_torch", "vllm_base_32_torch"],
+            "identical": ["vllm_identical_8_torch", "vllm_identical_32_torch"],
+            "skewed": ["vllm_skewed_8_torch", "vllm_skewed_32_torch"],
+            "distinct": ["vllm_distinct_8_torch", "vllm_distinct_32_torch"],
+        },
+    ),
+    "others": Table(
+        "ours against",
+        ("n = 8", "n = 32"),
+        {
+            "HF generate, base": _both("hf_base"),
+            "PEFT's mixed batch, distinct": _both("peft_distinct"),
+        },
+    ),
+    "keep": Table(
+        "of the base's speed is kept with",
+        ("n = 8", "n = 32"),
+        {
+            "one adapter for all (identical)": _both("keep_identical"),
+            "few of 16 adapters (skewed)": _both("keep_skewed"),
+            "an adapter for each (distinct)": _both("keep_distinct"),
+        },
+    ),
+    "op": Table(
+        "`add_lora` against",
+        ("8 rows", "32 rows"),
+        {
+            "a loop, distinct": _both("op_distinct_vs_loop"),
+            "gather and bmm, distinct": _both("op_distinct_vs_gather"),
+            "a loop, Zipf": _both("op_zipf_vs_loop"),
+            "a loop, uniform": _both("op_uniform_vs_loop"),
+            "a loop, identical": ["", "op_identical_vs_loop_32"],
+            "a plain read of the same bytes": _both("op_bandwidth_share"),
+        },
+    ),
+}
+
+
+def table_of(table: Table, measured: Mapping[str, Measured]) -> str:
+    heads = [table.first, *table.columns]
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for what, names in table.rows.items():
+        cells = [_cell(measured.get(name)) if name else "" for name in names]
+        lines.append(f"| {' | '.join([what, *cells])} |")
+    return "\n".join(lines)
+
+
+def _cell(found: Measured | None) -> str:
+    if found is None:
+        return "not measured"
+    missed = "" if found.holds is not False else f" (missed: {found.target})"
+    unit = " ×" if found.unit in ("x", "") else f" {found.unit}"
+    return f"{found.value:.3g}{unit}{missed}"
