@@ -54,8 +54,8 @@ class FreeEngine:
         on_load_progress(1, 1)
         self.info = EngineInfo(
             pages=1 << 20, page_tokens=16, page_bytes=1, max_sequences=4096, max_model_length=1 << 30, adapter_slots=1,
-            max_lora_rank=8, host_bytes=0, architecture="Free", vocabulary=128_000, dtype="float32", device="none",
-            eos_token_ids=(), target_modules={},
+            max_lora_rank=8, host_bytes=0, architecture="Free", layers=1, vocabulary=128_000, dtype="float32",
+            device="none", eos_token_ids=(), target_modules={},
         )  # fmt: skip
         self._sequences: dict[str, NewSequence] = {}
         self._steps = 0

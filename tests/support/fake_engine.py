@@ -114,6 +114,7 @@ class FakeEngine:
             max_lora_rank=MAX_RANK,
             host_bytes=self.host_pages * PAGE_BYTES,
             architecture="FakeForCausalLM",
+            layers=1,
             vocabulary=VOCABULARY,
             dtype="float32",
             device="cpu",

@@ -125,6 +125,7 @@ class Engine:
             max_lora_rank=config.max_lora_rank,
             host_bytes=host_pages * page_bytes,
             architecture=loaded.architecture,
+            layers=loaded.shape.layers,
             vocabulary=loaded.vocabulary,
             dtype=str(loaded.dtype).removeprefix("torch."),
             device=str(loaded.device),

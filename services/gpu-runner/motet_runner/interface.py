@@ -238,6 +238,7 @@ class EngineInfo:
     max_lora_rank: int
     host_bytes: int
     architecture: str
+    layers: int
     vocabulary: int
     dtype: str
     device: str
