@@ -51,7 +51,6 @@ def in_a_process(then: str) -> None:
     subprocess.run(command, check=True, timeout=120, env={**os.environ, "MALLOC_ARENA_MAX": "2"})
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system ties no process to a core")
 def test_helpers_without_a_core_of_their_own_keep_nobody_waiting() -> None:
     """Four threads on one core: a caller that waited for each helper's turn would need milliseconds for each call."""
     compiled_library()
@@ -66,7 +65,6 @@ assert time.process_time() - began < 500 * 0.002
 """)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
 def test_a_forked_process_computes_without_the_helpers() -> None:
     """They are not in it."""
     compiled_library()
