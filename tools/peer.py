@@ -31,6 +31,8 @@ ROOM = 11 * 10**9
 ALLOCATOR = "tcmalloc_minimal"
 ALLOCATOR_PACKAGE = "libtcmalloc-minimal4"
 DONE = "motet-peer.json"
+NAMED_BY = "MOTET_PEER"
+"""The variable that names another folder"""
 """Says what a complete environment was built from."""
 
 
@@ -46,7 +48,7 @@ def say(text: str) -> None:
 
 
 def folder(environment: Mapping[str, str]) -> Path:
-    if named := environment.get("MOTET_PEER"):
+    if named := environment.get(NAMED_BY):
         return Path(named).expanduser().absolute()
     return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "motet" / "peer"
 
