@@ -31,9 +31,9 @@ ROOM = 11 * 10**9
 ALLOCATOR = "tcmalloc_minimal"
 ALLOCATOR_PACKAGE = "libtcmalloc-minimal4"
 DONE = "motet-peer.json"
+"""Says what a complete environment was built from."""
 NAMED_BY = "MOTET_PEER"
 """The variable that names another folder"""
-"""Says what a complete environment was built from."""
 
 
 class CannotBuildPeer(Exception):
