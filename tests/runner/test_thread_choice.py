@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from motet_runner.execute import cores, thread_choice
-from motet_runner.execute.thread_choice import KEPT_SECONDS, ROUNDS, KeptChoices, candidates, fastest, measure
+from motet_runner.execute.thread_choice import KEPT_SECONDS, ROUNDS, KeptChoices, candidates, fastest, measure, quiet
 from tests.runner.engines import ask, make_engine, run
 from tests.runner.random_models import save_base
 from tests.support.compiled_kernels import compiled_library
@@ -42,6 +42,19 @@ def test_one_half_and_all_of_the_cores_are_tried(usable: int, counts: list[int])
 )
 def test_more_threads_must_be_worth_it(seconds: dict[int, list[float]], best: int) -> None:
     assert fastest(seconds) == best
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_quiet"),
+    [
+        ({1: [1.0, 1.1, 1.0], 2: [0.6, 0.6, 0.6]}, True),
+        ({1: [1.0, 1.0, 1.0], 2: [0.6, 0.6, 20.0]}, True),  # once
+        ({1: [1.0, 1.0, 1.0], 2: [0.6, 0.9, 1.1]}, False),
+    ],
+    ids=str,
+)
+def test_what_was_measured_on_a_busy_machine_is_not_kept(seconds: dict[int, list[float]], is_quiet: bool) -> None:
+    assert quiet(seconds) == is_quiet
 
 
 def returned(parts: Generator[None, None, dict[int, Sequence[float]]]) -> dict[int, Sequence[float]]:
@@ -143,8 +156,12 @@ def test_only_whole_cores_of_a_quota_count(monkeypatch: pytest.MonkeyPatch, quot
 # -- engines ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_measures_once_and_keeps_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_engine_measures_once_and_keeps_the_choice_unless_the_machine_was_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
     compiled_library()
+    monkeypatch.setattr(thread_choice, "quiet", lambda _: not busy)
     monkeypatch.setattr(thread_choice, "usable_cores", lambda: 2)
     measured = []
 
@@ -160,8 +177,12 @@ def test_an_engine_measures_once_and_keeps_the_choice(tmp_path: Path, monkeypatc
         engine = make_engine(base, kernels="cpp")
         assert torch.get_num_threads() == 2
         run(engine, ask("one", max_tokens=3))
-    assert measured == [[1, 2]]
-    assert len(json.loads((tmp_path / "threads.json").read_text())) == 1
+    if busy:
+        assert measured == [[1, 2], [1, 2]]
+        assert not (tmp_path / "threads.json").exists()
+    else:
+        assert measured == [[1, 2]]
+        assert len(json.loads((tmp_path / "threads.json").read_text())) == 1
 
 
 @pytest.mark.parametrize(("settings", "expected"), [({"kernels": "cpp", "threads": 3}, 3), ({"kernels": "torch"}, 1)])

@@ -32,7 +32,10 @@ LEAST_GAIN = 1.1
 
 FILE = "threads.json"
 KEPT_SECONDS = 7 * 24 * 3600.0
-"""A choice that was made while the machine was busy should not stay for ever."""
+"""A machine may get other neighbours."""
+
+QUIET = 1.25
+"""By how much the usual call may be slower than the fastest one on a machine that does nothing else."""
 
 
 def candidates(cores: int) -> list[int]:
@@ -47,6 +50,11 @@ def fastest(seconds: dict[int, Sequence[float]]) -> int:
         if statistics.median(seconds[threads]) * LEAST_GAIN <= statistics.median(seconds[best]):
             best = threads
     return best
+
+
+def quiet(seconds: dict[int, Sequence[float]]) -> bool:
+    """Whether nothing disturbed the calls. Only then another start would choose the same."""
+    return all(statistics.median(taken) <= QUIET * min(taken) for taken in seconds.values())
 
 
 def measure(
@@ -128,7 +136,7 @@ def choose_threads(
     torch.set_num_threads(threads)
     taken = {count: round(statistics.median(one) * 1e3, 3) for count, one in seconds.items()}
     log.info("threads_chosen", threads=threads, kept=False, milliseconds=taken)
-    if kept is not None:
+    if kept is not None and quiet(seconds):
         kept.keep(key, threads)
 
 
