@@ -131,9 +131,8 @@ class LocalStack:
         return httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=False, **more)
 
     def openai(self, **more: Any) -> openai.OpenAI:
-        return openai.OpenAI(
-            **({"base_url": f"{self.url}/v1", "api_key": "none", "timeout": 60, "max_retries": 0} | more)
-        )
+        usual: dict[str, Any] = {"base_url": f"{self.url}/v1", "api_key": "none", "timeout": 60, "max_retries": 0}
+        return openai.OpenAI(**(usual | more))
 
     def ask(self, model: str, question: str, **more: Any) -> str:
         """One short, greedy answer."""
