@@ -12,7 +12,9 @@ COMMA   := ,
 PYTHON  ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
              "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
 # The tests of `make check`: of the repository itself, of the shared core, and of policies without processes or sockets.
-FAST    := tests/repo tests/docs tests/common tests/store tests/resources tests/kernels \
+# Without those that compile the kernels again and again.
+FAST    := tests/repo tests/docs tests/common tests/store tests/resources \
+           $(filter-out tests/kernels/test_cpp_build.py, $(wildcard tests/kernels/test_*.py)) \
            $(filter-out tests/common/%, $(wildcard \
              tests/*/plan tests/*/policy tests/*/reconcile tests/*/test_policy*.py tests/*/test_model.py))
 
@@ -68,7 +70,7 @@ lint: venv  ## Check format, style, types, import contracts and the newest commi
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.commit_subject
 
-check: lint  ## Run lint and the fast tests; takes less than three minutes.
+check: lint  ## Run lint and the fast tests; takes about three minutes.
 	$(BIN)/python -m pytest -q $(FAST)
 
 format: venv  ## Format the code and fix what ruff can fix.
