@@ -28,7 +28,7 @@ class Measured:
 
 
 def read_results(folder: Path = FOLDER) -> dict[str, Measured]:
-    """By name. A file that was added later in the order of names replaces what an earlier one says."""
+    """By name. If two files have a result of one name, the later file in the order of names counts."""
     measured: dict[str, Measured] = {}
     for path in sorted(folder.glob("*.json")):
         run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -63,7 +63,7 @@ def inspect(config: EngineConfig, *, load: Load, adapters: Path | None = None) -
 
 
 def admitted(info: EngineInfo, load: Load) -> list[Admitted]:
-    """For each preset, in the memory that is left of no adapter."""
+    """For each preset, while no adapter takes memory."""
     found = []
     for name, preset in PRESETS.items():
         promise = promises.pages_by_rule(
