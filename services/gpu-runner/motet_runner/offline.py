@@ -11,9 +11,10 @@ As many requests as fit into memory run together, each with its own adapter. The
 
 import logging
 import sys
+import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from os import PathLike
 from pathlib import Path
@@ -26,7 +27,6 @@ from transformers import AutoTokenizer
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet.errors import Declined, InvalidRequest, MotetError
 from motet.prefix_hints import prefix_salt
-from motet_kernels.cpp import CannotBuild, build
 from motet_runner.adapters.certification import certify
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, EngineInfo, Finish, Logprobs, NewSequence, Sampling
@@ -94,7 +94,9 @@ class OfflineEngine:
                 logger_factory=structlog.PrintLoggerFactory(sys.stderr),
                 wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
             )
-        self.engine = Engine(_configured(Path(model), options))
+        usual = {"model": Path(model), "kernel_cache": KERNEL_CACHE.expanduser()}
+        self.engine = Engine(EngineConfig(**(usual | options)))
+        self._await_kernels()
         self.tokenizer = _tokenizer(Path(model))
         self._adapters: dict[str, Digest] = {}
         self._names = count()
@@ -160,6 +162,14 @@ class OfflineEngine:
                 yield answer
         if failures:
             log.warning("answers_failed", failed=len(failures), answers=answers, first=str(failures[0]))
+
+    def _await_kernels(self) -> None:
+        """A batch has time to wait for the compiler."""
+        while (seconds := self.engine.idle()) is not None:
+            time.sleep(seconds)
+        kernels = self.engine.report().kernels
+        if kernels is not None and kernels.note:
+            log.warning("kernels", serving=kernels.serving, note=kernels.note)
 
     def _choices(self, requests: Iterable[Request]) -> Iterator["_Choice"]:
         for number, request in enumerate(requests):
@@ -260,19 +270,6 @@ class _Run:
             if output.finish is not None:
                 answer.finish, answer.error = output.finish, output.error
                 yield self._live.pop(output.request)
-
-
-def _configured(model: Path, options: Mapping[str, Any]) -> EngineConfig:
-    """The usual options of a batch that may take all of the machine. It has time to wait for the compiler."""
-    config = EngineConfig(**{"model": model, "kernel_cache": KERNEL_CACHE.expanduser(), **options})
-    if config.kernels != "auto" or config.kernel_cache is None or config.device == "cuda":
-        return config
-    try:
-        build(config.kernel_cache, config.compiler)
-    except CannotBuild as error:
-        log.warning("kernels_not_compiled", serving="torch", reason=str(error))
-        return replace(config, kernels="torch")
-    return replace(config, kernels="cpp")
 
 
 def _tokenizer(model: Path) -> Any:
