@@ -6,9 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
+from motet.errors import SetupError
 from motet_runner.execute import cores, thread_choice
-from motet_runner.execute.thread_choice import KEPT_SECONDS, ROUNDS, KeptChoices, candidates, fastest, measure, quiet
+from motet_runner.execute.thread_choice import (
+    KEPT_SECONDS,
+    ROUNDS,
+    KeptChoices,
+    candidates,
+    fastest,
+    measure,
+    quiet,
+    threads_to_begin_with,
+)
 from tests.runner.engines import ask, make_engine, run
 from tests.runner.random_models import save_base
 from tests.support.compiled_kernels import compiled_library
@@ -26,6 +37,21 @@ def threads() -> Iterator[None]:
 )
 def test_one_half_and_all_of_the_cores_are_tried(usable: int, counts: list[int]) -> None:
     assert candidates(usable) == counts
+
+
+@pytest.mark.parametrize("asked", [0, -1, 2.5, "two"], ids=str)
+def test_a_number_of_threads_that_is_none_is_refused(asked: int) -> None:
+    with pytest.raises(SetupError, match=r"engine\.threads is .* whole number from 1 on"):
+        threads_to_begin_with(asked)
+
+
+def test_no_more_threads_are_taken_than_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_choice, "allowed_cores", lambda: 3)
+    with capture_logs() as logs:
+        assert [threads_to_begin_with(asked) for asked in (None, 1, 3)] == [1, 1, 3]
+        assert not logs
+        assert threads_to_begin_with(10_000) == 3
+    assert [(line["event"], line["asked"], line["taking"]) for line in logs] == [("too_many_threads", 10_000, 3)]
 
 
 @pytest.mark.parametrize(
@@ -191,5 +217,6 @@ def test_nothing_is_measured_for_set_threads_and_for_torch(
 ) -> None:
     compiled_library()
     monkeypatch.setattr(thread_choice, "measure", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(thread_choice, "allowed_cores", lambda: 4)
     make_engine(save_base("llama", tmp_path / "base"), **settings)
     assert torch.get_num_threads() == expected

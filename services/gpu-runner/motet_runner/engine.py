@@ -22,7 +22,7 @@ from motet_runner.execute.kernel_change import KernelChange
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import device_named, load
-from motet_runner.execute.thread_choice import choose_threads
+from motet_runner.execute.thread_choice import choose_threads, threads_to_begin_with
 from motet_runner.execute.worker import LocalWorker, LogitsTap
 from motet_runner.interface import (
     EngineAdapterReport,
@@ -70,7 +70,7 @@ class Engine:
             config.kernels, device_named(config.device), config.kernel_cache, config.compiler
         )
         if config.device != "cuda":
-            torch.set_num_threads(config.threads or 1)
+            torch.set_num_threads(threads_to_begin_with(config.threads))
         self._loaded = load(config.model, config.dtype, config.device, on_load_progress)
         loaded = self._loaded
         page_bytes = loaded.shape.bytes_per_page()

@@ -9,8 +9,11 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.floor(min(cores, quota())))
+    return max(1, math.floor(min(allowed_cores(), quota())))
+
+
+def allowed_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def quota(mount: Path = MOUNT, own_groups: Path = OWN_GROUPS) -> float:

@@ -16,7 +16,8 @@ from typing import Any
 import structlog
 import torch
 
-from motet_runner.execute.cores import usable_cores
+from motet.errors import SetupError
+from motet_runner.execute.cores import allowed_cores, usable_cores
 from motet_runner.execute.model import LoadedModel, MakeAttention, decode_probe
 from motet_runner.memory.out_of_memory import is_out_of_memory
 
@@ -36,6 +37,18 @@ KEPT_SECONDS = 7 * 24 * 3600.0
 
 QUIET = 1.25
 """By how much the usual call may be slower than the fastest one on a machine that does nothing else."""
+
+
+def threads_to_begin_with(asked: int | None) -> int:
+    """`asked`: what somebody has set. More than there are cores would only wait for each other."""
+    if asked is None:
+        return 1
+    if not isinstance(asked, int) or asked < 1:
+        raise SetupError(f"engine.threads is {asked!r}. Give a whole number from 1 on, or leave it out.")
+    cores = allowed_cores()
+    if asked > cores:
+        log.warning("too_many_threads", asked=asked, cores=cores, taking=cores)
+    return min(asked, cores)
 
 
 def candidates(cores: int) -> list[int]:
