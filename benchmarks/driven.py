@@ -28,10 +28,12 @@ class Stoppable:
 
     def __init__(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
         self.name = name
+        # What it leaves there when it is killed goes with it.
+        self._scratch = tempfile.TemporaryDirectory()
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__
         self._process = subprocess.Popen(
             command,
-            env=os.environ | (environment or {}),
+            env={**os.environ, "TMPDIR": self._scratch.name, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=self._where_answers_go(),
             stderr=self._said,
@@ -48,6 +50,7 @@ class Stoppable:
         self._signal(signal.SIGKILL)
         self._process.communicate()
         self._said.close()
+        self._scratch.cleanup()
 
     @property
     def processes(self) -> list[psutil.Process]:

@@ -86,6 +86,18 @@ def test_a_benchmark_that_is_terminated_leaves_no_process(tmp_path: Path) -> Non
     assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
+def test_what_a_killed_process_left_in_its_scratch_folder_is_removed() -> None:
+    code = (
+        "import json, tempfile\n"
+        "print(json.dumps(tempfile.mkstemp()[1]), flush=True)\n"
+        "input(); input()\n"
+    )  # fmt: skip
+    with Driven("fake", [sys.executable, "-c", code]) as driven:
+        left = Path(driven.ask({}))
+        assert left.is_file()
+    assert not left.parent.exists()
+
+
 def test_a_driven_process_is_stopped_between_two_questions_with_its_children() -> None:
     code = (
         "import subprocess, sys; subprocess.Popen(['sleep', '60'])\n"
