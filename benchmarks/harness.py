@@ -5,9 +5,9 @@ alike. The result is the median of the ratios of all pairs, with its spread. The
 other processes take while a pair runs. It discards a disturbed pair and measures again. On a machine that is never
 quiet, it keeps the least disturbed pairs, and the report says so.
 
-With `--json` the last line printed is one object: {"benchmark", "machine", "results": [{"name", "value", "unit",
-"target", "holds"}]}. A result that was measured in pairs also has "against" {"baseline", "ratio", "spread", "pairs",
-"discarded", "disturbed"}.
+With `--json` the last line printed is one object: {"benchmark", "commit", "machine", "results": [{"name", "value",
+"unit", "target", "holds"}]}. A result that was measured in pairs also has "against" {"baseline", "ratio", "spread",
+"pairs", "discarded", "disturbed"}.
 
 A benchmark ends with status 3 when a result misses its target, and with 77 when this machine lacks what it needs.
 """
@@ -17,14 +17,18 @@ import json
 import platform
 import resource
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
 
 QUIET_SHARE = 0.10
 """The share of the time of all cores that other processes may take in a pair. Background daemons take less; a build or
@@ -232,6 +236,21 @@ def machine() -> dict[str, Any]:
     }
 
 
+def commit(folder: Path = ROOT) -> str:
+    """Of the tree that is measured, with a plus if files have changed since; empty if the tree is not git's."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--exclude=*", "--abbrev=10", "--dirty=+"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:  # there is no git
+        return ""
+    return said.stdout.strip()
+
+
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo") as lines:  # noqa: PTH123
@@ -249,7 +268,7 @@ def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
         print(f"{result.name:<{width}}  {result.value:>12.4g} {result.unit:<8} {result.target:<24} {verdict}".rstrip())
     if as_json:
         rows = [result.as_json() for result in results]
-        print(json.dumps({"benchmark": benchmark, "machine": machine(), "results": rows}))
+        print(json.dumps({"benchmark": benchmark, "commit": commit(), "machine": machine(), "results": rows}))
     if any(result.holds is False for result in results):
         sys.exit(MISSED)
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -108,6 +109,24 @@ def test_children_that_end_meanwhile_count_as_our_work(monkeypatch: pytest.Monke
         busy = harness._seconds_of([psutil.Process()]) - began
     assert busy > 0.9
     assert foreign.share == pytest.approx(0, abs=0.02)
+
+
+def test_results_name_the_commit_of_their_tree(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.com")
+        return subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    assert harness.commit(tmp_path) == ""
+    git("init", "-q")
+    (tmp_path / "file").write_text("one")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    git("tag", "-am", "a release", "v1")
+    assert harness.commit(tmp_path) == git("rev-parse", "--short=10", "HEAD").strip()
+    (tmp_path / "file").write_text("two")
+    assert harness.commit(tmp_path) == git("rev-parse", "--short=10", "HEAD").strip() + "+"
 
 
 def test_the_spread_of_ratios_is_shown() -> None:
