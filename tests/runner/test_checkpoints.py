@@ -18,13 +18,14 @@ from motet.errors import ModelFolderError
 from motet_runner.execute import checkpoint
 from motet_runner.execute.checkpoint import CheckpointReader, TensorEntry
 from motet_runner.execute.model import load
+from tests.runner.families import BY_NAME
 from tests.runner.random_models import configs, llama, save_base
-from tests.runner.test_models import FAMILIES
 
 INDEX = "model.safetensors.index.json"
-ALL = configs() | FAMILIES | {
+ALL = configs() | {name: family.config for name, family in BY_NAME.items()} | {
     "tied": transformers.LlamaConfig(**(llama().to_dict() | {"tie_word_embeddings": True})),
 }  # fmt: skip
+MIXTURE = "Mixtral, a mixture of experts"
 
 
 def save_sharded(folder: Path, family: str = "llama", *, dtype: torch.dtype = torch.float32) -> list[str]:
@@ -263,7 +264,7 @@ def test_an_index_names_no_file_outside_of_the_folder(tmp_path: Path) -> None:
         load(folder, "float32", "cpu")
 
 
-@pytest.mark.parametrize("family", ["llama", "Mixtral"])
+@pytest.mark.parametrize("family", ["llama", MIXTURE])
 def test_weights_that_no_file_has_are_refused_and_not_made_up(family: str, tmp_path: Path) -> None:
     """Also not if the index lacks them, too."""
     save_sharded(tmp_path, family)
@@ -280,7 +281,7 @@ def test_weights_that_no_file_has_are_refused_and_not_made_up(family: str, tmp_p
 @pytest.mark.parametrize("change", ["lost", "of another shape"])
 def test_an_expert_that_is_lost_or_does_not_fit_is_refused(change: str, tmp_path: Path) -> None:
     """Transformers stacks the experts of a layer. It finds only then that one is missing."""
-    save_base("Mixtral", tmp_path, config=FAMILIES["Mixtral"])
+    save_base(MIXTURE, tmp_path, config=ALL[MIXTURE])
     held = tensors(tmp_path / "model.safetensors")
     expert = next(name for name in held if "layers.1." in name and "experts.2" in name)
     held[expert] = torch.cat([held[expert], held[expert]])

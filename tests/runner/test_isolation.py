@@ -12,8 +12,8 @@ from motet_runner.adapters.compatibility_check import check
 from motet_runner.engine import Engine
 from motet_runner.interface import Finish, State
 from tests.runner.engines import EngineRun, ask, load, make_engine, run
+from tests.runner.families import BY_NAME
 from tests.runner.random_models import RandomAdapter, save_adapter, save_base
-from tests.runner.test_models import FAMILIES
 
 BAD = RequestId("bad")
 NAN_TOKEN = 499
@@ -76,11 +76,12 @@ def test_pages_left_during_a_prompt_do_not_affect_their_next_sequence(
 
 
 @pytest.mark.parametrize(
-    "family", ["Mixtral", "Mistral, sliding window", "Gemma 2, soft caps and every other layer sliding"]
+    "family",
+    ["Mixtral, a mixture of experts", "Mistral, sliding window", "Gemma 2, soft caps and every other layer sliding"],
 )
 def test_free_pages_and_other_rows_do_not_change_an_answer(family: str, tmp_path: Path) -> None:
     """Every free page holds NaN before every iteration, and a request computes NaN in the same iterations."""
-    engine = make_engine(save_base(family, tmp_path / "base", config=FAMILIES[family]), prefill_chunk_tokens=24)
+    engine = make_engine(save_base(family, tmp_path / "base", config=BY_NAME[family].config), prefill_chunk_tokens=24)
     asked = [ask(f"r{i}", prompt=10 + 9 * i) for i in range(4)]
     expected = run(engine, *asked).tokens
     make_token_nan(engine)

@@ -17,48 +17,16 @@ from motet_runner.interface import Finish
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan
 from tests.runner.engines import ask, make_engine, run
+from tests.runner.families import BY_NAME, GROUPED
 from tests.runner.random_models import VOCABULARY, save_base
 from tests.support.compiled_kernels import compiled_library
 
-SMALL = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0,
-}  # fmt: skip
-GROUPED = SMALL | {"num_key_value_heads": 2}
-FAMILIES = {
-    "Qwen2": transformers.Qwen2Config(**GROUPED),
-    "Qwen3": transformers.Qwen3Config(**GROUPED, head_dim=16),
-    "Mistral, sliding window": transformers.MistralConfig(**GROUPED, sliding_window=24),
-    "Mixtral": transformers.MixtralConfig(**GROUPED, num_local_experts=4, sliding_window=None),
-    "Gemma": transformers.GemmaConfig(**GROUPED, head_dim=16),
-    "Gemma 2, soft caps and every other layer sliding": transformers.Gemma2Config(
-        **GROUPED, head_dim=16, sliding_window=24, query_pre_attn_scalar=16
-    ),
-    "Gemma 3": transformers.Gemma3TextConfig(**GROUPED, head_dim=16, sliding_window=24, query_pre_attn_scalar=16),
-    "OPT": transformers.OPTConfig(
-        vocab_size=VOCABULARY, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=256, word_embed_proj_dim=32, bos_token_id=0, eos_token_id=1, pad_token_id=0,
-    ),
-    "Phi": transformers.PhiConfig(**SMALL),
-    "GPT-J": transformers.GPTJConfig(
-        vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=256, rotary_dim=8,
-        bos_token_id=0, eos_token_id=1, pad_token_id=0,
-    ),
-    "Llama 3 rope": transformers.LlamaConfig(
-        **GROUPED,
-        rope_parameters={
-            "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
-        },
-    ),
-}  # fmt: skip
-
 
 @pytest.mark.parametrize("kernels", ["torch", "cpp"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BY_NAME)
 def test_packed_chunked_and_decoded_tokens_equal_transformers(family: str, kernels: str, tmp_path: Path) -> None:
     """Two sequences at once; one in two chunks and then token by token, past any window."""
-    base = save_base(family, tmp_path / "base", config=FAMILIES[family])
+    base = save_base(family, tmp_path / "base", config=BY_NAME[family].config)
     loaded = execute.load(base, "float32", "cpu")
     first = [(5 * i + 2) % VOCABULARY for i in range(60)]
     second = [(3 * i + 9) % VOCABULARY for i in range(30)]

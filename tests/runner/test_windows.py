@@ -8,19 +8,17 @@ import torch
 from motet.domain import ParkMethod, RequestId, pages_for
 from motet_runner.engine import Engine
 from tests.runner.engines import EngineRun, ask, make_engine, run
+from tests.runner.families import BY_NAME, WINDOW
 from tests.runner.random_models import save_base
-from tests.runner.test_models import FAMILIES
 from tests.support.compiled_kernels import needs_a_compiler
 
-WINDOW = 24
 MOST_PAGES = pages_for(WINDOW) + 1
 ASKED = [ask(f"r{i}", prompt=10 + 30 * i, max_tokens=60) for i in range(3)]
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = FAMILIES["Mistral, sliding window"]
-    assert config.sliding_window == WINDOW
+    config = BY_NAME["Mistral, sliding window"].config
     return save_base("mistral", tmp_path_factory.mktemp("base") / "base", config=config)
 
 

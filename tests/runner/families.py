@@ -1,0 +1,149 @@
+"""The families of models that the tests prove, each with a small random configuration, and what an adapter changes.
+
+`docs/reference/models.md` has the same list for users.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from tests.runner.random_models import VOCABULARY, RandomAdapter
+
+CONTEXT = 256
+ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+SMALL = ENDS | {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": CONTEXT,
+}  # fmt: skip
+GROUPED = SMALL | {"num_key_value_heads": 2}
+WINDOW = 24
+"""Shorter than most prompts of the tests"""
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+EVERY_LINEAR = "all-linear"
+"""In PEFT's words: all but the head"""
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str
+    """As the documentation has it"""
+    config: PreTrainedConfig
+    targets: str | tuple[str, ...] = EVERY_LINEAR
+    """What the adapters of the tests change"""
+
+
+FAMILIES = (
+    Family("Llama", transformers.LlamaConfig(**GROUPED)),
+    Family(
+        "Llama 3, its own rope type",
+        transformers.LlamaConfig(
+            **GROUPED,
+            rope_parameters={
+                "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+            },
+        ),
+    ),
+    Family("Qwen 2", transformers.Qwen2Config(**GROUPED)),
+    Family("Qwen 3", transformers.Qwen3Config(**GROUPED, head_dim=16)),
+    Family("Mistral, sliding window", transformers.MistralConfig(**GROUPED, sliding_window=WINDOW)),
+    Family("Gemma", transformers.GemmaConfig(**GROUPED, head_dim=16)),
+    Family(
+        "Gemma 2, soft caps and every other layer sliding",
+        transformers.Gemma2Config(
+            **GROUPED, head_dim=16, sliding_window=WINDOW, query_pre_attn_scalar=16,
+            attn_logit_softcapping=0.5, final_logit_softcapping=3.0,
+        ),
+    ),
+    Family(
+        "Gemma 3, some layers sliding",
+        transformers.Gemma3TextConfig(
+            **GROUPED, head_dim=16, sliding_window=WINDOW, query_pre_attn_scalar=16,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+    ),
+    Family("Phi", transformers.PhiConfig(**SMALL)),
+    Family("Phi 3", transformers.Phi3Config(**GROUPED)),
+    Family("GPT-NeoX", transformers.GPTNeoXConfig(**SMALL)),
+    Family(
+        "GPT-J",
+        transformers.GPTJConfig(
+            vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=CONTEXT, rotary_dim=8, **ENDS
+        ),
+    ),
+    Family(
+        "GPT-2",
+        transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, **ENDS),
+    ),
+    Family(
+        "OPT",
+        transformers.OPTConfig(
+            vocab_size=VOCABULARY, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
+            max_position_embeddings=CONTEXT, word_embed_proj_dim=32, **ENDS,
+        ),
+    ),
+    Family(
+        "Mixtral, a mixture of experts",
+        transformers.MixtralConfig(**GROUPED, num_local_experts=4, sliding_window=None),
+        ATTENTION,
+    ),
+    Family(
+        "Qwen 3 MoE, a mixture of experts",
+        transformers.Qwen3MoeConfig(
+            **GROUPED, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
+        ),
+        ATTENTION,
+    ),
+)  # fmt: skip
+BY_NAME = {family.name: family for family in FAMILIES}
+
+ADAPTERS = (RandomAdapter(4, 8), RandomAdapter(12, 24, rslora=True), RandomAdapter(3, 7))
+"""Of mixed ranks"""
+
+
+def save_model(config: PreTrainedConfig, folder: Path, *, seed: int = 0) -> Path:
+    """A base of random weights. Biases and norms are random too, so that one that is left out is noticed."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder)
+    return folder
+
+
+def save_adapters(base: Path, family: Family, folder: Path, specs: Sequence[RandomAdapter] = ADAPTERS) -> list[Path]:
+    """What PEFT saves, with a B that is not zero."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from peft import LoraConfig, get_peft_model
+
+        folders = []
+        for number, spec in enumerate(specs):
+            torch.manual_seed(number)
+            targets = family.targets if isinstance(family.targets, str) else list(family.targets)
+            adapted = get_peft_model(
+                AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+                LoraConfig(
+                    r=spec.rank,
+                    lora_alpha=spec.alpha,
+                    use_rslora=spec.rslora,
+                    target_modules=targets,
+                    task_type="CAUSAL_LM",
+                ),
+            )
+            with torch.no_grad():
+                for name, parameter in adapted.named_parameters():
+                    if "lora_" in name:
+                        parameter.normal_(0, 0.1)
+            adapted.save_pretrained(str(folder / str(number)))
+            folders.append(folder / str(number))
+    return folders
