@@ -49,6 +49,16 @@ class RunLayout:
         return self._laid_out[1]
 
     @cached_property
+    def parts(self) -> Sequence[tuple[int, int]]:
+        """Where matrices begin that are multiplied together, and their bytes: the As of each group, and each B."""
+        of_one = self.rank * self.dtype.itemsize
+        found = []
+        for group in self.groups:
+            found.append((self.begin(group), len(group.outputs) * group.inputs * of_one))
+            found += [(self.offsets[linear][1], outputs * of_one) for linear, outputs in group.outputs.items()]
+        return found
+
+    @cached_property
     def _laid_out(self) -> tuple[dict[str, tuple[int, int]], int]:
         end, begin_a, begin_b = 0, {}, {}
         for group in self.groups:

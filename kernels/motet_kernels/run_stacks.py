@@ -1,7 +1,8 @@
 """Copies of the runs of adapters that compute together, one beside the other, so that one product serves many.
 
 A copy is made when an adapter joins the others, never per iteration. The memory of all copies is taken once. The runs
-of one rank make a stack: there, a linear's matrices have equal distances, as a batched product wants them.
+of one rank make a stack: there, matrices that are multiplied together follow each other with nothing in between. Where
+there is something, torch copies them in each product, which takes several times as long as the product.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from motet_kernels.lora_batch import PlacedAdapter
-from motet_kernels.run_layout import RunLayout
+from motet_kernels.run_layout import LinearGroup, RunLayout
 
 
 class RunStack:
@@ -18,18 +19,28 @@ class RunStack:
     def __init__(self, layout: RunLayout, room: torch.Tensor) -> None:
         """`room`: [places · bytes of a run]"""
         self.layout = layout
-        self.places = len(room) // layout.bytes
+        self.places = places = len(room) // layout.bytes
         self.position: dict[str, int] = {}
         """Adapter → its place. There are no gaps."""
-        self._runs = room[: self.places * layout.bytes].view(self.places, layout.bytes)
-        self._matrices: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._parts = {
+            begin: room[begin * places : (begin + size) * places].view(places, size) for begin, size in layout.parts
+        }
+        """Where a part of a run begins → this part of all runs [places, bytes]"""
+        self._matrices: dict[int, torch.Tensor] = {}
 
-    def matrices(self, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """A [adapters, inputs, rank] and B [adapters, rank, outputs] of a linear."""
-        found = self._matrices.get(linear)
+    def group_a(self, group: LinearGroup) -> torch.Tensor:
+        """Aᵀ [adapters, linears · rank, inputs] of all linears of a group"""
+        return self._of(self.layout.begin(group), len(group.outputs) * self.layout.rank)
+
+    def b(self, linear: str) -> torch.Tensor:
+        """B [adapters, rank, outputs] of a linear"""
+        return self._of(self.layout.offsets[linear][1], self.layout.rank)
+
+    def _of(self, begin: int, rows: int) -> torch.Tensor:
+        found = self._matrices.get(begin)
         if found is None:
-            a, b = self.layout.matrices(self._runs[: len(self.position)], linear)
-            found = self._matrices[linear] = a.transpose(1, 2), b
+            part = self._parts[begin][: len(self.position)].view(self.layout.dtype)
+            found = self._matrices[begin] = part.unflatten(1, (rows, -1))
         return found
 
     def hold(self, adapters: Sequence[PlacedAdapter], memory: torch.Tensor) -> None:
@@ -43,12 +54,15 @@ class RunStack:
         self._matrices = {}
         for adapter in joining:
             place = position[adapter.name] = gaps.pop() if gaps else len(position)
-            self._runs[place].copy_(memory[adapter.offset : adapter.offset + self.layout.bytes])
+            for begin, part in self._parts.items():
+                first = adapter.offset + begin
+                part[place].copy_(memory[first : first + part.shape[1]])
         last = {place: name for name, place in position.items() if place >= len(position)}
         for place in gaps:
             if place < len(position):
                 old, name = last.popitem()
-                self._runs[place].copy_(self._runs[old])
+                for part in self._parts.values():
+                    part[place].copy_(part[old])
                 position[name] = place
 
 

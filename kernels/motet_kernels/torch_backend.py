@@ -19,8 +19,21 @@ LONG_SEGMENT_ROWS = 16
 """A segment of at least so many rows gets two matrix products for itself, which keep a core busy. Shorter segments are
 padded to one length and share one batched product."""
 
-_Views = dict[str, tuple[torch.Tensor, torch.Tensor]]
-"""Linear → A [inputs, rank] and B [rank, outputs] of one adapter."""
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Linears that are fed the same rows, and whose results are columns of one matrix."""
+
+    linears: tuple[str, ...]
+    columns: Sequence[int]
+    """Where the columns of each begin; the last one is the number of all columns."""
+    group: LinearGroup
+    first: int
+    """Where they begin in the group, which has them in this order"""
+
+
+_Views = dict[tuple[str, ...], tuple[torch.Tensor, list[torch.Tensor]]]
+"""Linears → A [inputs, linears · rank] and each B [rank, outputs] of one adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +78,12 @@ class TorchBackend:
         self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype, *, copy_bytes: int
     ) -> None:
         self._memory = memory
-        groups = tuple(groups)
+        self._groups = groups = tuple(groups)
+        self._alone = {
+            linear: Together((linear,), (0, outputs), group, place)
+            for group in groups
+            for place, (linear, outputs) in enumerate(group.outputs.items())
+        }
         self._layout = cache(lambda rank: RunLayout(rank, groups, dtype))
         self._stacks = RunStacks(memory, copy_bytes, self.layout)
         self._views: dict[PlacedAdapter, _Views] = {}
@@ -99,18 +117,46 @@ class TorchBackend:
         return batch
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: LoraBatch) -> None:
-        for rows in batch.in_place:
-            if linear in rows.adapter.linears:
-                a, b = rows.views.get(linear) or self._view(rows, linear)
-                y[rows.start : rows.stop].addmm_(x[rows.start : rows.stop] @ a, b)
-        for stacked in batch.stacked:
-            if linear in stacked.linears:  # of the adapters that do not change it there are zeros
-                _add_stacked(y, x, *stacked.stack.matrices(linear), stacked)
+        self._add(y, x, self._alone[linear], batch)
 
-    def _view(self, rows: RowsInPlace, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
-        layout, begin = self._layout(rows.adapter.rank), rows.adapter.offset
-        a, b = layout.matrices(self._memory[begin : begin + layout.bytes], linear)
-        view = rows.views[linear] = a.t(), b
+    def together(self, linears: Sequence[str], columns: Sequence[int]) -> list[tuple[slice, Together]]:
+        """How `add_lora_together` treats these linears, whose columns lie side by side: those of one group at once, the
+        others alone. Left out are those that no adapter may change."""
+        names = tuple(linears)
+        for group in self._groups:
+            if names == tuple(group.outputs):
+                return [(slice(None), Together(names, tuple(columns), group, 0))]
+        spans = zip(names, columns, columns[1:], strict=False)
+        return [(slice(first, last), self._alone[linear]) for linear, first, last in spans if linear in self._alone]
+
+    def add_lora_together(
+        self, y: torch.Tensor, x: torch.Tensor, linears: Sequence[tuple[slice, Together]], batch: LoraBatch
+    ) -> None:
+        """What `add_lora` does, with the results of several linears as columns of y."""
+        for columns, of_some in linears:
+            self._add(y if columns == slice(None) else y[:, columns], x, of_some, batch)
+
+    def _add(self, y: torch.Tensor, x: torch.Tensor, some: Together, batch: LoraBatch) -> None:
+        for rows in batch.in_place:
+            changed = rows.adapter.linears
+            if not changed.isdisjoint(some.linears):
+                a, several_b = rows.views.get(some.linears) or self._view(rows, some)
+                v = x[rows.start : rows.stop] @ a
+                into = y[rows.start : rows.stop]
+                rank = rows.adapter.rank
+                for place, linear in enumerate(some.linears):
+                    if linear in changed:
+                        columns = into[:, some.columns[place] : some.columns[place + 1]]
+                        columns.addmm_(v[:, place * rank : (place + 1) * rank], several_b[place])
+        for stacked in batch.stacked:
+            if not stacked.linears.isdisjoint(some.linears):  # of the adapters that do not change them there are zeros
+                _add_stacked(y, x, some, stacked)
+
+    def _view(self, rows: RowsInPlace, some: Together) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        layout, begin, rank = self._layout(rows.adapter.rank), rows.adapter.offset, rows.adapter.rank
+        run = self._memory[begin : begin + layout.bytes]
+        a = layout.group_a(run, some.group)[some.first * rank : (some.first + len(some.linears)) * rank]
+        view = rows.views[some.linears] = a.t(), [layout.matrices(run, linear)[1] for linear in some.linears]
         return view
 
 
@@ -171,16 +217,37 @@ def _blocks(stack: RunStack, of_adapters: dict[PlacedAdapter, list[int]], device
     )
 
 
-def _add_stacked(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, stacked: StackedRows) -> None:
-    blocks = (len(a), stacked.width, -1)
-    if stacked.whole is not None:  # the rows already lie as the blocks do
-        y[stacked.whole].view(blocks).baddbmm_(torch.bmm(x[stacked.whole].view(blocks), a), b)
-        return
-    v = torch.bmm(x.index_select(0, stacked.row_of_place).view(blocks), a)
-    added = torch.bmm(v, b).view(-1, y.shape[1])
-    if stacked.places_used is not None:
-        added = added.index_select(0, stacked.places_used)
-    if isinstance(stacked.rows, slice):
-        y[stacked.rows] += added
-    else:
-        y.index_add_(0, stacked.rows, added)
+def _add_stacked(y: torch.Tensor, x: torch.Tensor, some: Together, stacked: StackedRows) -> None:
+    stack, rank, blocks = stacked.stack, stacked.stack.layout.rank, (-1, stacked.width)
+    a = stack.group_a(some.group)
+    if len(some.linears) < len(some.group.outputs):
+        a = a[:, some.first * rank : (some.first + len(some.linears)) * rank]
+    whole = stacked.whole
+    rows = x.index_select(0, stacked.row_of_place) if whole is None else x[whole]  # they already lie as the blocks do
+    v = _shrunk(rows.unflatten(0, blocks), a)
+    into = y[stacked.rows].unflatten(0, blocks) if whole is not None else y
+    for place, linear in enumerate(some.linears):
+        if linear not in stacked.linears:
+            continue
+        of_linear = v[..., place * rank : (place + 1) * rank] if len(some.linears) > 1 else v
+        columns = into[..., some.columns[place] : some.columns[place + 1]]
+        if whole is not None:
+            columns.baddbmm_(of_linear, stack.b(linear))
+            continue
+        added = torch.bmm(of_linear, stack.b(linear)).flatten(0, 1)
+        if stacked.places_used is not None:
+            added = added.index_select(0, stacked.places_used)
+        if isinstance(stacked.rows, slice):
+            columns[stacked.rows] += added
+        else:
+            columns.index_add_(0, stacked.rows, added)
+
+
+def _shrunk(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """x [adapters, rows, inputs] · Aᵀ [adapters, ranks, inputs] → [adapters, rows, ranks]
+
+    Of a second factor torch would make a copy if its matrices did not follow each other; it is faster if they do.
+    """
+    if a.is_contiguous():
+        return torch.bmm(x, a.transpose(1, 2))
+    return torch.bmm(a, x.transpose(1, 2)).transpose(1, 2)
