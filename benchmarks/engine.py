@@ -19,6 +19,9 @@ from benchmarks.engine_cases.disturbed import busy, prefill
 from benchmarks.engine_cases.ours import gained, host, kept
 from benchmarks.engine_cases.setup import add_sizes, prepared, start_as_the_product_does
 from benchmarks.harness import arguments, report
+from motet_runner.settings import Settings
+
+SLOWDOWN: float = Settings.model_fields["decode_slowdown"].default
 
 CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "gained": gained,
@@ -50,8 +53,8 @@ def main() -> None:
     parser.add_argument("--arrivals", type=float, default=16, help="of them in a second")
     parser.add_argument("--static-batches", type=int, nargs="+", default=[8, 16, 32], help="sizes to try of theirs")
     parser.add_argument("--ragged-pairs", type=int, default=2, help="pairs to measure them in")
-    parser.add_argument("--long-prompt", type=int, default=1536, help="tokens of the prompt of the case prefill")
-    parser.add_argument("--chunks", type=int, nargs="+", default=[16, 512], help="tokens of its pieces")
+    parser.add_argument("--long-prompt", type=int, default=2000, help="tokens of the prompt of the case prefill")
+    parser.add_argument("--slowdown", type=float, default=SLOWDOWN, help="the limit of the case prefill")
     given = parser.parse_args()
     with prepared(given) as bench:
         asyncio.run(measure(bench))

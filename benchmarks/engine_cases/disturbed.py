@@ -12,13 +12,13 @@ import psutil
 
 from benchmarks.engine_cases.bench import Bench, at_least, at_most
 from benchmarks.engine_run import Ask, random_prompt
-from benchmarks.harness import alternate, percentile
+from benchmarks.harness import Result, alternate, percentile
 
 BUSY_THROUGHPUT, BUSY_P99 = 0.4, 6.0
 GAP = 2.5
-DECODES, DECODED = 16, 256
+DECODES, DECODED = 16, 512
 """The sequences beside which the long prompt arrives, and their tokens: so many that the steps with a piece of it are
-fewer than half."""
+fewer than half, also with the limit, which makes them many."""
 
 
 async def busy(bench: Bench) -> None:
@@ -58,35 +58,43 @@ async def busy(bench: Bench) -> None:
 
 
 async def prefill(bench: Bench) -> None:
-    """A long prompt arrives while others decode. A gap is the time between two tokens of one of them."""
+    """A long prompt arrives while others decode, once with the limit of the product and once without one. A gap is the
+    time between two tokens of one of the others."""
     if "fused" not in bench.kernels:
         return
     given, tokens = bench.given, random.Random(0)
-    for chunk in given.chunks:
-        run = bench.new_run("fused", prefill_chunk_tokens=chunk)
 
-        def prompt(length: int) -> tuple[int, ...]:
-            return random_prompt(tokens, length, given.vocabulary)
+    def prompt(length: int) -> tuple[int, ...]:
+        return random_prompt(tokens, length, given.vocabulary)
 
+    for slowdown in (given.slowdown, None):
+        run = bench.new_run("fused", decode_slowdown=slowdown)
         others = [Ask(prompt(given.prompt), DECODED) for _ in range(DECODES)]
         # It arrives when a fifth of the tokens is there.
         alone = run.serve(others)
         late = Ask(prompt(given.long_prompt), 1, at=alone.times[0][DECODED // 5])
         gaps: list[float] = []
+        longest: list[float] = []
         firsts: list[float] = []
         for _ in range(given.pairs):
             served = run.serve([*others, late])
             # Not the gaps while the others' own prompts are computed.
             began = max(times[0] for times in served.times[:DECODES])
-            gaps += [b - a for times in served.times[:DECODES] for a, b in pairwise(times) if a >= began]
+            of_run = [b - a for times in served.times[:DECODES] for a, b in pairwise(times) if a >= began]
+            gaps += of_run
+            longest.append(max(of_run))
             firsts.append(served.times[DECODES][0] - late.at)
         p50, p99 = percentile(gaps, 0.5), percentile(gaps, 0.99)
-        print(f"  pieces of {chunk}: gaps p50 {p50 * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms", flush=True)
-        bench.add(f"first_token_ms_chunk_{chunk}", percentile(firsts, 0.5) * 1e3, "ms")
-        if chunk == min(given.chunks):
-            bench.results.append(at_most("gap_beside_prefill", p99 / p50, GAP))
-        else:
-            bench.add(f"gap_beside_prefill_chunk_{chunk}", p99 / p50, "x")
+        limit = "no limit" if slowdown is None else f"limit {slowdown:g}"
+        print(f"  {limit}: gaps p50 {p50 * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms", flush=True)
+        suffix = "" if slowdown is not None else "_without_limit"
+        bench.results.append(
+            Result("gap_beside_prefill_without_limit", p99 / p50, "x")
+            if slowdown is None
+            else at_most("gap_beside_prefill", p99 / p50, GAP)
+        )
+        bench.add(f"longest_gap_beside_prefill{suffix}", percentile(longest, 0.5) / p50, "x")
+        bench.add(f"first_token_beside_decodes{suffix}", percentile(firsts, 0.5) * 1e3, "ms")
 
 
 @contextmanager

@@ -94,7 +94,11 @@ class Engine:
         self._kernel_change.begin(kernels)
         prefill_seconds, copy_seconds = self._worker.measure(max_length)
         self._worker.on_logits = on_logits
-        self._costs = StepCosts(prefill_seconds_per_token=prefill_seconds, swap_seconds_per_page=copy_seconds)
+        self._costs = costs = StepCosts(
+            prefill_seconds_per_token=prefill_seconds,
+            swap_seconds_per_page=copy_seconds,
+            decode_slowdown=config.decode_slowdown,
+        )
         self._planner = Planner(
             pages=pages,
             preset=preset,
@@ -109,7 +113,8 @@ class Engine:
             prefix_cache=config.prefix_cache,
             max_adapters=config.max_resident_adapters,
             pages_of_rank=lambda rank: -(-linears.run_bytes(rank) // page_bytes),
-            cheaper=self._costs.cheaper_park,
+            cheaper=costs.cheaper_park,
+            beside=None if config.decode_slowdown is None else costs.prompt_tokens_beside,
         )
         self._launched: deque[tuple[StepPlan, float]] = deque()
         """Launched plans that are not collected, and when they began."""

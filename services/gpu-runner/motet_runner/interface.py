@@ -273,6 +273,9 @@ class EngineConfig:
     kv_cache_mib: int | None = None
     host_kv_mib: int | None = None
     prefill_chunk_tokens: int = 512
+    decode_slowdown: float | None = None
+    """How many times as long an iteration that decodes may become through the prompt tokens beside. None: no limit, for
+    those who only want all answers soon."""
     threads: int | None = None
     step_trace: Path | None = None
     prefix_cache: bool = True

@@ -175,6 +175,11 @@ class Settings(BaseSettings):
     """The most prompt tokens in one iteration. A longer prompt is computed in pieces, so that other sequences go on.
     Larger values bring the first token earlier and delay the tokens of others."""
 
+    decode_slowdown: float = Field(2.0, gt=1)
+    """How many times as long as its decodes alone an iteration may take, by what the runner has measured: while other
+    sequences decode, prompts are computed in smaller pieces. Larger values bring the first token earlier and delay the
+    tokens of others. Only presets that cut prompts heed it."""
+
     threads: int | None = Field(None, ge=1)
     """Threads of the engine on a CPU. Unset: one with the kernels of torch; with the compiled ones as many as a short
     measurement finds best, of the cores that the runner may use. Results are the same. The choice is kept beside the
@@ -283,6 +288,7 @@ class Settings(BaseSettings):
             kv_cache_mib=self.kv_cache_mib,
             host_kv_mib=self.host_kv_mib,
             prefill_chunk_tokens=self.prefill_chunk_tokens,
+            decode_slowdown=self.decode_slowdown,
             threads=self.threads,
             protect_after_steps=self.protect_after_steps,
             prefix_cache=self.prefix_cache,

@@ -9,15 +9,22 @@ sequence that was paused as often as the preset allows goes before all others an
 Suspects, in whose company an engine has died, are the exception: each is computed alone until it has shown that it can
 be computed, so that the next death tells the request that kills engines from its neighbours. Every other iteration is
 for everybody else: suspects slow their neighbours down by half at most.
+
+Presets that cut prompts take fewer prompt tokens beside decodes than alone, so that no decode waits long for its next
+token; `step_costs` knows how many.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from motet.domain import BASE, Digest, pages_for
 from motet_runner.plan.joining import choose, passed_over
 from motet_runner.plan.presets import UNBOUNDED, Preset
 from motet_runner.plan.sequence import Sequence
+
+PromptTokensBeside = Callable[[int, int], int]
+"""How many prompt tokens an iteration with so many decodes takes, while so many sequences are in their prompt phase; at
+least one."""
 
 
 @dataclass(slots=True)
@@ -88,12 +95,14 @@ def compose(
     places: int,
     suspects_first: bool = True,
     free_pages: int | None = None,
+    beside: PromptTokensBeside | None = None,
 ) -> Iteration:
     """Choose the rows of one iteration among sequences that could run, given in order of arrival.
 
     `places` bounds how many sequences have started and not finished (OR-08). A sequence at its promise is skipped,
     and only that one (S3-10). With `suspects_first` a suspect goes before the others, otherwise after them.
-    `free_pages` is what the store can give now; only presets that pause look at it.
+    `free_pages` is what the store can give now; only presets that pause look at it. `beside` bounds the prompt tokens
+    of an iteration that also decodes, for presets that cut prompts; None: only `chunk_tokens` does.
     """
     started: list[Sequence] = []
     fresh: list[Sequence] = []
@@ -106,23 +115,32 @@ def compose(
     suspects = [sequence for sequence in chosen if sequence.suspect]
     others = [sequence for sequence in chosen if not sequence.suspect] if suspects else chosen
     if suspects and (suspects_first or not others):
-        return _rows(suspects[:1], preset, chunk_tokens)
+        return _rows(suspects[:1], preset, chunk_tokens, beside)
     if preset.pauses:
         return _prompts_first(others, preset, free_pages) or _prompts_first(others, preset, None)
-    iteration = _rows(others, preset, chunk_tokens)
+    iteration = _rows(others, preset, chunk_tokens, beside)
     if preset.order != "arrival":
         iteration.passed_over = passed_over(fresh, (work.sequence for work in iteration.prefills))
     return iteration
 
 
-def _rows(sequences: Iterable[Sequence], preset: Preset, chunk_tokens: int) -> Iteration:
+def _rows(
+    sequences: Iterable[Sequence], preset: Preset, chunk_tokens: int, beside: PromptTokensBeside | None
+) -> Iteration:
     iteration = Iteration()
-    tokens_left = (chunk_tokens if preset.chunked else preset.prefill_tokens) or UNBOUNDED
-    prefills_left = preset.prefills or UNBOUNDED
+    prompts: list[Sequence] = []
     for sequence in sequences:
         if sequence.decodes:
             iteration.decodes.append(_decode(sequence))
-            continue
+        else:
+            prompts.append(sequence)
+    if not prompts:
+        return iteration
+    tokens_left = (chunk_tokens if preset.chunked else preset.prefill_tokens) or UNBOUNDED
+    if preset.chunked and beside is not None and iteration.decodes:
+        tokens_left = min(tokens_left, beside(len(iteration.decodes), len(prompts)))
+    prefills_left = preset.prefills or UNBOUNDED
+    for sequence in prompts:
         wanted = min(sequence.to_schedule, sequence.room)
         if prefills_left == 0 or tokens_left == 0:
             continue

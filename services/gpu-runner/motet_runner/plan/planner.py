@@ -25,7 +25,7 @@ from motet_runner.interface import (
     StateChanged,
 )
 from motet_runner.plan.admission import refuse_what_cannot_be, too_long_beside_adapter
-from motet_runner.plan.composer import Iteration, Work, compose
+from motet_runner.plan.composer import Iteration, PromptTokensBeside, Work, compose
 from motet_runner.plan.presets import Preset
 from motet_runner.plan.self_protection import SelfProtection
 from motet_runner.plan.sequence import Sequence
@@ -64,6 +64,7 @@ class Planner:
         prefix_cache: bool = True,
         window: int | None = None,
         cheaper: Callable[[Sequence], ParkMethod] = lambda _: ParkMethod.RECOMPUTE,
+        beside: PromptTokensBeside | None = None,
     ) -> None:
         self.sequences = SequenceTable()
         # A sequence whose window leaves pages does not hold the first pages of its prefix, which sharing needs.
@@ -80,6 +81,7 @@ class Planner:
         self.places = places
         self.chunk = SizeLimit(chunk_tokens, least=PAGE_TOKENS)
         """How many prompt tokens an iteration may compute."""
+        self._beside = beside
         self.max_length = min(max_length, pages * PAGE_TOKENS)
         self.vocabulary = vocabulary
         self.eos_token_ids = eos_token_ids
@@ -274,6 +276,7 @@ class Planner:
             places=self.places,
             suspects_first=suspects_first,
             free_pages=self.memory.free,
+            beside=self._beside,
         )
 
     def _share_cached(self) -> None:
