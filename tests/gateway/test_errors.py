@@ -84,7 +84,6 @@ async def test_a_wrong_field_is_named(served: Served, body: dict[str, Any], para
         ({"prompt": ""}, "prompt"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
-        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
         ({}, "prompt"),
     ],
 )

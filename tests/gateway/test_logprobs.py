@@ -56,6 +56,7 @@ def answered(
         on_placed=nothing,
         changed=nothing,
         stop_here=nothing,
+        score=nothing,
     )
     for token in answer:
         choice.deliver([token], [runner_pb2.TokenLogprobs(logprob=-1, top_ids=[token], top_logprobs=[-1])])

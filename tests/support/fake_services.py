@@ -96,6 +96,8 @@ class Running:
     output: deque[int]
     index: int
     session: Stream
+    scored: int
+    """Tokens of the prompt whose log probabilities were sent."""
 
 
 class FakeRunner(runner_pb2_grpc.RunnerServicer):
@@ -115,6 +117,8 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self.asset_digest = ASSET_DIGEST
         self.step_seconds = 0.0
         self.tokens_per_step = 1
+        self.scores_per_step = 1 << 30
+        """Log probabilities of the prompt; with the last of them comes the first token."""
         self.submits: list[runner_pb2.Submit] = []
         self.cancels: list[runner_pb2.CancelGeneration] = []
         self.asset_requests = 0
@@ -226,7 +230,9 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
             self._end(submit.request, old.submit.epoch)
         have = len(submit.choices[0].delivered_ids)
         output = deque(answer_of(submit)[have:])
-        self._running[submit.request] = Running(submit, output, have, session)
+        prompt_is_scored = len(submit.prompt_ids) if not submit.sampling.HasField("prompt_logprobs") else 1
+        scored = max(prompt_is_scored, submit.choices[0].scored)
+        self._running[submit.request] = Running(submit, output, have, session, scored)
         self._work.set()
 
     @staticmethod
@@ -263,6 +269,23 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
 
     def _advance(self, running: Running) -> Sequence[runner_pb2.SequenceStep]:
         submit = running.submit
+        prompt = submit.prompt_ids
+        if running.scored < len(prompt):
+            places = range(running.scored, min(len(prompt), running.scored + self.scores_per_step))
+            running.scored = places.stop
+            scores = [score_of(prompt[place], place, submit.sampling.prompt_logprobs) for place in places]
+            step = runner_pb2.SequenceStep(
+                request=submit.request,
+                epoch=submit.epoch,
+                index=running.index,
+                prompt_index=places.start,
+                prompt_logprobs=scores,
+            )
+            return [step] if running.scored < len(prompt) else [step, *self._answer(running)]
+        return self._answer(running)
+
+    def _answer(self, running: Running) -> Sequence[runner_pb2.SequenceStep]:
+        submit = running.submit
         tokens = [running.output.popleft() for _ in range(min(self.tokens_per_step, len(running.output)))]
         step = runner_pb2.SequenceStep(request=submit.request, epoch=submit.epoch, index=running.index, tokens=tokens)
         if submit.sampling.logprobs:
@@ -292,6 +315,17 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
             self.skips_an_index_at = None
             sent.remove(step)
         return sent
+
+
+def score_of(token: int, place: int, alternatives: int) -> runner_pb2.TokenLogprobs:
+    """The log probability of a prompt's token, which is the most likely one at every other place."""
+    best = token + place % 2
+    top = range(alternatives)
+    return runner_pb2.TokenLogprobs(
+        logprob=-(place + place % 2) / 8,
+        top_ids=[best + one for one in top],
+        top_logprobs=[-(place + 4 * one) / 8 for one in top],
+    )
 
 
 def answer_of(submit: runner_pb2.Submit) -> list[int]:

@@ -33,6 +33,8 @@ class Client:
 
     def waiting(self, for_what: str) -> None: ...
 
+    def score(self, logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None: ...
+
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         self.tokens.extend(tokens)
 

@@ -21,6 +21,7 @@ from motet_gateway.catalog import Catalog, CurrentCatalog
 from motet_gateway.generation import (
     CancelAtRunner,
     Deliver,
+    DeliverScores,
     Dropped,
     Effect,
     EndReason,
@@ -55,6 +56,9 @@ class TokenSink(Protocol):
     def waiting(self, for_what: str) -> None:
         """Why the choice makes no tokens at the moment; empty: it can make some."""
 
+    def score(self, logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
+        """Of the next tokens of the prompt; the first call begins with its second token."""
+
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None: ...
 
     def end(self, how: EndReason | MotetError) -> None:
@@ -83,6 +87,9 @@ class GenerationRequest:
     """How many choices have the same prompt, with this one."""
     prefix_hints: Sequence[int] = ()
     """Of the first pages of the prompt (`motet.prefix_hints`)."""
+    scores_only: bool = False
+    """The client wants the prompt's log probabilities and no answer. An engine computes one token at least; nobody gets
+    it, and it is not counted."""
 
 
 @dataclass(slots=True)
@@ -90,7 +97,16 @@ class _LiveChoice:
     order: GenerationRequest
     sink: TokenSink
     asked_at: float
-    generation: Generation = field(default_factory=Generation)
+    generation: Generation = field(init=False)
+
+    def __post_init__(self) -> None:
+        scores = self.order.sampling.HasField("prompt_logprobs")
+        self.generation = Generation(to_score=len(self.order.prompt_ids) if scores else 0)
+
+    @property
+    def counted_tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return 0 if self.order.scores_only else len(self.generation.delivered)
 
 
 class Dispatcher:
@@ -307,6 +323,8 @@ class Dispatcher:
                 case Submit(placement):
                     live.sink.placed()
                     self._runners.submit(placement, self._submission(live, placement))
+                case DeliverScores(logprobs):
+                    live.sink.score(logprobs)
                 case FinishChoice(how):
                     if isinstance(how, RequestKillsEngines):
                         log.error("request_kills_engines", request=live.order.request, tenant=live.order.tenant)
@@ -326,6 +344,8 @@ class Dispatcher:
                     self._report_lost(live, epoch, instance, why)
 
     def _deliver(self, live: _LiveChoice, delivery: Deliver) -> None:
+        if live.order.scores_only:
+            return
         try:
             live.sink.deliver(delivery.tokens, delivery.logprobs)
         except Exception:
@@ -430,7 +450,11 @@ class Dispatcher:
             promise=placement.promise,
             adapter_digest=order.adapter_digest,
             prompt_ids=order.prompt_ids,
-            choices=[runner_pb2.Choice(choice=order.choice, delivered_ids=live.generation.delivered)],
+            choices=[
+                runner_pb2.Choice(
+                    choice=order.choice, delivered_ids=live.generation.delivered, scored=live.generation.scored
+                )
+            ],
             sampling=order.sampling,
             seed=order.seed,
             tenant=order.tenant,
@@ -446,13 +470,13 @@ class Dispatcher:
             request=live.order.request,
             epoch=epoch,
             prompt_tokens=len(live.order.prompt_ids),
-            output_tokens=len(live.generation.delivered),
+            output_tokens=live.counted_tokens,
             reason=reason,
         )
 
 
 def _tokens_of(live: _LiveChoice) -> tuple[str, int, int]:
-    return live.order.tenant, len(live.order.prompt_ids), len(live.generation.delivered)
+    return live.order.tenant, len(live.order.prompt_ids), live.counted_tokens
 
 
 def _waiting_for(progress: runner_pb2.SequenceProgress, order: GenerationRequest) -> str:

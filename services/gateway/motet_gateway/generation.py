@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from motet.api.v1 import common_pb2, runner_pb2
-from motet.errors import AdapterError, InvalidRequest, MotetError, from_proto
+from motet.errors import AdapterError, InvalidRequest, MotetError, UnsupportedParameter, from_proto
 from motet_gateway.loss_limits import Loss, LossCounter
 
 
@@ -78,6 +78,13 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class DeliverScores:
+    """Log probabilities of tokens of the prompt, in order: the first ones are those of its second token."""
+
+    logprobs: Sequence[runner_pb2.TokenLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
 class FinishChoice:
     """The single end: why it ended, or its error."""
 
@@ -91,24 +98,43 @@ class Dropped:
     why: str
 
 
-Effect = Submit | CancelAtRunner | ReportLost | ReportCancelled | ReportFinished | Deliver | FinishChoice | Dropped
+Effect = (
+    Submit
+    | CancelAtRunner
+    | ReportLost
+    | ReportCancelled
+    | ReportFinished
+    | Deliver
+    | DeliverScores
+    | FinishChoice
+    | Dropped
+)
 
 _NOTHING: tuple[Effect, ...] = ()
 _STALE = (Dropped("stale epoch"),)
 _DUPLICATE = (Dropped("duplicate index"),)
 _GAP = "tokens are missing between two steps"
+_GAP_IN_SCORES = "log probabilities of the prompt are missing between two steps"
+_CANNOT_SCORE = (
+    "The runner gives no log probabilities of prompts. It is older than this gateway. Ask without echo or logprobs, or "
+    "try again when all runners have the same version."
+)
 
 
 class Generation:
     """The state of one choice. Every method returns what to do now; after the end, nothing."""
 
-    __slots__ = ("alone", "avoid", "delivered", "epoch", "losses", "phase", "placement")
+    __slots__ = ("alone", "avoid", "delivered", "epoch", "losses", "phase", "placement", "scored", "to_score")
 
-    def __init__(self) -> None:
+    def __init__(self, *, to_score: int = 0) -> None:
+        """`to_score`: tokens of the prompt whose log probabilities are wanted, all of them or 0."""
         self.phase = GenerationPhase.WAITING
         self.epoch = 0
         self.placement: RunnerPlacement | None = None
         self.delivered: list[int] = []
+        self.to_score = to_score
+        self.scored = min(1, to_score)
+        """Tokens of the prompt that are scored, from the first one on, which has no log probability."""
         self.avoid = ""
         """The instance that declined or lost it last."""
         self.alone = False
@@ -132,6 +158,23 @@ class Generation:
     def step(self, step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
         if step.epoch != self.epoch or self.phase is not GenerationPhase.PLACED:
             return _STALE
+        if self.scored < self.to_score:
+            return self._step_with_scores(step)
+        return self._take(step)
+
+    def _step_with_scores(self, step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
+        index, scores = step.prompt_index, step.prompt_logprobs
+        if scores and index > self.scored:
+            return self._lost(_GAP_IN_SCORES, cancel=True)
+        news = scores[self.scored - index : self.to_score - index] if scores else []
+        self.scored += len(news)
+        if step.tokens and self.scored < self.to_score:
+            error = UnsupportedParameter(_CANNOT_SCORE, param="echo")
+            return (*self._leave("it gives no scores", common_pb2.FINISH_REASON_FAILED), FinishChoice(error))
+        delivery: tuple[Effect, ...] = (DeliverScores(news),) if news else _NOTHING
+        return (*delivery, *self._take(step))
+
+    def _take(self, step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
         have = len(self.delivered)
         index = step.index
         tokens: Sequence[int] = list(step.tokens)  # a protobuf field is several times slower to read

@@ -32,7 +32,7 @@ class Metrics:
         )
         self.tokens = Counter(
             "motet_tokens",
-            "Prompt tokens (input) and generated tokens (output) of requests that got at least one token.",
+            "Tokens of prompts (input) and answers (output) of requests that got at least one token, or wanted none.",
             (*who, "kind"),
             registry=registry,
         )

@@ -32,6 +32,9 @@ MAX_MODEL_NAME_LENGTH = 512
 MAX_MESSAGES = 4096
 """Chat templates loop over the messages, some of them several times. So many messages fill any context."""
 MAX_PROMPTS = 128
+MAX_SCORES = 1 << 19
+"""Log probabilities of prompts in one answer: of each token and its alternatives, for each choice. So many are about
+15 MB of JSON."""
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for plain completions, which clients know and rely on."""
 
@@ -149,6 +152,16 @@ class Body(DescribedModel):
         raise NotImplementedError
 
     @property
+    def prompt_logprobs_wanted(self) -> int | None:
+        """How many alternatives beside each token of the prompt; None: no logprobs of the prompt."""
+        return None
+
+    @property
+    def scores_only(self) -> bool:
+        """Whether the client wants the prompt back and no answer."""
+        return False
+
+    @property
     def output_limit(self) -> tuple[str, int | None]:
         """The field that limits the answer, and its value."""
         return "max_tokens", self.max_tokens
@@ -221,10 +234,12 @@ class ChatBody(Body):
 class CompletionBody(Body):
     prompt: Any
     """A string, a list of up to 128 strings, a list of token ids, or up to 128 such lists."""
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """The most tokens of an answer. Unset: 16. 0 only with `echo`: the prompt alone comes back."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """Return the log probability of each token and of so many alternatives."""
     echo: bool | None = None
-    """Put the prompt before the answer. Not with `stream` or `logprobs`."""
+    """Put the prompt before the answer, with `logprobs` those of its tokens, too. The first token has none."""
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
@@ -233,10 +248,8 @@ class CompletionBody(Body):
             raise _unsupported("suffix", "text after the answer is not supported; send only prompt")
         if extra.get("best_of") not in (None, self.choices):
             raise _unsupported("best_of", "it is not supported; use n")
-        if self.echo and self.logprobs is not None:
-            raise _unsupported("echo", "echo with logprobs is not supported yet")
-        if self.echo and self.stream:
-            raise _unsupported("echo", "echo is not supported together with stream")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens: must be at least 1, or echo must be true", param="max_tokens")
 
     def prompts(self) -> list[str | Tokens]:
         prompt = self.prompt
@@ -260,6 +273,14 @@ class CompletionBody(Body):
     @property
     def top_logprobs_wanted(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_logprobs_wanted(self) -> int | None:
+        return self.logprobs if self.echo else None
+
+    @property
+    def scores_only(self) -> bool:
+        return self.max_tokens == 0
 
 
 class TokenizeBody(DescribedModel):
@@ -376,9 +397,18 @@ def samplings(body: Body, text: ModelTokenizer, limits: Sequence[int]) -> list[r
     for limit in limits:
         one = runner_pb2.Sampling()
         one.CopyFrom(first)
-        one.max_tokens = limit
+        one.max_tokens = max(1, limit)
         made.append(one)
     return made
+
+
+def with_prompt_logprobs(sampling: runner_pb2.Sampling, body: Body) -> runner_pb2.Sampling:
+    """For the first choice of a prompt: all choices have the same one."""
+    if (wanted := body.prompt_logprobs_wanted) is None:
+        return sampling
+    scoring = runner_pb2.Sampling(prompt_logprobs=wanted)
+    scoring.MergeFrom(sampling)
+    return scoring
 
 
 def sampling(body: Body, text: ModelTokenizer, *, max_tokens: int) -> runner_pb2.Sampling:
@@ -390,7 +420,7 @@ def sampling(body: Body, text: ModelTokenizer, *, max_tokens: int) -> runner_pb2
         raise InvalidRequest(
             f"min_tokens: {min_tokens} is more than the {max_tokens} tokens the answer may have", param="min_tokens"
         )
-    return runner_pb2.Sampling(
+    made = runner_pb2.Sampling(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         temperature=_first(body.temperature, defaults.temperature),
@@ -406,6 +436,8 @@ def sampling(body: Body, text: ModelTokenizer, *, max_tokens: int) -> runner_pb2
         logprobs=logprobs is not None,
         top_logprobs=logprobs or 0,
     )
+    # An engine computes one token at least. Nobody gets it.
+    return runner_pb2.Sampling(max_tokens=1, ignore_eos=True) if body.scores_only else made
 
 
 def check_tokens(tokens: Tokens, text: ModelTokenizer, field: str) -> Tokens:

@@ -274,6 +274,7 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
         choice=choice.choice,
         prompt=tuple(submit.prompt_ids),
         delivered=tuple(choice.delivered_ids),
+        scored=choice.scored,
         adapter=adapter,
         promise=submit.promise.pages,
         sampling=sampling_of(submit.sampling),
@@ -302,4 +303,5 @@ def sampling_of(sampling: runner_pb2.Sampling) -> Sampling:
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.logprobs,
         top_logprobs=sampling.top_logprobs,
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
     )

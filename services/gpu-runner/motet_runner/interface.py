@@ -48,6 +48,8 @@ class Sampling:
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    """How many alternatives beside the log probability of each token of the prompt. None: no log probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,8 @@ class NewSequence:
     prompt: tuple[int, ...]
     delivered: tuple[int, ...] = ()
     """Output tokens that the client already has. The sequence continues after them."""
+    scored: int = 0
+    """Tokens of the prompt whose log probabilities the client already has, the first token among them."""
     adapter: Digest = BASE
     promise: int
     """Pages."""

@@ -7,7 +7,7 @@ it the client gets exactly one finish reason per choice, or one error, and then 
 import asyncio
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -15,7 +15,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from motet.api.v1 import common_pb2, predictor_pb2
+from motet.api.v1 import common_pb2, predictor_pb2, runner_pb2
 from motet.clock import Clock, monotonic
 from motet.domain import Digest
 from motet.errors import DeadlineExceeded, Internal, ModelNotFound, MotetError, NoRunner
@@ -23,6 +23,7 @@ from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.runner_info import RequestClass
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText
+from motet_gateway.answers.echo import EchoedPrompt, check_scores, echoed_prompts
 from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, max_answer_tokens, tokenise
 from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat, Format, usage
 from motet_gateway.answers.timings import RequestTimings
@@ -31,7 +32,16 @@ from motet_gateway.dispatcher import GenerationRequest
 from motet_gateway.errors import ClientGone
 from motet_gateway.generation import EndReason
 from motet_gateway.identity.caller import Caller
-from motet_gateway.parameters import Body, ChatBody, CompletionBody, StreamOptions, Tokens, request_class, samplings
+from motet_gateway.parameters import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    StreamOptions,
+    Tokens,
+    request_class,
+    samplings,
+    with_prompt_logprobs,
+)
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.tokens.text_model import ModelTokenizer
@@ -66,6 +76,8 @@ class AnswerResponse(Response):
         self._requests: list[str] = []
         self._generation_requests: list[GenerationRequest] = []
         self._prompts: list[Tokens] = []
+        self._echoes: list[EchoedPrompt] = []
+        """One for each prompt, if they come back."""
         self._estimate = common_pb2.Estimate()
         self._class_name = ""
         """Of all choices; empty until it is known. It stays when a removed revision clears the choices."""
@@ -265,6 +277,9 @@ class AnswerResponse(Response):
 
     async def _start(self, target: Target, text: ModelTokenizer) -> None:
         body, gateway = self._body, self._gateway
+        check_scores(body, self._prompts)
+        if isinstance(body, CompletionBody) and body.echo:
+            self._echoes = await asyncio.to_thread(echoed_prompts, body, self._prompts, text)
         context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
         limits = [max_answer_tokens(body, prompt, context) for prompt in self._prompts]
         wanted = samplings(body, text, limits)
@@ -279,7 +294,7 @@ class AnswerResponse(Response):
                     tenant=self._caller.tenant,
                     adapter=target.adapter_name,
                     prompt_tokens=len(prompt),
-                    max_tokens=limit,
+                    max_tokens=max(1, limit),
                 )
                 for prompt, limit in zip(self._prompts, limits, strict=True)
             ]
@@ -307,13 +322,14 @@ class AnswerResponse(Response):
                 request_class=wanted_class,
                 prompt_ids=self._prompts[at],
                 choice=own,
-                sampling=wanted[at],
+                sampling=wanted[at] if own else with_prompt_logprobs(wanted[at], body),
                 seed=seed,
                 estimate=estimates[at],
                 deadline_seconds=self._settings.deadline_seconds,
                 parent=parent,
                 choices=body.choices,
                 prefix_hints=hints[at],
+                scores_only=body.scores_only,
             )
             parent = parent or request
             choice = ChoiceText(
@@ -328,6 +344,7 @@ class AnswerResponse(Response):
                 on_placed=self._timings.mark_placed,
                 changed=self._on_change,
                 stop_here=_stopper(gateway, request),
+                score=self._echoes[at].score if self._echoes else _nobody_scores,
             )
             self._choices.append(choice)
             self._generation_requests.append(generation_request)
@@ -361,9 +378,10 @@ class AnswerResponse(Response):
     async def _write(self, form: Format, text: ModelTokenizer, send: Send) -> bool:
         """Write everything that has come since the last write, as one piece. Returns whether it was the last."""
         parts: list[bytes] = []
-        for choice in self._changed.values():
+        ready = [choice for choice in self._changed.values() if (echo := self._echo_of(choice)) is None or echo.ready]
+        for choice in ready:
             self._write_choice(choice, form, text, parts)
-        self._changed.clear()
+            del self._changed[choice.index]
         error = self._error()
         over = error is None and self._over()
         if over:
@@ -384,6 +402,10 @@ class AnswerResponse(Response):
         if (piece or logprobs or choice.finish is not None) and choice.index not in self._introduced:
             self._introduced.add(choice.index)
             parts.append(form.opening(choice.index))
+            if (echo := self._echo_of(choice)) is not None:
+                scored = echo.scored_tokens()
+                shown = form.logprobs(choice.index, scored, text, self._top()) if scored else None
+                parts.append(form.full_event(choice.index, echo.text, shown, None, self._running_usage()))
         if logprobs or (piece and self._options.continuous_usage_stats):
             shown = form.logprobs(choice.index, logprobs, text, self._top()) if logprobs else None
             parts.append(form.full_event(choice.index, piece, shown, None, self._running_usage()))
@@ -393,22 +415,28 @@ class AnswerResponse(Response):
             parts.append(form.full_event(choice.index, None, None, choice.finish, self._running_usage()))
 
     async def _write_whole(self, form: Format, text: ModelTokenizer, send: Send) -> None:
-        choices = []
-        echo = isinstance(self._body, CompletionBody) and self._body.echo
-        echoes = await asyncio.to_thread(text.decode, self._prompts) if echo else []
-        for choice in self._choices:
-            shown = None
-            if choice.logprobs or self._body.top_logprobs_wanted is not None:
-                shown = form.logprobs(choice.index, choice.take_logprobs(), text, self._top())
-            answer = choice.take()
-            if echoes:
-                answer = echoes[choice.index // self._body.choices] + answer
-            choices.append(form.choice_whole(choice, answer, shown))
-        content = orjson.dumps(form.whole(choices, self._usage()))
+        if self._body.prompt_logprobs_wanted is None:
+            content = self._whole(form, text)
+        else:  # log probabilities of long prompts take a while
+            content = await asyncio.to_thread(self._whole, form, text)
         headers = [*_JSON, (b"content-length", str(len(content)).encode()), *self._own_headers()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._opened = True
         await send({"type": "http.response.body", "body": content})
+
+    def _whole(self, form: Format, text: ModelTokenizer) -> bytes:
+        choices = []
+        for choice in self._choices:
+            echo, shown = self._echo_of(choice), None
+            if choice.logprobs or self._body.top_logprobs_wanted is not None:
+                scored = [] if echo is None else echo.scored_tokens()
+                shown = form.logprobs(choice.index, [*scored, *choice.take_logprobs()], text, self._top())
+            answer = choice.take()
+            choices.append(form.choice_whole(choice, answer if echo is None else echo.text + answer, shown))
+        return orjson.dumps(form.whole(choices, self._usage()))
+
+    def _echo_of(self, choice: ChoiceText) -> EchoedPrompt | None:
+        return self._echoes[choice.index // self._body.choices] if self._echoes else None
 
     async def _open(self, send: Send) -> None:
         self._opened = True
@@ -456,9 +484,11 @@ class AnswerResponse(Response):
         metrics.request_duration.labels(*who).observe(duration)
         if timings.placed:
             metrics.queue_duration.labels(self._class_name).observe(timings.placed - timings.enqueued)
+        scored = self._body.scores_only and bool(self._choices) and self._over()
+        if target is not None and (tokens or scored):
+            metrics.tokens.labels(*who, "input").inc(sum(len(prompt) for prompt in self._prompts))
         if target is not None and tokens:
             base = target.group.served_name
-            metrics.tokens.labels(*who, "input").inc(sum(len(prompt) for prompt in self._prompts))
             metrics.tokens.labels(*who, "output").inc(tokens)
             first = timings.first_token - timings.arrived
             metrics.time_to_first_token.labels(*who).observe(first)
@@ -505,6 +535,10 @@ def _in_words(waiting_for: str) -> str:
     if (match := _QUEUE_COMMENT.fullmatch(waiting_for)) is None:
         return waiting_for
     return f"the request was number {match['position']} in the queue{match['reason']}"
+
+
+def _nobody_scores(_logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
+    """Only prompts that come back are scored."""
 
 
 def _stopper(gateway: "Gateway", request: str) -> Callable[[], None]:

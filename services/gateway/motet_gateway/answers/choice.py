@@ -10,6 +10,8 @@ from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.tokens.token_bytes import TokenBytes
 
+Score = Callable[[Sequence[runner_pb2.TokenLogprobs]], None]
+
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
@@ -18,7 +20,9 @@ class TokenText:
     token: int
     logprobs: runner_pb2.TokenLogprobs
     added_bytes: bytes
-    """What the token adds to the answer's text. Empty for a token that ends it and for a hidden special token."""
+    """What the token adds to the text. Empty for a token that ends it and for a hidden special token."""
+    scored: bool = True
+    """False for the first token of a prompt: nothing comes before it that could tell its probability."""
 
 
 class ChoiceText:
@@ -41,6 +45,7 @@ class ChoiceText:
         "index",
         "logprobs",
         "on_placed",
+        "score",
         "stop_here",
         "token_bytes",
         "tokens",
@@ -59,7 +64,9 @@ class ChoiceText:
         on_placed: Callable[[], None],
         changed: Callable[["ChoiceText"], None],
         stop_here: Callable[[], None],
+        score: Score,
     ) -> None:
+        """`score` gets the log probabilities of the prompt."""
         self.index = index
         self._detokenizer = detokenizer
         self._stops = stops
@@ -71,6 +78,7 @@ class ChoiceText:
         self.on_placed = on_placed
         self.changed = changed
         self.stop_here = stop_here
+        self.score = score
         self._unread: list[int] = []
         self._ready = ""
         self.tokens = 0

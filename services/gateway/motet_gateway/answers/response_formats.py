@@ -9,7 +9,7 @@ from typing import Any, Final
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText, TokenText
 from motet_gateway.tokens.text_model import ModelTokenizer
-from motet_gateway.tokens.token_bytes import readable
+from motet_gateway.tokens.token_bytes import TokenBytes, readable
 
 Json = dict[str, Any]
 
@@ -118,13 +118,18 @@ class CompletionFormat(Format):
         characters = self._characters.setdefault(index, _CharacterCounter())
         return {
             "tokens": [readable(item.added_bytes or token_bytes.of(item.token)) for item in tokens],
-            "token_logprobs": [_finite(item.logprobs.logprob) for item in tokens],
-            "top_logprobs": [
-                {readable(token_bytes.of(token)): _finite(logprob) for token, logprob in _top(item, top)}
-                for item in tokens
-            ],
+            "token_logprobs": [_finite(item.logprobs.logprob) if item.scored else None for item in tokens],
+            "top_logprobs": [_by_text(item, top, token_bytes) if item.scored else None for item in tokens],
             "text_offset": [characters.before(item.added_bytes) for item in tokens],
         }
+
+
+def _by_text(item: TokenText, count: int, token_bytes: TokenBytes) -> dict[str, float]:
+    """Of alternatives that read alike, the most likely one is shown: the first."""
+    shown: dict[str, float] = {}
+    for token, logprob in _top(item, count):
+        shown.setdefault(readable(token_bytes.of(token)), _finite(logprob))
+    return shown
 
 
 def _top(item: TokenText, count: int) -> list[tuple[int, float]]:
