@@ -23,6 +23,9 @@ SMALL = ENDS | {
 GROUPED = SMALL | {"num_key_value_heads": 2}
 WINDOW = 24
 """Shorter than most prompts of the tests"""
+TRAINED = 48
+"""Tokens of the context with which a model was trained whose rope depends on lengths: many sequences of the tests are
+longer, and some become longer"""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 EVERY_LINEAR = "all-linear"
 """In PEFT's words: all but the head"""
@@ -69,6 +72,23 @@ FAMILIES = (
     ),
     Family("Phi", transformers.PhiConfig(**SMALL)),
     Family("Phi 3", transformers.Phi3Config(**GROUPED)),
+    Family(
+        "Phi 3, longrope",
+        transformers.Phi3Config(
+            **GROUPED, original_max_position_embeddings=TRAINED,
+            rope_parameters={
+                "rope_type": "longrope", "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.5, 4.0, 5.0],
+            },
+        ),
+    ),
+    Family(
+        "Llama, dynamic rope",
+        transformers.LlamaConfig(
+            **(GROUPED | {"max_position_embeddings": TRAINED}),
+            rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+        ),
+    ),
     Family("GPT-NeoX", transformers.GPTNeoXConfig(**SMALL)),
     Family(
         "GPT-J",

@@ -57,9 +57,19 @@ def test_packed_chunked_and_decoded_tokens_equal_transformers(family: str, kerne
 
 
 REFUSED = {
-    "dynamic rope": (
-        transformers.LlamaConfig(**GROUPED, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
-        "dynamic",
+    "two kinds of rope that depend on lengths": (
+        transformers.Gemma3TextConfig(
+            **GROUPED, head_dim=16,
+            rope_parameters={
+                "full_attention": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+                "sliding_attention": {
+                    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
+                    "factor": 2.0, "original_max_position_embeddings": 64,
+                },
+            },
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+        "several rope types",
     ),
     "an encoder-decoder": (transformers.T5Config(vocab_size=64, d_model=16, num_layers=1, num_heads=2), "decoder"),
     "Mamba": (transformers.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2), "Mamba"),

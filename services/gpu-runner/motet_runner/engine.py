@@ -110,6 +110,7 @@ class Engine:
             host_pages=host_pages,
             protect_after_steps=config.protect_after_steps,
             window=loaded.window,
+            rope=loaded.rope,
             prefix_cache=config.prefix_cache,
             max_adapters=config.max_resident_adapters,
             pages_of_rank=lambda rank: -(-linears.run_bytes(rank) // page_bytes),

@@ -9,7 +9,7 @@ from motet.errors import ModelFolderError
 
 PER_CALL_ROPE = ("dynamic", "longrope")
 """Rope types whose frequencies depend on the longest position of a call: one long request would change the answers of
-the others in its batch."""
+the others in its batch. `execute.rope` computes them per sequence."""
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
@@ -52,16 +52,10 @@ def _refuse(raw: dict[str, Any]) -> None:
         )
     if text.get("attention_chunk_size"):
         raise ModelFolderError(f"{name} attends in chunks (attention_chunk_size), which Motet does not serve yet.")
-    for rope in _ropes(text):
-        kind = rope.get("rope_type") or rope.get("type")
-        if kind in PER_CALL_ROPE:
-            raise ModelFolderError(
-                f"{name} uses the rope type {kind!r}, which Motet does not serve yet: its frequencies depend on the "
-                "longest request of a batch, so one long request would change the answers of others."
-            )
 
 
-def _ropes(text: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def ropes_of(text: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The parameters of its rope, of each kind of layers if they differ"""
     for field in ("rope_parameters", "rope_scaling"):
         rope = text.get(field)
         if isinstance(rope, dict):

@@ -40,7 +40,7 @@ class CompiledModel:
         try:
             expected = yield from _collected(probes(loaded))
             yield from packing.parts()
-            fused = fused_forward(loaded.model, packing.packed, self._library)
+            fused = fused_forward(loaded.model, packing.packed, self._library) if loaded.rope is None else None
             if fused is None:
                 return
             trial = replace(loaded, fused=fused)

@@ -95,6 +95,17 @@ class PagedRows(NamedTuple):
     batch: AttentionBatch
 
 
+class Line(NamedTuple):
+    """Whose the tokens of the iteration are, for what depends on their sequences."""
+
+    rows: list[TableRow]
+    """In the order of the line"""
+    sequence_of: np.ndarray
+    """[tokens] the place of each one's row in `rows`"""
+    positions: np.ndarray
+    """[tokens]"""
+
+
 @dataclass(slots=True)
 class FlatBatch:
     store: PagedStore
@@ -115,6 +126,7 @@ class FlatBatch:
     tokens: int
     longest: int
     """Tokens of the longest sequence, with the new ones"""
+    line: Line
     paged: PagedRows | None = None
     calls: int = 0
     """Attention calls so far"""
@@ -227,6 +239,7 @@ class FlatBatchBuilder:
             lora=layout.lora,
             tokens=len(tokens),
             longest=int(ends.max()),
+            line=Line(layout.rows, layout.sequence_of, positions),
             paged=paged,
         )
 

@@ -23,10 +23,11 @@ from motet_runner.execute.checkpoint import Checkpoint, CheckpointReader, ignore
 from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder, Watcher
 from motet_runner.execute.fused import FusedForward
 from motet_runner.execute.lora import features
+from motet_runner.execute.rope import compute_per_sequence, length_rope
 from motet_runner.execute.row_table import RowTable
 from motet_runner.interface import LoadProgress, Sampling
 from motet_runner.memory.paged import PagedStore
-from motet_runner.plan import RowJoin, RowStep, StepPlan
+from motet_runner.plan import LengthRope, RowJoin, RowStep, StepPlan
 from motet_runner.supported_models import read_supported_config
 
 MakeAttention = Callable[[torch.Tensor], PagedAttention | None]
@@ -54,6 +55,8 @@ class LoadedModel:
     """The same linears, those together that are fed the same tensor, such as q, k and v of a layer."""
     dtype: torch.dtype
     device: torch.device
+    rope: LengthRope | None = None
+    """Its rope, if the frequencies depend on the length of a sequence"""
     fused: FusedForward | None = None
     """Computes what the model computes, in the compiled kernels"""
 
@@ -91,21 +94,29 @@ def load(folder: Path, dtype: str, device: str, on_progress: LoadProgress = igno
         shape = KVShape.from_config(config.to_dict() | _gpt_names(config), torch_dtype.itemsize)
     except (KeyError, TypeError) as error:
         raise ModelFolderError(f"not yet: {type(model).__name__} has no attention heads in its config.") from error
+    rope, longer = length_rope(config) or (None, 1.0)
+    rotations = compute_per_sequence(model, rope) if rope is not None else []
     loaded = LoadedModel(
         model=model,
         config=config,
         shape=shape,
         architecture=type(model).__name__,
         vocabulary=config.vocab_size,
-        max_positions=getattr(config, "max_position_embeddings", None) or 2048,
+        max_positions=int(longer * (getattr(config, "max_position_embeddings", None) or 2048)),
         eos_token_ids=_eos(folder, config),
         linears={},
         window=None,
         linear_groups=[],
         dtype=torch_dtype,
         device=torch_device,
+        rope=rope,
     )
     _Probe(loaded).run()
+    if rope is not None and not any(one.calls for one in rotations):
+        raise ModelFolderError(
+            f"not yet: {type(model).__name__} computes its rope, whose frequencies depend on the longest request of a "
+            "batch, in a way of its own."
+        )
     return loaded
 
 

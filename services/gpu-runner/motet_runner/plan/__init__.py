@@ -6,6 +6,7 @@ Pure: no torch, no sockets, no clock. The engine drives it with tensors, the sim
 from motet_runner.plan.composer import Iteration, Work, compose
 from motet_runner.plan.copies import Copy, Effect, Tier, Wipe
 from motet_runner.plan.device_budget import AdapterRun, DeviceBudget, Grant, Reclaimed
+from motet_runner.plan.length_rope import LengthRope
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.planner import Planner
 from motet_runner.plan.presets import NOT_YET, PRESETS, Preset, preset_named
@@ -32,6 +33,7 @@ __all__ = [
     "Effect",
     "Grant",
     "Iteration",
+    "LengthRope",
     "LoadArrived",
     "LoadFailed",
     "PageAllocator",

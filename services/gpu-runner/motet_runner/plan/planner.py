@@ -26,6 +26,7 @@ from motet_runner.interface import (
 )
 from motet_runner.plan.admission import refuse_what_cannot_be, too_long_beside_adapter
 from motet_runner.plan.composer import Iteration, PromptTokensBeside, Work, compose
+from motet_runner.plan.length_rope import LengthRope
 from motet_runner.plan.presets import Preset
 from motet_runner.plan.self_protection import SelfProtection
 from motet_runner.plan.sequence import Sequence
@@ -63,6 +64,7 @@ class Planner:
         protect_after_steps: int = 0,
         prefix_cache: bool = True,
         window: int | None = None,
+        rope: LengthRope | None = None,
         cheaper: Callable[[Sequence], ParkMethod] = lambda _: ParkMethod.RECOMPUTE,
         beside: PromptTokensBeside | None = None,
     ) -> None:
@@ -87,6 +89,7 @@ class Planner:
         self.eos_token_ids = eos_token_ids
         self.window = window
         """How many tokens a token attends to, itself included, if all layers have such a window."""
+        self.rope = rope
         self.supervised = False
         self.steps = 0
         """Iterations planned so far."""
@@ -137,8 +140,8 @@ class Planner:
             promise=new.promise,
             tokens=[*new.prompt, *new.delivered],
             state=State.WAITING,
-            chain=self.memory.chain_of(new),
         )
+        self._begin_keys(sequence)
         # It holds the pages that it shares from now on: only then are they charged once.
         self.memory.share_cached(sequence, new.promise)
         free = self._promisable(new.adapter)
@@ -386,10 +389,20 @@ class Planner:
         if finish is not None:
             self._remove(sequence)
             return
-        if sequence.state is State.PREFILL:
+        if sequence.restarts_after is not None and len(sequence.tokens) > sequence.restarts_after:
+            self.memory.restart(sequence)
+            self._begin_keys(sequence)
+        elif sequence.state is State.PREFILL:
             self.sequences.enter(sequence, State.DECODE)
         if sequence.state is not State.PARKED:
             self.memory.announce_overflow(sequence)
+
+    def _begin_keys(self, sequence: Sequence) -> None:
+        """None of its keys is computed. Say which pages may hold them, and how long they stay right."""
+        new, rope, tokens = sequence.new, self.rope, len(sequence.tokens)
+        salt = rope.salt(len(new.prompt), tokens) if rope is not None else b""
+        sequence.chain = self.memory.chain_of(new, salt)
+        sequence.restarts_after = rope.restarts_after(tokens) if rope is not None else None
 
     def _finish(self, sequence: Sequence, token: int, output_tokens: int) -> Finish | None:
         sampling = sequence.new.sampling

@@ -30,6 +30,8 @@ class Sequence:
     """Output tokens that launched iterations sample. Their values are not known yet."""
     restarts: int = 0
     """How often its KV was dropped. An iteration that was launched before counts no more as computed."""
+    restarts_after: int | None = None
+    """How many tokens it has at most before all its keys are computed again (`plan.length_rope`)"""
     row: int | None = None
     """Its row of the worker's table, while it has one."""
     row_pages: int = 0
@@ -87,9 +89,11 @@ class Sequence:
     @property
     def may_be_scheduled(self) -> bool:
         """Nothing is left once its last token is being sampled. A worker that gets a new row for it must know all of
-        its tokens."""
+        its tokens, and so must one that computes its keys again."""
         if self.pending == 0:
             return True
+        if self.restarts_after is not None and self.length > self.restarts_after:
+            return False
         return self.row is not None and self.output_tokens + self.pending < self.new.sampling.max_tokens
 
     @property

@@ -135,9 +135,10 @@ class SequenceMemory:
 
     # -- shared pages ------------------------------------------------------------------------------------------------
 
-    def chain_of(self, new: NewSequence) -> PageChain | None:
-        """What the pages of a sequence are found by; None if it shares none."""
-        return PageChain(new.adapter, new.prefix_salt) if self._cache_on and new.prefix_salt else None
+    def chain_of(self, new: NewSequence, salt: bytes) -> PageChain | None:
+        """What the pages of a sequence are found by; None if it shares none. `salt`: of its keys, beside that of who
+        may share them."""
+        return PageChain(new.adapter, new.prefix_salt + salt) if self._cache_on and new.prefix_salt else None
 
     def share_cached(self, sequence: Sequence, promise: int) -> None:
         """Let a sequence begin with the cached pages of its tokens, at most `promise` pages. Of a sequence that has
@@ -172,6 +173,19 @@ class SequenceMemory:
             self.pages.give(sequence.pages[:count])
             del sequence.pages[:count]
             sequence.left_pages += count
+
+    def restart(self, sequence: Sequence) -> None:
+        """All its keys are to be computed again, under the promise that it has. No launched iteration computes it."""
+        assert not sequence.pending, sequence.request
+        sequence.scheduled = sequence.computed = sequence.left_pages = 0
+        sequence.restarts += 1
+        self.rows.release(sequence)
+        self._give_pages(sequence)
+        self._release_host(sequence)
+        if sequence.state is State.PARKED:
+            sequence.parked_by = ParkMethod.RECOMPUTE
+        else:
+            self._table.enter(sequence, State.PREFILL)
 
     def release(self, sequence: Sequence) -> None:
         """All that a sequence has on the device and the host: it leaves."""

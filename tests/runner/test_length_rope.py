@@ -1,0 +1,95 @@
+"""A sequence whose rope depends on lengths gets the answer that it gets alone, whatever happens to it and beside it.
+
+`test_families.py` compares these answers with transformers.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from motet.domain import ParkMethod, RequestId
+from motet_runner.execute import model as execute
+from motet_runner.execute.compiled import use_compiled
+from motet_runner.interface import ParkedNow
+from motet_runner.plan import LengthRope
+from tests.runner.engines import ask, make_engine, run
+from tests.runner.families import BY_NAME, TRAINED, save_model
+from tests.support.compiled_kernels import compiled_library
+
+NAMES = ["Phi 3, longrope", "Llama, dynamic rope"]
+PROMPT = tuple(range(3, 43))
+SHORT = ask("short", prompt=20, max_tokens=20, tenant="one")
+BECOMES_LONG = ask("becomes long", prompt=PROMPT, max_tokens=30, tenant="one")
+LONG = ask("long", prompt=PROMPT + tuple(range(100, 150)), max_tokens=20, tenant="one")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(BY_NAME[request.param].config, tmp_path_factory.mktemp("base") / "base")
+
+
+@pytest.fixture(scope="module")
+def alone(base: Path) -> dict[str, list[int]]:
+    return {one.request: run(make_engine(base), one).tokens[one.request] for one in (SHORT, BECOMES_LONG, LONG)}
+
+
+@pytest.mark.parametrize("plan_ahead", [0, 1])
+def test_neighbours_and_cached_pages_change_nothing(base: Path, alone: dict[str, list[int]], plan_ahead: int) -> None:
+    engine = make_engine(base, plan_ahead=plan_ahead, prefill_chunk_tokens=24)
+    for first, *others in ((SHORT, BECOMES_LONG, LONG), (LONG, BECOMES_LONG, SHORT), (BECOMES_LONG, LONG, SHORT)):
+        ran = run(engine, first, steps=7)
+        assert run(engine, *others, ran=ran).tokens == alone
+    assert engine.report().pages_free == engine.info.pages
+
+
+@pytest.mark.parametrize("plan_ahead", [0, 1])
+@pytest.mark.parametrize("method", ParkMethod)
+def test_parking_anywhere_changes_nothing(
+    base: Path, alone: dict[str, list[int]], method: ParkMethod, plan_ahead: int
+) -> None:
+    """Also in the iteration that brings the first token beyond the original context."""
+    engine = make_engine(base, plan_ahead=plan_ahead, host_kv_mib=1, prefix_cache=False)
+    engine.set_supervised(True)
+    expected = alone[BECOMES_LONG.request]
+    for steps in range(1, 16):
+        ran = run(engine, BECOMES_LONG, steps=steps)
+        promise = BECOMES_LONG.promise
+        assert engine.park(RequestId(BECOMES_LONG.request), 1, promise, promise, method)
+        run(engine, ran=ran, steps=2)
+        assert len(ran.of(ParkedNow)) == 1
+        assert engine.resume(RequestId(BECOMES_LONG.request), 1, promise)
+        assert run(engine, ran=ran).tokens == {BECOMES_LONG.request: expected}, steps
+
+
+def test_a_sequence_goes_on_elsewhere_as_it_would_have_here(base: Path, alone: dict[str, list[int]]) -> None:
+    """Another runner computes the delivered tokens' keys with the same frequencies."""
+    expected = alone[BECOMES_LONG.request]
+    for delivered in (1, 7, 8, 9, 20):
+        moved = ask(
+            "becomes long", prompt=PROMPT, delivered=tuple(expected[:delivered]), max_tokens=len(expected), tenant="one"
+        )
+        assert run(make_engine(base), moved).tokens[moved.request] == expected[delivered:], delivered
+
+
+def test_dynamic_rope_makes_the_context_longer(tmp_path: Path) -> None:
+    family = BY_NAME["Llama, dynamic rope"]
+    engine = make_engine(save_model(family.config, tmp_path))
+    assert engine.info.max_model_length == 4 * TRAINED == 4 * family.config.max_position_embeddings
+
+
+def test_a_forward_pass_whose_rotations_have_one_table_is_not_used(base: Path) -> None:
+    loaded = execute.load(base, "float32", "cpu")
+    with torch.inference_mode():
+        use_compiled(loaded, compiled_library())
+    assert loaded.fused is None
+
+
+def test_who_may_share_keys_and_who_computes_them_again() -> None:
+    longrope, dynamic = LengthRope(48, grows=False), LengthRope(48, grows=True)
+    assert longrope.salt(40, 48) == dynamic.salt(48, 60) == b""
+    assert longrope.salt(40, 49) == longrope.salt(90, 90) != b""
+    assert len({dynamic.salt(49, 49), dynamic.salt(50, 50), b""}) == 3
+    assert dynamic.salt(49, 49) == dynamic.salt(49, 60)
+    assert longrope.restarts_after(48) == 48
+    assert longrope.restarts_after(49) is dynamic.restarts_after(10) is None
