@@ -15,6 +15,7 @@ from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import SetupError
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.execute import exact_mode
 from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.execute.checkpoint import ignore_progress
 from motet_runner.execute.fused import FusedForward
@@ -63,6 +64,9 @@ class Engine:
         on_load_progress: LoadProgress = ignore_progress,
     ) -> None:
         """`on_logits` is called in each iteration that samples."""
+        exact = config.kernels == exact_mode.NAME
+        if exact:
+            config = exact_mode.exact_settings(config)
         self._config = config
         self._clock = clock
         preset = preset_named(config.preset)
@@ -73,6 +77,8 @@ class Engine:
             torch.set_num_threads(threads_to_begin_with(config.threads))
         self._loaded = load(config.model, config.dtype, config.device, on_load_progress)
         loaded = self._loaded
+        if exact:
+            exact_mode.check_model(loaded)
         page_bytes = loaded.shape.bytes_per_page()
         kernels = choice.begin()
         linears = LoraLinears(loaded.linears, loaded.dtype, kernels.tile, loaded.linear_groups)
@@ -89,6 +95,7 @@ class Engine:
             PageTiers(self._store, host_pages, clock=clock),
             clock=clock,
             loads=AdapterLoads(self._store.bytes, linears.layout, clock),
+            exact=exact,
         )
         self._kernel_change = KernelChange(choice, loaded, linears, self._switch, self._tune)
         self._kernel_change.begin(kernels)

@@ -9,7 +9,7 @@ rows of the base last, so that an adapter's rows lie together and the base's cos
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -88,11 +88,28 @@ def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
+class AttentionOverPages(Protocol):
+    """Attention that reads pages where they are, such as PagedAttention"""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: int,
+        batch: Any,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor: ...
+
+
 class PagedRows(NamedTuple):
     """All rows, for attention that reads pages where they are."""
 
-    attention: PagedAttention
-    batch: AttentionBatch
+    attention: AttentionOverPages
+    batch: Any
 
 
 class Line(NamedTuple):
@@ -128,6 +145,8 @@ class FlatBatch:
     """Tokens of the longest sequence, with the new ones"""
     line: Line
     paged: PagedRows | None = None
+    head_rows: torch.Tensor | None = None
+    """Rows for which the head computes, if they are others than those of `keep`: then all"""
     calls: int = 0
     """Attention calls so far"""
     watcher: Watcher | None = None

@@ -16,12 +16,12 @@ import torch
 
 from motet.errors import SetupError
 from motet.runner_info import KernelState
-from motet_kernels import LinearGroup, LoraBackend, TorchBackend
+from motet_kernels import LinearGroup, LoraBackend, TiledBackend, TorchBackend
 from motet_kernels.cpp import Built, CannotBuild, CppBackend, Library, PagedAttention, build
 
 log = structlog.get_logger(__name__)
 
-KNOWN = ("auto", "torch", "cpp")
+KNOWN = ("auto", "torch", "cpp", "exact")
 NOT_YET = ("triton",)
 
 
@@ -69,6 +69,28 @@ class TorchKernels:
         return None
 
 
+class ExactKernels:
+    """Of exact mode, whose attention comes with its tiles (`tiles.py`)"""
+
+    name = "exact"
+    library = None
+    tile = TiledBackend.tile
+    copies = TiledBackend.copies
+
+    @staticmethod
+    def lora(
+        groups: Sequence[LinearGroup],
+        memory: torch.Tensor,
+        dtype: torch.dtype,
+        copy_bytes: int,  # noqa: ARG004
+    ) -> LoraBackend[Any]:
+        return TiledBackend(groups, memory, dtype)
+
+    @staticmethod
+    def attention(pages: torch.Tensor) -> PagedAttention | None:  # noqa: ARG004
+        return None
+
+
 class CompiledKernels:
     tile = CppBackend.tile
     copies = CppBackend.copies
@@ -108,9 +130,11 @@ class KernelChoice:
         self._since = time.time()
         self._note = ""
         on_cpu = device.type == "cpu"
-        if kernels == "cpp":
-            if not on_cpu:
-                raise SetupError(f"engine.kernels is cpp, which computes on a CPU, and the device is {device}.")
+        if kernels in ("cpp", "exact") and not on_cpu:
+            raise SetupError(f"engine.kernels is {kernels}, which computes on a CPU, and the device is {device}.")
+        if kernels == "exact":
+            self.serving = ExactKernels()
+        elif kernels == "cpp":
             if cache is None:
                 raise SetupError("engine.kernels is cpp, and there is no folder for compiled kernels.")
             try:

@@ -66,9 +66,10 @@ class LoadedModel:
         if self.fused is not None:
             return self.fused(batch)
         token = CURRENT.set(batch)
+        of_head = batch.keep if batch.head_rows is None else batch.head_rows
         try:
             output = self.model(
-                input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False, logits_to_keep=batch.keep
+                input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False, logits_to_keep=of_head
             )
         finally:
             CURRENT.reset(token)

@@ -16,6 +16,7 @@ from motet_runner.execute.flat_batch import FlatBatchBuilder
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.row_table import RowTable
 from motet_runner.execute.sampler import Sampler
+from motet_runner.execute.tiles import TileBuilder, one_thread, tiles
 from motet_runner.interface import Logprobs
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
@@ -56,8 +57,9 @@ class LocalWorker:
         *,
         clock: Clock,
         loads: AdapterLoads | None = None,
+        exact: bool = False,
     ) -> None:
-        """`loads`: None if no plan ever has an adapter."""
+        """`loads`: None if no plan ever has an adapter. `exact`: compute in exact mode (`tiles.py`)."""
         self._loaded = loaded
         self._loads = loads
         self._store = store
@@ -68,7 +70,12 @@ class LocalWorker:
         self._sampler = Sampler(frozenset(loaded.eos_token_ids))
         self._table = RowTable(pinned=loaded.device.type == "cuda")
         placed = None if loads is None else loads.placed
-        self._builder = FlatBatchBuilder(self._table, store, loaded.device, placed=placed, window=loaded.window)
+        self._exact = exact
+        self._builder: FlatBatchBuilder | TileBuilder
+        if exact:
+            self._builder = TileBuilder(self._table, store, loaded.device, placed=placed)
+        else:
+            self._builder = FlatBatchBuilder(self._table, store, loaded.device, placed=placed, window=loaded.window)
         self._decodes = SizeLimit(UNBOUNDED)
         """How many decodes are computed at once."""
         self._results: deque[StepResult] = deque()
@@ -122,7 +129,10 @@ class LocalWorker:
             for step in plan.rows:
                 if step.new_pages:
                     self._table.append_pages(step)
-            self._compute_parts(plan, parts)
+            if self._exact:
+                self._compute_tiles(plan, parts)
+            else:
+                self._compute_parts(plan, parts)
             if not parts.retries:
                 self._decodes.fitted(parts.model_calls)
         return StepResult(
@@ -140,6 +150,16 @@ class LocalWorker:
             attention_calls=parts.attention_calls,
             padding=parts.padding,
         )
+
+    def _compute_tiles(self, plan: StepPlan, parts: _Parts) -> None:
+        with one_thread():
+            for tile in tiles(plan):
+                failed = tuple(step for step in tile.rows if step.row in parts.out_of_memory)
+                if failed:  # the rest of a row, which comes first
+                    self._leave_out(replace(tile, prefills=failed), parts)
+                rest = tuple(step for step in tile.rows if step not in failed)
+                if rest:
+                    self._compute_parts(replace(tile, prefills=rest), parts)
 
     def _compute_parts(self, plan: StepPlan, parts: _Parts) -> None:
         """Compute the rows at once or, when memory does not suffice for all of them, one half after the other."""

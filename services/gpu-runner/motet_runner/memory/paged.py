@@ -89,6 +89,10 @@ class PagedStore:
         gathered = torch.index_select(self._blocks, 0, blocks, out=self._scratch[:count])
         return gathered.view(2, sequences, self.shape.kv_heads, -1, self.shape.head_dim)
 
+    def block(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Some of `blocks_of`, of keys or of values: [blocks, PAGE_TOKENS, head_dim]"""
+        return self._blocks.index_select(0, blocks).view(len(blocks), PAGE_TOKENS, -1)
+
     def copy_out(self, pages: Sequence[int]) -> torch.Tensor:
         return self.data[list(pages)].to("cpu")
 

@@ -1,0 +1,70 @@
+"""The back end of exact mode, in plain torch: what a row gets does not depend on the rows beside it.
+
+The bits of a product depend on its shape: libraries choose their code by it. So each product here has TILE_ROWS rows,
+whatever the batch, and each adapter has one path. Rows of others are multiplied, too, and nobody takes their results.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from motet_kernels.lora_batch import PlacedAdapter, Segment
+from motet_kernels.run_layout import LinearGroup, RunLayout
+
+TILE_ROWS = 16
+
+
+class AdapterRows(NamedTuple):
+    """Rows [start, stop) of one tile, all of one adapter."""
+
+    tile: int
+    """The tile's first row"""
+    start: int
+    stop: int
+    adapter: PlacedAdapter
+
+
+class TiledBackend:
+    tile = 16
+    """Ranks are widths, too."""
+    copies = False
+
+    def __init__(self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype) -> None:
+        self._memory = memory
+        groups = tuple(groups)
+        self._layout = cache(lambda rank: RunLayout(rank, groups, dtype))
+
+    def layout(self, rank: int) -> RunLayout:
+        return self._layout(-(-rank // self.tile) * self.tile)
+
+    @staticmethod
+    def order(adapter: PlacedAdapter) -> tuple[int, int]:
+        return adapter.rank, adapter.offset
+
+    @staticmethod
+    def make_batch(segments: Sequence[Segment]) -> list[AdapterRows]:
+        return [
+            AdapterRows(tile, max(start, tile), min(stop, tile + TILE_ROWS), adapter)
+            for start, stop, adapter in segments
+            for tile in range(start - start % TILE_ROWS, stop, TILE_ROWS)
+        ]
+
+    def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: Sequence[AdapterRows]) -> None:
+        added: dict[tuple[int, PlacedAdapter], torch.Tensor] = {}
+        for rows in batch:
+            tile, adapter = rows.tile, rows.adapter
+            if linear not in adapter.linears:
+                continue
+            if (tile, adapter) not in added:
+                layout, begin = self._layout(adapter.rank), adapter.offset
+                a, b = layout.matrices(self._memory[begin : begin + layout.bytes], linear)
+                added[tile, adapter] = _tile(x, tile) @ a.t() @ b
+            y[rows.start : rows.stop] += added[tile, adapter][rows.start - tile : rows.stop - tile]
+
+
+def _tile(x: torch.Tensor, first: int) -> torch.Tensor:
+    rows = x[first : first + TILE_ROWS]
+    return rows if len(rows) == TILE_ROWS else pad(rows, (0, 0, 0, TILE_ROWS - len(rows)))
