@@ -1,5 +1,7 @@
-"""A random Gemma of the size of a `LlamaShape`: a family without a fused forward. Its linears have the same names and
-sizes, so adapters of that shape fit."""
+"""A random Gemma of the size of a `LlamaShape`: a family whose forward pass is recorded from its modules.
+
+Its linears have the same names and sizes, so adapters of that shape fit.
+"""
 
 from dataclasses import dataclass
 

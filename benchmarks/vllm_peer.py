@@ -9,8 +9,9 @@ margin that it is the likeliest one; later texts of bfloat16 models may differ.
 
 A result is vLLM's seconds as a multiple of ours: `vllm_base`, `vllm_identical`, `vllm_skewed` and `vllm_distinct` of so
 many requests; `vllm_distinct_vs_base` has our distinct adapters and vLLM's base; `vllm_prefill_*` has long prompts and
-`vllm_long_*` a long context; `generic_distinct` is a Gemma, which has no fused forward. `_torch` is our engine with
-the kernels of torch. `vllm_http_distinct` is the whole product and vLLM's HTTP server. It does not use a GPU.
+`vllm_long_*` a long context; `generic_distinct` is a Gemma, whose forward pass nobody wrote: ours is recorded from its
+modules. `_torch` is our engine with the kernels of torch. `vllm_http_distinct` is the whole product and vLLM's HTTP
+server. It does not use a GPU.
 
     python -m benchmarks.vllm_peer [--python PATH] [--cases base distinct] [--requests 8 32] [--kernels cpp] [--json]
 """

@@ -177,17 +177,6 @@ def packed_forwards(loaded: LoadedModel) -> list[Any]:
     return [linear.__dict__["forward"] for linear in linears]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
-def test_other_families_compute_with_packed_linears(family: str, tmp_path: Path) -> None:
-    loaded = load(save_base(family, tmp_path / "base"), "float32", "cpu")
-    with torch.inference_mode():
-        expected = probe_logits(loaded)
-        compiled.use_compiled(loaded, compiled_library())
-        assert loaded.fused is None
-        assert packed_forwards(loaded)
-        assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
-
-
 def test_a_model_that_its_fused_forward_does_not_equal_keeps_its_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,13 +198,6 @@ def test_a_model_that_its_fused_forward_does_not_equal_keeps_its_modules(
     assert [line["event"] for line in logs] == ["fused_forward_differs"]
     with torch.inference_mode():
         assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
-
-
-def test_what_the_fused_forward_does_not_compute_is_left_to_the_modules(tmp_path: Path) -> None:
-    config = transformers.LlamaConfig(**SMALL | {"hidden_act": "gelu"})
-    loaded = load(save_base("llama", tmp_path / "base", config=config), "float32", "cpu")
-    compiled.use_compiled(loaded, compiled_library())
-    assert loaded.fused is None
 
 
 def test_halfs_stay_as_they_are(tmp_path: Path) -> None:

@@ -60,6 +60,10 @@ class PackedWeights:
         address: int = self._packed.data_ptr()
         return address
 
+    def address_of(self, index: int) -> int:
+        """Of one of the weights"""
+        return self._address(index)
+
     def _address(self, index: int, row: int = 0) -> int:
         """Of one of the weights, or of the panel that begins with this row of it."""
         before: int = self._library.packed_size(row, self.inputs)

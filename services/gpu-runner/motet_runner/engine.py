@@ -18,11 +18,10 @@ from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.execute import exact_mode
 from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.execute.checkpoint import ignore_progress
-from motet_runner.execute.fused import FusedForward
 from motet_runner.execute.kernel_change import KernelChange
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
-from motet_runner.execute.model import device_named, load
+from motet_runner.execute.model import Forward, device_named, load
 from motet_runner.execute.thread_choice import choose_threads, threads_to_begin_with
 from motet_runner.execute.worker import LocalWorker, LogitsTap
 from motet_runner.interface import (
@@ -260,7 +259,7 @@ class Engine:
 
     # -- kernels -----------------------------------------------------------------------------------------------------
 
-    def _switch(self, kernels: Kernels, fused: FusedForward | None) -> None:
+    def _switch(self, kernels: Kernels, fused: Forward | None) -> None:
         """Raises an error before anything is switched, if memory does not suffice."""
         attention = kernels.attention(self._store.data)
         backend = self._linears.bind(kernels, self._store.bytes.view(-1), self._copy_bytes(kernels))

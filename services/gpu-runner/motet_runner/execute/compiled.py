@@ -8,9 +8,10 @@ import torch
 
 from motet_kernels.cpp import Library, PagedAttention
 from motet_kernels.cpp.linear import PACKED_TYPES
-from motet_runner.execute.fused import FusedForward, fused_forward
-from motet_runner.execute.model import LoadedModel, probes, tolerance_of
+from motet_runner.execute.fused import fused_forward
+from motet_runner.execute.model import Forward, LoadedModel, probes, tolerance_of
 from motet_runner.execute.packed_linears import LinearPacking
+from motet_runner.execute.recorded import RecordedModel
 from motet_runner.memory.out_of_memory import is_out_of_memory
 
 log = structlog.get_logger(__name__)
@@ -24,7 +25,7 @@ class CompiledModel:
     """
 
     def __init__(self, loaded: LoadedModel, library: Library) -> None:
-        self.fused: FusedForward | None = None
+        self.fused: Forward | None = None
         """At the end: computes what the modules compute, if it gives the same logits"""
         self.shortage = ""
         """Why not all weights are packed, if memory does not suffice for that"""
@@ -39,8 +40,10 @@ class CompiledModel:
         packing = LinearPacking(loaded.model, loaded.linears, loaded.linear_groups, self._library)
         try:
             expected = yield from _collected(probes(loaded))
+            recorded = RecordedModel(loaded) if loaded.rope is None else None
+            yield
             yield from packing.parts()
-            fused = fused_forward(loaded.model, packing.packed, self._library) if loaded.rope is None else None
+            fused = self._forward(packing, recorded)
             if fused is None:
                 return
             trial = replace(loaded, fused=fused)
@@ -57,6 +60,12 @@ class CompiledModel:
             self.fused = fused
         else:
             log.warning("fused_forward_differs", architecture=loaded.architecture, difference=difference)
+
+    def _forward(self, packing: LinearPacking, recorded: RecordedModel | None) -> Forward | None:
+        if recorded is None:  # rotations depend on the lengths of sequences
+            return None
+        of_family = fused_forward(self._loaded.model, packing.packed, self._library)
+        return of_family or recorded.forward(packing.packed, self._library)
 
 
 def _collected(rows: Iterator[torch.Tensor]) -> Generator[None, None, torch.Tensor]:

@@ -12,16 +12,15 @@ import structlog
 import torch
 
 from motet_runner.execute.compiled import CompiledModel
-from motet_runner.execute.fused import FusedForward
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
-from motet_runner.execute.model import LoadedModel
+from motet_runner.execute.model import Forward, LoadedModel
 
 log = structlog.get_logger(__name__)
 
 BUILD_CHECK_SECONDS = 0.25
 
-Switch = Callable[[Kernels, FusedForward | None], None]
+Switch = Callable[[Kernels, Forward | None], None]
 """Compute with these kernels and this forward from now on."""
 
 Tune = Callable[[Kernels], Iterator[None]]

@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
 
 from motet.domain import BASE, KVShape, RequestId, pages_for
 from motet.errors import ModelFolderError, SetupError
+from motet_kernels import LoraBackend
 from motet_kernels.cpp import PagedAttention
 from motet_runner.execute import attention
 from motet_runner.execute.checkpoint import Checkpoint, CheckpointReader, ignore_progress, other_shape
 from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder, Watcher
-from motet_runner.execute.fused import FusedForward
 from motet_runner.execute.lora import features
 from motet_runner.execute.rope import compute_per_sequence, length_rope
 from motet_runner.execute.row_table import RowTable
@@ -36,6 +36,16 @@ MakeAttention = Callable[[torch.Tensor], PagedAttention | None]
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 """How far packing may move a logit in the probe, as a share of the largest. Rounding stays far below, a token that
 was mixed in goes far above."""
+
+
+class Forward(Protocol):
+    """A model's forward pass in one compiled call"""
+
+    def use_lora(self, backend: LoraBackend[Any]) -> None:
+        """Which linears this back end adds to. Before this call, no batch may have LoRA."""
+
+    def __call__(self, batch: FlatBatch) -> torch.Tensor:
+        """Logits [kept rows, vocabulary]"""
 
 
 @dataclass(slots=True)
@@ -57,7 +67,7 @@ class LoadedModel:
     device: torch.device
     rope: LengthRope | None = None
     """Its rope, if the frequencies depend on the length of a sequence"""
-    fused: FusedForward | None = None
+    fused: Forward | None = None
     """Computes what the model computes, in the compiled kernels"""
 
     def forward(self, batch: FlatBatch) -> torch.Tensor:
@@ -367,6 +377,22 @@ def _last_logits(
     batch = builder.build(StepPlan(number=1, prefills=tuple(after)))
     batch.watcher = watcher
     return loaded.forward(batch)
+
+
+def recorded_iteration(loaded: LoadedModel, rows: int, kept: int) -> FlatBatch:
+    """An iteration of so many rows, of which the logits of so many are wanted."""
+    tokens, _ = _probe_tokens(loaded)
+    pages = kept + pages_for(len(tokens))
+    store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
+    table = RowTable()
+    builder = FlatBatchBuilder(table, store, loaded.device)
+    counts = [rows - kept + 1] + [1] * (kept - 1)
+    steps = []
+    for row, count in enumerate(counts):
+        table.join(probe_row(row, tokens[:count]))
+        table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=(row,)))
+        steps.append(RowStep(row, 0, count, samples=True))
+    return builder.build(StepPlan(number=0, prefills=tuple(steps)))
 
 
 def decode_probe(loaded: LoadedModel, paged: MakeAttention, rows: int) -> Callable[[], torch.Tensor]:

@@ -59,7 +59,7 @@ class LinearPacking:
         """Raises MemoryError or RuntimeError if memory does not suffice for the next ones. What is packed by then
         stays."""
         for group in self._groups:
-            weights = [_weight(self._linears[path]) for path in group]
+            weights = [weight_of(self._linears[path]) for path in group]
             dtype = weights[0].dtype
             if dtype not in PACKED_TYPES or any(weight.dtype is not dtype for weight in weights):
                 continue
@@ -85,18 +85,39 @@ class LinearPacking:
         if type(head) is not nn.Linear or head.weight.dtype not in PACKED_TYPES:
             return
         tied = head.weight.data_ptr() == embedding.weight.data_ptr()
-        if tied and type(embedding) is not nn.Embedding:  # it does more than look up, so it keeps its weights
-            return
         weights = yield from self._pack([head.weight])
+        if tied:
+            looks_up = weights.rows if type(embedding) is nn.Embedding else _Embedding(embedding, weights)
+            some = torch.tensor([[1, 0, len(head.weight) - 1]])
+            if not torch.equal(looks_up(some), embedding(some)):  # it does something else, so both keep their weights
+                return
+            embedding.forward = looks_up
         _replace(head, weights, 0)
         if tied:
             embedding.weight = head.weight
-            embedding.forward = weights.rows
         self.packed[HEAD] = Packed(weights, 0)
         yield
 
 
-def _weight(linear: nn.Module) -> torch.Tensor:
+class _Embedding:
+    """An embedding that does more than look up, such as Gemma's: it gets the rows of these tokens as all its rows."""
+
+    def __init__(self, embedding: nn.Module, weights: PackedWeights) -> None:
+        self._embedding = embedding
+        self._forward = embedding.forward
+        self._weights = weights
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        own = self._embedding.weight
+        self._embedding.weight = nn.Parameter(self._weights.rows(tokens.reshape(-1)), requires_grad=False)
+        try:
+            rows: torch.Tensor = self._forward(torch.arange(tokens.numel()).view(tokens.shape))
+        finally:
+            self._embedding.weight = own
+        return rows
+
+
+def weight_of(linear: nn.Module) -> torch.Tensor:
     """[outputs, inputs]"""
     weight: torch.Tensor = linear.weight  # type: ignore[assignment] # nn.Module's attributes are tensors or modules
     return weight.t() if isinstance(linear, Conv1D) else weight

@@ -1,0 +1,423 @@
+"""The forward pass of any decoder in C++, with attention and LoRA, in one call (PU-21, OR-05, OR-17).
+
+A program is a list of steps over the rows of an iteration. Here it is cut into stages; the numbers that only one stage
+needs get a place in the memory of a thread, all others a buffer. The structures have the names of `source/program.cpp`.
+"""
+
+import ctypes
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+
+from motet_kernels.cpp.attention import AttentionBatch
+from motet_kernels.cpp.library import TYPES, Library
+from motet_kernels.cpp.linear import PackedWeights
+from motet_kernels.cpp.lora_backend import LINEARS_AT_ONCE, CppBackend, CppBatch
+
+NUMBER_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int64: 2}
+"""Of values, as programs call them"""
+
+OPERATIONS = (
+    *("copy", "add", "subtract", "multiply", "divide", "negative", "cube", "rsqrt", "sqrt", "exp", "tanh", "sigmoid"),
+    *("silu", "gelu", "gelu_tanh", "relu", "cos", "sin", "mean", "sum", "layer_norm", "rms_norm", "look_up", "unpack"),
+    *("keep", "write"),
+)
+
+DIMENSIONS = 3
+"""Of the numbers of a row that an instruction goes through"""
+MOST_INPUTS = 3
+
+_NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+_LINEARS, _ROWS, _ATTENTION = range(3)
+_BUFFER, _SCRATCH, _CONSTANT = range(3)
+_ALIGNED = 64
+
+
+class _Operand(ctypes.Structure):
+    _fields_ = (*((name, _NUMBER) for name in ("where", "base", "offset", "type")), ("strides", _NUMBER * DIMENSIONS))
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = (
+        ("operation", _NUMBER),
+        ("sizes", _NUMBER * DIMENSIONS),
+        ("out", _Operand),
+        ("inputs", _Operand * MOST_INPUTS),
+        ("number", _NUMBER),
+        ("real", _REAL),
+    )
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        *((name, _NUMBER) for name in ("x", "x_offset", "y", "inputs", "outputs")),
+        ("packed", _ADDRESS),
+        ("bias", _ADDRESS),
+        ("lora", _NUMBER),
+    )
+
+
+class _Stage(ctypes.Structure):
+    _fields_ = (
+        *((name, _NUMBER) for name in ("kind", "kept", "first", "count")),
+        *((name, _NUMBER) for name in ("query", "query_offset", "head_stride", "heads", "out", "window")),
+        *((name, _REAL) for name in ("scale", "softcap")),
+    )
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (("data", _ADDRESS), ("row", _NUMBER))
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (
+        *((name, _NUMBER) for name in ("type", "stages", "scratch_bytes")),
+        *((name, _ADDRESS) for name in ("of_stage", "instructions", "linears", "buffers")),
+    )
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        *((name, _NUMBER) for name in ("rows", "kept", "threads")),
+        *((name, _ADDRESS) for name in ("keep", "attention", "lora")),
+        ("lora_count", _NUMBER),
+        ("lora_products", _ADDRESS),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """Numbers that each row has. They are written once, perhaps by several instructions."""
+
+    size: int
+    dtype: torch.dtype
+    kept: bool = False
+    """Whether only the kept rows have them"""
+
+    @property
+    def row_bytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an instruction finds its numbers, in a value or in what all rows share. Strides are in numbers."""
+
+    of: Value | torch.Tensor | PackedWeights
+    strides: tuple[int, ...] = (0,) * DIMENSIONS
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Compute:
+    operation: str
+    sizes: tuple[int, ...]
+    out: Place | None
+    """None if it writes keys and values into their pages"""
+    inputs: tuple[Place, ...]
+    number: int = 0
+    """The layer of keys and values; the rows of a matrix that is looked up in"""
+    real: float = 0.0
+    """What a norm adds to the mean of squares"""
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """A linear"""
+
+    x: Value
+    offset: int
+    y: Value
+    weights: PackedWeights
+    index: int
+    bias: torch.Tensor | None
+    path: str
+
+
+@dataclass(frozen=True)
+class Attend:
+    layer: int
+    query: Place
+    out: Value
+    heads: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+Step = Compute | Multiply | Attend
+
+
+@dataclass
+class _StageSteps:
+    kind: int
+    kept: bool
+    steps: list[Any] = field(default_factory=list)
+
+
+class CompiledProgram:
+    """The steps from the values `tokens` and `positions` to `logits`."""
+
+    def __init__(
+        self, library: Library, steps: Sequence[Step], *, tokens: Value, positions: Value, logits: Value
+    ) -> None:
+        self._library = library
+        self._logits = logits
+        self._stages = _cut(_used(steps, logits))
+        self.layers = sum(stage.kind == _ATTENTION for stage in self._stages)
+        self._constants: list[Any] = []
+        """The library has only their addresses."""
+        self._zero, self._one = torch.zeros(1, dtype=torch.float32), torch.ones(1, dtype=torch.float32)
+        self._scratch: dict[Value, int] = {}
+        self._scratch_bytes = 0
+        self._buffers: dict[Value, int] = {tokens: 0, positions: 1, logits: 2}
+        self._row_bytes = [value.row_bytes for value in self._buffers]
+        self._given = len(self._buffers)
+        """Buffers that are other memory in each call"""
+        self._place_values()
+        self._room = 0
+        """Rows that the buffers have room for"""
+        self._memory: list[torch.Tensor] = []
+        self._of_buffer = (_Buffer * len(self._row_bytes))(*(_Buffer(None, size) for size in self._row_bytes))
+        self._paths: list[str] = []
+        self._assemble()
+
+    def use_lora(self, backend: CppBackend) -> None:
+        """Which of the linears this back end adds to. Before this call, no batch may have LoRA."""
+        for linear, path in zip(self._of_linear, self._paths, strict=True):
+            linear.lora = backend.index_of(path)
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        keep: torch.Tensor,
+        *,
+        attention: AttentionBatch,
+        lora: CppBatch | None,
+    ) -> torch.Tensor:
+        """Logits [kept rows, vocabulary] of the rows `keep`."""
+        rows = tokens.numel()
+        self._make_room(rows)
+        logits = torch.empty((keep.numel(), self._logits.size), dtype=self._logits.dtype)
+        for number, tensor in enumerate((tokens, positions, logits)):
+            self._of_buffer[number].data = tensor.data_ptr()
+        call = _Call(
+            rows=rows,
+            kept=keep.numel(),
+            threads=torch.get_num_threads(),
+            keep=keep.data_ptr(),
+            attention=attention.address,
+        )
+        if lora is not None and lora.count:
+            call.lora, call.lora_count, call.lora_products = lora.address, lora.count, lora.products_address
+        if not self._library.program_pass(ctypes.addressof(self._program), ctypes.addressof(call)):
+            raise IndexError("a token or a position is not one of the model's")
+        return logits
+
+    def _make_room(self, rows: int) -> None:
+        """The buffers have the size of the most rows so far."""
+        if rows > self._room:
+            self._room = max(rows, 2 * self._room)
+            sizes = self._row_bytes[self._given :]
+            self._memory = [torch.empty(self._room * size, dtype=torch.uint8) for size in sizes]
+            for number, memory in enumerate(self._memory, self._given):
+                self._of_buffer[number].data = memory.data_ptr()
+
+    def _place_values(self) -> None:
+        """In buffers, or in a thread's memory. Those that are not needed at the same time share a place."""
+        first, last = dict[Value, int](), dict[Value, int]()
+        for number, stage in enumerate(self._stages):
+            for value in _values(stage.steps):
+                first.setdefault(value, number)
+                last[value] = number
+        free: dict[int, list[int]] = {}
+        for number, stage in enumerate(self._stages):
+            values = dict.fromkeys(_values(stage.steps))
+            for value in values:
+                lasts = first[value] < last[value] or stage.kind != _ROWS
+                if lasts and first[value] == number and value not in self._buffers:
+                    self._buffers[value] = self._reused(free, value)
+            for value in values:
+                if value in self._buffers and last[value] == number and self._buffers[value] >= self._given:
+                    free.setdefault(value.row_bytes, []).append(self._buffers[value])
+            self._place_in_scratch(stage, [value for value in values if value not in self._buffers])
+
+    def _reused(self, free: dict[int, list[int]], value: Value) -> int:
+        if same := free.get(value.row_bytes):
+            return same.pop()
+        self._row_bytes.append(value.row_bytes)
+        return len(self._row_bytes) - 1
+
+    def _place_in_scratch(self, stage: _StageSteps, values: Sequence[Value]) -> None:
+        last = {value: number for number, step in enumerate(stage.steps) for value in _values([step])}
+        waiting = set(values)
+        free: dict[int, list[int]] = {}
+        end = 0
+        for number, step in enumerate(stage.steps):
+            of_step = dict.fromkeys(_values([step]))
+            for value in of_step:
+                if value in waiting:
+                    waiting.discard(value)
+                    size = -(-value.row_bytes // _ALIGNED) * _ALIGNED
+                    if same := free.get(size):
+                        self._scratch[value] = same.pop()
+                    else:
+                        self._scratch[value] = end
+                        end += size
+            for value in of_step:
+                if value in self._scratch and last[value] == number:
+                    free.setdefault(-(-value.row_bytes // _ALIGNED) * _ALIGNED, []).append(self._scratch[value])
+        self._scratch_bytes = max(self._scratch_bytes, end)
+
+    def _assemble(self) -> None:
+        instructions: list[_Instruction] = []
+        linears: list[_Linear] = []
+        stages: list[_Stage] = []
+        for stage in self._stages:
+            if stage.kind == _ATTENTION:
+                stages.append(self._attention(stage.steps[0]))
+                continue
+            steps: list[Any] = instructions if stage.kind == _ROWS else linears
+            stages.append(_Stage(kind=stage.kind, kept=stage.kept, first=len(steps), count=len(stage.steps)))
+            steps += map(self._instruction if stage.kind == _ROWS else self._linear, stage.steps)
+        self._of_stage = (_Stage * len(stages))(*stages)
+        self._instructions = (_Instruction * len(instructions))(*instructions)
+        self._of_linear = (_Linear * len(linears))(*linears)
+        dtype = next(step.weights.dtype for stage in self._stages for step in stage.steps if isinstance(step, Multiply))
+        self._program = _Program(
+            type=TYPES[dtype],
+            stages=len(stages),
+            scratch_bytes=self._scratch_bytes,
+            of_stage=ctypes.addressof(self._of_stage),
+            instructions=ctypes.addressof(self._instructions),
+            linears=ctypes.addressof(self._of_linear),
+            buffers=ctypes.addressof(self._of_buffer),
+        )
+
+    def _attention(self, step: Attend) -> _Stage:
+        assert isinstance(step.query.of, Value)
+        return _Stage(
+            kind=_ATTENTION,
+            first=step.layer,
+            query=self._buffers[step.query.of],
+            query_offset=step.query.offset,
+            head_stride=step.query.strides[1],
+            heads=step.heads,
+            out=self._buffers[step.out],
+            window=step.window or 0,
+            scale=step.scale,
+            softcap=step.softcap or 0.0,
+        )
+
+    def _linear(self, step: Multiply) -> _Linear:
+        self._paths.append(step.path)
+        self._constants += [step.weights, step.bias]
+        return _Linear(
+            x=self._buffers[step.x],
+            x_offset=step.offset,
+            y=self._buffers[step.y],
+            inputs=step.weights.inputs,
+            outputs=step.weights.outputs[step.index],
+            packed=step.weights.address_of(step.index),
+            bias=None if step.bias is None else step.bias.data_ptr(),
+            lora=-1,
+        )
+
+    def _instruction(self, step: Compute) -> _Instruction:
+        nothing = (Place(self._zero), Place(self._one), Place(self._zero))  # a norm has a weight of one, and no bias
+        inputs = (*step.inputs, *nothing[len(step.inputs) :])
+        return _Instruction(
+            operation=OPERATIONS.index(step.operation),
+            sizes=(_NUMBER * DIMENSIONS)(*step.sizes),
+            out=self._operand(step.out or nothing[0]),
+            inputs=(_Operand * MOST_INPUTS)(*map(self._operand, inputs)),
+            number=step.number,
+            real=step.real,
+        )
+
+    def _operand(self, place: Place) -> _Operand:
+        of = place.of
+        if isinstance(of, Value):
+            dtype, where = of.dtype, _BUFFER if of in self._buffers else _SCRATCH
+            base = self._buffers[of] if of in self._buffers else self._scratch[of]
+        else:
+            self._constants.append(of)
+            where, dtype = _CONSTANT, of.dtype
+            base = of.address if isinstance(of, PackedWeights) else of.data_ptr()
+        strides = (_NUMBER * DIMENSIONS)(*place.strides)
+        return _Operand(where=where, base=base, offset=place.offset, type=NUMBER_TYPES[dtype], strides=strides)
+
+
+def _values(steps: Iterable[Step]) -> Iterator[Value]:
+    """Those that the steps read or write"""
+    for step in steps:
+        yield from _read(step)
+        yield from _written(step)
+
+
+def _read(step: Step) -> list[Value]:
+    if isinstance(step, Multiply):
+        return [step.x]
+    places = step.inputs if isinstance(step, Compute) else (step.query,)
+    return [place.of for place in places if isinstance(place.of, Value)]
+
+
+def _written(step: Step) -> list[Value]:
+    if isinstance(step, Multiply):
+        return [step.y]
+    if isinstance(step, Attend):
+        return [step.out]
+    return [step.out.of] if step.out is not None and isinstance(step.out.of, Value) else []
+
+
+def _used(steps: Sequence[Step], logits: Value) -> list[Step]:
+    """Those that something comes of"""
+    needed = {logits}
+    used: list[Step] = []
+    for step in reversed(steps):
+        written = _written(step)
+        if not written or isinstance(step, Attend) or not needed.isdisjoint(written):
+            used.append(step)
+            needed.update(_read(step))
+    return used[::-1]
+
+
+def _cut(steps: Sequence[Step]) -> list[_StageSteps]:
+    """Linears of the same numbers are one stage, as far as their adapters' products have room, and so are the steps
+    of a row up to the next linear or attention."""
+    stages: list[_StageSteps] = []
+    waiting = dict(zip(count(), steps, strict=False))
+    for number, step in enumerate(steps):
+        if number not in waiting:
+            continue
+        if isinstance(step, Multiply):
+            same = [
+                other
+                for other, later in waiting.items()
+                if isinstance(later, Multiply) and (later.x, later.offset) == (step.x, step.offset)
+            ][:LINEARS_AT_ONCE]
+            _end_linears(stages)
+            stages.append(_StageSteps(_LINEARS, step.y.kept, [waiting.pop(other) for other in same]))
+            continue
+        del waiting[number]
+        if isinstance(step, Attend):
+            _end_linears(stages)
+            stages.append(_StageSteps(_ATTENTION, kept=False, steps=[step]))
+            continue
+        kept = step.out is not None and isinstance(step.out.of, Value) and step.out.of.kept
+        if kept:
+            _end_linears(stages)
+        if not stages or (stages[-1].kind, stages[-1].kept) != (_ROWS, kept):
+            stages.append(_StageSteps(_ROWS, kept))
+        stages[-1].steps.append(step)
+    return stages
+
+
+def _end_linears(stages: list[_StageSteps]) -> None:
+    """What adapters change is complete after the next stage of rows, so there must be one."""
+    if stages and stages[-1].kind == _LINEARS and not stages[-1].kept:
+        stages.append(_StageSteps(_ROWS, kept=False))

@@ -1,0 +1,65 @@
+"""The forward pass of a family that has none of its own in the compiled kernels: a program that was recorded from its
+modules, in one call (PU-21, OR-05, OR-17)."""
+
+from typing import Any
+
+import structlog
+import torch
+from torch import nn
+
+from motet_kernels import LoraBackend
+from motet_kernels.cpp import CppBackend, Library
+from motet_kernels.cpp.program import CompiledProgram
+from motet_runner.execute.flat_batch import FlatBatch
+from motet_runner.execute.model import LoadedModel, recorded_iteration
+from motet_runner.execute.packed_linears import HEAD, Packed
+from motet_runner.execute.recording import KEPT, ROWS, CannotRecord, Recording, linears_by_address
+
+log = structlog.get_logger(__name__)
+
+
+class RecordedForward:
+    def __init__(self, program: CompiledProgram) -> None:
+        self._program = program
+
+    def use_lora(self, backend: LoraBackend[Any]) -> None:
+        assert isinstance(backend, CppBackend), "the compiled kernels are chosen together"
+        self._program.use_lora(backend)
+
+    def __call__(self, batch: FlatBatch) -> torch.Tensor:
+        """Logits [kept rows, vocabulary]"""
+        assert batch.paged is not None
+        logits = self._program(
+            batch.input_ids, batch.positions, batch.keep, attention=batch.paged.batch, lora=batch.lora
+        )
+        batch.calls += self._program.layers
+        return logits
+
+
+class RecordedModel:
+    """What a model's modules compute. It is recorded before their weights are packed, and used after that."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._recording: Recording | None = None
+        linears, head = linears_by_address(loaded.model, loaded.linears)
+        recording = Recording(linears, head, loaded.dtype)
+        try:
+            self._logits = recording.run(recorded_iteration(loaded, ROWS, KEPT), loaded.forward)
+            self._recording = recording
+        except CannotRecord as error:
+            log.info("forward_not_recorded", architecture=loaded.architecture, reason=str(error))
+
+    def forward(self, packed: dict[str, Packed], library: Library) -> RecordedForward | None:
+        recording = self._recording
+        if recording is None:
+            return None
+        linears: dict[str, nn.Module] = self._loaded.linears | {HEAD: self._loaded.model.get_output_embeddings()}
+        biases: dict[str, Any] = {path: linear.bias for path, linear in linears.items()}
+        try:
+            steps = recording.program(packed, biases)
+        except CannotRecord as error:
+            log.info("forward_not_recorded", architecture=self._loaded.architecture, reason=str(error))
+            return None
+        values = {"tokens": recording.tokens, "positions": recording.positions, "logits": self._logits}
+        return RecordedForward(CompiledProgram(library, steps, **values))

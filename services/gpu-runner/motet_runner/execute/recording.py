@@ -1,0 +1,553 @@
+"""What a model's modules compute for each row of an iteration, recorded while they run: steps of a program for the
+compiled kernels. It needs no knowledge of the family.
+
+Only attention mixes rows, and the probe of `execute.model` shows that. So everything else is a list of operations on
+the numbers of a row. The rows are found by the size of their dimension: no other dimension has that size. What does not
+depend on the rows is a constant. An operation that is not known here, or that mixes rows, leaves its result unknown;
+the recording is of no use if the logits depend on that, or if the modules look at numbers to decide what to do.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+from transformers import PreTrainedModel, masking_utils
+
+from motet_kernels.cpp.linear import PackedWeights
+from motet_kernels.cpp.program import (
+    DIMENSIONS,
+    NUMBER_TYPES,
+    Attend,
+    Compute,
+    Multiply,
+    Place,
+    Step,
+    Value,
+)
+from motet_runner.execute.flat_batch import FlatBatch, PagedRows
+from motet_runner.execute.packed_linears import HEAD, Packed, weight_of
+
+ROWS, KEPT = 23, 17
+"""Of the iteration that is recorded. No other dimension may have these sizes."""
+
+
+class CannotRecord(Exception):
+    """The message says what the model does that a program cannot do."""
+
+
+class _View:
+    """A tensor of the model: where its numbers lie in a value.
+
+    `shape` is that tensor on no device, with the strides that it has when the numbers of a row of the value lie
+    together. So torch says what views of it are.
+    """
+
+    def __init__(self, value: Value, shape: torch.Tensor) -> None:
+        self.value = value
+        self.shape = shape
+
+    @property
+    def row_dimension(self) -> int:
+        return _row_dimension(self.shape.shape, kept=self.value.kept)
+
+
+class Recording(TorchDispatchMode):
+    def __init__(self, linears: dict[int, str], head: int, dtype: torch.dtype) -> None:
+        """`linears`: the paths of linears by the addresses of their weights; `head`: the address of the head's."""
+        super().__init__()  # type: ignore[no-untyped-call] # torch's
+        self.tokens, self.positions = Value(1, torch.int64), Value(1, torch.int64)
+        self._steps: list[Step | _Linear | _LookUp] = []
+        self._linears = linears
+        self._head = head
+        self._dtype = dtype
+        # By the tensors that are still there: all that a large model computes would take much memory.
+        self._views = WeakTensorKeyDictionary()
+        self._unknown = WeakTensorKeyDictionary()
+        """Tensors that depend on rows in a way that a program cannot compute, and why"""
+        self._keep = torch.empty(0)
+        self._refused = ""
+
+    # -- what the model is given, and what comes of it -----------------------------------------------------------------
+
+    def run(self, batch: FlatBatch, forward: Callable[[FlatBatch], torch.Tensor]) -> Value:
+        """The logits of an iteration of ROWS rows, of which KEPT are kept."""
+        self._keep = batch.keep
+        self._know(batch.input_ids, _View(self.tokens, _laid_out((1, ROWS), kept=False)))
+        self._know(batch.positions, _View(self.positions, _laid_out((1, ROWS), kept=False)))
+        batch.paged = PagedRows(self, None)  # type: ignore[arg-type] # it takes the place of attention over pages
+        with _without_masks(), self:
+            logits = forward(batch)
+        if self._refused:
+            raise CannotRecord(self._refused)
+        view = self._view(logits)
+        if tuple(logits.shape) != (KEPT, view.value.size):
+            raise CannotRecord(f"the logits are {tuple(logits.shape)}")
+        return self._together(view).value
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: int,
+        _batch: object,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """[rows, heads, width] of any numbers"""
+        heads, _, width = query.shape
+        out = torch.zeros((ROWS, heads, width), dtype=query.dtype)
+        try:
+            places = [self._of_heads(tensor) for tensor in (query, key, value)]
+            self._steps.append(Compute("write", (1, key.shape[0], width), None, (places[1], places[2]), layer))
+            view = self._new(out.shape, out.dtype)
+            self._steps.append(Attend(layer, places[0], view.value, heads, scale, window, softcap))
+            self._know(out, view)
+        except CannotRecord as error:
+            self._forget(out, str(error))
+        return out
+
+    def program(self, packed: dict[str, Packed], biases: dict[str, torch.Tensor | None]) -> list[Step]:
+        """The steps, with the weights where they are packed."""
+        return [step.with_weights(packed, biases) if isinstance(step, _Linear | _LookUp) else step
+                for step in self._steps]  # fmt: skip
+
+    # -- what the modules do -------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        given = [tensor for tensor in _tensors((args, kwargs)) if tensor in self._views or tensor in self._unknown]
+        if given:
+            name = function.overloadpacket.__name__
+            outputs = list(_tensors(result))
+            if not outputs:
+                self._refuse(f"it looks at numbers of rows ({name})")
+            elif function._schema.is_mutable:
+                self._refuse(f"it changes numbers in place ({name})")
+            try:
+                unknown = next((self._unknown[tensor] for tensor in given if tensor in self._unknown), None)
+                if unknown is not None:
+                    raise CannotRecord(unknown)
+                self._record(name, args, kwargs, result)
+            except Exception as error:  # the modules serve, whatever they do
+                why = str(error) if isinstance(error, CannotRecord) else f"{name}: {error}"
+                for output in outputs:
+                    self._forget(output, why)
+        return result
+
+    def _refuse(self, why: str) -> None:
+        self._refused = self._refused or why
+
+    def _record(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if name in _SAME and result.dtype == args[0].dtype:
+            self._know(result, self._view(args[0]))
+        elif name in _VIEWS:
+            self._record_view(name, args, kwargs, result)
+        elif name in _UNARY or name in _SAME:
+            operation = _UNARY.get(name, "copy")
+            if name == "gelu" and kwargs.get("approximate") == "tanh":
+                operation = "gelu_tanh"
+            self._compute(operation, result, args[0])
+        elif name in _BINARY:
+            if kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:
+                raise CannotRecord(f"{name} with {kwargs}")
+            first, second = args[:2]
+            self._compute(_BINARY[name], result, *((second, first) if name == "rsub" else (first, second)))
+        elif (known := getattr(self, f"_{name}", None)) is not None:
+            known(result, *args, **kwargs)
+        else:
+            raise CannotRecord(f"it computes {name}")
+
+    def _record_view(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        view = self._view(args[0])
+        of = getattr(torch.ops.aten, name)
+        if name in {"reshape", "flatten"}:
+            try:
+                shaped = view.shape.view(result.shape)
+            except RuntimeError:
+                view = self._together(view)
+                shaped = view.shape.view(result.shape)
+        else:
+            shaped = of(view.shape, *args[1:], **kwargs)
+        for tensor, shape in zip(_tensors(result), _tensors(shaped), strict=True):
+            if tensor.shape != shape.shape:
+                raise CannotRecord(f"{name} gives another shape")
+            _row_dimension(shape.shape, kept=view.value.kept)
+            self._know(tensor, _View(view.value, shape))
+
+    def _pow(self, result: torch.Tensor, x: Any, exponent: Any) -> None:
+        if exponent == 2:
+            self._compute("multiply", result, x, x)
+        elif exponent in _POWERS:
+            self._compute(_POWERS[exponent], result, x)
+        else:
+            raise CannotRecord(f"it raises to {exponent}")
+
+    def _square(self, result: torch.Tensor, x: Any) -> None:
+        self._compute("multiply", result, x, x)
+
+    def _mean(self, result: torch.Tensor, x: torch.Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> None:
+        self._reduce("mean", result, x, dims, keepdim=keepdim)
+
+    def _sum(self, result: torch.Tensor, x: torch.Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> None:
+        self._reduce("sum", result, x, dims, keepdim=keepdim)
+
+    def _reduce(self, name: str, result: torch.Tensor, x: torch.Tensor, dims: Any, *, keepdim: bool) -> None:
+        if dims is None or [dim % x.dim() for dim in dims] != [x.dim() - 1]:
+            raise CannotRecord(f"{name} over {dims}")
+        kept = self._view(x).value.kept
+        out = self._new((*x.shape[:-1], 1), result.dtype, kept=kept)
+        self._step(name, x.shape, _View(out.value, out.shape.expand(x.shape)), [x], last_apart=True)
+        self._know(result, out if keepdim else _View(out.value, out.shape.squeeze(-1)))
+
+    def _layer_norm(  # noqa: PLR0917 torch's signature
+        self, result: torch.Tensor, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    ) -> None:
+        self._norm(
+            "layer_norm", result, x, shape, [1.0 if weight is None else weight, 0.0 if bias is None else bias], eps
+        )
+
+    def _rms_norm(self, result: torch.Tensor, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> None:
+        epsilon = torch.finfo(x.dtype).eps if eps is None else eps
+        self._norm("rms_norm", result, x, shape, [1.0 if weight is None else weight], epsilon)
+
+    def _norm(  # noqa: PLR0917
+        self, name: str, result: torch.Tensor, x: torch.Tensor, shape: Any, others: list[Any], epsilon: float
+    ) -> None:
+        if len(shape) != 1:
+            raise CannotRecord(f"{name} over {len(shape)} dimensions")
+        view = self._new(result.shape, result.dtype, kept=self._view(x).value.kept)
+        self._step(name, result.shape, view, [x, *others], last_apart=True, real=epsilon)
+        self._know(result, view)
+
+    def _cat(self, result: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
+        kept = next(self._views[tensor].value.kept for tensor in tensors if tensor in self._views)
+        whole = self._new(result.shape, result.dtype, kept=kept)
+        first = 0
+        for tensor in tensors:
+            size = tensor.shape[dim]
+            part = _View(whole.value, whole.shape.narrow(dim, first, size))
+            self._step("copy", tensor.shape, part, [tensor])
+            first += size
+        self._know(result, whole)
+
+    def _stack(self, result: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
+        kept = next(self._views[tensor].value.kept for tensor in tensors if tensor in self._views)
+        whole = self._new(result.shape, result.dtype, kept=kept)
+        for number, tensor in enumerate(tensors):
+            self._step("copy", tensor.shape, _View(whole.value, whole.shape.select(dim, number)), [tensor])
+        self._know(result, whole)
+
+    def _repeat_interleave(
+        self, result: torch.Tensor, x: torch.Tensor, repeats: int, dim: int | None = None, **_: Any
+    ) -> None:
+        dim = x.dim() if dim is None else dim % x.dim()
+        if not isinstance(repeats, int) or dim >= x.dim():
+            raise CannotRecord("it repeats other numbers than those of a dimension")
+        whole = self._new(result.shape, result.dtype, kept=self._view(x).value.kept)
+        for number in range(repeats):
+            part = _View(whole.value, whole.shape.unflatten(dim, (x.shape[dim], repeats)).select(dim + 1, number))
+            self._step("copy", x.shape, part, [x])
+        self._know(result, whole)
+
+    def _repeat(self, result: torch.Tensor, x: torch.Tensor, _repeats: Sequence[int]) -> None:
+        view = self._view(x)
+        self._know(result, _View(view.value, view.shape.expand(result.shape)))  # fails unless there is one of each
+
+    def _gather(self, result: torch.Tensor, table: torch.Tensor, dim: int, index: torch.Tensor, **_: Any) -> None:
+        if table in self._views or dim % table.dim() != table.dim() - 2 or table.shape[-2:].numel() != table.numel():
+            raise CannotRecord("it gathers something else than rows of a matrix")
+        if self._view(index).shape.shape[-1] != table.shape[-1] or self._view(index).shape.stride(-1):
+            raise CannotRecord("it gathers parts of rows")
+        self._look_up(result, table.view(table.shape[-2:]), index)
+
+    def _linear(
+        self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> None:
+        self._multiply(result, x, weight, bias)
+
+    def _addmm(self, result: torch.Tensor, bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+        self._multiply(result, x, weight, bias)
+
+    def _multiply(self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        path = HEAD if weight.data_ptr() == self._head else self._linears.get(weight.data_ptr())
+        if path is None or x.dtype is not self._dtype:
+            raise CannotRecord("it multiplies with weights that are not packed")
+        view = self._view(x)
+        sizes = [size for dim, size in enumerate(x.shape) if dim != view.row_dimension and size != 1]
+        if sizes != [x.shape[-1]]:
+            raise CannotRecord("a linear sees more than rows")
+        if view.shape.stride(-1) != 1:
+            view = self._together(view)
+        out = self._new(result.shape, result.dtype, kept=view.value.kept)
+        self._steps.append(
+            _Linear(view.value, int(view.shape.storage_offset()), out.value, path, has_bias=bias is not None)
+        )
+        self._know(result, out)
+
+    def _embedding(self, result: torch.Tensor, weight: torch.Tensor, index: torch.Tensor, *_: Any) -> None:
+        self._look_up(result, weight, index)
+
+    def _index_select(self, result: torch.Tensor, table: torch.Tensor, dim: int, index: torch.Tensor) -> None:
+        if dim != 0:
+            raise CannotRecord("it selects columns by row")
+        self._look_up(result, table, index)
+
+    def _index(self, result: torch.Tensor, x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> None:
+        by = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+        if len(by) != 1:
+            raise CannotRecord("it looks up by several numbers")
+        (dim, index), = by  # fmt: skip
+        if x not in self._views and dim == 0:
+            self._look_up(result, x, index)
+            return
+        view = self._view(x)
+        if index is not self._keep or dim != view.row_dimension:
+            raise CannotRecord("it selects rows")
+        out = self._new(result.shape, result.dtype, kept=True)
+        without_rows = view.shape.select(dim, 0)
+        self._steps.append(Compute("keep", *_walk([out.shape.select(dim, 0), without_rows], [out.value, view.value])))
+        self._know(result, out)
+
+    def _look_up(self, result: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> None:
+        by = self._view(index)
+        width = table.shape[-1]
+        if by.value.size != 1 or by.value.dtype is not torch.int64 or table.dim() != 2 or not table.is_contiguous():
+            raise CannotRecord("it looks up something else than rows of a matrix")
+        if table.dtype not in NUMBER_TYPES:
+            raise CannotRecord(f"it looks up numbers that are {table.dtype}")
+        out = self._new(result.shape, result.dtype, kept=by.value.kept)
+        is_head = table.data_ptr() == self._head
+        self._steps.append(_LookUp(out.value, None if is_head else table, by.value, len(table), width))
+        self._know(result, out)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _compute(self, operation: str, result: torch.Tensor, *operands: Any) -> None:
+        kept = next(self._views[one].value.kept for one in operands if _is_in(one, self._views))
+        view = self._new(result.shape, result.dtype, kept=kept)
+        self._step(operation, result.shape, view, list(operands))
+        self._know(result, view)
+
+    def _step(
+        self,
+        operation: str,
+        shape: Sequence[int],
+        out: _View,
+        operands: list[Any],
+        *,
+        last_apart: bool = False,
+        real: float = 0.0,
+    ) -> None:
+        row = _row_dimension(shape, kept=out.value.kept)
+        shapes = [out.shape.select(row, 0)]
+        places: list[Value | torch.Tensor] = [out.value]
+        for operand in operands:
+            if _is_in(operand, self._views):
+                view = self._views[operand]
+                if view.value.kept is not out.value.kept:
+                    raise CannotRecord("it brings kept rows and others together")
+                expanded = view.shape.expand(shape)
+                if expanded.stride(row) != view.value.size:
+                    raise CannotRecord("it brings different rows together")
+                places.append(view.value)
+            else:
+                constant = _constant(operand)
+                if constant.dim() >= len(shape) - row and constant.shape[row - len(shape)] != 1:
+                    raise CannotRecord("it has numbers for each place in an iteration")
+                expanded = constant.expand(shape)
+                places.append(constant)
+            shapes.append(expanded.select(row, 0))
+        self._steps.append(Compute(operation, *_walk(shapes, places, last_apart=last_apart), real=real))
+
+    def _of_heads(self, tensor: torch.Tensor) -> Place:
+        """[heads, rows, width] as the numbers of a row, of which those of a head lie together"""
+        view = self._view(tensor)
+        if tensor.dtype is not self._dtype:
+            raise CannotRecord(f"its attention is in {tensor.dtype}")
+        if view.shape.stride(2) != 1:
+            view = self._together(view)
+        return Place(view.value, (0, view.shape.stride(0), 1), int(view.shape.storage_offset()))
+
+    def _together(self, view: _View) -> _View:
+        """The same numbers, those of a row one after the other and alone"""
+        whole = self._new(view.shape.shape, view.value.dtype, kept=view.value.kept)
+        if view.shape.stride() == whole.shape.stride() and view.value.size == whole.value.size:
+            return view
+        row = view.row_dimension
+        shapes = [whole.shape.select(row, 0), view.shape.select(row, 0)]
+        self._steps.append(Compute("copy", *_walk(shapes, [whole.value, view.value])))
+        return whole
+
+    def _new(self, shape: Sequence[int], dtype: torch.dtype, *, kept: bool = False) -> _View:
+        if dtype not in NUMBER_TYPES:
+            raise CannotRecord(f"it computes numbers that are {dtype}")
+        laid_out = _laid_out(shape, kept=kept)
+        return _View(Value(laid_out.numel() // (KEPT if kept else ROWS), dtype, kept), laid_out)
+
+    def _view(self, tensor: torch.Tensor) -> _View:
+        view: _View | None = self._views.get(tensor)
+        if view is None:
+            raise CannotRecord(self._unknown.get(tensor, "a constant takes the place of rows"))
+        return view
+
+    def _know(self, tensor: torch.Tensor, view: _View) -> None:
+        self._views[tensor] = view
+
+    def _forget(self, tensor: torch.Tensor, why: str) -> None:
+        self._views.pop(tensor, None)
+        self._unknown[tensor] = why
+
+
+class _Linear:
+    """A linear, of which only the path is known"""
+
+    def __init__(self, x: Value, offset: int, y: Value, path: str, *, has_bias: bool) -> None:
+        self._x, self._offset, self._y, self._path, self._has_bias = x, offset, y, path, has_bias
+
+    def with_weights(self, packed: dict[str, Packed], biases: dict[str, torch.Tensor | None]) -> Multiply:
+        if self._path not in packed:
+            raise CannotRecord("some weights are not packed")
+        weights, index = packed[self._path].weights, packed[self._path].index
+        bias = biases[self._path] if self._has_bias else None
+        return Multiply(self._x, self._offset, self._y, weights, index, bias, self._path)
+
+
+class _LookUp:
+    """A row of a matrix: of the head's packed weights if `table` is None."""
+
+    def __init__(self, out: Value, table: torch.Tensor | None, index: Value, rows: int, width: int) -> None:
+        self._out, self._table, self._index, self._rows, self._width = out, table, index, rows, width
+
+    def with_weights(self, packed: dict[str, Packed], _biases: dict[str, torch.Tensor | None]) -> Compute:
+        table: torch.Tensor | PackedWeights | None = self._table
+        if table is None:
+            if HEAD not in packed:
+                raise CannotRecord("the head is not packed")
+            table = packed[HEAD].weights
+        operation = "unpack" if isinstance(table, PackedWeights) else "look_up"
+        places = (Place(table), Place(self._index))
+        return Compute(operation, (1, 1, self._width), Place(self._out, (0, 0, 1)), places, self._rows)
+
+
+_SAME = {"to", "type_as", "contiguous", "clone", "alias", "detach", "dropout", "_to_copy", "float", "lift_fresh"}
+"""What changes nothing but the type of numbers"""
+_VIEWS = {
+    "view", "reshape", "_unsafe_view", "flatten", "transpose", "permute", "unsqueeze", "squeeze", "slice", "select",
+    "narrow", "expand", "expand_as", "split", "split_with_sizes", "chunk", "unbind", "unflatten", "t", "movedim",
+}  # fmt: skip
+_UNARY = {
+    name: name for name in ("rsqrt", "sqrt", "exp", "tanh", "sigmoid", "silu", "gelu", "relu", "cos", "sin")
+} | {"neg": "negative"}  # fmt: skip
+_BINARY = {
+    "add": "add", "sub": "subtract", "rsub": "subtract", "mul": "multiply", "multiply": "multiply", "div": "divide",
+}  # fmt: skip
+_POWERS = {3: "cube", 0.5: "sqrt", -0.5: "rsqrt"}
+
+
+def linears_by_address(model: Any, linears: dict[str, nn.Module]) -> tuple[dict[int, str], int]:
+    """What a Recording must know of the weights."""
+    head = model.get_output_embeddings()
+    addresses = {weight_of(module).data_ptr(): path for path, module in linears.items()}
+    return addresses, 0 if head is None else head.weight.data_ptr()
+
+
+def _laid_out(shape: Sequence[int], *, kept: bool) -> torch.Tensor:
+    """On no device, with the numbers of each row together, in the order of the dimensions."""
+    row = _row_dimension(shape, kept=kept)
+    strides, size = [0] * len(shape), 1
+    for dim in reversed(range(len(shape))):
+        if dim != row:
+            strides[dim] = size
+            size *= shape[dim]
+    strides[row] = size
+    return torch.empty_strided(tuple(shape), strides, device="meta")
+
+
+def _row_dimension(shape: Sequence[int], *, kept: bool) -> int:
+    sizes = list(shape)
+    if sizes.count(ROWS) + sizes.count(KEPT) != 1 or (KEPT if kept else ROWS) not in sizes:
+        raise CannotRecord(f"the rows are not one dimension of {tuple(sizes)}")
+    return sizes.index(KEPT if kept else ROWS)
+
+
+def _constant(operand: Any) -> torch.Tensor:
+    if not isinstance(operand, torch.Tensor):
+        return torch.tensor(float(operand), dtype=torch.float32)
+    if operand.dtype in NUMBER_TYPES:
+        return operand
+    if operand.dtype not in {torch.float16, torch.float64, torch.int32}:
+        raise CannotRecord(f"it computes with numbers that are {operand.dtype}")
+    return operand.float()
+
+
+def _walk(
+    shapes: Sequence[torch.Tensor], of: Sequence[Value | torch.Tensor], *, last_apart: bool = False
+) -> tuple[tuple[int, ...], Place, tuple[Place, ...]]:
+    """Sizes, and the places of the result and of what it is computed from, in as few dimensions as can be.
+    `last_apart`: the last one is no part of another."""
+    dims: list[tuple[int, tuple[int, ...]]] = []
+    sizes = shapes[0].shape
+    for dim, size in enumerate(sizes):
+        strides = tuple(shape.stride(dim) for shape in shapes)
+        last = dim + 1 == len(sizes)
+        if size == 1 and not (last and last_apart):
+            continue
+        follows = dims and all(outer == inner * size for outer, inner in zip(dims[-1][1], strides, strict=True))
+        if follows and not (last and last_apart):
+            dims[-1] = dims[-1][0] * size, strides
+        else:
+            dims.append((size, strides))
+    if len(dims) > DIMENSIONS:
+        raise CannotRecord(f"it goes through {len(dims)} dimensions")
+    dims = [(1, (0,) * len(shapes))] * (DIMENSIONS - len(dims)) + dims
+    places = [
+        Place(
+            one,
+            tuple(strides[number] for _, strides in dims),
+            int(shape.storage_offset()) if isinstance(one, Value) else 0,
+        )
+        for number, (one, shape) in enumerate(zip(of, shapes, strict=True))
+    ]
+    return tuple(size for size, _ in dims), places[0], tuple(places[1:])
+
+
+def _is_in(operand: Any, known: WeakTensorKeyDictionary) -> bool:
+    return isinstance(operand, torch.Tensor) and operand in known
+
+
+def _tensors(of: Any) -> Iterator[torch.Tensor]:
+    if isinstance(of, torch.Tensor):
+        yield of
+    elif isinstance(of, dict):
+        yield from _tensors(list(of.values()))
+    elif isinstance(of, list | tuple):
+        for one in of:
+            yield from _tensors(one)
+
+
+@contextmanager
+def _without_masks() -> Iterator[None]:
+    """Our attention has no masks, and there is no padding. Without this, transformers looks at positions to find out
+    which mask it needs, and at tokens to warn of padding."""
+    nothing = (
+        (masking_utils, "find_packed_sequence_indices"),
+        (PreTrainedModel, "warn_if_padding_and_no_attention_mask"),
+    )
+    found = [getattr(owner, name) for owner, name in nothing]
+    for owner, name in nothing:
+        setattr(owner, name, lambda *_: None)
+    try:
+        yield
+    finally:
+        for (owner, name), function in zip(nothing, found, strict=True):
+            setattr(owner, name, function)

@@ -1,0 +1,194 @@
+"""The forward pass that is recorded from a model's modules, against those modules, for each family."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from structlog.testing import capture_logs
+
+from motet.domain import BASE, Digest
+from motet_kernels.cpp import PagedAttention
+from motet_kernels.cpp.program import OPERATIONS
+from motet_runner.execute import compiled
+from motet_runner.execute.model import LoadedModel, load, probe_logits
+from motet_runner.execute.recorded import RecordedForward
+from motet_runner.execute.recording import Recording
+from tests.runner.engines import ask, make_engine, run
+from tests.runner.engines import load as load_adapter
+from tests.runner.families import BY_NAME, GROUPED, save_adapters, save_model
+from tests.runner.test_fused import Tap
+from tests.support.compiled_kernels import CACHE, compiled_library
+
+OTHERS: dict[str, Any] = {
+    "Llama with another activation": transformers.LlamaConfig(**GROUPED | {"hidden_act": "relu"}),
+    "Cohere": transformers.CohereConfig(**GROUPED),
+    "Granite": transformers.GraniteConfig(**GROUPED, residual_multiplier=0.5, embedding_multiplier=3.0),
+    "OLMo 2": transformers.Olmo2Config(**GROUPED),
+    "StableLM": transformers.StableLmConfig(**GROUPED),
+    "Starcoder 2": transformers.Starcoder2Config(**GROUPED),
+}
+RECORDED = (
+    "Gemma", "Gemma 2, soft caps and every other layer sliding", "Gemma 3, some layers sliding", "Phi", "Phi 3",
+    "GPT-NeoX", "GPT-J", "GPT-2", "OPT", *OTHERS,
+)  # fmt: skip
+NEAR_TIE = 1e-4
+
+
+def save(name: str, folder: Path) -> Path:
+    """A base whose norms and biases are not those of an untrained model."""
+    save_model(OTHERS[name] if name in OTHERS else BY_NAME[name].config, folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def recorded_logits(loaded: LoadedModel) -> torch.Tensor:
+    library = compiled_library()
+    compiled.use_compiled(loaded, library)
+    assert isinstance(loaded.fused, RecordedForward)
+    with torch.inference_mode():
+        return probe_logits(loaded, lambda pages: PagedAttention(library, pages))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_logits_are_those_of_the_modules(name: str, tmp_path: Path) -> None:
+    loaded = load(save(name, tmp_path), "float32", "cpu")
+    with torch.inference_mode():
+        expected = probe_logits(loaded)
+    assert float((recorded_logits(loaded) - expected).abs().max()) <= 1e-5 * max(1.0, float(expected.abs().max()))
+    loaded.fused = None  # the modules compute with the packed weights
+    with torch.inference_mode():
+        assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_bfloats_are_as_near_to_the_truth_as_those_of_the_modules(name: str, tmp_path: Path) -> None:
+    base = save(name, tmp_path)
+    with torch.inference_mode():
+        truth = probe_logits(load(base, "float32", "cpu"))
+        model = load(base, "bfloat16", "cpu")
+        theirs = probe_logits(model)
+    error, allowed = (float((logits - truth).abs().max()) for logits in (recorded_logits(model), theirs))
+    assert error <= 1.5 * allowed
+
+
+def engine_with_adapters(base: Path, adapters: list[Path], **settings: Any) -> tuple[Any, Tap]:
+    engine = make_engine(base, kernel_cache=CACHE, prefill_chunk_tokens=32, **settings)
+    for number, adapter in enumerate(adapters):
+        load_adapter(engine, Digest(f"sha256:{number}"), adapter)
+    owners = [BASE, *(Digest(f"sha256:{number}") for number in range(len(adapters)))] * 2
+    for time in ("first", "second"):  # then the adapters are there, so each engine has the same batches
+        engine._worker.on_logits = tap = Tap()
+        asked = [ask(f"{time}{n}", prompt=3 + 17 * n, max_tokens=20, adapter=who) for n, who in enumerate(owners)]
+        run(engine, *asked)
+    return engine, tap
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("name", ["Gemma", "GPT-NeoX"])
+def test_threads_change_no_bit(name: str, tmp_path: Path) -> None:
+    """Whoever computes what: prompts beside decodes, rows of adapters and of the base."""
+    compiled_library()
+    base = save(name, tmp_path / "base")
+    adapters = list(save_adapters(base, BY_NAME[name], tmp_path / "adapters"))
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            engine, tap = engine_with_adapters(base, adapters, kernels="cpp", dtype="bfloat16", threads=threads)
+            assert isinstance(engine._loaded.fused, RecordedForward)
+            results.append(tap.logits)
+    finally:
+        torch.set_num_threads(before)
+    one, other = results
+    assert other.keys() == one.keys()
+    assert all(torch.equal(torch.stack(other[request]), torch.stack(one[request])) for request in one)
+
+
+def test_memory_holds_one_copy_of_an_embedding_that_scales(tmp_path: Path) -> None:
+    loaded = load(save("Gemma", tmp_path), "float32", "cpu")
+    embedding = loaded.model.get_input_embeddings()
+    tokens = torch.tensor([[1, 5, 9], [7, 0, 2]])
+    with torch.inference_mode():
+        expected = embedding(tokens)
+        compiled.use_compiled(loaded, compiled_library())
+        assert not embedding.weight.numel()
+        assert not loaded.model.get_output_embeddings().weight.numel()
+        assert torch.equal(embedding(tokens), expected)
+
+
+class Unlike(torch.nn.Embedding):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens) + tokens.unsqueeze(-1)
+
+
+def test_an_embedding_that_computes_with_the_numbers_of_tokens_keeps_its_weights(tmp_path: Path) -> None:
+    loaded = load(save("Gemma", tmp_path), "float32", "cpu")
+    embedding = loaded.model.get_input_embeddings()
+    embedding.__class__ = Unlike
+    compiled.use_compiled(loaded, compiled_library())
+    assert embedding.weight.numel()
+    assert loaded.model.get_output_embeddings().weight.numel()
+    assert loaded.fused is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (lambda x: x * (2.0 if float(x[0, 0, 0]) > 1e9 else 1.0), "it looks at numbers of rows"),
+        (lambda x: x.mul_(1.0), "it changes numbers in place"),
+        (lambda x: x.flip(0).flip(0), "it computes flip"),
+        (lambda x: x + torch.zeros(x.shape[1], 1), "it has numbers for each place in an iteration"),
+        (lambda x: x[:, torch.arange(x.shape[1])], "it selects rows"),
+    ],
+)
+def test_what_a_program_cannot_do_is_left_to_the_modules(changed: Any, why: str, tmp_path: Path) -> None:
+    loaded = load(save("Gemma", tmp_path), "float32", "cpu")
+    norm = loaded.model.model.norm
+    forward = norm.forward
+    norm.forward = lambda x: forward(changed(x))
+    with torch.inference_mode():
+        expected = probe_logits(loaded)
+        with capture_logs() as logs:
+            compiled.use_compiled(loaded, compiled_library())
+        assert loaded.fused is None
+        (told,) = logs
+        assert told["event"] == "forward_not_recorded"
+        assert why in told["reason"]
+        assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
+
+
+def test_a_recording_that_gives_other_logits_does_not_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load(save("Gemma", tmp_path), "float32", "cpu")
+    monkeypatch.setattr(Recording, "_mean", Recording._sum)
+    with capture_logs() as logs:
+        compiled.use_compiled(loaded, compiled_library())
+    assert loaded.fused is None
+    assert [line["event"] for line in logs] == ["fused_forward_differs"]
+
+
+def test_tokens_and_positions_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
+    loaded = load(save("GPT-2", tmp_path), "float32", "cpu")
+    recorded_logits(loaded)
+    program = loaded.fused._program
+    looks_up = [one for one in program._instructions if one.operation == OPERATIONS.index("look_up")]
+    assert looks_up
+    for one in looks_up:
+        before, one.number = one.number, 3  # the probe has more
+        with pytest.raises(IndexError, match="a token or a position"), torch.inference_mode():
+            probe_logits(loaded, lambda pages: PagedAttention(compiled_library(), pages))
+        one.number = before
+
+
+def test_experts_are_left_to_the_modules(tmp_path: Path) -> None:
+    config = transformers.MixtralConfig(**GROUPED, num_local_experts=4)
+    save_model(config, tmp_path)
+    loaded = load(tmp_path, "float32", "cpu")
+    compiled.use_compiled(loaded, compiled_library())
+    assert loaded.fused is None
