@@ -13,6 +13,7 @@ from peft import LoraConfig
 from peft.tuners.lora import Linear as PeftLinear
 
 from benchmarks.harness import Do
+from motet_kernels.huge_pages import prefer_huge_pages
 
 Matrices = tuple[torch.Tensor, torch.Tensor]
 """Aᵀ [rank, inputs] and B [rank, outputs] of an adapter"""
@@ -122,4 +123,10 @@ def peft_layer(product: Product) -> Do:
 
 def _stacks(product: Product) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The matrices of each set as one tensor: [adapters, rank, inputs] and [adapters, rank, outputs]."""
-    return [(torch.stack([a for a, _ in of_set]), torch.stack([b for _, b in of_set])) for of_set in product.sets]
+    return [(_stack([a for a, _ in of_set]), _stack([b for _, b in of_set])) for of_set in product.sets]
+
+
+def _stack(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+    first = matrices[0]
+    into = prefer_huge_pages(torch.empty(len(matrices), *first.shape, dtype=first.dtype))
+    return torch.stack(list(matrices), out=into)

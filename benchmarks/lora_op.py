@@ -28,6 +28,7 @@ from benchmarks.harness import Do, Pairs, Result, alternate, arguments, microsec
 from benchmarks.lora_baselines import Baseline, Case, Product, gather, grouped, loop, peft_layer
 from motet_kernels import LinearGroup, LoraBackend, PlacedAdapter, RunLayout, Segment, TorchBackend
 from motet_kernels.cpp import CannotBuild, CppBackend, Library, build
+from motet_kernels.huge_pages import prefer_huge_pages
 from motet_runner.settings import KERNEL_CACHE
 
 LINEAR = "linear"
@@ -97,8 +98,9 @@ def sides(case: Case, given: argparse.Namespace, library: Library | None, agains
     layouts = [RunLayout(-(-rank // TorchBackend.tile) * TorchBackend.tile, groups, dtype) for rank in case.ranks]
     of_a_set = sum(layout.bytes for layout in layouts)
     sets = max(2, (given.rotated << 20) // of_a_set)
-    memory = torch.randn(sets * of_a_set // 4, generator=generator).mul_(width**-0.5).to(dtype).view(torch.uint8)
-    memory = memory.repeat(sets * of_a_set // len(memory))
+    some = torch.randn(of_a_set // dtype.itemsize, generator=generator).mul_(width**-0.5).to(dtype).view(torch.uint8)
+    memory = prefer_huge_pages(torch.empty(sets * of_a_set, dtype=torch.uint8))  # as the engine's pages
+    memory.view(sets, of_a_set).copy_(some)
     x = torch.randn(len(case.owners), width, generator=generator).to(dtype)
     y = torch.zeros(len(case.owners), width, dtype=dtype)
 

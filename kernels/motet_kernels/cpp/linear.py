@@ -1,6 +1,6 @@
 """Linears in C++: weights packed in the order in which they are read, and products with any number of rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -8,6 +8,9 @@ import torch
 from motet_kernels.cpp.library import TYPES, Library
 
 PACKED_TYPES = (torch.float32, torch.bfloat16)
+
+Allocate = Callable[[int, torch.dtype], torch.Tensor]
+"""Gives memory for so many numbers"""
 
 PART_BYTES = 8 << 20
 """Of weights that are packed at once, where others may want the thread meanwhile"""
@@ -19,7 +22,14 @@ class PackedWeights:
     All their results are columns of one matrix. Each linear's columns are rounded up to whole panels of the library.
     """
 
-    def __init__(self, library: Library, weights: Sequence[torch.Tensor], *, later: bool = False) -> None:
+    def __init__(
+        self,
+        library: Library,
+        weights: Sequence[torch.Tensor],
+        *,
+        later: bool = False,
+        allocate: Allocate = lambda count, dtype: torch.empty(count, dtype=dtype),
+    ) -> None:
         """`later`: they are packed by `parts`."""
         self._library = library
         self.dtype = weights[0].dtype
@@ -31,7 +41,7 @@ class PackedWeights:
         widths = [library.packed_width(outputs) for outputs in self.outputs]
         self.columns = [0, *accumulate(widths)]
         """Where the columns of each linear begin; the last one is the number of all columns."""
-        self._packed = torch.empty(self._begins[-1], dtype=self.dtype)
+        self._packed = allocate(self._begins[-1], self.dtype)
         if not later:
             for _ in self.parts(weights):
                 pass

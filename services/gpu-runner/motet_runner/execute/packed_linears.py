@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from motet_kernels.cpp import Library
 from motet_kernels.cpp.linear import PACKED_TYPES, PackedWeights
+from motet_kernels.huge_pages import Chunks
 from motet_runner.memory.host_limit import available_host_bytes
 
 MIB = 1024 * 1024
@@ -49,6 +50,7 @@ class LinearPacking:
         self._linears = linears
         self._groups = groups
         self._library = library
+        self._chunks = Chunks()
 
     @property
     def unpacked(self) -> int:
@@ -75,7 +77,7 @@ class LinearPacking:
         needed, available = sum(weight.nbytes for weight in weights), available_host_bytes()
         if needed > available:  # an allocation would succeed, and its use would end the process
             raise MemoryError(f"{needed / MIB:.0f} MiB are needed for a moment, and {available / MIB:.0f} MiB are left")
-        packed = PackedWeights(self._library, weights, later=True)
+        packed = PackedWeights(self._library, weights, later=True, allocate=self._chunks.empty)
         yield from packed.parts(weights)
         return packed
 

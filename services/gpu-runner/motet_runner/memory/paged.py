@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from motet.domain import PAGE_TOKENS, KVShape
+from motet_kernels.huge_pages import prefer_huge_pages
 
 READ_BYTES = {"cpu": 1024 * 1024, "cuda": 256 * 1024 * 1024}
 """How much of one layer is brought together at a time. On a CPU it must still be in the core's cache when attention
@@ -27,7 +28,7 @@ class PageAllocation(Protocol):
 
 
 def _allocate(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=device)
+    return prefer_huge_pages(torch.empty(shape, dtype=dtype, device=device))
 
 
 class PagedStore:

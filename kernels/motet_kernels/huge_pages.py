@@ -1,0 +1,56 @@
+"""Memory in huge pages of the operating system, where it has them.
+
+Kernels read adapters and weights faster than a CPU finds the addresses of pages of 4 KiB, above all in a virtual
+machine. Where the operating system gives no huge pages, everything works, only slower.
+"""
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+
+from motet_kernels.run_layout import ALIGNMENT_BYTES
+
+HUGE_PAGE = 2 << 20
+CHUNK = 32 << 20
+"""Of memory that several tensors share. What none of them uses costs nothing: it is never touched."""
+
+_MADV_HUGEPAGE = 14
+
+
+def prefer_huge_pages(memory: torch.Tensor) -> torch.Tensor:
+    """Asks for huge pages, as far as they fit into this memory, which nobody has used yet. Returns it."""
+    begin, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes
+    first, last = -(-begin // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+    if memory.device.type == "cpu" and first < last:
+        _madvise()(first, last - first, _MADV_HUGEPAGE)  # a refusal changes nothing
+    return memory
+
+
+@cache
+def _madvise() -> Any:
+    if sys.platform != "linux":
+        return lambda *_: -1
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return advise
+
+
+class Chunks:
+    """Memory for tensors that are smaller than a huge page: they lie one after the other in larger pieces."""
+
+    def __init__(self) -> None:
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """[count] It keeps its chunk alive."""
+        begin = -(-self._used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        size = count * dtype.itemsize
+        if begin + size > len(self._chunk):
+            self._chunk = prefer_huge_pages(torch.empty(max(CHUNK, size + HUGE_PAGE), dtype=torch.uint8))
+            begin = -self._chunk.data_ptr() % HUGE_PAGE
+        self._used = begin + size
+        return self._chunk[begin : begin + size].view(dtype)
