@@ -15,7 +15,7 @@ from motet.settings import RENAMED, Addresses, Database, ProcessSettings
 from tests.common.waiting import PATIENCE_S, until
 
 SERVE = """
-import asyncio, sys
+import asyncio, gc, sys
 from motet.errors import SetupError
 from motet.service_main import read, run
 from motet.settings import ProcessSettings
@@ -28,6 +28,9 @@ async def main(stop, registry, health):
             raise ERRORS[sys.argv[1]]
         asyncio.get_running_loop().call_soon(fail)
         await asyncio.sleep(0.01)
+        return
+    if sys.argv[1] == "count":
+        print(len(gc.get_objects()), gc.get_freeze_count())
         return
     print("ready", flush=True)
     await stop.wait()
@@ -65,6 +68,13 @@ def test_a_cancelled_task_at_the_end_is_not_an_error_but_a_failure_is() -> None:
             _, logged = child.communicate(timeout=PATIENCE_S)
             assert child.returncode == 0
             assert ("Traceback" in logged) is traceback, logged
+
+
+def test_collections_do_not_visit_what_was_imported() -> None:
+    with process("count") as child:
+        counted, _ = child.communicate(timeout=PATIENCE_S)
+        visited, imported = map(int, counted.split())
+        assert visited < imported / 5
 
 
 def test_a_setup_error_is_the_last_line_and_gives_status_2() -> None:

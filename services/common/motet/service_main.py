@@ -1,6 +1,7 @@
 """How the process of a service starts and ends: signals, logging, metrics, and an error message if it cannot start."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -71,6 +72,8 @@ def run(name: str, settings: ProcessSettings, main: Main, *, loop_factory: LoopF
     `name` is the role that the TLS certificate of this process must have. After a SetupError, raises SystemExit.
     """
     configure_logging(name, settings)
+    # What is imported stays. Without this, each full collection would visit all of it.
+    gc.freeze()
     try:
         with tls.acting_as(_identity(name, settings)), asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(_run(settings, main))
