@@ -11,7 +11,7 @@ from motet_runner.execute.flat_batch import FlatBatch, FlatBatchBuilder
 from motet_runner.execute.row_table import RowTable
 from motet_runner.interface import Sampling
 from motet_runner.memory.paged import PagedStore
-from motet_runner.plan import RowJoin, RowStep, StepPlan
+from motet_runner.plan import DecodeRows, RowJoin, RowStep, StepPlan
 
 X = Digest("x")
 
@@ -57,7 +57,7 @@ class Rows:
 
     def decode(self, *rows: int, page: int = 7) -> FlatBatch:
         steps = tuple(RowStep(row, self.lengths[row] - 1, 1, samples=True) for row in rows)
-        batch = self.builder.build(StepPlan(number=1, decodes=steps, adapters={X: page}))
+        batch = self.builder.build(StepPlan(number=1, decodes=DecodeRows.of(steps), adapters={X: page}))
         for row in rows:
             self.table[row].tokens.append(50 + self.lengths[row])
             self.lengths[row] += 1

@@ -15,7 +15,7 @@ from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder
 from motet_runner.execute.row_table import RowTable
 from motet_runner.interface import Finish
 from motet_runner.memory.paged import PagedStore
-from motet_runner.plan import RowStep, StepPlan
+from motet_runner.plan import DecodeRows, RowStep, StepPlan
 from tests.runner.engines import ask, make_engine, run
 from tests.runner.families import BY_NAME, GROUPED
 from tests.runner.random_models import VOCABULARY, save_base
@@ -48,7 +48,7 @@ def test_packed_chunked_and_decoded_tokens_equal_transformers(family: str, kerne
         ]
         for steps in plans:
             decoding = all(step.count == 1 for step in steps)
-            plan = StepPlan(number=0, decodes=steps) if decoding else StepPlan(number=0, prefills=steps)
+            plan = StepPlan(number=0, decodes=DecodeRows.of(steps)) if decoding else StepPlan(number=0, prefills=steps)
             batch = builder.build(plan)
             for step, row in zip(steps, loaded.forward(batch), strict=True):
                 theirs = expected[id((first, second)[step.row])][step.start + step.count - 1]

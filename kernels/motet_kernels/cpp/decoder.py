@@ -25,7 +25,7 @@ _WEIGHTS = (
     *("attention_norm", "q_norm", "k_norm", "qkv", "qkv_bias", "o", "o_bias"),
     *("mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias"),
 )
-KINDS = ("linears", "rows", "attention", "head")
+KINDS = ("linears", "rows", "attention", "head", "choice")
 """Of stages, as the library counts their time"""
 
 _BUFFERS = ("hidden", "normed", "qkv", "attended", "added", "gate_up", "active")
@@ -57,7 +57,7 @@ class _Step(ctypes.Structure):
         *((name, _ADDRESS) for name in ("tokens", "positions", "keep", "rotation", "attention", "lora")),
         ("lora_count", _NUMBER),
         ("lora_products", _ADDRESS),
-        *((name, _ADDRESS) for name in (*_BUFFERS, "logits", "seconds")),
+        *((name, _ADDRESS) for name in (*_BUFFERS, "logits", "chosen", "seconds")),
     )
 
 
@@ -160,9 +160,11 @@ class CompiledDecoder:
         rotation: torch.Tensor,
         attention: AttentionBatch,
         lora: CppBatch | None,
+        chosen: npt.NDArray[np.int64] | None = None,
     ) -> torch.Tensor:
         """Logits [kept rows, vocabulary] of the rows `keep`.
 
+        `chosen` [kept rows] gets the token of each one's largest logit, -1 where that or another one is not a number.
         `rotation` [positions, 2, half a head] has cosines and sines in fp32, in the order of Pairs.
         """
         count = tokens.numel()
@@ -172,6 +174,7 @@ class CompiledDecoder:
         step.rows, step.kept, step.threads = count, keep.numel(), torch.get_num_threads()
         step.tokens, step.positions, step.keep = tokens.data_ptr(), positions.data_ptr(), keep.data_ptr()
         step.rotation, step.attention, step.logits = rotation.data_ptr(), attention.address, logits.data_ptr()
+        step.chosen = None if chosen is None else chosen.ctypes.data
         step.seconds = None if self.seconds is None else self.seconds.ctypes.data
         if lora is not None and lora.count:
             step.lora, step.lora_count, step.lora_products = lora.address, lora.count, lora.products_address

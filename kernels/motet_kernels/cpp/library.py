@@ -41,6 +41,7 @@ class Library:
         self.pair_places = self._function("motet_pair_places", _NUMBER, _ADDRESS)
         self.decoder_pass = self._function("motet_decoder_pass", _ADDRESS, _ADDRESS, result=ctypes.c_bool)
         self.program_pass = self._function("motet_program_pass", _ADDRESS, _ADDRESS, result=ctypes.c_bool)
+        self.largest = self._function("motet_largest", _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS)
         self.read = self._function("motet_read", _ADDRESS, _NUMBER, result=ctypes.c_uint64)
 
     def _function(self, name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:

@@ -35,6 +35,7 @@ def check(library: Library) -> None:
         _check_attention(library, dtype)
     for dtype in PACKED_TYPES:
         _check_linear(library, dtype)
+        _check_largest(library, dtype)
 
 
 def _check_add_lora(library: Library, dtype: torch.dtype) -> None:
@@ -71,6 +72,23 @@ def _check_linear(library: Library, dtype: torch.dtype) -> None:
         compare("linear", packed.linear(x, bias), x.double() @ weight.double().t() + bias.double(), TOLERANCE[dtype])
     if not torch.equal(packed.rows(torch.arange(OUTPUTS)), weight):
         raise SelfTestFailed(f"unpack in {dtype} gives other numbers")
+
+
+def _check_largest(library: Library, dtype: torch.dtype) -> None:
+    """Rows as long as INPUTS: the largest number at each place, alone and twice, and rows that have none."""
+    infinity, nan = float("inf"), float("nan")
+    rows = torch.randn(INPUTS + 5, INPUTS, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(dtype)
+    expected = [*range(INPUTS), -1, -1, -1, -1, 0]
+    for row in range(INPUTS):
+        rows[row, row] = rows[row, row + (INPUTS - row) // 2] = 9.0
+    for row, place, number in ((0, 3, infinity), (1, INPUTS - 1, nan), (2, 0, -nan)):
+        rows[INPUTS + row, place] = number
+    rows[INPUTS + 3] = -infinity
+    rows[INPUTS + 4], rows[INPUTS + 4, 0] = 0.0, -0.0
+    chosen = np.empty(len(rows), dtype=np.int64)
+    library.largest(TYPES[dtype], rows.data_ptr(), len(rows), INPUTS, chosen.ctypes.data)
+    if chosen.tolist() != expected:
+        raise SelfTestFailed(f"the largest numbers in {dtype} are elsewhere")
 
 
 def _check_attention(library: Library, dtype: torch.dtype) -> None:

@@ -43,7 +43,7 @@ class StepTrace:
             happened = [event for event in events if isinstance(event, kind)]
             if happened:
                 line[name] = [_described(event) for event in happened]
-        if plan.rows or line.keys() & {"promises", "overflows", "parks", "resumes"}:
+        if plan.count or line.keys() & {"promises", "overflows", "parks", "resumes"}:
             with self._path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 

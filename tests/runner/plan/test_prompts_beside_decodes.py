@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from motet_runner.plan import PRESETS, Planner, RowStep, StepPlan, StepResult
+from motet_runner.plan import PRESETS, DecodeRows, Planner, RowStep, StepPlan, StepResult
 from motet_runner.plan.presets import UNBOUNDED
 from motet_runner.step_costs import LEAST_BESIDE, StepCosts
 from tests.runner.plan.fake_device import FakeDevice, make_planner, new
@@ -66,7 +66,7 @@ def device_with(machine: Machine, *, preset: str = "paged-chunk", places: int = 
 
 
 def plan_of(decodes: int, prompt_tokens: int) -> StepPlan:
-    rows = tuple(RowStep(row, 10, 1, samples=True) for row in range(decodes))
+    rows = DecodeRows(tuple(range(decodes)), (10,) * decodes)
     return StepPlan(number=1, decodes=rows, prefills=(RowStep(99, 0, prompt_tokens, False),) if prompt_tokens else ())
 
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "calls.h"
+#include "largest.h"
 #include "linear.h"
 
 namespace {
@@ -43,10 +44,11 @@ struct Step {
     int64_t lora_count;
     float *lora_products;
     void *hidden, *normed, *qkv, *attended, *added, *gate_up, *active, *logits;
+    int64_t *chosen;  // [kept] place of each row's largest logit, -1 where one is not finite; null: nobody asks
     double *seconds;  // of each kind of stage; may be null
 };
 
-enum Kind { LINEARS, ROWS, ATTENTION, HEAD };
+enum Kind { LINEARS, ROWS, ATTENTION, HEAD, CHOICE };
 
 INLINE int64_t padded(int64_t count) { return panels_of(count) * PAIR; }
 
@@ -300,6 +302,11 @@ template <typename T> class Pass {
         LinearCall<T>{{normed, width}, step_.kept, width, d.vocabulary, at(d.head), at(d.head_bias),
                       {at(step_.logits), d.vocabulary}}.add_to(stages_);
         stages_.end_stage(HEAD);
+        if (!step_.chosen) return;
+        stages_.add(step_.kept, [=](int64_t r) {
+            step_.chosen[r] = place_of_largest(at(step_.logits) + r * decoder_.vocabulary, decoder_.vocabulary);
+        });
+        stages_.end_stage(CHOICE);
     }
 
     const Decoder &decoder_;
@@ -324,6 +331,13 @@ bool motet_decoder_pass(const Decoder *decoder, const Step *step) {
     else
         Pass<bfloat>(*decoder, *step).run();
     return true;
+}
+
+// What a pass chooses, of any rows that lie together.
+void motet_largest(int64_t type, const void *logits, int64_t rows, int64_t vocabulary, int64_t *chosen) {
+    for (int64_t row = 0; row < rows; ++row)
+        chosen[row] = type == 0 ? place_of_largest((const float *)logits + row * vocabulary, vocabulary)
+                                : place_of_largest((const bfloat *)logits + row * vocabulary, vocabulary);
 }
 
 // Where load() finds each of the 2 · LANES numbers that it puts into a Pair, the first half's before the second's.

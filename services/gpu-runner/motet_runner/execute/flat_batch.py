@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
@@ -147,6 +148,10 @@ class FlatBatch:
     paged: PagedRows | None = None
     head_rows: torch.Tensor | None = None
     """Rows for which the head computes, if they are others than those of `keep`: then all"""
+    greedy: bool = False
+    """Whether some of the sampled rows want the largest logit"""
+    chosen: npt.NDArray[np.int64] | None = None
+    """[sampled] its token, -1 where the logits are not finite, if the model call has chosen already"""
     calls: int = 0
     """Attention calls so far"""
     watcher: Watcher | None = None
@@ -156,6 +161,8 @@ class FlatBatch:
     def all_decode_together(self) -> bool:
         return len(self.decodes) == 1 and self.decodes[0].count == self.tokens and not self.decodes[0].scattered
 
+
+_NOWHERE = torch.empty(0, dtype=torch.int64)
 
 CURRENT: ContextVar[FlatBatch] = ContextVar("motet_flat_batch")
 """The batch of the model call that is under way."""
@@ -169,7 +176,7 @@ class _Layout:
     """Of the row table"""
     adapters: dict[Digest, int]
     """The first page of each one's run"""
-    numbers: list[int]
+    numbers: tuple[int, ...]
     """Of the table's rows, in the order of the plan"""
     order: np.ndarray
     """[sequences] their places in the plan"""
@@ -188,6 +195,8 @@ class _Layout:
     keep: torch.Tensor
     sampled: list[TableRow]
     """In the order of the plan, as `keep`"""
+    greedy: bool
+    """Whether some of them want the largest logit"""
     lora: Any
     attended: AttentionBatch | None = None
 
@@ -224,8 +233,10 @@ class FlatBatchBuilder:
         self._known = None
 
     def build(self, plan: StepPlan) -> FlatBatch:
+        layout = self._layout_of(plan)
+        if self._attention is not None and not plan.prefills:
+            return self._build_paged_decodes(plan, layout, self._attention)
         steps = plan.rows
-        layout = self._layout_of(plan, steps)
         starts = np.array([step.start for step in steps], dtype=np.int64)[layout.order]
         ends = starts + layout.counts
         tokens: list[int] = []
@@ -235,10 +246,10 @@ class FlatBatchBuilder:
             if 0 < end % PAGE_TOKENS <= end - start:
                 begun.append(int(self._table.pages[row.number, end // PAGE_TOKENS]))
         positions = starts[layout.sequence_of] + layout.within
-        paged = self._paged(layout, starts)
+        paged = None if self._attention is None else self._attended(self._attention, layout, starts)
         decoding: list[tuple[int, RowStep]] = []
         chunks: list[tuple[int, RowStep]] = []
-        writes = torch.empty(0, dtype=torch.int64)
+        writes = _NOWHERE
         if paged is None:
             for first, place in zip(layout.firsts.tolist(), layout.order.tolist(), strict=True):
                 step = steps[place]
@@ -259,26 +270,56 @@ class FlatBatchBuilder:
             tokens=len(tokens),
             longest=int(ends.max()),
             line=Line(layout.rows, layout.sequence_of, positions),
+            greedy=layout.greedy,
             paged=paged,
         )
 
-    def _layout_of(self, plan: StepPlan, steps: tuple[RowStep, ...]) -> _Layout:
-        numbers = [step.row for step in steps]
+    def _build_paged_decodes(self, plan: StepPlan, layout: _Layout, attention: PagedAttention) -> FlatBatch:
+        """The same for the usual iteration, in which each row has one new token and nothing depends on the page
+        tables but attention itself. What it costs does not depend on the model."""
+        starts = np.array(plan.decodes.starts, dtype=np.int64)[layout.order]
+        positions = starts.tolist()
+        tokens = [row.tokens[start] for row, start in zip(layout.rows, positions, strict=True)]
+        begun = [
+            int(self._table.pages[row.number, start // PAGE_TOKENS])
+            for row, start in zip(layout.rows, positions, strict=True)
+            if not start % PAGE_TOKENS
+        ]
+        return FlatBatch(
+            store=self._store,
+            input_ids=self._tensor([tokens]),
+            positions=self._on_device(starts[None]),
+            keep=layout.keep,
+            sampled=layout.sampled,
+            writes=_NOWHERE,
+            begun=begun,
+            decodes=[],
+            chunks=[],
+            lora=layout.lora,
+            tokens=len(tokens),
+            longest=max(positions) + 1,
+            line=Line(layout.rows, layout.sequence_of, starts),
+            greedy=layout.greedy,
+            paged=self._attended(attention, layout, starts),
+        )
+
+    def _layout_of(self, plan: StepPlan) -> _Layout:
         known = self._known
         if (
             known is not None
             and not plan.prefills
             and known.changes == self._table.changes
-            and known.numbers == numbers
+            and known.numbers == plan.decodes.rows
             and known.adapters == plan.adapters
         ):
             return known
-        layout = self._lay_out(plan, steps, numbers)
+        layout = self._lay_out(plan)
         self._known = None if plan.prefills else layout
         return layout
 
-    def _lay_out(self, plan: StepPlan, steps: tuple[RowStep, ...], numbers: list[int]) -> _Layout:
-        table = self._table
+    def _lay_out(self, plan: StepPlan) -> _Layout:
+        table, steps = self._table, plan.rows
+        numbers = tuple(step.row for step in steps)
         adapters = self._adapters(plan)
         # Stable: decodes stay before prompts within an adapter.
         best = {digest: number for number, digest in enumerate((*adapters, BASE))}
@@ -310,18 +351,17 @@ class FlatBatchBuilder:
             within=np.arange(total) - firsts[sequence_of],
             keep=self._tensor([last_of[place] for place in sampling]),
             sampled=[in_plan[place] for place in sampling],
+            greedy=any(in_plan[place].sampling.temperature == 0 for place in sampling),
             lora=self._backend.make_batch(segments) if segments and self._backend is not None else None,
         )
 
-    def _paged(self, layout: _Layout, starts: np.ndarray) -> PagedRows | None:
-        if self._attention is None:
-            return None
+    def _attended(self, attention: PagedAttention, layout: _Layout, starts: np.ndarray) -> PagedRows:
         if layout.attended is None:
             described = np.stack((layout.firsts, layout.counts, starts, layout.table_rows), axis=1)
-            layout.attended = self._attention.make_batch(self._table.pages, described)
+            layout.attended = attention.make_batch(self._table.pages, described)
         else:
-            self._attention.follow(layout.attended, starts)
-        return PagedRows(self._attention, layout.attended)
+            attention.follow(layout.attended, starts)
+        return PagedRows(attention, layout.attended)
 
     def _adapters(self, plan: StepPlan) -> dict[Digest, PlacedAdapter]:
         """Those of the plan's rows, in the order in which their rows lie best."""

@@ -7,6 +7,7 @@ both give the same logits (see `execute.compiled`).
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -46,6 +47,8 @@ class FusedForward:
         assert batch.paged is not None
         if batch.longest > len(self._rotation):
             self._rotation = self._rotations(max(FIRST_POSITIONS, 2 * len(self._rotation), batch.longest))
+        if batch.greedy:
+            batch.chosen = np.empty(len(batch.sampled), dtype=np.int64)
         logits = self._decoder(
             batch.input_ids,
             batch.positions,
@@ -53,6 +56,7 @@ class FusedForward:
             rotation=self._rotation,
             attention=batch.paged.batch,
             lora=batch.lora,
+            chosen=batch.chosen,
         )
         batch.calls += self._decoder.layers
         return logits

@@ -4,7 +4,7 @@ The plan names rows by number and sends only what changes. Page tables lie in bu
 at the same address in every step, until the table has to grow.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,12 +80,16 @@ class RowTable:
         self.changes += 1
 
     def append_pages(self, step: RowStep) -> None:
-        first = int(self.counts[step.row])
-        last = first + len(step.new_pages)
+        self.extend(step.row, step.new_pages)
+
+    def extend(self, row: int, new_pages: Sequence[int]) -> None:
+        """Append pages to a row's page table."""
+        first = int(self.counts[row])
+        last = first + len(new_pages)
         if last > self.pages.shape[1]:
             self._grow(len(self.counts), last)
-        self.pages[step.row, first:last] = step.new_pages
-        self.counts[step.row] = last
+        self.pages[row, first:last] = new_pages
+        self.counts[row] = last
 
     def move_pages(self, moves: Mapping[int, int]) -> None:
         """Pages were moved, old page → new page."""

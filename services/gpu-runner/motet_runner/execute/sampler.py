@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from motet_runner.execute.adjusted_logits import AdjustedLogits
@@ -48,15 +49,23 @@ class Sampler:
         """Memory for logits: to allocate it in each step takes longer than to fill it."""
 
     def sample(
-        self, logits: torch.Tensor, rows: list[TableRow], allowed: Mapping[int, torch.Tensor] | None = None
+        self,
+        logits: torch.Tensor,
+        rows: list[TableRow],
+        allowed: Mapping[int, torch.Tensor] | None = None,
+        *,
+        chosen: npt.NDArray[np.int64] | None = None,
     ) -> Samples:
         """The next token of each of `rows` from its row of `logits`.
 
-        `allowed`: [vocabulary] for some rows, by their place in the batch, the tokens that may come.
+        `allowed`: [vocabulary] for some rows, by their place in the batch, the tokens that may come. `chosen`: the
+        token of each row's largest logit, -1 where the logits are not finite; None: to be found.
         """
         batch = self._batch
         if batch is None or not batch.has(rows):
             batch = self._batch = _Batch(list(rows), logits)
+        if batch.greedy and not allowed and chosen is not None:
+            return Samples([None if token < 0 else token for token in chosen.tolist()], {})
         if batch.greedy and not allowed and logits.dtype is torch.bfloat16 and logits.device.type == "cpu":
             return Samples(_largest_bfloats(logits), {})
         given = self._in_float32(logits)
@@ -70,8 +79,8 @@ class Sampler:
             finite = torch.empty(len(rows), dtype=torch.bool, device=given.device)
             for group in batch.groups:
                 tokens[group.places], finite[group.places] = self._sample_group(usable[group.places], group)
-        chosen = zip(tokens.tolist(), finite.tolist(), strict=True)
-        return Samples([token if sane else None for token, sane in chosen], _logprobs(given, batch, tokens))
+        drawn = zip(tokens.tolist(), finite.tolist(), strict=True)
+        return Samples([token if sane else None for token, sane in drawn], _logprobs(given, batch, tokens))
 
     def _in_float32(self, logits: torch.Tensor) -> torch.Tensor:
         if logits.dtype is torch.float32 or logits.device.type != "cpu":

@@ -21,7 +21,7 @@ from motet_runner.execute.flat_batch import FlatBatch, Line, PagedRows, WherePla
 from motet_runner.execute.row_table import RowTable, TableRow
 from motet_runner.execute.tile_attention import TileAttention
 from motet_runner.memory.paged import PagedStore
-from motet_runner.plan import RowStep, StepPlan
+from motet_runner.plan import DecodeRows, RowStep, StepPlan
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def tiles(plan: StepPlan) -> Iterator[StepPlan]:
 
 
 def _of_rows(plan: StepPlan, steps: list[RowStep]) -> StepPlan:
-    return replace(plan, decodes=(), prefills=tuple(steps))
+    return replace(plan, decodes=DecodeRows(), prefills=tuple(steps))
 
 
 class TileBuilder:

@@ -21,7 +21,7 @@ from motet_runner.interface import Logprobs
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
-from motet_runner.plan import RowStep, SizeLimit, StepPlan, StepResult
+from motet_runner.plan import DecodeRows, RowStep, SizeLimit, StepPlan, StepResult
 from motet_runner.plan.presets import UNBOUNDED
 
 LogitsTap = Callable[[list[RequestId], torch.Tensor], None]
@@ -125,8 +125,10 @@ class LocalWorker:
         swapped = self._tiers.take_swap_time()
         began = self._clock()
         parts = _Parts()
-        if plan.rows:
-            for step in plan.rows:
+        if plan.count:
+            for row, new_pages in plan.decodes.new_pages.items():
+                self._table.extend(row, new_pages)
+            for step in plan.prefills:
                 if step.new_pages:
                     self._table.append_pages(step)
             if self._exact:
@@ -163,7 +165,7 @@ class LocalWorker:
 
     def _compute_parts(self, plan: StepPlan, parts: _Parts) -> None:
         """Compute the rows at once or, when memory does not suffice for all of them, one half after the other."""
-        if len(plan.rows) <= self._decodes.size and self._fits(plan, parts):
+        if plan.count <= self._decodes.size and self._fits(plan, parts):
             return
         first, second = _halves(plan)
         if first is None or second is None:
@@ -197,7 +199,7 @@ class LocalWorker:
         parts.retries += 1
         # After an iteration with prompts, the plan makes their chunks smaller.
         if all(step.count == 1 for step in plan.rows):
-            self._decodes.did_not_fit(len(plan.rows))
+            self._decodes.did_not_fit(plan.count)
         return False
 
     def _compute_at_once(self, plan: StepPlan, parts: _Parts) -> None:
@@ -206,7 +208,7 @@ class LocalWorker:
         if batch.sampled and self.on_logits is not None:
             self.on_logits([row.request for row in batch.sampled], logits)
         if batch.sampled:
-            samples = self._sampler.sample(logits, batch.sampled)
+            samples = self._sampler.sample(logits, batch.sampled, chosen=batch.chosen)
             first = len(parts.sampled)
             parts.logprobs |= {first + place: found for place, found in samples.logprobs.items()}
             parts.sampled += samples.tokens
@@ -222,11 +224,15 @@ def _halves(plan: StepPlan) -> tuple[StepPlan | None, StepPlan | None]:
     rows = plan.rows
     middle = len(rows) // 2
     if middle:
-        return replace(plan, decodes=(), prefills=rows[:middle]), replace(plan, decodes=(), prefills=rows[middle:])
+        return _with_rows(plan, rows[:middle]), _with_rows(plan, rows[middle:])
     (step,) = rows
     if step.count == 1:
         return None, None
     half = step.count // 2
     before = replace(step, count=half, samples=False)
     after = replace(step, start=step.start + half, count=step.count - half)
-    return replace(plan, decodes=(), prefills=(before,)), replace(plan, decodes=(), prefills=(after,))
+    return _with_rows(plan, (before,)), _with_rows(plan, (after,))
+
+
+def _with_rows(plan: StepPlan, rows: tuple[RowStep, ...]) -> StepPlan:
+    return replace(plan, decodes=DecodeRows(), prefills=rows)

@@ -15,6 +15,7 @@ from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.size_limit import SizeLimit
 from motet_runner.plan.step_plan import (
     AdapterLoad,
+    DecodeRows,
     LoadArrived,
     LoadFailed,
     RowJoin,
@@ -29,6 +30,7 @@ __all__ = [
     "AdapterLoad",
     "AdapterRun",
     "Copy",
+    "DecodeRows",
     "DeviceBudget",
     "Effect",
     "Grant",

@@ -8,8 +8,9 @@ has ended.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import Declined, InvalidRequest, MotetError, NotFinite, Overloaded
@@ -20,12 +21,14 @@ from motet_runner.interface import (
     Finish,
     Logprobs,
     NewSequence,
+    Sampling,
     SequenceOutput,
     State,
     StateChanged,
 )
 from motet_runner.plan.admission import refuse_what_cannot_be, too_long_beside_adapter
 from motet_runner.plan.composer import Iteration, PromptTokensBeside, Work, compose
+from motet_runner.plan.decode_round import DecodeRound, may_go_on
 from motet_runner.plan.length_rope import LengthRope
 from motet_runner.plan.presets import Preset
 from motet_runner.plan.self_protection import SelfProtection
@@ -33,7 +36,7 @@ from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_memory import MAX_PARKED, SequenceMemory
 from motet_runner.plan.sequence_table import SequenceTable
 from motet_runner.plan.size_limit import SizeLimit
-from motet_runner.plan.step_plan import RowStep, StepPlan, StepResult
+from motet_runner.plan.step_plan import DecodeRows, RowStep, StepPlan, StepResult
 from motet_runner.plan.suspect_turns import SuspectTurns
 
 _NOT_FINITE = (
@@ -103,6 +106,9 @@ class Planner:
             give_up=self._give_up,
         )
         self._launched: deque[_Launched] = deque()
+        self._latest: _Latest | None = None
+        self._round: DecodeRound | None = None
+        """The decoding that the latest iteration was part of, from its second iteration on"""
         self._outputs: list[SequenceOutput] = []
 
     def has_work(self) -> bool:
@@ -115,8 +121,8 @@ class Planner:
         self.memory.check()
         for sequence in self.sequences:
             assert sequence.state in (State.LOADING, State.PARKED) or self.adapters.is_here(sequence.adapter), sequence
-            sampling = [work for one in self._launched for work in one.iteration.work if work.sequence is sequence]
-            assert sequence.pending == sum(work.samples for work in sampling), (sequence.request, sequence.pending)
+            sampling = sum(one.samples_of(sequence) for one in self._launched)
+            assert sequence.pending == sampling, (sequence.request, sequence.pending)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -212,6 +218,49 @@ class Planner:
 
         An iteration for one suspect is announced first: None with the event comes before it.
         """
+        return self._plan_as_before() or self._plan_anew()
+
+    def _plan_as_before(self) -> StepPlan | None:
+        """What `_plan_anew` would find out too, if the sequences that decode only go on."""
+        decoding, memory = self._round_now(), self.memory
+        if decoding is None or decoding.ended:
+            return None
+        beginning = decoding.beginning_a_page
+        if len(beginning) > memory.pages.free:
+            return None
+        new_pages = {}
+        for sequence in beginning:
+            memory.grow(sequence, sequence.scheduled + 1)
+            pages = memory.rows.new_pages_of(sequence)
+            if pages and sequence.row is not None:
+                new_pages[sequence.row] = pages
+        self.steps += 1
+        decodes = DecodeRows(decoding.rows, decoding.schedule(), new_pages)
+        if self.window is not None:
+            for sequence in decoding.sequences:
+                memory.release_left(sequence, self.window)
+        self._launched.append(_Launched(decoding.sequences, decodes, decoding.restarts))
+        return StepPlan(number=self.steps, decodes=decodes, adapters=decoding.adapters)
+
+    def _round_now(self) -> DecodeRound | None:
+        """The latest iteration's decoding, unless the next iteration may be another one."""
+        latest, memory = self._latest, self.memory
+        if (
+            latest is None
+            or latest.runnable is not self.sequences.runnable()
+            or memory.copies
+            or memory.moves
+            or memory.rows.changed
+            or not self.adapters.still
+            or (not self.supervised and self.sequences.parked())
+        ):
+            return None
+        if self._round is None and may_go_on(latest.decodes, latest.runnable):
+            self._round = DecodeRound(latest.runnable, latest.adapters)
+        return self._round
+
+    def _plan_anew(self) -> StepPlan | None:
+        self._latest = self._round = None
         protection = self._protection
         protection.answer_overflows(supervised=self.supervised, idle=not self._launched)
         if not self.supervised:
@@ -234,7 +283,7 @@ class Planner:
             if not work.sequence.started:
                 self.memory.count_cached(work.sequence)
         iteration.begin()
-        decodes = tuple(self._schedule(work) for work in iteration.decodes)
+        decodes = DecodeRows.of([self._schedule(work) for work in iteration.decodes])
         prefills = tuple(self._schedule(work) for work in iteration.prefills)
         leaves, joins = self.memory.rows.take_changes()
         copies, self.memory.copies = tuple(self.memory.copies), []
@@ -253,8 +302,19 @@ class Planner:
             loading=loading,
             hurry=not self.sequences.runnable(),
         )
-        restarts = [work.sequence.restarts for work in iteration.work]
-        self._launched.append(_Launched(iteration, plan.rows, restarts))
+        self._launched.append(
+            _Launched(
+                [work.sequence for work in iteration.decodes],
+                decodes,
+                [work.sequence.restarts for work in iteration.decodes],
+                iteration.prefills,
+                prefills,
+                [work.sequence.restarts for work in iteration.prefills],
+            )
+        )
+        # After a suspect, others have their turn, and know when it is computed again.
+        if iteration.decodes and not iteration.prefills and iteration.suspect is None:
+            self._latest = _Latest(self.sequences.runnable(), iteration.decodes, plan.adapters)
         return plan
 
     def _next_iteration(self) -> Iteration:
@@ -320,26 +380,32 @@ class Planner:
         """Take in what the oldest launched iteration has brought. Sequences that have gone meanwhile are left out."""
         launched = self._launched.popleft()
         self._take_loads(result)
-        sampled = iter(enumerate(result.sampled))
-        for work, step, restarts in zip(launched.iteration.work, launched.steps, launched.restarts, strict=True):
+        sampled = iter(result.sampled)
+        logprobs = result.logprobs
+        computing = zip(
+            launched.decoding, launched.decodes.rows, launched.decodes.starts, launched.decoding_restarts, strict=True
+        )
+        for place, (sequence, row, start, restarts) in enumerate(computing):
+            token = next(sampled)
+            sequence.pending -= 1
+            if self._is_computed(sequence, row, result):
+                if sequence.restarts == restarts:
+                    self._computed(sequence, start + 1)
+                self._sampled(sequence, token, logprobs.get(place) if logprobs else None)
+        place = len(launched.decoding)
+        for work, step, restarts in zip(launched.prefills, launched.steps, launched.restarts, strict=True):
             sequence = work.sequence
-            place, token = next(sampled) if work.samples else (-1, None)
             sequence.pending -= work.samples
-            if sequence not in self.sequences:
-                continue
-            if step.row in result.out_of_memory:
-                self._give_up(sequence, Overloaded(_OUT_OF_MEMORY))
-                continue
-            self._computed(work, restarts)
-            if not work.samples:
-                continue
-            if token is None:
-                self._give_up(sequence, NotFinite(_NOT_FINITE))
-            else:
-                self._sampled(sequence, token, result.logprobs.get(place))
+            token = next(sampled) if work.samples else None
+            if self._is_computed(sequence, step.row, result):
+                if sequence.restarts == restarts:
+                    self._computed(sequence, work.start + work.count, part=not work.samples)
+                if work.samples:
+                    self._sampled(sequence, token, logprobs.get(place))
+            place += work.samples
         if not result.retries:
             self.chunk.fitted(result.model_calls)
-        elif launched.iteration.prefills:
+        elif launched.prefills:
             self.chunk.did_not_fit(self.chunk.size)
 
     def take_outputs(self) -> tuple[list[SequenceOutput], list[Event]]:
@@ -367,23 +433,34 @@ class Planner:
         for sequence in self._waiting_for(adapter):
             self._give_up(sequence, error)
 
-    def _computed(self, work: Work, restarts: int) -> None:
-        sequence = work.sequence
-        if sequence.restarts != restarts:
-            return
-        sequence.computed = work.start + work.count
-        if not work.samples or sequence.suspect:
-            percent = 100 * sequence.computed // len(sequence.tokens)
+    def _is_computed(self, sequence: Sequence, row: int, result: StepResult) -> bool:
+        """Whether this result is for a sequence. It may have gone meanwhile, or it goes now."""
+        if sequence not in self.sequences:
+            return False
+        if row not in result.out_of_memory:
+            return True
+        self._give_up(sequence, Overloaded(_OUT_OF_MEMORY))
+        return False
+
+    def _computed(self, sequence: Sequence, computed: int, *, part: bool = False) -> None:
+        """`part`: of a prompt. Others hear about it, and about each step of a suspect."""
+        sequence.computed = computed
+        if part or sequence.suspect:
+            percent = 100 * computed // len(sequence.tokens)
             changed = StateChanged(sequence.request, sequence.new.epoch, sequence.state, percent)
             self.sequences.events.append(changed)
 
-    def _sampled(self, sequence: Sequence, token: int, logprob: Logprobs | None) -> None:
+    def _sampled(self, sequence: Sequence, token: int | None, logprob: Logprobs | None) -> None:
         """Write the next token; if it is the last, the sequence leaves and its pages are free (S3-07, PU-11)."""
-        new, index = sequence.new, sequence.output_tokens
-        sequence.tokens.append(token)
-        if sequence.chain is not None:
+        if token is None:
+            self._give_up(sequence, NotFinite(_NOT_FINITE))
+            return
+        new, tokens = sequence.new, sequence.tokens
+        index = len(tokens) - sequence.prompt_tokens
+        tokens.append(token)
+        if sequence.chain is not None and sequence.computed // PAGE_TOKENS > sequence.chain.cached:
             self.memory.add_to_cache(sequence)
-        finish = self._finish(sequence, token, index + 1)
+        finish = self._finish(new.sampling, token, index + 1)
         logprobs = [] if logprob is None else [logprob]
         self._outputs.append(SequenceOutput(new.request, new.epoch, new.choice, index, [token], logprobs, finish))
         if finish is not None:
@@ -394,7 +471,7 @@ class Planner:
             self._begin_keys(sequence)
         elif sequence.state is State.PREFILL:
             self.sequences.enter(sequence, State.DECODE)
-        if sequence.state is not State.PARKED:
+        if sequence.promise < sequence.most_pages and sequence.state is not State.PARKED:
             self.memory.announce_overflow(sequence)
 
     def _begin_keys(self, sequence: Sequence) -> None:
@@ -404,8 +481,7 @@ class Planner:
         sequence.chain = self.memory.chain_of(new, salt)
         sequence.restarts_after = rope.restarts_after(tokens) if rope is not None else None
 
-    def _finish(self, sequence: Sequence, token: int, output_tokens: int) -> Finish | None:
-        sampling = sequence.new.sampling
+    def _finish(self, sampling: Sampling, token: int, output_tokens: int) -> Finish | None:
         if token in sampling.stop_token_ids or (token in self.eos_token_ids and not sampling.ignore_eos):
             return Finish.STOP
         return Finish.LENGTH if output_tokens >= sampling.max_tokens else None
@@ -452,8 +528,26 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    iteration: Iteration
-    steps: tuple[RowStep, ...]
-    """What the worker was told of it"""
-    restarts: list[int]
-    """Each sequence's `restarts` when it was planned"""
+    """An iteration that is not collected: who takes part, what the worker was told, and each sequence's `restarts` when
+    it was planned."""
+
+    decoding: list[Sequence]
+    decodes: DecodeRows
+    decoding_restarts: list[int]
+    prefills: list[Work] = field(default_factory=list)
+    steps: tuple[RowStep, ...] = ()
+    restarts: list[int] = field(default_factory=list)
+
+    def samples_of(self, sequence: Sequence) -> int:
+        """How many tokens of a sequence it samples."""
+        decodes = sum(one is sequence for one in self.decoding)
+        return decodes + sum(work.samples for work in self.prefills if work.sequence is sequence)
+
+
+class _Latest(NamedTuple):
+    """The latest iteration, if it only decoded."""
+
+    runnable: list[Sequence]
+    """Those that could run when it was planned"""
+    decodes: list[Work]
+    adapters: dict[Digest, int]

@@ -100,6 +100,12 @@ class ResidentAdapters:
         return any(not self._is_live(digest) or self._could_begin(digest) for digest in self._wanted)
 
     @property
+    def still(self) -> bool:
+        """Whether there is nothing to do for adapters: none loads, shall load, has gone or is to be forgotten."""
+        changes = self._loading or self._begun or self._evicted or self._wanted
+        return not changes and not any(map(self._forgettable, self._dropped))
+
+    @property
     def loads_wait(self) -> bool:
         """Whether sequences wait for adapters of which none can have its pages."""
         return self._loading is None and any(map(self._is_live, self._wanted))

@@ -18,18 +18,28 @@ class RowAssignment:
         if sequence.row is None:
             self._join(sequence)
         assert sequence.row is not None
+        return RowStep(sequence.row, work.start, work.count, work.samples, self.new_pages_of(sequence))
+
+    @staticmethod
+    def new_pages_of(sequence: Sequence) -> tuple[int, ...]:
+        """The pages of a sequence with a row that the worker does not know yet."""
         pages = sequence.left_pages + len(sequence.pages)
         if pages == sequence.row_pages:
-            return RowStep(sequence.row, work.start, work.count, work.samples)
+            return ()
         new_pages = tuple(sequence.pages[sequence.row_pages - sequence.left_pages :])
         sequence.row_pages = pages
-        return RowStep(sequence.row, work.start, work.count, work.samples, new_pages)
+        return new_pages
 
     def release(self, sequence: Sequence) -> None:
         if sequence.row is not None:
             self._leaves.append(sequence.row)
             self._free.append(sequence.row)
             sequence.row, sequence.row_pages = None, 0
+
+    @property
+    def changed(self) -> bool:
+        """Whether a row has lost or got a sequence since its changes were taken."""
+        return bool(self._leaves or self._joins)
 
     def take_changes(self) -> tuple[tuple[int, ...], tuple[RowJoin, ...]]:
         """Rows that have lost and got sequences since the last call."""

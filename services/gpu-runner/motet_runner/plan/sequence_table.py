@@ -56,7 +56,7 @@ class SequenceTable:
         return sum(sequence.state in states for sequence in self)
 
     def runnable(self) -> list[Sequence]:
-        """In order of arrival."""
+        """In order of arrival. The same list as before, if nobody has come or gone and all states are as they were."""
         if self._runnable is None:
             self._runnable = [s for s in self if s.state in (State.WAITING, State.PREFILL, State.DECODE)]
         return self._runnable
@@ -92,6 +92,7 @@ class SequenceTable:
         known = self._runnable
         self._runnable = None
         assert known is None or known == self.runnable(), known
+        self._runnable = known
         assert self._users == Counter(sequence.adapter for sequence in self), self._users
         assert self._parked == Counter(s.adapter for s in self if s.state is State.PARKED), self._parked
 

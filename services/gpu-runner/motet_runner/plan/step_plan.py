@@ -4,7 +4,7 @@ A worker has a table of rows. A sequence gets a row when it first runs, and lose
 step names rows, so that a step of many long sequences stays a short message.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from motet.domain import Digest, RequestId
@@ -45,6 +45,33 @@ class RowStep:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Rows that each compute their newest token, and then sample the next one. As columns: while the same sequences
+    decode, `rows` is the same object in each plan, and no object is made for a row (OR-14)."""
+
+    rows: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+    """The tokens before the newest of each"""
+    new_pages: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Row → pages that are appended to its page table first; rows without new ones are not in it."""
+
+    @classmethod
+    def of(cls, steps: Sequence[RowStep]) -> "DecodeRows":
+        return cls(
+            tuple(step.row for step in steps),
+            tuple(step.start for step in steps),
+            {step.row: step.new_pages for step in steps if step.new_pages},
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[RowStep]:
+        for row, start in zip(self.rows, self.starts, strict=True):
+            yield RowStep(row, start, 1, samples=True, new_pages=self.new_pages.get(row, ()))
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterLoad:
     """A worker reads an adapter from where `layout` says, and copies it into its run, a part with each plan."""
 
@@ -66,6 +93,9 @@ class LoadFailed:
     error: MotetError
 
 
+_NONE = DecodeRows()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One iteration. A worker forgets the adapters that are gone, makes the copies in their order, then the moves and
@@ -83,7 +113,7 @@ class StepPlan:
     leaves: tuple[int, ...] = ()
     """Rows that lose their sequences. They may join again in the same plan."""
     joins: tuple[RowJoin, ...] = ()
-    decodes: tuple[RowStep, ...] = ()
+    decodes: DecodeRows = _NONE
     prefills: tuple[RowStep, ...] = ()
     adapters: dict[Digest, int] = field(default_factory=dict)
     """Where the runs of the adapters of these rows begin now: the first page of each."""
@@ -98,7 +128,13 @@ class StepPlan:
 
     @property
     def rows(self) -> tuple[RowStep, ...]:
-        return self.decodes + self.prefills
+        """Decodes and prefills. It makes an object for each."""
+        return (*self.decodes, *self.prefills)
+
+    @property
+    def count(self) -> int:
+        """How many rows it computes."""
+        return len(self.decodes) + len(self.prefills)
 
     @property
     def prefill_tokens(self) -> int:
