@@ -1,4 +1,4 @@
-"""The families of models that the tests prove, each with a small random configuration, and what an adapter changes.
+"""The families of models that the tests prove: each with a small random configuration, and what an adapter changes.
 
 `docs/reference/models.md` has the same list for users.
 """
@@ -120,6 +120,46 @@ FAMILIES = (
         ATTENTION,
     ),
 )  # fmt: skip
+MORE = (
+    Family("Apertus", transformers.ApertusConfig(**GROUPED)),
+    Family("Arcee", transformers.ArceeConfig(**GROUPED)),
+    Family("BioGPT", transformers.BioGptConfig(**SMALL)),
+    Family("Cohere", transformers.CohereConfig(**GROUPED, logit_scale=1.0)),
+    Family("Cohere 2, sliding window", transformers.Cohere2Config(
+        **GROUPED, sliding_window=WINDOW, logit_scale=1.0)),
+    Family("CTRL", transformers.CTRLConfig(
+        vocab_size=VOCABULARY, n_embd=32, dff=64, n_layer=2, n_head=4, n_positions=CONTEXT, **ENDS)),
+    Family("Ernie 4.5", transformers.Ernie4_5Config(**GROUPED, head_dim=16)),
+    Family("EXAONE 4, some layers sliding", transformers.Exaone4Config(
+        **GROUPED, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"])),
+    Family("GLM", transformers.GlmConfig(**GROUPED, head_dim=16)),
+    Family("GLM 4", transformers.Glm4Config(**GROUPED, head_dim=16)),
+    Family("GLM 4 MoE, a mixture of experts", transformers.Glm4MoeConfig(
+        **GROUPED, head_dim=16, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        first_k_dense_replace=1), ATTENTION),
+    Family("GPT-BigCode", transformers.GPTBigCodeConfig(
+        vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, **ENDS)),
+    Family("Granite", transformers.GraniteConfig(**GROUPED)),
+    Family("Granite MoE, a mixture of experts", transformers.GraniteMoeConfig(
+        **GROUPED, num_local_experts=4, num_experts_per_tok=2), ATTENTION),
+    Family("HunYuan", transformers.HunYuanDenseV1Config(**GROUPED, head_dim=16)),
+    Family("Nemotron", transformers.NemotronConfig(**GROUPED)),
+    Family("OLMo", transformers.OlmoConfig(**GROUPED)),
+    Family("OLMo 2", transformers.Olmo2Config(**GROUPED)),
+    Family("OLMo 3, sliding window", transformers.Olmo3Config(**GROUPED, sliding_window=WINDOW)),
+    Family("OLMoE, a mixture of experts", transformers.OlmoeConfig(
+        **GROUPED, num_experts=4, num_experts_per_tok=2), ATTENTION),
+    Family("Persimmon", transformers.PersimmonConfig(**SMALL)),
+    Family("Phi MoE, a mixture of experts", transformers.PhimoeConfig(**GROUPED, num_local_experts=4), ATTENTION),
+    Family("Qwen 2 MoE, a mixture of experts", transformers.Qwen2MoeConfig(
+        **GROUPED, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+        shared_expert_intermediate_size=32), ATTENTION),
+    Family("Seed OSS", transformers.SeedOssConfig(**GROUPED, head_dim=16)),
+    Family("SmolLM 3", transformers.SmolLM3Config(**GROUPED)),
+    Family("StableLM", transformers.StableLmConfig(**GROUPED)),
+    Family("StarCoder 2, sliding window", transformers.Starcoder2Config(**GROUPED, sliding_window=WINDOW)),
+)  # fmt: skip
+"""Those that only `make soak` and `make compat` prove"""
 BY_NAME = {family.name: family for family in FAMILIES}
 
 ADAPTERS = (RandomAdapter(4, 8), RandomAdapter(12, 24, rslora=True), RandomAdapter(3, 7))

@@ -278,6 +278,29 @@ def test_weights_that_no_file_has_are_refused_and_not_made_up(family: str, tmp_p
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_weight_that_is_no_number_is_refused_by_its_name(value: float, stored: torch.dtype, tmp_path: Path) -> None:
+    save_base("llama", tmp_path)
+    held = {name: tensor.to(stored) for name, tensor in tensors(tmp_path / "model.safetensors").items()}
+    name = "model.layers.1.mlp.down_proj.weight"
+    held[name][3, 5] = value
+    save_file(held, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFolderError, match=rf"model\.safetensors has numbers in {name} that are infinite or not"):
+        load(tmp_path, "float32", "cpu")
+
+
+def test_a_weight_that_the_chosen_type_cannot_hold_is_refused(tmp_path: Path) -> None:
+    save_base("llama", tmp_path)
+    held = tensors(tmp_path / "model.safetensors")
+    held["model.layers.1.mlp.down_proj.weight"][3, 5] = 1e6
+    save_file(held, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFolderError, match=r"too large for float16\. Set engine\.dtype to bfloat16 or float32"):
+        load(tmp_path, "float16", "cpu")
+    load(tmp_path, "bfloat16", "cpu")
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
 @pytest.mark.parametrize("change", ["lost", "of another shape"])
 def test_an_expert_that_is_lost_or_does_not_fit_is_refused(change: str, tmp_path: Path) -> None:
     """Transformers stacks the experts of a layer. It finds only then that one is missing."""

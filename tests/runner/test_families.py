@@ -20,7 +20,7 @@ from motet.domain import BASE, Digest, pages_for
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence
 from tests.runner.engines import ask, load
-from tests.runner.families import BY_NAME, FAMILIES, save_adapters, save_model
+from tests.runner.families import BY_NAME, FAMILIES, MORE, save_adapters, save_model
 from tests.runner.random_models import VOCABULARY
 from tests.support.compiled_kernels import CACHE, needs_a_compiler
 
@@ -60,9 +60,15 @@ class Proof:
     answers: list[Answer]
 
 
-@pytest.fixture(scope="module", params=[family.name for family in FAMILIES])
+ALL = {family.name: family for family in (*FAMILIES, *MORE)}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*BY_NAME, *(pytest.param(family.name, marks=pytest.mark.soak) for family in MORE)],
+)
 def proof(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Proof:
-    family = BY_NAME[request.param]
+    family = ALL[request.param]
     folder = tmp_path_factory.mktemp("family")
     base = save_model(family.config, folder / "base")
     saved = save_adapters(base, family, folder / "adapters")

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from motet.errors import ModelFolderError, SetupError
 from motet_kernels.cpp import PagedAttention
+from motet_runner.execute import attention
 from motet_runner.execute import model as execute
 from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder
 from motet_runner.execute.row_table import RowTable
@@ -17,7 +18,7 @@ from motet_runner.interface import Finish
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import DecodeRows, RowStep, StepPlan
 from tests.runner.engines import ask, make_engine, run
-from tests.runner.families import BY_NAME, GROUPED
+from tests.runner.families import BY_NAME, GROUPED, SMALL, save_model
 from tests.runner.random_models import VOCABULARY, save_base
 from tests.support.compiled_kernels import compiled_library
 
@@ -81,6 +82,24 @@ REFUSED = {
         transformers.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"]),
         "conv",
     ),
+    "a table of attention of its own": (
+        transformers.FalconConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2),
+        "not yet: Falcon.* table of its own",
+    ),
+    "a mask of its own": (transformers.DogeConfig(**GROUPED), "not yet: Doge.* attends with attention_mask"),
+    "an error with our attention": (
+        transformers.MptConfig(vocab_size=64, d_model=32, n_heads=2, n_layers=2),
+        r"not yet: Mpt.* does not run with our attention \(AttributeError: ",
+    ),
+    "an encoder": (transformers.BertConfig(**SMALL), "not yet: Bert"),
+    "keys and values of different widths": (
+        transformers.DeepseekV3Config(
+            **SMALL, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8,
+            v_head_dim=8, n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2, first_k_dense_replace=1,
+            moe_intermediate_size=16,
+        ),
+        "not yet: Deepseek",
+    ),
     "sinks": (
         transformers.GptOssConfig(
             **GROUPED, head_dim=16, num_local_experts=2, num_experts_per_tok=1,
@@ -99,6 +118,40 @@ def test_an_unsupported_model_is_refused_by_name(kind: str, tmp_path: Path) -> N
     kinds.from_config(config).save_pretrained(folder)
     with pytest.raises(ModelFolderError, match=says):
         execute.load(folder, "float32", "cpu")
+
+
+def test_attention_that_is_not_the_models_own_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a model asks of its attention that ours does not know of."""
+    config, _ = REFUSED["sinks"]
+    monkeypatch.setattr(attention, "HARMLESS", attention.HARMLESS | {"s_aux"})
+    with pytest.raises(ModelFolderError, match=r"GptOss.* gives other logits with our attention than with its own"):
+        execute.load(save_model(config, tmp_path), "float32", "cpu")
+
+
+def test_code_of_others_is_not_run(llama: Path, tmp_path: Path) -> None:
+    raw = json.loads((llama / "config.json").read_text())
+    strange = {"model_type": "strange", "architectures": ["StrangeForCausalLM"]}
+    (tmp_path / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
+    (tmp_path / "strange.py").write_text("raise SystemExit('it ran')")
+    own = {"auto_map": {"AutoConfig": "strange.Config", "AutoModelForCausalLM": "strange.Model"}}
+    for auto_map, says in (
+        ({}, "know. Use a model"),
+        (own, "know. The folder has code of its own, which Motet does not"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(raw | strange | auto_map))
+        with pytest.raises(ModelFolderError, match=f"has model_type 'strange', .* does not {says}"):
+            execute.load(tmp_path, "auto", "cpu")
+
+
+def test_a_type_that_the_device_lacks_is_refused_or_another_one_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, raw = torch.device("cuda"), {"dtype": "bfloat16"}
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    with pytest.raises(SetupError, match=r"engine\.dtype is bfloat16, which this GPU .*float16 or float32"):
+        execute._dtype("bfloat16", old, raw)
+    assert execute._dtype("auto", old, raw) is torch.float16
+    assert execute._dtype("auto", old, {"dtype": "float32"}) is torch.float32
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    assert execute._dtype("auto", old, raw) is execute._dtype("bfloat16", old, raw) is torch.bfloat16
 
 
 def test_a_quantised_base_is_refused(llama: Path, tmp_path: Path) -> None:
@@ -164,8 +217,9 @@ def test_numbers_that_are_not_finite_fail_their_own_sequence(llama: Path) -> Non
     assert all(tokens == expected for tokens in again.tokens.values())
 
 
-def test_bfloat16_runs(llama: Path) -> None:
-    engine = make_engine(llama, dtype="bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs(llama: Path, dtype: str) -> None:
+    engine = make_engine(llama, dtype=dtype)
     assert len(run(engine, ask("a"), ask("b", prompt=50)).tokens["b"]) == 40
 
 

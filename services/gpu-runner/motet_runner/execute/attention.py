@@ -63,7 +63,7 @@ def attend(  # noqa: PLR0917 transformers' signature
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001
+    attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -73,7 +73,9 @@ def attend(  # noqa: PLR0917 transformers' signature
     batch = CURRENT.get()
     batch.calls += 1
     if batch.watcher is not None:
-        batch.watcher(module, query, key, value, {"sliding_window": sliding_window, "softcap": softcap, **others})
+        # Transformers makes none for us: one that is there is the model's own.
+        given = {"attention_mask": attention_mask, "sliding_window": sliding_window, "softcap": softcap, **others}
+        batch.watcher(module, query, key, value, given)
     layer: int = module.motet_layer  # type: ignore[assignment] # a number: assign_layer
     how = How(scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window, softcap)
     return attend_rows(batch, layer, how, query=query, key=key, value=value).unsqueeze(0), None

@@ -36,6 +36,9 @@ STAGING_BYTES = 8 << 20
 """What a thread reads at once when the bytes are converted or sent to another device. It bounds the memory beside the
 weights."""
 
+CHECKED_NUMBERS = 1 << 20
+"""How many weights are checked at once: they are still in a cache of the processor then."""
+
 PROGRESS_SECONDS = 1.0
 
 MAPPED_BYTES = 128 << 10
@@ -266,12 +269,20 @@ class CheckpointReader:
         flat = result.view(-1)
         if wanted == stored and self._device.type == "cpu":
             self._fill(flat, entry, 0)
+            for first in range(0, flat.numel(), CHECKED_NUMBERS):
+                _refuse_what_is_not_finite(entry, flat[first : first + CHECKED_NUMBERS])
             return result
         staging = self._staging().view(stored)
         for first in range(0, flat.numel(), len(staging)):
             part = staging[: flat.numel() - first]
             self._fill(part, entry, first * stored.itemsize)
-            flat[first : first + len(part)].copy_(part)
+            _refuse_what_is_not_finite(entry, part)
+            converted = flat[first : first + len(part)].copy_(part)
+            if wanted == torch.float16 and stored != wanted and not _is_finite(converted):
+                raise ModelFolderError(
+                    f"{entry.file.parent}: {entry.file.name} has numbers in {entry.name} that are too large for "
+                    "float16. Set engine.dtype to bfloat16 or float32."
+                )
         return result
 
     def _staging(self) -> torch.Tensor:
@@ -309,6 +320,22 @@ class CheckpointReader:
             if now - self._reported >= PROGRESS_SECONDS and self._read_bytes < self._total:
                 self._reported = now
                 self._on_progress(self._read_bytes, self._total)
+
+
+def _refuse_what_is_not_finite(entry: TensorEntry, values: torch.Tensor) -> None:
+    if not _is_finite(values):
+        raise ModelFolderError(
+            f"{entry.file.parent}: {entry.file.name} has numbers in {entry.name} that are infinite or not numbers: no "
+            "answer of this model would be right. Copy the model there again, or train it again."
+        )
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """A sum is fast, and finite only if all numbers are; each is looked at if it is not."""
+    if not values.is_floating_point():
+        return True
+    wide = torch.float32 if values.itemsize < torch.float32.itemsize else values.dtype
+    return bool(values.sum(dtype=wide).isfinite()) or bool(values.isfinite().all())
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from motet.domain import BASE, KVShape, RequestId, pages_for
-from motet.errors import ModelFolderError, SetupError
+from motet.errors import ModelFolderError, MotetError, SetupError
 from motet_kernels import LoraBackend
 from motet_kernels.cpp import PagedAttention
 from motet_runner.execute import attention
@@ -26,6 +26,7 @@ from motet_runner.execute.lora import features
 from motet_runner.execute.rope import compute_per_sequence, length_rope
 from motet_runner.execute.row_table import RowTable
 from motet_runner.interface import LoadProgress, Sampling
+from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import LengthRope, RowJoin, RowStep, StepPlan
 from motet_runner.supported_models import read_supported_config
@@ -97,9 +98,23 @@ def load(folder: Path, dtype: str, device: str, on_progress: LoadProgress = igno
     torch_device = device_named(device)
     torch_dtype = _dtype(dtype, torch_device, raw)
     quiet()
+    _refuse_unknown(folder, raw)
     checkpoint = Checkpoint(folder, raw.get("dtype") or raw.get("torch_dtype"))
     model = _with_weights(checkpoint, torch_dtype, torch_device, on_progress)
     model = model.to(torch_device).eval().requires_grad_(False)  # moves buffers that are not in the files
+    name = type(model).__name__
+    try:
+        return _probed(model, folder, torch_dtype, torch_device)
+    except MotetError:
+        raise
+    except Exception as error:  # whatever a model does that ours does not fit
+        if is_out_of_memory(error):
+            raise
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        raise ModelFolderError(f"not yet: {name} does not run with our attention ({reason}).") from error
+
+
+def _probed(model: Any, folder: Path, torch_dtype: torch.dtype, torch_device: torch.device) -> LoadedModel:
     config = model.config.get_text_config()
     try:
         shape = KVShape.from_config(config.to_dict() | _gpt_names(config), torch_dtype.itemsize)
@@ -131,6 +146,16 @@ def load(folder: Path, dtype: str, device: str, on_progress: LoadProgress = igno
     return loaded
 
 
+def _refuse_unknown(folder: Path, raw: dict[str, Any]) -> None:
+    kind = raw.get("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        own = " The folder has code of its own, which Motet does not run." if raw.get("auto_map") else ""
+        raise ModelFolderError(
+            f"{folder}: config.json has model_type {kind!r}, which transformers {transformers.__version__} does not "
+            f"know.{own} Use a model of a family that it has."
+        )
+
+
 def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, on_progress: LoadProgress) -> Any:
     folder = checkpoint.folder
     try:
@@ -149,6 +174,11 @@ def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
                 output_loading_info=True,
             )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        if isinstance(error, KeyError) and error.args == (attention.NAME,):
+            raise ModelFolderError(
+                f"not yet: {type(empty).__name__} takes its attention from a table of its own, not through "
+                "transformers' attention interface."
+            ) from error
         if "conversion of the weights" in str(error):  # refers to a report, which we do not print
             raise ModelFolderError(
                 f"{folder}: {type(empty).__name__} stacks some weights, such as a layer's experts, and one of these is "
@@ -185,10 +215,21 @@ def _dtype(wanted: str, device: torch.device, raw: dict[str, Any]) -> torch.dtyp
         if device.type == "cpu":
             return torch.float32
         wanted = raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"
+        if wanted == "bfloat16" and _lacks_bfloat16(device):
+            wanted = "float16"
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wanted not in known:
         raise SetupError(f"engine.dtype {wanted!r} is unknown. Choose one of auto, {', '.join(known)}.")
+    if wanted == "bfloat16" and _lacks_bfloat16(device):
+        raise SetupError(
+            "engine.dtype is bfloat16, which this GPU does not compute with; use auto, float16 or float32."
+        )
     return known[wanted]
+
+
+def _lacks_bfloat16(device: torch.device) -> bool:
+    """GPUs before NVIDIA's Ampere"""
+    return device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _gpt_names(config: Any) -> dict[str, Any]:
@@ -237,11 +278,16 @@ class _Probe:
         with torch.inference_mode(), self._watch_linears():
             alone = _last_logits(loaded, [(first, 0)], watcher=self._look)[0]
         self._check_calls()
+        tolerance = tolerance_of(alone)
+        difference = float((self._by_transformers(first) - alone).abs().max())
+        if not difference <= tolerance:
+            raise ModelFolderError(
+                f"not yet: {self._name} gives other logits with our attention than with its own (by {difference:.2g})."
+            )
         with torch.inference_mode():
             packed = _last_logits(loaded, [(second, 0), (first, 0)])[1]
             cut = _last_logits(loaded, [(first, 17)])[0]
             decoded = _last_logits(loaded, [(first, 20)])[0]
-        tolerance = tolerance_of(alone)
         for way, logits in (("beside another", packed), ("in two parts", cut), ("token by token", decoded)):
             difference = float((logits - alone).abs().max())
             if not difference <= tolerance:
@@ -263,6 +309,16 @@ class _Probe:
             if path in loaded.linears:
                 groups.setdefault((id(fed), total), []).append(path)
         loaded.linear_groups = [tuple(group) for group in groups.values()]
+
+    def _by_transformers(self, tokens: list[int]) -> torch.Tensor:
+        """The last logits with the attention of transformers"""
+        model = self._loaded.model
+        model.set_attn_implementation("eager")
+        try:
+            with torch.inference_mode():
+                return _last_logits(self._loaded, [(tokens, 0)])[0]
+        finally:
+            model.set_attn_implementation(attention.NAME)
 
     def _check_calls(self) -> None:
         layers = self._loaded.shape.layers
