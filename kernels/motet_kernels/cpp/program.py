@@ -287,7 +287,8 @@ class CompiledProgram:
         self._of_stage = (_Stage * len(stages))(*stages)
         self._instructions = (_Instruction * len(instructions))(*instructions)
         self._of_linear = (_Linear * len(linears))(*linears)
-        dtype = next(step.weights.dtype for stage in self._stages for step in stage.steps if isinstance(step, Multiply))
+        every = (step for stage in self._stages for step in stage.steps)
+        dtype = next((step.weights.dtype for step in every if isinstance(step, Multiply)), self._logits.dtype)
         self._program = _Program(
             type=TYPES[dtype],
             stages=len(stages),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
 from motet_kernels import reference
@@ -9,6 +10,7 @@ from motet_kernels.cpp.attention import PAGE_TOKENS, PagedAttention
 from motet_kernels.cpp.library import TYPES, Library
 from motet_kernels.cpp.linear import PACKED_TYPES, PackedWeights
 from motet_kernels.cpp.lora_backend import CppBackend
+from motet_kernels.cpp.program import CompiledProgram, Compute, Place, Value
 from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import LinearGroup
 
@@ -24,6 +26,15 @@ HEADS, KV_HEADS, WIDTH = 6, 2, 70
 SEQUENCES = ((150, 1), (0, 37))
 """Tokens before, and new rows"""
 
+FUNCTIONS = {
+    "copy": lambda x: x, "negative": torch.neg, "cube": lambda x: x**3, "rsqrt": torch.rsqrt, "sqrt": torch.sqrt,
+    "exp": torch.exp, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "silu": functional.silu, "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"), "relu": torch.relu, "cos": torch.cos,
+    "sin": torch.sin,
+}  # fmt: skip
+"""Operations of programs with one operand"""
+OF_POSITIVE = frozenset({"sqrt", "rsqrt"})
+
 
 class SelfTestFailed(Exception):
     """The library computes something else, or not at all."""
@@ -36,6 +47,7 @@ def check(library: Library) -> None:
     for dtype in PACKED_TYPES:
         _check_linear(library, dtype)
         _check_largest(library, dtype)
+        _check_program(library, dtype)
 
 
 def _check_add_lora(library: Library, dtype: torch.dtype) -> None:
@@ -120,6 +132,33 @@ def _check_attention(library: Library, dtype: torch.dtype) -> None:
         of_rows = query[:, start : start + rows].double()
         expected = scaled_dot_product_attention(of_rows, keys, values, attn_mask=seen).transpose(0, 1)
         compare("attention", out[start : start + rows], expected, TOLERANCE[dtype])
+
+
+def _check_program(library: Library, dtype: torch.dtype) -> None:
+    """Each function of all numbers of three rows, of which the last two are kept the other way round."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(3, INPUTS, generator=random, dtype=torch.float32).to(dtype) * 3
+    keep = torch.tensor([2, 1])
+    for operation, function in FUNCTIONS.items():
+        table = x.abs() + 1 if operation in OF_POSITIVE else x
+        tokens, positions = Value(1, torch.int64), Value(1, torch.int64)
+        looked_up, result, logits = Value(INPUTS, dtype), Value(INPUTS, dtype), Value(INPUTS, dtype, kept=True)
+        sizes = (1, 1, INPUTS)
+        steps = [
+            Compute("look_up", sizes, _whole(looked_up), (Place(table), Place(tokens)), len(table)),
+            Compute(operation, sizes, _whole(result), (_whole(looked_up),)),
+            Compute("keep", sizes, _whole(logits), (_whole(result),)),
+        ]
+        program = CompiledProgram(library, steps, tokens=tokens, positions=positions, logits=logits)
+        pages = torch.zeros(1, 1, 2, 1, PAGE_TOKENS, 1, dtype=dtype)
+        nobody = PagedAttention(library, pages).make_batch(np.zeros((1, 1), np.int32), np.zeros((0, 4), np.int64))
+        numbers = torch.tensor([1, 2, 0])
+        ours = program(numbers, numbers, keep, attention=nobody, lora=None)
+        compare(operation, ours, function(table[numbers][keep].double()), TOLERANCE[dtype])
+
+
+def _whole(value: Value) -> Place:
+    return Place(value, (0, 0, 1))
 
 
 def compare(what: str, ours: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:

@@ -1,0 +1,198 @@
+"""Programs in C++ against torch, with each set of instructions that this CPU has: every operation, both types, odd
+sizes, and numbers that do not lie together."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from motet_kernels.cpp import Library, PagedAttention
+from motet_kernels.cpp.attention import PAGE_TOKENS
+from motet_kernels.cpp.linear import PackedWeights
+from motet_kernels.cpp.program import CompiledProgram, Compute, Multiply, Place, Step, Value
+from motet_kernels.cpp.self_test import FUNCTIONS, OF_POSITIVE
+from tests.support.compiled_kernels import compiled_library
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
+ROWS = 7
+KEEP = torch.tensor([5, 0, 6])
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def whole(value: Value, offset: int = 0) -> Place:
+    return Place(value, (0, 0, 1), offset)
+
+
+class Rows:
+    """A program over ROWS rows that begins with rows of tables."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.tokens, self.positions = Value(1, torch.int64), Value(1, torch.int64)
+        self.steps: list[Step] = []
+
+    def of(self, table: torch.Tensor) -> Value:
+        """Row i has the table's row i."""
+        value = Value(table.shape[1], table.dtype)
+        places = (Place(table), Place(self.positions))
+        self.steps.append(Compute("look_up", (1, 1, value.size), whole(value), places, len(table)))
+        return value
+
+    def compute(self, operation: str, sizes: tuple[int, ...], out: Place, *inputs: Place, real: float = 0.0) -> None:
+        self.steps.append(Compute(operation, sizes, out, inputs, real=real))
+
+    def result(self, value: Value, threads: int = 1) -> torch.Tensor:
+        """Its numbers in the rows KEEP"""
+        logits = Value(value.size, value.dtype, kept=True)
+        keep = Compute("keep", (1, 1, value.size), whole(logits), (whole(value),))
+        given = {"tokens": self.tokens, "positions": self.positions, "logits": logits}
+        program = CompiledProgram(self._library, [*self.steps, keep], **given)
+        pages = torch.zeros(1, 1, 2, 1, PAGE_TOKENS, 1, dtype=torch.float32)
+        batch = PagedAttention(self._library, pages).make_batch(
+            np.zeros((1, 1), dtype=np.int32), np.zeros((0, 4), dtype=np.int64)
+        )
+        places, before = torch.arange(ROWS), torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return program(places, places, KEEP, attention=batch, lora=None)
+        finally:
+            torch.set_num_threads(before)
+
+
+def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
+    assert ours.shape == expected.shape
+    limit = TOLERANCE[ours.dtype] * expected.abs().clamp(min=1.0)
+    assert bool(((ours.double() - expected).abs() <= limit).all())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("operation", FUNCTIONS)
+def test_functions_of_one_number(library: Library, operation: str, dtype: torch.dtype) -> None:
+    for width in (1, 5, 16, 33, 100):
+        x = numbers(ROWS, width, dtype=dtype, seed=width) * 3
+        x = x.abs() + 0.5 if operation in OF_POSITIVE else x
+        rows = Rows(library)
+        out = Value(width, dtype)
+        rows.compute(operation, (1, 1, width), whole(out), whole(rows.of(x)))
+        assert_close(rows.result(out), FUNCTIONS[operation](x.double())[KEEP])
+
+
+@pytest.mark.parametrize("operation", ["tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "relu"])
+def test_numbers_far_from_zero_stay_numbers(library: Library, operation: str) -> None:
+    x = torch.tensor([[-1e4, -200.0, -90.0, -30.0, -0.0, 0.0, 1e-30, 30.0, 90.0, 1e4]] * ROWS)
+    rows = Rows(library)
+    out = Value(10, torch.float32)
+    rows.compute(operation, (1, 1, 10), whole(out), whole(rows.of(x)))
+    assert_close(rows.result(out), FUNCTIONS[operation](x.double())[KEEP])
+
+
+BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "divide": torch.div,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", BINARY)
+def test_numbers_of_both_types_meet_those_that_all_rows_share(library: Library, operation: str) -> None:
+    """[heads, width] with [width] for all heads, and with one number for all."""
+    x, shared = numbers(ROWS, 4 * 37, dtype=torch.bfloat16), numbers(37, seed=1).abs() + 1
+    rows = Rows(library)
+    first, second = Value(4 * 37, torch.float32), Value(4 * 37, torch.float32)
+    place = Place(first, (0, 37, 1))
+    rows.compute(operation, (1, 4, 37), place, Place(rows.of(x), (0, 37, 1)), Place(shared, (0, 0, 1)))
+    rows.compute(operation, (1, 4, 37), Place(second, (0, 37, 1)), place, Place(torch.tensor(3.0)))
+    compute = BINARY[operation]
+    expected = compute(compute(x.double().view(ROWS, 4, 37), shared.double()), torch.tensor(3.0).double())
+    assert_close(rows.result(second), expected.view(ROWS, -1)[KEEP])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_numbers_that_do_not_lie_together(library: Library, dtype: torch.dtype) -> None:
+    """Every other number of two heads, in the other order of dimensions, into the second half of a value."""
+    x = numbers(ROWS, 2 * 50, dtype=dtype)
+    rows = Rows(library)
+    out = Value(150, dtype)
+    of = rows.of(x)
+    rows.compute("copy", (1, 1, 100), whole(out), whole(of))
+    rows.compute("copy", (1, 25, 2), Place(out, (0, 2, 1), 100), Place(of, (0, 2, 50)))
+    expected = torch.cat([x, x.view(ROWS, 2, 25, 2)[..., 0].transpose(1, 2).flatten(1)], dim=1)
+    assert torch.equal(rows.result(out), expected[KEEP])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("width", [1, 16, 37, 130])
+def test_norms_and_sums(library: Library, width: int, dtype: torch.dtype) -> None:
+    """Of each of three heads."""
+    x = numbers(ROWS, 3 * width, dtype=dtype) + 0.5
+    weight, bias = numbers(width, dtype=dtype, seed=1), numbers(width, dtype=dtype, seed=2)
+    heads = x.double().view(ROWS, 3, width)
+    of_heads, of_all = (0, width, 1), (0, 0, 1)
+    expected = {
+        "layer_norm": functional.layer_norm(heads, (width,), weight.double(), bias.double(), 1e-3),
+        "rms_norm": functional.rms_norm(heads, (width,), weight.double(), 1e-3),
+    }
+    for operation, values in expected.items():
+        rows = Rows(library)
+        out = Value(3 * width, dtype)
+        others = [Place(weight, of_all), Place(bias, of_all)][: 2 if operation == "layer_norm" else 1]
+        place = Place(rows.of(x), of_heads)
+        rows.compute(operation, (1, 3, width), Place(out, of_heads), place, *others, real=1e-3)
+        assert_close(rows.result(out), values.view(ROWS, -1)[KEEP])
+    for operation, values in {"sum": heads.sum(-1), "mean": heads.mean(-1)}.items():
+        rows = Rows(library)
+        out = Value(3, dtype)
+        rows.compute(operation, (1, 3, width), Place(out, (0, 1, 0)), Place(rows.of(x), of_heads))
+        assert_close(rows.result(out), values[KEEP])
+
+
+def test_whole_numbers_become_others(library: Library) -> None:
+    rows = Rows(library)
+    out = Value(1, torch.float32)
+    rows.compute("multiply", (1, 1, 1), Place(out), Place(rows.positions), Place(torch.tensor(0.5)))
+    assert rows.result(out).flatten().tolist() == [2.5, 0.0, 3.0]
+
+
+def test_rows_that_a_matrix_does_not_have_are_refused(library: Library) -> None:
+    rows = Rows(library)
+    out = rows.of(numbers(ROWS - 1, 5))
+    with pytest.raises(IndexError, match="a token or a position"):
+        rows.result(out)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_linears_of_the_same_numbers_and_a_chain(library: Library, threads: int, dtype: torch.dtype) -> None:
+    """Four of the same numbers, with one of another's result directly after them; the first rows of a packed matrix."""
+    x = numbers(ROWS, 70, dtype=dtype)
+    weights = [numbers(outputs, 70, dtype=dtype, seed=outputs) / 8 for outputs in (37, 64, 5, 33)]
+    packed, last = PackedWeights(library, weights), PackedWeights(library, [numbers(40, 64, dtype=dtype) / 8])
+    bias = numbers(37, dtype=dtype, seed=9)
+    rows = Rows(library)
+    of = rows.of(x)
+    results = [Value(len(weight), dtype) for weight in weights]
+    for index, result in enumerate(results):
+        rows.steps.append(Multiply(of, 0, result, packed, index, None if index else bias, str(index)))
+    chained = Value(40, dtype)
+    rows.steps.append(Multiply(results[1], 0, chained, last, 0, None, "chained"))
+    out = Value(37 + 5 + 33 + 40, dtype)
+    first = 0
+    for part in (results[0], results[2], results[3], chained):
+        rows.compute("copy", (1, 1, part.size), whole(out, first), whole(part))
+        first += part.size
+    linears = [packed.linear(x, None if index else bias, index) for index in range(4)]
+    expected = torch.cat([linears[0], linears[2], linears[3], last.linear(linears[1])], dim=1)
+    assert torch.equal(rows.result(out, threads), expected[KEEP])
+
+
+def test_a_packed_matrix_is_looked_up_in() -> None:
+    library = compiled_library()
+    weight = numbers(75, 33)
+    rows = Rows(library)
+    out = Value(33, torch.float32)
+    places = (Place(PackedWeights(library, [weight])), Place(rows.tokens))
+    rows.steps.append(Compute("unpack", (1, 1, 33), whole(out), places, 75))
+    assert torch.equal(rows.result(out), weight[KEEP])
