@@ -543,3 +543,21 @@ def test_both_engines_give_the_same_outputs_for_any_orders(pair, commands):
         for name in book_of(one.engine):
             one.engine.cancel(name)
     assert pair[0].record == pair[1].record
+
+
+# ---------------------------------------------------------------------------------------- log probabilities of prompts
+
+
+def test_a_prompt_is_scored_before_its_answer_and_none_of_it_twice(engine_of):
+    engine = engine_of(Size(pages=64, host_pages=40))
+    engine.set_supervised(True)
+    prompt = tuple(2 + i % 300 for i in range(30))
+    ran = run(engine, ask("a", prompt=prompt, prompt_logprobs=2), ask("plain", prompt=prompt))
+    assert ran.scores.keys() == {"a"}
+    assert [len(one.top) for one in ran.scores["a"]] == [2] * 29
+    assert ran.tokens["a"] == ran.tokens["plain"]
+    first = next(one for one in ran.outputs if one.request == "a")
+    assert (first.prompt_index, first.index) == (1, 0)
+    rest = run(engine, ask("a", prompt=prompt, prompt_logprobs=2, scored=12))
+    assert [one.logprob for one in rest.scores["a"]] == pytest.approx([one.logprob for one in ran.scores["a"][11:]])
+    assert next(one for one in rest.outputs if one.prompt_logprobs).prompt_index == 12

@@ -8,7 +8,7 @@ from motet.domain import BASE, Digest, RequestId, pages_for
 from motet.prefix_hints import prefix_salt
 from motet_runner.adapters.certification import certify
 from motet_runner.engine import Engine
-from motet_runner.interface import EngineConfig, Event, NewSequence, Sampling, SequenceOutput
+from motet_runner.interface import EngineConfig, Event, Logprobs, NewSequence, Sampling, SequenceOutput
 from tests.support.compiled_kernels import CACHE
 
 BASE_DIGEST = Digest("sha256:base")
@@ -40,6 +40,7 @@ def ask(
     choice: int = 0,
     tenant: str | None = None,
     parent: str | None = None,
+    scored: int = 0,
     **sampling,
 ) -> NewSequence:
     """With a tenant, it may share the pages of prompts that begin alike."""
@@ -52,6 +53,7 @@ def ask(
         choice=choice,
         prompt=prompt,
         delivered=delivered,
+        scored=scored,
         adapter=adapter,
         promise=promise or pages_for(len(prompt) + sampling["max_tokens"]),
         sampling=Sampling(**sampling),
@@ -65,6 +67,9 @@ def ask(
 @dataclass
 class EngineRun:
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    scores: dict[str, list[Logprobs]] = field(default_factory=dict)
+    """Log probabilities of prompts, from the second token on or from the first one that the client does not have"""
+    _scored_to: dict[str, int] = field(default_factory=dict)
     last: dict[str, SequenceOutput] = field(default_factory=dict)
     outputs: list[SequenceOutput] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -74,6 +79,11 @@ class EngineRun:
         for one in output.sequences:
             self.tokens.setdefault(one.request, []).extend(one.tokens)
             self.last[one.request] = one
+            if one.prompt_logprobs:
+                known = self._scored_to.get(one.request, one.prompt_index)
+                assert one.prompt_index == known, "in order, and none twice"
+                self._scored_to[one.request] = known + len(one.prompt_logprobs)
+                self.scores.setdefault(one.request, []).extend(one.prompt_logprobs)
         self.outputs += output.sequences
         self.events += output.events
         engine.check()

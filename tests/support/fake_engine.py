@@ -24,6 +24,7 @@ from motet_runner.interface import (
     EngineAdapterReport,
     EngineInfo,
     EngineReport,
+    Logprobs,
     NewSequence,
     State,
     StepOutput,
@@ -37,6 +38,7 @@ from motet_runner.plan import (
     StepResult,
     preset_named,
 )
+from motet_runner.plan.prompt_scores import PromptScores, places_to_score
 
 VOCABULARY = 1000
 EOS = VOCABULARY
@@ -54,6 +56,11 @@ def fail() -> None:
 
 def token_at(prompt: tuple[int, ...], seed: int, index: int, adapter: Digest = BASE) -> int:
     return zlib.crc32(f"{prompt}{seed}{index}{adapter}".encode()) % VOCABULARY
+
+
+def logprob_at(prompt: tuple[int, ...], place: int, adapter: Digest = BASE) -> float:
+    """Of a prompt's token."""
+    return -(zlib.crc32(f"{prompt[: place + 1]}{adapter}".encode()) % 80) / 8
 
 
 def tokens_of(prompt: tuple[int, ...], seed: int, count: int, adapter: Digest = BASE) -> list[int]:
@@ -264,12 +271,27 @@ class _FakeWorker:
             StepResult(
                 number=plan.number,
                 sampled=tuple(token for token in sampled if token is not None),
+                prompt_logprobs={step.row: scores for step in plan.prefills if (scores := self._score(step))},
                 arrived=tuple(LoadArrived(number, self._engine.step_seconds) for number in arrived),
             )
         )
 
     def collect(self) -> StepResult:
         return self.launched.popleft()
+
+    def _score(self, step: RowStep) -> PromptScores | None:
+        row, _ = self._rows[step.row]
+        if row.to_score is None:
+            return None
+        places = places_to_score(step.start, step.count, first=row.to_score, prompt_tokens=row.prompt_tokens)
+        logprobs = [Logprobs(logprob_at(row.tokens, place, row.adapter), self._best(row, place)) for place in places]
+        return PromptScores(places.start, logprobs) if places else None
+
+    @staticmethod
+    def _best(row: RowJoin, place: int) -> tuple[tuple[int, float], ...]:
+        alternatives = row.sampling.prompt_logprobs or 0
+        logprob = logprob_at(row.tokens, place, row.adapter)
+        return tuple(((row.tokens[place] + one) % VOCABULARY, logprob - one) for one in range(alternatives))
 
     def _compute(self, step: RowStep) -> int | None:
         row, tokens = self._rows[step.row]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 import structlog
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import Clock, monotonic
@@ -202,7 +203,10 @@ class EngineLoop:
             if output.choice:
                 message.choice = output.choice
             if output.logprobs:
-                _add_logprobs(message, output.logprobs)
+                _add_logprobs(message.logprobs, output.logprobs)
+            if output.prompt_logprobs:
+                message.prompt_index = output.prompt_index
+                _add_logprobs(message.prompt_logprobs, output.prompt_logprobs)
             count = len(tokens)
             generated += count
             live.next_index = index + count
@@ -284,8 +288,8 @@ class EngineLoop:
         return batch
 
 
-def _add_logprobs(message: runner_pb2.SequenceStep, logprobs: list[Logprobs]) -> None:
+def _add_logprobs(to: "RepeatedCompositeFieldContainer[runner_pb2.TokenLogprobs]", logprobs: list[Logprobs]) -> None:
     for one in logprobs:
-        message.logprobs.add(
+        to.add(
             logprob=one.logprob, top_ids=[token for token, _ in one.top], top_logprobs=[value for _, value in one.top]
         )

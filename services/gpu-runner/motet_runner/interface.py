@@ -102,6 +102,9 @@ class SequenceOutput:
     tokens: list[int]
     logprobs: list[Logprobs] = field(default_factory=list)
     finish: Finish | None = None
+    prompt_index: int = 0
+    """The place in the prompt of the token that `prompt_logprobs` begin with"""
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
     error: MotetError | None = None
 
 

@@ -73,6 +73,8 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     """Also the one that ended it"""
     logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    """If `Sampling.prompt_logprobs` asks for them: of the prompt's tokens from the second one on"""
     finish: Finish | None = None
     error: MotetError | None = None
     """Why the answer is not complete"""
@@ -267,6 +269,7 @@ class _Run:
             answer = self._live[output.request]
             answer.tokens += output.tokens
             answer.logprobs += output.logprobs
+            answer.prompt_logprobs += output.prompt_logprobs
             if output.finish is not None:
                 answer.finish, answer.error = output.finish, output.error
                 yield self._live.pop(output.request)

@@ -18,6 +18,7 @@ import torch
 from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
 from motet_kernels import LoraBackend, PlacedAdapter, Segment
 from motet_kernels.cpp import AttentionBatch, PagedAttention
+from motet_runner.execute.prompt_logprobs import ScoredRow, scored_row
 from motet_runner.execute.row_table import RowTable, TableRow
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan
@@ -133,6 +134,8 @@ class FlatBatch:
     """Rows whose logits are wanted"""
     sampled: list[TableRow]
     """In the order of `keep`, which is the plan's"""
+    scored: list[ScoredRow]
+    """In the order of `keep`, after those that are sampled"""
     writes: torch.Tensor
     """[layers, ...] see PagedStore.rows_of; empty, as `decodes` and `chunks`, where there are `paged` rows"""
     begun: list[int]
@@ -197,6 +200,8 @@ class _Layout:
     """In the order of the plan, as `keep`"""
     greedy: bool
     """Whether some of them want the largest logit"""
+    scored: list[ScoredRow]
+    """After those, as `keep`"""
     lora: Any
     attended: AttentionBatch | None = None
 
@@ -262,6 +267,7 @@ class FlatBatchBuilder:
             positions=self._on_device(positions[None]),
             keep=layout.keep,
             sampled=layout.sampled,
+            scored=layout.scored,
             writes=writes,
             begun=begun,
             decodes=self._decode_groups(decoding),
@@ -291,6 +297,7 @@ class FlatBatchBuilder:
             positions=self._on_device(starts[None]),
             keep=layout.keep,
             sampled=layout.sampled,
+            scored=layout.scored,
             writes=_NOWHERE,
             begun=begun,
             decodes=[],
@@ -338,6 +345,14 @@ class FlatBatchBuilder:
         ]
         last_of = dict(zip(order, (lasts - 1).tolist(), strict=True))
         sampling = [place for place, step in enumerate(steps) if step.samples]
+        scored: list[ScoredRow] = []
+        before_scored: list[int] = []
+        for place, step in enumerate(plan.prefills, start=len(plan.decodes)):
+            one = scored_row(in_plan[place], step)
+            if one is not None:
+                scored.append(one)
+                before_first = last_of[place] - (step.start + step.count)
+                before_scored += [before_first + at for at in one.places]
         return _Layout(
             changes=table.changes,
             adapters=plan.adapters,
@@ -349,9 +364,10 @@ class FlatBatchBuilder:
             firsts=firsts,
             sequence_of=sequence_of,
             within=np.arange(total) - firsts[sequence_of],
-            keep=self._tensor([last_of[place] for place in sampling]),
+            keep=self._tensor([last_of[place] for place in sampling] + before_scored),
             sampled=[in_plan[place] for place in sampling],
             greedy=any(in_plan[place].sampling.temperature == 0 for place in sampling),
+            scored=scored,
             lora=self._backend.make_batch(segments) if segments and self._backend is not None else None,
         )
 

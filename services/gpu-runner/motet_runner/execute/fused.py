@@ -47,7 +47,7 @@ class FusedForward:
         assert batch.paged is not None
         if batch.longest > len(self._rotation):
             self._rotation = self._rotations(max(FIRST_POSITIONS, 2 * len(self._rotation), batch.longest))
-        if batch.greedy:
+        if batch.greedy and not batch.scored:
             batch.chosen = np.empty(len(batch.sampled), dtype=np.int64)
         logits = self._decoder(
             batch.input_ids,

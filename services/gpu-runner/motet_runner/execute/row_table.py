@@ -33,6 +33,8 @@ class TableRow:
     choice: int
     adjustment: Adjustment | None = None
     """What the sampler keeps of this row. A row that joins again begins anew."""
+    to_score: int | None = None
+    """The place in the prompt of the first token whose log probability is wanted; None: of no token"""
 
     @property
     def output_tokens(self) -> int:
@@ -75,6 +77,7 @@ class RowTable:
             join.sampling,
             join.seed,
             join.choice,
+            to_score=join.to_score,
         )
         self.counts[join.row] = join.left_pages
         self.changes += 1

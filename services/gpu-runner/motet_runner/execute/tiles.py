@@ -18,6 +18,7 @@ from motet.domain import BASE, PAGE_TOKENS
 from motet_kernels import TILE_ROWS, LoraBackend, Segment
 from motet_kernels.cpp import PagedAttention
 from motet_runner.execute.flat_batch import FlatBatch, Line, PagedRows, WherePlaced
+from motet_runner.execute.prompt_logprobs import ScoredRow, scored_row
 from motet_runner.execute.row_table import RowTable, TableRow
 from motet_runner.execute.tile_attention import TileAttention
 from motet_runner.memory.paged import PagedStore
@@ -87,6 +88,8 @@ class TileBuilder:
         keep: list[int] = []
         begun: list[int] = []
         sampled: list[TableRow] = []
+        before_scored: list[int] = []
+        scored: list[ScoredRow] = []
         segments: list[Segment] = []
         for step in plan.rows:
             row, end = table[step.row], step.start + step.count
@@ -102,6 +105,10 @@ class TileBuilder:
             if step.samples:
                 keep.append(len(tokens) - 1)
                 sampled.append(row)
+            if (one := scored_row(row, step)) is not None:
+                before_scored += [len(tokens) - end + place - 1 for place in one.places]
+                scored.append(one)
+        keep += before_scored
         count = len(tokens)
         assert 0 < count <= TILE_ROWS, count
         fill = TILE_ROWS - count
@@ -116,6 +123,7 @@ class TileBuilder:
             keep=self._all_rows[keep],
             head_rows=self._all_rows if keep else None,
             sampled=sampled,
+            scored=scored,
             writes=torch.empty(0, dtype=torch.int64),
             begun=begun,
             decodes=[],

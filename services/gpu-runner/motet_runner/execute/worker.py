@@ -11,6 +11,7 @@ from motet.clock import Clock
 from motet.domain import RequestId, pages_for
 from motet_kernels import LoraBackend
 from motet_kernels.cpp import PagedAttention
+from motet_runner.execute import prompt_logprobs
 from motet_runner.execute.adapter_loads import AdapterLoads, LoadResults
 from motet_runner.execute.flat_batch import FlatBatchBuilder
 from motet_runner.execute.model import LoadedModel, probe_row
@@ -23,6 +24,7 @@ from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import DecodeRows, RowStep, SizeLimit, StepPlan, StepResult
 from motet_runner.plan.presets import UNBOUNDED
+from motet_runner.plan.prompt_scores import PromptScores
 
 LogitsTap = Callable[[list[RequestId], torch.Tensor], None]
 """Gets the requests that are sampled now, and their logits before any penalty: [requests, vocabulary]."""
@@ -39,6 +41,7 @@ class _Parts:
 
     sampled: list[int | None] = field(default_factory=list)
     logprobs: dict[int, Logprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, PromptScores] = field(default_factory=dict)
     out_of_memory: set[int] = field(default_factory=set)
     model_calls: int = 0
     retries: int = 0
@@ -141,6 +144,7 @@ class LocalWorker:
             number=plan.number,
             sampled=parts.sampled,
             logprobs=parts.logprobs,
+            prompt_logprobs=parts.prompt_logprobs,
             out_of_memory=tuple(parts.out_of_memory),
             seconds=self._clock() - began,
             arrived=loaded.arrived,
@@ -165,7 +169,8 @@ class LocalWorker:
 
     def _compute_parts(self, plan: StepPlan, parts: _Parts) -> None:
         """Compute the rows at once or, when memory does not suffice for all of them, one half after the other."""
-        if plan.count <= self._decodes.size and self._fits(plan, parts):
+        logits_fit = prompt_logprobs.fits(plan, self._table, self._loaded.vocabulary)
+        if logits_fit and plan.count <= self._decodes.size and self._fits(plan, parts):
             return
         first, second = _halves(plan)
         if first is None or second is None:
@@ -206,14 +211,17 @@ class LocalWorker:
         batch = self._builder.build(plan)
         logits = self._loaded.forward(batch)
         if batch.sampled and self.on_logits is not None:
-            self.on_logits([row.request for row in batch.sampled], logits)
+            self.on_logits([row.request for row in batch.sampled], logits[: len(batch.sampled)])
+        found = prompt_logprobs.scores_of(logits[len(batch.sampled) :], batch.scored)
         if batch.sampled:
-            samples = self._sampler.sample(logits, batch.sampled, chosen=batch.chosen)
+            samples = self._sampler.sample(logits[: len(batch.sampled)], batch.sampled, chosen=batch.chosen)
             first = len(parts.sampled)
             parts.logprobs |= {first + place: found for place, found in samples.logprobs.items()}
             parts.sampled += samples.tokens
             for row, token in zip(batch.sampled, samples.tokens, strict=True):
                 row.tokens.append(_UNKNOWN if token is None else token)
+        for number, scores in found.items():
+            parts.prompt_logprobs[number] = prompt_logprobs.joined(parts.prompt_logprobs.get(number), scores)
         parts.model_calls += 1
         parts.attention_calls += batch.calls
         parts.padding += batch.input_ids.numel() - batch.tokens

@@ -31,6 +31,7 @@ from motet_runner.plan.composer import Iteration, PromptTokensBeside, Work, comp
 from motet_runner.plan.decode_round import DecodeRound, may_go_on
 from motet_runner.plan.length_rope import LengthRope
 from motet_runner.plan.presets import Preset
+from motet_runner.plan.prompt_scores import PromptScores
 from motet_runner.plan.self_protection import SelfProtection
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_memory import MAX_PARKED, SequenceMemory
@@ -400,7 +401,8 @@ class Planner:
             if self._is_computed(sequence, step.row, result):
                 if sequence.restarts == restarts:
                     self._computed(sequence, work.start + work.count, part=not work.samples)
-                if work.samples:
+                scored = not result.prompt_logprobs or self._take_scores(sequence, result.prompt_logprobs.get(step.row))
+                if work.samples and scored:
                     self._sampled(sequence, token, logprobs.get(place))
             place += work.samples
         if not result.retries:
@@ -449,6 +451,23 @@ class Planner:
             percent = 100 * computed // len(sequence.tokens)
             changed = StateChanged(sequence.request, sequence.new.epoch, sequence.state, percent)
             self.sequences.events.append(changed)
+
+    def _take_scores(self, sequence: Sequence, scores: PromptScores | None) -> bool:
+        """Log probabilities of the prompt that the client does not have yet: what is computed again after a park may
+        be scored again. → False if the sequence cannot go on"""
+        if scores is None:
+            return True
+        if not scores.finite:
+            self._give_up(sequence, NotFinite(_NOT_FINITE))
+            return False
+        first, news = sequence.to_score, list(scores.logprobs[sequence.to_score - scores.first :])
+        if news:
+            new, index = sequence.new, sequence.output_tokens
+            output = SequenceOutput(new.request, new.epoch, new.choice, index, [], prompt_index=first)
+            output.prompt_logprobs = news
+            self._outputs.append(output)
+            sequence.to_score += len(news)
+        return True
 
     def _sampled(self, sequence: Sequence, token: int | None, logprob: Logprobs | None) -> None:
         """Write the next token; if it is the last, the sequence leaves and its pages are free (S3-07, PU-11)."""

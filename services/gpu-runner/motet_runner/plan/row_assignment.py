@@ -67,5 +67,6 @@ class RowAssignment:
                 sampling=new.sampling,
                 seed=new.seed,
                 choice=new.choice,
+                to_score=None if sequence.scored else sequence.to_score,
             )
         )

@@ -29,8 +29,9 @@ def refuse_bad_sampling(new: NewSequence, *, vocabulary: int) -> None:
     _refuse_unless(sampling.top_k >= 0, sampling, "top_k", "at least 0, which keeps all tokens")
     fits = 0 <= sampling.min_tokens <= sampling.max_tokens
     _refuse_unless(fits, sampling, "min_tokens", f"from 0 to max_tokens, which is {sampling.max_tokens}")
-    known = 0 <= sampling.top_logprobs <= limits.MAX_TOP_LOGPROBS
-    _refuse_unless(known, sampling, "top_logprobs", f"from 0 to {limits.MAX_TOP_LOGPROBS}")
+    for name in ("top_logprobs", "prompt_logprobs"):
+        known = 0 <= (getattr(sampling, name) or 0) <= limits.MAX_TOP_LOGPROBS
+        _refuse_unless(known, sampling, name, f"from 0 to {limits.MAX_TOP_LOGPROBS}")
     _refuse_bad_tokens("logit_bias", sampling.logit_bias, limits.MAX_LOGIT_BIASES, vocabulary)
     _refuse_bad_tokens("stop_token_ids", sampling.stop_token_ids, limits.MAX_STOP_TOKENS, vocabulary)
     for token, bias in sampling.logit_bias.items():

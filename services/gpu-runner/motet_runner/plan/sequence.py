@@ -6,6 +6,7 @@ from motet import promises
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet_runner.interface import EngineSequenceReport, NewSequence, State
 from motet_runner.plan.prefix_cache import PageChain
+from motet_runner.plan.prompt_scores import first_to_score
 
 PROVED_BY_TOKENS = 2
 """New tokens after which a suspect is one no longer: the first shows that its prompt and delivered tokens can be
@@ -60,12 +61,16 @@ class Sequence:
     request: RequestId = field(init=False)
     adapter: Digest = field(init=False)
     prompt_tokens: int = field(init=False)
+    to_score: int = field(init=False)
+    """The place in the prompt of the next token whose log probability is wanted; beyond the prompt if none is."""
     most_pages: int = field(init=False)
     """Pages of its longest possible life."""
 
     def __post_init__(self) -> None:
         new = self.new
         self.request, self.adapter, self.prompt_tokens = new.request, new.adapter, len(new.prompt)
+        asked = new.sampling.prompt_logprobs
+        self.to_score = first_to_score(asked, scored=new.scored, prompt_tokens=self.prompt_tokens)
         self.most_pages = promises.max_pages(self.prompt_tokens, new.sampling.max_tokens)
 
     @property
@@ -76,6 +81,11 @@ class Sequence:
     def length(self) -> int:
         """Tokens, with those that are sampled but not known yet."""
         return len(self.tokens) + self.pending
+
+    @property
+    def scored(self) -> bool:
+        """No log probabilities of its prompt are wanted any more."""
+        return self.to_score >= self.prompt_tokens
 
     @property
     def to_schedule(self) -> int:

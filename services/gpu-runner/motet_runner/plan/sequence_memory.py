@@ -13,6 +13,7 @@ from motet_runner.plan.copies import Copy, Effect, Tier
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.prefix_cache import PageChain, PrefixCache
+from motet_runner.plan.prompt_scores import pages_before
 from motet_runner.plan.resident_adapters import ResidentAdapters
 from motet_runner.plan.row_assignment import RowAssignment
 from motet_runner.plan.sequence import Sequence
@@ -146,8 +147,12 @@ class SequenceMemory:
         chain = sequence.chain
         if chain is None or sequence.scheduled > chain.cached * PAGE_TOKENS or len(sequence.pages) > chain.cached:
             return
-        self.cache.attach(chain, sequence.tokens, sequence.pages, last=promise)
+        self._attach(chain, sequence, promise)
         sequence.scheduled = sequence.computed = chain.cached * PAGE_TOKENS
+
+    def _attach(self, chain: PageChain, sequence: Sequence, promise: int) -> None:
+        last = promise if sequence.scored else min(promise, pages_before(sequence.to_score))
+        self.cache.attach(chain, sequence.tokens, sequence.pages, last=last)
 
     def cached_hints(self, count: int) -> list[int]:
         """The hints of at most `count` cached pages, the most valuable first."""
@@ -251,7 +256,7 @@ class SequenceMemory:
             return False
         method = sequence.parked_by or ParkMethod.RECOMPUTE
         if sequence.chain is not None:
-            self.cache.attach(sequence.chain, sequence.tokens, sequence.pages, last=promise)
+            self._attach(sequence.chain, sequence, promise)
         shared, adapter = len(sequence.pages), sequence.adapter
         missing = max(0, needed - shared)
         fits = promise <= self.promisable_beside(adapter) and missing <= self.free_beside(adapter)

@@ -12,6 +12,7 @@ from motet.errors import MotetError
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import Logprobs, Sampling
 from motet_runner.plan.copies import Effect
+from motet_runner.plan.prompt_scores import PromptScores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class RowJoin:
     sampling: Sampling
     seed: int
     choice: int
+    to_score: int | None = None
+    """The place in the prompt of the first token whose log probability is wanted; None: of no token."""
 
 
 @dataclass(slots=True)
@@ -150,6 +153,8 @@ class StepResult:
     """For each row that samples, in the order of the plan, its token; None where the model's numbers are not finite."""
     logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
     """Of the tokens for which they were asked, by their places in `sampled`"""
+    prompt_logprobs: Mapping[int, PromptScores] = field(default_factory=dict)
+    """Of the rows whose prompts are scored, by their numbers"""
     out_of_memory: tuple[int, ...] = ()
     """Rows that could not be computed, not even alone and token by token."""
     model_calls: int = 0
