@@ -84,9 +84,8 @@ soak: venv  ## Run the long tests.
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(TEST_ARGS) || { code=$$?; \
 	  test $$code -ne 5 || echo "There are no long tests yet." >&2; exit $$code; }
 
-compat: venv  ## Run the tests with other versions of models, clients and libraries.
-	@test -d tests/compat || { echo "There are no compatibility tests yet." >&2; exit 1; }
-	@$(BIN)/python -m pytest --timeout 7200 tests/compat $(TEST_ARGS)
+compat: venv  ## Run the tests of models with the oldest and the newest transformers (downloads both, 10 MB each).
+	@$(BIN)/python -m tools.compat $(TEST_ARGS)
 
 kube:  ## Build the Kubernetes tools for the tests of a cluster into your cache; needs Go, takes minutes once.
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 kube" >&2; exit 1; }

@@ -83,11 +83,14 @@ def reference(base: Path, voice: Digest, adapter: Path | None) -> Iterator[Answe
         warnings.simplefilter("ignore")
         from peft import PeftModel
 
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        # "eager" knows soft caps in all versions; the default one leaves them out in some.
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
         if adapter is not None:
             model = PeftModel.from_pretrained(model, str(adapter))
         model.eval()
         model.generation_config.eos_token_id = None
+        # Where the cache has keys of the shorter context, transformers before 5.23 goes on with them.
+        outgrows = "longrope" in str(getattr(model.config, "rope_parameters", None))
         for length in LENGTHS:
             prompt = prompt_of(length)
             asked = torch.tensor([prompt])
@@ -97,6 +100,7 @@ def reference(base: Path, voice: Digest, adapter: Path | None) -> Iterator[Answe
                 attention_mask=torch.ones_like(asked),
                 max_new_tokens=DECODED,
                 do_sample=False,
+                use_cache=not outgrows,
                 output_logits=True,
                 return_dict_in_generate=True,
             )
