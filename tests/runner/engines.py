@@ -3,13 +3,15 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet.prefix_hints import prefix_salt
 from motet_runner.adapters.certification import certify
 from motet_runner.engine import Engine
+from motet_runner.execute.kernels import CompiledKernels, Kernels, TorchKernels
 from motet_runner.interface import EngineConfig, Event, Logprobs, NewSequence, Sampling, SequenceOutput
-from tests.support.compiled_kernels import CACHE
+from tests.support.compiled_kernels import CACHE, compiled_library
 
 BASE_DIGEST = Digest("sha256:base")
 PLAN_AHEAD = int(os.environ.get("MOTET_RUNNER_PLAN_AHEAD", "0"))
@@ -21,6 +23,17 @@ KERNELS = os.environ.get("MOTET_RUNNER_KERNELS", "torch")
 def make_engine(base: Path, **settings) -> Engine:
     usual = {"kv_cache_mib": 4, "plan_ahead": PLAN_AHEAD, "kernels": KERNELS, "kernel_cache": CACHE}
     return Engine(EngineConfig(model=base, **(usual | settings)))
+
+
+def kernels_named(name: str) -> Kernels:
+    """torch's with packed weights, or the compiled ones"""
+    return TorchKernels(packed=True) if name == "torch" else CompiledKernels(compiled_library(), "any")
+
+
+def make_engine_of_modules(base: Path, **settings) -> Engine:
+    """The reference: it computes with the modules of transformers, as they were loaded."""
+    with patch("motet_runner.execute.packed_model.PACKED_TYPES", ()):
+        return make_engine(base, **settings | {"kernels": "torch"})
 
 
 def load(engine: Engine, digest: Digest, folder: Path) -> None:

@@ -1,6 +1,7 @@
-"""The fused forward against the modules that it stands for: the same logits, with adapters, for each family."""
+"""The fused forwards against the modules that they stand for: the same logits, with adapters, for each family."""
 
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import transformers
 from structlog.testing import capture_logs
 
 from motet.domain import BASE, Digest, RequestId
+from motet_kernels import torch_linear
 from motet_kernels.cpp.linear import PackedWeights
+from motet_kernels.torch_linear import TorchWeights
 from motet_runner.engine import Engine
-from motet_runner.execute import compiled
-from motet_runner.execute.fused import FIRST_POSITIONS, FusedForward
-from motet_runner.execute.model import LoadedModel, load, probe_logits
-from tests.runner.engines import ask, make_engine, run
+from motet_runner.execute import packed_model
+from motet_runner.execute.fused import FIRST_POSITIONS, CompiledForward, TorchForward
+from motet_runner.execute.kernels import Kernels, TorchKernels
+from motet_runner.execute.model import Forward, LoadedModel, load, probe_logits
+from motet_runner.execute.packed_model import PackedModel, pack
+from tests.runner.engines import ask, kernels_named, make_engine, make_engine_of_modules, run
 from tests.runner.engines import load as load_adapter
 from tests.runner.random_models import EIGHT, ENDS, VOCABULARY, llama, save_adapter, save_base
 from tests.support.compiled_kernels import CACHE, compiled_library
@@ -45,6 +50,14 @@ NEAR_TIE = 1e-4
 """Two tokens whose logits are nearer may change places."""
 
 
+KERNELS = ["cpp", "torch"]
+
+
+def needs(kernels: str) -> None:
+    if kernels == "cpp":
+        compiled_library()
+
+
 class Tap:
     """The logits of each request, in the order of its tokens."""
 
@@ -69,8 +82,8 @@ def save(name: str, folder: Path) -> Path:
     return base
 
 
-def served(base: Path, adapters: dict[Digest, Path], **settings: Any) -> tuple[Engine, Tap]:
-    engine = make_engine(base, **settings)
+def served(base: Path, adapters: dict[Digest, Path], *, make: Any = make_engine, **settings: Any) -> tuple[Engine, Tap]:
+    engine = make(base, **settings)
     engine._worker.on_logits = tap = Tap()
     for digest, folder in adapters.items():
         load_adapter(engine, digest, folder)
@@ -83,19 +96,20 @@ def served(base: Path, adapters: dict[Digest, Path], **settings: Any) -> tuple[E
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_those_of_the_modules(name: str, tmp_path: Path) -> None:
+def test_logits_are_those_of_the_modules(name: str, kernels: str, tmp_path: Path) -> None:
     """Prompts in chunks beside decodes, rows of four adapters and of the base, past the window."""
-    compiled_library()
+    needs(kernels)
     base = save(name, tmp_path / "base")
     adapters = {
         Digest(f"sha256:{index}"): save_adapter(base, "llama", spec, tmp_path / str(index), seed=index)
         for index, spec in enumerate(EIGHT[:4])
     }
     how = {"dtype": "float32", "kernel_cache": CACHE, "prefill_chunk_tokens": 32}
-    modules, expected = served(base, adapters, kernels="torch", **how)
-    engine, ours = served(base, adapters, kernels="cpp", **how)
-    assert isinstance(engine._loaded.fused, FusedForward)
+    modules, expected = served(base, adapters, make=make_engine_of_modules, **how)
+    engine, ours = served(base, adapters, kernels=kernels, **how)
+    assert isinstance(engine._loaded.fused, TorchForward if kernels == "torch" else CompiledForward)
     assert modules._loaded.fused is None
     assert ours.logits.keys() == expected.logits.keys()
     for request, rows in expected.logits.items():
@@ -110,36 +124,38 @@ def test_logits_are_those_of_the_modules(name: str, tmp_path: Path) -> None:
         assert compared
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_bfloats_are_as_near_to_the_truth_as_those_of_the_modules(name: str, tmp_path: Path) -> None:
+def test_bfloats_are_as_near_to_the_truth_as_those_of_the_modules(name: str, kernels: str, tmp_path: Path) -> None:
     base = save(name, tmp_path / "base")
     with torch.inference_mode():
         truth = probe_logits(load(base, "float32", "cpu"))
         model = load(base, "bfloat16", "cpu")
         theirs = probe_logits(model)
-    ours = fused_logits(model)
+    ours = fused_logits(model, kernels_named(kernels))
     error, allowed = float((ours - truth).abs().max()), float((theirs - truth).abs().max())
     assert error <= 1.5 * allowed
 
 
-def fused_logits(loaded: LoadedModel) -> torch.Tensor:
-    library = compiled_library()
-    compiled.use_compiled(loaded, library)
+def fused_logits(loaded: LoadedModel, kernels: Kernels) -> torch.Tensor:
+    pack(loaded, kernels)
     assert loaded.fused is not None
     with torch.inference_mode():
-        return probe_logits(loaded, lambda pages: compiled.PagedAttention(library, pages))
+        return probe_logits(loaded, kernels.attention)
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", ["Llama", "Qwen3, head and embedding in one"])
-def test_memory_holds_one_copy_of_the_weights(name: str, tmp_path: Path) -> None:
+def test_memory_holds_one_copy_of_the_weights(name: str, kernels: str, tmp_path: Path) -> None:
     loaded = load(save(name, tmp_path / "base"), "float32", "cpu")
     before = sum(parameter.nbytes for parameter in loaded.model.parameters())
     with torch.inference_mode():
         expected = probe_logits(loaded)
-    compiled.use_compiled(loaded, compiled_library())
+    pack(loaded, kernels_named(kernels))
     left = sum(parameter.nbytes for parameter in loaded.model.parameters())
     packed = {id(forward.func.__self__): forward.func.__self__ for forward in packed_forwards(loaded)}
-    assert before <= left + sum(weights._packed.nbytes for weights in packed.values()) <= 1.05 * before
+    sizes = [weights.columns[-1] * weights.inputs * weights.dtype.itemsize for weights in packed.values()]
+    assert before <= left + sum(sizes) <= 1.05 * before
     loaded.fused = None  # the modules compute with the packed weights
     with torch.inference_mode():
         assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
@@ -165,7 +181,7 @@ def test_while_weights_are_packed_memory_holds_those_of_one_group_twice(
         return ours + sum(weights._packed.nbytes for weights in alive)
 
     before = held()
-    model = compiled.CompiledModel(loaded, compiled_library())
+    model = PackedModel(loaded, kernels_named("cpp"))
     with torch.inference_mode():
         most = max(held() for _ in model.parts())
     assert model.fused is not None
@@ -177,54 +193,81 @@ def packed_forwards(loaded: LoadedModel) -> list[Any]:
     return [linear.__dict__["forward"] for linear in linears]
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
+def test_other_families_compute_with_packed_linears_of_torch(family: str, tmp_path: Path) -> None:
+    loaded = load(save_base(family, tmp_path / "base"), "float32", "cpu")
+    with torch.inference_mode():
+        expected = probe_logits(loaded)
+        pack(loaded, kernels_named("torch"))
+        assert loaded.fused is None
+        assert packed_forwards(loaded)
+        assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
 def test_a_model_that_its_fused_forward_does_not_equal_keeps_its_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(save("Llama", tmp_path / "base"), "float32", "cpu")
     with torch.inference_mode():
         expected = probe_logits(loaded)
-    make = compiled.fused_forward
+    make = packed_model.fused_forward
 
-    def of_another_model(model: Any, *rest: Any) -> FusedForward | None:
+    def of_another_model(model: Any, *rest: Any) -> Forward | None:
         model.model.norm.weight.data *= 1.01
         fused = make(model, *rest)
         model.model.norm.weight.data = model.model.norm.weight.data / 1.01
+        if isinstance(fused, TorchForward):  # it has the tensor, not its address
+            weights = fused._decoder._weights
+            fused._decoder._weights = replace(weights, final_norm=weights.final_norm * 1.01)
         return fused
 
-    monkeypatch.setattr(compiled, "fused_forward", of_another_model)
+    monkeypatch.setattr(packed_model, "fused_forward", of_another_model)
     with capture_logs() as logs:
-        compiled.use_compiled(loaded, compiled_library())
+        pack(loaded, kernels_named(kernels))
     assert loaded.fused is None
     assert [line["event"] for line in logs] == ["fused_forward_differs"]
     with torch.inference_mode():
         assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
 
 
-def test_halfs_stay_as_they_are(tmp_path: Path) -> None:
+def test_what_torchs_fused_forward_does_not_compute_is_left_to_the_modules(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**SMALL | {"hidden_act": "gelu"})
+    loaded = load(save_base("llama", tmp_path / "base", config=config), "float32", "cpu")
+    pack(loaded, kernels_named("torch"))
+    assert loaded.fused is None
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_halfs_stay_as_they_are(kernels: str, tmp_path: Path) -> None:
     loaded = load(save_base("llama", tmp_path / "base"), "float16", "cpu")
-    compiled.use_compiled(loaded, compiled_library())
+    pack(loaded, kernels_named(kernels))
     assert loaded.fused is None
     assert all("forward" not in linear.__dict__ for linear in loaded.linears.values())
 
 
-def test_positions_beyond_the_first_table_are_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_positions_beyond_the_first_table_are_rotated(
+    kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("motet_runner.execute.fused.FIRST_POSITIONS", 8)
     assert FIRST_POSITIONS > 8
     loaded = load(save("Llama", tmp_path / "base"), "float32", "cpu")
     with torch.inference_mode():
         expected = probe_logits(loaded)
-    assert float((fused_logits(loaded) - expected).abs().max()) <= 1e-4
+    assert float((fused_logits(loaded, kernels_named(kernels)) - expected).abs().max()) <= 1e-4
 
 
-def test_a_row_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
-    compiled_library()
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_row_that_is_not_finite_fails_alone(kernels: str, tmp_path: Path) -> None:
+    needs(kernels)
     base = save("Llama", tmp_path / "base")
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     with torch.no_grad():
         model.model.embed_tokens.weight[7] = float("nan")
     model.save_pretrained(base)
-    _, expected = served(base, {}, kernels="torch", dtype="float32", kernel_cache=CACHE)
-    engine = make_engine(base, kernels="cpp", dtype="float32", kernel_cache=CACHE)
+    _, expected = served(base, {}, make=make_engine_of_modules, dtype="float32", kernel_cache=CACHE)
+    engine = make_engine(base, kernels=kernels, dtype="float32", kernel_cache=CACHE)
     engine._worker.on_logits = ours = Tap()
     asked = [ask(f"r{number}", prompt=5 + 13 * number, max_tokens=20) for number in range(2)]
     run(engine, *asked, ask("broken", prompt=(3, 7, 5), max_tokens=20))
@@ -248,7 +291,7 @@ def test_threads_change_no_bit(tmp_path: Path) -> None:
     try:
         for threads in (1, 2, 5):
             engine, tap = served(base, adapters, threads=threads, **how)
-            assert isinstance(engine._loaded.fused, FusedForward)
+            assert isinstance(engine._loaded.fused, CompiledForward)
             tap.logits.clear()  # from now on the adapters are there, so each engine has the same batches
             owners = [BASE, *adapters, *adapters]
             asked = [ask(f"s{n}", prompt=3 + 17 * n, max_tokens=20, adapter=owner) for n, owner in enumerate(owners)]
@@ -264,8 +307,51 @@ def test_threads_change_no_bit(tmp_path: Path) -> None:
 
 def test_a_token_outside_of_the_vocabulary_is_refused(tmp_path: Path) -> None:
     loaded = load(save("Llama", tmp_path / "base"), "float32", "cpu")
-    fused_logits(loaded)
-    assert loaded.fused is not None
+    kernels = kernels_named("cpp")
+    fused_logits(loaded, kernels)
+    assert isinstance(loaded.fused, CompiledForward)
     loaded.fused._decoder._decoder.vocabulary = 100  # the probe has tokens beyond
     with pytest.raises(IndexError, match="a token is not below"), torch.inference_mode():
-        probe_logits(loaded, lambda pages: compiled.PagedAttention(compiled_library(), pages))
+        probe_logits(loaded, kernels.attention)
+
+
+@pytest.mark.parametrize("without", ["the operators", "the same numbers", "mkldnn"])
+def test_without_torchs_own_packing_the_numbers_are_the_same(
+    without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(save("Llama with biases and odd sizes", tmp_path / "base"), "float32", "cpu")
+    with torch.inference_mode():
+        expected = probe_logits(loaded)
+    torch_linear.reorders.cache_clear()
+    if without == "mkldnn":
+        monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
+    elif without == "the operators":
+        monkeypatch.setattr(TorchWeights, "parts", raises(AttributeError("no attribute _reorder_linear_weight")))
+    else:
+        right = TorchWeights.added_to
+        monkeypatch.setattr(TorchWeights, "added_to", lambda self, y, x, bias=None: right(self, y, x, bias) * 1.01)
+    assert not torch_linear.reorders(torch.float32)
+    monkeypatch.undo()
+    ours = fused_logits(loaded, TorchKernels(packed=True))
+    torch_linear.reorders.cache_clear()
+    assert float((ours - expected).abs().max()) <= 1e-4
+    assert not any(forward.func.__self__._reordered for forward in packed_forwards(loaded))
+
+
+def raises(error: Exception) -> Any:
+    def raising(*_: object) -> None:
+        raise error
+
+    return raising
+
+
+@pytest.mark.parametrize("dtype", torch_linear.PACKED_TYPES)
+def test_torch_packs_here(dtype: torch.dtype) -> None:
+    """This version of torch has the operators: what is tried is also used."""
+    assert torch_linear.reorders(dtype)
+    weights = TorchWeights([torch.zeros(4, 8, dtype=dtype)], reordered=True)
+    for _ in weights.parts([torch.zeros(4, 8, dtype=dtype)]):
+        pass
+    assert weights.all_of(torch.zeros(0, 8, dtype=dtype)).shape == (0, 4), "an iteration may keep no row"
+    with pytest.raises(ValueError, match="another order"):
+        weights.rows(torch.zeros(1, dtype=torch.int64))

@@ -26,7 +26,11 @@ def make_token_nan(engine: Engine) -> None:
     def embed(_module: object, given: tuple[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
         return out.masked_fill((given[0] == NAN_TOKEN).unsqueeze(-1), float("nan"))
 
-    engine._loaded.model.get_input_embeddings().register_forward_hook(embed)
+    embedding = engine._loaded.model.get_input_embeddings()
+    if engine._loaded.fused is None:
+        embedding.register_forward_hook(embed)
+    else:  # it reads the weights, not through the module
+        embedding.weight[NAN_TOKEN] = float("nan")
 
 
 def promise_of(engine: Engine) -> int:

@@ -16,6 +16,7 @@ from motet_kernels.cpp import CannotBuild, CppBackend
 from motet_runner.engine import Engine
 from motet_runner.execute import packed_linears as packed
 from motet_runner.execute import thread_choice
+from motet_runner.execute.fused import TorchForward
 from motet_runner.execute.kernel_change import BUILD_CHECK_SECONDS
 from motet_runner.execute.kernels import KernelChoice
 from motet_runner.interface import AdapterEvicted, AdapterLoaded
@@ -299,7 +300,7 @@ def test_a_report_says_which_kernels_serve_and_since_when(llama: Path, ready: Ev
     assert began <= first.since == middle.since < last.since <= time.time()
 
 
-def test_a_build_that_fails_is_told_once_and_torch_goes_on(
+def test_a_build_that_fails_is_told_once_and_torch_goes_on_with_packed_weights(
     llama: Path, ready: Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error, says in ((CannotBuild("the compiler is too old"), "too old"), (MemoryError("none left"), "none left")):
@@ -312,11 +313,14 @@ def test_a_build_that_fails_is_told_once_and_torch_goes_on(
         ready.clear()
         with capture_logs() as logs:
             engine = make_engine(llama, kernels="auto")
-            finish_build(engine, ready)
-            run(engine, ask("a"))
-            run(engine, ask("b"))
+            before = run(engine, ask("a")).tokens
+            assert packed_linears(engine) == 0, "the compiled kernels may still come"
+            change_over(engine, ready)
+            assert run(engine, ask("a")).tokens == before
             assert engine.idle() is None
         assert serving(engine) == "torch"
+        assert packed_linears(engine) == len(engine._loaded.linears)
+        assert isinstance(engine._loaded.fused, TorchForward)
         told = [entry for entry in logs if entry["event"] == "kernels_not_compiled"]
         assert len(told) == 1
         assert says in told[0]["reason"]

@@ -10,12 +10,11 @@ import torch
 
 from motet.domain import ParkMethod, RequestId
 from motet_runner.execute import model as execute
-from motet_runner.execute.compiled import use_compiled
+from motet_runner.execute.packed_model import pack
 from motet_runner.interface import ParkedNow
 from motet_runner.plan import LengthRope
-from tests.runner.engines import ask, make_engine, run
+from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.families import BY_NAME, TRAINED, save_model
-from tests.support.compiled_kernels import compiled_library
 
 NAMES = ["Phi 3, longrope", "Llama, dynamic rope"]
 PROMPT = tuple(range(3, 43))
@@ -81,7 +80,7 @@ def test_dynamic_rope_makes_the_context_longer(tmp_path: Path) -> None:
 def test_a_forward_pass_whose_rotations_have_one_table_is_not_used(base: Path) -> None:
     loaded = execute.load(base, "float32", "cpu")
     with torch.inference_mode():
-        use_compiled(loaded, compiled_library())
+        pack(loaded, kernels_named("cpp"))
     assert loaded.fused is None
 
 

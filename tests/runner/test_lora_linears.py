@@ -10,8 +10,8 @@ from motet_runner.execute import model as execute
 from motet_runner.execute.kernels import TorchKernels
 from motet_runner.execute.lora import LoraLinears
 from tests.runner.engines import make_engine
+from tests.runner.families import GROUPED, SMALL
 from tests.runner.random_models import save_base
-from tests.runner.test_models import GROUPED, SMALL
 
 SHARED = {
     "Llama": (transformers.LlamaConfig(**GROUPED), [3, 1, 2, 1]),
@@ -35,7 +35,7 @@ def test_linears_that_are_fed_the_same_tensor_are_found(family: str, tmp_path: P
 def test_a_back_end_knows_the_groups_and_lays_their_matrices_together() -> None:
     q, k, o = torch.nn.Linear(8, 16), torch.nn.Linear(8, 4), torch.nn.Linear(16, 8)
     linears = LoraLinears({"o": o, "q": q, "k": k}, torch.float32, tile=8, groups=[("q", "k")])
-    backend = linears.bind(TorchKernels(), torch.empty(0, dtype=torch.uint8), copy_bytes=0)
+    backend = linears.bind(TorchKernels(packed=False), torch.empty(0, dtype=torch.uint8), copy_bytes=0)
     layout = linears.layout(8)
     assert layout.bytes == linears.run_bytes(1) == backend.layout(1).bytes
     assert [list(group.outputs) for group in layout.groups] == [["o"], ["q", "k"]]

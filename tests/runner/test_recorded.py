@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 from motet.domain import BASE, Digest
 from motet_kernels.cpp import PagedAttention
 from motet_kernels.cpp.program import OPERATIONS
-from motet_runner.execute import compiled
 from motet_runner.execute.model import LoadedModel, load, probe_logits
+from motet_runner.execute.packed_model import pack
 from motet_runner.execute.recorded import RecordedForward
 from motet_runner.execute.recording import Recording
-from tests.runner.engines import ask, make_engine, run
+from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.engines import load as load_adapter
 from tests.runner.families import BY_NAME, GROUPED, save_adapters, save_model
 from tests.runner.test_fused import Tap
@@ -51,7 +51,7 @@ def save(name: str, folder: Path) -> Path:
 
 def recorded_logits(loaded: LoadedModel) -> torch.Tensor:
     library = compiled_library()
-    compiled.use_compiled(loaded, library)
+    pack(loaded, kernels_named("cpp"))
     assert isinstance(loaded.fused, RecordedForward)
     with torch.inference_mode():
         return probe_logits(loaded, lambda pages: PagedAttention(library, pages))
@@ -117,7 +117,7 @@ def test_memory_holds_one_copy_of_an_embedding_that_scales(tmp_path: Path) -> No
     tokens = torch.tensor([[1, 5, 9], [7, 0, 2]])
     with torch.inference_mode():
         expected = embedding(tokens)
-        compiled.use_compiled(loaded, compiled_library())
+        pack(loaded, kernels_named("cpp"))
         assert not embedding.weight.numel()
         assert not loaded.model.get_output_embeddings().weight.numel()
         assert torch.equal(embedding(tokens), expected)
@@ -132,7 +132,7 @@ def test_an_embedding_that_computes_with_the_numbers_of_tokens_keeps_its_weights
     loaded = load(save("Gemma", tmp_path), "float32", "cpu")
     embedding = loaded.model.get_input_embeddings()
     embedding.__class__ = Unlike
-    compiled.use_compiled(loaded, compiled_library())
+    pack(loaded, kernels_named("cpp"))
     assert embedding.weight.numel()
     assert loaded.model.get_output_embeddings().weight.numel()
     assert loaded.fused is None
@@ -156,7 +156,7 @@ def test_what_a_program_cannot_do_is_left_to_the_modules(changed: Any, why: str,
     with torch.inference_mode():
         expected = probe_logits(loaded)
         with capture_logs() as logs:
-            compiled.use_compiled(loaded, compiled_library())
+            pack(loaded, kernels_named("cpp"))
         assert loaded.fused is None
         (told,) = logs
         assert told["event"] == "forward_not_recorded"
@@ -168,7 +168,7 @@ def test_a_recording_that_gives_other_logits_does_not_serve(tmp_path: Path, monk
     loaded = load(save("Gemma", tmp_path), "float32", "cpu")
     monkeypatch.setattr(Recording, "_mean", Recording._sum)
     with capture_logs() as logs:
-        compiled.use_compiled(loaded, compiled_library())
+        pack(loaded, kernels_named("cpp"))
     assert loaded.fused is None
     assert [line["event"] for line in logs] == ["fused_forward_differs"]
 
@@ -190,5 +190,5 @@ def test_experts_are_left_to_the_modules(tmp_path: Path) -> None:
     config = transformers.MixtralConfig(**GROUPED, num_local_experts=4)
     save_model(config, tmp_path)
     loaded = load(tmp_path, "float32", "cpu")
-    compiled.use_compiled(loaded, compiled_library())
+    pack(loaded, kernels_named("cpp"))
     assert loaded.fused is None

@@ -5,7 +5,6 @@ The structures that it is called with have the names of `source/decoder.cpp`.
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from motet_kernels.cpp.attention import AttentionBatch
 from motet_kernels.cpp.library import TYPES, Library
 from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.cpp.lora_backend import CppBackend, CppBatch
+from motet_kernels.decoder_weights import DecoderWeights, LayerWeights, bias_of_columns
 
 _NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 
@@ -61,45 +61,8 @@ class _Step(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class LayerWeights:
-    attention_norm: torch.Tensor
-    qkv: PackedWeights
-    qkv_bias: Sequence[torch.Tensor | None]
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    """[head_dim] of each head, before it is rotated"""
-    o: PackedWeights
-    o_bias: torch.Tensor | None
-    mlp_norm: torch.Tensor
-    gate_up: PackedWeights
-    gate_up_bias: Sequence[torch.Tensor | None]
-    down: PackedWeights
-    down_bias: torch.Tensor | None
-    scale: float
-    """Of the scores"""
-    window: int | None
-    """How many tokens a token attends to, itself included; None: all"""
-    linears: Sequence[str]
-    """What add_lora calls q, k, v, o, gate, up and down"""
-
-
-@dataclass(frozen=True)
-class DecoderWeights:
-    heads: int
-    kv_heads: int
-    head_dim: int
-    epsilon: float
-    """Of all norms"""
-    embedding: torch.Tensor | PackedWeights
-    layers: Sequence[LayerWeights]
-    final_norm: torch.Tensor
-    head: PackedWeights
-    head_bias: torch.Tensor | None
-
-
 class CompiledDecoder:
-    def __init__(self, library: Library, weights: DecoderWeights) -> None:
+    def __init__(self, library: Library, weights: DecoderWeights[PackedWeights]) -> None:
         self._library = library
         self._weights = weights
         self.dtype = weights.head.dtype
@@ -193,7 +156,7 @@ class CompiledDecoder:
         ordered: torch.Tensor = padded.unflatten(-1, (-1, width))[..., torch.from_numpy(places)].flatten(-2)
         return ordered.contiguous()
 
-    def _layer(self, layer: LayerWeights) -> _Layer:
+    def _layer(self, layer: LayerWeights[PackedWeights]) -> _Layer:
         return _Layer(
             attention_norm=layer.attention_norm.data_ptr(),
             q_norm=_address(layer.q_norm),
@@ -213,14 +176,9 @@ class CompiledDecoder:
         )
 
     def _bias(self, packed: PackedWeights, biases: Sequence[torch.Tensor | None]) -> int | None:
-        """One bias for the columns of all linears; zeros where one has none, or has no column."""
-        if all(bias is None for bias in biases):
-            return None
-        together = torch.zeros(packed.columns[-1], dtype=packed.dtype)
-        for first, bias in zip(packed.columns, biases, strict=False):
-            if bias is not None:
-                together[first : first + len(bias)] = bias
-        self._biases.append(together)
+        together = bias_of_columns(packed, biases)
+        if together is not None:
+            self._biases.append(together)
         return _address(together)
 
     def _make_room(self, rows: int) -> None:

@@ -90,8 +90,24 @@ def attend_rows(
         return attention.attend(
             query[0], key[0], value[0], layer, of_rows, scale=how.scale, window=how.window, softcap=how.softcap
         )
-    batch.store.write(batch.writes[layer], key, value)
-    by_row = query[0].transpose(0, 1)
+    batch.store.write(batch.writes[layer], torch.cat((key, value), 1)[0].transpose(0, 1))
+    return _attend_written(
+        batch, layer, how, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    )
+
+
+def attend_heads(batch: FlatBatch, layer: int, how: How, heads: torch.Tensor) -> torch.Tensor:
+    """Queries, keys and values side by side [rows, heads + 2 · kv_heads, dim] → [rows, heads, dim]"""
+    kv_heads = batch.store.shape.kv_heads
+    queries = heads.shape[1] - 2 * kv_heads
+    batch.store.write(batch.writes[layer], heads[:, queries:])
+    return _attend_written(batch, layer, how, *heads.split((queries, kv_heads, kv_heads), 1))
+
+
+def _attend_written(  # noqa: PLR0917 three of them are one
+    batch: FlatBatch, layer: int, how: How, by_row: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """by_row [rows, heads, dim], key and value [rows, kv_heads, dim], which are also in their pages"""
     if batch.all_decode_together:
         return _decode(batch.decodes[0], batch.store, layer, by_row, how)
     out = torch.empty_like(by_row, memory_format=torch.contiguous_format)
@@ -102,9 +118,14 @@ def attend_rows(
         if chunk.before:
             keys, values = batch.store.read(chunk.blocks[layer], 1)  # type: ignore[index] # there when `before` is
         else:
-            keys, values = key[:, :, there], value[:, :, there]
-        out[there] = _prefill(chunk, query[:, :, there], keys, values, how)[0].transpose(0, 1)
+            keys, values = _by_head(key[there]), _by_head(value[there])
+        out[there] = _prefill(chunk, _by_head(by_row[there]), keys, values, how)[0].transpose(0, 1)
     return out
+
+
+def _by_head(rows: torch.Tensor) -> torch.Tensor:
+    """[rows, heads, dim] → [1, heads, rows, dim]"""
+    return rows.transpose(0, 1).unsqueeze(0)
 
 
 def _decode(group: DecodeGroup, store: PagedStore, layer: int, query: torch.Tensor, how: How) -> torch.Tensor:
@@ -113,8 +134,19 @@ def _decode(group: DecodeGroup, store: PagedStore, layer: int, query: torch.Tens
     keys, values = store.read(group.blocks[layer], count)
     # The query heads of one KV head are rows of one product: grouped heads cost no copy of keys.
     grouped = query.reshape(count, keys.shape[1], -1, dim)
+    if how.softcap is None and query.device.type == "cpu":
+        return _few_queries(grouped, keys, values, group.mask(how.window, torch.float32), how.scale).view(query.shape)
     attended = _attention(grouped, keys, values, group.mask(how.window, query.dtype), how)
     return attended.reshape(count, heads, dim)
+
+
+def _few_queries(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """softmax(scale · q kᵀ + mask) v by batched products: for few queries, torch's own attention on a CPU takes two to
+    three times as long."""
+    sequences, kv_heads, queries, _ = q.shape
+    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)).float().mul_(scale)
+    scores.view(sequences, kv_heads, queries, -1).add_(mask)
+    return torch.bmm(torch.softmax(scores, -1).to(v.dtype), v.flatten(0, 1))
 
 
 def _prefill(

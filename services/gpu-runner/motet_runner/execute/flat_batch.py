@@ -46,17 +46,17 @@ class DecodeGroup:
     count: int
     tokens: int
     """Keys read per sequence; the longest one's, rounded up to a page"""
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """[sequences, 1, 1, tokens] added to scores"""
-        if window not in self.masks:
+        if (window, dtype) not in self.masks:
             keys = torch.arange(self.tokens, device=self.lengths.device)
             seen = keys < self.lengths
             if window is not None:
                 seen &= keys >= self.lengths - window
-            self.masks[window] = _additive(seen, dtype)[:, None, None, :]
-        return self.masks[window]
+            self.masks[window, dtype] = _additive(seen, dtype)[:, None, None, :]
+        return self.masks[window, dtype]
 
 
 @dataclass(slots=True)

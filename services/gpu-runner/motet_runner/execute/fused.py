@@ -1,21 +1,26 @@
-"""The forward pass of Llama-shaped families in the compiled kernels, in one call (PU-21, OR-05, OR-17).
+"""The forward pass of Llama-shaped families without their modules (PU-21, OR-05, OR-17): in the compiled kernels, where
+it is one call, or in plain torch.
 
 It computes what the family's modules in transformers compute. They stay the reference: a model is served so only when
-both give the same logits (see `execute.compiled`).
+both give the same logits (see `execute.packed_model`).
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from motet_kernels import LoraBackend
+from motet_kernels import LoraBackend, TorchBackend
 from motet_kernels.cpp import CppBackend, Library
-from motet_kernels.cpp.decoder import CompiledDecoder, DecoderWeights, LayerWeights
-from motet_kernels.cpp.linear import PackedWeights
+from motet_kernels.cpp.decoder import CompiledDecoder
+from motet_kernels.decoder_weights import DecoderWeights, LayerWeights, PackedLinears
+from motet_kernels.torch_decoder import TorchDecoder, rotation_table
+from motet_runner.execute.attention import How, attend_heads
 from motet_runner.execute.flat_batch import FlatBatch
+from motet_runner.execute.model import Forward
 from motet_runner.execute.packed_linears import HEAD, Packed
 
 FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
@@ -31,8 +36,8 @@ _GROUPS = (
 )
 
 
-class FusedForward:
-    def __init__(self, library: Library, weights: DecoderWeights, rotary: nn.Module) -> None:
+class CompiledForward:
+    def __init__(self, library: Library, weights: DecoderWeights[Any], rotary: nn.Module) -> None:
         self._decoder = CompiledDecoder(library, weights)
         self._rotary = rotary
         self._half_head = weights.head_dim // 2
@@ -43,10 +48,10 @@ class FusedForward:
         self._decoder.use_lora(backend)
 
     def __call__(self, batch: FlatBatch) -> torch.Tensor:
-        """Logits [kept rows, vocabulary]"""
         assert batch.paged is not None
         if batch.longest > len(self._rotation):
-            self._rotation = self._rotations(max(FIRST_POSITIONS, 2 * len(self._rotation), batch.longest))
+            halves = _rotations(self._rotary, _more(len(self._rotation), batch.longest), self._half_head)
+            self._rotation = self._decoder.in_order_of_pairs(halves)
         if batch.greedy and not batch.scored:
             batch.chosen = np.empty(len(batch.sampled), dtype=np.int64)
         logits = self._decoder(
@@ -61,28 +66,69 @@ class FusedForward:
         batch.calls += self._decoder.layers
         return logits
 
-    def _rotations(self, positions: int) -> torch.Tensor:
-        """[positions, 2, half a head] cosines and sines, as the model's own module gives them"""
-        both = self._rotary(torch.zeros(1, dtype=torch.float32), torch.arange(positions).unsqueeze(0))
-        halves = torch.stack([table[0, :, : self._half_head].float() for table in both], dim=1)
-        return self._decoder.in_order_of_pairs(halves)
+
+class TorchForward:
+    def __init__(self, weights: DecoderWeights[Any], rotary: nn.Module) -> None:
+        self._decoder = TorchDecoder(weights)
+        self._rotary = rotary
+        self._dtype = weights.head.dtype
+        self._half_head = weights.head_dim // 2
+        self._how = [How(layer.scale, layer.window, None) for layer in weights.layers]
+        self._cosines = self._sines = torch.empty(0, dtype=self._dtype)
+
+    def use_lora(self, backend: LoraBackend[Any]) -> None:
+        assert isinstance(backend, TorchBackend), "the kernels of torch are chosen together"
+        self._decoder.use_lora(backend)
+
+    def __call__(self, batch: FlatBatch) -> torch.Tensor:
+        if batch.longest > len(self._cosines):
+            halves = _rotations(self._rotary, _more(len(self._cosines), batch.longest), self._half_head)
+            self._cosines, self._sines = rotation_table(halves, self._dtype)
+        positions = batch.positions[0]
+        return self._decoder(
+            batch.input_ids[0],
+            batch.keep,
+            rotation=(self._cosines[positions].unsqueeze(1), self._sines[positions].unsqueeze(1)),
+            attend=partial(self._attend, batch),
+            lora=batch.lora,
+        )
+
+    def _attend(self, batch: FlatBatch, layer: int, heads: torch.Tensor) -> torch.Tensor:
+        batch.calls += 1
+        return attend_heads(batch, layer, self._how[layer], heads)
 
 
-def fused_forward(model: Any, packed: dict[str, Packed], library: Library) -> FusedForward | None:
-    """None if the model is of no known family, or does something that its family usually does not."""
-    config = model.config
-    if type(model).__name__ not in FAMILIES or config.hidden_act != "silu" or HEAD not in packed:
+def _more(positions: int, longest: int) -> int:
+    return max(FIRST_POSITIONS, 2 * positions, longest)
+
+
+def _rotations(rotary: nn.Module, positions: int, half_head: int) -> torch.Tensor:
+    """[positions, 2, half a head] cosines and sines, as the model's own module gives them"""
+    both = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(positions).unsqueeze(0))
+    return torch.stack([table[0, :, :half_head].float() for table in both], dim=1)
+
+
+def of_a_fused_family(model: Any) -> bool:
+    """Whether the model computes what its family usually does, and the fused forward does, too."""
+    if type(model).__name__ not in FAMILIES or model.config.hidden_act != "silu":
+        return False
+    head_dim: int = model.model.layers[0].self_attn.head_dim
+    return bool(2 * len(model.model.rotary_emb.inv_freq) == head_dim)  # otherwise a part of each head is not rotated
+
+
+def fused_forward(model: Any, packed: dict[str, Packed], library: Library | None) -> Forward | None:
+    """None if the model is of no known family, or does something that its family usually does not. `library`: None for
+    the one in torch."""
+    if not of_a_fused_family(model) or HEAD not in packed:
         return None
-    inner = model.model
+    config, inner = model.config, model.model
     head_dim = inner.layers[0].self_attn.head_dim
-    if 2 * len(inner.rotary_emb.inv_freq) != head_dim:  # a part of each head is not rotated
-        return None
     layers = [_layer(layer, f"model.layers.{number}", packed) for number, layer in enumerate(inner.layers)]
     complete = [layer for layer in layers if layer is not None]
     if len(complete) < len(layers):
         return None
     embedding = inner.embed_tokens.weight
-    weights = DecoderWeights(
+    weights: DecoderWeights[Any] = DecoderWeights(
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         head_dim=head_dim,
@@ -93,10 +139,12 @@ def fused_forward(model: Any, packed: dict[str, Packed], library: Library) -> Fu
         head=packed[HEAD].weights,
         head_bias=model.lm_head.bias,
     )
-    return FusedForward(library, weights, inner.rotary_emb)
+    if library is None:
+        return TorchForward(weights, inner.rotary_emb)
+    return CompiledForward(library, weights, inner.rotary_emb)
 
 
-def _layer(layer: Any, path: str, packed: dict[str, Packed]) -> LayerWeights | None:
+def _layer(layer: Any, path: str, packed: dict[str, Packed]) -> LayerWeights[Any] | None:
     groups = [[f"{path}.{owner}.{name}" for name in names] for owner, names in _GROUPS]
     together = [_together(group, packed) for group in groups]
     qkv, o, gate_up, down = together
@@ -122,7 +170,7 @@ def _layer(layer: Any, path: str, packed: dict[str, Packed]) -> LayerWeights | N
     )
 
 
-def _together(paths: Sequence[str], packed: dict[str, Packed]) -> PackedWeights | None:
+def _together(paths: Sequence[str], packed: dict[str, Packed]) -> PackedLinears | None:
     """The weights of these linears, if they alone were packed together, in this order."""
     first = packed.get(paths[0])
     if first is None or [packed.get(path) for path in paths] != [Packed(first.weights, i) for i in range(len(paths))]:

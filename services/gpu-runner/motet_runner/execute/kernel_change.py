@@ -1,8 +1,9 @@
-"""The change-over from torch's kernels to the compiled ones, in parts so short that a request may come at any time.
+"""The change-over from torch's kernels to the compiled ones, in parts so short that a request may come at any time. If
+there are none, torch's kernels get packed weights in the same way.
 
 The engine calls `advance` while no sequence lives. Between two calls the model computes with torch's kernels and what
-is packed by then, and with the compiled kernels after the last one. What fails on the way ends the change, not the
-engine: it goes on with what it has.
+is packed by then, and with the new ones after the last one. What fails on the way ends the change, not the engine: it
+goes on with what it has.
 """
 
 import time
@@ -11,10 +12,10 @@ from collections.abc import Callable, Iterator
 import structlog
 import torch
 
-from motet_runner.execute.compiled import CompiledModel
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import Forward, LoadedModel
+from motet_runner.execute.packed_model import PackedModel
 
 log = structlog.get_logger(__name__)
 
@@ -41,13 +42,13 @@ class KernelChange:
     def begin(self, kernels: Kernels) -> None:
         """Compute with the kernels to begin with."""
         with torch.inference_mode():
-            compiled = self._compiled(kernels)
-            for _ in compiled.parts() if compiled is not None else ():
+            packed = PackedModel(self._loaded, kernels)
+            for _ in packed.parts():
                 pass
-            self._finish(kernels, compiled)
+            self._switch(kernels, packed.fused)
             for _ in self._tune(kernels):
                 pass
-        self._choice.began(compiled.shortage if compiled is not None else "")
+        self._choice.began(packed.shortage)
 
     def advance(self) -> float | None:
         """Compute the next part, if there is one. To be called while no sequence lives.
@@ -75,20 +76,12 @@ class KernelChange:
 
     def _change(self, kernels: Kernels) -> Iterator[None]:
         began = time.monotonic()
-        compiled = self._compiled(kernels)
-        if compiled is not None:
-            yield from compiled.parts()
-        self._finish(kernels, compiled)
-        shortage = compiled.shortage if compiled is not None else ""
-        self._choice.changed(kernels, shortage, seconds=time.monotonic() - began)
+        packed = PackedModel(self._loaded, kernels)
+        yield from packed.parts()
+        self._switch(kernels, packed.fused)
+        self._choice.changed(kernels, packed.shortage, seconds=time.monotonic() - began)
         yield
         try:
             yield from self._tune(kernels)
         except Exception:  # they serve, tuned or not
             log.exception("kernels_not_tuned", serving=kernels.name)
-
-    def _compiled(self, kernels: Kernels) -> CompiledModel | None:
-        return CompiledModel(self._loaded, kernels.library) if kernels.library is not None else None
-
-    def _finish(self, kernels: Kernels, compiled: CompiledModel | None) -> None:
-        self._switch(kernels, compiled.fused if compiled is not None else None)

@@ -2,7 +2,8 @@
 
 `engine.kernels` names them. With `auto`, torch's serve at first, and a thread builds the compiled ones. The engine
 takes them when they are tested and no sequence lives (`kernel_change.py`): so the numbers of a sequence do not change
-under it.
+under it. While they may still come, torch's compute with the model as it was loaded, because packing takes time. If
+none come, torch's get packed weights and a fused forward, too.
 """
 
 import time
@@ -18,6 +19,7 @@ from motet.errors import SetupError
 from motet.runner_info import KernelState
 from motet_kernels import LinearGroup, LoraBackend, TiledBackend, TorchBackend
 from motet_kernels.cpp import Built, CannotBuild, CppBackend, Library, PagedAttention, build
+from motet_runner.execute.packed_linears import LibraryPacking, Packing, TorchPacking
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +45,10 @@ class Kernels(Protocol):
     def library(self) -> Library | None:
         """For the model's own linears and its fused forward; None: torch's"""
 
+    @property
+    def packing(self) -> Packing | None:
+        """How weights are packed; None: the model stays as it was loaded."""
+
     def lora(
         self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype, copy_bytes: int
     ) -> LoraBackend[Any]:
@@ -57,6 +63,10 @@ class TorchKernels:
     library = None
     tile = TorchBackend.tile
     copies = TorchBackend.copies
+
+    def __init__(self, *, packed: bool) -> None:
+        """`packed`: weights are packed, and some families have a fused forward."""
+        self.packing = TorchPacking() if packed else None
 
     @staticmethod
     def lora(
@@ -74,6 +84,7 @@ class ExactKernels:
 
     name = "exact"
     library = None
+    packing = None
     tile = TiledBackend.tile
     copies = TiledBackend.copies
 
@@ -97,6 +108,7 @@ class CompiledKernels:
 
     def __init__(self, library: Library, instructions: str) -> None:
         self.library = library
+        self.packing = LibraryPacking(library)
         self.name = f"cpp ({instructions})"
 
     def lora(
@@ -125,11 +137,12 @@ class KernelChoice:
     def __init__(self, kernels: str, device: torch.device, cache: Path | None, compiler: str = "") -> None:
         """`cache`: the folder of compiled kernels; None: nothing is compiled."""
         check_name(kernels)
-        self.serving: Kernels = TorchKernels()
         self._build: _BackgroundBuild | None = None
         self._since = time.time()
         self._note = ""
         on_cpu = device.type == "cpu"
+        may_build = kernels == "auto" and on_cpu and cache is not None
+        self.serving: Kernels = TorchKernels(packed=on_cpu and not may_build)
         if kernels in ("cpp", "exact") and not on_cpu:
             raise SetupError(f"engine.kernels is {kernels}, which computes on a CPU, and the device is {device}.")
         if kernels == "exact":
@@ -141,7 +154,7 @@ class KernelChoice:
                 self.serving = _compiled(build(cache, compiler))
             except CannotBuild as error:
                 raise SetupError(f"engine.kernels is cpp, and there are no compiled kernels: {error}.") from error
-        elif kernels == "auto" and on_cpu and cache is not None:
+        elif may_build and cache is not None:
             self._build = _BackgroundBuild(lambda: build(cache, compiler))
 
     @property
@@ -160,7 +173,8 @@ class KernelChoice:
         log.info("kernels_chosen", serving=self.serving.name, building=self.waiting)
 
     def built(self) -> Kernels | None:
-        """The compiled kernels, once, when they are built and tested."""
+        """Those that follow, once: the compiled kernels when they are built and tested, or torch's with packed weights
+        if they cannot be built."""
         building = self._build
         if building is None or not building.ended:
             return None
@@ -168,7 +182,7 @@ class KernelChoice:
         if building.result is None:
             log.info("kernels_not_compiled", serving=self.serving.name, reason=building.failure)
             self._note = f"there are no compiled kernels: {building.failure}"
-            return None
+            return TorchKernels(packed=True)
         self._note = "the compiled kernels are tested, and serve soon"
         return _compiled(building.result)
 

@@ -1,4 +1,4 @@
-"""The linears of a model in the compiled kernels: their weights packed, in place of the originals.
+"""The linears of a model as kernels read them: their weights packed, in place of the originals.
 
 The modules stay and compute with the packed weights, so memory holds one copy, for them and for the fused forward.
 """
@@ -6,7 +6,7 @@ The modules stay and compute with the packed weights, so memory holds one copy, 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -14,17 +14,60 @@ from transformers.pytorch_utils import Conv1D
 
 from motet_kernels.cpp import Library
 from motet_kernels.cpp.linear import PACKED_TYPES, PackedWeights
+from motet_kernels.decoder_weights import PackedLinears
 from motet_kernels.huge_pages import Chunks
+from motet_kernels.torch_linear import TorchWeights, reorders
 from motet_runner.memory.host_limit import available_host_bytes
 
 MIB = 1024 * 1024
+
+
+class Packing(Protocol):
+    """How some kernels want weights of PACKED_TYPES"""
+
+    takes_groups_apart: bool
+    """Whether one of several linears that were packed together takes no longer than if it were packed alone"""
+
+    def bytes_beside(self, weights: Sequence[torch.Tensor]) -> int:
+        """What packing them takes beside them"""
+
+    def begin(self, weights: Sequence[torch.Tensor], *, looked_up: bool) -> PackedLinears:
+        """To be packed together, by its `parts`. `looked_up`: an embedding uses them, too."""
+
+
+class TorchPacking:
+    takes_groups_apart = False
+
+    @staticmethod
+    def bytes_beside(weights: Sequence[torch.Tensor]) -> int:
+        size = sum(weight.nbytes for weight in weights)
+        return size if len(weights) == 1 else 2 * size  # several are brought together first
+
+    @staticmethod
+    def begin(weights: Sequence[torch.Tensor], *, looked_up: bool) -> TorchWeights:
+        return TorchWeights(weights, reordered=not looked_up and reorders(weights[0].dtype))
+
+
+class LibraryPacking:
+    takes_groups_apart = True
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._chunks = Chunks()
+
+    @staticmethod
+    def bytes_beside(weights: Sequence[torch.Tensor]) -> int:
+        return sum(weight.nbytes for weight in weights)
+
+    def begin(self, weights: Sequence[torch.Tensor], *, looked_up: bool) -> PackedWeights:  # noqa: ARG002
+        return PackedWeights(self._library, weights, later=True, allocate=self._chunks.empty)
 
 
 @dataclass(frozen=True)
 class Packed:
     """Where the weights of a linear are: one of those that were packed together."""
 
-    weights: PackedWeights
+    weights: PackedLinears
     index: int
 
 
@@ -40,7 +83,7 @@ class LinearPacking:
     """
 
     def __init__(
-        self, model: Any, linears: dict[str, nn.Module], groups: Sequence[Sequence[str]], library: Library
+        self, model: Any, linears: dict[str, nn.Module], groups: Sequence[Sequence[str]], packing: Packing
     ) -> None:
         self.packed: dict[str, Packed] = {}
         """By path"""
@@ -49,8 +92,7 @@ class LinearPacking:
         self._model = model
         self._linears = linears
         self._groups = groups
-        self._library = library
-        self._chunks = Chunks()
+        self._packing = packing
 
     @property
     def unpacked(self) -> int:
@@ -73,11 +115,13 @@ class LinearPacking:
             yield
         yield from self._pack_head()
 
-    def _pack(self, weights: Sequence[torch.Tensor]) -> Generator[None, None, PackedWeights]:
-        needed, available = sum(weight.nbytes for weight in weights), available_host_bytes()
+    def _pack(
+        self, weights: Sequence[torch.Tensor], *, looked_up: bool = False
+    ) -> Generator[None, None, PackedLinears]:
+        needed, available = self._packing.bytes_beside(weights), available_host_bytes()
         if needed > available:  # an allocation would succeed, and its use would end the process
             raise MemoryError(f"{needed / MIB:.0f} MiB are needed for a moment, and {available / MIB:.0f} MiB are left")
-        packed = PackedWeights(self._library, weights, later=True, allocate=self._chunks.empty)
+        packed = self._packing.begin(weights, looked_up=looked_up)
         yield from packed.parts(weights)
         return packed
 
@@ -87,7 +131,7 @@ class LinearPacking:
         if type(head) is not nn.Linear or head.weight.dtype not in PACKED_TYPES:
             return
         tied = head.weight.data_ptr() == embedding.weight.data_ptr()
-        weights = yield from self._pack([head.weight])
+        weights = yield from self._pack([head.weight], looked_up=tied)
         if tied:
             looks_up = weights.rows if type(embedding) is nn.Embedding else _Embedding(embedding, weights)
             some = torch.tensor([[1, 0, len(head.weight) - 1]])
@@ -104,7 +148,7 @@ class LinearPacking:
 class _Embedding:
     """An embedding that does more than look up, such as Gemma's: it gets the rows of these tokens as all its rows."""
 
-    def __init__(self, embedding: nn.Module, weights: PackedWeights) -> None:
+    def __init__(self, embedding: nn.Module, weights: PackedLinears) -> None:
         self._embedding = embedding
         self._forward = embedding.forward
         self._weights = weights
@@ -125,7 +169,7 @@ def weight_of(linear: nn.Module) -> torch.Tensor:
     return weight.t() if isinstance(linear, Conv1D) else weight
 
 
-def _replace(linear: nn.Module, weights: PackedWeights, index: int) -> None:
+def _replace(linear: nn.Module, weights: PackedLinears, index: int) -> None:
     bias: torch.Tensor | None = linear.bias  # type: ignore[assignment] # nn.Module's attributes are tensors or modules
     linear.forward = partial(weights.linear, bias=bias, index=index)
     linear.weight = nn.Parameter(torch.empty(0, dtype=weights.dtype), requires_grad=False)

@@ -408,6 +408,11 @@ class Recording(TorchDispatchMode):
         self._unknown[tensor] = why
 
 
+def _of_library(packed: Packed) -> PackedWeights:
+    assert isinstance(packed.weights, PackedWeights), "the compiled kernels are chosen together"
+    return packed.weights
+
+
 class _Linear:
     """A linear, of which only the path is known"""
 
@@ -417,7 +422,7 @@ class _Linear:
     def with_weights(self, packed: dict[str, Packed], biases: dict[str, torch.Tensor | None]) -> Multiply:
         if self._path not in packed:
             raise CannotRecord("some weights are not packed")
-        weights, index = packed[self._path].weights, packed[self._path].index
+        weights, index = _of_library(packed[self._path]), packed[self._path].index
         bias = biases[self._path] if self._has_bias else None
         return Multiply(self._x, self._offset, self._y, weights, index, bias, self._path)
 
@@ -433,7 +438,7 @@ class _LookUp:
         if table is None:
             if HEAD not in packed:
                 raise CannotRecord("the head is not packed")
-            table = packed[HEAD].weights
+            table = _of_library(packed[HEAD])
         operation = "unpack" if isinstance(table, PackedWeights) else "look_up"
         places = (Place(table), Place(self._index))
         return Compute(operation, (1, 1, self._width), Place(self._out, (0, 0, 1)), places, self._rows)

@@ -74,7 +74,7 @@ class TileAttention:
         """query [heads, rows, dim], key and value [kv_heads, rows, dim] → [rows, heads, dim]"""
         heads, rows, dim = query.shape
         new = slice(batch.count)
-        self._store.write(batch.writes[layer], key[None, :, new], value[None, :, new])
+        self._store.write(batch.writes[layer], torch.cat((key[:, new], value[:, new])).transpose(0, 1))
         blocks = batch.blocks.get(window)
         if blocks is None:
             blocks = batch.blocks[window] = self._blocks(batch, window)

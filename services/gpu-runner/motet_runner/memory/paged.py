@@ -58,14 +58,11 @@ class PagedStore:
         self._halves = halves.reshape(2, shape.kv_heads, 1)
 
     def rows_of(self, pages: np.ndarray, offsets: np.ndarray) -> torch.Tensor:
-        """Where new tokens go: [layers, 2 · kv_heads · tokens] rows of `head_dim` numbers."""
+        """Where new tokens go: [layers, tokens · 2 · kv_heads] rows of `head_dim` numbers."""
         shape = self.shape
         first = pages * (shape.layers * 2 * shape.kv_heads)
-        blocks = (first + self._halves).reshape(1, -1)
-        within = np.broadcast_to(offsets, (2, shape.kv_heads, len(offsets))).reshape(1, -1)
-        return (torch.from_numpy(blocks).to(self.device) + self._layer) * PAGE_TOKENS + torch.from_numpy(
-            np.ascontiguousarray(within)
-        ).to(self.device)
+        rows = ((first[:, None] + self._halves.reshape(1, -1)) * PAGE_TOKENS + offsets[:, None]).reshape(1, -1)
+        return torch.from_numpy(rows).to(self.device) + self._layer * PAGE_TOKENS
 
     def blocks_of(self, table: np.ndarray) -> torch.Tensor:
         """Where sequences with pages `table` [sequences, pages] lie: [layers, 2 · sequences · kv_heads · pages]"""
@@ -74,9 +71,9 @@ class PagedStore:
         blocks = first[None, :, None, :] + self._halves.reshape(2, 1, shape.kv_heads, 1)
         return torch.from_numpy(blocks.reshape(1, -1)).to(self.device) + self._layer
 
-    def write(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put [1, kv_heads, tokens, head_dim] keys and values into one layer's `rows`."""
-        self._tokens[rows] = torch.cat((keys, values)).view(-1, self.shape.head_dim)
+    def write(self, rows: torch.Tensor, heads: torch.Tensor) -> None:
+        """Put [tokens, 2 · kv_heads, head_dim] keys and values, side by side, into one layer's `rows`."""
+        self._tokens.index_copy_(0, rows, heads.reshape(-1, self.shape.head_dim))
 
     def sequences_a_read(self, pages: int) -> int:
         """How many sequences of so many pages are best read at once."""

@@ -1,4 +1,4 @@
-"""A loaded model in the compiled kernels: its linears packed and, for some families, its whole forward pass."""
+"""A loaded model in the kernels that serve: its linears packed and, for some families, its whole forward pass."""
 
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -6,48 +6,53 @@ from dataclasses import replace
 import structlog
 import torch
 
-from motet_kernels.cpp import Library, PagedAttention
 from motet_kernels.cpp.linear import PACKED_TYPES
-from motet_runner.execute.fused import fused_forward
+from motet_runner.execute.fused import fused_forward, of_a_fused_family
+from motet_runner.execute.kernels import Kernels
 from motet_runner.execute.model import Forward, LoadedModel, probes, tolerance_of
-from motet_runner.execute.packed_linears import LinearPacking
+from motet_runner.execute.packed_linears import LinearPacking, Packed
 from motet_runner.execute.recorded import RecordedModel
 from motet_runner.memory.out_of_memory import is_out_of_memory
 
 log = structlog.get_logger(__name__)
 
 
-class CompiledModel:
-    """Brings a model to the compiled kernels, a part at a time, so that others can compute between two parts.
+class PackedModel:
+    """Brings a model to the kernels, a part at a time, so that others can compute between two parts.
 
     They compute with the model's modules, of which some have packed weights by then. No sequence may live across a
     part: results change in their last digits.
     """
 
-    def __init__(self, loaded: LoadedModel, library: Library) -> None:
+    def __init__(self, loaded: LoadedModel, kernels: Kernels) -> None:
         self.fused: Forward | None = None
         """At the end: computes what the modules compute, if it gives the same logits"""
         self.shortage = ""
         """Why not all weights are packed, if memory does not suffice for that"""
         self._loaded = loaded
-        self._library = library
+        self._kernels = kernels
 
     def parts(self) -> Iterator[None]:
         """To be run in inference mode."""
-        loaded = self._loaded
-        if loaded.dtype not in PACKED_TYPES or loaded.device.type != "cpu":
+        loaded, kernels = self._loaded, self._kernels
+        if kernels.packing is None or loaded.dtype not in PACKED_TYPES or loaded.device.type != "cpu":
             return
-        packing = LinearPacking(loaded.model, loaded.linears, loaded.linear_groups, self._library)
+        groups, may_be_fused = loaded.linear_groups, loaded.rope is None and of_a_fused_family(loaded.model)
+        if not may_be_fused and not kernels.packing.takes_groups_apart:
+            groups = [(path,) for group in groups for path in group]
+        packing = LinearPacking(loaded.model, loaded.linears, groups, kernels.packing)
         try:
             expected = yield from _collected(probes(loaded))
-            recorded = RecordedModel(loaded) if loaded.rope is None else None
-            yield
+            recorded = None
+            if kernels.library is not None and loaded.rope is None:
+                recorded = RecordedModel(loaded)
+                yield
             yield from packing.parts()
-            fused = self._forward(packing, recorded)
-            if fused is None:
+            fused = self._forward(packing.packed, recorded) if loaded.rope is None else None
+            if fused is None:  # of no such family; or its rotations depend on the lengths of sequences
                 return
             trial = replace(loaded, fused=fused)
-            ours = yield from _collected(probes(trial, lambda pages: PagedAttention(self._library, pages)))
+            ours = yield from _collected(probes(trial, kernels.attention))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -61,11 +66,12 @@ class CompiledModel:
         else:
             log.warning("fused_forward_differs", architecture=loaded.architecture, difference=difference)
 
-    def _forward(self, packing: LinearPacking, recorded: RecordedModel | None) -> Forward | None:
-        if recorded is None:  # rotations depend on the lengths of sequences
-            return None
-        of_family = fused_forward(self._loaded.model, packing.packed, self._library)
-        return of_family or recorded.forward(packing.packed, self._library)
+    def _forward(self, packed: dict[str, Packed], recorded: RecordedModel | None) -> Forward | None:
+        library = self._kernels.library
+        of_family = fused_forward(self._loaded.model, packed, library)
+        if of_family is not None or recorded is None or library is None:
+            return of_family
+        return recorded.forward(packed, library)
 
 
 def _collected(rows: Iterator[torch.Tensor]) -> Generator[None, None, torch.Tensor]:
@@ -76,10 +82,10 @@ def _collected(rows: Iterator[torch.Tensor]) -> Generator[None, None, torch.Tens
     return torch.cat(found)
 
 
-def use_compiled(loaded: LoadedModel, library: Library) -> None:
+def pack(loaded: LoadedModel, kernels: Kernels) -> None:
     """All parts at once."""
-    compiled = CompiledModel(loaded, library)
+    packed = PackedModel(loaded, kernels)
     with torch.inference_mode():
-        for _ in compiled.parts():
+        for _ in packed.parts():
             pass
-    loaded.fused = compiled.fused
+    loaded.fused = packed.fused

@@ -1,0 +1,80 @@
+"""What a fused forward pass of a Llama-shaped decoder is made of, whatever computes it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+
+class PackedLinears(Protocol):
+    """Weights [outputs, inputs] of linears that are fed the same rows, in the order in which some kernels read them.
+
+    All their results are columns of one matrix.
+    """
+
+    dtype: torch.dtype
+    inputs: int
+    outputs: list[int]
+    columns: list[int]
+    """Where the columns of each linear begin; the last one is the number of all columns."""
+
+    def parts(self, weights: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Pack them, a few at a time. Until the last part is there, nobody may multiply with them."""
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None, index: int = 0) -> torch.Tensor:
+        """x · Wᵀ (+ bias) with one of the linears, for x [..., inputs]"""
+
+    def rows(self, of: torch.Tensor) -> torch.Tensor:
+        """Rows of the first weight again: what an embedding looks up in a matrix that a linear uses, too."""
+
+
+Weights = TypeVar("Weights", bound=PackedLinears)
+
+
+@dataclass(frozen=True)
+class LayerWeights(Generic[Weights]):
+    attention_norm: torch.Tensor
+    qkv: Weights
+    qkv_bias: Sequence[torch.Tensor | None]
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    """[head_dim] of each head, before it is rotated"""
+    o: Weights
+    o_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: Weights
+    gate_up_bias: Sequence[torch.Tensor | None]
+    down: Weights
+    down_bias: torch.Tensor | None
+    scale: float
+    """Of the scores"""
+    window: int | None
+    """How many tokens a token attends to, itself included; None: all"""
+    linears: Sequence[str]
+    """What add_lora calls q, k, v, o, gate, up and down"""
+
+
+@dataclass(frozen=True)
+class DecoderWeights(Generic[Weights]):
+    heads: int
+    kv_heads: int
+    head_dim: int
+    epsilon: float
+    """Of all norms"""
+    embedding: torch.Tensor | Weights
+    layers: Sequence[LayerWeights[Weights]]
+    final_norm: torch.Tensor
+    head: Weights
+    head_bias: torch.Tensor | None
+
+
+def bias_of_columns(weights: PackedLinears, biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """One bias for the columns of all linears; zeros where one has none, or has no column."""
+    if all(bias is None for bias in biases):
+        return None
+    together = torch.zeros(weights.columns[-1], dtype=weights.dtype)
+    for first, bias in zip(weights.columns, biases, strict=False):
+        if bias is not None:
+            together[first : first + len(bias)] = bias
+    return together

@@ -1,0 +1,97 @@
+"""Linears in plain torch: weights side by side and, where this torch can, in the order in which its products read them.
+
+torch has operators for that, which it uses when it compiles models. They are not public. So they are tried before they
+are used; without them, or if they give other numbers, the weights stay as they are, and only lie side by side.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import accumulate
+
+import torch
+from torch.nn.functional import embedding, linear
+
+PACKED_TYPES = (torch.float32, torch.bfloat16)
+
+SAME = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+"""How far a product may be from the usual one in the trial. Its results are about 1."""
+
+
+class TorchWeights:
+    """See PackedLinears."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], *, reordered: bool) -> None:
+        """They are packed by `parts`. `reordered`: in the order of torch's products; see `reorders`."""
+        self.dtype = weights[0].dtype
+        self.inputs = weights[0].shape[1]
+        self.outputs = [len(weight) for weight in weights]
+        self.columns = [0, *accumulate(self.outputs)]
+        self._weight = torch.empty(0, dtype=self.dtype)
+        self._reordered = reordered
+
+    def parts(self, weights: Sequence[torch.Tensor]) -> Iterator[None]:
+        together = weights[0].contiguous() if len(weights) == 1 else torch.cat(tuple(weights))
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(together) if self._reordered else together
+        yield
+
+    def all_of(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x · Wᵀ (+ bias) with all linears: [rows, columns]"""
+        if not self._reordered or not x.numel():
+            return self._as_usual(x, bias)
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, bias, "none", [], "")
+        return product
+
+    def added_to(self, y: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """y + x · Wᵀ (+ bias)"""
+        if not self._reordered:
+            return self._as_usual(x, bias).add_(y)
+        added: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, y, self._weight, bias, "add")
+        return added
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None, index: int = 0) -> torch.Tensor:
+        if len(self.outputs) == 1:
+            return self.all_of(x, bias)
+        columns = slice(self.columns[index], self.columns[index + 1])
+        if not self._reordered:
+            return linear(x, self._weight[columns], bias)
+        one = self.all_of(x)[..., columns]
+        return one if bias is None else one + bias
+
+    def rows(self, of: torch.Tensor) -> torch.Tensor:
+        if self._reordered:
+            raise ValueError("the rows have another order")
+        return embedding(of, self._weight)
+
+    def _as_usual(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self._reordered:  # nothing is multiplied
+            return x.new_empty((*x.shape[:-1], self.columns[-1]))
+        return linear(x, self._weight, bias)
+
+
+@cache
+def reorders(dtype: torch.dtype) -> bool:
+    """Whether this torch has the operators, and they give the same numbers."""
+    if dtype not in PACKED_TYPES or not torch.backends.mkldnn.is_available():
+        return False
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).mul_(0.1).to(dtype)
+
+    weight, bias, y = random(80, 100), random(80), random(9, 80)
+    try:
+        weights = TorchWeights([weight], reordered=True)
+        for _ in weights.parts([weight]):
+            pass
+        for rows in (1, 9):
+            x = random(rows, 100)
+            expected = linear(x.double(), weight.double(), bias.double())
+            for found, wanted in (
+                (weights.all_of(x, bias), expected),
+                (weights.added_to(y[:rows], x, bias), expected + y[:rows].double()),
+            ):
+                if not float((found.double() - wanted).abs().max()) <= SAME[dtype]:
+                    return False
+    except (RuntimeError, AttributeError, NotImplementedError, TypeError):
+        return False
+    return True
