@@ -5,11 +5,12 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -151,21 +152,21 @@ def seconds_of(run: Run, requests: int, owner: Owners = lambda _: BASE) -> Measu
 
 
 def make_run(model: Path, given: argparse.Namespace, how: str, **settings: Any) -> Run:
-    """`how`: torch; modules, the compiled kernels and the modules of transformers; or fused, with the fused forward."""
+    """`how`: torch; fused, the compiled kernels; or modules, torch's kernels and the modules of transformers, as they
+    were loaded."""
     config = {
         "model": model,
         "device": "cpu",
         "dtype": given.dtype,
-        "kernels": "torch" if how == "torch" else "cpp",
+        "kernels": "cpp" if how == "fused" else "torch",
         "kernel_cache": given.cache,
         "kv_cache_mib": given.kv_mib,
         "max_resident_adapters": given.adapters,
         "threads": given.threads,
         "prefix_cache": False,
     }
-    engine = Engine(EngineConfig(**(config | settings)))
-    if how == "modules":
-        engine._loaded.fused = None
-    elif how == "fused" and engine._loaded.fused is None:
+    with patch("motet_runner.execute.packed_model.PACKED_TYPES", ()) if how == "modules" else nullcontext():
+        engine = Engine(EngineConfig(**(config | settings)))
+    if how == "fused" and engine._loaded.fused is None:
         raise SystemExit("this model has no fused forward")
     return Run(engine, given)

@@ -22,7 +22,7 @@ async def demo(bench: Bench) -> None:
     if "fused" not in bench.kernels:
         return
     given = Namespace(**(vars(bench.given) | {"dtype": "auto", "vocabulary": 1024, "prompt": 16}))
-    ours, theirs = (make_run(BUNDLED / "model", given, how) for how in ("fused", "torch"))
+    ours, theirs = (make_run(BUNDLED / "model", given, how) for how in ("fused", "modules"))
     adapters = []
     for folder in sorted((BUNDLED / "adapters").iterdir()):
         adapters.append(Digest(f"sha256:{folder.name}"))
@@ -36,7 +36,7 @@ async def demo(bench: Bench) -> None:
         await a()
         await b()
         pairs = await alternate(a, b, pairs=given.pairs)
-        bench.add_pairs(name, pairs, "torch's kernels", least)
+        bench.add_pairs(name, pairs, "torch's kernels and the modules", least)
         bench.add(f"{name}_a_second", 1 / percentile(pairs.b, 0.5), "steps/s")
 
 

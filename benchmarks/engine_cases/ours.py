@@ -9,8 +9,8 @@ from benchmarks.engine_cases.bench import SUFFIXES, Bench, at_most, least_of
 from benchmarks.engine_run import seconds_of, traffic
 from benchmarks.harness import alternate, percentile
 
-GAINED = {"modules": (1.5, 1.25), "torch": (2.5, 2.0)}
-"""The least that the fused forward must gain over each."""
+GAINED = {"modules": (2.5, 2.0), "torch": None}
+"""The least that the compiled kernels must gain over the modules of transformers, and over torch's kernels"""
 
 KEPT = {
     "fused": {"identical": (0.88, 0.90), "skewed": (0.80, 0.80), "distinct": (0.75, 0.80)},
@@ -32,7 +32,8 @@ async def gained(bench: Bench) -> None:
             await theirs()
             await ours()
             pairs = await alternate(theirs, ours, pairs=given.pairs)
-            bench.add_pairs(f"{name}_to_fused_{requests}", pairs, name, least_of(leasts, requests))
+            least = None if leasts is None else least_of(leasts, requests)
+            bench.add_pairs(f"{name}_to_fused_{requests}", pairs, name, least)
             tokens = requests * given.output
             bench.add(f"{name}_tokens_{requests}", tokens / percentile(pairs.a, 0.5), "tok/s")
         bench.add(f"fused_tokens_{requests}", tokens / percentile(pairs.b, 0.5), "tok/s")
