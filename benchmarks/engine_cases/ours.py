@@ -8,6 +8,7 @@ planning, sampling, and the description of the batch.
 from benchmarks.engine_cases.bench import SUFFIXES, Bench, at_most, least_of
 from benchmarks.engine_run import seconds_of, traffic
 from benchmarks.harness import alternate, percentile
+from benchmarks.host_parts import parts_of
 
 GAINED = {"modules": (2.5, 2.0), "torch": None}
 """The least that the compiled kernels must gain over the modules of transformers, and over torch's kernels"""
@@ -55,7 +56,8 @@ async def kept(bench: Bench) -> None:
 
 
 async def host(bench: Bench) -> None:
-    """With the percentiles of steps in which all requests decode, and greedy sampling."""
+    """With the percentiles of steps in which all requests decode, and greedy sampling. Also prints what the parts of
+    such a step take on the host."""
     for kernels in bench.kernels:
         run = bench.run(kernels)
         for requests in bench.given.requests:
@@ -69,6 +71,12 @@ async def host(bench: Bench) -> None:
                     bench.results.append(at_most(name, share, HOST_SHARE, ""))
                 else:
                     bench.add(name, share, "")
+                with parts_of(run.engine) as iterations:
+                    run.seconds(requests)
+                decoding = iterations[-len(run.of_decodes) :]
+                medians = {part: percentile([one.get(part, 0.0) for one in decoding], 0.5) for part in decoding[-1]}
+                shown = ", ".join(f"{part} {seconds * 1e6:.0f} us" for part, seconds in medians.items())
+                print(f"{requests} requests, parts of a step: {shown}", flush=True)
                 run.seconds(requests)
             for share in (0.5, 0.9, 0.99):
                 of_steps = percentile(run.of_decodes, share) * 1e3

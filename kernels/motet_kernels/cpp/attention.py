@@ -41,7 +41,7 @@ class PagedAttention:
         if table.dtype != np.int32 or table.strides[1] != table.itemsize:
             raise ValueError("the table has other numbers than the library's")
         rows = sequences[:, 0] + sequences[:, 1]
-        _check_room(table, sequences)
+        _check_room(table, int((sequences[:, 1] + sequences[:, 2]).max(initial=0)))
         description = np.array(
             [
                 self._pages.data_ptr(),
@@ -59,11 +59,12 @@ class PagedAttention:
         )
         return AttentionBatch(description, description.ctypes.data, int(rows.max(initial=0)), (table, sequences))
 
-    def follow(self, batch: AttentionBatch, before: npt.NDArray[np.int64]) -> None:
-        """The same sequences again, after so many tokens of each."""
+    def follow(self, batch: AttentionBatch, before: npt.NDArray[np.int64], longest: int) -> None:
+        """The same sequences again, after so many tokens of each. `longest`: the tokens of the longest one, with the
+        new ones."""
         table, sequences = batch.kept
         sequences[:, 2] = before
-        _check_room(table, sequences)
+        _check_room(table, longest)
 
     def attend(
         self,
@@ -120,6 +121,6 @@ class PagedAttention:
         return out
 
 
-def _check_room(table: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> None:
-    if int((sequences[:, 1] + sequences[:, 2]).max(initial=0)) > table.shape[1] * PAGE_TOKENS:
+def _check_room(table: npt.NDArray[np.int32], longest: int) -> None:
+    if longest > table.shape[1] * PAGE_TOKENS:
         raise ValueError("a sequence has more tokens than its row of the table has pages")

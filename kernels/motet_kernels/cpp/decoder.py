@@ -123,11 +123,12 @@ class CompiledDecoder:
         rotation: torch.Tensor,
         attention: AttentionBatch,
         lora: CppBatch | None,
-        chosen: npt.NDArray[np.int64] | None = None,
+        chosen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Logits [kept rows, vocabulary] of the rows `keep`.
 
-        `chosen` [kept rows] gets the token of each one's largest logit, -1 where that or another one is not a number.
+        `chosen` [kept rows] int64 gets the token of each one's largest logit, -1 where that is infinite or another one
+        is not a number.
         `rotation` [positions, 2, half a head] has cosines and sines in fp32, in the order of Pairs.
         """
         count = tokens.numel()
@@ -137,7 +138,7 @@ class CompiledDecoder:
         step.rows, step.kept, step.threads = count, keep.numel(), torch.get_num_threads()
         step.tokens, step.positions, step.keep = tokens.data_ptr(), positions.data_ptr(), keep.data_ptr()
         step.rotation, step.attention, step.logits = rotation.data_ptr(), attention.address, logits.data_ptr()
-        step.chosen = None if chosen is None else chosen.ctypes.data
+        step.chosen = _address(chosen)
         step.seconds = None if self.seconds is None else self.seconds.ctypes.data
         if lora is not None and lora.count:
             step.lora, step.lora_count, step.lora_products = lora.address, lora.count, lora.products_address

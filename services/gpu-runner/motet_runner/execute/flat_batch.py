@@ -6,13 +6,12 @@ Everything that does not depend on the layer is worked out here, once an iterati
 rows of the base last, so that an adapter's rows lie together and the base's cost LoRA nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
@@ -151,10 +150,10 @@ class FlatBatch:
     paged: PagedRows | None = None
     head_rows: torch.Tensor | None = None
     """Rows for which the head computes, if they are others than those of `keep`: then all"""
-    greedy: bool = False
-    """Whether some of the sampled rows want the largest logit"""
-    chosen: npt.NDArray[np.int64] | None = None
-    """[sampled] its token, -1 where the logits are not finite, if the model call has chosen already"""
+    choices: torch.Tensor | None = None
+    """[sampled] memory for the token of each one's largest logit; None if no row wants it"""
+    chosen: torch.Tensor | None = None
+    """The same, once the model call has chosen: -1 where the logits are not finite"""
     calls: int = 0
     """Attention calls so far"""
     watcher: Watcher | None = None
@@ -199,11 +198,28 @@ class _Layout:
     sampled: list[TableRow]
     """In the order of the plan, as `keep`"""
     greedy: bool
-    """Whether some of them want the largest logit"""
+    """Whether some of them want the largest logit, and nobody other logits"""
     scored: list[ScoredRow]
     """After those, as `keep`"""
     lora: Any
     attended: AttentionBatch | None = None
+    buffers: "_DecodeBuffers | None" = None
+
+
+class _DecodeBuffers:
+    """What each iteration of a layout that only decodes writes anew, at the same addresses: to make arrays and tensors
+    of a few numbers takes longer than to fill them."""
+
+    def __init__(self, layout: _Layout) -> None:
+        count = len(layout.rows)
+        self.tokens = np.empty(count, dtype=np.int64)
+        self.positions = np.empty(count, dtype=np.int64)
+        self.input_ids = torch.from_numpy(self.tokens)[None]
+        self.position_ids = torch.from_numpy(self.positions)[None]
+        self.choices = torch.empty(count, dtype=torch.int64) if layout.greedy else None
+        places = layout.order.tolist()
+        self.places = None if places == list(range(count)) else places
+        """The places of the rows in the plan; None: they are in its order"""
 
 
 class FlatBatchBuilder:
@@ -251,7 +267,8 @@ class FlatBatchBuilder:
             if 0 < end % PAGE_TOKENS <= end - start:
                 begun.append(int(self._table.pages[row.number, end // PAGE_TOKENS]))
         positions = starts[layout.sequence_of] + layout.within
-        paged = None if self._attention is None else self._attended(self._attention, layout, starts)
+        longest = int(ends.max())
+        paged = None if self._attention is None else self._attended(self._attention, layout, starts, longest)
         decoding: list[tuple[int, RowStep]] = []
         chunks: list[tuple[int, RowStep]] = []
         writes = _NOWHERE
@@ -274,27 +291,33 @@ class FlatBatchBuilder:
             chunks=[self._chunk(first, step) for first, step in chunks],
             lora=layout.lora,
             tokens=len(tokens),
-            longest=int(ends.max()),
+            longest=longest,
             line=Line(layout.rows, layout.sequence_of, positions),
-            greedy=layout.greedy,
+            choices=torch.empty(len(layout.sampled), dtype=torch.int64) if layout.greedy else None,
             paged=paged,
         )
 
     def _build_paged_decodes(self, plan: StepPlan, layout: _Layout, attention: PagedAttention) -> FlatBatch:
         """The same for the usual iteration, in which each row has one new token and nothing depends on the page
-        tables but attention itself. What it costs does not depend on the model."""
-        starts = np.array(plan.decodes.starts, dtype=np.int64)[layout.order]
-        positions = starts.tolist()
-        tokens = [row.tokens[start] for row, start in zip(layout.rows, positions, strict=True)]
+        tables but attention itself."""
+        buffers = layout.buffers
+        if buffers is None:
+            buffers = layout.buffers = _DecodeBuffers(layout)
+        starts: Sequence[int] = plan.decodes.starts
+        if buffers.places is not None:
+            starts = [starts[place] for place in buffers.places]
         begun = [
             int(self._table.pages[row.number, start // PAGE_TOKENS])
-            for row, start in zip(layout.rows, positions, strict=True)
+            for row, start in zip(layout.rows, starts, strict=True)
             if not start % PAGE_TOKENS
         ]
+        buffers.tokens[:] = [row.tokens[start] for row, start in zip(layout.rows, starts, strict=True)]
+        buffers.positions[:] = starts
+        longest = max(starts) + 1
         return FlatBatch(
             store=self._store,
-            input_ids=self._tensor([tokens]),
-            positions=self._on_device(starts[None]),
+            input_ids=buffers.input_ids,
+            positions=buffers.position_ids,
             keep=layout.keep,
             sampled=layout.sampled,
             scored=layout.scored,
@@ -303,11 +326,11 @@ class FlatBatchBuilder:
             decodes=[],
             chunks=[],
             lora=layout.lora,
-            tokens=len(tokens),
-            longest=max(positions) + 1,
-            line=Line(layout.rows, layout.sequence_of, starts),
-            greedy=layout.greedy,
-            paged=self._attended(attention, layout, starts),
+            tokens=len(starts),
+            longest=longest,
+            line=Line(layout.rows, layout.sequence_of, buffers.positions),
+            choices=buffers.choices,
+            paged=self._attended(attention, layout, buffers.positions, longest),
         )
 
     def _layout_of(self, plan: StepPlan) -> _Layout:
@@ -366,17 +389,17 @@ class FlatBatchBuilder:
             within=np.arange(total) - firsts[sequence_of],
             keep=self._tensor([last_of[place] for place in sampling] + before_scored),
             sampled=[in_plan[place] for place in sampling],
-            greedy=any(in_plan[place].sampling.temperature == 0 for place in sampling),
+            greedy=not scored and any(in_plan[place].sampling.temperature == 0 for place in sampling),
             scored=scored,
             lora=self._backend.make_batch(segments) if segments and self._backend is not None else None,
         )
 
-    def _attended(self, attention: PagedAttention, layout: _Layout, starts: np.ndarray) -> PagedRows:
+    def _attended(self, attention: PagedAttention, layout: _Layout, starts: np.ndarray, longest: int) -> PagedRows:
         if layout.attended is None:
             described = np.stack((layout.firsts, layout.counts, starts, layout.table_rows), axis=1)
             layout.attended = attention.make_batch(self._table.pages, described)
         else:
-            attention.follow(layout.attended, starts)
+            attention.follow(layout.attended, starts, longest)
         return PagedRows(attention, layout.attended)
 
     def _adapters(self, plan: StepPlan) -> dict[Digest, PlacedAdapter]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -52,8 +51,6 @@ class CompiledForward:
         if batch.longest > len(self._rotation):
             halves = _rotations(self._rotary, _more(len(self._rotation), batch.longest), self._half_head)
             self._rotation = self._decoder.in_order_of_pairs(halves)
-        if batch.greedy and not batch.scored:
-            batch.chosen = np.empty(len(batch.sampled), dtype=np.int64)
         logits = self._decoder(
             batch.input_ids,
             batch.positions,
@@ -61,8 +58,9 @@ class CompiledForward:
             rotation=self._rotation,
             attention=batch.paged.batch,
             lora=batch.lora,
-            chosen=batch.chosen,
+            chosen=batch.choices,
         )
+        batch.chosen = batch.choices
         batch.calls += self._decoder.layers
         return logits
 

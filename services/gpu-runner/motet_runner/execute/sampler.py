@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from motet_runner.execute.adjusted_logits import AdjustedLogits
@@ -54,7 +53,7 @@ class Sampler:
         rows: list[TableRow],
         allowed: Mapping[int, torch.Tensor] | None = None,
         *,
-        chosen: npt.NDArray[np.int64] | None = None,
+        chosen: torch.Tensor | None = None,
     ) -> Samples:
         """The next token of each of `rows` from its row of `logits`.
 

@@ -216,7 +216,8 @@ class LocalWorker:
         if batch.sampled:
             samples = self._sampler.sample(logits[: len(batch.sampled)], batch.sampled, chosen=batch.chosen)
             first = len(parts.sampled)
-            parts.logprobs |= {first + place: found for place, found in samples.logprobs.items()}
+            if samples.logprobs:
+                parts.logprobs |= {first + place: found for place, found in samples.logprobs.items()}
             parts.sampled += samples.tokens
             for row, token in zip(batch.sampled, samples.tokens, strict=True):
                 row.tokens.append(_UNKNOWN if token is None else token)

@@ -383,15 +383,17 @@ class Planner:
         self._take_loads(result)
         sampled = iter(result.sampled)
         logprobs = result.logprobs
-        computing = zip(
+        decoding = zip(
             launched.decoding, launched.decodes.rows, launched.decodes.starts, launched.decoding_restarts, strict=True
         )
-        for place, (sequence, row, start, restarts) in enumerate(computing):
+        for place, (sequence, row, start, restarts) in enumerate(decoding):
             token = next(sampled)
             sequence.pending -= 1
             if self._is_computed(sequence, row, result):
                 if sequence.restarts == restarts:
-                    self._computed(sequence, start + 1)
+                    sequence.computed = start + 1
+                    if sequence.suspect:
+                        self._say_progress(sequence)
                 self._sampled(sequence, token, logprobs.get(place) if logprobs else None)
         place = len(launched.decoding)
         for work, step, restarts in zip(launched.prefills, launched.steps, launched.restarts, strict=True):
@@ -400,7 +402,9 @@ class Planner:
             token = next(sampled) if work.samples else None
             if self._is_computed(sequence, step.row, result):
                 if sequence.restarts == restarts:
-                    self._computed(sequence, work.start + work.count, part=not work.samples)
+                    sequence.computed = work.start + work.count
+                    if not work.samples or sequence.suspect:
+                        self._say_progress(sequence)
                 scored = not result.prompt_logprobs or self._take_scores(sequence, result.prompt_logprobs.get(step.row))
                 if work.samples and scored:
                     self._sampled(sequence, token, logprobs.get(place))
@@ -444,13 +448,10 @@ class Planner:
         self._give_up(sequence, Overloaded(_OUT_OF_MEMORY))
         return False
 
-    def _computed(self, sequence: Sequence, computed: int, *, part: bool = False) -> None:
-        """`part`: of a prompt. Others hear about it, and about each step of a suspect."""
-        sequence.computed = computed
-        if part or sequence.suspect:
-            percent = 100 * computed // len(sequence.tokens)
-            changed = StateChanged(sequence.request, sequence.new.epoch, sequence.state, percent)
-            self.sequences.events.append(changed)
+    def _say_progress(self, sequence: Sequence) -> None:
+        percent = 100 * sequence.computed // len(sequence.tokens)
+        changed = StateChanged(sequence.request, sequence.new.epoch, sequence.state, percent)
+        self.sequences.events.append(changed)
 
     def _take_scores(self, sequence: Sequence, scores: PromptScores | None) -> bool:
         """Log probabilities of the prompt that the client does not have yet: what is computed again after a park may
