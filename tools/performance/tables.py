@@ -29,7 +29,7 @@ TABLES = {
             "few of 16 adapters (skewed)": _both("vllm_skewed"),
             "an adapter for each (distinct)": _both("vllm_distinct"),
             "distinct, against vLLM's base": _both("vllm_distinct_vs_base"),
-            "a family without a fused forward, distinct": _both("generic_distinct"),
+            "Gemma, whose forward pass is recorded, distinct": _both("generic_distinct"),
         },
     ),
     "long": Table(
