@@ -11,6 +11,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     PreTrainedConfig,
+    Qwen2Config,
 )
 
 VOCABULARY = 512
@@ -37,6 +38,10 @@ def llama(*, context: int = 512) -> LlamaConfig:
 def configs() -> dict[str, PreTrainedConfig]:
     return {
         "llama": llama(),
+        "qwen2": Qwen2Config(
+            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False, **ENDS,
+        ),
         "gpt2": GPT2Config(
             vocab_size=VOCABULARY, n_embd=64, n_layer=3, n_head=4, n_positions=512, **ENDS
         ),
@@ -49,6 +54,7 @@ def configs() -> dict[str, PreTrainedConfig]:
 
 TARGETS = {
     "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "qwen2": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     "gpt2": ["c_attn", "c_proj", "c_fc"],
     "gpt_neox": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
 }

@@ -21,7 +21,7 @@ pytestmark = [
 
 STREAMS = 32
 DECODED = 40
-FAMILIES = ["llama", "gpt2", "gpt_neox"]
+FAMILIES = ["llama", "qwen2", "gpt2", "gpt_neox"]
 
 
 @dataclass
@@ -43,7 +43,7 @@ async def ask_all(stack: LocalStack, served_models: list[ServedModel]) -> list[S
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
-    """Three pools of three model families in one stack. 32 clients send requests to each at the same time."""
+    """Four pools of four model families in one stack. 32 clients send requests to each at the same time."""
     folder = tmp_path_factory.mktemp("adapters")
     manifests = folder / "manifests"
     engine = {"kvCacheMiB": 32, "maxConcurrentSequences": 32, "prefillChunkTokens": 64}
