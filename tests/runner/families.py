@@ -1,6 +1,6 @@
 """The families of models that the tests prove: each with a small random configuration, and what an adapter changes.
 
-`docs/reference/models.md` has the same list for users.
+`docs/models.md` has the same list for users.
 """
 
 import warnings
