@@ -10,8 +10,8 @@ import pytest
 
 from motet.settings import RENAMED
 from tests.repo.tree import GENERATED_API, ROOT, package_folders, tracked
-from tools.gate.__main__ import BASE as OF_THE_GATE
 from tools.compat import NAMED_BY as OF_COMPAT
+from tools.gate.__main__ import BASE as OF_THE_GATE
 from tools.peer import NAMED_BY as OF_THE_PEER
 
 
