@@ -423,6 +423,36 @@ async def test_logprobs_of_a_plain_answer_say_where_each_token_begins(server: Se
         assert [entry for one in stream.choices if one["logprobs"] for entry in one["logprobs"][name]] == column
 
 
+async def test_a_prompt_that_comes_back_is_scored_too(server: Server) -> None:
+    prompt = "The flag of Hollin"
+    how = {"max_tokens": 2, "ignore_eos": True, "logprobs": 2, "echo": True}
+    plain = await server.ask(PLAIN, prompt=prompt, **(how | {"echo": False}))
+    content = await server.ask(PLAIN, prompt=prompt, n=2, **how)
+    tokens = len(await server.tokens(prompt=prompt))
+    for choice in content["choices"]:
+        logprobs = choice["logprobs"]
+        assert text_of(choice) == prompt + text_of(plain["choices"][0]) == "".join(logprobs["tokens"])
+        assert {len(column) for column in logprobs.values()} == {tokens + 2}
+        assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+        assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
+        best = [max(top.values()) for top in logprobs["top_logprobs"][1:]]
+        assert all(value <= top for value, top in zip(logprobs["token_logprobs"][1:], best, strict=True))
+        answered = plain["choices"][0]["logprobs"]
+        assert logprobs["tokens"][tokens:] == answered["tokens"]
+        assert logprobs["text_offset"][tokens:] == [len(prompt) + offset for offset in answered["text_offset"]]
+    stream = await server.stream(PLAIN, prompt=prompt, n=2, **how)
+    for index, choice in enumerate(content["choices"]):
+        assert stream.text(index) == text_of(choice)
+        parts = [one["logprobs"] for one in stream.choices if one["index"] == index and one["logprobs"]]
+        for name in ("tokens", "text_offset"):
+            assert [entry for part in parts for entry in part[name]] == choice["logprobs"][name]
+        _, *values = (value for part in parts for value in part["token_logprobs"])
+        assert values == pytest.approx(choice["logprobs"]["token_logprobs"][1:], abs=1e-4)
+    alone = await server.ask(PLAIN, prompt=prompt, **(how | {"max_tokens": 0}))
+    assert text_of(alone["choices"][0]) == prompt
+    assert alone["usage"]["completion_tokens"] == 0
+
+
 # ------------------------------------------------------------------------------------------------------------- tokens
 
 
