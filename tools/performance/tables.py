@@ -67,6 +67,41 @@ TABLES = {
             "an adapter for each (distinct)": _both("keep_distinct"),
         },
     ),
+    "beside": Table(
+        "16 sequences decode, and a prompt of 2,000 tokens arrives",
+        ("with the limit", "without"),
+        {
+            "p99 of the gaps between their tokens, against p50": [
+                "gap_beside_prefill",
+                "gap_beside_prefill_without_limit",
+            ],
+            "the longest gap, against p50": [
+                "longest_gap_beside_prefill",
+                "longest_gap_beside_prefill_without_limit",
+            ],
+            "the first token of that prompt": [
+                "first_token_beside_decodes",
+                "first_token_beside_decodes_without_limit",
+            ],
+        },
+    ),
+    "uneven": Table(
+        "what is uneven",
+        ("ratio",),
+        {
+            "prompts and answers of 8 to 512 tokens that arrive at random, against `generate`'s best static batches": [
+                "ragged_vs_hf"
+            ],
+            "the same, against our own batches that nobody joins": ["ragged_vs_request_level"],
+            "tokens a second beside a process that wants a core for itself, against a quiet machine": [
+                "busy_throughput"
+            ],
+            "p99 of an iteration beside it, against p50 on a quiet machine": ["busy_p99"],
+            "iterations of the bundled model with 16 streams, against torch's kernels and the model's modules": [
+                "demo_steps"
+            ],
+        },
+    ),
     "op": Table(
         "`add_lora` against",
         ("8 rows", "32 rows"),
