@@ -384,6 +384,48 @@ async def test_a_seed_repeats_an_answer(server: Server, path: str) -> None:
     assert [stream.text(index) for index in (0, 1)] == [text_of(choice) for choice in first["choices"]]
 
 
+# ------------------------------------------------------------------------------------------------------- bad sampling
+
+BAD_SAMPLING = {
+    "temperature": ["NaN", "-0.1", "10.1", "1e999", '"hot"'],
+    "top_p": ["0", "1.1", "NaN"],
+    "top_k": ["-2", "2147483648", "1.5"],
+    "min_p": ["-0.1", "1.1", "NaN"],
+    "presence_penalty": ["2.1", "-2.1", "NaN", "-Infinity"],
+    "frequency_penalty": ["2.1", "-2.1", "NaN", "Infinity"],
+    "repetition_penalty": ["0", "10.1", "NaN"],
+    "logit_bias": [
+        json.dumps({str(token): 1 for token in range(200_000)}),
+        '{"5": NaN}',
+        '{"5": 100.1}',
+        '{"5": "much"}',
+        '{"-1": 1}',
+        '{"999999999": 1}',
+    ],
+    "seed": ["1.5", '"lucky"'],
+    "n": ["0", "9"],
+    "max_tokens": ["-1", "1.5", "NaN"],
+    "min_tokens": ["-1", "17"],
+    "stop_token_ids": ["[-1]", "[999999999]", json.dumps(list(range(129)))],
+    "ignore_eos": ['"yes"'],
+}
+
+
+@both
+async def test_bad_sampling_is_refused_by_name_and_changes_nobodys_tokens(server: Server, path: str) -> None:
+    how = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.9, "seed": 3}
+    alone = await server.ask(path, **how)
+    beside = asyncio.create_task(server.ask(path, **how))
+    for name, bad in BAD_SAMPLING.items():
+        for value in bad:
+            said = json.dumps(server.body(path, max_tokens=16) | {name: "?"}).replace('"?"', value)
+            answer = await server.http.post(path, content=said, headers={"content-type": "application/json"})
+            assert answer.status_code == 400, (name, value[:40])
+            assert str(error_of(answer)["param"]).split(".")[0].split("[")[0] == name, (value[:40], answer.text)
+    assert (await beside)["choices"] == alone["choices"]
+    assert (await server.ask(path, **how))["choices"] == alone["choices"]
+
+
 # ----------------------------------------------------------------------------------------------------------- logprobs
 
 

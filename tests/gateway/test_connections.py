@@ -320,6 +320,22 @@ def test_a_body_that_takes_long_to_parse_is_refused_before_that() -> None:
             check_shape(body)
 
 
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"model": "m", "logit_bias": {str(token): 1 for token in range(200_000)}, "stop": "a"}, "logit_bias"),
+        ({"model": "m", "prompt": "a: [", "stop": ["logit_bias"] * 200_000}, "stop"),
+        ({"messages": [{"role": "x", "content": "n"}] * 60_000, "temperature": 1}, "messages"),
+        ({"m' <b>": ["a"] * 200_000}, None),
+        (["prompt"] * 200_000, None),
+    ],
+)
+def test_the_field_with_too_many_strings_is_named(body: object, field: str | None) -> None:
+    with pytest.raises(InvalidRequest, match="strings") as refused:
+        check_shape(orjson.dumps(body))
+    assert refused.value.param == field
+
+
 def test_text_may_hold_any_number_of_commas_braces_and_quotes() -> None:
     for text in ("a," * (MAX_ELEMENTS + 1), '{"":[]},' * MAX_CONTAINERS, "\\" * 500_000, '"' * 300_000, "\\'\"" * 99):
         check_shape(orjson.dumps({"prompt": text}))

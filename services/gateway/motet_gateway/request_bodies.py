@@ -18,6 +18,8 @@ MAX_ELEMENTS = 2_000_000
 0.1 s at these bounds, and objects take many times the memory of their text. A prompt of a million token ids fits."""
 
 _STRING = re.compile(rb'"[^"]*"?')
+_STRING_OR_BRACKET = re.compile(rb'"([^"]*)"\s*(:?)|[\[\]{}]')
+_FIELD = re.compile(rb"[a-z_]{1,64}")
 
 
 class BodyBudget:
@@ -94,13 +96,30 @@ def check_shape(content: bytes) -> None:
         return
     plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")  # removes quotes within strings
     if plain.count(b'"') > 2 * MAX_STRINGS:
-        raise _too_much(f"{MAX_STRINGS} strings")
+        raise _too_much(f"{MAX_STRINGS} strings", _field_of_string(plain, MAX_STRINGS))
     if not _sparse(plain):
         plain = _STRING.sub(b"", plain)  # the commas and braces may be part of a text
         if _containers(plain) > MAX_CONTAINERS:
             raise _too_much(f"{MAX_CONTAINERS} lists and objects")
         if plain.count(b",") > MAX_ELEMENTS:
             raise _too_much(f"{MAX_ELEMENTS} elements")
+
+
+def _field_of_string(plain: bytes, number: int) -> str | None:
+    """The field of the body that has the string of this number; None if it is in no field that could be known. It
+    reads no further, so it takes about as long as parsing may take."""
+    depth, strings, field = 0, 0, None
+    for found in _STRING_OR_BRACKET.finditer(plain):
+        text, colon = found.groups()
+        if text is None:
+            depth += 1 if found[0] in b"[{" else -1
+            continue
+        if depth == 1 and colon:
+            field = text.decode() if _FIELD.fullmatch(text) else None
+        strings += 1
+        if strings > number:
+            break
+    return field
 
 
 def _sparse(content: bytes) -> bool:
@@ -111,8 +130,10 @@ def _containers(content: bytes) -> int:
     return content.count(b"[") + content.count(b"{")
 
 
-def _too_much(what: str) -> InvalidRequest:
-    return InvalidRequest(f"The body has more than {what}, the limit of this gateway.")
+def _too_much(what: str, field: str | None = None) -> InvalidRequest:
+    if field is None:
+        return InvalidRequest(f"The body has more than {what}, the limit of this gateway.")
+    return InvalidRequest(f"{field}: the body has more than {what}, the limit of this gateway", param=field)
 
 
 def _too_large(limit: int) -> RequestTooLarge:
