@@ -250,8 +250,6 @@ class Planner:
             latest is None
             or latest.runnable is not self.sequences.runnable()
             or memory.copies
-            or memory.moves
-            or memory.rows.changed
             or not self.adapters.still
             or (not self.supervised and self.sequences.parked())
         ):

@@ -36,11 +36,6 @@ class RowAssignment:
             self._free.append(sequence.row)
             sequence.row, sequence.row_pages = None, 0
 
-    @property
-    def changed(self) -> bool:
-        """Whether a row has lost or got a sequence since its changes were taken."""
-        return bool(self._leaves or self._joins)
-
     def take_changes(self) -> tuple[tuple[int, ...], tuple[RowJoin, ...]]:
         """Rows that have lost and got sequences since the last call."""
         changes = tuple(self._leaves), tuple(self._joins)
