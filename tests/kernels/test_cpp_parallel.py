@@ -4,14 +4,28 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
+from motet_kernels.cpp.builder import SOURCE
 from motet_kernels.cpp.linear import PackedWeights
-from tests.support.compiled_kernels import CACHE, compiled_library
+from tests.support.compiled_kernels import CACHE, compiled_library, needs_a_compiler
 
 CALLERS, CALLS = 3, 200
+
+CHECKS = Path(__file__).parent / "parallel_checks.cpp"
+
+
+def test_stages_keep_every_promise_of_their_header(tmp_path: Path) -> None:
+    """Each unit once, after the stage before; helpers that help, take over, sleep, wake, and stay within bounds."""
+    program = tmp_path / "checks"
+    options = ["-std=c++17", "-O2", "-pthread", f"-I{SOURCE}"]
+    sources = [str(CHECKS), str(SOURCE / "parallel.cpp")]
+    subprocess.run([str(needs_a_compiler()), *options, *sources, "-o", str(program)], check=True, timeout=120)
+    ran = subprocess.run([str(program)], check=False, timeout=120, stdout=subprocess.PIPE, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "")
 
 
 @pytest.mark.usefixtures("threads")
