@@ -27,6 +27,7 @@ constexpr int RANKS_AT_ONCE = 4;
 constexpr int ROWS_IN_BLOCK = 32;   // of a piece
 constexpr int MOST_RANK = 512;
 constexpr int64_t AHEAD = 6144;     // bytes from what is read to what is prefetched
+constexpr int64_t STRIP = 1024;     // bytes that are prefetched from one place
 constexpr int64_t AHEAD_OF_COLUMNS = 512;
 constexpr int64_t SMALL = 64 * 1024;  // fewer numbers than this are not worth several threads
 constexpr int64_t UNITS_OF_A_THREAD = 4, PIECES_OF_A_THREAD = 4;
@@ -35,31 +36,46 @@ constexpr int COLUMNS_AT_ONCE = 2;  // Pairs
 constexpr int64_t LEAST_COLUMNS = 256;
 constexpr int64_t MOST_SUMS = 8192;  // 32 KiB: they stay in the first cache
 
-// Prefetches AHEAD bytes before they are read. Behind the end of what is read follows what is read next.
-struct Prefetcher {
+// What is read in order, and what is read after it: prefetches AHEAD bytes before they are read.
+struct Stream {
     const uint8_t *from;
-    int64_t bytes;
-    const uint8_t *next;
-    // The lines of `count` bytes at `offset`.
-    INLINE void lines(int64_t offset, int64_t count) const {
-        int64_t ahead = offset + AHEAD;
-        const uint8_t *first = ahead < bytes ? from + ahead : next ? next + (ahead - bytes) : from;
-        for (int64_t line = 0; line < count; line += LINE) prefetch(first + line);
+    int64_t rows, width, stride;  // the last two in bytes
+    const uint8_t *next;          // null: nobody knows
+    // What is read AHEAD bytes after the byte `at`.
+    INLINE const uint8_t *ahead(int64_t at) const {
+        at += AHEAD;
+        if (at >= rows * width) return next ? next + (at - rows * width) : from;
+        return width == stride ? from + at : from + at / width * stride + at % width;
     }
 };
+
+// Calls with(i) for each PAIRS Pairs of `count` numbers, and prefetches what follows. They begin at the byte `at` of the
+// stream. Returns where the numbers begin that are too few.
+template <typename T, int PAIRS, typename F>
+INLINE int64_t in_strips(const Stream &stream, int64_t at, int64_t count, const F &with) {
+    constexpr int64_t NUMBERS = STRIP / (int64_t)sizeof(T), STEP = PAIRS * PAIR, BYTES = STEP * sizeof(T);
+    int64_t i = 0;
+    while (i + STEP <= count) {
+        const uint8_t *ahead = stream.ahead(at + i * (int64_t)sizeof(T));
+        for (const int64_t end = smaller(i + NUMBERS, count); i + STEP <= end; i += STEP, ahead += BYTES) {
+            for (int64_t line = 0; line < BYTES; line += LINE) prefetch(ahead + line);
+            with(i);
+        }
+    }
+    return i;
+}
 
 // -- shrink ----------------------------------------------------------------------------------------------------------
 
 // One row of x with one row of A: what is left is the sum of all lanes.
-template <typename T> INLINE floats product(const T *x, const T *a, int64_t inputs, Prefetcher follows) {
+template <typename T>
+INLINE floats product(const T *x, const T *a, int64_t inputs, const Stream &stream, int64_t at) {
     constexpr int CHAINS = 4;
     floats sums_of[CHAINS] = {};
-    int64_t i = 0;
-    for (; i + CHAINS * PAIR <= inputs; i += CHAINS * PAIR) {
-        follows.lines(i * (int64_t)sizeof(T), CHAINS * PAIR * sizeof(T));
+    int64_t i = in_strips<T, CHAINS>(stream, at, inputs, [&](int64_t i) {
         for (int c = 0; c < CHAINS; ++c)
             sums_of[c] = add_product(sums_of[c], load_raw(x + i + c * PAIR), load_raw(a + i + c * PAIR));
-    }
+    });
     for (; i + PAIR <= inputs; i += PAIR) sums_of[0] = add_product(sums_of[0], load_raw(x + i), load_raw(a + i));
     if (i < inputs) {
         int rest = (int)(inputs - i);
@@ -106,14 +122,13 @@ template <typename T>
 void shrink(Rows<const T> x, int64_t rows, const T *a, int64_t inputs, float *into, int64_t rank, int64_t k,
             int64_t last, const T *next) {
     if (rows == 1) {
-        while (k < last) {  // the lanes of several ranks are added together: their sums would wait for each other
+        const int64_t width = inputs * (int64_t)sizeof(T), bytes = (last - k) * width;
+        const Stream stream{bytes_of(a + k * inputs), 1, bytes, bytes, bytes_of(next)};
+        for (int64_t at = 0; k < last;) {  // the lanes of several ranks are added together: their sums would wait for each other
             floats of_ranks[LANES] = {};
             const int count = (int)smaller(LANES, last - k);
-            for (int i = 0; i < count; ++i) {
-                const T *of_k = a + (k + i) * inputs;
-                int64_t left = (last - k - i) * inputs * (int64_t)sizeof(T);
-                of_ranks[i] = product(x.data, of_k, inputs, Prefetcher{bytes_of(of_k), left, bytes_of(next)});
-            }
+            for (int i = 0; i < count; ++i, at += width)
+                of_ranks[i] = product(x.data, a + (k + i) * inputs, inputs, stream, at);
             const floats totals = sums(of_ranks);
             memcpy(into + k, &totals, count * sizeof(float));
             k += count;
@@ -187,10 +202,8 @@ INLINE void add_rows(Rows<T> y, const typename Steps<T>::Factor *factors, int64_
 
 // Adds one rank's share to the sums of `count` columns; the first one begins them, the last one adds them to y.
 template <bool FIRST, bool LAST, typename T>
-INLINE void add_rank(T *y, float *sums_of, float factor, const T *b, int64_t count, Prefetcher follows) {
-    int64_t i = 0;
-    for (; i + PAIR <= count; i += PAIR) {
-        follows.lines(i * (int64_t)sizeof(T), PAIR * sizeof(T));
+INLINE void add_rank(T *y, float *sums_of, float factor, const T *b, int64_t count, const Stream &stream, int64_t at) {
+    int64_t i = in_strips<T, 1>(stream, at, count, [&](int64_t i) {
         Pair of_b = load(b + i), total = FIRST ? Pair{} : load(sums_of + i);
         total.a += of_b.a * factor;
         total.b += of_b.b * factor;
@@ -200,7 +213,7 @@ INLINE void add_rank(T *y, float *sums_of, float factor, const T *b, int64_t cou
         } else {
             store(sums_of + i, total);
         }
-    }
+    });
     if (i < count) {
         int rest = (int)(count - i);
         Pair of_b = load_some(b + i, rest), total = FIRST ? Pair{} : load(sums_of + i);
@@ -219,19 +232,18 @@ INLINE void add_rank(T *y, float *sums_of, float factor, const T *b, int64_t cou
 template <typename T>
 INLINE void add_row(T *y, const float *products, int64_t rank, const T *b, int64_t outputs, int64_t from, int64_t to,
                     const T *next) {
-    float sums_of[MOST_SUMS + PAIR];
+    alignas(LINE) float sums_of[MOST_SUMS + PAIR];
     for (; from < to; from += MOST_SUMS) {
-        int64_t count = smaller(MOST_SUMS, to - from), bytes = count * (int64_t)sizeof(T);
-        for (int64_t k = 0; k < rank; ++k) {
-            const T *of_k = b + k * outputs + from;
-            const T *after = k + 1 < rank ? of_k + outputs : from + count < to ? b + from + count : next;
-            Prefetcher follows{bytes_of(of_k), bytes, bytes_of(after)};
+        const int64_t count = smaller(MOST_SUMS, to - from), width = count * (int64_t)sizeof(T);
+        const T *of_k = b + from, *after = from + count < to ? of_k + count : next;
+        const Stream stream{bytes_of(of_k), rank, width, outputs * (int64_t)sizeof(T), bytes_of(after)};
+        for (int64_t k = 0; k < rank; ++k, of_k += outputs) {
             if (k == 0)
-                add_rank<true, false>(y + from, sums_of, products[k], of_k, count, follows);
+                add_rank<true, false>(y + from, sums_of, products[k], of_k, count, stream, k * width);
             else if (k + 1 < rank)
-                add_rank<false, false>(y + from, sums_of, products[k], of_k, count, follows);
+                add_rank<false, false>(y + from, sums_of, products[k], of_k, count, stream, k * width);
             else
-                add_rank<false, true>(y + from, sums_of, products[k], of_k, count, follows);
+                add_rank<false, true>(y + from, sums_of, products[k], of_k, count, stream, k * width);
         }
     }
 }
@@ -303,6 +315,12 @@ template <typename T> struct Work {
     const T *after(int64_t piece, int linear) const {
         if (linear + 1 < group.count) return matrix<T>(pieces[piece].segment, group.linears[linear + 1].index, 0);
         return piece + 1 < count ? matrix<T>(pieces[piece + 1].segment, group.linears[0].index, 0) : nullptr;
+    }
+
+    // The same where each piece's A have been read already.
+    const T *b_after(int64_t piece, int linear) const {
+        if (linear + 1 < group.count) return matrix<T>(pieces[piece].segment, group.linears[linear + 1].index, 1);
+        return piece + 1 < count ? matrix<T>(pieces[piece + 1].segment, group.linears[0].index, 1) : nullptr;
     }
 
     // One of so many parts of the ranks.
@@ -390,11 +408,9 @@ void LoraRows::expand(const LoraGroup &group, int linear, int64_t piece, int64_t
                       int64_t to) const {
     with_type(type_, [&](auto number) {
         using T = decltype(number);
-        const Segment &segment = pieces_[piece].segment;
-        const bool more = linear + 1 < group.count;
-        Work<T>{pieces_.data(), pieces(), group, products_, products_of_a_linear_}.expand(
-            piece, linear, row, rows, from, to,
-            more ? matrix<T>(segment, group.linears[linear + 1].index, 1) : nullptr);
+        Work<T> work{pieces_.data(), pieces(), group, products_, products_of_a_linear_};
+        const T *next = work.b_after(piece, linear);
+        work.expand(piece, linear, row, rows, from, to, next ? next + from : nullptr);
     });
 }
 

@@ -112,6 +112,7 @@ template <typename T> INLINE void silu_times(const T *gate, const T *up, int64_t
 
 constexpr int64_t ROWS_OF_A_BLOCK = 4;
 constexpr int64_t LEAST_COLUMNS = 256;  // of a unit
+constexpr int64_t PARTS_OF_A_THREAD = 4;
 
 // Neighbouring rows with one adapter, or without.
 struct Block {
@@ -274,8 +275,10 @@ template <typename T> class Pass {
 
     void activate(const LoraGroup &group) {
         const int64_t width = decoder_.feed_forward, units = (int64_t)blocks_.size();
-        int64_t columns = width * units / (UNITS_OF_A_THREAD * stages_.threads()) / PAIR * PAIR;
-        columns = std::min(std::max(columns, LEAST_COLUMNS), padded(width));
+        // As few parts as threads need: the rows of B are read in pieces of so many columns.
+        const int64_t wanted = (PARTS_OF_A_THREAD * stages_.threads() + units - 1) / std::max<int64_t>(units, 1);
+        const int64_t most = std::max<int64_t>(width / LEAST_COLUMNS, 1);
+        const int64_t columns = padded((width + std::min(wanted, most) - 1) / std::min(wanted, most));
         const int64_t parts = (width + columns - 1) / columns;
         stages_.add(units * parts, [=](int64_t unit) {
             const Block &block = blocks_[unit / parts];
