@@ -7,7 +7,7 @@ starts again.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tests.stack.served_models import ServedModel, StreamedAnswer, prompt_of, stream_without_library
 
@@ -17,14 +17,26 @@ class PastTheMiddle(Exception):
 
 
 class ConcurrentStreams:
-    """`streams` streams that use the models in turn. Their middle is from token `first` to token `last`."""
+    """`streams` streams that use the models in turn. Their middle is from token `first` to token `last`.
+
+    `sampling`: how the tokens of each are chosen, by its number; greedily if nothing is said.
+    """
 
     def __init__(
-        self, url: str, served_models: Sequence[ServedModel], *, streams: int, tokens: int, first: int, last: int
+        self,
+        url: str,
+        served_models: Sequence[ServedModel],
+        *,
+        streams: int,
+        tokens: int,
+        first: int,
+        last: int,
+        sampling: Callable[[int], Mapping[str, float]] = lambda _: {},
     ) -> None:
         self._asks = [
             (served_models[index % len(served_models)], prompt_of(index, spread=40)) for index in range(streams)
         ]
+        self._sampling = sampling
         self._url = url
         self._tokens = tokens
         self._first, self._last = first, last
@@ -36,6 +48,11 @@ class ConcurrentStreams:
         async with asyncio.TaskGroup() as on:
             tasks = [on.create_task(self._stream(index)) for index in range(len(self._asks))]
         return [task.result() for task in tasks]
+
+    async def undisturbed(self) -> list[StreamedAnswer]:
+        """Run all of them to their ends."""
+        self._disturbed = True
+        return await self.run()
 
     async def in_the_middle(self) -> None:
         """Wait until all streams are in their middle."""
@@ -71,7 +88,9 @@ class ConcurrentStreams:
 
         while True:
             try:
-                return await stream_without_library(self._url, served_model, prompt, self._tokens, on_chunk=on_chunk)
+                return await stream_without_library(
+                    self._url, served_model, prompt, self._tokens, on_chunk=on_chunk, **self._sampling(index)
+                )
             except PastTheMiddle:
                 self._now.pop(index)
                 self.restarted += 1

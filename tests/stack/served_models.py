@@ -123,12 +123,16 @@ async def stream_without_library(
     tokens: int,
     *,
     on_chunk: Callable[[StreamedAnswer], None] | None = None,
+    **sampling: float,
 ) -> StreamedAnswer:
-    """The same without a client library: at thousands of chunks a second, the test would measure the library."""
+    """The same without a client library: at thousands of chunks a second, the test would measure the library.
+
+    `sampling`: such as a temperature, if it is not greedy.
+    """
     answer = StreamedAnswer(served_model, prompt)
     host, port = url.removeprefix("http://").split(":")
     body = {"model": served_model.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
-    content = orjson.dumps(body | {"ignore_eos": True})
+    content = orjson.dumps(body | {"ignore_eos": True} | sampling)
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"

@@ -2,6 +2,9 @@
 
 Each kill comes while every stream is between its 8th and its 400th token. `make soak` tries more moments. The process
 that would restart the killed one is stopped until all streams have continued, so waiting for a restart would not help.
+
+In exact mode, in which `make soak` runs them, too, half of the streams are drawn, and each must have the very tokens
+that it has undisturbed. `MOTET_RUNNER_KERNELS=exact` runs all of this file so.
 """
 
 import asyncio
@@ -41,6 +44,8 @@ TOKENS = 1000
 LATEST = 400
 MORE = 50
 """So many tokens come without the killed process: more than can have been in buffers when it died."""
+KERNELS = os.environ.get("MOTET_RUNNER_KERNELS", "auto")
+DRAWN = {"temperature": 0.8, "top_p": 0.95}
 AWAY_S = 60
 """After so many seconds the killed process may return, so that the test ends also if a stream waits for it."""
 
@@ -50,10 +55,33 @@ class Deployed:
     stack: LocalStack
     base: Path
     served_models: list[ServedModel]
+    kernels: str
+    undisturbed: list[list[int]]
+    """In exact mode, the tokens of the streams when nothing dies"""
+
+    @property
+    def exact(self) -> bool:
+        return self.kernels == "exact"
+
+    def streams(self, *, first: int) -> ConcurrentStreams:
+        return ConcurrentStreams(
+            self.stack.url,
+            self.served_models,
+            streams=STREAMS,
+            tokens=TOKENS,
+            first=first,
+            last=LATEST,
+            sampling=lambda stream: DRAWN | {"seed": stream} if self.drawn(stream) else {},
+        )
+
+    def drawn(self, stream: int) -> bool:
+        """In exact mode half of them are. Each model has greedy and drawn ones."""
+        return self.exact and stream // 4 % 2 == 1
 
 
 @pytest.fixture(scope="module")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+def deployed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    kernels = getattr(request, "param", KERNELS)
     folder = tmp_path_factory.mktemp("survive")
     engine = {"kvCacheMiB": 64, "maxConcurrentSequences": 24}
     base, served_models = add_pool(
@@ -62,9 +90,14 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     env = REPORTS_AT_ONCE | {
         "MOTET_OPERATOR_SILENT_SECONDS": str(2 * AWAY_S),  # a stopped process is not killed
         "MOTET_SUPERVISOR_HANG_SECONDS": str(2 * AWAY_S),  # no engine is so slow that its streams are moved
+        "MOTET_RUNNER_KERNELS": kernels,
     }
     with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
-        yield Deployed(stack, base, served_models)
+        deployed = Deployed(stack, base, served_models, kernels, [])
+        if deployed.exact:
+            answers = asyncio.run(deployed.streams(first=0).undisturbed())
+            deployed.undisturbed += [answer.tokens for answer in answers]
+        yield deployed
 
 
 @dataclass
@@ -123,9 +156,7 @@ async def disturbed(deployed: Deployed, victim: str, *, at: int) -> Disturbance:
 
     The victim `runner` is the runner that has the streams.
     """
-    concurrent = ConcurrentStreams(
-        deployed.stack.url, deployed.served_models, streams=STREAMS, tokens=TOKENS, first=at, last=LATEST
-    )
+    concurrent = deployed.streams(first=at)
     async with asyncio.TaskGroup() as on:
         streams = on.create_task(concurrent.run())
         while True:
@@ -176,7 +207,9 @@ def assert_whole(deployed: Deployed, run: Disturbance, victim: str) -> None:
     for answer in run.answers:
         assert len(answer.tokens) == TOKENS
         assert answer.reasons == ["length"]
-    assert_right(deployed.base, run.answers)
+    if deployed.exact:
+        assert [answer.tokens for answer in run.answers] == deployed.undisturbed
+    assert_right(deployed.base, [answer for index, answer in enumerate(run.answers) if not deployed.drawn(index)])
     if victim == "runner":
         assert run.placed_again
     else:
@@ -209,4 +242,12 @@ async def test_the_streams_of_a_killed_runner_continue_elsewhere(deployed: Deplo
 @pytest.mark.parametrize("at", [8, 90, 170, 250])
 @pytest.mark.parametrize("victim", ["scheduler", "predictor", "supervisor", "operator", "runner"])
 async def test_streams_continue_when_any_process_dies_at_any_moment(deployed: Deployed, victim: str, at: int) -> None:
+    assert_whole(deployed, await disturbed(deployed, victim, at=at), victim)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("deployed", ["exact"], indirect=True)
+@pytest.mark.parametrize("at", [8, 250])
+@pytest.mark.parametrize("victim", ["scheduler", "predictor", "supervisor", "operator", "runner"])
+async def test_in_exact_mode_streams_are_the_same_whatever_dies(deployed: Deployed, victim: str, at: int) -> None:
     assert_whole(deployed, await disturbed(deployed, victim, at=at), victim)
