@@ -38,6 +38,8 @@ class StreamedAnswer:
     served_model: ServedModel
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """Of the tokens, if they were asked for"""
     arrivals: list[float] = field(default_factory=list)
     """When each chunk arrived, on the monotonic clock."""
     reasons: list[str] = field(default_factory=list)
@@ -127,7 +129,7 @@ async def stream_without_library(
 ) -> StreamedAnswer:
     """The same without a client library: at thousands of chunks a second, the test would measure the library.
 
-    `sampling`: such as a temperature, if it is not greedy.
+    `sampling`: further fields of the call, such as a temperature.
     """
     answer = StreamedAnswer(served_model, prompt)
     host, port = url.removeprefix("http://").split(":")
@@ -157,6 +159,8 @@ async def stream_without_library(
                 if choice["text"]:
                     answer.arrivals.append(time.monotonic())
                     answer.tokens += [int(word[1:]) for word in choice["text"].split()]
+                if choice["logprobs"]:
+                    answer.logprobs += choice["logprobs"]["token_logprobs"]
                 if choice["finish_reason"]:
                     answer.reasons.append(choice["finish_reason"])
             if on_chunk is not None:

@@ -4,7 +4,7 @@ Each kill comes while every stream is between its 8th and its 400th token. `make
 that would restart the killed one is stopped until all streams have continued, so waiting for a restart would not help.
 
 In exact mode, in which `make soak` runs them, too, half of the streams are drawn, and each must have the very tokens
-that it has undisturbed. `MOTET_RUNNER_KERNELS=exact` runs all of this file so.
+and logprobs that it has undisturbed. `MOTET_RUNNER_KERNELS=exact` runs all of this file so.
 """
 
 import asyncio
@@ -56,8 +56,8 @@ class Deployed:
     base: Path
     served_models: list[ServedModel]
     kernels: str
-    undisturbed: list[list[int]]
-    """In exact mode, the tokens of the streams when nothing dies"""
+    undisturbed: list[StreamedAnswer]
+    """In exact mode, the streams when nothing dies"""
 
     @property
     def exact(self) -> bool:
@@ -71,8 +71,14 @@ class Deployed:
             tokens=TOKENS,
             first=first,
             last=LATEST,
-            sampling=lambda stream: DRAWN | {"seed": stream} if self.drawn(stream) else {},
+            sampling=self._sampling,
         )
+
+    def _sampling(self, stream: int) -> dict[str, float]:
+        """Logprobs show what the tokens hide: the last digits of the logits."""
+        if not self.exact:
+            return {}
+        return {"logprobs": 1} | (DRAWN | {"seed": stream} if self.drawn(stream) else {})
 
     def drawn(self, stream: int) -> bool:
         """In exact mode half of them are. Each model has greedy and drawn ones."""
@@ -95,8 +101,7 @@ def deployed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
         deployed = Deployed(stack, base, served_models, kernels, [])
         if deployed.exact:
-            answers = asyncio.run(deployed.streams(first=0).undisturbed())
-            deployed.undisturbed += [answer.tokens for answer in answers]
+            deployed.undisturbed += asyncio.run(deployed.streams(first=0).undisturbed())
         yield deployed
 
 
@@ -208,7 +213,10 @@ def assert_whole(deployed: Deployed, run: Disturbance, victim: str) -> None:
         assert len(answer.tokens) == TOKENS
         assert answer.reasons == ["length"]
     if deployed.exact:
-        assert [answer.tokens for answer in run.answers] == deployed.undisturbed
+        for answer, undisturbed in zip(run.answers, deployed.undisturbed, strict=True):
+            assert answer.tokens == undisturbed.tokens
+            assert answer.logprobs == undisturbed.logprobs
+            assert len(answer.logprobs) == TOKENS
     assert_right(deployed.base, [answer for index, answer in enumerate(run.answers) if not deployed.drawn(index)])
     if victim == "runner":
         assert run.placed_again
