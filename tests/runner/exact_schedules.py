@@ -60,6 +60,8 @@ class Expected:
     """Hashes of its logits"""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
+    scores: list[Logprobs] = field(default_factory=list)
+    """Of its prompt"""
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Live:
     """The next of its rows"""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
+    scores: list[Logprobs] = field(default_factory=list)
 
 
 @dataclass
@@ -114,7 +117,7 @@ class Schedules:
             {},
             {"temperature": 0.9, "top_p": 0.9},
             {"temperature": 1.3, "repetition_penalty": 1.2, "presence_penalty": 0.5},
-            {"logprobs": True, "top_logprobs": 3, "temperature": 0.7},
+            {"logprobs": True, "top_logprobs": 3, "temperature": 0.7, "prompt_logprobs": 2},
         ][number % 4]
         sampling = Sampling(max_tokens=own.randrange(2, 30), ignore_eos=True, **how)  # type: ignore[arg-type]
         return NewSequence(
@@ -179,6 +182,7 @@ class Schedules:
                     for output in engine.step().sequences:
                         now.tokens += output.tokens
                         now.logprobs += output.logprobs
+                        now.scores += output.prompt_logprobs
                 assert len(now.rows) == len(now.tokens) == shape.sampling.max_tokens
         return found
 
@@ -246,6 +250,7 @@ class Schedules:
             assert output.index == len(one.tokens)
             one.tokens += output.tokens
             one.logprobs += output.logprobs
+            one.scores += output.prompt_logprobs
             if output.finish is None:
                 continue
             del self.live[output.request]
@@ -253,6 +258,8 @@ class Schedules:
             expected = self.expected[one.shape, one.choice]
             if output.finish is Finish.FAILED:
                 self.wrong.append(f"{output.request} failed: {output.error}")
+            elif one.scores != expected.scores:
+                self.wrong.append(f"{output.request} of shape {one.shape}: other scores of its prompt than alone")
             elif one.tokens != expected.tokens or one.logprobs != expected.logprobs:
                 self.wrong.append(f"{output.request} of shape {one.shape}: {one.tokens}, and alone {expected.tokens}")
 
@@ -285,8 +292,8 @@ class Schedules:
         assert self.engines[number].cancel(request, one.epoch)
         one.epoch, one.engine, one.row = one.epoch + 1, other, len(one.tokens)
         shape = self.shapes[one.shape]
-        delivered = tuple(one.tokens)
-        moved = replace(shape, request=request, choice=one.choice, epoch=one.epoch, delivered=delivered)
+        delivered, scored = tuple(one.tokens), len(one.scores) + 1  # the first token has no score
+        moved = replace(shape, request=request, choice=one.choice, epoch=one.epoch, delivered=delivered, scored=scored)
         self.happened["moved"] += 1
         self._give(moved, other)
 

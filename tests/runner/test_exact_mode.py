@@ -135,3 +135,12 @@ def test_exact_mode_stays_what_it_began_with(llama: Path) -> None:
     assert state is not None
     assert (state.serving, state.note) == ("exact", "")
     assert engine.info.dtype == "float32"
+
+
+def test_a_prompt_that_fills_a_tile_is_scored_in_its_order(llama: Path) -> None:
+    """The row that samples comes first among those that are kept, and there are as many as in the tile."""
+    asked = ask("a", prompt=TILE_ROWS, prompt_logprobs=1, max_tokens=3)
+    ours, theirs = (run(make_engine(llama, kernels=kernels), asked) for kernels in ("exact", "torch"))
+    assert ours.tokens == theirs.tokens
+    scores = [[one.logprob for one in ran.scores["a"]] for ran in (ours, theirs)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)

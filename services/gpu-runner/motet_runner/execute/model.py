@@ -66,6 +66,8 @@ class LoadedModel:
     """The same linears, those together that are fed the same tensor, such as q, k and v of a layer."""
     dtype: torch.dtype
     device: torch.device
+    keeps_all: bool = False
+    """Whether the model gives the logits of all rows, whatever is asked"""
     rope: LengthRope | None = None
     """Its rope, if the frequencies depend on the length of a sequence"""
     fused: Forward | None = None
@@ -85,7 +87,9 @@ class LoadedModel:
         finally:
             CURRENT.reset(token)
         logits: torch.Tensor = output.logits[0]
-        return logits if len(logits) == len(batch.keep) else logits[batch.keep]  # a few models keep all
+        # The first call of all, that of the probe, keeps fewer rows than it has.
+        self.keeps_all = self.keeps_all or len(logits) != len(of_head)
+        return logits[batch.keep] if self.keeps_all or batch.head_rows is not None else logits
 
 
 def load(folder: Path, dtype: str, device: str, on_progress: LoadProgress = ignore_progress) -> LoadedModel:
