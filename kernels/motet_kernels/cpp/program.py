@@ -28,7 +28,7 @@ OPERATIONS = (
 
 DIMENSIONS = 3
 """Of the numbers of a row that an instruction goes through"""
-MOST_INPUTS = 3
+MAX_INPUTS = 3
 
 _NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 _LINEARS, _ROWS, _ATTENTION = range(3)
@@ -45,7 +45,7 @@ class _Instruction(ctypes.Structure):
         ("operation", _NUMBER),
         ("sizes", _NUMBER * DIMENSIONS),
         ("out", _Operand),
-        ("inputs", _Operand * MOST_INPUTS),
+        ("inputs", _Operand * MAX_INPUTS),
         ("number", _NUMBER),
         ("real", _REAL),
     )
@@ -335,7 +335,7 @@ class CompiledProgram:
             operation=OPERATIONS.index(step.operation),
             sizes=(_NUMBER * DIMENSIONS)(*step.sizes),
             out=self._operand(step.out or nothing[0]),
-            inputs=(_Operand * MOST_INPUTS)(*map(self._operand, inputs)),
+            inputs=(_Operand * MAX_INPUTS)(*map(self._operand, inputs)),
             number=step.number,
             real=step.real,
         )
