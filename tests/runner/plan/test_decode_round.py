@@ -212,3 +212,13 @@ def test_one_that_is_not_finite_leaves_a_round(monkeypatch) -> None:
     for _ in range(5):
         twins.step()
     assert [device.given_up for device in twins.devices] == [["b"], ["b"]]
+
+
+def test_a_round_ends_when_pages_are_short() -> None:
+    planner = make_planner(pages=4)
+    planner.set_overcommit(2.0)
+    device = FakeDevice(planner)
+    for name in "ab":
+        planner.add(new(name, prompt=3, max_tokens=60))
+    device.run()
+    assert {name: len(tokens) for name, (tokens, _) in device.finished.items()} == {"a": 60, "b": 60}
