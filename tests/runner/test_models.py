@@ -150,6 +150,8 @@ def test_a_type_that_the_device_lacks_is_refused_or_another_one_chosen(monkeypat
         execute._dtype("bfloat16", old, raw)
     assert execute._dtype("auto", old, raw) is torch.float16
     assert execute._dtype("auto", old, {"dtype": "float32"}) is torch.float32
+    with pytest.raises(SetupError, match=r"config\.json has dtype 'float64'\. Set engine\.dtype to one of float32"):
+        execute._dtype("auto", old, {"dtype": "float64"})
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     assert execute._dtype("auto", old, raw) is execute._dtype("bfloat16", old, raw) is torch.bfloat16
 

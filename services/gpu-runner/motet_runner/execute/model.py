@@ -215,13 +215,15 @@ def device_named(wanted: str) -> torch.device:
 
 
 def _dtype(wanted: str, device: torch.device, raw: dict[str, Any]) -> torch.dtype:
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wanted == "auto":
         if device.type == "cpu":
             return torch.float32
         wanted = raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"
         if wanted == "bfloat16" and _lacks_bfloat16(device):
             wanted = "float16"
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+        if wanted not in known:
+            raise SetupError(f"config.json has dtype {wanted!r}. Set engine.dtype to one of {', '.join(known)}.")
     if wanted not in known:
         raise SetupError(f"engine.dtype {wanted!r} is unknown. Choose one of auto, {', '.join(known)}.")
     if wanted == "bfloat16" and _lacks_bfloat16(device):
