@@ -148,7 +148,7 @@ def test_a_parked_prompt_is_scored_once(
     engine.set_supervised(True)
     ran = run(engine, ask("a", prompt=LONG, tenant="acme", prompt_logprobs=3), steps=after)
     promise = engine.report().sequences[0].promise
-    for at_once in (False, True):
+    for at_once in (True, False):
         assert engine.park(RequestId("a"), 1, promise, promise, method)
         ran = ran if at_once else run(engine, ran=ran)
         assert engine.resume(RequestId("a"), 1, promise)

@@ -36,7 +36,7 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "truncation_side": ("only 'left' is supported: the end of the prompt is kept", ("left",)),
     "web_search_options": (_NOT_SUPPORTED, ()),
     # What the response contains.
-    "prompt_logprobs": (_NOT_SUPPORTED, (False,)),
+    "prompt_logprobs": ("use echo with logprobs on /v1/completions", (False,)),
     "return_token_ids": ("token ids in answers are not supported yet", (False,)),
     "return_tokens_as_token_ids": ("token ids in answers are not supported yet", (False,)),
     "detokenize": ("answers are always text", (True,)),
