@@ -46,6 +46,7 @@ def test_the_limits_are_those_of_the_gateway() -> None:
         "`stop_token_ids`": (parameters.MAX_STOP_TOKENS,),
         "`logit_bias` entries": (parameters.MAX_LOGIT_BIASES,),
         "`top_logprobs`": (parameters.MAX_TOP_LOGPROBS,),
+        "log probabilities of prompts in one answer": (parameters.MAX_SCORES,),
     }
 
 
