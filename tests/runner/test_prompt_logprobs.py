@@ -152,7 +152,7 @@ def test_a_parked_prompt_is_scored_once(
         assert engine.park(RequestId("a"), 1, promise, promise, method)
         ran = ran if at_once else run(engine, ran=ran)
         assert engine.resume(RequestId("a"), 1, promise)
-        ran = run(engine, ran=ran, steps=1)
+        ran = run(engine, ran=ran, steps=3)
     ran = run(engine, ran=ran)
     agree(ran.scores["a"], theirs)
     assert len(ran.tokens["a"]) == 40
