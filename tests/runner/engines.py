@@ -1,6 +1,7 @@
 """Engines to test with, and the shortest way to run something through them."""
 
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
@@ -39,6 +40,13 @@ def make_engine_of_modules(base: Path, **settings) -> Engine:
 def load(engine: Engine, digest: Digest, folder: Path) -> None:
     """As the service does it: check an adapter's folder, and say where its bytes lie."""
     engine.load_adapter(digest, certify(folder, engine.info).layout)
+
+
+def step_beside_load(engine: Engine, ran: "EngineRun") -> None:
+    """An iteration, and time for the thread that reads an adapter: iterations of a tiny model are over before it has
+    begun to read."""
+    ran.take(engine)
+    time.sleep(0.005)
 
 
 def ask(

@@ -16,7 +16,7 @@ from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.engine import CPU_KV_MIB, MIB, RANK_RESERVED, Engine
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, ParkedNow, State
 from motet_runner.plan import Copy, Effect
-from tests.runner.engines import ask, load, make_engine, run
+from tests.runner.engines import ask, load, make_engine, run, step_beside_load
 from tests.runner.random_models import RandomAdapter, save_adapter
 
 RANKS = (4, 64, 16, 32, 8, 60)
@@ -124,7 +124,7 @@ def test_adapters_and_kv_moved_for_a_large_one_give_the_same_answers(llama: Path
     load(engine, Digest("64"), ranks[64])
     engine.add(ask("r64", adapter=Digest("64"), prompt=prompt))
     while not ran.tokens.get("r64"):
-        ran.take(engine)
+        step_beside_load(engine, ran)
     assert ran.last["r8"].finish is None, "it does not wait for the small one to end"
     assert {62, 69} <= set(moved), "the adapter in use was moved"
     run(engine, ran=ran)

@@ -23,7 +23,7 @@ from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.engine import Engine
 from motet_runner.execute.adapter_loads import HURRY_SECONDS
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, State
-from tests.runner.engines import ask, load, make_engine, run
+from tests.runner.engines import ask, load, make_engine, run, step_beside_load
 from tests.runner.random_models import RandomAdapter, save_adapter
 
 A, B, C = map(Digest, "ABC")
@@ -81,7 +81,7 @@ def test_sequences_continue_while_an_adapter_loads_in_slices(llama: Path, adapte
     engine.add(ask("tuned", adapter=A))
     while "tuned" not in ran.tokens:
         before = len(ran.tokens["base"])
-        ran.take(engine)
+        step_beside_load(engine, ran)
         assert len(ran.tokens["base"]) == before + 1
     assert len(ran.tokens["base"]) > 10
 
@@ -94,7 +94,7 @@ def test_what_an_adapter_does_not_change_is_copied_in_slices_too(llama: Path, tm
     ran = run(engine, ask("base", max_tokens=60), steps=1)
     load(engine, A, small)
     while not on_device(engine):
-        ran.take(engine)
+        step_beside_load(engine, ran)
     assert len(ran.tokens["base"]) > 8 * engine.info.adapter_rank_bytes / 4096
 
 
