@@ -76,7 +76,7 @@ def reorders(dtype: torch.dtype) -> bool:
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).mul_(0.1).to(dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float32).mul_(0.1).to(dtype)
 
     weight, bias, y = random(80, 100), random(80), random(9, 80)
     try:

@@ -68,7 +68,7 @@ class Recording(TorchDispatchMode):
         self._views = WeakTensorKeyDictionary()
         self._unknown = WeakTensorKeyDictionary()
         """Tensors that depend on rows in a way that a program cannot compute, and why"""
-        self._keep = torch.empty(0)
+        self._keep = torch.empty(0, dtype=torch.int64)
         self._refused = ""
 
     # -- what the model is given, and what comes of it -----------------------------------------------------------------
