@@ -40,6 +40,7 @@ from benchmarks.vllm_setup import environment_of_vllm
 from motet_kernels.cpp import CannotBuild
 from motet_kernels.cpp import build as build_kernels
 from motet_runner.settings import KERNEL_CACHE
+from motet_runner.thread_environment import THREAD_ENVIRONMENT
 from tools.peer import folder, python_of
 
 FEW = 16
@@ -132,8 +133,7 @@ class Engines:
         given = self._given
         command = [sys.executable, "-m", "benchmarks.own_driver"]
         name = f"engine with kernels {kernels}, {threads or 'its own number of'} threads"
-        # As the product's processes do: threads that wait do not spin.
-        driven = self._start((family, name), name, command, OMP_WAIT_POLICY="passive")
+        driven = self._start((family, name), name, command, **THREAD_ENVIRONMENT)
         if driven is not None:
             own = {"kernels": kernels, "threads": threads, "cache": str(given.cache), "kv_mib": given.kv_mib}
             self._load(driven, family, self.adapters, **own)

@@ -12,15 +12,13 @@ from benchmarks.engine_cases.bench import Bench
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_adapter, random_llama
 from motet_kernels.cpp import CannotBuild, build
 from motet_runner.settings import KERNEL_CACHE
-
-WAIT_POLICY = "OMP_WAIT_POLICY"
+from motet_runner.thread_environment import THREAD_ENVIRONMENT
 
 
 def start_as_the_product_does(module: str) -> None:
-    """The product's processes have threads that sleep while they wait. OpenMP reads that when torch is imported, so
-    this process begins once more."""
-    if os.environ.get(WAIT_POLICY) != "passive":
-        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], os.environ | {WAIT_POLICY: "passive"})
+    """OpenMP reads how its threads wait when torch is imported, so this process begins once more."""
+    if any(os.environ.get(name) != value for name, value in THREAD_ENVIRONMENT.items()):
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], os.environ | THREAD_ENVIRONMENT)
 
 
 def add_sizes(parser: ArgumentParser) -> None:

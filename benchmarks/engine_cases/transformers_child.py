@@ -1,7 +1,7 @@
 """transformers' `generate`, with PEFT's adapters where requests have one, in a process of its own.
 
 It is a process of its own because OpenMP is set up once in a process: our engine begins as the product starts it, with
-threads that sleep while they wait. These threads spin, which is faster on cores that nobody else needs.
+threads that soon sleep while they wait. These threads spin, which is faster on cores that nobody else needs.
 """
 
 import multiprocessing
@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 import torch
 
-WAITING = "OMP_WAIT_POLICY"
+from motet_runner.thread_environment import THREAD_ENVIRONMENT
+
 REFERENCE = "float32"
 
 
@@ -75,12 +76,11 @@ class TransformersChild:
 def transformers_child(model: Path, adapters: Sequence[Path]) -> Iterator[TransformersChild]:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_answer, args=(theirs, model, adapters), daemon=True)
-    policy = os.environ.pop(WAITING, None)
+    ours_only = {name: os.environ.pop(name) for name in THREAD_ENVIRONMENT if name in os.environ}
     try:
         process.start()
     finally:
-        if policy is not None:
-            os.environ[WAITING] = policy
+        os.environ |= ours_only
     # With this end open here, the other process's end would go unnoticed.
     theirs.close()
     try:

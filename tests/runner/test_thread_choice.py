@@ -182,9 +182,9 @@ def test_only_whole_cores_of_a_quota_count(monkeypatch: pytest.MonkeyPatch, quot
 # -- engines ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize(("kernels", "busy"), [("cpp", False), ("cpp", True), ("torch", False)])
 def test_an_engine_measures_once_and_keeps_the_choice_unless_the_machine_was_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, busy: bool
 ) -> None:
     compiled_library()
     monkeypatch.setattr(thread_choice, "quiet", lambda _: not busy)
@@ -200,7 +200,7 @@ def test_an_engine_measures_once_and_keeps_the_choice_unless_the_machine_was_bus
     base = save_base("llama", tmp_path / "base")
     for _ in range(2):
         torch.set_num_threads(1)
-        engine = make_engine(base, kernels="cpp")
+        engine = make_engine(base, kernels=kernels, threads=None)
         assert torch.get_num_threads() == 2
         run(engine, ask("one", max_tokens=3))
     if busy:
@@ -211,8 +211,11 @@ def test_an_engine_measures_once_and_keeps_the_choice_unless_the_machine_was_bus
         assert len(json.loads((tmp_path / "threads.json").read_text())) == 1
 
 
-@pytest.mark.parametrize(("settings", "expected"), [({"kernels": "cpp", "threads": 3}, 3), ({"kernels": "torch"}, 1)])
-def test_nothing_is_measured_for_set_threads_and_for_torch(
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({"kernels": "cpp", "threads": 3}, 3), ({"kernels": "torch", "threads": 2}, 2), ({"kernels": "exact"}, 1)],
+)
+def test_nothing_is_measured_for_set_threads_and_in_exact_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], expected: int
 ) -> None:
     compiled_library()

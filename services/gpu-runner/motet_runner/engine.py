@@ -270,7 +270,7 @@ class Engine:
         self._worker.use(backend, attention)
 
     def _tune(self, kernels: Kernels) -> Iterator[None]:
-        if kernels.library is not None and self._config.threads is None:
+        if kernels.packing is not None and self._config.threads is None:
             yield from choose_threads(self._loaded, kernels.name, kernels.attention, self._config.kernel_cache)
 
     # -- memory ------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from motet_runner.engine_messages import Answer, Command, EngineOutputs, Loaded,
 from motet_runner.engine_process import drive
 from motet_runner.interface import Engine, EngineConfig, EngineInfo, LoadProgress
 from motet_runner.pipe import HEADER, Pipe, pack, unpack
+from motet_runner.thread_environment import THREAD_ENVIRONMENT
 
 log = structlog.get_logger(__name__)
 
@@ -129,8 +130,7 @@ class ProcessEngineClient(EngineClient):
         return self._process.pid
 
     def _spawn(self, connection: socket.socket) -> None:
-        # Threads that spin while they wait slow down all other processes. torch reads this when it is imported.
-        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+        environment = THREAD_ENVIRONMENT | os.environ
         self._process = subprocess.Popen(
             [*self._command, str(connection.fileno())],
             pass_fds=[connection.fileno()],

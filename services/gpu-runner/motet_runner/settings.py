@@ -182,9 +182,9 @@ class Settings(BaseSettings):
     tokens of others. Only presets that cut prompts heed it."""
 
     threads: int | None = Field(None, ge=1)
-    """Threads of the engine on a CPU. Unset: one with the kernels of torch; with the compiled ones as many as a short
-    measurement finds best, of the cores that the runner may use. Results are the same. The choice is kept beside the
-    compiled kernels for a week. More threads than cores are lowered to the cores."""
+    """Threads of the engine on a CPU. Unset: as many as a short measurement finds best, of the cores that the runner
+    may use. The choice is kept beside the compiled kernels for a week; their results are the same with any number. More
+    threads than cores are lowered to the cores. The kernels `exact` have one."""
 
     step_trace: str = Field("", validation_alias="MOTET_STEP_TRACE")
     """MOTET_STEP_TRACE: a file for one JSON line per iteration; `{instance}` in it becomes this runner's name."""

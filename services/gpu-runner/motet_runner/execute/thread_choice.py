@@ -1,6 +1,7 @@
-"""How many threads the compiled kernels use where nobody has set it: those with which an iteration was fastest.
+"""How many threads an engine uses where nobody has set it: those with which an iteration was fastest.
 
-Results are the same with any number. The choice is kept beside the compiled kernels, for this model on this machine.
+The compiled kernels' results are the same with any number; torch's may differ in their last digits. The choice is kept
+beside the compiled kernels, for this model on this machine.
 """
 
 import json
