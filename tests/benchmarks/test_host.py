@@ -36,17 +36,19 @@ class Sleeps(torch.nn.Module):
 
 def test_the_time_of_all_calls_of_the_model_is_counted() -> None:
     model = Sleeps()
-    timed = ModelTime(model)
+    timed = ModelTime()
+    timed.watch(model)
+    fused = timed.timed(time.sleep)  # type: ignore[arg-type]
     model(0.02)
     time.sleep(0.05)
-    model(0.03)
+    fused(0.03)  # type: ignore[arg-type]
     assert timed.seconds == pytest.approx(0.05, abs=0.02)
 
 
 def test_a_profile_has_the_host_and_not_the_model() -> None:
     profile = cProfile.Profile()
     model = Sleeps()
-    ModelTime(model, profile)
+    ModelTime(profile).watch(model)
 
     def of_the_host() -> None:
         pass
