@@ -10,7 +10,7 @@ from benchmarks.harness import MISSED
 from tests.repo.tree import ROOT
 
 ENGINE = """--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=128 --kv-mib=8 --adapters=2 --ragged=4
---lengths 4 16 --ragged-pairs=1 --long-prompt=64 --chunks 16"""
+--lengths 4 16 --ragged-pairs=1 --long-prompt=64"""
 SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=128 --kv-mib=8 --adapters=2"
 
 
