@@ -17,6 +17,17 @@ SAME = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """How far a product may be from the usual one in the trial. Its results are about 1."""
 
 
+def padded(rows: int) -> int:
+    """How many rows a product computes for so many.
+
+    For each number of rows oneDNN keeps a program of its own for each shape of weights, and some hundred KiB with it.
+    """
+    if rows <= 8:
+        return 1 << (rows - 1).bit_length()
+    step = 8 if rows <= 64 else 32 if rows <= 256 else 128
+    return -(-rows // step) * step
+
+
 class TorchWeights:
     """See PackedLinears."""
 
@@ -38,15 +49,19 @@ class TorchWeights:
         """x · Wᵀ (+ bias) with all linears: [rows, columns]"""
         if not self._reordered or not x.numel():
             return self._as_usual(x, bias)
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, bias, "none", [], "")
-        return product
+        rows = x.shape[:-1].numel()
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(_padded(x), self._weight, bias, "none", [], "")
+        return product[:rows].view(*x.shape[:-1], -1)
 
     def added_to(self, y: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """y + x · Wᵀ (+ bias)"""
         if not self._reordered:
             return self._as_usual(x, bias).add_(y)
-        added: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, y, self._weight, bias, "add")
-        return added
+        rows = x.shape[:-1].numel()
+        added: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+            _padded(x), _padded(y), self._weight, bias, "add"
+        )
+        return added[:rows].view(*x.shape[:-1], -1)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None, index: int = 0) -> torch.Tensor:
         if len(self.outputs) == 1:
@@ -66,6 +81,18 @@ class TorchWeights:
         if self._reordered:  # nothing is multiplied
             return x.new_empty((*x.shape[:-1], self.columns[-1]))
         return linear(x, self._weight, bias)
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """[padded rows, columns]"""
+    x = x.reshape(-1, x.shape[-1])
+    rows = len(x)
+    size = padded(rows)
+    if size == rows:
+        return x
+    larger = x.new_zeros((size, x.shape[1]))
+    larger[:rows] = x
+    return larger
 
 
 @cache

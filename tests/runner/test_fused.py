@@ -342,6 +342,29 @@ def raises(error: Exception) -> Any:
     return raising
 
 
+def test_few_numbers_of_rows_are_multiplied() -> None:
+    """oneDNN keeps a program for each of them."""
+    sizes = [torch_linear.padded(rows) for rows in range(1, 1025)]
+    assert all(rows <= size <= max(8 + rows, 1.5 * rows) for rows, size in enumerate(sizes, 1))
+    assert all(torch_linear.padded(size) == size for size in sizes)
+    assert len(set(sizes)) < 25
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 70, 300])
+def test_rows_of_padding_change_no_other(rows: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, x, y = (
+        torch.randn(shape, generator=generator, dtype=torch.float32) for shape in ((24, 40), (rows, 40), (rows, 24))
+    )
+    weights = TorchWeights([weight], reordered=True)
+    for _ in weights.parts([weight]):
+        pass
+    product = torch.nn.functional.linear(x, weight)
+    assert torch.allclose(weights.all_of(x), product, atol=1e-4)
+    assert torch.allclose(weights.all_of(x[None]), product[None], atol=1e-4)
+    assert torch.allclose(weights.added_to(y, x), y + product, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", torch_linear.PACKED_TYPES)
 def test_torch_packs_here(dtype: torch.dtype) -> None:
     """This version of torch has the operators: what is tried is also used."""
