@@ -192,6 +192,12 @@ class Recording(TorchDispatchMode):
         else:
             raise CannotRecord(f"it raises to {exponent}")
 
+    def _matmul(self, result: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Of one column and one row, as some models multiply frequencies with positions"""
+        if x.dim() != y.dim() or x.dim() < 2 or x.shape[-1] != 1:
+            raise CannotRecord("it computes matmul")
+        self._compute("multiply", result, x, y)
+
     def _square(self, result: torch.Tensor, x: Any) -> None:
         self._compute("multiply", result, x, x)
 
