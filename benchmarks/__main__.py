@@ -18,6 +18,7 @@ NOT_BENCHMARKS = {
     "driven",
     "engine_run",
     "harness",
+    "host_parts",
     "lora_baselines",
     "own_driver",
     "random_gemma",
