@@ -62,7 +62,7 @@ async def test_the_runner_accepts_what_the_scheduler_promises(folder):
         answers = [system.gateway.start(f"{n}", prompt=(n,), max_tokens=LENGTH, q80=LENGTH) for n in range(6)]
         await until(lambda: known.ledger.promised == 30, why="three requests of ten pages on twenty")
         await until(lambda: sum(bool(one.tokens) for one in system.gateway.live()) == 3)
-        engines.hurry(0.002)
+        engines.hurry(0.01)  # the supervisor gets time, also on a busy machine
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, LENGTH)
         assert runner.service.metrics.self_parks._value.get() > 0, "the pages never ran out"
