@@ -1,7 +1,7 @@
 """How torch's threads wait for each other: what its OpenMP reads when torch is imported.
 
 Threads that spin slow down all other processes, and threads that sleep at once need longer to wake than a small product
-takes. So they spin for about a tenth of a millisecond, and then sleep.
+takes. So they spin for a moment, and then sleep.
 """
 
 THREAD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}

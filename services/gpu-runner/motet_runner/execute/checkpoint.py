@@ -37,8 +37,7 @@ STAGING_BYTES = 8 << 20
 weights."""
 
 CHECKED_NUMBERS = 1 << 17
-"""How many weights are checked at once: they are still in a cache of the processor then, and a sum of bfloat16 takes
-little memory for them as float32."""
+"""How many weights are checked at once. To sum bfloat16 numbers torch copies them to float32: that is little then."""
 
 PROGRESS_SECONDS = 1.0
 
