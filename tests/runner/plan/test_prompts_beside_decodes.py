@@ -163,6 +163,15 @@ def test_iterations_of_about_as_many_rows_stand_in_for_those_that_were_never_see
     assert costs.prompt_tokens_beside(3, 1) == LEAST_BESIDE
 
 
+def test_prompts_beside_few_decodes_are_not_free_because_iterations_usually_have_many() -> None:
+    """What computing a parked sequence again costs decides between that and copying it."""
+    costs, machine = learned(), Machine(step=1.0, of_a_row=1.0, of_a_token=0.25)
+    learn(costs, machine, 1)
+    learn(costs, machine, 16, times=50)
+    learn(costs, machine, 1, prompt_tokens=32, times=50)
+    assert costs.prefill_seconds_per_token == pytest.approx(machine.of_a_token / 1000, rel=0.1)
+
+
 def test_an_iteration_that_memory_did_not_hold_at_once_teaches_nothing() -> None:
     costs = learned()
     learn(costs, Machine(), decodes=20)
