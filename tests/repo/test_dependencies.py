@@ -19,7 +19,7 @@ ALSO = {
     "motet": ("store", "kubernetes"),
     "motet_scheduler": ("kubernetes",),
     "motet_operator": ("cluster", "folder"),
-    "motet_kernels": ("runner",),
+    "motet_kernels": ("runner", "gpu"),
     # `motet up` starts everything.
     "motet_cli": ("local",),
 }
