@@ -46,12 +46,14 @@ def test_an_image_runs_as_a_numeric_user(name: str) -> None:
 
 
 @every_deployable
-def test_an_image_is_built_in_stages_and_the_last_has_no_tools(name: str) -> None:
+def test_an_image_is_built_in_stages_and_the_last_installs_nothing_but_the_runners_c_compiler(name: str) -> None:
     file = read(FOLDERS[name])
     assert [stage.base for stage in file.stages] == ["${PYTHON}"] * 3
     assert [stage.name for stage in file.stages] == ["wheel", "environment", ""]
     assert file.final.all("COPY") == ["--from=environment /opt/motet /opt/motet"]
-    assert not re.search("pip|apt", " ".join(file.final.all("RUN")))
+    installing = [run for run in file.final.all("RUN") if re.search("pip|apt", run)]
+    installed = [re.findall(r"--no-install-recommends (.*?) +&& rm", run) for run in installing]
+    assert installed == ([["gcc libc6-dev"]] if name == "runner" else [])
 
 
 @every_deployable
@@ -87,6 +89,7 @@ def test_dockerfiles_differ_only_in_their_deployable() -> None:
         if name == "runner":  # torch comes first, from an index of its own
             text = re.sub(r"# An index.*?torch>=[^\n]*\n", "", text, flags=re.DOTALL)
             text = re.sub(r"# The kernels for.*?--install\n", "", text, flags=re.DOTALL)
+            text = re.sub(r"# On a GPU, Triton.*?TRITON_CACHE_DIR=[^\n]*\n", "", text, flags=re.DOTALL)
             text = text.replace("RUN /opt/motet/bin/pip", "RUN python -m venv /opt/motet \\\n && /opt/motet/bin/pip")
         text = text.replace(file.final.labels["org.opencontainers.image.description"], "WHAT")
         text = text.replace(f"[{','.join(file.extras)}]", "[EXTRAS]")
@@ -103,7 +106,7 @@ def test_the_runner_takes_the_torch_that_the_package_asks_for() -> None:
     assert f'"{torch}"' in read(FOLDERS["runner"]).text
 
 
-def test_the_runners_image_has_compiled_kernels_and_no_compiler() -> None:
+def test_the_runners_image_has_compiled_kernels_and_no_compiler_of_them() -> None:
     environment, final = read(FOLDERS["runner"]).stages[1:]
     install = environment.last("RUN")
     assert "apt-get install --yes --no-install-recommends g++" in install
@@ -111,6 +114,17 @@ def test_the_runners_image_has_compiled_kernels_and_no_compiler() -> None:
     assert environment.instructions[-1] == ("RUN", install), "the kernels are those of the installed package"
     assert final.all("COPY") == ["--from=environment /opt/motet /opt/motet"], "they lie in the environment"
     assert builder.INSTALLED.parent == Path(sys.prefix)
+
+
+def test_triton_finds_a_compiler_and_a_writable_folder_in_the_runners_image() -> None:
+    final = read(FOLDERS["runner"]).final
+    assert any("gcc libc6-dev" in run for run in final.all("RUN"))
+    (cache,) = [rest.partition("=")[2] for rest in final.all("ENV") if rest.startswith("TRITON_CACHE_DIR=")]
+    chart = (ROOT / "charts/motet/templates/runner.yaml").read_text()
+    volume = re.search(r"- \{name: (\w+), mountPath: /tmp\}", chart)
+    assert cache.startswith("/tmp/")
+    assert volume is not None
+    assert re.search(rf"- name: {volume[1]}\n *emptyDir: \{{\}}", chart), "the image itself is read-only"
 
 
 def test_the_build_context_has_the_sources_of_the_wheel_and_little_else() -> None:
