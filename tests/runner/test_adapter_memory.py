@@ -15,6 +15,7 @@ from motet_runner.adapters.certification import certify
 from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.engine import CPU_KV_MIB, MIB, RANK_RESERVED, Engine
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, ParkedNow, State
+from motet_runner.memory.gpu_memory import CONTEXT_BYTES, GpuMemory
 from motet_runner.plan import Copy, Effect
 from tests.runner.engines import ask, load, make_engine, run, step_beside_load
 from tests.runner.random_models import RandomAdapter, save_adapter
@@ -249,13 +250,17 @@ def test_a_request_that_could_never_be_computed_beside_its_adapter_is_refused(
     assert len(run(engine, ask("fits", adapter=Digest("16"))).tokens["fits"]) == 40
 
 
-def test_on_a_device_pages_leave_memory_for_copies(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_pages_leave_memory_to_compute_with(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(llama)
     engine._config = replace(engine._config, kv_cache_mib=None)
     engine._loaded.device = SimpleNamespace(type="cuda")
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (60 * MIB, 100 * MIB))
+    memory = GpuMemory(total=1000 * MIB + CONTEXT_BYTES, free=900 * MIB, held=0)
+    monkeypatch.setattr(GpuMemory, "of", lambda _: memory)
+    monkeypatch.setattr("motet_runner.engine.activation_bytes", lambda *_: 800 * MIB)
     page = MIB // 2
-    assert engine._pages(page, 0) == 100
-    assert engine._pages(page, 20 * MIB) == 60
-    with pytest.raises(SetupError, match=r"lower engine\.maxResidentAdapters, for which 50\.00 MiB are set aside"):
-        engine._pages(page, 50 * MIB)
+    left = memory.left(90) // MIB - 800
+    assert engine._pages(page, 0) == 2 * left
+    assert engine._pages(page, 20 * MIB) == 2 * (left - 20)
+    says = r"lower engine\.maxResidentAdapters, for which 100\.00 MiB .* largest iteration takes 800\.00 MiB"
+    with pytest.raises(SetupError, match=says):
+        engine._pages(page, 100 * MIB)

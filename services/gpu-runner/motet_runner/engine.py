@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
+import structlog
 import torch
 
 from motet.clock import Clock
@@ -16,6 +17,7 @@ from motet.errors import SetupError
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.execute import exact_mode
+from motet_runner.execute.activations import activation_bytes
 from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.execute.checkpoint import ignore_progress
 from motet_runner.execute.kernel_change import KernelChange
@@ -34,12 +36,16 @@ from motet_runner.interface import (
     State,
     StepOutput,
 )
+from motet_runner.memory.gpu_memory import GpuMemory
 from motet_runner.memory.host_limit import available_host_bytes, default_host_bytes
+from motet_runner.memory.out_of_memory import device_has_failed
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import Planner, StepPlan, StepResult, preset_named
 from motet_runner.step_costs import StepCosts
 from motet_runner.step_trace import StepTrace
+
+log = structlog.get_logger(__name__)
 
 MIB = 1024 * 1024
 CPU_KV_MIB = 512
@@ -74,7 +80,13 @@ class Engine:
         )
         if config.device != "cuda":
             torch.set_num_threads(threads_to_begin_with(config.threads))
-        self._loaded = load(config.model, config.dtype, config.device, on_load_progress)
+        self._loaded = load(
+            config.model,
+            config.dtype,
+            config.device,
+            on_load_progress,
+            utilization_percent=config.memory_utilization_percent,
+        )
         loaded = self._loaded
         if exact:
             exact_mode.check_model(loaded)
@@ -186,12 +198,18 @@ class Engine:
     def step(self) -> StepOutput:
         """Plan, launch and collect an iteration. With `plan_ahead`, the one that is collected was launched in the step
         before, and the next one is planned without its tokens."""
-        while len(self._launched) <= self._config.plan_ahead:
-            plan = self.plan()
-            if plan is None:
-                break
-            self.launch(plan)
-        return self.collect()
+        try:
+            while len(self._launched) <= self._config.plan_ahead:
+                plan = self.plan()
+                if plan is None:
+                    break
+                self.launch(plan)
+            return self.collect()
+        except RuntimeError as error:
+            if device_has_failed(error):
+                reason = str(error).strip().partition("\n")[0]
+                log.critical("device_failed", device=self.info.device, reason=reason, result="this engine ends")
+            raise
 
     def plan(self) -> StepPlan | None:
         """What the next iteration computes; None if there is nothing now."""
@@ -284,11 +302,15 @@ class Engine:
     def _pages(self, page_bytes: int, copy_bytes: int) -> int:
         """The pages of the whole pool, which KV and adapters share."""
         mib = self._config.kv_cache_mib
+        computing = 0
         if mib is not None:
             budget = mib * MIB
         elif self._loaded.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self._loaded.device)
-            budget = free - total * (100 - self._config.memory_utilization_percent) // 100 - copy_bytes
+            computing = activation_bytes(
+                self._loaded, self._config.prefill_chunk_tokens, self._config.max_concurrent_sequences
+            )
+            left = GpuMemory.of(self._loaded.device).left(self._config.memory_utilization_percent)
+            budget = left - computing - copy_bytes
         else:
             of_each = -(-self._linears.run_bytes(RANK_RESERVED) // page_bytes) * page_bytes
             budget = CPU_KV_MIB * MIB + self._config.max_resident_adapters * of_each
@@ -298,7 +320,8 @@ class Engine:
                 f"{max(0, budget) / MIB:.2f} MiB are left for keys, values and adapters, and one page of this model "
                 f"takes {page_bytes / MIB:.2f} MiB. Raise engine.kvCacheMiB or, where it is not set, "
                 "engine.memoryUtilizationPercent; or lower engine.maxResidentAdapters, for which "
-                f"{copy_bytes / MIB:.2f} MiB are set aside to compute with."
+                f"{copy_bytes / MIB:.2f} MiB are set aside to compute with, or engine.prefillChunkTokens and "
+                f"engine.maxConcurrentSequences, whose largest iteration takes {computing / MIB:.2f} MiB."
             )
         return pages
 

@@ -15,7 +15,7 @@ from motet.domain import Digest
 from motet.errors import AdapterError, MotetError, Overloaded
 from motet_kernels import PlacedAdapter, RunLayout
 from motet_runner.adapters.host_load import HostLoad
-from motet_runner.memory.out_of_memory import is_out_of_memory
+from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memory
 from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed
 
 SLICE_BYTES = 2 * 1024 * 1024
@@ -87,6 +87,8 @@ class AdapterLoads:
             try:
                 complete = self._copy_some(loading, first_page_of[number], hurry=hurry)
             except (AdapterError, OSError, MemoryError, RuntimeError) as error:
+                if device_has_failed(error):  # the adapter is not to blame
+                    raise
                 del self._loading[number]
                 results.failed += (LoadFailed(number, _as_motet_error(error)),)
                 continue

@@ -97,6 +97,13 @@ class Checkpoint:
     def bytes(self) -> int:
         return sum(entry.bytes for entry in self.tensors.values())
 
+    def bytes_as(self, dtype: torch.dtype) -> int:
+        """Of all weights once floating-point numbers have this type."""
+        return sum(
+            math.prod(entry.shape) * dtype.itemsize if entry.dtype in FLOATS else entry.bytes
+            for entry in self.tensors.values()
+        )
+
     def check_shapes(self, model: torch.nn.Module) -> None:
         """Compare with a model without weights. A tensor that transformers renames or merges is compared later, when
         it is loaded."""

@@ -22,10 +22,12 @@ from motet_kernels.cpp import PagedAttention
 from motet_runner.execute import attention
 from motet_runner.execute.checkpoint import Checkpoint, CheckpointReader, ignore_progress, other_shape
 from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder, Watcher
+from motet_runner.execute.gpu_device import check_card, cuda_is_usable, why_not
 from motet_runner.execute.lora import features
 from motet_runner.execute.rope import compute_per_sequence, length_rope
 from motet_runner.execute.row_table import RowTable
 from motet_runner.interface import LoadProgress, Sampling
+from motet_runner.memory.gpu_memory import GpuMemory
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import LengthRope, RowJoin, RowStep, StepPlan
@@ -92,7 +94,15 @@ class LoadedModel:
         return logits[batch.keep] if self.keeps_all or batch.head_rows is not None else logits
 
 
-def load(folder: Path, dtype: str, device: str, on_progress: LoadProgress = ignore_progress) -> LoadedModel:
+def load(
+    folder: Path,
+    dtype: str,
+    device: str,
+    on_progress: LoadProgress = ignore_progress,
+    *,
+    utilization_percent: int = 100,
+) -> LoadedModel:
+    """`utilization_percent`: how much of a GPU's memory this process may take in all."""
     attention.register()
     raw = read_supported_config(folder)
     if raw.get("model_type") == "gptj":
@@ -104,6 +114,9 @@ def load(folder: Path, dtype: str, device: str, on_progress: LoadProgress = igno
     quiet()
     _refuse_unknown(folder, raw)
     checkpoint = Checkpoint(folder, raw.get("dtype") or raw.get("torch_dtype"))
+    if torch_device.type == "cuda":
+        needed = checkpoint.bytes_as(torch_dtype)
+        GpuMemory.of(torch_device).check_weights(needed, utilization_percent, str(torch_dtype).removeprefix("torch."))
     model = _with_weights(checkpoint, torch_dtype, torch_device, on_progress)
     model = model.to(torch_device).eval().requires_grad_(False)  # moves buffers that are not in the files
     name = type(model).__name__
@@ -208,10 +221,15 @@ def quiet() -> None:
 
 def device_named(wanted: str) -> torch.device:
     if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise SetupError("engine.device is cuda and no CUDA device is visible; use auto or cpu.")
-    return torch.device(wanted)
+        wanted = "cuda" if cuda_is_usable() else "cpu"
+    device = torch.device(wanted)
+    if wanted == "cuda":
+        if not cuda_is_usable():
+            raise SetupError(
+                f"engine.device is cuda and no CUDA device is visible ({why_not()}). Mend that, or use auto or cpu."
+            )
+        check_card(device)
+    return device
 
 
 def _dtype(wanted: str, device: torch.device, raw: dict[str, Any]) -> torch.dtype:

@@ -4,5 +4,14 @@ import torch
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """PyTorch has a class for errors of device memory. For host memory, only the word in the first line shows it."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocat" in str(error).strip().partition("\n")[0]
+    """PyTorch has a class for errors of device memory. If the driver itself has none left, or the host, only the words
+    in the first line show it."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    first_line = str(error).strip().partition("\n")[0]
+    return "allocat" in first_line or "out of memory" in first_line
+
+
+def device_has_failed(error: Exception) -> bool:
+    """Whether the device computes nothing more in this process: it was lost, or a kernel went wrong on it."""
+    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
