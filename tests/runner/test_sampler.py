@@ -18,7 +18,8 @@ from motet.domain import BASE, RequestId
 from motet_runner.execute import adjusted_logits, draw
 from motet_runner.execute.adjustment import Adjustment
 from motet_runner.execute.row_table import RowTable, TableRow
-from motet_runner.execute.sampler import CPU_GROUP, Sampler, Samples, uniform
+from motet_runner.execute.sampler import CPU_GROUP, Sampler, Samples
+from motet_runner.execute.sampling_kind import uniform
 from motet_runner.interface import Sampling
 from motet_runner.plan import RowJoin
 from tests.support import reference_sampler

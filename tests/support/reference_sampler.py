@@ -6,7 +6,8 @@ The oracle of `tests/runner/test_sampler.py` and the baseline of `benchmarks/sam
 import torch
 
 from motet_runner.execute.row_table import TableRow
-from motet_runner.execute.sampler import COLDEST, Samples, uniform
+from motet_runner.execute.sampler import Samples
+from motet_runner.execute.sampling_kind import COLDEST, uniform
 from motet_runner.interface import Logprobs
 
 

@@ -70,6 +70,14 @@ def draw(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts | None) -> torc
     return tokens
 
 
+def draw_without_waiting(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts | None) -> torch.Tensor:
+    """The same tokens, for a device that computes by itself: no value comes to the host to decide what is computed."""
+    if cuts is None:
+        return _at(likely, numbers)
+    kept, _ = _cut(likely, likely.neg().sort(dim=-1).values, cuts, ask=False)
+    return _at(kept, numbers)
+
+
 def _may_suffice(likely: torch.Tensor, cuts: Cuts) -> bool:
     """Whether the candidates of some row can be all that the cuts keep. In a flat row, so few never reach top_p."""
     if cuts.min_p is not None:
@@ -83,9 +91,12 @@ def _draw_from_all(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts) -> t
     return _at(kept, numbers)
 
 
-def _cut(likely: torch.Tensor, negated: torch.Tensor, cuts: Cuts) -> tuple[torch.Tensor, torch.Tensor]:
+def _cut(
+    likely: torch.Tensor, negated: torch.Tensor, cuts: Cuts, *, ask: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The probabilities with 0 for what the cuts remove, and the smallest that they keep. `likely`: some tokens of each
     row in the order of their ids; `negated`: the same, most likely first, with a minus: a search needs a rising order.
+    `ask` whether equal ones are cut apart, which saves work if none are.
     """
     upto = _sums(negated).neg_()
     count = cuts.top_k.clamp(max=likely.shape[1])
@@ -98,7 +109,7 @@ def _cut(likely: torch.Tensor, negated: torch.Tensor, cuts: Cuts) -> tuple[torch
     # A product is much faster than masked_fill, which branches.
     kept = likely * (likely >= smallest)
     too_many = torch.searchsorted(negated, last, right=True) - count
-    if bool(too_many.any()):
+    if not ask or bool(too_many.any()):
         equal = likely == smallest
         staying = count - torch.searchsorted(negated, last)
         kept *= ~equal | (equal.cumsum(dim=-1) <= staying)

@@ -6,23 +6,19 @@ on alike. One uniform number a token, looked up in the distribution in the order
 Rows that need the same work form a group. What the groups need is laid out when the rows of the batch change.
 """
 
-import hashlib
 import operator
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from motet_runner.execute.adjusted_logits import AdjustedLogits
-from motet_runner.execute.adjustment import Adjustment
-from motet_runner.execute.draw import ALL, Cuts, draw, probabilities
+from motet_runner.execute.draw import draw, probabilities
 from motet_runner.execute.row_table import TableRow
-from motet_runner.interface import Logprobs, Sampling
-
-COLDEST = 1e-4
-"""Below this a temperature is as good as greedy, and dividing by it would leave the numbers."""
+from motet_runner.execute.sampling_kind import GREEDY, Kind, cuts_of, temperatures, uniform
+from motet_runner.interface import Logprobs
 
 _INFINITY = 0x7F80
 _MINUS_INFINITY = 0xFF80
@@ -103,34 +99,6 @@ class Sampler:
         return tokens, finite.squeeze(1)
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """In [0, 1): the same for the same three numbers, on every machine."""
-    key = seed.to_bytes(16, "little", signed=True) + choice.to_bytes(4, "little") + position.to_bytes(8, "little")
-    # A float has 53 bits. With more, the largest numbers would be rounded to one.
-    return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) / 2.0**53
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a row needs."""
-
-    adjusted: bool
-    repeats: bool
-    drawn: bool
-    cut: bool
-
-    @staticmethod
-    def of(row: TableRow, vocabulary: int) -> "_Kind":
-        sampling = row.sampling
-        adjusted = Adjustment.wanted(sampling, row.output_tokens)
-        drawn = sampling.temperature > 0
-        cut = 0 < sampling.top_k < vocabulary or sampling.top_p < 1 or sampling.min_p > 0
-        return _Kind(adjusted, sampling.repetition_penalty != 1, drawn, drawn and cut)
-
-
-_GREEDY = _Kind(adjusted=False, repeats=False, drawn=False, cut=False)
-
-
 class _Rows:
     """Some rows of the batch."""
 
@@ -146,7 +114,7 @@ class _Rows:
 class _Group(_Rows):
     """Rows of one kind."""
 
-    def __init__(self, batch: list[TableRow], in_batch: list[int], kind: _Kind, like: torch.Tensor) -> None:
+    def __init__(self, batch: list[TableRow], in_batch: list[int], kind: Kind, like: torch.Tensor) -> None:
         """`like`: the logits of the batch."""
         device = like.device
         super().__init__(batch, in_batch, device)
@@ -155,20 +123,10 @@ class _Group(_Rows):
         self.in_table = torch.tensor([row.number for row in self.rows], device=device) if kind.adjusted else None
         self.temperature: torch.Tensor | None = None
         if kind.drawn:
-            temperatures = [[max(one.temperature, COLDEST)] for one in asked]
-            self.temperature = torch.tensor(temperatures, device=device, dtype=torch.float32)
-        self.cuts = _cuts_of(asked, like.shape[1], device) if kind.cut else None
-
-
-def _cuts_of(asked: Sequence[Sampling], vocabulary: int, device: torch.device) -> Cuts:
-    top_k = [[one.top_k if 0 < one.top_k < vocabulary else ALL] for one in asked]
-    top_p = [[one.top_p if one.top_p < 1 else float("inf")] for one in asked]
-    min_p = [[one.min_p] for one in asked]
-    return Cuts(
-        torch.tensor(top_k, device=device),
-        torch.tensor(top_p, device=device, dtype=torch.float64),
-        torch.tensor(min_p, device=device, dtype=torch.float32) if any(one.min_p > 0 for one in asked) else None,
-    )
+            self.temperature = torch.from_numpy(temperatures(asked)).to(device)
+        self.cuts = None
+        if kind.cut:
+            self.cuts = cuts_of(asked, like.shape[1], lambda numbers: torch.from_numpy(numbers).to(device))
 
 
 class _Batch:
@@ -176,15 +134,15 @@ class _Batch:
 
     def __init__(self, rows: list[TableRow], like: torch.Tensor) -> None:
         self._rows = rows
-        by_kind: dict[_Kind, list[int]] = defaultdict(list)
+        by_kind: dict[Kind, list[int]] = defaultdict(list)
         for place, row in enumerate(rows):
-            by_kind[_Kind.of(row, like.shape[1])].append(place)
+            by_kind[Kind.of(row, like.shape[1])].append(place)
         self.groups = [
             _Group(rows, places, kind, like)
             for kind, of_kind in by_kind.items()
             for places in (_split(of_kind, like) if kind.adjusted or kind.drawn else [of_kind])
         ]
-        self.greedy = all(kind == _GREEDY for kind in by_kind) and not any(row.sampling.logprobs for row in rows)
+        self.greedy = all(kind == GREEDY for kind in by_kind) and not any(row.sampling.logprobs for row in rows)
         """Whether the largest logit of each row is all that is wanted"""
         self.adjusted = [row for group in self.groups if group.in_table is not None for row in group.rows]
         asking = [place for place, row in enumerate(rows) if row.sampling.logprobs]

@@ -14,6 +14,7 @@ from motet_kernels.cpp import PagedAttention
 from motet_runner.execute import prompt_logprobs
 from motet_runner.execute.adapter_loads import AdapterLoads, LoadResults
 from motet_runner.execute.flat_batch import FlatBatchBuilder
+from motet_runner.execute.halves import halves
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.row_table import RowTable
 from motet_runner.execute.sampler import Sampler
@@ -22,7 +23,7 @@ from motet_runner.interface import Logprobs
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
-from motet_runner.plan import DecodeRows, RowStep, SizeLimit, StepPlan, StepResult
+from motet_runner.plan import RowStep, SizeLimit, StepPlan, StepResult
 from motet_runner.plan.presets import UNBOUNDED
 from motet_runner.plan.prompt_scores import PromptScores
 
@@ -172,7 +173,7 @@ class LocalWorker:
         logits_fit = prompt_logprobs.fits(plan, self._table, self._loaded.vocabulary)
         if logits_fit and plan.count <= self._decodes.size and self._fits(plan, parts):
             return
-        first, second = _halves(plan)
+        first, second = halves(plan)
         if first is None or second is None:
             self._leave_out(plan, parts)
             return
@@ -226,22 +227,3 @@ class LocalWorker:
         parts.model_calls += 1
         parts.attention_calls += batch.calls
         parts.padding += batch.input_ids.numel() - batch.tokens
-
-
-def _halves(plan: StepPlan) -> tuple[StepPlan | None, StepPlan | None]:
-    """The plan's rows in two plans; the only row, if it is one, in two parts of its tokens."""
-    rows = plan.rows
-    middle = len(rows) // 2
-    if middle:
-        return _with_rows(plan, rows[:middle]), _with_rows(plan, rows[middle:])
-    (step,) = rows
-    if step.count == 1:
-        return None, None
-    half = step.count // 2
-    before = replace(step, count=half, samples=False)
-    after = replace(step, start=step.start + half, count=step.count - half)
-    return _with_rows(plan, (before,)), _with_rows(plan, (after,))
-
-
-def _with_rows(plan: StepPlan, rows: tuple[RowStep, ...]) -> StepPlan:
-    return replace(plan, decodes=DecodeRows(), prefills=rows)
