@@ -14,6 +14,7 @@ from motet_runner.plan import (
     LoadArrived,
     LoadFailed,
     Planner,
+    Preset,
     RowStep,
     StepPlan,
     StepResult,
@@ -26,11 +27,11 @@ VOCABULARY = 50
 
 
 def make_planner(
-    *, pages: int = 32, preset: str = "paged-chunk", places: int = 8, chunk_tokens: int = 24, **more
+    *, pages: int = 32, preset: str | Preset = "paged-chunk", places: int = 8, chunk_tokens: int = 24, **more
 ) -> Planner:
     return Planner(
         pages=pages,
-        preset=preset_named(preset),
+        preset=preset_named(preset) if isinstance(preset, str) else preset,
         places=places,
         chunk_tokens=chunk_tokens,
         max_length=more.pop("max_length", 10_000),

@@ -25,8 +25,7 @@ class Running:
     """A planner under a preset, sent requests by arrival; those that are declined wait in order."""
 
     def __init__(self, preset: Preset, *, ahead: int = 0, **limits) -> None:
-        self.planner: Planner = make_planner(**({"pages": PAGES, "places": PLACES} | limits))
-        self.planner.preset = preset
+        self.planner: Planner = make_planner(preset=preset, **({"pages": PAGES, "places": PLACES} | limits))
         self.device = FakeDevice(self.planner, ahead=ahead)
         self.queue: deque = deque()
         self.numbers = count()

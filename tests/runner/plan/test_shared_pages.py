@@ -284,4 +284,4 @@ def test_a_choice_waits_only_for_pages_within_its_promise() -> None:
     running(planner, shared("seed", prompt=20))
     planner.add(shared("parent", prompt=70))
     planner.add(shared("choice", prompt=70, promise=1, parent=R("parent")))
-    assert not planner._waits_for_parent(planner.sequences.get(R("choice")))
+    assert not planner._next._waits_for_parent(planner.sequences.get(R("choice")))

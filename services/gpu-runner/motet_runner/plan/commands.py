@@ -1,0 +1,135 @@
+"""Commands: sequences and adapters come and go, and promises change. Each takes effect at once, and the next iteration
+is planned with it."""
+
+from motet.domain import Digest, ParkMethod, RequestId
+from motet.errors import Declined, InvalidRequest
+from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.interface import AdapterFailed, NewSequence, State
+from motet_runner.plan.admission import refuse_what_cannot_be, too_long_beside_adapter
+from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.sequence_lives import SequenceLives
+from motet_runner.plan.sequence_memory import MAX_PARKED, SequenceMemory
+from motet_runner.plan.sequence_table import SequenceTable
+
+
+class Commands:
+    def __init__(
+        self,
+        sequences: SequenceTable,
+        memory: SequenceMemory,
+        lives: SequenceLives,
+        *,
+        max_length: int,
+        vocabulary: int,
+    ) -> None:
+        self._sequences = sequences
+        self._memory = memory
+        self._adapters = memory.adapters
+        self._lives = lives
+        self._max_length = max_length
+        self._vocabulary = vocabulary
+        self._arrivals = 0
+
+    def add(self, new: NewSequence, *, supervised: bool) -> Sequence:
+        """Take a sequence in; raises Declined when it does not fit now, InvalidRequest when it never will."""
+        ledger, adapter_pages = self._memory.ledger, self._adapters.pages_of(new.adapter)
+        error = self._adapters.too_large(new.adapter) or self._too_long(new)
+        if error is not None:
+            raise error
+        promisable = ledger.limit_beside(adapter_pages)
+        refuse_what_cannot_be(new, max_length=self._max_length, vocabulary=self._vocabulary, promisable=promisable)
+        known = self._sequences.get(new.request)
+        if known is not None:
+            if known.new.epoch >= new.epoch:
+                raise Declined(f"Request {new.request} is here already, under epoch {known.new.epoch}.")
+            self._lives.remove(known)
+        self._arrivals += 1
+        sequence = Sequence(
+            new=new,
+            arrival=self._arrivals,
+            promise=new.promise,
+            tokens=[*new.prompt, *new.delivered],
+            state=State.WAITING,
+        )
+        self._lives.begin_keys(sequence)
+        # It holds the pages that it shares from now on: only then are they charged once.
+        self._memory.share_cached(sequence, new.promise)
+        free = self._promisable(new.adapter, supervised=supervised)
+        if new.promise > free:
+            self._memory.release(sequence)
+            raise Declined(
+                f"{new.promise} pages were promised and {max(0, free)} can be given beside the adapters in use; "
+                "try another runner or wait."
+            )
+        ledger.promise(new.request, new.promise)
+        self._sequences.add(sequence)
+        if not self._adapters.is_here(sequence.adapter):
+            self._sequences.enter(sequence, State.LOADING)
+            self._adapters.want(sequence.adapter)
+        self._memory.announce_overflow(sequence)
+        return sequence
+
+    def cancel(self, request: RequestId, epoch: int | None = None) -> Sequence | None:
+        """Forget a sequence and free its pages at once; None when there is none of that epoch."""
+        sequence = self._sequences.get(request)
+        if sequence is None or epoch not in (None, sequence.new.epoch):
+            return None
+        self._lives.remove(sequence)
+        return sequence
+
+    def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
+        sequence = self._promised(request, epoch, promise)
+        return sequence is not None and self._memory.extend(sequence, extended)
+
+    def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
+        sequence = self._promised(request, epoch, promise)
+        if sequence is None or sequence.parked_times >= MAX_PARKED:
+            return False
+        self._memory.park(sequence, wanted, method, by_itself=False)
+        return True
+
+    def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
+        sequence = self._sequences.of_epoch(request, epoch)
+        if sequence is None or sequence.state is not State.PARKED:
+            return False
+        return self._memory.resume(sequence, min(promise, max(sequence.most_pages, 1)))
+
+    def load_adapter(self, adapter: Digest, layout: AdapterLayout) -> None:
+        """Say where an adapter is on this machine. It loads as soon as it can have its pages."""
+        new = not self._adapters.is_known(adapter)
+        self._adapters.register(adapter, layout)
+        if not new:
+            return
+        too_large = self._adapters.too_large(adapter)
+        if too_large is not None:
+            self._sequences.events.append(AdapterFailed(adapter, too_large))
+        for sequence in [sequence for sequence in self._sequences if sequence.adapter == adapter]:
+            error = too_large or self._too_long(sequence.new)
+            if error is not None:
+                self._lives.give_up(sequence, error)
+
+    def drop_adapter(self, adapter: Digest) -> None:
+        """Forget an adapter once no sequence uses it."""
+        self._adapters.drop(adapter)
+
+    def set_overcommit(self, factor: float) -> None:
+        self._memory.ledger.overcommit = factor
+
+    def _too_long(self, new: NewSequence) -> InvalidRequest | None:
+        pages = self._memory.pages.capacity
+        return too_long_beside_adapter(new, adapter_pages=self._adapters.pages_of(new.adapter), pages=pages)
+
+    def _promisable(self, adapter: Digest, *, supervised: bool) -> int:
+        """What a new sequence of this adapter may be promised now. Without a supervisor, parked sequences are sure to
+        come back, with their adapters."""
+        parked = [] if supervised else self._sequences.parked()
+        in_use = self._adapters.pages_in_use(adapter, *(sequence.adapter for sequence in parked))
+        ledger = self._memory.ledger
+        return ledger.limit_beside(in_use) - ledger.promised - sum(sequence.wanted for sequence in parked)
+
+    def _promised(self, request: RequestId, epoch: int, promise: int) -> Sequence | None:
+        """The sequence that a command names, unless it is parked or has another promise now."""
+        sequence = self._sequences.of_epoch(request, epoch)
+        if sequence is None or sequence.promise != promise or sequence.state is State.PARKED:
+            return None
+        return sequence

@@ -1,0 +1,163 @@
+"""What the results of an iteration mean for its sequences: their next tokens, their ends, their adapters."""
+
+from motet.domain import PAGE_TOKENS, Digest
+from motet.errors import MotetError, NotFinite, Overloaded
+from motet_runner.interface import AdapterFailed, Finish, Logprobs, Sampling, SequenceOutput, State, StateChanged
+from motet_runner.plan.launched import Launched
+from motet_runner.plan.prompt_scores import PromptScores
+from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.sequence_lives import SequenceLives
+from motet_runner.plan.sequence_memory import SequenceMemory
+from motet_runner.plan.sequence_table import SequenceTable
+from motet_runner.plan.size_limit import SizeLimit
+from motet_runner.plan.step_plan import StepResult
+
+_NOT_FINITE = (
+    "The model's results for this request are infinite or not numbers. If the request uses an adapter, try the base "
+    "model, and tell the adapter's owner."
+)
+
+
+_OUT_OF_MEMORY = (
+    "The runner has no memory to compute this request; try again, or lower engine.memoryUtilizationPercent."
+)
+
+
+class IterationResults:
+    def __init__(
+        self,
+        sequences: SequenceTable,
+        memory: SequenceMemory,
+        lives: SequenceLives,
+        chunk: SizeLimit,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self._sequences = sequences
+        self._memory = memory
+        self._lives = lives
+        self._chunk = chunk
+        self._eos_token_ids = eos_token_ids
+
+    def take(self, launched: Launched, result: StepResult) -> None:
+        """Take in what an iteration has brought. Sequences that have gone meanwhile are left out."""
+        self._take_loads(result)
+        sampled = iter(result.sampled)
+        logprobs = result.logprobs
+        decoding = zip(
+            launched.decoding, launched.decodes.rows, launched.decodes.starts, launched.decoding_restarts, strict=True
+        )
+        for place, (sequence, row, start, restarts) in enumerate(decoding):
+            token = next(sampled)
+            sequence.pending -= 1
+            if self._is_computed(sequence, row, result):
+                if sequence.restarts == restarts:
+                    sequence.computed = start + 1
+                    if sequence.suspect:
+                        self._say_progress(sequence)
+                self._sampled(sequence, token, logprobs.get(place) if logprobs else None)
+        place = len(launched.decoding)
+        for work, step, restarts in zip(launched.prefills, launched.steps, launched.restarts, strict=True):
+            sequence = work.sequence
+            sequence.pending -= work.samples
+            token = next(sampled) if work.samples else None
+            if self._is_computed(sequence, step.row, result):
+                if sequence.restarts == restarts:
+                    sequence.computed = work.start + work.count
+                    if not work.samples or sequence.suspect:
+                        self._say_progress(sequence)
+                scored = not result.prompt_logprobs or self._take_scores(sequence, result.prompt_logprobs.get(step.row))
+                if work.samples and scored:
+                    self._sampled(sequence, token, logprobs.get(place))
+            place += work.samples
+        if not result.retries:
+            self._chunk.fitted(result.model_calls)
+        elif launched.prefills:
+            self._chunk.did_not_fit(self._chunk.size)
+
+    # -- adapters ----------------------------------------------------------------------------------------------------
+
+    def _take_loads(self, result: StepResult) -> None:
+        adapters = self._memory.adapters
+        for one in result.arrived:
+            arrived = adapters.arrived(one.number, one.seconds)
+            if arrived is not None:
+                for sequence in self._waiting_for(arrived):
+                    self._sequences.enter(sequence, State.WAITING)
+        for other in result.failed:
+            failed = adapters.failed(other.number)
+            if failed is not None:
+                adapter, effects = failed
+                self._memory.copies += effects
+                self._adapter_failed(adapter, other.error)
+
+    def _adapter_failed(self, adapter: Digest, error: MotetError) -> None:
+        """A failed load fails only the sequences that wait for it (PU-07)."""
+        self._sequences.events.append(AdapterFailed(adapter, error))
+        for sequence in self._waiting_for(adapter):
+            self._lives.give_up(sequence, error)
+
+    def _waiting_for(self, adapter: Digest) -> list[Sequence]:
+        return [s for s in self._sequences if s.state is State.LOADING and s.adapter == adapter]
+
+    # -- tokens ------------------------------------------------------------------------------------------------------
+
+    def _is_computed(self, sequence: Sequence, row: int, result: StepResult) -> bool:
+        """Whether this result is for a sequence. It may have gone meanwhile, or it goes now."""
+        if sequence not in self._sequences:
+            return False
+        if row not in result.out_of_memory:
+            return True
+        self._lives.give_up(sequence, Overloaded(_OUT_OF_MEMORY))
+        return False
+
+    def _say_progress(self, sequence: Sequence) -> None:
+        percent = 100 * sequence.computed // len(sequence.tokens)
+        changed = StateChanged(sequence.request, sequence.new.epoch, sequence.state, percent)
+        self._sequences.events.append(changed)
+
+    def _take_scores(self, sequence: Sequence, scores: PromptScores | None) -> bool:
+        """Log probabilities of the prompt that the client does not have yet: what is computed again after a park may
+        be scored again. → False if the sequence cannot go on"""
+        if scores is None:
+            return True
+        if not scores.finite:
+            self._lives.give_up(sequence, NotFinite(_NOT_FINITE))
+            return False
+        first, news = sequence.to_score, list(scores.logprobs[sequence.to_score - scores.first :])
+        if news:
+            new, index = sequence.new, sequence.output_tokens
+            output = SequenceOutput(new.request, new.epoch, new.choice, index, [], prompt_index=first)
+            output.prompt_logprobs = news
+            self._lives.outputs.append(output)
+            sequence.to_score += len(news)
+        return True
+
+    def _sampled(self, sequence: Sequence, token: int | None, logprob: Logprobs | None) -> None:
+        """Write the next token; if it is the last, the sequence leaves and its pages are free (S3-07, PU-11)."""
+        lives, memory = self._lives, self._memory
+        if token is None:
+            lives.give_up(sequence, NotFinite(_NOT_FINITE))
+            return
+        new, tokens = sequence.new, sequence.tokens
+        index = len(tokens) - sequence.prompt_tokens
+        tokens.append(token)
+        if sequence.chain is not None and sequence.computed // PAGE_TOKENS > sequence.chain.cached:
+            memory.add_to_cache(sequence)
+        finish = self._finish(new.sampling, token, index + 1)
+        logprobs = [] if logprob is None else [logprob]
+        lives.outputs.append(SequenceOutput(new.request, new.epoch, new.choice, index, [token], logprobs, finish))
+        if finish is not None:
+            lives.remove(sequence)
+            return
+        if sequence.restarts_after is not None and len(sequence.tokens) > sequence.restarts_after:
+            memory.restart(sequence)
+            lives.begin_keys(sequence)
+        elif sequence.state is State.PREFILL:
+            self._sequences.enter(sequence, State.DECODE)
+        if sequence.promise < sequence.most_pages and sequence.state is not State.PARKED:
+            memory.announce_overflow(sequence)
+
+    def _finish(self, sampling: Sampling, token: int, output_tokens: int) -> Finish | None:
+        if token in sampling.stop_token_ids or (token in self._eos_token_ids and not sampling.ignore_eos):
+            return Finish.STOP
+        return Finish.LENGTH if output_tokens >= sampling.max_tokens else None

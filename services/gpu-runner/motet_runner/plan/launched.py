@@ -1,0 +1,24 @@
+"""An iteration that is planned and not collected."""
+
+from dataclasses import dataclass, field
+
+from motet_runner.plan.composer import Work
+from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.step_plan import DecodeRows, RowStep
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Who takes part, what the worker was told, and each sequence's `restarts` when it was planned."""
+
+    decoding: list[Sequence]
+    decodes: DecodeRows
+    decoding_restarts: list[int]
+    prefills: list[Work] = field(default_factory=list)
+    steps: tuple[RowStep, ...] = ()
+    restarts: list[int] = field(default_factory=list)
+
+    def samples_of(self, sequence: Sequence) -> int:
+        """How many tokens of a sequence it samples."""
+        decodes = sum(one is sequence for one in self.decoding)
+        return decodes + sum(work.samples for work in self.prefills if work.sequence is sequence)

@@ -1,0 +1,98 @@
+"""Who takes part in the next iteration, with its pages taken."""
+
+from itertools import islice
+
+from motet.domain import PAGE_TOKENS
+from motet_runner.interface import State
+from motet_runner.plan.composer import Iteration, PromptTokensBeside, compose
+from motet_runner.plan.presets import Preset
+from motet_runner.plan.self_protection import SelfProtection
+from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.sequence_memory import SequenceMemory
+from motet_runner.plan.sequence_table import SequenceTable
+from motet_runner.plan.size_limit import SizeLimit
+from motet_runner.plan.suspect_turns import SuspectTurns
+
+
+class NextIteration:
+    def __init__(
+        self,
+        sequences: SequenceTable,
+        memory: SequenceMemory,
+        protection: SelfProtection,
+        chunk: SizeLimit,
+        *,
+        preset: Preset,
+        places: int,
+        beside: PromptTokensBeside | None,
+    ) -> None:
+        self._sequences = sequences
+        self._memory = memory
+        self._protection = protection
+        self._chunk = chunk
+        self._preset = preset
+        self._places = places
+        self._beside = beside
+        self._turns = SuspectTurns()
+
+    def choose(self, *, supervised: bool, idle: bool) -> Iteration:
+        """`idle`: no iteration is under way. One for a suspect is announced first: that it is empty comes before it."""
+        protection = self._protection
+        protection.answer_overflows(supervised=supervised, idle=idle)
+        if not supervised:
+            protection.resume_parked()
+        self._share_cached()
+        protection.load_before_others_run()
+        iteration = self._with_pages(idle=idle)
+        protection.load_beside(nobody_runs=not iteration and idle and not self._sequences.runnable())
+        news = self._turns.announce(iteration)
+        if news:
+            self._sequences.events += news
+            return Iteration()
+        return iteration
+
+    def _share_cached(self) -> None:
+        """Sequences that will start soon look once more: others may have computed their pages meanwhile."""
+        fresh = (sequence for sequence in self._sequences.runnable() if sequence.row is None)
+        for sequence in islice(fresh, self._places):
+            self._memory.share_cached(sequence, sequence.promise)
+
+    def _with_pages(self, *, idle: bool) -> Iteration:
+        suspects_first = self._turns.suspects_first
+        iteration, short = self._protection.take_pages(self._compose(suspects_first=suspects_first))
+        if not iteration and short:
+            # Without pages for the one whose turn it is, the others may still have theirs.
+            iteration, short = self._protection.take_pages(self._compose(suspects_first=not suspects_first))
+        if not iteration and short and idle:
+            self._protection.make_way()
+        return iteration
+
+    def _compose(self, *, suspects_first: bool) -> Iteration:
+        return compose(
+            [
+                sequence
+                for sequence in self._sequences.runnable()
+                if sequence.may_be_scheduled and (sequence.started or not self._waits_for_parent(sequence))
+            ],
+            self._preset,
+            chunk_tokens=self._chunk.size,
+            places=self._places,
+            suspects_first=suspects_first,
+            free_pages=self._memory.free,
+            beside=self._beside,
+        )
+
+    def _waits_for_parent(self, sequence: Sequence) -> bool:
+        """Whether the parent of a sequence that has not started is about to compute pages that both need. It waits only
+        for one that came earlier and can go on, so no sequences wait for each other."""
+        if sequence.new.parent is None or self._preset.request_level:
+            return False
+        parent = self._sequences.get(sequence.new.parent)
+        if parent is None or parent.arrival >= sequence.arrival or parent.stands_at_promise:
+            return False
+        mine, other = sequence.chain, parent.chain
+        if parent.state not in (State.WAITING, State.PREFILL) or mine is None or other is None:
+            return False
+        mine.extend(sequence.tokens, (len(sequence.tokens) - 1) // PAGE_TOKENS)
+        other.extend(parent.tokens, len(parent.tokens) // PAGE_TOKENS)
+        return min(mine.pages_in_common(other), sequence.promise) > mine.cached
