@@ -1,0 +1,175 @@
+"""The back end of add_lora for a GPU: it reads adapters in place, each at its own rank (PU-01, PU-04)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from motet_kernels.gpu.launches import interpreted, launch
+from motet_kernels.gpu.lora_kernels import lora_expand, lora_shrink
+from motet_kernels.gpu.lora_tiles import LOOPED, MAX_RANK, RANK_STEP, splits, tile_columns, tile_inputs
+from motet_kernels.gpu.work_list import HEADER, Chunk, Room, chunks_of, room_for, smallest_room, words, write_list
+from motet_kernels.lora_batch import PlacedAdapter, Segment
+from motet_kernels.run_layout import ALIGNMENT_BYTES, LinearGroup, RunLayout
+
+LINEARS_AT_ONCE = 3
+"""As q, k and v"""
+
+INPUTS_OF_A_WARP = 128
+
+PROGRAMS_OF_A_MULTIPROCESSOR = 4
+INTERPRETED_PROGRAMS = 3
+
+
+@dataclass(frozen=True)
+class GpuLoraBatch:
+    """A work list in the GPU's memory, and what lies between shrink and expand. Its tensors stay where they are."""
+
+    room: Room
+    work: torch.Tensor
+    """[numbers] int64, see `work_list.py`"""
+    products: torch.Tensor
+    """[splits · linears · room.products] fp32, as many of the first two as the model's linears need at most"""
+    empty: bool
+    """Whether nothing has to be launched. A batch that is filled again always launches."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Linears that are fed the same rows, and whose results lie side by side."""
+
+    numbers: Sequence[int]
+    """Of LINEARS_AT_ONCE linears; 0 beyond the last"""
+    outputs: Sequence[int]
+    """The same; 0 beyond the last"""
+    inputs: int
+    count: int
+
+
+class GpuBackend:
+    tile = RANK_STEP
+    copies = False
+
+    def __init__(self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype) -> None:
+        groups = tuple(groups)
+        self._memory = memory[: len(memory) // dtype.itemsize * dtype.itemsize].view(dtype)
+        self._dtype = dtype
+        self._layout = cache(lambda rank: RunLayout(rank, groups, dtype))
+        self._sizes = {linear: (group.inputs, outputs) for group in groups for linear, outputs in group.outputs.items()}
+        self._numbers = {linear: number for number, linear in enumerate(self._sizes)}
+        self._changed = cache(lambda linears: words([linear in linears for linear in self._sizes]))
+        self._call = cache(self._describe)
+        self._products = max(len(group.outputs) * splits(group.inputs) for group in groups)
+        self._offsets = torch.from_numpy(self._all_offsets()).to(memory.device)
+        self._programs = INTERPRETED_PROGRAMS
+        if not interpreted():
+            processors = torch.cuda.get_device_properties(memory.device).multi_processor_count
+            self._programs = processors * PROGRAMS_OF_A_MULTIPROCESSOR
+
+    def layout(self, rank: int) -> RunLayout:
+        return self._layout(-(-rank // self.tile) * self.tile)
+
+    def order(self, adapter: PlacedAdapter) -> tuple[int, int]:
+        """Rows of one adapter need not lie together. If they do, the GPU reads them a little faster."""
+        return adapter.rank, adapter.offset
+
+    def make_batch(self, segments: Sequence[Segment]) -> GpuLoraBatch:
+        chunks = chunks_of(segments)
+        room = smallest_room(chunks, len(self._sizes))
+        batch = self._batch(room, empty=not chunks)
+        self._write(batch, chunks)
+        return batch
+
+    def fixed_batch(self, max_rows: int) -> GpuLoraBatch:
+        """A batch for captured launches, which is filled again and again, with at most so many rows."""
+        batch = self._batch(room_for(max_rows, len(self._sizes)), empty=False)
+        self._write(batch, [])
+        return batch
+
+    def fill(self, batch: GpuLoraBatch, segments: Sequence[Segment]) -> None:
+        """Launches that follow on this stream, captured ones too, find these segments in the batch."""
+        self._write(batch, chunks_of(segments))
+
+    def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: GpuLoraBatch) -> None:
+        self.add_lora_together(y, x, (linear,), batch)
+
+    def add_lora_together(self, y: torch.Tensor, x: torch.Tensor, linears: Sequence[str], batch: GpuLoraBatch) -> None:
+        """What `add_lora` does, for linears that are fed the same rows: y has their results side by side."""
+        call = self._call(tuple(linears))
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        if (
+            not (y.dtype is x.dtype is self._dtype)
+            or (x.shape[1], y.shape[1], y.stride(1)) != (call.inputs, sum(call.outputs), 1)
+            or len(x) != len(y)
+        ):
+            raise ValueError(
+                f"{', '.join(linears)}: {tuple(x.shape)} {x.dtype} and {tuple(y.shape)} {y.dtype} do not fit"
+            )
+        if batch.empty:
+            return
+        room, work = batch.room, batch.work
+        chunks, rows, entries = work[HEADER:], work[room.begin_rows :], work[room.begin_entries :]
+        tile = tile_inputs(call.inputs)
+        adapters = self._memory, self._offsets, len(self._sizes), *call.numbers
+        launch(
+            lora_shrink,
+            (self._programs,),
+            *(x, x.stride(0), *adapters, work, chunks, rows, entries, batch.products, room.products),
+            LINEARS=call.count,
+            INPUTS=call.inputs,
+            TILE=tile,
+            PARTS=max(4, tile // INPUTS_OF_A_WARP),
+            FIELDS=room.fields,
+            num_warps=max(4, tile // INPUTS_OF_A_WARP),
+        )
+        widest = max(call.outputs)
+        launch(
+            lora_expand,
+            (self._programs,),
+            *(y, y.stride(0), *adapters, work, chunks, rows, batch.products, room.products),
+            LINEARS=call.count,
+            SPLITS=splits(call.inputs),
+            **{f"OUTPUTS_{place}": outputs for place, outputs in enumerate(call.outputs)},
+            **{f"COLUMNS_{place}": tile_columns(place, widest) for place in range(LOOPED)},
+            FIELDS=room.fields,
+            num_warps=4,
+        )
+
+    def _batch(self, room: Room, *, empty: bool) -> GpuLoraBatch:
+        device = self._memory.device
+        products = torch.empty(self._products * room.products, dtype=torch.float32, device=device)
+        return GpuLoraBatch(room, torch.empty(room.size, dtype=torch.int64, device=device), products, empty)
+
+    def _write(self, batch: GpuLoraBatch, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            adapter = chunk.adapter
+            if adapter.rank % self.tile or not 0 < adapter.rank <= MAX_RANK:
+                raise ValueError(f"rank {adapter.rank} is no multiple of {self.tile} up to {MAX_RANK}")
+            if adapter.offset % ALIGNMENT_BYTES:
+                raise ValueError(f"a run begins at byte {adapter.offset}, no multiple of {ALIGNMENT_BYTES}")
+        array = write_list(chunks, batch.room, self._dtype.itemsize, lambda adapter: self._changed(adapter.linears))
+        written = torch.from_numpy(array)
+        if batch.work.is_cuda:
+            written = written.pin_memory()  # torch keeps it until the copy has ended
+        batch.work[: len(array)].copy_(written, non_blocking=True)
+
+    def _all_offsets(self) -> npt.NDArray[np.int64]:
+        """[ranks / RANK_STEP, linears, 2] where A and B of each linear begin in a run, in numbers"""
+        table = [list(self._layout(rank).offsets.values()) for rank in range(RANK_STEP, MAX_RANK + 1, RANK_STEP)]
+        return np.array(table, dtype=np.int64) // self._dtype.itemsize
+
+    def _describe(self, linears: tuple[str, ...]) -> _Call:
+        inputs = {self._sizes[linear][0] for linear in linears}
+        if len(inputs) != 1 or len(linears) > LINEARS_AT_ONCE:
+            raise ValueError(f"{', '.join(linears)} cannot be computed together")
+        beyond = [0] * (LINEARS_AT_ONCE - len(linears))
+        return _Call(
+            numbers=[*(self._numbers[linear] for linear in linears), *beyond],
+            outputs=[*(self._sizes[linear][1] for linear in linears), *beyond],
+            inputs=inputs.pop(),
+            count=len(linears),
+        )

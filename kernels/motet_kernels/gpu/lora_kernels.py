@@ -1,0 +1,207 @@
+"""add_lora in two launches: shrink computes v = x · A, expand adds v · B to y (PU-02).
+
+Each launch is as large as the GPU, and its programs walk through a list of work in the GPU's memory (`work_list.py`),
+as long as the batch needs. So nothing waits for adapters that nobody uses, and a captured launch stays right when the
+adapters change (PU-03). Nothing is added by several programs: shrink leaves the sums of each part of the inputs beside
+each other, in fp32, and expand adds them up in the order of the parts. So a row's numbers do not depend on its
+neighbours.
+
+A program reads its tile of a matrix once, keeps it, and lets the adapter's rows pass, ROWS at a time.
+"""
+
+import triton
+import triton.language as tl
+
+from motet_kernels.gpu import lora_tiles, work_list
+
+ROWS = tl.constexpr(lora_tiles.ROWS)
+RANK_STEP = tl.constexpr(lora_tiles.RANK_STEP)
+HELD_0 = tl.constexpr(lora_tiles.HELD_RANKS[0])
+HELD_1 = tl.constexpr(lora_tiles.HELD_RANKS[1])
+HELD_2 = tl.constexpr(lora_tiles.HELD_RANKS[2])
+ENTRY_STEPS = tl.constexpr(work_list.ENTRY_STEPS)
+FIRST_ROW = tl.constexpr(work_list.FIRST_ROW)
+ROW_COUNT = tl.constexpr(work_list.ROW_COUNT)
+RANK = tl.constexpr(work_list.RANK)
+RUN = tl.constexpr(work_list.RUN)
+PRODUCTS = tl.constexpr(work_list.PRODUCTS)
+CHANGED = tl.constexpr(work_list.CHANGED)
+WORD_BITS = tl.constexpr(work_list.WORD_BITS)
+ENTRIES = tl.constexpr(work_list.ENTRIES)
+CLASS_ENDS = tl.constexpr(work_list.CLASS_ENDS)
+
+
+@triton.jit
+def _is_changed(chunk, linear):
+    """Whether the adapter of a chunk changes a linear."""
+    word = tl.load(chunk + CHANGED + linear // WORD_BITS)
+    return ((word >> (linear % WORD_BITS)) & 1) != 0
+
+
+@triton.jit
+def lora_shrink(
+    x, x_stride, memory, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, entries, products,
+    products_size,
+    LINEARS: tl.constexpr, INPUTS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, FIELDS: tl.constexpr,
+) -> None:  # fmt: skip
+    """products[split, linear, row of a chunk, rank] = x[row, inputs of the split] · A[rank, inputs of the split]
+
+    A tile's inputs are multiplied in PARTS, one for each warp, and then added.
+    """
+    SPLITS: tl.constexpr = (INPUTS + TILE - 1) // TILE
+    PART: tl.constexpr = TILE // PARTS
+    count = tl.load(work + ENTRIES) * (LINEARS * SPLITS)
+    for item in range(tl.program_id(0), count, tl.num_programs(0)):
+        split = item % SPLITS
+        place = item // SPLITS % LINEARS
+        entry = tl.load(entries + item // (SPLITS * LINEARS))
+        chunk = chunks + entry // ENTRY_STEPS * FIELDS
+        step = entry % ENTRY_STEPS
+        linear = linear_0
+        if LINEARS > 1:
+            linear = tl.where(place == 1, linear_1, linear)
+        if LINEARS > 2:
+            linear = tl.where(place == 2, linear_2, linear)
+        if _is_changed(chunk, linear):
+            rank = tl.load(chunk + RANK)
+            begin = tl.load(offsets + ((rank // RANK_STEP - 1) * linears + linear) * 2)
+            a = memory + tl.multiple_of(tl.load(chunk + RUN), 16) + tl.multiple_of(begin, 16)
+            part = tl.arange(0, PARTS)[:, None, None]
+            inputs_down = split * TILE + part * PART + tl.arange(0, PART)[None, :, None]
+            inputs_across = split * TILE + part * PART + tl.arange(0, PART)[None, None, :]
+            ranks = tl.arange(0, RANK_STEP)
+            of_rank = (step * RANK_STEP + ranks)[None, None, :] * INPUTS
+            if INPUTS % TILE == 0:
+                held = tl.load(a + of_rank + inputs_down)
+            else:
+                held = tl.load(a + of_rank + inputs_down, mask=inputs_down < INPUTS, other=0.0)
+            first = tl.load(chunk + FIRST_ROW)
+            row_count = tl.load(chunk + ROW_COUNT).to(tl.int32)
+            into = products + (split * LINEARS + place) * products_size + tl.load(chunk + PRODUCTS) + step * RANK_STEP
+            for start in range(0, row_count, ROWS):
+                numbers = start + tl.arange(0, ROWS)
+                here = numbers < row_count
+                row = tl.load(rows + first + numbers, mask=here, other=0)
+                wanted = here[None, :, None]
+                if INPUTS % TILE != 0:
+                    wanted = wanted & (inputs_across < INPUTS)
+                of_rows = tl.load(x + row[None, :, None] * x_stride + inputs_across, mask=wanted, other=0.0)
+                sums = tl.sum(tl.dot(of_rows, held, input_precision="ieee"), axis=0)
+                tl.store(into + numbers[:, None] * rank + ranks[None, :], sums, mask=here[:, None])
+
+
+@triton.jit
+def _sum_of_splits(products, places, mask, SPLITS: tl.constexpr, split_size):
+    """v, whose parts are added in their order."""
+    v = tl.load(products + places, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        v += tl.load(products + split * split_size + places, mask=mask, other=0.0)
+    return v
+
+
+@triton.jit
+def _times(v, b):
+    """v · B in fp32. Of a v in fp32 the two largest parts in the type of B are multiplied: one alone would lose digits
+    that the sum of x · A has."""
+    rounded = v.to(b.dtype)
+    result = tl.dot(rounded, b, input_precision="ieee")
+    if b.dtype != tl.float32:
+        rest = (v - rounded.to(tl.float32)).to(b.dtype)
+        result = tl.dot(rest, b, acc=result)
+    return result
+
+
+@triton.jit
+def _expand_class(
+    y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, first_chunk, last_chunk, chunks, rows,
+    products, products_size,
+    LINEARS: tl.constexpr, SPLITS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
+    OUTPUTS_2: tl.constexpr, HELD: tl.constexpr, COLUMNS: tl.constexpr, LOOPED: tl.constexpr, FIELDS: tl.constexpr,
+):  # fmt: skip
+    """The chunks of one class of ranks. LOOPED: ranks above HELD, of which several tiles are read for each ROWS."""
+    TILES_0: tl.constexpr = (OUTPUTS_0 + COLUMNS - 1) // COLUMNS
+    TILES_1: tl.constexpr = (OUTPUTS_1 + COLUMNS - 1) // COLUMNS
+    TILES_2: tl.constexpr = (OUTPUTS_2 + COLUMNS - 1) // COLUMNS
+    TILES: tl.constexpr = TILES_0 + TILES_1 + TILES_2
+    count = (last_chunk - first_chunk) * TILES
+    for item in range(tl.program_id(0), count, tl.num_programs(0)):
+        chunk = chunks + (first_chunk + item // TILES) * FIELDS
+        tile = item % TILES
+        place = 0
+        linear = linear_0
+        outputs = OUTPUTS_0
+        left_of = 0
+        if tile >= TILES_0 + TILES_1:
+            place = 2
+            linear = linear_2
+            outputs = OUTPUTS_2
+            left_of = OUTPUTS_0 + OUTPUTS_1
+            tile -= TILES_0 + TILES_1
+        elif tile >= TILES_0:
+            place = 1
+            linear = linear_1
+            outputs = OUTPUTS_1
+            left_of = OUTPUTS_0
+            tile -= TILES_0
+        if _is_changed(chunk, linear):
+            rank = tl.load(chunk + RANK).to(tl.int32)
+            begin = tl.load(offsets + ((rank // RANK_STEP - 1) * linears + linear) * 2 + 1)
+            b = memory + tl.multiple_of(tl.load(chunk + RUN), 16) + tl.multiple_of(begin, 16)
+            columns = tile * COLUMNS + tl.arange(0, COLUMNS)
+            inside = columns < outputs
+            ranks = tl.arange(0, HELD)
+            places_b = ranks[:, None] * outputs + columns[None, :]
+            held = tl.load(b + places_b, mask=(ranks < rank)[:, None] & inside[None, :], other=0.0)
+            first = tl.load(chunk + FIRST_ROW)
+            row_count = tl.load(chunk + ROW_COUNT).to(tl.int32)
+            v = products + place * products_size + tl.load(chunk + PRODUCTS)
+            for start in range(0, row_count, ROWS):
+                numbers = start + tl.arange(0, ROWS)
+                here = numbers < row_count
+                row = tl.load(rows + first + numbers, mask=here, other=0)
+                places_y = row[:, None] * y_stride + left_of + columns[None, :]
+                mask_y = here[:, None] & inside[None, :]
+                before = tl.load(y + places_y, mask=mask_y, other=0.0)
+                places_v = numbers[:, None] * rank + ranks[None, :]
+                mask_v = here[:, None] & (ranks < rank)[None, :]
+                added = _times(_sum_of_splits(v, places_v, mask_v, SPLITS, LINEARS * products_size), held)
+                if LOOPED:
+                    for done in range(HELD, rank, HELD):
+                        left = ranks < rank - done
+                        more = tl.load(b + done * outputs + places_b, mask=left[:, None] & inside[None, :], other=0.0)
+                        mask_v = here[:, None] & left[None, :]
+                        added += _times(
+                            _sum_of_splits(v, places_v + done, mask_v, SPLITS, LINEARS * products_size), more
+                        )
+                tl.store(y + places_y, (before.to(tl.float32) + added).to(before.dtype), mask=mask_y)
+
+
+@triton.jit
+def lora_expand(
+    y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, products, products_size,
+    LINEARS: tl.constexpr, SPLITS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
+    OUTPUTS_2: tl.constexpr, COLUMNS_0: tl.constexpr, COLUMNS_1: tl.constexpr, COLUMNS_2: tl.constexpr,
+    FIELDS: tl.constexpr,
+) -> None:  # fmt: skip
+    """y[row, output] += Σ over splits of products[split, linear, row] · B, one class of ranks after the other: whose
+    tiles are narrow are long."""
+    end_0 = tl.load(work + CLASS_ENDS)
+    end_1 = tl.load(work + CLASS_ENDS + 1)
+    end_2 = tl.load(work + CLASS_ENDS + 2)
+    end_3 = tl.load(work + CLASS_ENDS + 3)
+    _expand_class(
+        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_2, end_3, chunks, rows, products,
+        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_2, COLUMNS_2, True, FIELDS,
+    )  # fmt: skip
+    _expand_class(
+        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_1, end_2, chunks, rows, products,
+        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_2, COLUMNS_2, False, FIELDS,
+    )  # fmt: skip
+    _expand_class(
+        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_0, end_1, chunks, rows, products,
+        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_1, COLUMNS_1, False, FIELDS,
+    )  # fmt: skip
+    _expand_class(
+        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, 0, end_0, chunks, rows, products,
+        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_0, COLUMNS_0, False, FIELDS,
+    )  # fmt: skip

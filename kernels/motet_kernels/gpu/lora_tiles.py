@@ -1,0 +1,57 @@
+"""How the matrices of LoRA are cut into the tiles of `lora_kernels.py`. Pure: it imports neither torch nor Triton.
+
+All of it depends on shapes alone, and on nothing of a batch. So a row's numbers are added in one order, whoever
+computes beside it, and a captured launch stays right.
+"""
+
+ROWS = 16
+"""Rows that are multiplied together: the shortest side of a GPU's matrix products. Fewer are padded, without being
+read."""
+
+CHUNK_ROWS = 64
+"""A program reads a tile of an adapter once for so many rows of it."""
+
+RANK_STEP = 16
+"""Rows of A in one tile. The ranks of runs are multiples of it."""
+
+MAX_RANK = 512
+
+HELD_RANKS = (16, 32, 64)
+"""The ranks of tiles of B. A rank takes the first that is not below it; one above the last takes several tiles, whose
+products are added."""
+
+LOOPED = len(HELD_RANKS)
+"""The class of ranks above the last of HELD_RANKS"""
+
+CLASSES = LOOPED + 1
+
+_TILE_NUMBERS = 8192
+"""Of a tile of B: they stay in registers while the rows pass."""
+
+_WIDEST = 256
+
+
+def rank_class(rank: int) -> int:
+    """The place of its tile in HELD_RANKS, or LOOPED"""
+    return next((place for place, held in enumerate(HELD_RANKS) if rank <= held), LOOPED)
+
+
+def tile_columns(rank_class: int, widest: int) -> int:
+    """The columns of a tile of B, where the widest linear has so many outputs."""
+    held = HELD_RANKS[min(rank_class, LOOPED - 1)]
+    return max(16, min(_TILE_NUMBERS // held, _WIDEST, _power_of_two(widest)))
+
+
+def tile_inputs(inputs: int) -> int:
+    """The columns of a tile of A. Its numbers stay in registers while the rows pass."""
+    return max(64, min(512 if inputs <= 4096 else 1024, _power_of_two(inputs)))
+
+
+def splits(inputs: int) -> int:
+    """The sums of x · A that are computed apart, one for each tile of the inputs."""
+    return -(-inputs // tile_inputs(inputs))
+
+
+def _power_of_two(number: int) -> int:
+    """The first that is not below it"""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,133 @@
+"""What the programs of add_lora on a GPU walk through: chunks of rows that use one adapter. Pure: it imports neither
+torch nor Triton.
+
+One list serves all linears of all layers, because the place of a matrix in a run depends on the rank alone. It is made
+when the rows change, and travels to the GPU as one array. Its length lies in the array, too: programs beyond it end at
+once, and rows without an adapter are not in it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from motet_kernels.gpu.lora_tiles import CHUNK_ROWS, CLASSES, MAX_RANK, RANK_STEP, rank_class
+from motet_kernels.lora_batch import PlacedAdapter, Segment
+
+# The header: how many entries there are for shrink, and for each class of ranks where its chunks end.
+ENTRIES, CLASS_ENDS = 0, 1
+HEADER = 16
+
+# The fields of a chunk. From CHANGED on there is a bit for each linear: whether the adapter changes it.
+FIRST_ROW, ROW_COUNT, RANK, RUN, PRODUCTS, CHANGED = range(6)
+WORD_BITS = 32
+
+ENTRY_STEPS = 256
+"""An entry for shrink is the chunk's number, times this, and which RANK_STEP rows of A."""
+
+_ALIGNED = 16
+"""Each part of the array begins at a multiple of so many numbers, wherever it ends: a kernel is compiled anew for
+pointers that are divisible by 16 in another way."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where the parts of an array begin that has room for so much."""
+
+    rows: int
+    chunks: int
+    entries: int
+    products: int
+    """Of one linear in one split: Σ rows · rank"""
+    linears: int
+
+    @property
+    def fields(self) -> int:
+        """Numbers of a chunk"""
+        return CHANGED + -(-self.linears // WORD_BITS)
+
+    @property
+    def begin_rows(self) -> int:
+        return _aligned(HEADER + self.chunks * self.fields)
+
+    @property
+    def begin_entries(self) -> int:
+        return _aligned(self.begin_rows + self.rows)
+
+    @property
+    def size(self) -> int:
+        return _aligned(self.begin_entries + self.entries)
+
+
+def room_for(rows: int, linears: int, max_rank: int = MAX_RANK) -> Room:
+    """Enough for so many rows, whichever adapters they use."""
+    return Room(rows, rows, rows * (max_rank // RANK_STEP), rows * max_rank, linears)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    adapter: PlacedAdapter
+    rows: Sequence[int]
+
+
+def chunks_of(segments: Sequence[Segment]) -> list[Chunk]:
+    """At most CHUNK_ROWS rows of one adapter each, wherever they lie in the batch: those of one class of ranks follow
+    each other, longest first, because a GPU is done when its last program is."""
+    rows_of: dict[PlacedAdapter, list[int]] = {}
+    for segment in segments:
+        rows_of.setdefault(segment.adapter, []).extend(range(segment.start, segment.stop))
+    chunks = [
+        Chunk(adapter, rows[first : first + CHUNK_ROWS])
+        for adapter, rows in rows_of.items()
+        for first in range(0, len(rows), CHUNK_ROWS)
+    ]
+    return sorted(chunks, key=lambda chunk: (rank_class(chunk.adapter.rank), -len(chunk.rows)))
+
+
+def smallest_room(chunks: Sequence[Chunk], linears: int) -> Room:
+    return Room(
+        rows=sum(len(chunk.rows) for chunk in chunks),
+        chunks=len(chunks),
+        entries=sum(chunk.adapter.rank // RANK_STEP for chunk in chunks),
+        products=sum(len(chunk.rows) * chunk.adapter.rank for chunk in chunks),
+        linears=linears,
+    )
+
+
+def write_list(
+    chunks: Sequence[Chunk], room: Room, itemsize: int, changed: Callable[[PlacedAdapter], npt.NDArray[np.int64]]
+) -> npt.NDArray[np.int64]:
+    """The array, up to the last number that is used. `changed`: an adapter's words, of WORD_BITS linears each."""
+    needed = smallest_room(chunks, room.linears)
+    if needed.rows > room.rows or needed.chunks > room.chunks or needed.entries > room.entries:
+        raise ValueError(f"{needed.rows} rows of {needed.chunks} chunks do not fit a batch of {room.rows} rows")
+    array = np.zeros(room.begin_entries + needed.entries, dtype=np.int64)
+    records = array[HEADER : HEADER + needed.chunks * room.fields].reshape(needed.chunks, room.fields)
+    first = products = 0
+    entries: list[int] = []
+    for number, (record, chunk) in enumerate(zip(records, chunks, strict=True)):
+        adapter, count = chunk.adapter, len(chunk.rows)
+        record[:CHANGED] = first, count, adapter.rank, adapter.offset // itemsize, products
+        record[CHANGED:] = changed(adapter)
+        array[room.begin_rows + first : room.begin_rows + first + count] = chunk.rows
+        entries += [number * ENTRY_STEPS + step for step in range(adapter.rank // RANK_STEP)]
+        first += count
+        products += count * adapter.rank
+    array[room.begin_entries :] = entries
+    classes = [rank_class(chunk.adapter.rank) for chunk in chunks]
+    array[ENTRIES] = len(entries)
+    array[CLASS_ENDS : CLASS_ENDS + CLASSES] = np.searchsorted(classes, np.arange(CLASSES), side="right")
+    return array
+
+
+def words(changed: Sequence[bool]) -> npt.NDArray[np.int64]:
+    """A bit for each linear, as a chunk has them"""
+    bits = np.zeros(-(-len(changed) // WORD_BITS) * WORD_BITS, dtype=np.int64)
+    bits[: len(changed)] = changed
+    found: npt.NDArray[np.int64] = (bits.reshape(-1, WORD_BITS) << np.arange(WORD_BITS)).sum(axis=1)
+    return found
+
+
+def _aligned(number: int) -> int:
+    return -(-number // _ALIGNED) * _ALIGNED

@@ -1,0 +1,260 @@
+"""add_lora on a GPU, or in Triton's interpreter, against its fp64 oracle."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from motet_kernels import LinearGroup, PlacedAdapter, RunLayout, Segment, reference
+from motet_kernels.gpu.launches import interpreted, traced_launches
+from motet_kernels.gpu.lora_backend import GpuBackend, GpuLoraBatch
+from tests.gpu.devices import DEVICE, DTYPES
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+PAGE = 256
+LAYER = [
+    LinearGroup(48, {"q": 48, "k": 16, "v": 16}),
+    LinearGroup(48, {"o": 48}),
+    LinearGroup(48, {"gate": 80, "up": 80}),
+    LinearGroup(80, {"down": 48}),
+]
+RANKS = [8, 16, 40, 64, 100, 5]
+ALL = frozenset(linear for group in LAYER for linear in group.outputs)
+
+
+class Loaded:
+    """Adapters of mixed ranks on the linears of a layer, in memory that holds no numbers elsewhere."""
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        groups: Sequence[LinearGroup] = LAYER,
+        linears: Sequence[frozenset[str]] = (),
+    ) -> None:
+        """`linears`: those that the first adapters change; the others change all."""
+        self.generator = torch.Generator().manual_seed(0)
+        self.dtype = dtype
+        self.groups = groups
+        self.sizes = {linear: (group.inputs, n) for group in groups for linear, n in group.outputs.items()}
+        layouts = [RunLayout(-(-rank // GpuBackend.tile) * GpuBackend.tile, groups, dtype) for rank in ranks]
+        begins = [PAGE + sum(one.bytes + PAGE for one in layouts[:index]) for index in range(len(ranks))]
+        begins = [-(-begin // PAGE) * PAGE for begin in begins]
+        self.memory = torch.full((begins[-1] + layouts[-1].bytes + 9 * PAGE,), 255, dtype=torch.uint8, device=DEVICE)
+        self.backend = GpuBackend(groups, self.memory, dtype)
+        self.matrices: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor, float]]] = {one: {} for one in self.sizes}
+        self.placed: list[PlacedAdapter] = []
+        for index, (rank, begin) in enumerate(zip(ranks, begins, strict=True)):
+            layout = self.backend.layout(rank)
+            run = self.memory[begin : begin + layout.bytes]
+            run.zero_()
+            changed = linears[index] if index < len(linears) else frozenset(self.sizes)
+            for linear in changed:
+                inputs, outputs = self.sizes[linear]
+                a, b, scale = self.random(rank, inputs) / inputs**0.5, self.random(outputs, rank), 0.5 + index % 3
+                self.matrices[linear][str(index)] = a, (b.float() / rank**0.5).to(dtype), scale
+                layout.write(run, linear, *self.matrices[linear][str(index)])
+            self.placed.append(PlacedAdapter(str(index), begin, layout.rank, changed))
+
+    def random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.generator).to(self.dtype).to(DEVICE)
+
+    def segments(self, owners: Sequence[int | None]) -> list[Segment]:
+        return [Segment(row, row + 1, self.placed[owner]) for row, owner in enumerate(owners) if owner is not None]
+
+    def expected(self, y: torch.Tensor, x: torch.Tensor, linear: str, segments: Sequence[Segment]) -> torch.Tensor:
+        having = [one for one in segments if linear in one.adapter.linears]
+        return reference.add_lora(y.cpu(), x.cpu(), having, on_cpu(self.matrices[linear]))
+
+    def check(self, owners: Sequence[int | None], linears: Sequence[str], batch: GpuLoraBatch | None = None) -> None:
+        """Compare with the reference."""
+        segments = self.segments(owners)
+        x = self.random(len(owners), self.sizes[linears[0]][0])
+        y = self.random(len(owners), sum(self.sizes[linear][1] for linear in linears))
+        expected = torch.cat(
+            [
+                self.expected(part, x, linear, segments)
+                for linear, part in zip(linears, y.split([self.sizes[one][1] for one in linears], 1), strict=True)
+            ],
+            dim=1,
+        )
+        self.backend.add_lora_together(y, x, linears, batch or self.backend.make_batch(segments))
+        close(y, expected)
+
+
+def on_cpu(
+    matrices: dict[str, tuple[torch.Tensor, torch.Tensor, float]],
+) -> dict[str, tuple[torch.Tensor, torch.Tensor, float]]:
+    return {name: (a.cpu(), b.cpu(), scale) for name, (a, b, scale) in matrices.items()}
+
+
+def close(y: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[y.dtype]
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+TRAFFIC = {
+    "nobody": [None] * 5,
+    "one row": [3],
+    "every row its own": [0, 1, 2, 3, 4, 5],
+    "two in turns": [1, 4] * 9,
+    "one giant, some tiny": [3] * 133 + [1, 2, 4, 5],
+    "every other one is the base": [0, None, 4, None, 4, None, 2, None],
+    "skewed": [0] * 40 + [4] * 17 + [2] * 16 + [5],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("linears", [("q", "k", "v"), ("gate", "up"), ("down",)], ids=",".join)
+@pytest.mark.parametrize("traffic", TRAFFIC)
+def test_matches_the_reference(traffic: str, linears: tuple[str, ...], dtype: torch.dtype) -> None:
+    Loaded(RANKS, dtype).check(TRAFFIC[traffic], linears)
+
+
+def test_a_linear_alone_gets_what_it_gets_beside_others() -> None:
+    loaded = Loaded(RANKS)
+    segments = loaded.segments([0, 0, 4, None, 3])
+    x, y = loaded.random(5, 48), loaded.random(5, 80)
+    alone = y.clone()
+    batch = loaded.backend.make_batch(segments)
+    loaded.backend.add_lora_together(y, x, ("q", "k", "v"), batch)
+    for linear, part in zip("qkv", alone.split([48, 16, 16], 1), strict=True):
+        loaded.backend.add_lora(part, x, linear, batch)
+    torch.testing.assert_close(y, alone)
+
+
+def test_an_adapter_adds_nothing_to_a_linear_that_it_does_not_change() -> None:
+    linears = [frozenset({"q", "down"}), frozenset({"k"}), frozenset({"up"})]
+    loaded = Loaded([16, 16, 64, 8], linears=linears)
+    for group in LAYER:
+        loaded.check([0, 1, 2, 3, None, 0], tuple(group.outputs))
+
+
+def test_what_an_adapter_does_not_change_is_not_even_read() -> None:
+    loaded = Loaded([16], linears=[frozenset({"q"})])
+    (adapter,) = loaded.placed
+    layout = loaded.backend.layout(16)
+    for matrix in layout.matrices(loaded.memory[adapter.offset :][: layout.bytes], "o"):
+        matrix.fill_(float("nan"))
+    loaded.check([0, None, 0], ("o",))
+
+
+def test_rows_without_an_adapter_are_not_touched_at_all() -> None:
+    loaded = Loaded(RANKS)
+    x, y = loaded.random(6, 48), loaded.random(6, 48)
+    x[[0, 2, 5]] = float("nan")
+    y[[0, 2, 5]] = float("nan")
+    before = y.clone()
+    loaded.backend.add_lora(y, x, "o", loaded.backend.make_batch(loaded.segments([None, 0, None, 1, 1, None])))
+    assert y[[0, 2, 5]].isnan().all()
+    assert not y[[1, 3, 4]].isnan().any()
+    assert (y[[1, 3, 4]] != before[[1, 3, 4]]).any()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, in the interpreter
+def test_a_row_that_is_not_finite_affects_no_other_row() -> None:
+    loaded = Loaded([16])
+    x, y = loaded.random(4, 48), loaded.random(4, 48)
+    x[1] = float("inf")
+    loaded.backend.add_lora(y, x, "o", loaded.backend.make_batch(loaded.segments([0] * 4)))
+    assert y[[0, 2, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_x_and_y_may_be_parts_of_wider_tensors(dtype: torch.dtype) -> None:
+    loaded = Loaded(RANKS, dtype)
+    segments = loaded.segments([4, None, 1, 1])
+    batch = loaded.backend.make_batch(segments)
+    wide_x, wide_y = loaded.random(4, 100), loaded.random(4, 70)
+    for x in (wide_x[:, 7:55], wide_x.t()[:48].t(), loaded.random(48, 4).t()):
+        y = wide_y[:, 3:51]
+        expected, around = loaded.expected(y, x, "o", segments), wide_y.clone()
+        loaded.backend.add_lora(y, x, "o", batch)
+        close(y, expected)
+        assert torch.equal(wide_y[:, :3], around[:, :3])
+        assert torch.equal(wide_y[:, 51:], around[:, 51:])
+
+
+def test_the_same_launches_serve_other_adapters() -> None:
+    """As a captured graph replays them: nothing that the host gives a launch changes."""
+    loaded = Loaded([*RANKS, 512])
+    batch = loaded.backend.fixed_batch(6)
+    where = [batch.work.data_ptr(), batch.products.data_ptr()]
+    for owners in ([0, 1, 2, 3, 4, 5], [4, 4, None, 4], [None] * 6, [6] * 6, [2], [6, 0, 6, 1, 6, 2]):
+        loaded.backend.fill(batch, loaded.segments(owners))
+        with traced_launches() as trace:
+            loaded.check([*owners, *[None] * (6 - len(owners))], ("q", "k", "v"), batch)
+        assert trace == ["lora_shrink", "lora_expand"]
+        assert [batch.work.data_ptr(), batch.products.data_ptr()] == where
+
+
+def test_a_fixed_batch_refuses_more_rows_than_it_has_room_for() -> None:
+    loaded = Loaded([16, 16])
+    with pytest.raises(ValueError, match="3 rows of 2 chunks do not fit a batch of 2 rows"):
+        loaded.backend.fill(loaded.backend.fixed_batch(2), loaded.segments([0, 1, 0]))
+
+
+def test_nothing_is_launched_for_rows_without_adapters() -> None:
+    loaded = Loaded([16])
+    batch = loaded.backend.make_batch([])
+    with traced_launches() as trace:
+        loaded.check([None, None], ("o",), batch)
+    assert trace == []
+
+
+def test_a_layer_has_at_most_eight_launches() -> None:
+    loaded = Loaded([16, 64])
+    batch = loaded.backend.make_batch(loaded.segments([0, 1]))
+    with traced_launches() as trace:
+        for group in LAYER:
+            loaded.check([0, 1], tuple(group.outputs), batch)
+    assert len(trace) <= 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_has_the_same_bits_whoever_computes_beside_it(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if interpreted():
+        monkeypatch.setattr(np, "matmul", products_in_order)
+    loaded = Loaded(RANKS, dtype)
+    rows = 24
+    draw = random.Random(0)
+    x, y = loaded.random(rows, 80), loaded.random(rows, 48)
+    owners = [draw.choice([None, 0, 1, 2, 3, 4, 5, 4, 4]) for _ in range(rows)]
+
+    def computed(chosen: Sequence[int]) -> torch.Tensor:
+        part_x, part_y = x[list(chosen)], y[list(chosen)]
+        segments = loaded.segments([owners[row] for row in chosen])
+        loaded.backend.add_lora(part_y, part_x, "down", loaded.backend.make_batch(segments))
+        return part_y
+
+    together = computed(range(rows))
+    for _ in range(6):
+        chosen = draw.sample(range(rows), draw.randint(1, rows))
+        assert torch.equal(computed(chosen), together[chosen])
+
+
+def products_in_order(a: Any, b: Any, dtype: Any) -> Any:
+    """As a GPU adds them. The bits of numpy's own depend on the place of a row in its matrix."""
+    return (a[..., :, :, None].astype(dtype) * b[..., None, :, :]).sum(axis=-2, dtype=dtype)
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    loaded = Loaded([16])
+    batch = loaded.backend.make_batch(loaded.segments([0]))
+    x, y = loaded.random(1, 48), loaded.random(1, 48)
+    for bad_y, bad_x in ((y[:, :47], x), (y, x[:, :47]), (y.double(), x.double()), (y, loaded.random(2, 48))):
+        with pytest.raises(ValueError, match="do not fit"):
+            loaded.backend.add_lora(bad_y, bad_x, "o", batch)
+    with pytest.raises(ValueError, match="cannot be computed together"):
+        loaded.backend.add_lora_together(y, x, ("q", "down"), batch)
+    for wrong, words in (
+        (loaded.placed[0]._replace(rank=24), "rank 24"),
+        (loaded.placed[0]._replace(offset=8), "byte 8"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            loaded.backend.make_batch([Segment(0, 1, wrong)])
