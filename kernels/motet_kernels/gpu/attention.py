@@ -1,0 +1,407 @@
+"""Attention over pages of keys and values on a GPU (PU-22): decodes and parts of prompts in one batch."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from motet_kernels.gpu.attention_batch import Decodes, GpuAttentionBatch, Numbers, Prompts, on_device
+from motet_kernels.gpu.attention_decode import SLOTS, Cut, add_pieces, attend_pieces, cut_for, cut_sequences
+from motet_kernels.gpu.attention_prefill import attend_tiles
+from motet_kernels.gpu.attention_write import place_decodes, write_rows
+from motet_kernels.gpu.launches import interpreted, launch
+
+LOG2_E = math.log2(math.e)
+READ_BYTES = 32 * 1024
+"""Keys and values that a program brings together at a time. Three times as much fits in its share of a processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What kernels are compiled for: the same for all layers of a model."""
+
+    heads: int
+    group: int
+    """Query heads of a KV head"""
+    width_rounded: int
+    at_once: int
+    """Tokens"""
+
+
+class GpuAttention:
+    def __init__(self, pages: torch.Tensor, *, piece_tokens: int | None = None) -> None:
+        """`pages` [pages, layers, 2, kv_heads, page_tokens, width]: keys, then values of all heads of each layer.
+
+        `piece_tokens`: every sequence is cut into pieces of so many tokens, whatever the number of rows beside it. With
+        so many rows that it has more pieces than there is room for, they are longer.
+        """
+        _, self._layers, halves, self._kv_heads, self._page, self._width = pages.shape
+        if not pages.is_contiguous() or halves != 2:
+            raise ValueError(f"attention on a GPU has other pages than {tuple(pages.shape)}")
+        self._pages = pages
+        self._piece_tokens = piece_tokens
+        self._programs = _programs(pages.device)
+        self._results: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def make_batch(self, table: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> GpuAttentionBatch:
+        """`table` [any, pages] holds page numbers. `sequences` [sequences, 4]: first row, number of rows, tokens before
+        them, and the sequence's row of the table."""
+        sequences = np.array(sequences, dtype=np.int64)
+        rows = int((sequences[:, 0] + sequences[:, 1]).max(initial=0))
+        nothing = torch.empty(0, dtype=torch.int32, device=self._pages.device)
+        batch = GpuAttentionBatch(rows, nothing, nothing, nothing, nothing, None, None, (table, sequences))
+        self._bring(batch, table, sequences, int((sequences[:, 1] + sequences[:, 2]).max(initial=0)))
+        return batch
+
+    def follow(self, batch: GpuAttentionBatch, before: npt.NDArray[np.int64], longest: int) -> None:
+        """The same sequences again, after so many tokens of each. `longest`: the tokens of the longest one, with the
+        new ones."""
+        if batch.kept is None:
+            raise ValueError("the batch of a graph follows the device's numbers")
+        table, sequences = batch.kept
+        sequences[:, 2] = before
+        self._bring(batch, table, sequences, longest)
+
+    def fixed_batch(self, max_rows: int, max_pages: int = 0, *, table: torch.Tensor | None = None) -> GpuAttentionBatch:
+        """For captured graphs: room for so many decodes at addresses that stay. At first nobody is in it.
+
+        `table` [any, pages], 32-bit: the device's own page table, which is read where it is; without it the batch has
+        one of `max_pages`.
+        """
+        device = self._pages.device
+        if table is None:
+            table = torch.zeros((max_rows, max_pages), dtype=torch.int32, device=device)
+        if table.dtype != torch.int32 or table.stride(1) != 1 or table.device != device:
+            raise ValueError("the table has other numbers than the kernels'")
+        rows = torch.arange(max_rows, dtype=torch.int32, device=device)
+        zeros, nowhere = torch.zeros_like(rows), torch.full_like(rows, -1)
+        decodes = Decodes(rows, zeros, rows.clone(), self._cut(max_rows))
+        return GpuAttentionBatch(max_rows, zeros.clone(), nowhere, zeros.clone(), table, decodes, None, None)
+
+    def refill(
+        self,
+        batch: GpuAttentionBatch,
+        lengths: torch.Tensor,
+        *,
+        table_rows: torch.Tensor | None = None,
+        table: torch.Tensor | None = None,
+    ) -> None:
+        """Other decodes in a fixed batch, from the device's numbers alone; so it can be part of the graph, in front of
+        the first layer.
+
+        `lengths` [rows], 32-bit: tokens of each row's sequence with the new one; 0: nobody's. `table_rows` [rows],
+        32-bit: each one's row of the page table; without it, the same as the row's. `table` [rows, pages]: the page
+        tables, if they are not in the batch's own already.
+        """
+        decodes = batch.decodes
+        if decodes is None or batch.kept is not None:
+            raise ValueError("only the batch of a graph is filled on the device")
+        if lengths.dtype != torch.int32 or lengths.shape != decodes.lengths.shape:
+            raise ValueError(f"{len(decodes.lengths)} 32-bit lengths are due, not {tuple(lengths.shape)}")
+        if table is not None:
+            batch.table[: len(table), : table.shape[1]].copy_(table)
+        rows = len(decodes.rows)
+        at_once = 128
+        launch(
+            place_decodes,
+            (-(-rows // at_once),),
+            lengths,
+            decodes.rows if table_rows is None else table_rows,
+            batch.table,
+            decodes.lengths,
+            decodes.table_rows,
+            batch.positions,
+            batch.pages,
+            batch.offsets,
+            rows,
+            batch.table.stride(0),
+            PAGE=self._page,
+            AT_ONCE=at_once,
+        )
+        batch.changed()
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: int,
+        batch: GpuAttentionBatch,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Put the new keys and values into their pages, and let each new row attend to its sequence up to itself: to
+        the last `window` tokens of it, if there is a window.
+
+        query [heads, rows, width], key and value [kv_heads, rows, width] → [rows, heads, width]
+        """
+        self.write(key, value, layer, batch)
+        return self.attend_written(query, layer, batch, scale=scale, window=window, softcap=softcap)
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, layer: int, batch: GpuAttentionBatch) -> None:
+        """Put the new keys and values [kv_heads, rows, width] into their pages."""
+        if key.stride(2) != 1:
+            key = key.contiguous()
+        if value.stride(2) != 1:
+            value = value.contiguous()
+        if (
+            not (key.dtype is value.dtype is self._pages.dtype)
+            or key.shape != value.shape
+            or (len(key), key.shape[2]) != (self._kv_heads, self._width)
+            or key.shape[1] < batch.rows
+            or not 0 <= layer < self._layers
+        ):
+            raise ValueError(f"layer {layer}: keys {tuple(key.shape)} {key.dtype} do not fit the pages")
+        if not batch.rows:
+            return
+        launch(
+            write_rows,
+            (batch.rows,),
+            key,
+            value,
+            self._pages,
+            layer,
+            batch.pages,
+            batch.offsets,
+            key.stride(1),
+            key.stride(0),
+            value.stride(1),
+            value.stride(0),
+            LAYERS=self._layers,
+            KV_HEADS=self._kv_heads,
+            WIDTH=self._width,
+            PAGE=self._page,
+            KV_HEADS_ROUNDED=_rounded(self._kv_heads),
+            WIDTH_ROUNDED=_rounded(self._width),
+            num_warps=4,
+        )
+
+    def attend_written(
+        self,
+        query: torch.Tensor,
+        layer: int,
+        batch: GpuAttentionBatch,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """The same for a caller that has written the new keys and values.
+
+        query [heads, rows, width] → [rows, heads, width]
+        """
+        heads, rows, width = query.shape
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        if (
+            query.dtype is not self._pages.dtype
+            or width != self._width
+            or heads % self._kv_heads
+            or rows < batch.rows
+            or not 0 <= layer < self._layers
+        ):
+            raise ValueError(f"layer {layer}: queries {tuple(query.shape)} {query.dtype} do not fit the pages")
+        out = query.new_empty((rows, heads, width))
+        sizes = self._sizes(heads)
+        scales = (scale * LOG2_E, 0.0) if softcap is None else (scale / softcap, softcap * LOG2_E)
+        if batch.decodes is not None:
+            self._attend_decodes(query, out, layer, batch, batch.decodes, sizes, scales, window)
+        if batch.prompts is not None:
+            self._attend_prompts(query, out, layer, batch, batch.prompts, sizes, scales, window)
+        return out
+
+    def _attend_decodes(
+        self,
+        query: torch.Tensor,
+        out: torch.Tensor,
+        layer: int,
+        batch: GpuAttentionBatch,
+        decodes: Decodes,
+        sizes: _Sizes,
+        scales: tuple[float, float],
+        window: int | None,
+    ) -> None:
+        pieces = decodes.pieces_of(window)
+        sequences, cut = len(decodes.rows), decodes.cut
+        if not pieces.current:
+            launch(
+                cut_sequences,
+                (sequences,),
+                decodes.lengths,
+                pieces.list,
+                pieces.total,
+                pieces.counts,
+                sequences,
+                window or 0,
+                LEAST=cut.least,
+                MOST=cut.most,
+                AT_ONCE=256,
+                MOST_ROUNDED=_rounded(cut.most),
+                HAS_WINDOW=window is not None,
+            )
+            pieces.current = True
+        results, sums = self._room(sizes.heads)
+        launch(
+            attend_pieces,
+            (self._programs,),
+            query,
+            out,
+            results,
+            sums,
+            self._pages,
+            layer,
+            batch.table,
+            decodes.table_rows,
+            decodes.rows,
+            pieces.list,
+            pieces.total,
+            query.stride(1),
+            query.stride(0),
+            batch.table.stride(0),
+            *scales,
+            **self._constants(sizes),
+            GROUP_ROUNDED=max(16, _rounded(sizes.group)),
+            HAS_CAP=scales[1] != 0,
+            num_warps=4,
+            num_stages=3,
+        )
+        launch(
+            add_pieces,
+            (sequences, sizes.heads),
+            out,
+            results,
+            sums,
+            decodes.rows,
+            pieces.counts,
+            HEADS=sizes.heads,
+            WIDTH=self._width,
+            WIDTH_ROUNDED=sizes.width_rounded,
+            MOST=cut.most,
+            AT_ONCE=16,
+            num_warps=2,
+        )
+
+    def _attend_prompts(
+        self,
+        query: torch.Tensor,
+        out: torch.Tensor,
+        layer: int,
+        batch: GpuAttentionBatch,
+        prompts: Prompts,
+        sizes: _Sizes,
+        scales: tuple[float, float],
+        window: int | None,
+    ) -> None:
+        group = _rounded(sizes.group)
+        tile = max(64 if sizes.width_rounded * query.element_size() > 256 else 128, group)
+        tiles = prompts.tiles_of(tile // group)
+        launch(
+            attend_tiles,
+            (len(tiles) * self._kv_heads,),
+            query,
+            out,
+            self._pages,
+            layer,
+            batch.table,
+            prompts.described,
+            tiles,
+            query.stride(1),
+            query.stride(0),
+            batch.table.stride(0),
+            window or 0,
+            *scales,
+            **self._constants(sizes),
+            GROUP_ROUNDED=group,
+            TILE=tile,
+            HAS_WINDOW=window is not None,
+            HAS_CAP=scales[1] != 0,
+            num_warps=8 if tile > 64 else 4,
+            num_stages=2,
+        )
+
+    def _constants(self, sizes: _Sizes) -> dict[str, Any]:
+        return {
+            "LAYERS": self._layers,
+            "KV_HEADS": self._kv_heads,
+            "GROUP": sizes.group,
+            "WIDTH": self._width,
+            "PAGE": self._page,
+            "WIDTH_ROUNDED": sizes.width_rounded,
+            "AT_ONCE": sizes.at_once,
+        }
+
+    def _sizes(self, heads: int) -> _Sizes:
+        """Tensor cores multiply no fewer than 16 rows and columns."""
+        width = max(16, _rounded(self._width))
+        at_once = max(16, min(64, READ_BYTES // (2 * width * self._pages.element_size())))
+        return _Sizes(heads, heads // self._kv_heads, width, at_once)
+
+    def _room(self, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """For what comes of pieces until it is added up. All graphs share it: they run one after the other."""
+        if self._results is None or self._results[0].shape[1] != heads:
+            shape = (SLOTS, heads, self._width)
+            results = torch.empty(shape, dtype=torch.float32, device=self._pages.device)
+            self._results = results, results.new_empty(shape[:2])
+        return self._results
+
+    def _cut(self, sequences: int) -> Cut:
+        """Alike for some numbers of sequences, so that a sequence's bits seldom depend on how many there are."""
+        return cut_for(_rounded(sequences), self._kv_heads, self._piece_tokens)
+
+    def _bring(self, batch: GpuAttentionBatch, table: npt.NDArray[np.int32], sequences: Numbers, longest: int) -> None:
+        """Everything about these sequences to the device, as it is now."""
+        if longest > table.shape[1] * self._page:
+            raise ValueError("a sequence has more tokens than its row of the table has pages")
+        if table.dtype != np.int32:
+            raise ValueError("the table has other numbers than the kernels'")
+        firsts, counts, before, table_rows = sequences.T
+        of = np.repeat(np.arange(len(sequences)), counts)
+        within = np.arange(len(of)) - np.repeat(counts.cumsum() - counts, counts)
+        positions = before[of] + within
+        places = np.zeros((3, _aligned(batch.rows)), dtype=np.int64)
+        places[1] = -1
+        pages = table[table_rows[of], positions // self._page]
+        places[:, firsts[of] + within] = positions, pages, positions % self._page
+        device = self._pages.device
+        batch.positions, batch.pages, batch.offsets = on_device(places, device)[:, : batch.rows].unbind()
+        # Only the rows and columns that are read travel.
+        batch.table = on_device(table[table_rows, : -(-longest // self._page)], device)
+        own_rows = np.arange(len(sequences))
+        is_decode = counts == 1
+        if is_decode.any():
+            decoding = int(is_decode.sum())
+            numbers = np.zeros((3, _aligned(decoding)), dtype=np.int64)
+            numbers[:, :decoding] = np.stack((firsts, before + counts, own_rows))[:, is_decode]
+            rows, lengths, table_places = on_device(numbers, device)[:, :decoding].unbind()
+            known = batch.decodes
+            batch.decodes = Decodes(rows, lengths, table_places, self._cut(decoding))
+            if known is not None:
+                batch.decodes.pieces = known.pieces
+                batch.changed()
+        several = counts > 1
+        if several.any():
+            described = np.stack((firsts, counts, before, own_rows), axis=1)[several]
+            batch.prompts = Prompts(on_device(described, device), described)
+
+
+def _programs(device: torch.device) -> int:
+    """As many as run at once, so that each has the same share of the pieces."""
+    if interpreted() or device.type != "cuda":
+        return 3
+    return 4 * int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _aligned(numbers: int) -> int:
+    """A row of so many 32-bit numbers ends where the next one may begin: at 16 bytes. Kernels are compiled anew for
+    addresses that are not divisible by them."""
+    return -(-numbers // 4) * 4
+
+
+def _rounded(number: int) -> int:
+    """To a power of two"""
+    return 1 << max(0, number - 1).bit_length()

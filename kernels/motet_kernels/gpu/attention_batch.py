@@ -1,0 +1,109 @@
+"""Which rows of an iteration belong to which sequence, and where its pages are: in the device's memory, the same for
+all layers."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from motet_kernels.gpu.attention_decode import Cut
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Pieces:
+    """What the decodes' programs attend to."""
+
+    list: torch.Tensor
+    """[all, 4] see `cut_sequences`"""
+    total: torch.Tensor
+    """[1]"""
+    counts: torch.Tensor
+    """[sequences]"""
+    current: bool = False
+    """Whether they are those of the sequences' present lengths"""
+
+
+@dataclass(slots=True)
+class Decodes:
+    """Sequences with one new row each."""
+
+    rows: torch.Tensor
+    """[sequences] each one's row of the iteration"""
+    lengths: torch.Tensor
+    """[sequences] tokens, with the new one; 0: nobody's, which costs nothing"""
+    table_rows: torch.Tensor
+    """[sequences] each one's row of the page table"""
+    cut: Cut
+    pieces: dict[int | None, Pieces] = field(default_factory=dict)
+    """By window"""
+
+    def pieces_of(self, window: int | None) -> Pieces:
+        found = self.pieces.get(window)
+        if found is None:
+            sequences = len(self.rows)
+            found = self.pieces[window] = Pieces(
+                self.rows.new_empty((sequences * self.cut.most, 4)),
+                self.rows.new_empty(1),
+                self.rows.new_empty(sequences),
+            )
+        return found
+
+
+@dataclass(slots=True)
+class Prompts:
+    """Sequences with several new rows each."""
+
+    described: torch.Tensor
+    """[sequences, 4] first row, new rows, tokens before them, row of the page table"""
+    host: Numbers
+    """The same"""
+    tiles: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By the rows of a tile: [tiles, 2] sequence, and the first of its new rows that the tile has"""
+
+    def tiles_of(self, rows: int) -> torch.Tensor:
+        found = self.tiles.get(rows)
+        if found is None:
+            found = self.tiles[rows] = on_device(_tiles(self.host, rows), self.described.device)
+        return found
+
+
+def _tiles(described: Numbers, rows: int) -> Numbers:
+    """Those that see most first: they take longest."""
+    each = -(-described[:, 1] // rows)
+    sequence = np.repeat(np.arange(len(described)), each)
+    first = (np.arange(len(sequence)) - np.repeat(each.cumsum() - each, each)) * rows
+    order = np.argsort(-(described[sequence, 2] + first), kind="stable")
+    return np.stack((sequence, first), axis=1)[order]
+
+
+@dataclass(slots=True)
+class GpuAttentionBatch:
+    rows: int
+    """Rows of the iteration that the sequences reach to"""
+    positions: torch.Tensor
+    """[rows] the place of each row's token in its sequence"""
+    pages: torch.Tensor
+    """[rows] the page that its keys and values go to; -1: none"""
+    offsets: torch.Tensor
+    """[rows] the token of that page"""
+    table: torch.Tensor
+    """[any, pages] numbers of pages"""
+    decodes: Decodes | None
+    prompts: Prompts | None
+    kept: tuple[npt.NDArray[np.int32], Numbers] | None
+    """The caller's table and sequences; None: of a graph, which has none"""
+
+    def changed(self) -> None:
+        """The lengths of the decodes are others than at the last call, and how they are cut is to be found anew."""
+        if self.decodes is not None:
+            for pieces in self.decodes.pieces.values():
+                pieces.current = False
+
+
+def on_device(numbers: npt.NDArray[np.int64] | npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    """As 32-bit numbers, without waiting for what the device does now."""
+    there = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int32))
+    return there.clone() if device.type == "cpu" else there.pin_memory().to(device, non_blocking=True)
