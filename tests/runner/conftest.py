@@ -1,8 +1,23 @@
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from tests.runner.random_models import EIGHT, save_adapter, save_base
+
+WORKER = os.environ.get("MOTET_RUNNER_WORKER", "local")
+"""All tests of engines also hold with `device`: the worker of a GPU, with a CPU in its place."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def worker() -> Iterator[None]:
+    if WORKER == "local":
+        yield
+        return
+    with patch("motet_runner.engine.computes_by_itself", lambda _: True):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,17 @@ def kernels_named(name: str) -> Kernels:
     return TorchKernels(packed=True) if name == "torch" else CompiledKernels(compiled_library(), "any")
 
 
+def make_device_engine(base: Path, **settings) -> Engine:
+    """Its worker is that of a GPU, with a CPU in its place."""
+    with patch("motet_runner.engine.computes_by_itself", lambda _: True):
+        return make_engine(base, **settings)
+
+
+def make_local_engine(base: Path, **settings) -> Engine:
+    with patch("motet_runner.engine.computes_by_itself", lambda _: False):
+        return make_engine(base, **settings)
+
+
 def make_engine_of_modules(base: Path, **settings) -> Engine:
     """The reference: it computes with the modules of transformers, as they were loaded."""
     with patch("motet_runner.execute.packed_model.PACKED_TYPES", ()):

@@ -20,6 +20,7 @@ from motet_runner.execute import exact_mode
 from motet_runner.execute.activations import activation_bytes
 from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.execute.checkpoint import ignore_progress
+from motet_runner.execute.device.worker import DeviceWorker, computes_by_itself
 from motet_runner.execute.kernel_change import KernelChange
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
@@ -100,14 +101,13 @@ class Engine:
         max_length = self._max_length(pages)
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
-        self._worker = LocalWorker(
-            loaded,
-            self._store,
-            PageTiers(self._store, host_pages, clock=clock),
-            clock=clock,
-            loads=AdapterLoads(self._store.bytes, linears.layout, clock),
-            exact=exact,
-        )
+        tiers = PageTiers(self._store, host_pages, clock=clock)
+        loads = AdapterLoads(self._store.bytes, linears.layout, clock)
+        self._worker: LocalWorker | DeviceWorker
+        if computes_by_itself(loaded.device) and not exact:
+            self._worker = DeviceWorker(loaded, self._store, tiers, clock=clock, loads=loads)
+        else:
+            self._worker = LocalWorker(loaded, self._store, tiers, clock=clock, loads=loads, exact=exact)
         self._kernel_change = KernelChange(choice, loaded, linears, self._switch, self._tune)
         self._kernel_change.begin(kernels)
         prefill_seconds, copy_seconds = self._worker.measure(max_length)

@@ -20,6 +20,7 @@ from motet_kernels.cpp import AttentionBatch, PagedAttention
 from motet_runner.execute.prompt_logprobs import ScoredRow, scored_row
 from motet_runner.execute.row_table import RowTable, TableRow
 from motet_runner.memory.paged import PagedStore
+from motet_runner.memory.upload import uploaded
 from motet_runner.plan import RowStep, StepPlan
 
 Watcher = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]], None]
@@ -429,8 +430,8 @@ class FlatBatchBuilder:
         read = firsts[:, None] + np.where(beside < pages[:, None], beside, 0)
         table = self._table.pages[rows[:, None], read].astype(np.int64)
         in_order = bool((places == np.arange(len(places))).all())
-        all_places = torch.from_numpy(places).to(self._device)
-        all_lengths = torch.from_numpy(lengths).to(self._device).view(-1, 1)
+        all_places = self._on_device(places)
+        all_lengths = self._on_device(lengths).view(-1, 1)
         return [
             DecodeGroup(
                 rows=all_places[start:stop],
@@ -472,5 +473,4 @@ class FlatBatchBuilder:
         return self._on_device(np.array(values, dtype=np.int64))
 
     def _on_device(self, values: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(values)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+        return uploaded(values, self._device)

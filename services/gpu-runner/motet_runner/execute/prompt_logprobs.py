@@ -4,8 +4,9 @@ A prompt's logits take as much memory as its tokens times the vocabulary. So the
 if they are too many (`fits`), and here only a few rows at a time become probabilities.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -62,23 +63,51 @@ def joined(earlier: PromptScores | None, later: PromptScores) -> PromptScores:
 
 def _scores(logits: torch.Tensor, scored: ScoredRow) -> PromptScores:
     row, places = scored.row, scored.places
-    asked, vocabulary = row.sampling.prompt_logprobs or 0, logits.shape[1]
-    size = max(1, CPU_BLOCK // vocabulary) if logits.device.type == "cpu" else len(places)
+    size = max(1, CPU_BLOCK // logits.shape[1]) if logits.device.type == "cpu" else len(places)
     logprobs: list[Logprobs] = []
     finite = True
     for first in range(0, len(places), size):
-        block = logits[first : first + size].float()
-        finite = finite and bool(torch.isfinite(block.amax(dim=-1)).all())
+        block = logits[first : first + size]
         tokens = row.tokens[places[first] : places[first] + len(block)]
-        logprobs += _logprobs(block, tokens, min(asked, vocabulary))
+        found = score(block, torch.tensor(tokens, device=logits.device), alternatives(scored, logits.shape[1]))
+        of_block = read_scores(first, found)
+        finite = finite and of_block.finite
+        logprobs += of_block.logprobs
     return PromptScores(places.start, logprobs, finite)
 
 
-def _logprobs(logits: torch.Tensor, tokens: Sequence[int], alternatives: int) -> list[Logprobs]:
+def alternatives(scored: ScoredRow, vocabulary: int) -> int:
+    """How many of the best tokens it asks for beside each of its own"""
+    return min(scored.row.sampling.prompt_logprobs or 0, vocabulary)
+
+
+class Scores(NamedTuple):
+    """Of some places, on the device"""
+
+    finite: torch.Tensor
+    """[] bool"""
+    chosen: torch.Tensor
+    """[places]"""
+    values: torch.Tensor
+    """[places, alternatives]"""
+    ids: torch.Tensor
+    """[places, alternatives]"""
+
+
+def score(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Scores:
+    """`tokens` [places] are those that followed."""
+    logits = logits.float()
+    finite = torch.isfinite(logits.amax(dim=-1)).all()
     logs = logits.log_softmax(dim=-1)
-    chosen = logs.gather(1, torch.tensor(tokens, device=logs.device)[:, None]).squeeze(1).tolist()
-    values, ids = (top.tolist() for top in logs.topk(alternatives, dim=-1))
-    return [
+    values, ids = logs.topk(count, dim=-1)
+    return Scores(finite, logs.gather(1, tokens[:, None]).squeeze(1), values, ids)
+
+
+def read_scores(first: int, found: Scores) -> PromptScores:
+    """`first`: the place of the first of them"""
+    chosen, values, ids = found.chosen.tolist(), found.values.tolist(), found.ids.tolist()
+    logprobs = [
         Logprobs(logprob, tuple(zip(best, values_of, strict=True)))
         for logprob, best, values_of in zip(chosen, ids, values, strict=True)
     ]
+    return PromptScores(first, logprobs, bool(found.finite))

@@ -1,0 +1,192 @@
+"""From logits to tokens on a device that computes by itself; the host learns them later.
+
+The arithmetic is that of `execute.sampler`, and so are the tokens. Nothing here asks the device for a value: which rows
+need what is known from their options, and the uniform numbers depend on (seed, choice, position) alone.
+"""
+
+import operator
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from motet_runner.execute.device.adjustments import DeviceAdjustments
+from motet_runner.execute.device.link import Link
+from motet_runner.execute.device.parcel import Parcel
+from motet_runner.execute.draw import draw_without_waiting, probabilities
+from motet_runner.execute.row_table import TableRow
+from motet_runner.execute.sampling_kind import GREEDY, Kind, cuts_of, temperatures, uniform
+from motet_runner.interface import Logprobs
+
+NOT_FINITE = -1
+"""Instead of a token, of a row whose logits are not finite"""
+
+_NUMBERS = "numbers"
+"""The name of the uniform numbers in a parcel"""
+
+
+class DeviceSampler:
+    def __init__(self, link: Link, eos: frozenset[int], vocabulary: int) -> None:
+        self._link = link
+        self._vocabulary = vocabulary
+        self._adjustments = DeviceAdjustments(link, eos, vocabulary)
+        self._known: _Layout | None = None
+
+    def leave(self, row: int) -> None:
+        self._adjustments.leave(row)
+
+    def prepare(self, rows: Sequence[TableRow], parcel: Parcel) -> "Sampling":
+        """What the next tokens of these rows need. Their newest tokens need not be known, but where they are."""
+        layout = self._known
+        if layout is None or not layout.has(rows):
+            layout = self._known = _Layout(rows, self._link, self._adjustments, self._vocabulary)
+        drawn = [row for group in layout.groups if group.kind.drawn for row in group.rows]
+        if drawn:
+            numbers = [uniform(row.seed, row.choice, len(row.tokens)) for row in drawn]
+            parcel.add(_NUMBERS, np.array(numbers, dtype=np.float64).reshape(-1, 1))
+        follow = self._adjustments.follow([row for group in layout.adjusted for row in group.rows], parcel)
+        return Sampling(self._adjustments, layout, follow)
+
+
+@dataclass(slots=True)
+class DeviceSamples:
+    """Tokens and their log probabilities, on the device"""
+
+    tokens: torch.Tensor
+    """[rows] int64"""
+    logprobs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Of the rows that ask for some: those of the tokens [rows], and the best ones with their tokens [rows, most]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """One iteration's sampling, before its logits are there."""
+
+    _adjustments: DeviceAdjustments
+    _layout: "_Layout"
+    _follow: Any
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the largest logit of each row is all that is wanted"""
+        return not self._layout.groups and not self.asks
+
+    @property
+    def asks(self) -> bool:
+        """Whether some rows ask for log probabilities"""
+        return self._layout.asking is not None
+
+    def sample(
+        self, logits: torch.Tensor, sent: dict[str, torch.Tensor], largest: torch.Tensor | None = None
+    ) -> DeviceSamples:
+        """`sent`: the parcel of `prepare`. `largest` [rows]: the token of each row's largest logit, NOT_FINITE where
+        one is not a number or the largest is infinite; None: to be found."""
+        layout = self._layout
+        if self._follow is not None:
+            self._follow(sent)
+        tokens = largest_tokens(logits) if largest is None else largest
+        if layout.groups and largest is not None:
+            tokens = tokens.clone()
+        first = 0
+        for group in layout.groups:
+            numbers = None
+            if group.kind.drawn:
+                numbers = sent[_NUMBERS][first : first + len(group.rows)]
+                first += len(group.rows)
+            tokens.index_copy_(0, group.places, self._sample_group(logits, group, numbers))
+        found = [] if layout.asking is None else [_logprobs(logits, layout.asking, tokens)]
+        for group in layout.adjusted:
+            self._adjustments.count(group.slots, tokens.index_select(0, group.places).clamp(min=0))
+        return DeviceSamples(tokens, found)
+
+    def logprobs(self, read: Sequence[torch.Tensor]) -> dict[int, Logprobs]:
+        """Those of `sample`, now on the host → by the places of the rows"""
+        asking = self._layout.asking
+        if asking is None:
+            return {}
+        chosen, values, ids = (numbers.tolist() for numbers in read)
+        return {
+            place: Logprobs(chosen[i], tuple(zip(ids[i][:count], values[i][:count], strict=True)))
+            for i, (place, count) in enumerate(zip(asking.in_batch, asking.counts, strict=True))
+        }
+
+    def _sample_group(self, logits: torch.Tensor, group: "_Group", numbers: torch.Tensor | None) -> torch.Tensor:
+        logits = logits.index_select(0, group.places).float()
+        if group.kind.adjusted:
+            logits = self._adjustments.apply(logits, group.slots, repeats=group.kind.repeats)
+        largest, tokens = logits.max(dim=-1, keepdim=True)
+        finite = torch.isfinite(largest)
+        tokens = tokens.squeeze(1)
+        if numbers is not None:
+            likely = probabilities(
+                logits.masked_fill(~finite, 0.0), largest.masked_fill(~finite, 0.0), group.temperature
+            )
+            tokens = draw_without_waiting(likely, numbers, group.cuts)
+        return torch.where(finite.squeeze(1), tokens, NOT_FINITE)
+
+
+def largest_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """[rows] The token of each row's largest logit, NOT_FINITE where one is not a number or the largest is infinite"""
+    values, tokens = logits.max(dim=-1)
+    return torch.where(torch.isfinite(values), tokens, NOT_FINITE)
+
+
+class _Group:
+    """Rows of one kind"""
+
+    def __init__(
+        self, kind: Kind, rows: Sequence[TableRow], in_batch: Sequence[int], link: Link, vocabulary: int
+    ) -> None:
+        self.kind = kind
+        self.rows = [rows[place] for place in in_batch]
+        self.places = link.upload(np.array(in_batch, dtype=np.int64))
+        asked = [row.sampling for row in self.rows]
+        self.temperature = link.upload(temperatures(asked))
+        self.cuts = cuts_of(asked, vocabulary, link.upload) if kind.cut else None
+        self.slots = self.places
+        """Those of the adjustments, if there are some"""
+
+
+class _Asking:
+    """Rows that ask for log probabilities"""
+
+    def __init__(self, rows: Sequence[TableRow], in_batch: Sequence[int], link: Link, vocabulary: int) -> None:
+        self.in_batch = in_batch
+        self.places = link.upload(np.array(in_batch, dtype=np.int64))
+        self.counts = [min(rows[place].sampling.top_logprobs, vocabulary) for place in in_batch]
+
+
+class _Layout:
+    """What stays while the same rows sample"""
+
+    def __init__(self, rows: Sequence[TableRow], link: Link, adjustments: DeviceAdjustments, vocabulary: int) -> None:
+        self._rows = list(rows)
+        by_kind: dict[Kind, list[int]] = defaultdict(list)
+        for place, row in enumerate(rows):
+            by_kind[Kind.of(row, vocabulary)].append(place)
+        self.groups = [
+            _Group(kind, rows, places, link, vocabulary) for kind, places in by_kind.items() if kind != GREEDY
+        ]
+        """Without the rows of which the largest logit is all that is wanted"""
+        self.adjusted = [group for group in self.groups if group.kind.adjusted]
+        for group in self.adjusted:
+            group.slots = link.upload(adjustments.slots_of(group.rows))
+        asking = [place for place, row in enumerate(rows) if row.sampling.logprobs]
+        self.asking = _Asking(rows, asking, link, vocabulary) if asking else None
+
+    def has(self, rows: Sequence[TableRow]) -> bool:
+        """Whether these are its rows. A row that has left and joined again is another one."""
+        return len(rows) == len(self._rows) and all(map(operator.is_, rows, self._rows))
+
+
+def _logprobs(
+    logits: torch.Tensor, asking: _Asking, tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of the model's own distribution, before temperature, penalties and cuts"""
+    logs = logits.index_select(0, asking.places).float().log_softmax(dim=-1)
+    chosen = logs.gather(1, tokens.index_select(0, asking.places).clamp(min=0)[:, None]).squeeze(1)
+    values, ids = logs.topk(max(asking.counts), dim=-1)
+    return chosen, values, ids

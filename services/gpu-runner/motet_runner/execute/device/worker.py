@@ -1,0 +1,306 @@
+"""The worker of a device that computes by itself: `launch` hands an iteration over, `collect` waits for it (OR-12).
+
+It does what `LocalWorker` does, with the same tokens. What it must know to launch an iteration is in the plan: it
+never asks the device for a value. A row of the host's table has a placeholder for each token that is on its way.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from motet.clock import Clock
+from motet.domain import pages_for
+from motet_kernels import LoraBackend
+from motet_runner.execute import prompt_logprobs
+from motet_runner.execute.adapter_loads import AdapterLoads, LoadResults
+from motet_runner.execute.device.link import Link, Mark, link_to
+from motet_runner.execute.device.parcel import Parcel, Returning
+from motet_runner.execute.device.rows import DeviceRows, numbers_of
+from motet_runner.execute.device.sampler import NOT_FINITE, DeviceSampler, Sampling
+from motet_runner.execute.flat_batch import FlatBatch, FlatBatchBuilder
+from motet_runner.execute.halves import halves
+from motet_runner.execute.model import LoadedModel, probe_row
+from motet_runner.execute.prompt_logprobs import ScoredRow
+from motet_runner.execute.row_table import RowTable, TableRow
+from motet_runner.execute.worker import WARM_UP_TOKENS, LogitsTap
+from motet_runner.interface import Logprobs
+from motet_runner.memory.host_pages import SwapTime
+from motet_runner.memory.out_of_memory import is_out_of_memory
+from motet_runner.memory.paged import PagedStore
+from motet_runner.memory.tiers import PageTiers
+from motet_runner.plan import RowStep, SizeLimit, StepPlan, StepResult
+from motet_runner.plan.presets import UNBOUNDED
+from motet_runner.plan.prompt_scores import PromptScores
+
+_FIRST_ROWS = 64
+
+_ON_ITS_WAY = 0
+"""In the place of a token that the host does not know yet, and of one that will never be"""
+
+
+def computes_by_itself(device: torch.device) -> bool:
+    """Whether a device goes on while the host does something else"""
+    return device.type == "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the model whose results are on their way."""
+
+    rows: Sequence[TableRow]
+    places: Sequence[int]
+    """Of the sampled tokens in their sequences"""
+    sampling: Sampling | None
+    scored: Sequence[ScoredRow]
+    results: Returning
+
+
+@dataclass(slots=True)
+class _Flight:
+    """An iteration that was launched."""
+
+    number: int
+    began: Mark
+    loaded: LoadResults
+    swapped: SwapTime
+    ended: Mark | None = None
+    parts: list[_Call | int] = field(default_factory=list)
+    """In the order of the plan: calls, and how many sampling rows got none"""
+    out_of_memory: set[int] = field(default_factory=set)
+    model_calls: int = 0
+    retries: int = 0
+    attention_calls: int = 0
+    padding: int = 0
+
+
+class DeviceWorker:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        store: PagedStore,
+        tiers: PageTiers,
+        *,
+        clock: Clock,
+        loads: AdapterLoads | None = None,
+    ) -> None:
+        """`loads`: None if no plan ever has an adapter."""
+        self._loaded = loaded
+        self._loads = loads
+        self._store = store
+        self._tiers = tiers
+        self._clock = clock
+        self._link: Link = link_to(loaded.device, clock)
+        self.on_logits: LogitsTap | None = None
+        """Is called in each iteration that samples. It may wait for the device."""
+        self._sampler = DeviceSampler(self._link, frozenset(loaded.eos_token_ids), loaded.vocabulary)
+        self._rows = DeviceRows(self._link, _FIRST_ROWS)
+        self._table = RowTable()
+        placed = None if loads is None else loads.placed
+        self._builder = FlatBatchBuilder(self._table, store, loaded.device, placed=placed, window=loaded.window)
+        self._decodes = SizeLimit(UNBOUNDED)
+        """How many decodes are computed at once."""
+        self._flights: deque[_Flight] = deque()
+
+    def use(self, backend: LoraBackend[Any] | None, attention: Any) -> None:
+        """Compute with these from the next iteration on. `attention`: None for torch's."""
+        self._builder.use(backend, attention)
+
+    def launch(self, plan: StepPlan) -> None:
+        loads = self._loads
+        with torch.inference_mode():
+            if loads is not None:
+                loads.forget(plan.gone)
+            for copy in plan.copies:
+                self._tiers.carry_out(copy)
+            for moves in plan.moves:
+                self._table.move_pages(moves)
+            for row in plan.leaves:
+                self._leave(row)
+            for join in plan.joins:
+                self._table.join(join)
+            loaded = LoadResults() if loads is None else loads.advance(plan.loads, plan.loading, hurry=plan.hurry)
+            flight = _Flight(plan.number, self._link.mark(), loaded, self._tiers.take_swap_time())
+            if plan.count:
+                self._compute(plan, flight)
+            flight.ended = self._link.mark()
+            self._flights.append(flight)
+
+    def collect(self) -> StepResult:
+        flight = self._flights.popleft()
+        assert flight.ended is not None
+        flight.ended.wait()
+        sampled: list[int | None] = []
+        logprobs: dict[int, Logprobs] = {}
+        scores: dict[int, PromptScores] = {}
+        for part in flight.parts:
+            if isinstance(part, _Call):
+                _read(part, sampled, logprobs, scores)
+            else:
+                sampled += [None] * part
+        return StepResult(
+            number=flight.number,
+            sampled=sampled,
+            logprobs=logprobs,
+            prompt_logprobs=scores,
+            out_of_memory=tuple(flight.out_of_memory),
+            seconds=flight.ended.seconds_since(flight.began),
+            arrived=flight.loaded.arrived,
+            failed=flight.loaded.failed,
+            swapped_pages=flight.swapped.pages,
+            swap_seconds=flight.swapped.seconds,
+            model_calls=flight.model_calls,
+            retries=flight.retries,
+            attention_calls=flight.attention_calls,
+            padding=flight.padding,
+        )
+
+    def measure(self, max_length: int) -> tuple[float, float]:
+        """Seconds to prefill a token and to copy a page, on pages that nobody uses yet."""
+        tokens = min(WARM_UP_TOKENS, max_length)
+        pages = tuple(range(pages_for(tokens)))
+        with torch.inference_mode():
+            self._link.mark().wait()
+            began = self._link.mark()
+            self._store.copy_in([0], self._store.copy_out([0]))
+            ended = self._link.mark()
+            ended.wait()
+        self.launch(
+            StepPlan(
+                number=0,
+                joins=(probe_row(0, [0] * tokens),),
+                prefills=(RowStep(0, 0, tokens, samples=True, new_pages=pages),),
+            )
+        )
+        self._leave(0)
+        return self.collect().seconds / tokens, ended.seconds_since(began)
+
+    def _leave(self, row: int) -> None:
+        self._table.leave(row)
+        self._rows.leave(row)
+        self._sampler.leave(row)
+
+    def _compute(self, plan: StepPlan, flight: _Flight) -> None:
+        for row, new_pages in plan.decodes.new_pages.items():
+            self._table.extend(row, new_pages)
+        for step in plan.prefills:
+            if step.new_pages:
+                self._table.append_pages(step)
+        self._compute_parts(plan, flight)
+        if not flight.retries:
+            self._decodes.fitted(flight.model_calls)
+
+    def _compute_parts(self, plan: StepPlan, flight: _Flight) -> None:
+        """Compute the rows at once or, when memory does not suffice for all of them, one half after the other."""
+        logits_fit = prompt_logprobs.fits(plan, self._table, self._loaded.vocabulary)
+        if logits_fit and plan.count <= self._decodes.size and self._fits(plan, flight):
+            return
+        first, second = halves(plan)
+        if first is None or second is None:
+            self._leave_out(plan, flight)
+            return
+        self._compute_parts(first, flight)
+        if any(step.row in flight.out_of_memory for step in second.rows):  # the rest of the only row
+            self._leave_out(second, flight)
+        else:
+            self._compute_parts(second, flight)
+
+    def _leave_out(self, plan: StepPlan, flight: _Flight) -> None:
+        for step in plan.rows:
+            flight.out_of_memory.add(step.row)
+            if step.samples:
+                flight.parts.append(1)
+                self._table[step.row].tokens.append(_ON_ITS_WAY)
+
+    def _fits(self, plan: StepPlan, flight: _Flight) -> bool:
+        """Compute the rows at once, if memory suffices for them. A device's memory is given out when work is launched,
+        so this is known before the work is done."""
+        try:
+            self._compute_at_once(plan, flight)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            return True
+        # Only here are the tensors of the attempt gone: the exception held them.
+        if self._loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+        flight.retries += 1
+        # After an iteration with prompts, the plan makes their chunks smaller.
+        if all(step.count == 1 for step in plan.rows):
+            self._decodes.did_not_fit(plan.count)
+        return False
+
+    def _compute_at_once(self, plan: StepPlan, flight: _Flight) -> None:
+        batch, parcel = self._builder.build(plan), Parcel()
+        rows = batch.sampled
+        if waiting := self._on_the_device(batch):
+            parcel.add("waiting", np.array(waiting, dtype=np.int64))
+        sampling = None
+        if rows:
+            sampling = self._sampler.prepare(rows, parcel)
+            parcel.add("rows", numbers_of(rows))
+        sent = parcel.send(self._link)
+        if waiting:
+            places, numbers = sent["waiting"].unbind(1)
+            batch.input_ids[0].index_copy_(0, places, self._rows.newest.index_select(0, numbers))
+        logits = self._loaded.forward(batch)
+        if rows and self.on_logits is not None:
+            self.on_logits([row.request for row in rows], logits[: len(rows)])
+        results = self._scores(logits[len(rows) :], batch.scored)
+        if sampling is not None:
+            samples = sampling.sample(logits[: len(rows)], sent, batch.chosen)
+            self._rows.got(rows, sent["rows"], samples.tokens)
+            results = [samples.tokens, *(part for found in samples.logprobs for part in found), *results]
+        if results:
+            places_of = [len(row.tokens) for row in rows]
+            flight.parts.append(_Call(rows, places_of, sampling, batch.scored, Returning(self._link, results)))
+        for row in rows:
+            row.tokens.append(_ON_ITS_WAY)
+        flight.model_calls += 1
+        flight.attention_calls += batch.calls
+        flight.padding += batch.input_ids.numel() - batch.tokens
+
+    def _on_the_device(self, batch: FlatBatch) -> list[tuple[int, int]]:
+        """Inputs that the device has sampled: their places in the line, and their rows of the table. It takes them from
+        there, whether the host knows them by now or not."""
+        line = batch.line
+        lasts = np.bincount(line.sequence_of).cumsum() - 1
+        held = self._rows.have(line.rows, line.positions[lasts].tolist())
+        return [(place, row.number) for place, row, there in zip(lasts.tolist(), line.rows, held, strict=True) if there]
+
+    def _scores(self, logits: torch.Tensor, scored: Sequence[ScoredRow]) -> list[torch.Tensor]:
+        """The parts of `prompt_logprobs.Scores` of each row, one after the other"""
+        found: list[torch.Tensor] = []
+        first = 0
+        for one in scored:
+            tokens = self._link.upload(np.array(one.row.tokens[one.places.start : one.places.stop], dtype=np.int64))
+            rows = logits[first : first + len(one.places)]
+            found += prompt_logprobs.score(rows, tokens, prompt_logprobs.alternatives(one, logits.shape[1]))
+            first += len(one.places)
+        return found
+
+
+def _read(
+    call: _Call, sampled: list[int | None], logprobs: dict[int, Logprobs], scores: dict[int, PromptScores]
+) -> None:
+    """Take in what a call has brought, now that it is on the host."""
+    tensors = call.results.read()
+    first = len(sampled)
+    if call.sampling is not None:
+        tokens = tensors.pop(0).tolist()
+        for row, place, token in zip(call.rows, call.places, tokens, strict=True):
+            row.tokens[place] = max(token, _ON_ITS_WAY)
+        sampled += [None if token == NOT_FINITE else token for token in tokens]
+        if call.sampling.asks:
+            found = call.sampling.logprobs(tensors[:3])
+            del tensors[:3]
+            logprobs |= {first + place: logprob for place, logprob in found.items()}
+    width = len(prompt_logprobs.Scores._fields)
+    for at, one in enumerate(call.scored):
+        parts = prompt_logprobs.Scores(*tensors[at * width : (at + 1) * width])
+        read = prompt_logprobs.read_scores(one.places.start, parts)
+        scores[one.row.number] = prompt_logprobs.joined(scores.get(one.row.number), read)
