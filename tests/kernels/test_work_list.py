@@ -98,7 +98,7 @@ def test_classes_of_ranks_follow_each_other(owners: list[PlacedAdapter | None]) 
 def test_the_class_of_a_rank_is_the_narrowest_that_holds_it() -> None:
     for rank in range(RANK_STEP, MAX_RANK + 1, RANK_STEP):
         fits = [held for held in HELD_RANKS if held >= rank]
-        assert rank_class(rank) == (HELD_RANKS.index(fits[0]) if fits else len(HELD_RANKS))
+        assert rank_class(rank) == (HELD_RANKS.index(fits[0]) if fits else CLASSES - 1)
 
 
 @given(OWNERS)

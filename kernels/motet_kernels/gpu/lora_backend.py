@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from motet_kernels.gpu.launches import interpreted, launch
+from motet_kernels.gpu.launches import launch
 from motet_kernels.gpu.lora_kernels import lora_expand, lora_shrink
-from motet_kernels.gpu.lora_tiles import LOOPED, MAX_RANK, RANK_STEP, splits, tile_columns, tile_inputs
+from motet_kernels.gpu.lora_tiles import CLASSES, MAX_RANK, RANK_STEP, splits, tile_columns, tile_inputs
 from motet_kernels.gpu.work_list import HEADER, Chunk, Room, chunks_of, room_for, smallest_room, words, write_list
 from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import ALIGNMENT_BYTES, LinearGroup, RunLayout
@@ -20,7 +20,9 @@ LINEARS_AT_ONCE = 3
 
 INPUTS_OF_A_WARP = 128
 
-PROGRAMS_OF_A_MULTIPROCESSOR = 4
+SHRINK_WARPS, EXPAND_WARPS = 24, 12
+"""Of a multiprocessor: as many as its registers hold (compute capability 9.0). So all programs run at once."""
+
 INTERPRETED_PROGRAMS = 3
 
 
@@ -64,10 +66,9 @@ class GpuBackend:
         self._call = cache(self._describe)
         self._products = max(len(group.outputs) * splits(group.inputs) for group in groups)
         self._offsets = torch.from_numpy(self._all_offsets()).to(memory.device)
-        self._programs = INTERPRETED_PROGRAMS
-        if not interpreted():
-            processors = torch.cuda.get_device_properties(memory.device).multi_processor_count
-            self._programs = processors * PROGRAMS_OF_A_MULTIPROCESSOR
+        self._processors = 0
+        if memory.is_cuda:
+            self._processors = torch.cuda.get_device_properties(memory.device).multi_processor_count
 
     def layout(self, rank: int) -> RunLayout:
         return self._layout(-(-rank // self.tile) * self.tile)
@@ -115,29 +116,34 @@ class GpuBackend:
         chunks, rows, entries = work[HEADER:], work[room.begin_rows :], work[room.begin_entries :]
         tile = tile_inputs(call.inputs)
         adapters = self._memory, self._offsets, len(self._sizes), *call.numbers
+        warps = max(4, tile // INPUTS_OF_A_WARP)
         launch(
             lora_shrink,
-            (self._programs,),
+            self._programs(SHRINK_WARPS // warps),
             *(x, x.stride(0), *adapters, work, chunks, rows, entries, batch.products, room.products),
             LINEARS=call.count,
             INPUTS=call.inputs,
             TILE=tile,
-            PARTS=max(4, tile // INPUTS_OF_A_WARP),
+            PARTS=warps,
             FIELDS=room.fields,
-            num_warps=max(4, tile // INPUTS_OF_A_WARP),
+            num_warps=warps,
         )
         widest = max(call.outputs)
         launch(
             lora_expand,
-            (self._programs,),
+            self._programs(EXPAND_WARPS // 4),
             *(y, y.stride(0), *adapters, work, chunks, rows, batch.products, room.products),
             LINEARS=call.count,
             SPLITS=splits(call.inputs),
             **{f"OUTPUTS_{place}": outputs for place, outputs in enumerate(call.outputs)},
-            **{f"COLUMNS_{place}": tile_columns(place, widest) for place in range(LOOPED)},
+            **{f"COLUMNS_{place}": tile_columns(place, widest, self._dtype.itemsize) for place in range(CLASSES)},
             FIELDS=room.fields,
             num_warps=4,
+            num_stages=1,
         )
+
+    def _programs(self, of_a_multiprocessor: int) -> tuple[int]:
+        return (self._processors * of_a_multiprocessor or INTERPRETED_PROGRAMS,)
 
     def _batch(self, room: Room, *, empty: bool) -> GpuLoraBatch:
         device = self._memory.device

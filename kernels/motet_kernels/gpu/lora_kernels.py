@@ -27,6 +27,7 @@ RUN = tl.constexpr(work_list.RUN)
 PRODUCTS = tl.constexpr(work_list.PRODUCTS)
 CHANGED = tl.constexpr(work_list.CHANGED)
 WORD_BITS = tl.constexpr(work_list.WORD_BITS)
+SPLITS_AT_ONCE = tl.constexpr(4)
 ENTRIES = tl.constexpr(work_list.ENTRIES)
 CLASS_ENDS = tl.constexpr(work_list.CLASS_ENDS)
 
@@ -92,10 +93,13 @@ def lora_shrink(
 
 @triton.jit
 def _sum_of_splits(products, places, mask, SPLITS: tl.constexpr, split_size):
-    """v, whose parts are added in their order."""
-    v = tl.load(products + places, mask=mask, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        v += tl.load(products + split * split_size + places, mask=mask, other=0.0)
+    """v: the sums of four splits at a time, in their order. As single loads, the compiler would bring each of them into
+    the layout of a product before it adds them."""
+    v = tl.zeros(places.shape, tl.float32)
+    for first in tl.static_range(0, SPLITS, SPLITS_AT_ONCE):
+        splits = first + tl.arange(0, SPLITS_AT_ONCE)[:, None, None]
+        wanted = mask[None, :, :] & (splits < SPLITS)
+        v += tl.sum(tl.load(products + splits * split_size + places[None, :, :], mask=wanted, other=0.0), axis=0)
     return v
 
 
@@ -144,7 +148,7 @@ def _expand_class(
             left_of = OUTPUTS_0
             tile -= TILES_0
         if _is_changed(chunk, linear):
-            rank = tl.load(chunk + RANK).to(tl.int32)
+            rank = tl.multiple_of(tl.load(chunk + RANK).to(tl.int32), 16)
             begin = tl.load(offsets + ((rank // RANK_STEP - 1) * linears + linear) * 2 + 1)
             b = memory + tl.multiple_of(tl.load(chunk + RUN), 16) + tl.multiple_of(begin, 16)
             columns = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -154,7 +158,7 @@ def _expand_class(
             held = tl.load(b + places_b, mask=(ranks < rank)[:, None] & inside[None, :], other=0.0)
             first = tl.load(chunk + FIRST_ROW)
             row_count = tl.load(chunk + ROW_COUNT).to(tl.int32)
-            v = products + place * products_size + tl.load(chunk + PRODUCTS)
+            v = products + place * products_size + tl.multiple_of(tl.load(chunk + PRODUCTS), 16)
             for start in range(0, row_count, ROWS):
                 numbers = start + tl.arange(0, ROWS)
                 here = numbers < row_count
@@ -188,14 +192,9 @@ def lora_expand(
     end_0 = tl.load(work + CLASS_ENDS)
     end_1 = tl.load(work + CLASS_ENDS + 1)
     end_2 = tl.load(work + CLASS_ENDS + 2)
-    end_3 = tl.load(work + CLASS_ENDS + 3)
-    _expand_class(
-        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_2, end_3, chunks, rows, products,
-        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_2, COLUMNS_2, True, FIELDS,
-    )  # fmt: skip
     _expand_class(
         y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_1, end_2, chunks, rows, products,
-        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_2, COLUMNS_2, False, FIELDS,
+        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_2, COLUMNS_2, True, FIELDS,
     )  # fmt: skip
     _expand_class(
         y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_0, end_1, chunks, rows, products,

@@ -17,29 +17,26 @@ RANK_STEP = 16
 MAX_RANK = 512
 
 HELD_RANKS = (16, 32, 64)
-"""The ranks of tiles of B. A rank takes the first that is not below it; one above the last takes several tiles, whose
-products are added."""
+"""The ranks of tiles of B. A rank takes the first that is not below it; one above the last takes several of the last,
+whose products are added."""
 
-LOOPED = len(HELD_RANKS)
-"""The class of ranks above the last of HELD_RANKS"""
+CLASSES = len(HELD_RANKS)
 
-CLASSES = LOOPED + 1
+_TILE_BYTES = 16384
+"""Of a tile of B: it stays in registers while the rows pass."""
 
-_TILE_NUMBERS = 8192
-"""Of a tile of B: they stay in registers while the rows pass."""
-
-_WIDEST = 256
+_WIDEST_BYTES = 512
 
 
 def rank_class(rank: int) -> int:
-    """The place of its tile in HELD_RANKS, or LOOPED"""
-    return next((place for place, held in enumerate(HELD_RANKS) if rank <= held), LOOPED)
+    """The place of its tile in HELD_RANKS"""
+    return next((place for place, held in enumerate(HELD_RANKS) if rank <= held), CLASSES - 1)
 
 
-def tile_columns(rank_class: int, widest: int) -> int:
+def tile_columns(rank_class: int, widest: int, itemsize: int) -> int:
     """The columns of a tile of B, where the widest linear has so many outputs."""
-    held = HELD_RANKS[min(rank_class, LOOPED - 1)]
-    return max(16, min(_TILE_NUMBERS // held, _WIDEST, _power_of_two(widest)))
+    most = min(_TILE_BYTES // HELD_RANKS[rank_class], _WIDEST_BYTES) // itemsize
+    return max(16, min(most, _power_of_two(widest)))
 
 
 def tile_inputs(inputs: int) -> int:

@@ -1,0 +1,77 @@
+"""Compiles Triton kernels for a GPU that is not there: what its compiler accepts, and what a program takes of it."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    name: str
+    warps: int
+    registers: int
+    """Of a thread; a multiprocessor has 65,536"""
+    spilled_bytes: int
+    """Of a thread, which lie in slow memory because there are no registers left"""
+    shared_bytes: int
+    instructions: str
+
+
+class _AbsentCard:
+    """What Triton asks of the driver until it launches"""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+
+@contextmanager
+def launches_are_compiled() -> Iterator[list[Compiled]]:
+    """What is launched meanwhile, with tensors on the CPU, is compiled for HOPPER and does not run."""
+    found: list[Compiled] = []
+    run, active = JITFunction.run, driver._active
+
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        found.append(_read(self.__name__, kernel))
+        return kernel
+
+    driver.set_active(_AbsentCard())
+    JITFunction.run = compile_only
+    try:
+        yield found
+    finally:
+        JITFunction.run = run
+        driver._active = active
+
+
+def _read(name: str, kernel: Any) -> Compiled:
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(kernel.asm["cubin"])
+        usage, instructions = (_cuobjdump(option, cubin) for option in ("-res-usage", "-sass"))
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
+    metadata = kernel.metadata
+    return Compiled(name, metadata.num_warps, int(registers), int(stack), metadata.shared, instructions)
+
+
+def _cuobjdump(option: str, cubin: Path) -> str:
+    tool = triton.knobs.nvidia.cuobjdump.path
+    return subprocess.run([tool, option, cubin], capture_output=True, text=True, check=True).stdout
