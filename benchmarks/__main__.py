@@ -24,6 +24,7 @@ NOT_BENCHMARKS = {
     "random_gemma",
     "random_llama",
     "served_stack",
+    "traffic",
     "vllm_driver",
     "vllm_served",
     "vllm_setup",

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from peft import LoraConfig
-from peft.tuners.lora import Linear as PeftLinear
 
 from benchmarks.harness import Do
 from motet_kernels.huge_pages import prefer_huge_pages
@@ -62,7 +60,7 @@ def loop(product: Product) -> Do:
 def gather(product: Product) -> Do:
     """The matrices of each row's adapter are collected, and all rows multiplied at once."""
     x, y = product.x, product.y
-    owners = torch.tensor(product.case.owners)
+    owners = torch.tensor(product.case.owners, device=x.device)
     following = itertools.cycle(_stacks(product))
 
     def do() -> None:
@@ -76,7 +74,7 @@ def gather(product: Product) -> Do:
 def grouped(product: Product) -> Do:
     """torch's grouped product: the rows of one adapter are a group."""
     x, y = product.x, product.y
-    ends = torch.tensor([last for _, last in product.case.spans], dtype=torch.int32)
+    ends = torch.tensor([last for _, last in product.case.spans], dtype=torch.int32, device=x.device)
     following = itertools.cycle([(a.transpose(1, 2), b) for a, b in _stacks(product)])
     multiply = torch.nn.functional.grouped_mm
 
@@ -100,6 +98,9 @@ class _AddsToY(torch.nn.Linear):
 
 def peft_layer(product: Product) -> Do:
     """PEFT's own layer, with the names of the rows' adapters."""
+    from peft import LoraConfig
+    from peft.tuners.lora import Linear as PeftLinear
+
     case, x = product.case, product.x
     # Their scale is 1, as that of our matrices.
     configs = [LoraConfig(r=rank, lora_alpha=rank, init_lora_weights=False) for rank in case.ranks]
@@ -128,5 +129,7 @@ def _stacks(product: Product) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def _stack(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
     first = matrices[0]
-    into = prefer_huge_pages(torch.empty(len(matrices), *first.shape, dtype=first.dtype))
+    into = torch.empty(len(matrices), *first.shape, dtype=first.dtype, device=first.device)
+    if into.device.type == "cpu":
+        into = prefer_huge_pages(into)
     return torch.stack(list(matrices), out=into)

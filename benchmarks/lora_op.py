@@ -16,7 +16,6 @@ larger than the caches. It does not use a GPU. Without a compiler it measures th
 import argparse
 import asyncio
 import itertools
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import torch
 
 from benchmarks.harness import Do, Pairs, Result, alternate, arguments, microseconds, percentile, report
 from benchmarks.lora_baselines import Baseline, Case, Product, gather, grouped, loop, peft_layer
+from benchmarks.traffic import TRAFFIC, distinct
 from motet_kernels import LinearGroup, LoraBackend, PlacedAdapter, RunLayout, Segment, TorchBackend
 from motet_kernels.cpp import CannotBuild, CppBackend, Library, build
 from motet_kernels.huge_pages import prefer_huge_pages
@@ -34,42 +34,6 @@ from motet_runner.settings import KERNEL_CACHE
 LINEAR = "linear"
 ROWS = (8, 32)
 MIXED_RANKS = (8, 16, 32, 64, 128)
-ZIPF_ADAPTERS, ZIPF_EXPONENT, SKEW = 100, 1.5, 1.5
-
-
-def distinct(rows: int) -> list[int]:
-    return list(range(rows))
-
-
-def uniform(rows: int) -> list[int]:
-    """As many adapters as each has rows."""
-    adapters = round(rows**0.5)
-    return sorted(row % adapters for row in range(rows))
-
-
-def skewed(rows: int) -> list[int]:
-    """Each adapter has 1.5 times the rows of the next."""
-    owners: list[int] = []
-    share = rows * (1 - 1 / SKEW)
-    while len(owners) < rows:
-        owners += [len(set(owners))] * max(1, round(share))
-        share /= SKEW
-    return owners[:rows]
-
-
-def zipf(rows: int) -> list[int]:
-    """Drawn from 100 adapters; the k-th most popular one has a weight of k to the power of -1.5."""
-    weights = [rank**-ZIPF_EXPONENT for rank in range(1, ZIPF_ADAPTERS + 1)]
-    drawn = random.Random(0).choices(range(ZIPF_ADAPTERS), weights, k=rows)
-    place = {owner: number for number, owner in enumerate(sorted(set(drawn)))}
-    return sorted(place[owner] for owner in drawn)
-
-
-def identical(rows: int) -> list[int]:
-    return [0] * rows
-
-
-TRAFFIC = {"distinct": distinct, "uniform": uniform, "skewed": skewed, "zipf": zipf, "identical": identical}
 
 
 @dataclass(frozen=True)

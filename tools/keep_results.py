@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
-OF_MACHINE = ("processor", "cores", "memory_gib")
+OF_MACHINE = ("processor", "cores", "memory_gib", "gpu")
 
 
 def keep(lines: Iterable[str], folder: Path = RESULTS) -> list[Path]:
@@ -26,7 +26,7 @@ def keep(lines: Iterable[str], folder: Path = RESULTS) -> list[Path]:
         kept = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
         by_name = {row["name"]: row for row in kept}
         by_name |= {row["name"]: row | {"commit": run.get("commit", "")} for row in run["results"]}
-        of_machine = {what: run["machine"][what] for what in OF_MACHINE}
+        of_machine = {what: run["machine"][what] for what in OF_MACHINE if what in run["machine"]}
         document = {"benchmark": run["benchmark"], "machine": of_machine, "results": list(by_name.values())}
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

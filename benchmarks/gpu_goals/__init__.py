@@ -1,0 +1,1 @@
+"""What `benchmarks.gpu` measures, goal by goal."""

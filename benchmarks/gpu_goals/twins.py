@@ -1,0 +1,61 @@
+"""Kernels that stand for what hardware can do: one only reads, one does nothing."""
+
+from itertools import cycle
+
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks.gpu_goals.bench import Bench
+from benchmarks.gpu_goals.clock import Way
+from motet_kernels.gpu.launches import launch
+
+BLOCK = 4096
+"""Words of four bytes that a program reads at once"""
+PROGRAMS_EACH = 4
+"""Of a multiprocessor"""
+
+
+@triton.jit(do_not_specialize=["words"])
+def only_read(source, sums, words, BLOCK: tl.constexpr):
+    program = tl.program_id(0)
+    total = tl.zeros([BLOCK], tl.int32)
+    for first in range(program * BLOCK, words, tl.num_programs(0) * BLOCK):
+        places = first + tl.arange(0, BLOCK)
+        total += tl.load(source + places, mask=places < words, other=0)
+    tl.store(sums + program, tl.sum(total))
+
+
+@triton.jit
+def do_nothing(sums):
+    pass
+
+
+def reads(bench: Bench, size: int) -> Way:
+    """A way that reads so many bytes in one launch, each time others."""
+    words = max(1, size // 4)
+    sets = max(1, -(-bench.cold_bytes // (words * 4)))
+    generator = torch.Generator(bench.device).manual_seed(1)
+    source = torch.randint(-9, 9, (sets, words), generator=generator, device=bench.device, dtype=torch.int32)
+    programs = min(bench.programs * PROGRAMS_EACH, -(-words // BLOCK))
+    sums = torch.empty(programs, dtype=torch.int32, device=bench.device)
+    following = cycle(range(sets))
+
+    def step() -> None:
+        launch(only_read, (programs,), source[next(following)], sums, words, BLOCK=BLOCK, num_warps=8)
+
+    step()
+    if int(sums.sum()) != int(source[0].sum()):
+        raise AssertionError("the kernel that reads has not read all bytes")
+    return Way(step, sets)
+
+
+def read_bandwidth(bench: Bench) -> float:
+    """Bytes a microsecond of a read of much memory"""
+    size = bench.sizes.stream_bytes[-1]
+    return size / bench.clock.compare({"read": reads(bench, size)}, seconds=0.2).median("read")
+
+
+def nothing(bench: Bench) -> Way:
+    sums = torch.empty(1, dtype=torch.int32, device=bench.device)
+    return Way(lambda: launch(do_nothing, (1,), sums), 100)

@@ -1,0 +1,143 @@
+"""`benchmarks.gpu` comes to its end without a GPU, and keeps what it had when a goal fails."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import measure
+from benchmarks.gpu_goals import goals as all_goals
+from benchmarks.gpu_goals.bench import TINY, Bench
+from benchmarks.gpu_goals.clock import Rehearsal, Times, Way
+from benchmarks.gpu_goals.figures import Beside, Figure
+from benchmarks.gpu_goals.goals import GOALS, PARTS, Goal
+from benchmarks.gpu_goals.kept import Kept
+from benchmarks.harness import SKIPPED, Pairs
+from tests.repo.tree import ROOT
+
+
+def gpu(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=None, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+
+
+def bench() -> Bench:
+    return Bench(torch.device("cpu"), torch.float32, Rehearsal(), TINY)
+
+
+@pytest.mark.parametrize("part", range(1, len(PARTS) + 1))
+def test_every_goal_of_a_part_can_be_rehearsed(part: int) -> None:
+    done = gpu("--rehearse", "--part", str(part))
+    assert done.returncode == 0, done.stdout
+    assert re.findall(r"^(\w+) rehearsed: [1-9]", done.stdout, re.MULTILINE) == [goal.name for goal in PARTS[part - 1]]
+    assert not re.search(r"\d (us|GB/s|x ours)", done.stdout), "a rehearsal has no figures"
+
+
+def test_a_rehearsal_says_which_baselines_it_lacked() -> None:
+    assert (
+        "vllm not rehearsed: LookupError: --vllm-kernels names no folder" in gpu("--rehearse", "--goals", "G2").stdout
+    )
+
+
+def test_without_a_gpu_it_says_so_and_prints_what_can_be_counted() -> None:
+    done = gpu("--json")
+    assert done.returncode == SKIPPED, done.stdout
+    said = done.stdout.splitlines()
+    assert [line for line in said if line.endswith("waiting for a card")] == [
+        f"{name}: waiting for a card" for name in GOALS
+    ]
+    assert any(line.startswith("skipped: there is no CUDA device") for line in said)
+    results = {row["name"]: row for row in json.loads(said[-1])["results"]}
+    assert results["lora_launches_per_layer"]["value"] <= 8
+
+
+def test_the_list_names_every_goal_once_in_parts() -> None:
+    said = gpu("--list").stdout
+    assert re.findall(r"^  (G\d+) ", said, re.MULTILINE) == list(GOALS)
+    assert said.count("part ") == len(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--part", "99"), "invalid choice: 99"),
+        (("--goals", "G99"), "invalid choice: 'G99'"),
+        (("--part", "1", "--goals", "G1"), "not allowed with argument"),
+        (("--rehearse", "--results", "kept.json"), "a rehearsal measures nothing"),
+        (("--rehearse", "--vllm-kernels", "docs"), "docs lacks kernel_utils.py"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: tuple[str, ...], said: str) -> None:
+    done = gpu(*arguments)
+    assert done.returncode == 2
+    assert said in done.stdout
+
+
+def test_a_goal_that_fails_keeps_its_figures_and_lets_the_next_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Goals:
+        @staticmethod
+        def g1(_: Bench) -> Iterator[Figure]:
+            yield Figure(name="first", value=1.0, unit="us", at_most=2.0)
+            raise RuntimeError("the card is gone")
+
+        @staticmethod
+        def g2(_: Bench) -> Iterator[Figure]:
+            yield Figure(name="second", value=3.0, unit="us", at_most=2.0)
+
+    monkeypatch.setattr(all_goals, "import_module", lambda _: Goals)
+    path = tmp_path / "gpu.json"
+    assert not measure(
+        [Goal("G1", "", "", ""), Goal("G2", "", "", "")], bench(), kept := Kept(path, {"name": "a card"})
+    )
+    kept_now = json.loads(path.read_text())
+    assert [(row["goal"], row["name"], row["holds"]) for row in kept_now["results"]] == [
+        ("G1", "first", True),
+        ("G2", "second", False),
+    ]
+    assert kept_now["failed"] == {"G1": "RuntimeError: the card is gone"}
+    assert "G1 FAILED after 1 figures: RuntimeError: the card is gone" in capsys.readouterr().out
+    assert kept.missed(["G2"])
+    assert not kept.missed(["G1"])
+
+
+def test_parts_add_to_one_file_and_a_new_figure_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    for value in (1.0, 2.0):
+        kept = Kept(path, {"name": "a card"})
+        kept.add("G1", Figure(name="first", value=value, unit="us"))
+        kept.ended("G1")
+    Kept(path, {"name": "a card"}).add("G2", Figure(name="second", value=3.0, unit="us"))
+    rows = json.loads(path.read_text())["results"]
+    assert [(row["name"], row["value"]) for row in rows] == [("first", 2.0), ("second", 3.0)]
+    with pytest.raises(ValueError, match="another GPU"):
+        Kept(path, {"name": "another card"})
+
+
+def test_a_figure_holds_only_if_what_stands_beside_it_does() -> None:
+    slow, fast = Pairs([3.0, 3.0], [1.0, 1.0]), Pairs([1.0, 1.0], [1.0, 1.0])
+    figure = lambda **against: Figure(name="f", value=1.0, unit="us", at_most=2.0, against=against)  # noqa: E731
+    assert figure(loop=Beside(slow, 2.0)).holds
+    assert not figure(loop=Beside(slow, 2.0), other=Beside(fast, 2.0)).holds
+    assert figure(other=Beside(None, 2.0, "it is not here")).holds
+    assert Figure(name="f", value=1.0, unit="us").holds is None
+
+
+def test_the_first_way_must_work_and_others_may_fail() -> None:
+    def fails() -> None:
+        raise RuntimeError("no such kernel")
+
+    times = Rehearsal().compare({"ours": Way(lambda: None), "other": Way(fails)})
+    assert times.samples.keys() == {"ours"}
+    assert times.failed == {"other": "RuntimeError: no such kernel"}
+    with pytest.raises(RuntimeError):
+        Rehearsal().compare({"ours": Way(fails)})
+    assert Times({"a": [2.0, 4.0, 9.0], "b": [1.0, 2.0, 3.0]}).pairs("a", "b").ratio == 2.0
