@@ -165,7 +165,8 @@ def make_run(model: Path, given: argparse.Namespace, how: str, **settings: Any) 
         "threads": given.threads,
         "prefix_cache": False,
     }
-    with patch("motet_runner.execute.packed_model.PACKED_TYPES", ()) if how == "modules" else nullcontext():
+    unpacked = patch("motet_runner.execute.packed_model.PackedModel.parts", lambda _: iter(()))
+    with unpacked if how == "modules" else nullcontext():
         engine = Engine(EngineConfig(**(config | settings)))
     if how == "fused" and engine._loaded.fused is None:
         raise SystemExit("this model has no fused forward")

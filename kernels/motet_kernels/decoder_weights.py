@@ -71,9 +71,10 @@ class DecoderWeights(Generic[Weights]):
 
 def bias_of_columns(weights: PackedLinears, biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     """One bias for the columns of all linears; zeros where one has none, or has no column."""
-    if all(bias is None for bias in biases):
+    given = [bias for bias in biases if bias is not None]
+    if not given:
         return None
-    together = torch.zeros(weights.columns[-1], dtype=weights.dtype)
+    together = torch.zeros(weights.columns[-1], dtype=weights.dtype, device=given[0].device)
     for first, bias in zip(weights.columns, biases, strict=False):
         if bias is not None:
             together[first : first + len(bias)] = bias

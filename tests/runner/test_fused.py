@@ -16,10 +16,12 @@ from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.torch_linear import TorchWeights
 from motet_runner.engine import Engine
 from motet_runner.execute import packed_model
-from motet_runner.execute.fused import FIRST_POSITIONS, CompiledForward, TorchForward
+from motet_runner.execute.forward import Forward
+from motet_runner.execute.fused import CompiledForward, TorchForward
 from motet_runner.execute.kernels import Kernels, TorchKernels
-from motet_runner.execute.model import Forward, LoadedModel, load, probe_logits
+from motet_runner.execute.model import LoadedModel, load, probe_logits
 from motet_runner.execute.packed_model import PackedModel, pack
+from motet_runner.execute.rotations import FIRST_POSITIONS
 from tests.runner.engines import ask, kernels_named, make_engine, make_engine_of_modules, run
 from tests.runner.engines import load as load_adapter
 from tests.runner.random_models import EIGHT, ENDS, VOCABULARY, llama, save_adapter, save_base
@@ -250,7 +252,7 @@ def test_halfs_stay_as_they_are(kernels: str, tmp_path: Path) -> None:
 def test_positions_beyond_the_first_table_are_rotated(
     kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motet_runner.execute.fused.FIRST_POSITIONS", 8)
+    monkeypatch.setattr("motet_runner.execute.rotations.FIRST_POSITIONS", 8)
     assert FIRST_POSITIONS > 8
     loaded = load(save("Llama", tmp_path / "base"), "float32", "cpu")
     with torch.inference_mode():

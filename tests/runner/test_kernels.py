@@ -1,5 +1,7 @@
 """Which kernels an engine computes with, and when it changes over to the compiled ones."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,9 +57,9 @@ def serving(engine: Engine) -> str:
     return name
 
 
-@pytest.mark.parametrize(("kernels", "says"), [("triton", "not yet"), ("cuda", "is unknown")])
+@pytest.mark.parametrize(("kernels", "says"), [("cuda", "is unknown"), ("Triton", "is unknown")])
 def test_other_names_are_refused(llama: Path, kernels: str, says: str) -> None:
-    with pytest.raises(SetupError, match=rf"{says}.*Choose one of auto, torch, cpp"):
+    with pytest.raises(SetupError, match=rf"{says}.*Choose one of auto, torch, cpp, triton, exact"):
         make_engine(llama, kernels=kernels)
 
 
@@ -91,6 +93,51 @@ def test_they_are_for_a_cpu() -> None:
     with pytest.raises(SetupError, match="computes on a CPU, and the device is cuda"):
         KernelChoice("cpp", torch.device("cuda"), CACHE)
     assert not KernelChoice("auto", torch.device("cuda"), CACHE).waiting, "nothing is compiled for a GPU"
+
+
+@pytest.mark.parametrize(
+    ("triton", "says"),
+    [(True, "they compute on a GPU, and the device is cpu"), (False, "Triton is not installed. Install motet")],
+)
+def test_those_of_a_gpu_are_refused_where_they_cannot_compute(
+    triton: bool, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motet_runner.execute.kernels.triton_is_here", lambda: triton)
+    with pytest.raises(SetupError, match=f"engine.kernels is triton, and its kernels cannot serve: {says}") as refused:
+        KernelChoice("triton", CPU, CACHE)
+    assert "\n" not in refused.value.message
+
+
+def test_on_a_gpu_the_kernels_in_triton_serve_if_they_pass_their_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    for named in ("auto", "triton"):
+        assert KernelChoice(named, gpu, CACHE).begin(lambda _: "").name == "triton"
+    with capture_logs() as logs:
+        choice = KernelChoice("auto", gpu, CACHE)
+        assert choice.begin(lambda _: "attention gives other logits").name == "torch"
+        choice.began("")
+    reason = "their test on this model failed: attention gives other logits"
+    assert [line["reason"] for line in logs if line["event"] == "gpu_kernels_do_not_serve"] == [reason]
+    assert (choice.state.serving, choice.state.note) == ("torch", f"the GPU's kernels do not serve: {reason}")
+    with pytest.raises(SetupError, match=f"cannot serve: {reason}. Or use auto."):
+        KernelChoice("triton", gpu, CACHE).begin(lambda _: "attention gives other logits")
+    monkeypatch.setattr("motet_runner.execute.kernels.triton_is_here", lambda: False)
+    choice = KernelChoice("auto", gpu, CACHE)
+    assert choice.begin(lambda _: "").name == "torch"
+    assert "Triton is not installed" in choice.state.note
+
+
+def test_an_engine_serves_where_there_is_no_triton(llama: Path) -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from pathlib import Path\n"
+        "from motet_runner.engine import Engine\n"
+        "from motet_runner.interface import EngineConfig\n"
+        f"print(Engine(EngineConfig(model=Path({str(llama)!r}), device='cpu', kv_cache_mib=4)).info.kernels.serving)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1] == "torch"
 
 
 def test_nothing_is_compiled_for_torch_nor_without_a_folder(llama: Path) -> None:
@@ -352,7 +399,7 @@ def test_kernels_that_are_in_the_cache_serve_at_once() -> None:
     choice = KernelChoice("auto", CPU, CACHE)
     assert choice._build is not None
     choice._build._thread.join()
-    assert choice.begin().name.startswith("cpp (")
+    assert choice.begin(lambda _: "").name.startswith("cpp (")
     assert not choice.waiting
 
 

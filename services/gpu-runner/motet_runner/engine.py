@@ -21,10 +21,12 @@ from motet_runner.execute.activations import activation_bytes
 from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.execute.checkpoint import ignore_progress
 from motet_runner.execute.device.worker import DeviceWorker, computes_by_itself
+from motet_runner.execute.forward import Forward
 from motet_runner.execute.kernel_change import KernelChange
+from motet_runner.execute.kernel_test import fault_of
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
-from motet_runner.execute.model import Forward, device_named, load
+from motet_runner.execute.model import device_named, load
 from motet_runner.execute.thread_choice import choose_threads, threads_to_begin_with
 from motet_runner.execute.worker import LocalWorker, LogitsTap
 from motet_runner.interface import (
@@ -92,7 +94,7 @@ class Engine:
         if exact:
             exact_mode.check_model(loaded)
         page_bytes = loaded.shape.bytes_per_page()
-        kernels = choice.begin()
+        kernels = choice.begin(lambda kernels: fault_of(loaded, kernels))
         linears = LoraLinears(loaded.linears, loaded.dtype, kernels.tile, loaded.linear_groups)
         self._linears = linears
         copy_bytes = self._copy_bytes(kernels)
@@ -288,7 +290,7 @@ class Engine:
         self._worker.use(backend, attention)
 
     def _tune(self, kernels: Kernels) -> Iterator[None]:
-        if kernels.packing is not None and self._config.threads is None:
+        if kernels.has_threads and kernels.packing is not None and self._config.threads is None:
             yield from choose_threads(self._loaded, kernels.name, kernels.attention, self._config.kernel_cache)
 
     # -- memory ------------------------------------------------------------------------------------------------------

@@ -71,10 +71,11 @@ class Settings(BaseSettings):
 
     kernels: str = "auto"
     """The code that computes adapters and attention. `torch` runs everywhere. `cpp`, for a CPU, is compiled once on
-    this machine, and the runner does not start without it. With `auto`, torch serves on a CPU until `cpp` is compiled
-    and tested and the runner has no requests, or for good if there is no compiler; `motet status` and the log say which
-    one serves. `exact` is exact mode: every request gets the bits that it gets alone, whatever is computed beside it;
-    on one thread of a CPU, in float32, and slower."""
+    this machine, and the runner does not start without it. `triton`, for a GPU, needs Triton and a C compiler, and the
+    runner does not start if it computes something else than torch. With `auto`, torch serves on a CPU until `cpp` is
+    compiled and tested and the runner has no requests, or for good if there is no compiler; on a GPU `triton` serves,
+    or torch if it cannot. `motet status` and the log say which one serves. `exact` is exact mode: every request gets
+    the bits that it gets alone, whatever is computed beside it; on one thread of a CPU, in float32, and slower."""
 
     kernel_cache: Path = KERNEL_CACHE
     """The folder of compiled kernels. Runners of one user may share it. Nobody else may write to it. Kernels that no

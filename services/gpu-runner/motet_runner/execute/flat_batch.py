@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
 from motet_kernels import LoraBackend, PlacedAdapter, Segment
-from motet_kernels.cpp import AttentionBatch, PagedAttention
 from motet_runner.execute.prompt_logprobs import ScoredRow, scored_row
 from motet_runner.execute.row_table import RowTable, TableRow
 from motet_runner.memory.paged import PagedStore
@@ -91,7 +91,7 @@ def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class AttentionOverPages(Protocol):
-    """Attention that reads pages where they are, such as PagedAttention"""
+    """Attention that reads pages where they are"""
 
     def attend(
         self,
@@ -105,6 +105,18 @@ class AttentionOverPages(Protocol):
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor: ...
+
+
+class SequenceAttention(AttentionOverPages, Protocol):
+    """The same for whole sequences, such as motet_kernels.cpp.PagedAttention. Its batches are its own."""
+
+    def make_batch(self, table: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> Any:
+        """`table` [any, pages] holds page numbers. `sequences` [sequences, 4]: first row, number of rows, tokens before
+        them, and the sequence's row of the table."""
+
+    def follow(self, batch: Any, before: npt.NDArray[np.int64], longest: int) -> None:
+        """The same sequences again, after so many tokens of each. `longest`: the tokens of the longest one, with the
+        new ones."""
 
 
 class PagedRows(NamedTuple):
@@ -203,7 +215,7 @@ class _Layout:
     scored: list[ScoredRow]
     """After those, as `keep`"""
     lora: Any
-    attended: AttentionBatch | None = None
+    attended: Any = None
     buffers: "_DecodeBuffers | None" = None
 
 
@@ -243,11 +255,11 @@ class FlatBatchBuilder:
         self._device = device
         self._placed = placed
         self._backend: LoraBackend[Any] | None = None
-        self._attention: PagedAttention | None = None
+        self._attention: SequenceAttention | None = None
         self._known: _Layout | None = None
         """The layout of the newest iteration that only decoded"""
 
-    def use(self, backend: LoraBackend[Any] | None, attention: PagedAttention | None) -> None:
+    def use(self, backend: LoraBackend[Any] | None, attention: SequenceAttention | None) -> None:
         """Make batches for these from now on. `backend`: None if no row ever has an adapter. `attention`: None for
         torch's."""
         self._backend = backend
@@ -298,7 +310,7 @@ class FlatBatchBuilder:
             paged=paged,
         )
 
-    def _build_paged_decodes(self, plan: StepPlan, layout: _Layout, attention: PagedAttention) -> FlatBatch:
+    def _build_paged_decodes(self, plan: StepPlan, layout: _Layout, attention: SequenceAttention) -> FlatBatch:
         """The same for the usual iteration, in which each row has one new token and nothing depends on the page
         tables but attention itself."""
         buffers = layout.buffers
@@ -317,8 +329,8 @@ class FlatBatchBuilder:
         longest = max(starts) + 1
         return FlatBatch(
             store=self._store,
-            input_ids=buffers.input_ids,
-            positions=buffers.position_ids,
+            input_ids=self._moved(buffers.input_ids),
+            positions=self._moved(buffers.position_ids),
             keep=layout.keep,
             sampled=layout.sampled,
             scored=layout.scored,
@@ -395,7 +407,7 @@ class FlatBatchBuilder:
             lora=self._backend.make_batch(segments) if segments and self._backend is not None else None,
         )
 
-    def _attended(self, attention: PagedAttention, layout: _Layout, starts: np.ndarray, longest: int) -> PagedRows:
+    def _attended(self, attention: SequenceAttention, layout: _Layout, starts: np.ndarray, longest: int) -> PagedRows:
         if layout.attended is None:
             described = np.stack((layout.firsts, layout.counts, starts, layout.table_rows), axis=1)
             layout.attended = attention.make_batch(self._table.pages, described)
@@ -471,6 +483,9 @@ class FlatBatchBuilder:
 
     def _tensor(self, values: list[int] | list[list[int]]) -> torch.Tensor:
         return self._on_device(np.array(values, dtype=np.int64))
+
+    def _moved(self, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer if self._device.type == "cpu" else uploaded(buffer.numpy(), self._device)
 
     def _on_device(self, values: np.ndarray) -> torch.Tensor:
         return uploaded(values, self._device)

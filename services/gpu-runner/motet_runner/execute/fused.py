@@ -1,5 +1,5 @@
 """The forward pass of Llama-shaped families without their modules (PU-21, OR-05, OR-17): in the compiled kernels, where
-it is one call, or in plain torch.
+it is one call, or in plain torch. `gpu_forward.py` has that of a GPU.
 
 It computes what the family's modules in transformers compute. They stay the reference: a model is served so only when
 both give the same logits (see `execute.packed_model`).
@@ -19,13 +19,11 @@ from motet_kernels.decoder_weights import DecoderWeights, LayerWeights, PackedLi
 from motet_kernels.torch_decoder import TorchDecoder, rotation_table
 from motet_runner.execute.attention import How, attend_heads
 from motet_runner.execute.flat_batch import FlatBatch
-from motet_runner.execute.model import Forward
+from motet_runner.execute.forward import Forward, MakeForward
 from motet_runner.execute.packed_linears import HEAD, Packed
+from motet_runner.execute.rotations import more_positions, rotations
 
 FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-
-FIRST_POSITIONS = 4096
-"""The table of rotations begins with so many positions, and doubles when a sequence gets longer."""
 
 _GROUPS = (
     ("self_attn", ("q_proj", "k_proj", "v_proj")),
@@ -49,7 +47,7 @@ class CompiledForward:
     def __call__(self, batch: FlatBatch) -> torch.Tensor:
         assert batch.paged is not None
         if batch.longest > len(self._rotation):
-            halves = _rotations(self._rotary, _more(len(self._rotation), batch.longest), self._half_head)
+            halves = rotations(self._rotary, more_positions(len(self._rotation), batch.longest), self._half_head)
             self._rotation = self._decoder.in_order_of_pairs(halves)
         logits = self._decoder(
             batch.input_ids,
@@ -80,7 +78,7 @@ class TorchForward:
 
     def __call__(self, batch: FlatBatch) -> torch.Tensor:
         if batch.longest > len(self._cosines):
-            halves = _rotations(self._rotary, _more(len(self._cosines), batch.longest), self._half_head)
+            halves = rotations(self._rotary, more_positions(len(self._cosines), batch.longest), self._half_head)
             self._cosines, self._sines = rotation_table(halves, self._dtype)
         positions = batch.positions[0]
         return self._decoder(
@@ -96,16 +94,6 @@ class TorchForward:
         return attend_heads(batch, layer, self._how[layer], heads)
 
 
-def _more(positions: int, longest: int) -> int:
-    return max(FIRST_POSITIONS, 2 * positions, longest)
-
-
-def _rotations(rotary: nn.Module, positions: int, half_head: int) -> torch.Tensor:
-    """[positions, 2, half a head] cosines and sines, as the model's own module gives them"""
-    both = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(positions).unsqueeze(0))
-    return torch.stack([table[0, :, :half_head].float() for table in both], dim=1)
-
-
 def of_a_fused_family(model: Any) -> bool:
     """Whether the model computes what its family usually does, and the fused forward does, too."""
     if type(model).__name__ not in FAMILIES or model.config.hidden_act != "silu":
@@ -114,9 +102,8 @@ def of_a_fused_family(model: Any) -> bool:
     return bool(2 * len(model.model.rotary_emb.inv_freq) == head_dim)  # otherwise a part of each head is not rotated
 
 
-def fused_forward(model: Any, packed: dict[str, Packed], library: Library | None) -> Forward | None:
-    """None if the model is of no known family, or does something that its family usually does not. `library`: None for
-    the one in torch."""
+def fused_forward(model: Any, packed: dict[str, Packed], make: MakeForward) -> Forward | None:
+    """None if the model is of no known family, or does something that its family usually does not."""
     if not of_a_fused_family(model) or HEAD not in packed:
         return None
     config, inner = model.config, model.model
@@ -137,9 +124,7 @@ def fused_forward(model: Any, packed: dict[str, Packed], library: Library | None
         head=packed[HEAD].weights,
         head_bias=model.lm_head.bias,
     )
-    if library is None:
-        return TorchForward(weights, inner.rotary_emb)
-    return CompiledForward(library, weights, inner.rotary_emb)
+    return make(weights, inner.rotary_emb)
 
 
 def _layer(layer: Any, path: str, packed: dict[str, Packed]) -> LayerWeights[Any] | None:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 import structlog
 import torch
 
+from motet_runner.execute.forward import Forward
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
-from motet_runner.execute.model import Forward, LoadedModel
+from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.packed_model import PackedModel
 
 log = structlog.get_logger(__name__)

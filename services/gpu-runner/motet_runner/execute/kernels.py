@@ -1,6 +1,7 @@
-"""Which kernels compute adapters and attention: those of torch, or the compiled ones.
+"""Which kernels compute adapters and attention: those of torch, the compiled ones, or those of a GPU.
 
-`engine.kernels` names them. With `auto`, torch's serve at first, and a thread builds the compiled ones. The engine
+`engine.kernels` names them. With `auto` on a GPU, those in Triton serve if they pass a test on the model, else torch's.
+With `auto` on a CPU, torch's serve at first, and a thread builds the compiled ones. The engine
 takes them when they are tested and no sequence lives (`kernel_change.py`): so the numbers of a sequence do not change
 under it. While they may still come, torch's compute with the model as it was loaded, because packing takes time. If
 none come, torch's get packed weights and a fused forward, too.
@@ -19,12 +20,14 @@ from motet.errors import SetupError
 from motet.runner_info import KernelState
 from motet_kernels import LinearGroup, LoraBackend, TiledBackend, TorchBackend
 from motet_kernels.cpp import Built, CannotBuild, CppBackend, Library, PagedAttention, build
+from motet_kernels.gpu import triton_is_here
+from motet_runner.execute.flat_batch import SequenceAttention
+from motet_runner.execute.forward import MakeForward
 from motet_runner.execute.packed_linears import LibraryPacking, Packing, TorchPacking
 
 log = structlog.get_logger(__name__)
 
-KNOWN = ("auto", "torch", "cpp", "exact")
-NOT_YET = ("triton",)
+KNOWN = ("auto", "torch", "cpp", "triton", "exact")
 
 
 class Kernels(Protocol):
@@ -49,18 +52,28 @@ class Kernels(Protocol):
     def packing(self) -> Packing | None:
         """How weights are packed; None: the model stays as it was loaded."""
 
+    @property
+    def makes_forward(self) -> MakeForward | None:
+        """Their own fused forward; None: that of the library, or torch's"""
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether they compute on threads, of which there may be more or fewer."""
+
     def lora(
         self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype, copy_bytes: int
     ) -> LoraBackend[Any]:
         """The back end of add_lora that reads adapters from `memory` [bytes]."""
 
-    def attention(self, pages: torch.Tensor) -> PagedAttention | None:
+    def attention(self, pages: torch.Tensor) -> SequenceAttention | None:
         """Attention over these pages, see PagedStore; None: torch's, over pages that were brought together."""
 
 
 class TorchKernels:
     name = "torch"
     library = None
+    makes_forward = None
+    has_threads = True
     tile = TorchBackend.tile
     copies = TorchBackend.copies
 
@@ -75,7 +88,7 @@ class TorchKernels:
         return TorchBackend(groups, memory, dtype, copy_bytes=copy_bytes)
 
     @staticmethod
-    def attention(pages: torch.Tensor) -> PagedAttention | None:  # noqa: ARG004
+    def attention(pages: torch.Tensor) -> SequenceAttention | None:  # noqa: ARG004
         return None
 
 
@@ -85,6 +98,8 @@ class ExactKernels:
     name = "exact"
     library = None
     packing = None
+    makes_forward = None
+    has_threads = False
     tile = TiledBackend.tile
     copies = TiledBackend.copies
 
@@ -98,11 +113,13 @@ class ExactKernels:
         return TiledBackend(groups, memory, dtype)
 
     @staticmethod
-    def attention(pages: torch.Tensor) -> PagedAttention | None:  # noqa: ARG004
+    def attention(pages: torch.Tensor) -> SequenceAttention | None:  # noqa: ARG004
         return None
 
 
 class CompiledKernels:
+    makes_forward = None
+    has_threads = True
     tile = CppBackend.tile
     copies = CppBackend.copies
 
@@ -120,15 +137,17 @@ class CompiledKernels:
     ) -> LoraBackend[Any]:
         return CppBackend(groups, memory, dtype, library=self.library)
 
-    def attention(self, pages: torch.Tensor) -> PagedAttention | None:
+    def attention(self, pages: torch.Tensor) -> SequenceAttention | None:
         return PagedAttention(self.library, pages)
 
 
 def check_name(kernels: str) -> None:
-    if kernels in NOT_YET:
-        raise SetupError(f"not yet: engine.kernels {kernels!r}. Choose one of {', '.join(KNOWN)}.")
     if kernels not in KNOWN:
         raise SetupError(f"engine.kernels {kernels!r} is unknown. Choose one of {', '.join(KNOWN)}.")
+
+
+FaultOf = Callable[[Kernels], str]
+"""Why these kernels cannot serve the model that was loaded; empty if they can."""
 
 
 class KernelChoice:
@@ -140,11 +159,17 @@ class KernelChoice:
         self._build: _BackgroundBuild | None = None
         self._since = time.time()
         self._note = ""
+        self._to_test: Kernels | None = None
+        """Serve if they pass their test"""
+        self._test_decides = kernels == "auto"
+        """Whether others serve where they do not"""
         on_cpu = device.type == "cpu"
         may_build = kernels == "auto" and on_cpu and cache is not None
         self.serving: Kernels = TorchKernels(packed=on_cpu and not may_build)
         if kernels in ("cpp", "exact") and not on_cpu:
             raise SetupError(f"engine.kernels is {kernels}, which computes on a CPU, and the device is {device}.")
+        if kernels == "triton" or (kernels == "auto" and not on_cpu):
+            self._to_test = self._triton(device)
         if kernels == "exact":
             self.serving = ExactKernels()
         elif kernels == "cpp":
@@ -162,8 +187,14 @@ class KernelChoice:
         """Whether others may come."""
         return self._build is not None
 
-    def begin(self) -> Kernels:
-        """Those to begin with: the compiled ones if they are there already."""
+    def begin(self, fault_of: FaultOf) -> Kernels:
+        """Those to begin with: a GPU's if they pass their test, or the compiled ones if they are there already."""
+        if self._to_test is not None:
+            fault = fault_of(self._to_test)
+            if not fault:
+                self.serving = self._to_test
+            else:
+                self._without_triton(f"their test on this model failed: {fault}")
         self.serving = self.built() or self.serving
         return self.serving
 
@@ -195,6 +226,23 @@ class KernelChoice:
         reason = f"{type(error).__name__}: {error}"
         log.error("kernels_not_changed", serving=self.serving.name, reason=reason, exc_info=error)
         self._note = f"the compiled kernels do not serve: {reason}"
+
+    def _triton(self, device: torch.device) -> Kernels | None:
+        if not triton_is_here():
+            self._without_triton("Triton is not installed. Install motet[gpu]")
+            return None
+        from motet_runner.execute.triton_kernels import TritonKernels, computes_here
+
+        if not computes_here(device):
+            self._without_triton(f"they compute on a GPU, and the device is {device}")
+            return None
+        return TritonKernels(device)
+
+    def _without_triton(self, reason: str) -> None:
+        if not self._test_decides:
+            raise SetupError(f"engine.kernels is triton, and its kernels cannot serve: {reason}. Or use auto.")
+        log.warning("gpu_kernels_do_not_serve", serving=self.serving.name, reason=reason)
+        self._note = f"the GPU's kernels do not serve: {reason}"
 
     def _serve(self, kernels: Kernels, shortage: str) -> None:
         self.serving = kernels

@@ -10,18 +10,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
 
 from motet.domain import BASE, KVShape, RequestId, pages_for
 from motet.errors import ModelFolderError, MotetError, SetupError
-from motet_kernels import LoraBackend
-from motet_kernels.cpp import PagedAttention
 from motet_runner.execute import attention
 from motet_runner.execute.checkpoint import Checkpoint, CheckpointReader, ignore_progress, other_shape
-from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder, Watcher
+from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder, SequenceAttention, Watcher
+from motet_runner.execute.forward import Forward
 from motet_runner.execute.gpu_device import check_card, cuda_is_usable, why_not
 from motet_runner.execute.lora import features
 from motet_runner.execute.rope import compute_per_sequence, length_rope
@@ -33,22 +32,12 @@ from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import LengthRope, RowJoin, RowStep, StepPlan
 from motet_runner.supported_models import read_supported_config
 
-MakeAttention = Callable[[torch.Tensor], PagedAttention | None]
+MakeAttention = Callable[[torch.Tensor], SequenceAttention | None]
 """Attention over pages that lie as those of a PagedStore."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 """How far packing may move a logit in the probe, as a share of the largest. Rounding stays far below, a token that
 was mixed in goes far above."""
-
-
-class Forward(Protocol):
-    """A model's forward pass in one compiled call"""
-
-    def use_lora(self, backend: LoraBackend[Any]) -> None:
-        """Which linears this back end adds to. Before this call, no batch may have LoRA."""
-
-    def __call__(self, batch: FlatBatch) -> torch.Tensor:
-        """Logits [kept rows, vocabulary]"""
 
 
 @dataclass(slots=True)
@@ -73,7 +62,7 @@ class LoadedModel:
     rope: LengthRope | None = None
     """Its rope, if the frequencies depend on the length of a sequence"""
     fused: Forward | None = None
-    """Computes what the model computes, in the compiled kernels"""
+    """Computes what the model computes, in the kernels that serve"""
 
     def forward(self, batch: FlatBatch) -> torch.Tensor:
         """One model call over all rows of the iteration → logits [kept rows, vocabulary]"""

@@ -23,10 +23,22 @@ MIB = 1024 * 1024
 
 
 class Packing(Protocol):
-    """How some kernels want weights of PACKED_TYPES"""
+    """How some kernels want weights"""
 
-    takes_groups_apart: bool
-    """Whether one of several linears that were packed together takes no longer than if it were packed alone"""
+    @property
+    def dtypes(self) -> Sequence[torch.dtype]:
+        """Those of weights that are packed"""
+
+    @property
+    def takes_groups_apart(self) -> bool:
+        """Whether one of several linears that were packed together takes no longer than if it were packed alone"""
+
+    @property
+    def only_fused(self) -> bool:
+        """Whether nothing but a fused forward gains from it"""
+
+    def available_bytes(self) -> int:
+        """What memory has left where the weights are"""
 
     def bytes_beside(self, weights: Sequence[torch.Tensor]) -> int:
         """What packing them takes beside them"""
@@ -36,7 +48,13 @@ class Packing(Protocol):
 
 
 class TorchPacking:
+    dtypes = PACKED_TYPES
     takes_groups_apart = False
+    only_fused = False
+
+    @staticmethod
+    def available_bytes() -> int:
+        return available_host_bytes()
 
     @staticmethod
     def bytes_beside(weights: Sequence[torch.Tensor]) -> int:
@@ -49,11 +67,17 @@ class TorchPacking:
 
 
 class LibraryPacking:
+    dtypes = PACKED_TYPES
     takes_groups_apart = True
+    only_fused = False
 
     def __init__(self, library: Library) -> None:
         self._library = library
         self._chunks = Chunks()
+
+    @staticmethod
+    def available_bytes() -> int:
+        return available_host_bytes()
 
     @staticmethod
     def bytes_beside(weights: Sequence[torch.Tensor]) -> int:
@@ -61,6 +85,32 @@ class LibraryPacking:
 
     def begin(self, weights: Sequence[torch.Tensor], *, looked_up: bool) -> PackedWeights:  # noqa: ARG002
         return PackedWeights(self._library, weights, later=True, allocate=self._chunks.empty)
+
+
+class SideBySide:
+    """For a GPU: matrices as they were, one below the other."""
+
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    takes_groups_apart = True
+    only_fused = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def available_bytes(self) -> int:
+        if self._device.type != "cuda":
+            return available_host_bytes()
+        torch.cuda.empty_cache()  # what was replaced until now has other sizes than what comes
+        free: int = torch.cuda.mem_get_info(self._device)[0]
+        return free
+
+    @staticmethod
+    def bytes_beside(weights: Sequence[torch.Tensor]) -> int:
+        return 0 if len(weights) == 1 else sum(weight.nbytes for weight in weights)
+
+    @staticmethod
+    def begin(weights: Sequence[torch.Tensor], *, looked_up: bool) -> TorchWeights:  # noqa: ARG004
+        return TorchWeights(weights, reordered=False)
 
 
 @dataclass(frozen=True)
@@ -105,7 +155,7 @@ class LinearPacking:
         for group in self._groups:
             weights = [weight_of(self._linears[path]) for path in group]
             dtype = weights[0].dtype
-            if dtype not in PACKED_TYPES or any(weight.dtype is not dtype for weight in weights):
+            if dtype not in self._packing.dtypes or any(weight.dtype is not dtype for weight in weights):
                 continue
             together = yield from self._pack(weights)
             for index, path in enumerate(group):
@@ -118,7 +168,7 @@ class LinearPacking:
     def _pack(
         self, weights: Sequence[torch.Tensor], *, looked_up: bool = False
     ) -> Generator[None, None, PackedLinears]:
-        needed, available = self._packing.bytes_beside(weights), available_host_bytes()
+        needed, available = self._packing.bytes_beside(weights), self._packing.available_bytes()
         if needed > available:  # an allocation would succeed, and its use would end the process
             raise MemoryError(f"{needed / MIB:.0f} MiB are needed for a moment, and {available / MIB:.0f} MiB are left")
         packed = self._packing.begin(weights, looked_up=looked_up)
@@ -128,13 +178,13 @@ class LinearPacking:
     def _pack_head(self) -> Iterator[None]:
         """The embedding looks up in the packed weights when both are one matrix."""
         head, embedding = self._model.get_output_embeddings(), self._model.get_input_embeddings()
-        if type(head) is not nn.Linear or head.weight.dtype not in PACKED_TYPES:
+        if type(head) is not nn.Linear or head.weight.dtype not in self._packing.dtypes:
             return
         tied = head.weight.data_ptr() == embedding.weight.data_ptr()
         weights = yield from self._pack([head.weight], looked_up=tied)
         if tied:
             looks_up = weights.rows if type(embedding) is nn.Embedding else _Embedding(embedding, weights)
-            some = torch.tensor([[1, 0, len(head.weight) - 1]])
+            some = torch.tensor([[1, 0, len(head.weight) - 1]], device=head.weight.device)
             if not torch.equal(looks_up(some), embedding(some)):  # it does something else, so both keep their weights
                 return
             embedding.forward = looks_up
@@ -157,7 +207,7 @@ class _Embedding:
         own = self._embedding.weight
         self._embedding.weight = nn.Parameter(self._weights.rows(tokens.reshape(-1)), requires_grad=False)
         try:
-            rows: torch.Tensor = self._forward(torch.arange(tokens.numel()).view(tokens.shape))
+            rows: torch.Tensor = self._forward(torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape))
         finally:
             self._embedding.weight = own
         return rows
@@ -172,4 +222,5 @@ def weight_of(linear: nn.Module) -> torch.Tensor:
 def _replace(linear: nn.Module, weights: PackedLinears, index: int) -> None:
     bias: torch.Tensor | None = linear.bias  # type: ignore[assignment] # nn.Module's attributes are tensors or modules
     linear.forward = partial(weights.linear, bias=bias, index=index)
-    linear.weight = nn.Parameter(torch.empty(0, dtype=weights.dtype), requires_grad=False)
+    own: torch.Tensor = linear.weight  # type: ignore[assignment] # as above
+    linear.weight = nn.Parameter(own.new_empty(0, dtype=weights.dtype), requires_grad=False)

@@ -2,14 +2,15 @@
 
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from functools import partial
 
 import structlog
 import torch
 
-from motet_kernels.cpp.linear import PACKED_TYPES
-from motet_runner.execute.fused import fused_forward, of_a_fused_family
+from motet_runner.execute.forward import Forward, MakeForward
+from motet_runner.execute.fused import CompiledForward, TorchForward, fused_forward, of_a_fused_family
 from motet_runner.execute.kernels import Kernels
-from motet_runner.execute.model import Forward, LoadedModel, probes, tolerance_of
+from motet_runner.execute.model import LoadedModel, probes, tolerance_of
 from motet_runner.execute.packed_linears import LinearPacking, Packed
 from motet_runner.execute.recorded import RecordedModel
 from motet_runner.memory.out_of_memory import is_out_of_memory
@@ -35,9 +36,11 @@ class PackedModel:
     def parts(self) -> Iterator[None]:
         """To be run in inference mode."""
         loaded, kernels = self._loaded, self._kernels
-        if kernels.packing is None or loaded.dtype not in PACKED_TYPES or loaded.device.type != "cpu":
+        if kernels.packing is None or loaded.dtype not in kernels.packing.dtypes:
             return
         groups, may_be_fused = loaded.linear_groups, loaded.rope is None and of_a_fused_family(loaded.model)
+        if kernels.packing.only_fused and not may_be_fused:
+            return
         if not may_be_fused and not kernels.packing.takes_groups_apart:
             groups = [(path,) for group in groups for path in group]
         packing = LinearPacking(loaded.model, loaded.linears, groups, kernels.packing)
@@ -68,10 +71,16 @@ class PackedModel:
 
     def _forward(self, packed: dict[str, Packed], recorded: RecordedModel | None) -> Forward | None:
         library = self._kernels.library
-        of_family = fused_forward(self._loaded.model, packed, library)
+        of_family = fused_forward(self._loaded.model, packed, _maker(self._kernels))
         if of_family is not None or recorded is None or library is None:
             return of_family
         return recorded.forward(packed, library)
+
+
+def _maker(kernels: Kernels) -> MakeForward:
+    if kernels.makes_forward is not None:
+        return kernels.makes_forward
+    return TorchForward if kernels.library is None else partial(CompiledForward, kernels.library)
 
 
 def _collected(rows: Iterator[torch.Tensor]) -> Generator[None, None, torch.Tensor]:

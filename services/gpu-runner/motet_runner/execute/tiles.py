@@ -16,8 +16,7 @@ import torch
 
 from motet.domain import BASE, PAGE_TOKENS
 from motet_kernels import TILE_ROWS, LoraBackend, Segment
-from motet_kernels.cpp import PagedAttention
-from motet_runner.execute.flat_batch import FlatBatch, Line, PagedRows, WherePlaced
+from motet_runner.execute.flat_batch import FlatBatch, Line, PagedRows, SequenceAttention, WherePlaced
 from motet_runner.execute.prompt_logprobs import ScoredRow, scored_row
 from motet_runner.execute.row_table import RowTable, TableRow
 from motet_runner.execute.tile_attention import TileAttention
@@ -75,7 +74,7 @@ class TileBuilder:
         self._attention = TileAttention(store)
         self._all_rows = torch.arange(TILE_ROWS, device=device)
 
-    def use(self, backend: LoraBackend[Any] | None, attention: PagedAttention | None) -> None:
+    def use(self, backend: LoraBackend[Any] | None, attention: SequenceAttention | None) -> None:
         """`backend`: None if no row ever has an adapter. `attention`: None, because tiles have their own."""
         assert attention is None, "tiles have an attention of their own"
         self._backend = backend

@@ -10,10 +10,9 @@ import torch
 from motet.clock import Clock
 from motet.domain import RequestId, pages_for
 from motet_kernels import LoraBackend
-from motet_kernels.cpp import PagedAttention
 from motet_runner.execute import prompt_logprobs
 from motet_runner.execute.adapter_loads import AdapterLoads, LoadResults
-from motet_runner.execute.flat_batch import FlatBatchBuilder
+from motet_runner.execute.flat_batch import FlatBatchBuilder, SequenceAttention
 from motet_runner.execute.halves import halves
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.row_table import RowTable
@@ -84,7 +83,7 @@ class LocalWorker:
         """How many decodes are computed at once."""
         self._results: deque[StepResult] = deque()
 
-    def use(self, backend: LoraBackend[Any] | None, attention: PagedAttention | None) -> None:
+    def use(self, backend: LoraBackend[Any] | None, attention: SequenceAttention | None) -> None:
         """Compute with these from the next iteration on. `attention`: None for torch's."""
         self._builder.use(backend, attention)
 

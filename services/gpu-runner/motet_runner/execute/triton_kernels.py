@@ -1,0 +1,45 @@
+"""The kernels of a GPU (PU-01, PU-22), and whether they serve here. Imported only when they are asked for: it needs
+Triton."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from motet_kernels import LinearGroup, LoraBackend
+from motet_kernels.gpu.attention import GpuAttention
+from motet_kernels.gpu.launches import interpreted
+from motet_kernels.gpu.lora_backend import GpuBackend
+from motet_runner.execute.flat_batch import SequenceAttention
+from motet_runner.execute.gpu_forward import GpuForward
+from motet_runner.execute.packed_linears import SideBySide
+
+
+class TritonKernels:
+    name = "triton"
+    library = None
+    tile = GpuBackend.tile
+    copies = GpuBackend.copies
+    makes_forward = GpuForward
+    has_threads = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.packing = SideBySide(device)
+
+    @staticmethod
+    def lora(
+        groups: Sequence[LinearGroup],
+        memory: torch.Tensor,
+        dtype: torch.dtype,
+        copy_bytes: int,  # noqa: ARG004
+    ) -> LoraBackend[Any]:
+        return GpuBackend(groups, memory, dtype)
+
+    @staticmethod
+    def attention(pages: torch.Tensor) -> SequenceAttention | None:
+        return GpuAttention(pages)
+
+
+def computes_here(device: torch.device) -> bool:
+    """Whether Triton runs on this device: on a CPU only its interpreter does, for tests."""
+    return device.type == "cuda" or interpreted()
