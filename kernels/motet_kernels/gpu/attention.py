@@ -298,7 +298,8 @@ class GpuAttention:
         window: int | None,
     ) -> None:
         group = _rounded(sizes.group)
-        tile = max(64 if sizes.width_rounded * query.element_size() > 256 else 128, group)
+        # Larger tiles do not fit in the registers, which products of full precision fill soonest.
+        tile = max(32 if query.element_size() > 2 else 128, group)
         tiles = prompts.tiles_of(tile // group)
         launch(
             attend_tiles,
@@ -320,7 +321,7 @@ class GpuAttention:
             TILE=tile,
             HAS_WINDOW=window is not None,
             HAS_CAP=scales[1] != 0,
-            num_warps=8 if tile > 64 else 4,
+            num_warps=8,
             num_stages=2,
         )
 
