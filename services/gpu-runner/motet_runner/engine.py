@@ -232,10 +232,11 @@ class Engine:
             plan, began = StepPlan(number=self._steps), self._clock()
             result = StepResult(number=self._steps)
         self._steps = plan.number
+        decoded = self._planner.take_decoded()
         outputs, events = self._planner.take_outputs()
         seconds = self._clock() - began
         self._trace.write(plan, result, seconds=seconds, events=events, planner=self._planner)
-        return StepOutput(self._steps, outputs, events)
+        return StepOutput(self._steps, outputs, events, decoded)
 
     def idle(self) -> float | None:
         if len(self._planner.sequences) or self._launched:

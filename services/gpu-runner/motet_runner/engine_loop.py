@@ -34,6 +34,7 @@ from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
     AdapterLoaded,
+    DecodedTokens,
     Engine,
     Event,
     Finish,
@@ -126,10 +127,12 @@ class EngineLoop:
         if self._engine.has_work():
             output = self._engine.step()
             self._batch.number = output.number
-            self._encode(output.sequences)
+            if output.decoded is not None:
+                self._encode_decoded(output.decoded)
+            self._encode(output.others)
             for event in output.events:
                 self._on_event(event)
-            self._productive = bool(output.sequences or output.events)
+            self._productive = bool(output.decoded or output.others or output.events)
             self._check_report_due()
             self._idle_wait = 0.0
         else:
@@ -181,6 +184,28 @@ class EngineLoop:
         self._report_wanted = True
 
     # ---------------------------------------------------------------------------------------------------------- output
+
+    def _encode_decoded(self, decoded: DecodedTokens) -> None:
+        """The same as `_encode` for the usual iteration, without an object for each sequence."""
+        live_of = self._live
+        steps: dict[int, RepeatedCompositeFieldContainer[runner_pb2.SequenceStep]] = {}
+        iterations = decoded.iterations
+        columns = zip(decoded.requests, decoded.epochs, decoded.first_indices, decoded.tokens, strict=True)
+        for request, epoch, first, token in columns:
+            live = live_of.get(request)
+            if live is None or live.epoch != epoch:
+                continue  # cancelled or placed again while its last iteration ran
+            sequences = steps.get(live.stream)
+            if sequences is None:
+                sequences = steps[live.stream] = self._step_for(live.stream).sequences
+            index = first + iterations
+            message = sequences.add()
+            message.request, message.epoch, message.index = request, epoch, index
+            message.tokens.append(token)
+            if live.choice:
+                message.choice = live.choice
+            live.next_index = index + 1
+            self._batch.generated += 1
 
     def _encode(self, outputs: list[SequenceOutput]) -> None:
         """Encode the tokens of one iteration. The loop runs for every sequence in every iteration, so it is short."""

@@ -3,7 +3,7 @@
 The service uses an engine only through `Engine`. That protocol is narrow, so that another engine can implement it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -106,6 +106,29 @@ class SequenceOutput:
     """The place in the prompt of the token that `prompt_logprobs` begin with"""
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     error: MotetError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedTokens:
+    """One more token for each of some sequences, as columns: what the usual iteration produces. While the same
+    sequences decode, all columns but `tokens` are the same objects."""
+
+    requests: tuple[RequestId, ...]
+    epochs: tuple[int, ...]
+    choices: tuple[int, ...]
+    first_indices: tuple[int, ...]
+    """The positions in the output of the tokens of the first iteration with these columns"""
+    iterations: int
+    """How many came before this one"""
+    tokens: Sequence[int]
+
+    def outputs(self) -> list[SequenceOutput]:
+        """An object for each sequence"""
+        columns = zip(self.requests, self.epochs, self.choices, self.first_indices, self.tokens, strict=True)
+        return [
+            SequenceOutput(request, epoch, choice, first + self.iterations, [token])
+            for request, epoch, choice, first, token in columns
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +251,15 @@ class EngineReport:
 @dataclass(slots=True)
 class StepOutput:
     number: int
-    sequences: list[SequenceOutput]
+    others: list[SequenceOutput]
+    """All outputs but `decoded`"""
     events: list[Event]
+    decoded: DecodedTokens | None = None
+
+    @property
+    def sequences(self) -> list[SequenceOutput]:
+        """An object for each sequence that has an output. Whoever has little time reads the columns instead."""
+        return self.others if self.decoded is None else [*self.decoded.outputs(), *self.others]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

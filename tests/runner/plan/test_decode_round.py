@@ -22,8 +22,11 @@ class Twins:
     """Two devices that get the same commands. The first one's planner composes every iteration."""
 
     def __init__(self, *, ahead: int = 0, **planner) -> None:
-        self.devices = [FakeDevice(make_planner(pages=PAGES, places=5, **planner), ahead=ahead) for _ in range(2)]
+        self.devices = [
+            FakeDevice(make_planner(pages=PAGES, places=5, **planner), ahead=ahead, checks_each=each) for each in (1, 7)
+        ]
         self.devices[0].planner._plan_as_before = lambda: None
+        self.caches = [device.planner.memory.cache for device in self.devices]
         self.rounds = 0
 
     def both(self, act) -> None:
@@ -43,6 +46,8 @@ class Twins:
         events = [device.events for device in self.devices]
         assert events[0] == events[1]
         assert self.devices[0].finished == self.devices[1].finished
+        assert len(self.caches[0]) == len(self.caches[1])
+        assert self.devices[0].pages.free == self.devices[1].pages.free
         self.rounds += self.devices[1].planner._round is not None
         return plans[1]
 
@@ -175,9 +180,10 @@ def test_a_round_ends_when_one_of_its_sequences_may_not_go_on() -> None:
     decoding = DecodeRound([short, long], {})
     left = 0
     while not decoding.ended:
-        starts = decoding.schedule()
+        decodes = decoding.schedule(planner.memory)
         left += 1
-    assert starts == (short.scheduled - 1, long.scheduled - 1)
+    decoding.write_back()
+    assert decodes.starts == (short.scheduled - 1, long.scheduled - 1)
     assert short.output_tokens + short.pending == 6
     assert left > 0
 
@@ -222,3 +228,24 @@ def test_a_round_ends_when_pages_are_short() -> None:
         planner.add(new(name, prompt=3, max_tokens=60))
     device.run()
     assert {name: len(tokens) for name, (tokens, _) in device.finished.items()} == {"a": 60, "b": 60}
+
+
+def test_a_round_keeps_tokens_as_columns_until_they_mean_more() -> None:
+    planner = make_planner(eos_token_ids=frozenset({7}))
+    planner.supervised = True
+    planner.add(new("a", prompt=3, max_tokens=80, promise=2))
+    planner.add(new("b", prompt=3, max_tokens=80))
+    kept: list[int | None] = []
+    for token in [1] * 20 + [7]:
+        plan = planner.plan()
+        planner.collect(StepResult(number=plan.number, sampled=(token, token)))
+        decoded = planner.take_decoded()
+        kept.append(decoded and decoded.iterations)
+        outputs, _ = planner.take_outputs()
+        seen = outputs if decoded is None else decoded.outputs()
+        assert [(one.request, one.index, one.tokens) for one in seen] == [
+            (name, len(kept) - 1, [token]) for name in "ab"
+        ]
+    # The prompts, the first iteration that only decodes, the announcement of a's overflow, and the end.
+    assert [place for place, iteration in enumerate(kept) if iteration is None] == [0, 1, 13, 20]
+    assert len(planner.sequences) == 0

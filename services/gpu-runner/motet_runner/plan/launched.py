@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from motet_runner.plan.composer import Work
+from motet_runner.plan.decode_round import DecodeRound
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.step_plan import DecodeRows, RowStep
 
@@ -17,6 +18,8 @@ class Launched:
     prefills: list[Work] = field(default_factory=list)
     steps: tuple[RowStep, ...] = ()
     restarts: list[int] = field(default_factory=list)
+    round: DecodeRound | None = None
+    """The round that it is an iteration of"""
 
     def samples_of(self, sequence: Sequence) -> int:
         """How many tokens of a sequence it samples."""

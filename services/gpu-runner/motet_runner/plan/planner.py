@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.interface import Event, NewSequence, SequenceOutput, State
+from motet_runner.interface import DecodedTokens, Event, NewSequence, SequenceOutput, State
 from motet_runner.plan.commands import Commands
 from motet_runner.plan.composer import PromptTokensBeside, Work
 from motet_runner.plan.decode_round import DecodeRound, may_go_on
@@ -54,17 +54,17 @@ class Planner:
         cheaper: Callable[[Sequence], ParkMethod] = lambda _: ParkMethod.RECOMPUTE,
         beside: PromptTokensBeside | None = None,
     ) -> None:
-        self.sequences = SequenceTable()
+        self._sequences = SequenceTable()
         # A sequence whose window leaves pages does not hold the first pages of its prefix, which sharing needs.
-        self.memory = SequenceMemory(
-            self.sequences,
+        self._memory = SequenceMemory(
+            self._sequences,
             pages=pages,
             host_pages=host_pages,
             max_adapters=max_adapters,
             pages_of_rank=pages_of_rank,
             prefix_cache=prefix_cache and window is None,
         )
-        self.adapters = self.memory.adapters
+        self.adapters = self._memory.adapters
         self.chunk = SizeLimit(chunk_tokens, least=PAGE_TOKENS)
         """How many prompt tokens an iteration may compute."""
         self.max_length = min(max_length, pages * PAGE_TOKENS)
@@ -73,39 +73,57 @@ class Planner:
         self.supervised = False
         self.steps = 0
         """Iterations planned so far."""
-        self._lives = lives = SequenceLives(self.sequences, self.memory, rope)
+        self._lives = lives = SequenceLives(self._sequences, self._memory, rope)
         self._commands = Commands(
-            self.sequences,
-            self.memory,
+            self._sequences,
+            self._memory,
             lives,
             max_length=self.max_length,
             vocabulary=vocabulary,
         )
         protection = SelfProtection(
-            self.sequences,
-            self.memory,
+            self._sequences,
+            self._memory,
             protect_after_steps=protect_after_steps,
             cheaper=cheaper,
             give_up=lives.give_up,
         )
         self._next = NextIteration(
-            self.sequences, self.memory, protection, self.chunk, preset=preset, places=places, beside=beside
+            self._sequences, self._memory, protection, self.chunk, preset=preset, places=places, beside=beside
         )
-        self._results = IterationResults(self.sequences, self.memory, lives, self.chunk, eos_token_ids)
+        self._results = IterationResults(self._sequences, self._memory, lives, self.chunk, eos_token_ids)
+        self._eos_token_ids = eos_token_ids
         self._launched: deque[Launched] = deque()
         self._latest: _Latest | None = None
         self._round: DecodeRound | None = None
         """The decoding that the latest iteration was part of, from its second iteration on"""
 
+    @property
+    def sequences(self) -> SequenceTable:
+        self._write_back()
+        return self._sequences
+
+    @property
+    def memory(self) -> SequenceMemory:
+        self._write_back()
+        return self._memory
+
     def has_work(self) -> bool:
-        changes = self._launched or self.memory.copies or self._lives.outputs or self.sequences.events
-        return bool(changes) or self.adapters.busy or any(self._may_act(sequence) for sequence in self.sequences)
+        changes = (
+            self._launched
+            or self._memory.copies
+            or self._lives.outputs
+            or self._lives.decoded
+            or self._sequences.events
+        )
+        return bool(changes) or self.adapters.busy or any(self._may_act(sequence) for sequence in self._sequences)
 
     def check(self) -> None:
         """Recount everything; raises AssertionError with the numbers."""
-        self.sequences.check()
-        self.memory.check()
-        for sequence in self.sequences:
+        self._write_back()
+        self._sequences.check()
+        self._memory.check()
+        for sequence in self._sequences:
             assert sequence.state in (State.LOADING, State.PARKED) or self.adapters.is_here(sequence.adapter), sequence
             sampling = sum(one.samples_of(sequence) for one in self._launched)
             assert sequence.pending == sampling, (sequence.request, sequence.pending)
@@ -113,27 +131,35 @@ class Planner:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def add(self, new: NewSequence) -> Sequence:
+        self._end_round()
         return self._commands.add(new, supervised=self.supervised)
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> Sequence | None:
+        self._end_round()
         return self._commands.cancel(request, epoch)
 
     def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
+        self._end_round()
         return self._commands.extend(request, epoch, promise, extended)
 
     def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
+        self._end_round()
         return self._commands.park(request, epoch, promise, wanted, method)
 
     def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
+        self._end_round()
         return self._commands.resume(request, epoch, promise)
 
     def load_adapter(self, adapter: Digest, layout: AdapterLayout) -> None:
+        self._end_round()
         self._commands.load_adapter(adapter, layout)
 
     def drop_adapter(self, adapter: Digest) -> None:
+        self._end_round()
         self._commands.drop_adapter(adapter)
 
     def set_overcommit(self, factor: float) -> None:
+        self._end_round()
         self._commands.set_overcommit(factor)
 
     # -- plan --------------------------------------------------------------------------------------------------------
@@ -147,58 +173,50 @@ class Planner:
 
     def _plan_as_before(self) -> StepPlan | None:
         """What `_plan_anew` would find out too, if the sequences that decode only go on."""
-        decoding, memory = self._round_now(), self.memory
+        decoding = self._round_now()
         if decoding is None or decoding.ended:
             return None
-        beginning = decoding.beginning_a_page
-        if len(beginning) > memory.pages.free:
+        decodes = decoding.schedule(self._memory)
+        if decodes is None:
             return None
-        new_pages = {}
-        for sequence in beginning:
-            memory.grow(sequence, sequence.scheduled + 1)
-            pages = memory.rows.new_pages_of(sequence)
-            if pages and sequence.row is not None:
-                new_pages[sequence.row] = pages
         self.steps += 1
-        decodes = DecodeRows(decoding.rows, decoding.schedule(), new_pages)
-        if self.window is not None:
-            for sequence in decoding.sequences:
-                memory.release_left(sequence, self.window)
-        self._launched.append(Launched(decoding.sequences, decodes, decoding.restarts))
+        self._launched.append(Launched(decoding.sequences, decodes, decoding.restarts, round=decoding))
         return StepPlan(number=self.steps, decodes=decodes, adapters=decoding.adapters)
 
     def _round_now(self) -> DecodeRound | None:
         """The latest iteration's decoding, unless the next iteration may be another one."""
-        latest, memory = self._latest, self.memory
+        latest, memory = self._latest, self._memory
         if (
             latest is None
-            or latest.runnable is not self.sequences.runnable()
+            or latest.runnable is not self._sequences.runnable()
             or memory.copies
             or not self.adapters.still
-            or (not self.supervised and self.sequences.parked())
+            or (not self.supervised and self._sequences.parked())
         ):
             return None
         if self._round is None and may_go_on(latest.decodes, latest.runnable):
-            self._round = DecodeRound(latest.runnable, latest.adapters)
+            self._round = DecodeRound(
+                latest.runnable, latest.adapters, eos_token_ids=self._eos_token_ids, window=self.window
+            )
         return self._round
 
     def _plan_anew(self) -> StepPlan | None:
-        self._latest = self._round = None
+        self._end_round()
         iteration = self._next.choose(supervised=self.supervised, idle=not self._launched)
         loads, gone = self.adapters.take_changes()
         loading = self.adapters.loading()
-        if not iteration and not self.memory.copies and not gone and not loading:
+        if not iteration and not self._memory.copies and not gone and not loading:
             return None
         self.steps += bool(iteration)
         for work in iteration.work:
             if not work.sequence.started:
-                self.memory.count_cached(work.sequence)
+                self._memory.count_cached(work.sequence)
         iteration.begin()
         decodes = DecodeRows.of([self._schedule(work) for work in iteration.decodes])
         prefills = tuple(self._schedule(work) for work in iteration.prefills)
-        leaves, joins = self.memory.rows.take_changes()
-        copies, self.memory.copies = tuple(self.memory.copies), []
-        moves, self.memory.moves = tuple(self.memory.moves), []
+        leaves, joins = self._memory.rows.take_changes()
+        copies, self._memory.copies = tuple(self._memory.copies), []
+        moves, self._memory.moves = tuple(self._memory.moves), []
         plan = StepPlan(
             number=self.steps,
             copies=copies,
@@ -211,7 +229,7 @@ class Planner:
             gone=gone,
             loads=loads,
             loading=loading,
-            hurry=not self.sequences.runnable(),
+            hurry=not self._sequences.runnable(),
         )
         self._launched.append(
             Launched(
@@ -225,17 +243,17 @@ class Planner:
         )
         # After a suspect, others have their turn, and know when it is computed again.
         if iteration.decodes and not iteration.prefills and iteration.suspect is None:
-            self._latest = _Latest(self.sequences.runnable(), iteration.decodes, plan.adapters)
+            self._latest = _Latest(self._sequences.runnable(), iteration.decodes, plan.adapters)
         return plan
 
     def _schedule(self, work: Work) -> RowStep:
         sequence = work.sequence
         if sequence.state is State.WAITING:
-            self.sequences.enter(sequence, State.PREFILL)
-        row = self.memory.rows.step_of(work)
+            self._sequences.enter(sequence, State.PREFILL)
+        row = self._memory.rows.step_of(work)
         sequence.scheduled += work.count
         if self.window is not None:
-            self.memory.release_left(sequence, self.window)
+            self._memory.release_left(sequence, self.window)
         sequence.pending += work.samples
         return row
 
@@ -243,13 +261,48 @@ class Planner:
 
     def collect(self, result: StepResult) -> None:
         """Take in what the oldest launched iteration has brought."""
-        self._results.take(self._launched.popleft(), result)
+        launched = self._launched.popleft()
+        decoding = launched.round
+        if decoding is not None and result.only_tokens and self._is_as_planned(decoding):
+            decoded = decoding.take(result.sampled, self._memory)
+            if decoded is not None:
+                self._lives.add_decoded(decoded)
+                self.chunk.fitted(result.model_calls)
+                return
+        self._write_back()
+        self._lives.expand_decoded()
+        self._results.take(launched, result)
+        if decoding is not None:
+            decoding.collected_otherwise()
+
+    def take_decoded(self) -> DecodedTokens | None:
+        """The tokens since the last call as columns, if they are those of one iteration that has brought nothing else.
+        They are not in `take_outputs` then."""
+        decoded, self._lives.decoded = self._lives.decoded, None
+        return decoded
 
     def take_outputs(self) -> tuple[list[SequenceOutput], list[Event]]:
         """Tokens and events since the last call."""
+        self._lives.expand_decoded()
         outputs, self._lives.outputs = self._lives.outputs, []
-        events, self.sequences.events = self.sequences.events, []
+        events, self._sequences.events = self._sequences.events, []
         return outputs, events
+
+    # -- the round ---------------------------------------------------------------------------------------------------
+
+    def _is_as_planned(self, decoding: DecodeRound) -> bool:
+        """Whether nobody has come or gone, and no state has changed, since the newest iteration of this round."""
+        latest = self._latest
+        return decoding is self._round and latest is not None and latest.runnable is self._sequences.runnable()
+
+    def _write_back(self) -> None:
+        """All sequences know what has happened to them."""
+        if self._round is not None:
+            self._round.write_back()
+
+    def _end_round(self) -> None:
+        self._write_back()
+        self._latest = self._round = None
 
     def _may_act(self, sequence: Sequence) -> bool:
         if sequence.state is State.LOADING:  # what it holds may be in the way of its adapter

@@ -1,7 +1,7 @@
 """How sequences begin and end, whoever decides it: commands, results or self-protection."""
 
 from motet.errors import MotetError
-from motet_runner.interface import Finish, SequenceOutput
+from motet_runner.interface import DecodedTokens, Finish, SequenceOutput
 from motet_runner.plan.length_rope import LengthRope
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_memory import SequenceMemory
@@ -15,6 +15,8 @@ class SequenceLives:
         self._rope = rope
         self.outputs: list[SequenceOutput] = []
         """What sequences have brought since somebody took it"""
+        self.decoded: DecodedTokens | None = None
+        """The same of an iteration before those of `outputs`, if it has brought only tokens"""
 
     def begin_keys(self, sequence: Sequence) -> None:
         """None of its keys is computed. Say which pages may hold them, and how long they stay right."""
@@ -34,3 +36,17 @@ class SequenceLives:
         failed = SequenceOutput(new.request, new.epoch, new.choice, index, [], finish=Finish.FAILED, error=error)
         self.outputs.append(failed)
         self.remove(sequence)
+
+    def add_decoded(self, decoded: DecodedTokens) -> None:
+        """Another iteration has brought only tokens."""
+        if self.decoded is None and not self.outputs:
+            self.decoded = decoded
+        else:  # they must stay in the order of iterations
+            self.expand_decoded()
+            self.outputs += decoded.outputs()
+
+    def expand_decoded(self) -> None:
+        """Nobody has taken the columns: their tokens become outputs like all others."""
+        if self.decoded is not None:
+            self.outputs[:0] = self.decoded.outputs()
+            self.decoded = None

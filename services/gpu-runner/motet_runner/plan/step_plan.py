@@ -50,13 +50,15 @@ class RowStep:
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
     """Rows that each compute their newest token, and then sample the next one. As columns: while the same sequences
-    decode, `rows` is the same object in each plan, and no object is made for a row (OR-14)."""
+    decode, `rows` and `first_starts` are the same objects in each plan, and no object is made for a row (OR-14)."""
 
     rows: tuple[int, ...] = ()
-    starts: tuple[int, ...] = ()
-    """The tokens before the newest of each"""
+    first_starts: tuple[int, ...] = ()
+    """The tokens before the newest of each, when they began to decode together"""
     new_pages: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Row → pages that are appended to its page table first; rows without new ones are not in it."""
+    iterations: int = 0
+    """How many iterations of them came before this one; each was one token of each row."""
 
     @classmethod
     def of(cls, steps: Sequence[RowStep]) -> "DecodeRows":
@@ -65,6 +67,13 @@ class DecodeRows:
             tuple(step.start for step in steps),
             {step.row: step.new_pages for step in steps if step.new_pages},
         )
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The tokens before the newest of each now"""
+        if not self.iterations:
+            return self.first_starts
+        return tuple(start + self.iterations for start in self.first_starts)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -135,6 +144,12 @@ class StepPlan:
         return (*self.decodes, *self.prefills)
 
     @property
+    def only_decodes(self) -> bool:
+        """Whether nothing changes, so that its rows go on if they were those of the plan before."""
+        changes = self.copies or self.moves or self.leaves or self.joins or self.gone or self.loads or self.loading
+        return not changes and not self.prefills
+
+    @property
     def count(self) -> int:
         """How many rows it computes."""
         return len(self.decodes) + len(self.prefills)
@@ -172,3 +187,9 @@ class StepResult:
     attention_calls: int = 0
     padding: int = 0
     """Rows that were computed for no token."""
+
+    @property
+    def only_tokens(self) -> bool:
+        """Whether it has brought nothing but tokens."""
+        more = self.logprobs or self.prompt_logprobs or self.out_of_memory or self.retries or self.arrived
+        return not more and not self.failed
