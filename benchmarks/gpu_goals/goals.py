@@ -44,6 +44,12 @@ PARTS: Sequence[Sequence[Goal]] = (
     ),
     (Goal("G10", "LoRA in prompts", "<= 3 % of the base product at rank 16, <= 6 % at 64", "prefill"),),
     (Goal("G12", "Paged attention at the speed of memory", ">= 80 to 90 % of a plain read", "attention"),),
+    (
+        Goal("G6", "LoRA without launches of its own", "<= 1 kernel a layer", "steps"),
+        Goal("G7", "What LoRA adds to a decode step", "<= 2.5 to 18 %, by traffic and model", "steps"),
+        Goal("G9", "You pay for what you use", "<= 0.3 % unused, <= 1.5 % one linear", "steps"),
+    ),
+    (Goal("G13", "A decode step against its bytes", ">= 87 to 94 % of the floor", "steps"),),
 )
 """In the order in which they are measured: what decides most comes first."""
 
