@@ -24,7 +24,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(1, 32), (5, 80), (3, 1030)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 32), (5, 80), (3, 1030), (21, 24)])
 def test_add_norm(dtype: torch.dtype, rows: int, width: int) -> None:
     hidden, added = random(rows, width, dtype=dtype), random(rows, 2 * width, dtype=dtype, seed=1)[:, :width]
     weight = random(width, dtype=dtype, seed=2)
@@ -63,7 +63,7 @@ def turned(heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 3, 80), (5, 1, 96), (12, 2, 128), (2, 1, 2)]
+    ("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 3, 80), (5, 1, 96), (12, 2, 128), (2, 1, 2), (40, 2, 4)]
 )
 def test_rotate_and_write(dtype: torch.dtype, norms: bool, heads: int, kv_heads: int, head_dim: int) -> None:
     layers, layer, pages_count = 3, 1, 4
@@ -104,7 +104,7 @@ def test_rotate_and_write(dtype: torch.dtype, norms: bool, heads: int, kv_heads:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(1, 16), (3, 100), (2, 1500)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 16), (3, 100), (2, 1500), (21, 12)])
 def test_silu_multiply(dtype: torch.dtype, rows: int, width: int) -> None:
     gate_up = random(rows, 2 * width, dtype=dtype)
     gate_up[0, 0] = -90.0  # exp(90) is no fp32 number

@@ -1,12 +1,10 @@
 """The engine against transformers + PEFT, one adapter at a time: the same tokens, near ties of the reference aside.
 
-Fed the reference's tokens, every logit within 1e-4 in fp32, and the same greedy choice except where the reference's two
-best are within 1e-4 of each other.
+`peft_reference.py` says what the same is.
 """
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from motet.domain import BASE, Digest, RequestId, pages_for
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
 from tests.runner.engines import PLAN_AHEAD, load
+from tests.runner.peft_reference import Served, World, assert_equal, reference_logits
 from tests.runner.random_models import EIGHT, VOCABULARY, save_adapter, save_base
 from tests.support.compiled_kernels import CACHE, needs_a_compiler
 
@@ -29,24 +28,6 @@ pytestmark = [
 
 SEQUENCES = 32
 DECODED = 36
-NEAR_TIE = 1e-4
-NEAR_TIES_AT_MOST = 0.005
-
-
-@dataclass
-class World:
-    family: str
-    base: Path
-    adapters: dict[Digest, Path]
-
-
-@dataclass
-class Served:
-    request: RequestId
-    adapter: Digest
-    prompt: tuple[int, ...]
-    tokens: list[int]
-    logits: list[torch.Tensor]
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2", "gpt_neox"])
@@ -110,24 +91,6 @@ def serve(world: World, config: EngineConfig) -> tuple[list[Served], Engine]:
     return served, engine
 
 
-def reference_logits(world: World, served: list[Served]) -> dict[RequestId, torch.Tensor]:
-    """What transformers and PEFT say, adapter by adapter, fed the very tokens that were served."""
-    from peft import PeftModel
-
-    logits = {}
-    for adapter in {one.adapter for one in served}:
-        model = AutoModelForCausalLM.from_pretrained(world.base, dtype=torch.float32)
-        if adapter != BASE:
-            model = PeftModel.from_pretrained(model, str(world.adapters[adapter]))
-        model.eval()
-        for one in served:
-            if one.adapter == adapter:
-                with torch.inference_mode():
-                    everything = model(torch.tensor([[*one.prompt, *one.tokens[:-1]]])).logits[0]
-                logits[one.request] = everything[len(one.prompt) - 1 :]
-    return logits
-
-
 @pytest.mark.parametrize("kernels", ["torch", "cpp"])
 def test_32_sequences_of_nine_adapters_and_the_base_equal_peft(world: World, kernels: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
@@ -145,23 +108,10 @@ def test_32_sequences_of_nine_adapters_and_the_base_equal_peft(world: World, ker
     served, engine = serve(world, config)
     expected = reference_logits(world, served)
 
-    near_ties = positions = 0
-    worst = 0.0
     for one in served:
         assert len(one.tokens) == DECODED
         assert pages_for(len(one.prompt) + DECODED) >= 3
-        ours, theirs = torch.stack(one.logits), expected[one.request]
-        worst = max(worst, float((ours - theirs).abs().max()))
-        best = theirs.topk(2, dim=-1)
-        for token, (first, second), (choice, _) in zip(one.tokens, best.values, best.indices, strict=True):
-            positions += 1
-            if first - second < NEAR_TIE:
-                near_ties += 1
-            else:
-                assert token == choice
-    print(f"{world.family}: largest |Δ logit| {worst:.1e}, near ties {near_ties} of {positions} positions")
-    assert worst <= 1e-4
-    assert near_ties / positions <= NEAR_TIES_AT_MOST
+    print(f"{world.family}: {assert_equal(served, expected)}")
 
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
     layers = engine._loaded.shape.layers

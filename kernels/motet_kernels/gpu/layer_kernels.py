@@ -20,50 +20,54 @@ HEADS_AT_ONCE = 8
 COLUMNS_AT_ONCE = 1024
 """Of a program that computes SiLU · up"""
 
+INTERPRETED_ROWS = 16
+"""Of a program in the interpreter, which takes as long for one row. On a GPU each row has programs of its own."""
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["count"])
 def _add_norm_kernel(
-    hidden, added, weight, out, picked, width, hidden_row, added_row, epsilon,
-    ADDS: tl.constexpr, PICKS: tl.constexpr, COLUMNS: tl.constexpr,
+    hidden, added, weight, out, picked, count, width, hidden_row, added_row, epsilon,
+    ADDS: tl.constexpr, PICKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program a row."""
-    place = tl.program_id(0).to(tl.int64)
-    row = tl.load(picked + place) if PICKS else place
-    columns = tl.arange(0, COLUMNS)
-    there = columns < width
-    x = tl.load(hidden + row * hidden_row + columns, mask=there, other=0.0).to(tl.float32)
+    place = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, COLUMNS)[None, :]
+    there = (place < count) & (column < width)
+    row = tl.load(picked + place, mask=place < count, other=0) if PICKS else place
+    x = tl.load(hidden + row * hidden_row + column, mask=there, other=0.0).to(tl.float32)
     if ADDS:
-        x += tl.load(added + row * added_row + columns, mask=there, other=0.0).to(tl.float32)
+        x += tl.load(added + row * added_row + column, mask=there, other=0.0).to(tl.float32)
         rounded = x.to(hidden.dtype.element_ty)
         if not PICKS:
-            tl.store(hidden + row * hidden_row + columns, rounded, mask=there)
+            tl.store(hidden + row * hidden_row + column, rounded, mask=there)
         x = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, 0) / width + epsilon)
-    y = x * scale * tl.load(weight + columns, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + place * width + columns, y.to(out.dtype.element_ty), mask=there)
+    scale = tl.rsqrt(tl.sum(x * x, 1) / width + epsilon)[:, None]
+    y = x * scale * tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    tl.store(out + place * width + column, y.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _rotate_and_write_kernel(
     qkv, positions, rotation, q_norm, k_norm, pages, page_of, offset_of,
-    qkv_row, page_size, half_size, head_size, token_size, epsilon,
+    count, qkv_row, page_size, half_size, head_size, token_size, epsilon,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORMS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
-    """One program for some heads of a row. A head is two halves: one is rotated by the other."""
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
-    column = tl.arange(0, BLOCK_HALF)[None, :]
-    there = (head < HEADS + 2 * KV_HEADS) & (column < HALF)
+    """One program for some heads. A head is two halves: one is rotated by the other."""
+    place = tl.program_id(0) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+    exists = place < count * (HEADS + 2 * KV_HEADS)
+    row = (place // (HEADS + 2 * KV_HEADS)).to(tl.int64)
+    head = place % (HEADS + 2 * KV_HEADS)
     is_query = head < HEADS
     is_value = head >= HEADS + KV_HEADS
+    column = tl.arange(0, BLOCK_HALF)[None, :]
+    of_half = column < HALF
+    there = exists & of_half
     from_here = qkv + row * qkv_row + head * (2 * HALF) + column
     first = tl.load(from_here, mask=there, other=0.0).to(tl.float32)
     second = tl.load(from_here + HALF, mask=there, other=0.0).to(tl.float32)
 
     if NORMS:
         scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + epsilon)[:, None]
-        of_half = column < HALF
         q_first = tl.load(q_norm + column, mask=of_half, other=0.0).to(tl.float32)
         q_second = tl.load(q_norm + HALF + column, mask=of_half, other=0.0).to(tl.float32)
         k_first = tl.load(k_norm + column, mask=of_half, other=0.0).to(tl.float32)
@@ -71,11 +75,11 @@ def _rotate_and_write_kernel(
         first *= tl.where(is_value, 1.0, scale * tl.where(is_query, q_first, k_first))
         second *= tl.where(is_value, 1.0, scale * tl.where(is_query, q_second, k_second))
 
-    angles = rotation + tl.load(positions + row) * (2 * HALF) + column
-    cosine = tl.load(angles, mask=column < HALF, other=0.0)
-    sine = tl.load(angles + HALF, mask=column < HALF, other=0.0)
-    cosine = tl.where(is_value, 1.0, cosine)
-    sine = tl.where(is_value, 0.0, sine)
+    position = tl.load(positions + row, mask=exists, other=0).to(tl.int64)
+    angles = rotation + position * (2 * HALF) + column
+    turned = there & (head < HEADS + KV_HEADS)
+    cosine = tl.load(angles, mask=turned, other=1.0)
+    sine = tl.load(angles + HALF, mask=turned, other=0.0)
     turned_first = (first * cosine - second * sine).to(qkv.dtype.element_ty)
     turned_second = (second * cosine + first * sine).to(qkv.dtype.element_ty)
 
@@ -83,27 +87,26 @@ def _rotate_and_write_kernel(
     tl.store(from_here, turned_first, mask=queries)
     tl.store(from_here + HALF, turned_second, mask=queries)
 
-    page = tl.load(page_of + row).to(tl.int64)
-    if page >= 0:
-        offset = tl.load(offset_of + row).to(tl.int64)
-        kv_head = tl.where(is_value, head - KV_HEADS, head) - HEADS
-        of_row = pages + page * page_size + offset * token_size
-        to_there = of_row + tl.where(is_value, half_size, 0) + kv_head * head_size + column
-        written = there & (head >= HEADS)
-        tl.store(to_there, turned_first, mask=written)
-        tl.store(to_there + HALF, turned_second, mask=written)
+    page = tl.load(page_of + row, mask=exists, other=-1).to(tl.int64)
+    offset = tl.load(offset_of + row, mask=exists, other=0).to(tl.int64)
+    kv_head = tl.where(is_value, head - KV_HEADS, head) - HEADS
+    of_row = pages + page * page_size + offset * token_size
+    to_there = of_row + tl.where(is_value, half_size, 0) + kv_head * head_size + column
+    written = there & (head >= HEADS) & (page >= 0)
+    tl.store(to_there, turned_first, mask=written)
+    tl.store(to_there + HALF, turned_second, mask=written)
 
 
-@triton.jit
-def _silu_multiply_kernel(gate_up, out, width, row_size, COLUMNS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    there = columns < width
-    gate = tl.load(gate_up + row * row_size + columns, mask=there, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * row_size + width + columns, mask=there, other=0.0).to(tl.float32)
+@triton.jit(do_not_specialize=["count"])
+def _silu_multiply_kernel(gate_up, out, count, width, row_size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    there = (row < count) & (column < width)
+    gate = tl.load(gate_up + row * row_size + column, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * row_size + width + column, mask=there, other=0.0).to(tl.float32)
     small = tl.exp(-tl.abs(gate))  # never infinite
     active = gate * tl.where(gate >= 0, 1.0, small) / (1.0 + small) * up
-    tl.store(out + row * width + columns, active.to(out.dtype.element_ty), mask=there)
+    tl.store(out + row * width + column, active.to(out.dtype.element_ty), mask=there)
 
 
 class HeadNorms(NamedTuple):
@@ -129,21 +132,23 @@ def add_norm(
     out = hidden.new_empty((count, width))
     if not count:
         return out
-    columns = triton.next_power_of_2(width)
+    columns, rows_at_once = triton.next_power_of_2(width), _rows_at_once()
     launch(
         _add_norm_kernel,
-        (count,),
+        (triton.cdiv(count, rows_at_once),),
         hidden,
         hidden if added is None else added,
         weight,
         out,
         hidden if rows is None else rows,
+        count,
         width,
         hidden.stride(0),
         hidden.stride(0) if added is None else added.stride(0),
         epsilon,
         ADDS=added is not None,
         PICKS=rows is not None,
+        ROWS=rows_at_once,
         COLUMNS=columns,
         num_warps=min(16, max(4, columns // 512)),
     )
@@ -177,11 +182,10 @@ def rotate_and_write(
         raise ValueError(f"{heads} heads and the pages {tuple(pages.shape)} do not fit qkv {tuple(qkv.shape)}")
     if qkv.stride(1) != 1 or pages.stride(4) != 1 or not rotation.is_contiguous():
         raise ValueError("numbers of a head do not lie side by side")
-    all_heads = heads + 2 * kv_heads
-    at_once = triton.next_power_of_2(all_heads) if interpreted() else HEADS_AT_ONCE
+    at_once = HEADS_AT_ONCE * _rows_at_once()
     launch(
         _rotate_and_write_kernel,
-        (count, triton.cdiv(all_heads, at_once)),
+        (triton.cdiv(count * (heads + 2 * kv_heads), at_once),),
         qkv,
         positions,
         rotation,
@@ -190,6 +194,7 @@ def rotate_and_write(
         pages,
         page_of,
         offset_of,
+        count,
         qkv.stride(0),
         *pages.stride()[:4],
         epsilon,
@@ -209,7 +214,11 @@ def silu_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     width = both // 2
     out = gate_up.new_empty((count, width))
     if count:
-        columns = min(COLUMNS_AT_ONCE, triton.next_power_of_2(width))
-        grid = (count, triton.cdiv(width, columns))
-        launch(_silu_multiply_kernel, grid, gate_up, out, width, gate_up.stride(0), COLUMNS=columns)
+        columns, rows = min(COLUMNS_AT_ONCE, triton.next_power_of_2(width)), _rows_at_once()
+        grid = (triton.cdiv(count, rows), triton.cdiv(width, columns))
+        launch(_silu_multiply_kernel, grid, gate_up, out, count, width, gate_up.stride(0), ROWS=rows, COLUMNS=columns)
     return out
+
+
+def _rows_at_once() -> int:
+    return INTERPRETED_ROWS if interpreted() else 1

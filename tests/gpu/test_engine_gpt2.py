@@ -1,0 +1,15 @@
+"""GPT-2, which has no fused forward, through an engine on the GPU's kernels: its modules, our attention and LoRA."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.served_family import serve_as_peft
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+def test_an_engine_equals_peft(tmp_path: Path) -> None:
+    run = serve_as_peft("GPT-2", tmp_path)
+    assert run.engine._loaded.fused is None
+    assert any("attend_pieces" in trace and "lora_shrink" in trace for trace in run.launches)

@@ -1,0 +1,15 @@
+"""Mistral, with a window that is shorter than prompts, through an engine on the GPU's kernels."""
+
+from pathlib import Path
+
+import pytest
+
+from motet_runner.execute.gpu_forward import GpuForward
+from tests.gpu.served_family import serve_as_peft
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+def test_an_engine_equals_peft(tmp_path: Path) -> None:
+    run = serve_as_peft("Mistral, sliding window", tmp_path)
+    assert isinstance(run.engine._loaded.fused, GpuForward)

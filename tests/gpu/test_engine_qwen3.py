@@ -1,0 +1,15 @@
+"""Qwen 3, whose heads are normed before they are rotated, through an engine on the GPU's kernels."""
+
+from pathlib import Path
+
+import pytest
+
+from motet_runner.execute.gpu_forward import GpuForward
+from tests.gpu.served_family import serve_as_peft
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+def test_an_engine_equals_peft(tmp_path: Path) -> None:
+    run = serve_as_peft("Qwen 3", tmp_path)
+    assert isinstance(run.engine._loaded.fused, GpuForward)
