@@ -108,17 +108,19 @@ def layer(dtype: torch.dtype, step: int) -> None:
     layer_kernels.add_norm(hidden, hidden.clone(), weight, 1e-5)
     layer_kernels.add_norm(hidden, hidden.clone(), weight, 1e-5, rows=torch.zeros(2 + step, dtype=torch.int64))
     places = torch.zeros(rows, dtype=torch.int32)
-    layer_kernels.rotate_and_write(
-        torch.zeros(rows, (32 + 2 * 8) * 128, dtype=dtype),
-        places,
-        torch.zeros(64, 2, 64, dtype=torch.float32),
-        torch.zeros(4, 2, 2, 8, 16, 128, dtype=dtype)[:, 1],
-        places,
-        places,
-        heads=32,
-        norms=None,
-        epsilon=1e-5,
-    )
+    of_head = torch.zeros(128, dtype=dtype)
+    for norms in (None, layer_kernels.HeadNorms(of_head, of_head)):
+        layer_kernels.rotate_and_write(
+            torch.zeros(rows, (32 + 2 * 8) * 128, dtype=dtype),
+            places,
+            torch.zeros(64, 2, 64, dtype=torch.float32),
+            torch.zeros(4, 2, 2, 8, 16, 128, dtype=dtype)[:, 1],
+            places,
+            places,
+            heads=32,
+            norms=norms,
+            epsilon=1e-5,
+        )
     layer_kernels.silu_multiply(torch.zeros(rows, 2 * 14336, dtype=dtype))
 
 

@@ -1,0 +1,208 @@
+"""The fused forward on the GPU's kernels: the logits of the modules, one copy of the weights, and nothing from the host
+that changes from step to step."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from motet_kernels import LinearGroup, PlacedAdapter, Segment
+from motet_kernels.gpu import attention as gpu_attention
+from motet_kernels.gpu import layer_kernels, lora_backend
+from motet_kernels.gpu.attention import GpuAttention
+from motet_kernels.gpu.lora_backend import GpuBackend
+from motet_runner.execute.gpu_forward import GpuForward
+from motet_runner.execute.kernel_test import fault_of
+from motet_runner.execute.model import LoadedModel, load, probe_logits, tolerance_of
+from motet_runner.execute.packed_model import pack
+from motet_runner.execute.triton_kernels import TritonKernels
+from motet_runner.memory.paged import PagedStore
+from tests.gpu.devices import DEVICE, DTYPES
+from tests.runner.families import GROUPED, save_model
+
+KERNELS = TritonKernels(DEVICE)
+ONE_LAYER = GROUPED | {"num_hidden_layers": 1}
+MODELS = {
+    "Qwen 2, biases": transformers.Qwen2Config(**ONE_LAYER),
+    "Llama, biases everywhere, tied, odd sizes": transformers.LlamaConfig(
+        **ONE_LAYER | {"hidden_size": 40, "intermediate_size": 52},
+        attention_bias=True, mlp_bias=True, tie_word_embeddings=True, head_dim=10,
+    ),
+    "Qwen 3, tied": transformers.Qwen3Config(**ONE_LAYER, head_dim=16, tie_word_embeddings=True),
+}  # fmt: skip
+
+
+def loaded_model(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    return load(save_model(MODELS[name], folder), str(dtype).removeprefix("torch."), DEVICE.type)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_the_modules(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    loaded = loaded_model(name, tmp_path, dtype)
+    with torch.inference_mode():
+        expected = probe_logits(loaded)
+        pack(loaded, KERNELS)
+        assert isinstance(loaded.fused, GpuForward)
+        found = probe_logits(loaded, KERNELS.attention)
+        difference = float((found - expected).abs().max())
+        assert difference <= (1e-4 if dtype is torch.float32 else tolerance_of(expected))
+        modules = probe_logits(replace(loaded, fused=None), KERNELS.attention)
+        assert float((modules - expected).abs().max()) <= tolerance_of(expected), "they compute with what was packed"
+
+
+def test_memory_holds_one_copy_of_the_weights(tmp_path: Path) -> None:
+    loaded = loaded_model("Qwen 3, tied", tmp_path)
+    embedding = loaded.model.get_input_embeddings().weight.data_ptr()
+    pack(loaded, KERNELS)
+    assert all(not linear.weight.numel() for linear in loaded.linears.values())
+    assert isinstance(loaded.fused, GpuForward)
+    weights = loaded.fused._decoder._weights
+    assert weights.head._weight.data_ptr() == embedding, "it is looked up in the head's"
+    assert weights.embedding is weights.head
+
+
+def test_a_model_of_another_family_stays_as_it_was_loaded(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=64)
+    loaded = load(save_model(config, tmp_path), "float32", DEVICE.type)
+    pack(loaded, KERNELS)
+    assert loaded.fused is None
+    assert all(linear.weight.numel() for linear in loaded.linears.values())
+
+
+def test_kernels_that_compute_something_else_do_not_pass_their_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = loaded_model("Qwen 2, biases", tmp_path)
+    assert fault_of(loaded, KERNELS) == ""
+
+    def twice(self: GpuBackend, y: torch.Tensor, x: torch.Tensor, linear: str, batch: Any) -> None:
+        for _ in range(2):
+            self.add_lora_together(y, x, (linear,), batch)
+
+    def unscaled(self: GpuAttention, *rows: Any, scale: float, **how: Any) -> torch.Tensor:
+        return attend(self, *rows, scale=scale / 2, **how)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no C compiler\nmore about it")
+
+    attend = GpuAttention.attend
+    for owner, name, instead, says in (
+        (GpuBackend, "add_lora", twice, "add_lora gives other numbers (by "),
+        (GpuAttention, "attend", unscaled, "attention gives other logits (by "),
+        (GpuAttention, "attend", broken, "RuntimeError: no C compiler"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, instead)
+            said = fault_of(loaded, KERNELS)
+        assert said.startswith(says), said
+        assert "\n" not in said
+
+
+@contextmanager
+def given_to_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The name, the grid and the arguments of every launch: of a tensor its address and shape."""
+    given: list[Any] = []
+    launch = layer_kernels.launch
+
+    def of(argument: Any) -> Any:
+        if isinstance(argument, torch.Tensor):
+            return argument.data_ptr(), argument.shape, argument.stride()
+        return argument
+
+    def watched(kernel: Any, grid: Any, *arguments: Any, **options: Any) -> None:
+        given.append((kernel.__name__, tuple(grid), *map(of, arguments), options))
+        launch(kernel, grid, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        for module in (layer_kernels, gpu_attention, lora_backend):
+            patch.setattr(module, "launch", watched)
+        yield given
+
+
+def test_a_captured_decode_step_serves_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other tokens, lengths, pages and adapters in the same tensors, the same launches compute what a new batch
+    gives. Rows without a sequence write nothing."""
+    loaded = loaded_model("Qwen 3, tied", tmp_path)
+    pack(loaded, KERNELS)
+    forward = loaded.fused
+    assert isinstance(forward, GpuForward)
+    forward.prepare(64)
+    store = PagedStore(8, loaded.shape, loaded.dtype, loaded.device)
+    store.data.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
+    attention = GpuAttention(store.data)
+    backend, adapters = two_adapters(loaded)
+    forward.use_lora(backend)
+
+    rows = 3
+    tokens = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+    keep = torch.arange(rows, device=DEVICE)
+    lengths = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+    fixed, of_lora = attention.fixed_batch(rows, 4), backend.fixed_batch(rows)
+    steps = (
+        ([5, 6, 0], [20, 3, 0], [[1, 2], [4], []], [Segment(0, 1, adapters[0])]),
+        ([7, 8, 9], [33, 1, 16], [[5, 0, 3], [6], [2]], [Segment(0, 2, adapters[1]), Segment(2, 3, adapters[0])]),
+    )
+
+    def step(lora: Any) -> torch.Tensor:
+        attention.refill(fixed, lengths)
+        return forward.compute(tokens, keep, attention=attention, pages=store.data, rows=fixed, lora=lora)
+
+    launches = []
+    for of_tokens, of_lengths, of_pages, segments in steps:
+        tokens.copy_(torch.tensor(of_tokens))
+        lengths.copy_(torch.tensor(of_lengths, dtype=torch.int32))
+        for row, pages in enumerate(of_pages):
+            fixed.table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        backend.fill(of_lora, segments)
+        live = [row for row, length in enumerate(of_lengths) if length]
+        before = store.data.clone()
+        with torch.inference_mode(), given_to_kernels(monkeypatch) as given:
+            found = step(of_lora)[live]
+        written = (store.data != before).nonzero()
+        places = [(of_pages[row][-1], (of_lengths[row] - 1) % 16) for row in live]
+        assert {(page, offset) for page, _, _, _, offset, _ in written.tolist()} == set(places)
+
+        store.data.copy_(before)
+        table = fixed.table.cpu().numpy()
+        described = [[place, 1, of_lengths[row] - 1, row] for place, row in enumerate(live)]
+        anew = attention.make_batch(table, torch.tensor(described).numpy())
+        with torch.inference_mode():
+            expected = forward.compute(
+                tokens[live], keep[: len(live)], attention=attention, pages=store.data, rows=anew,
+                lora=backend.make_batch(segments),
+            )  # fmt: skip
+            base = forward.compute(
+                tokens[live], keep[: len(live)], attention=attention, pages=store.data, rows=anew, lora=None
+            )
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        assert float((found - base).abs().max()) > 0.01, "adapters count"
+        launches.append([(name, grid, options) for name, grid, *_, options in given])
+        numbers = [[one for one in arguments if not isinstance(one, tuple)] for _, _, *arguments, _ in given]
+        launches[-1] += numbers
+    assert launches[0] == launches[1]
+
+
+def two_adapters(loaded: LoadedModel) -> tuple[GpuBackend, list[PlacedAdapter]]:
+    groups = [
+        LinearGroup(loaded.linears[group[0]].in_features, {path: loaded.linears[path].out_features for path in group})
+        for group in loaded.linear_groups
+    ]
+    generator = torch.Generator().manual_seed(1)
+    layouts = [GpuBackend(groups, torch.empty(0, dtype=torch.uint8), loaded.dtype).layout(rank) for rank in (16, 32)]
+    memory = torch.zeros(sum(layout.bytes for layout in layouts), dtype=torch.uint8, device=DEVICE)
+    placed, offset = [], 0
+    for number, layout in enumerate(layouts):
+        run = memory[offset : offset + layout.bytes]
+        for group in groups:
+            for path, width in group.outputs.items():
+                a, b = torch.randn(8, group.inputs, generator=generator), torch.randn(width, 8, generator=generator)
+                layout.write(run, path, a.to(DEVICE), b.to(DEVICE), 0.2)
+        placed.append(PlacedAdapter(str(number), offset, layout.rank, frozenset(loaded.linears)))
+        offset += layout.bytes
+    return GpuBackend(groups, memory, loaded.dtype), placed
