@@ -101,7 +101,7 @@ def test_no_decode_step_waits_for_the_device(llama: Path, adapters: list[Path], 
     engine = make_device_engine(llama, kernels="cpp", plan_ahead=ahead)
     watched = watch_decodes(engine)
     ours = answers(engine, adapters)
-    assert len(watched) > 40
+    assert len(watched) > 30
     assert max(watched) >= 14, "all options beside each other"
     assert ours.tokens == answers(make_local_engine(llama, kernels="cpp"), adapters).tokens
 
@@ -137,6 +137,7 @@ def test_its_sampler_takes_the_same_tokens_from_the_same_logits(vocabulary: int)
         sent = parcel.send(link)
         with no_waiting():
             samples = sampling.sample(logits, sent)
+            sampling.count(samples)
         tokens = samples.tokens.tolist()
         assert [None if token == NOT_FINITE else token for token in tokens] == expected.tokens
         assert sampling.logprobs(samples.logprobs[0]) == expected.logprobs

@@ -107,7 +107,15 @@ class Engine:
         loads = AdapterLoads(self._store.bytes, linears.layout, clock)
         self._worker: LocalWorker | DeviceWorker
         if computes_by_itself(loaded.device) and not exact:
-            self._worker = DeviceWorker(loaded, self._store, tiers, clock=clock, loads=loads)
+            self._worker = DeviceWorker(
+                loaded,
+                self._store,
+                tiers,
+                clock=clock,
+                loads=loads,
+                rows=config.max_concurrent_sequences,
+                longest=max_length,
+            )
         else:
             self._worker = LocalWorker(loaded, self._store, tiers, clock=clock, loads=loads, exact=exact)
         self._kernel_change = KernelChange(choice, loaded, linears, self._switch, self._tune)

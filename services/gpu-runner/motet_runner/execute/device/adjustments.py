@@ -77,7 +77,7 @@ class DeviceAdjustments:
 
         def arrived(sent: dict[str, torch.Tensor]) -> None:
             self._forbids.index_fill_(0, sent["allowed"], value=False)
-            self._write_added(*sent["allowed_ends"].unbind(1))
+            self._allow(*sent["allowed_ends"].unbind(1))
             self._forbidding.difference_update(row.number for row in allowed)
 
         return arrived
@@ -90,22 +90,28 @@ class DeviceAdjustments:
     def count(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """Each of these rows has got a token."""
         places = slots * self._vocabulary + tokens
-        times = self._times.view(-1)
-        times.index_copy_(0, places, times.index_select(0, places) + 1)
-        self._divisors.view(-1).index_copy_(0, places, self._repetition.index_select(0, slots))
-        self._write_added(slots, tokens)
+        times = self._times.view(-1).index_select(0, places) + 1
+        added = self._added_to(slots, tokens, times)
+        divisors = self._repetition.index_select(0, slots)
+        # From here on no memory is taken: what is begun is done.
+        self._times.view(-1).index_copy_(0, places, times)
+        self._divisors.view(-1).index_copy_(0, places, divisors)
+        self._added.view(-1).index_copy_(0, places, added)
 
-    def _write_added(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """What is added to these tokens now; see `Adjustment`"""
+    def _allow(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         places = slots * self._vocabulary + tokens
+        added = self._added_to(slots, tokens, self._times.view(-1).index_select(0, places))
+        self._added.view(-1).index_copy_(0, places, added)
+
+    def _added_to(self, slots: torch.Tensor, tokens: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+        """What is added to the logits of these tokens, which have come so many times; see `Adjustment`"""
         of_token = self._biased.index_select(0, slots) == tokens[:, None]
         bias = torch.where(of_token, self._bias.index_select(0, slots), 0.0).sum(dim=1)
-        times = self._times.view(-1).index_select(0, places)
         penalty = self._presence.index_select(0, slots) + times * self._frequency.index_select(0, slots)
         added = (bias - torch.where(times > 0, penalty, 0.0)).float()
         forbidden = self._forbids.index_select(0, slots)
         forbidden = forbidden & (self._ends.index_select(0, slots) == tokens[:, None]).any(dim=1)
-        self._added.view(-1).index_copy_(0, places, added.masked_fill(forbidden, float("-inf")))
+        return added.masked_fill(forbidden, float("-inf"))
 
     def _slot(self, row: TableRow) -> int:
         known = self._slots.get(row.number)

@@ -60,6 +60,10 @@ class DeviceSamples:
     logprobs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """Of the rows that ask for some: those of the tokens [rows], and the best ones with their tokens [rows, most]"""
 
+    @property
+    def parts(self) -> list[torch.Tensor]:
+        return [self.tokens, *(part for found in self.logprobs for part in found)]
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -98,9 +102,13 @@ class Sampling:
                 first += len(group.rows)
             tokens.index_copy_(0, group.places, self._sample_group(logits, group, numbers))
         found = [] if layout.asking is None else [_logprobs(logits, layout.asking, tokens)]
-        for group in layout.adjusted:
-            self._adjustments.count(group.slots, tokens.index_select(0, group.places).clamp(min=0))
         return DeviceSamples(tokens, found)
+
+    def count(self, samples: DeviceSamples) -> None:
+        """The rows have got these tokens. This is the only change that stays."""
+        for group in self._layout.adjusted:
+            tokens = samples.tokens.index_select(0, group.places).clamp(min=0)
+            self._adjustments.count(group.slots, tokens)
 
     def logprobs(self, read: Sequence[torch.Tensor]) -> dict[int, Logprobs]:
         """Those of `sample`, now on the host → by the places of the rows"""

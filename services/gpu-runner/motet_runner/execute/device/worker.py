@@ -13,13 +13,15 @@ import numpy as np
 import torch
 
 from motet.clock import Clock
-from motet.domain import pages_for
-from motet_kernels import LoraBackend
+from motet.domain import BASE, PAGE_TOKENS, pages_for
+from motet_kernels import LoraBackend, Segment
 from motet_runner.execute import prompt_logprobs
 from motet_runner.execute.adapter_loads import AdapterLoads, LoadResults
+from motet_runner.execute.device.decode_graphs import DecodeGraphs, FixedAttention, FixedLora
 from motet_runner.execute.device.link import Link, Mark, link_to
 from motet_runner.execute.device.parcel import Parcel, Returning
-from motet_runner.execute.device.rows import DeviceRows, numbers_of
+from motet_runner.execute.device.recording import recorder_for
+from motet_runner.execute.device.rows import NOBODY, DeviceRows, numbers_of
 from motet_runner.execute.device.sampler import NOT_FINITE, DeviceSampler, Sampling
 from motet_runner.execute.flat_batch import FlatBatch, FlatBatchBuilder
 from motet_runner.execute.halves import halves
@@ -36,7 +38,8 @@ from motet_runner.plan import RowStep, SizeLimit, StepPlan, StepResult
 from motet_runner.plan.presets import UNBOUNDED
 from motet_runner.plan.prompt_scores import PromptScores
 
-_FIRST_ROWS = 64
+ROWS_OF_EACH = 2
+"""Rows of the table for each sequence that an iteration may have: parked ones give theirs back, so that is plenty."""
 
 _ON_ITS_WAY = 0
 """In the place of a token that the host does not know yet, and of one that will never be"""
@@ -56,7 +59,8 @@ class _Call:
     """Of the sampled tokens in their sequences"""
     sampling: Sampling | None
     scored: Sequence[ScoredRow]
-    results: Returning
+    results: Returning | None
+    """None: of no row anything is wanted."""
 
 
 @dataclass(slots=True)
@@ -86,8 +90,11 @@ class DeviceWorker:
         *,
         clock: Clock,
         loads: AdapterLoads | None = None,
+        rows: int,
+        longest: int,
     ) -> None:
-        """`loads`: None if no plan ever has an adapter."""
+        """`loads`: None if no plan ever has an adapter. `rows` of an iteration at most, of sequences of at most
+        `longest` tokens"""
         self._loaded = loaded
         self._loads = loads
         self._store = store
@@ -97,10 +104,18 @@ class DeviceWorker:
         self.on_logits: LogitsTap | None = None
         """Is called in each iteration that samples. It may wait for the device."""
         self._sampler = DeviceSampler(self._link, frozenset(loaded.eos_token_ids), loaded.vocabulary)
-        self._rows = DeviceRows(self._link, _FIRST_ROWS)
+        self._rows = DeviceRows(self._link, ROWS_OF_EACH * rows, pages_for(longest))
+        self._most, self._longest = rows, longest
+        self._recorder = recorder_for(loaded.device)
+        self._graphs: DecodeGraphs | None = None
+        self.recordings = 0
+        """Of decodes, so far"""
         self._table = RowTable()
         placed = None if loads is None else loads.placed
         self._builder = FlatBatchBuilder(self._table, store, loaded.device, placed=placed, window=loaded.window)
+        self._attention: Any = None
+        self._backend: LoraBackend[Any] | None = None
+        self._placed = placed
         self._decodes = SizeLimit(UNBOUNDED)
         """How many decodes are computed at once."""
         self._flights: deque[_Flight] = deque()
@@ -108,6 +123,8 @@ class DeviceWorker:
     def use(self, backend: LoraBackend[Any] | None, attention: Any) -> None:
         """Compute with these from the next iteration on. `attention`: None for torch's."""
         self._builder.use(backend, attention)
+        self._attention, self._backend = attention, backend
+        self._record()
 
     def launch(self, plan: StepPlan) -> None:
         loads = self._loads
@@ -118,10 +135,13 @@ class DeviceWorker:
                 self._tiers.carry_out(copy)
             for moves in plan.moves:
                 self._table.move_pages(moves)
+                self._rows.move_pages()
             for row in plan.leaves:
                 self._leave(row)
             for join in plan.joins:
                 self._table.join(join)
+                if self._rows.make_room(join.row + 1):
+                    self._record()
             loaded = LoadResults() if loads is None else loads.advance(plan.loads, plan.loading, hurry=plan.hurry)
             flight = _Flight(plan.number, self._link.mark(), loaded, self._tiers.take_swap_time())
             if plan.count:
@@ -178,6 +198,29 @@ class DeviceWorker:
         self._leave(0)
         return self.collect().seconds / tokens, ended.seconds_since(began)
 
+    def _record(self) -> None:
+        """Record decodes, where attention and LoRA have batches that stay where they are. A rope that depends on the
+        lengths of sequences asks the host for them."""
+        self._graphs = None
+        attention, backend = self._attention, self._backend
+        if (
+            isinstance(attention, FixedAttention)
+            and (backend is None or isinstance(backend, FixedLora))
+            and self._loaded.rope is None
+        ):
+            with torch.inference_mode():
+                self._graphs = DecodeGraphs(
+                    self._loaded,
+                    self._store,
+                    self._rows,
+                    self._recorder,
+                    attention,
+                    backend,
+                    most=self._most,
+                    longest=self._longest,
+                )
+            self.recordings += self._graphs.recordings
+
     def _leave(self, row: int) -> None:
         self._table.leave(row)
         self._rows.leave(row)
@@ -219,7 +262,11 @@ class DeviceWorker:
         """Compute the rows at once, if memory suffices for them. A device's memory is given out when work is launched,
         so this is known before the work is done."""
         try:
-            self._compute_at_once(plan, flight)
+            size = None if self._graphs is None or plan.prefills else self._graphs.size_for(plan.count)
+            if self._graphs is not None and size is not None:
+                self._replay(plan, flight, self._graphs, size)
+            else:
+                self._compute_at_once(plan, flight)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -251,18 +298,75 @@ class DeviceWorker:
         if rows and self.on_logits is not None:
             self.on_logits([row.request for row in rows], logits[: len(rows)])
         results = self._scores(logits[len(rows) :], batch.scored)
+        samples = None
         if sampling is not None:
             samples = sampling.sample(logits[: len(rows)], sent, batch.chosen)
+            results = [*samples.parts, *results]
+        call = self._call(rows, sampling, batch.scored, results)
+        if sampling is not None and samples is not None:
+            # Until here nothing that stays was changed: memory may have run out.
+            sampling.count(samples)
             self._rows.got(rows, sent["rows"], samples.tokens)
-            results = [samples.tokens, *(part for found in samples.logprobs for part in found), *results]
-        if results:
-            places_of = [len(row.tokens) for row in rows]
-            flight.parts.append(_Call(rows, places_of, sampling, batch.scored, Returning(self._link, results)))
-        for row in rows:
-            row.tokens.append(_ON_ITS_WAY)
-        flight.model_calls += 1
+        _note(flight, call)
         flight.attention_calls += batch.calls
         flight.padding += batch.input_ids.numel() - batch.tokens
+
+    def _replay(self, plan: StepPlan, flight: _Flight, graphs: DecodeGraphs, size: int) -> None:
+        """The same for an iteration in which each row has one new token, from its recording."""
+        numbers, starts, table = plan.decodes.rows, plan.decodes.starts, self._table
+        rows, parcel = [table[number] for number in numbers], Parcel()
+        sampling = self._sampler.prepare(rows, parcel)
+        self._rows.prepare(rows, starts, table, parcel)
+        if not graphs.is_filled(size, numbers):
+            padding = np.full(size - len(rows), NOBODY, dtype=np.int64)
+            parcel.add("rows", np.concatenate((numbers_of(rows), padding)))
+        sent = parcel.send(self._link)
+        self._rows.arrived(rows, starts, table, sent)
+        if "rows" in sent:
+            graphs.fill_rows(size, numbers, sent["rows"])
+        adapters = (numbers, table.changes, tuple(plan.adapters.items()))
+        graphs.fill_adapters(size, adapters, lambda: self._segments(plan, rows))
+        self._store.clear(
+            [
+                int(table.pages[number, start // PAGE_TOKENS])
+                for number, start in zip(numbers, starts, strict=True)
+                if not start % PAGE_TOKENS
+            ]
+        )
+        logits, chosen, calls = graphs.replay(size)
+        count = len(rows)
+        try:
+            if self.on_logits is not None:
+                self.on_logits([row.request for row in rows], logits[:count].clone())
+            samples = sampling.sample(logits[:count], sent, chosen[:count])
+            call = self._call(rows, sampling, (), samples.parts)
+            sampling.count(samples)
+        except BaseException:  # out of memory, say: the rows are computed again, in parts
+            graphs.undo(size)
+            raise
+        self._rows.went_on(rows)
+        if not sampling.greedy:
+            self._rows.got(rows, graphs.rows_of(size)[:count], samples.tokens)
+        _note(flight, call)
+        flight.attention_calls += calls
+        flight.padding += size - count
+
+    def _segments(self, plan: StepPlan, rows: Sequence[TableRow]) -> list[Segment]:
+        if self._placed is None:
+            return []
+        placed = {digest: self._placed(digest, page) for digest, page in plan.adapters.items()}
+        return [Segment(at, at + 1, placed[row.adapter]) for at, row in enumerate(rows) if row.adapter != BASE]
+
+    def _call(
+        self,
+        rows: Sequence[TableRow],
+        sampling: Sampling | None,
+        scored: Sequence[ScoredRow],
+        results: Sequence[torch.Tensor],
+    ) -> _Call:
+        """A call of the model has been launched, and its results are on their way to the host."""
+        returning = Returning(self._link, results) if results else None
+        return _Call(rows, [len(row.tokens) for row in rows], sampling, scored, returning)
 
     def _on_the_device(self, batch: FlatBatch) -> list[tuple[int, int]]:
         """Inputs that the device has sampled: their places in the line, and their rows of the table. It takes them from
@@ -270,7 +374,9 @@ class DeviceWorker:
         line = batch.line
         lasts = np.bincount(line.sequence_of).cumsum() - 1
         held = self._rows.have(line.rows, line.positions[lasts].tolist())
-        return [(place, row.number) for place, row, there in zip(lasts.tolist(), line.rows, held, strict=True) if there]
+        return [
+            (place, row.number + 1) for place, row, there in zip(lasts.tolist(), line.rows, held, strict=True) if there
+        ]
 
     def _scores(self, logits: torch.Tensor, scored: Sequence[ScoredRow]) -> list[torch.Tensor]:
         """The parts of `prompt_logprobs.Scores` of each row, one after the other"""
@@ -284,10 +390,19 @@ class DeviceWorker:
         return found
 
 
+def _note(flight: _Flight, call: _Call) -> None:
+    flight.parts.append(call)
+    for row in call.rows:
+        row.tokens.append(_ON_ITS_WAY)
+    flight.model_calls += 1
+
+
 def _read(
     call: _Call, sampled: list[int | None], logprobs: dict[int, Logprobs], scores: dict[int, PromptScores]
 ) -> None:
     """Take in what a call has brought, now that it is on the host."""
+    if call.results is None:
+        return
     tensors = call.results.read()
     first = len(sampled)
     if call.sampling is not None:

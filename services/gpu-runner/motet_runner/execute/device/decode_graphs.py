@@ -1,0 +1,208 @@
+"""Iterations in which each row has one new token, recorded for a few numbers of rows (PU-22, OR-14).
+
+A recording depends on the number of rows alone. Which rows they are, how long, on which pages and with which adapters
+lies in tensors that it reads; so none of that needs another recording. Rows up to the next number that is recorded are
+nobody's: they have no keys, no adapter and no page.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import structlog
+import torch
+
+from motet_kernels import Segment
+from motet_runner.execute.device.recording import Recorder, Recording
+from motet_runner.execute.device.rows import NOBODY, DeviceRows
+from motet_runner.execute.device.sampler import largest_tokens
+from motet_runner.execute.flat_batch import AttentionOverPages, FlatBatch, Line, PagedRows
+from motet_runner.execute.model import LoadedModel
+from motet_runner.memory.out_of_memory import is_out_of_memory
+from motet_runner.memory.paged import PagedStore
+
+log = structlog.get_logger(__name__)
+
+_SMALL = (1, 2, 4)
+_STEP = 8
+
+
+@runtime_checkable
+class FixedAttention(AttentionOverPages, Protocol):
+    """Attention whose batches can be filled on the device, such as `motet_kernels.gpu.attention.GpuAttention`"""
+
+    def fixed_batch(self, max_rows: int, max_pages: int = 0, *, table: torch.Tensor | None = None) -> Any: ...
+
+    def refill(
+        self,
+        batch: Any,
+        lengths: torch.Tensor,
+        *,
+        table_rows: torch.Tensor | None = None,
+        table: torch.Tensor | None = None,
+    ) -> None: ...
+
+
+@runtime_checkable
+class FixedLora(Protocol):
+    """A back end of add_lora whose batches can be filled again, such as `motet_kernels.gpu.lora_backend.GpuBackend`"""
+
+    def fixed_batch(self, max_rows: int) -> Any: ...
+
+    def fill(self, batch: Any, segments: Sequence[Segment]) -> None: ...
+
+
+def recorded_sizes(most: int) -> list[int]:
+    """The numbers of rows that are recorded, for iterations of at most so many"""
+    rounded = -(-most // _STEP) * _STEP if most > max(_SMALL) else most
+    return [size for size in (*_SMALL, *range(_STEP, rounded + 1, _STEP)) if size <= rounded] or [1]
+
+
+@dataclass(slots=True)
+class _Graph:
+    rows: torch.Tensor
+    """[size] int64, as DeviceRows counts them"""
+    batch: FlatBatch
+    chosen: torch.Tensor
+    """[size] The token of each row's largest logit"""
+    recording: Recording | None = None
+    calls: int = 0
+    """Attention calls of one pass"""
+    numbers: tuple[int, ...] = ()
+    """What `rows` holds"""
+    adapters: object = None
+    """What the batch of add_lora was filled for"""
+
+
+class DecodeGraphs:
+    def __init__(  # noqa: PLR0917 what a pass reads
+        self,
+        loaded: LoadedModel,
+        store: PagedStore,
+        rows: DeviceRows,
+        recorder: Recorder,
+        attention: FixedAttention,
+        backend: FixedLora | None,
+        *,
+        most: int,
+        longest: int,
+    ) -> None:
+        """`most` rows of an iteration, and `longest` tokens of a sequence"""
+        self._loaded = loaded
+        self._store = store
+        self._rows = rows
+        self._recorder = recorder
+        self._attention = attention
+        self._backend = backend
+        self._longest = longest
+        self._graphs: dict[int, _Graph] = {}
+        self._logits: torch.Tensor | None = None
+        """[most rows, vocabulary] Of all recordings: each one's own would take many times as much memory"""
+        self.recordings = 0
+        self._record_all(recorded_sizes(most))
+        self._sizes = sorted(self._graphs)
+
+    def size_for(self, rows: int) -> int | None:
+        """How many rows are computed for so many; None: no recording has so many"""
+        at = bisect_left(self._sizes, rows)
+        return self._sizes[at] if at < len(self._sizes) else None
+
+    def is_filled(self, size: int, numbers: tuple[int, ...]) -> bool:
+        """Whether these are the rows of a recording already"""
+        return self._graphs[size].numbers == numbers
+
+    def fill_rows(self, size: int, numbers: tuple[int, ...], rows: torch.Tensor) -> None:
+        """`rows` [size] as DeviceRows counts them; `numbers`: what stands for them on the host"""
+        graph = self._graphs[size]
+        graph.numbers = ()
+        graph.rows.copy_(rows)
+        graph.numbers = numbers
+
+    def rows_of(self, size: int) -> torch.Tensor:
+        return self._graphs[size].rows
+
+    def fill_adapters(self, size: int, adapters: object, segments: Callable[[], Sequence[Segment]]) -> None:
+        """`adapters`: something that is equal only where the segments are"""
+        graph = self._graphs[size]
+        if self._backend is not None and graph.adapters != adapters:
+            graph.adapters = None
+            self._backend.fill(graph.batch.lora, segments())
+            graph.adapters = adapters
+
+    def replay(self, size: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """→ logits [size, vocabulary], the token of each row's largest one [size], and attention calls. They are good
+        until the next replay. The chosen token of each row is its newest one now."""
+        graph = self._graphs[size]
+        assert graph.recording is not None
+        graph.recording.replay()
+        assert self._logits is not None
+        return self._logits[:size], graph.chosen, graph.calls
+
+    def undo(self, size: int) -> None:
+        """The rows have their former newest tokens again, as if the last replay had not been."""
+        graph = self._graphs[size]
+        self._rows.newest.index_copy_(0, graph.rows, graph.batch.input_ids[0])
+        self._rows.before.index_copy_(0, graph.rows, graph.batch.positions[0])
+
+    def _record_all(self, sizes: Sequence[int]) -> None:
+        """The largest first: the others find enough memory where it was."""
+        for size in sorted(sizes, reverse=True):
+            try:
+                self._graphs[size] = self._record(size)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                log.warning(
+                    "decodes_not_recorded",
+                    rows=size,
+                    reason=str(error).strip().partition("\n")[0],
+                    effect="iterations of so many decodes are launched kernel by kernel, which is slower",
+                )
+        log.info("decodes_recorded", rows=sorted(self._graphs))
+
+    def _record(self, size: int) -> _Graph:
+        device = self._loaded.device
+        zeros = torch.zeros(size, dtype=torch.int64, device=device)
+        attended = self._attention.fixed_batch(size, table=self._rows.pages)
+        batch = FlatBatch(
+            store=self._store,
+            input_ids=zeros.clone()[None],
+            positions=zeros.clone()[None],
+            keep=torch.arange(size, device=device),
+            sampled=[],
+            scored=[],
+            writes=zeros[:0],
+            begun=[],
+            decodes=[],
+            chunks=[],
+            lora=None if self._backend is None else self._backend.fixed_batch(size),
+            tokens=size,
+            longest=self._longest,
+            line=Line([], np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)),
+            choices=zeros.clone(),
+            paged=PagedRows(self._attention, attended),
+        )
+        graph = _Graph(zeros, batch, zeros.clone())
+        graph.recording = self._recorder.record(lambda: self._compute(graph))
+        self.recordings += 1
+        return graph
+
+    def _compute(self, graph: _Graph) -> None:
+        """The pass that is recorded. All that differs from one replay to the next lies in tensors."""
+        batch, rows, here = graph.batch, graph.rows, self._rows
+        is_one = rows != NOBODY
+        batch.input_ids[0].copy_(here.newest.index_select(0, rows))
+        batch.positions[0].copy_(here.before.index_select(0, rows))
+        lengths = torch.where(is_one, batch.positions[0] + 1, 0).int()
+        self._attention.refill(batch.paged.batch, lengths, table_rows=rows.int())  # type: ignore[union-attr] # is there
+        batch.calls, batch.chosen = 0, None
+        logits = self._loaded.forward(batch)
+        graph.calls = batch.calls
+        if self._logits is None:  # in the first call of the largest one
+            self._logits = torch.empty_like(logits)
+        self._logits[: len(rows)].copy_(logits)
+        graph.chosen.copy_(largest_tokens(logits) if batch.chosen is None else batch.chosen)
+        here.newest.index_copy_(0, rows, torch.where(is_one, graph.chosen.clamp(min=0), 0))
+        here.before.index_copy_(0, rows, batch.positions[0] + is_one)

@@ -1,0 +1,203 @@
+"""Decodes that are recorded for a few numbers of rows: the same answers, whatever rows, pages and adapters they have,
+from the recordings that were made at the start."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from motet.domain import BASE, Digest
+from motet_runner.engine import Engine
+from motet_runner.execute.device import worker as device_worker
+from motet_runner.execute.device.decode_graphs import recorded_sizes
+from motet_runner.execute.device.link import Link
+from motet_runner.execute.device.parcel import Returning
+from motet_runner.execute.device.recording import CallAgain, Recording
+from motet_runner.plan import StepPlan
+from motet_runner.plan.presets import UNBOUNDED
+from tests.runner.engines import ask, load, make_device_engine, make_local_engine, run
+from tests.runner.test_device_worker import answers, watch_decodes
+from tests.runner.test_worker import move_all_pages
+from tests.support.fixed_batches import FixedCppBackend, fixed_batches
+
+
+@pytest.fixture(autouse=True)
+def _fixed_batches() -> Iterator[None]:
+    with fixed_batches():
+        yield
+
+
+def make_recorded_engine(base: Path, **settings) -> Engine:
+    return make_device_engine(base, kernels="cpp", **settings)
+
+
+def replays(engine: Engine) -> list[int]:
+    """The size of each recording that is replayed from now on"""
+    graphs, sizes = engine._worker._graphs, []
+    replay = graphs.replay
+
+    def counted(size: int) -> object:
+        sizes.append(size)
+        return replay(size)
+
+    graphs.replay = counted
+    return sizes
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_recorded_decodes_say_the_same_and_none_waits(llama: Path, adapters: list[Path], ahead: int) -> None:
+    """[syncs = 0] with every option, prompts in chunks beside decodes, and adapters that arrive"""
+    engine = make_recorded_engine(llama, plan_ahead=ahead, prefill_chunk_tokens=24, max_concurrent_sequences=24)
+    sizes, watched = replays(engine), watch_decodes(engine)
+    assert answers(engine, adapters).tokens == answers(make_local_engine(llama, kernels="cpp"), adapters).tokens
+    assert set(sizes) >= {8, 16}
+    assert len(sizes) == len(watched) > 30
+    assert engine._worker.recordings == len(recorded_sizes(24))
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_thousand_swaps_of_adapters_need_no_other_recording(llama: Path, adapters: list[Path], ahead: int) -> None:
+    """[recaptures = 0] Places for two of four adapters: most requests swap one in, and batches change all the time."""
+    engine = make_recorded_engine(llama, plan_ahead=ahead, max_resident_adapters=2, max_concurrent_sequences=4)
+    digests = [Digest(f"sha256:{number}") for number in range(4)]
+    for digest, folder in zip(digests, adapters, strict=True):
+        load(engine, digest, folder)
+    expected = {}
+    local = make_local_engine(llama, kernels="cpp")
+    for digest, folder in zip(digests, adapters, strict=True):
+        load(local, digest, folder)
+        expected[digest] = run(local, ask("same", adapter=digest, prompt=3, max_tokens=4)).tokens["same"]
+    assert len({tuple(tokens) for tokens in expected.values()}) == 4
+    filled, recorded = FixedCppBackend.filled, engine._worker.recordings
+    for number in range(500):
+        first, second = digests[number % 4], digests[(number + 1 + number % 3) % 4]
+        asked = [
+            ask(name, adapter=digest, prompt=ask("same", prompt=3).prompt, max_tokens=4)
+            for name, digest in ((f"{number} first", first), (f"{number} second", second))
+        ]
+        ran = run(engine, *asked)
+        assert ran.tokens == {f"{number} first": expected[first], f"{number} second": expected[second]}
+    assert FixedCppBackend.filled - filled >= 1000
+    assert engine._worker.recordings == recorded == len(recorded_sizes(4))
+
+
+def test_pages_may_be_moved_between_any_two_recorded_iterations(llama: Path, adapters: list[Path]) -> None:
+    digest = Digest("sha256:0")
+
+    def tokens(*, move: bool) -> dict[str, list[int]]:
+        engine = make_recorded_engine(llama, plan_ahead=1)
+        load(engine, digest, adapters[0])
+        ran, moved = run(engine, ask("a", prompt=50, adapter=digest), ask("b", prompt=20), steps=1), 0
+        while engine.has_work():
+            if move and len(engine._planner.sequences):
+                moved += move_all_pages(engine)
+            run(engine, ran=ran, steps=1)
+        assert (moved > 50) == move
+        return ran.tokens
+
+    assert tokens(move=True) == tokens(move=False)
+
+
+def test_more_rows_than_there_was_room_for_are_recorded_anew(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_worker, "ROWS_OF_EACH", 0)
+    engine = make_recorded_engine(llama, max_concurrent_sequences=8)
+    asked = [ask(f"{number}", prompt=5 + number) for number in range(7)]
+    assert run(engine, *asked).tokens == run(make_local_engine(llama, kernels="cpp"), *asked).tokens
+    assert engine._worker.recordings > len(recorded_sizes(8))
+
+
+class LittleMemory(CallAgain):
+    """It suffices for recordings of so many rows."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls = 0
+
+    def record(self, compute: Callable[[], None]) -> Recording:  # type: ignore[override]
+        self._calls += 1
+        if self._calls <= len(recorded_sizes(24)) - len(recorded_sizes(self._most)):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore about it.")
+        return CallAgain.record(compute)
+
+
+def test_where_memory_ends_the_smaller_ones_are_recorded(llama: Path) -> None:
+    with patch.object(device_worker, "recorder_for", lambda _: LittleMemory(4)), capture_logs() as logs:
+        engine = make_recorded_engine(llama, max_concurrent_sequences=24)
+    lines = [line for line in logs if line["event"] == "decodes_not_recorded"]
+    assert [line["rows"] for line in lines] == [24, 16, 8]
+    assert lines[0]["reason"] == "CUDA out of memory. Tried to allocate 2.00 GiB."
+    sizes = replays(engine)
+    asked = [ask(f"{number}", prompt=5, max_tokens=5 + 5 * number) for number in range(7)]
+    assert run(engine, *asked).tokens == run(make_local_engine(llama, kernels="cpp"), *asked).tokens
+    assert set(sizes) == {1, 2, 4}
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_memory_that_ends_after_a_replay_costs_no_token(llama: Path, ahead: int) -> None:
+    """What the device has of its rows is undone, and they are computed in parts."""
+    engine = make_recorded_engine(llama, plan_ahead=ahead)
+    asked = [
+        *(ask(f"{number}", prompt=5, presence_penalty=1.5, min_tokens=9) for number in range(3)),
+        ask("drawn", prompt=7, temperature=1.0, seed=4),
+        ask("greedy", prompt=15),
+    ]
+    ran, sizes, failures = run(engine, *asked, steps=5), replays(engine), 0
+
+    def fails_now_and_then(link: Link, results: Sequence[torch.Tensor]) -> Returning:
+        nonlocal failures
+        if len(sizes) % 5 == 4 and len(results[0]) > 2:
+            failures += 1
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return Returning(link, results)
+
+    with patch.object(device_worker, "Returning", fails_now_and_then):
+        while engine.has_work():
+            engine._worker._decodes.size = UNBOUNDED
+            run(engine, ran=ran, steps=1)
+    assert ran.tokens == run(make_local_engine(llama, kernels="cpp"), *asked).tokens
+    assert failures > 5
+
+
+def test_a_model_whose_rope_depends_on_lengths_is_not_recorded(llama: Path) -> None:
+    engine = make_recorded_engine(llama)
+    worker = engine._worker
+    assert worker._graphs is not None
+    worker._loaded.rope = object()
+    worker.use(worker._backend, worker._attention)
+    assert worker._graphs is None
+
+
+def test_nobodys_rows_write_no_page(llama: Path) -> None:
+    """Three rows in a recording of four: the pages that nobody has stay as they are."""
+    engine = make_recorded_engine(llama, max_concurrent_sequences=4, prefix_cache=False)
+    run(engine, *(ask(f"{number}", prompt=5) for number in range(3)), steps=3)
+    launch, seen = engine._worker.launch, []
+
+    def launched(plan: StepPlan) -> None:
+        used = {page for sequence in engine._planner.sequences for page in sequence.pages}
+        free = [page for page in range(engine.info.pages) if page not in used]
+        with torch.inference_mode():
+            engine._store.data[free] = float("nan")
+            launch(plan)
+            seen.append(bool(engine._store.data[free].isnan().all()))
+
+    engine._worker.launch = launched  # type: ignore[method-assign]
+    ran = run(engine)
+    assert len(seen) > 30
+    assert all(seen)
+    assert all(output.error is None for output in ran.outputs)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (3, [1, 2]), (4, [1, 2, 4]), (20, [1, 2, 4, 8, 16, 24])])
+def test_the_sizes_that_are_recorded(most: int, sizes: list[int]) -> None:
+    assert recorded_sizes(most) == sizes
+
+
+def test_the_base_alone_needs_no_adapter(llama: Path) -> None:
+    asked = [ask("a", adapter=BASE), ask("b", prompt=40)]
+    assert (
+        run(make_recorded_engine(llama), *asked).tokens == run(make_local_engine(llama, kernels="cpp"), *asked).tokens
+    )

@@ -1,0 +1,82 @@
+"""The compiled kernels with batches that stay where they are, as those of a GPU have them. The CPU shares its memory
+with the arrays that they read, so a tensor that is written is the array."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from motet_kernels import LoraBackend, Segment
+from motet_kernels.cpp import AttentionBatch, CppBackend, PagedAttention
+from motet_kernels.cpp.lora_backend import CppBatch
+from motet_runner.execute.kernels import CompiledKernels
+
+
+class FixedCppAttention(PagedAttention):
+    def fixed_batch(self, max_rows: int, max_pages: int = 0, *, table: torch.Tensor | None = None) -> AttentionBatch:
+        assert not max_pages
+        assert table is not None
+        sequences = np.zeros((max_rows, 4), dtype=np.int64)
+        sequences[:, 0] = np.arange(max_rows)
+        return self.make_batch(table.numpy(), sequences)
+
+    @staticmethod
+    def refill(
+        batch: AttentionBatch,
+        lengths: torch.Tensor,
+        *,
+        table_rows: torch.Tensor | None = None,
+        table: torch.Tensor | None = None,
+    ) -> None:
+        assert table is None
+        assert table_rows is not None
+        sequences = torch.from_numpy(batch.kept[1])
+        sequences[:, 1] = lengths > 0
+        sequences[:, 2] = lengths.clamp(min=1) - 1
+        sequences[:, 3] = table_rows
+
+
+@dataclass(slots=True)
+class FixedCppBatch:
+    """A CppBatch that becomes another one"""
+
+    rows: int
+    of: CppBatch
+    segments: npt.NDArray[np.int64]
+    address: int
+    count: int
+    products_address: int
+    threads: int
+
+
+class FixedCppBackend(CppBackend):
+    filled = 0
+
+    def fixed_batch(self, max_rows: int) -> FixedCppBatch:
+        of = self.make_batch([])
+        return FixedCppBatch(max_rows, of, of.segments, of.address, 0, of.products_address, of.threads)
+
+    def fill(self, batch: FixedCppBatch, segments: Sequence[Segment]) -> None:
+        type(self).filled += 1
+        batch.of = of = self.make_batch(segments)
+        batch.segments, batch.address, batch.count = of.segments, of.address, of.count
+        batch.products_address = of.products_address
+
+
+@contextmanager
+def fixed_batches() -> Iterator[None]:
+    """The compiled kernels that are chosen meanwhile have them."""
+
+    def lora(self: CompiledKernels, groups: Any, memory: Any, dtype: Any, _: int) -> LoraBackend[Any]:
+        return FixedCppBackend(groups, memory, dtype, library=self.library)
+
+    def attention(self: CompiledKernels, pages: torch.Tensor) -> FixedCppAttention:
+        return FixedCppAttention(self.library, pages)
+
+    with patch.object(CompiledKernels, "lora", lora), patch.object(CompiledKernels, "attention", attention):
+        yield
