@@ -5,9 +5,9 @@ process loads the model (and probes it); `peak_share_1b` is its peak as a share 
 engine until 32 sequences have written every KV page and decode together, half of them with top-p sampling;
 `rss_share_1b` is its memory then, as a share of weights and KV. `rss_peak_share_1b` is its peak until then.
 
-The shards are bfloat16, and made once, in the scratch folder (2 GB). The engine computes in float32, the default on a
-CPU; with `--dtype bfloat16` it takes minutes more on a CPU that multiplies no bfloat16. The kernels are torch's, or
-with `--kernels cpp` the compiled ones, which pack the weights: names then end in _cpp. It does not use a GPU.
+The shards are bfloat16, and made once, in the scratch folder (2 GB). The engine computes in float32; with
+`--dtype bfloat16` it takes minutes more on a CPU that multiplies no bfloat16. The kernels are torch's, or with
+`--kernels cpp` the compiled ones, which pack the weights: names then end in _cpp. It does not use a GPU.
 
     python -m benchmarks.large [--scratch FOLDER] [--kernels torch] [--dtype float32] [--threads 2] [--json]
 """

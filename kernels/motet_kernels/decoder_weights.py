@@ -6,6 +6,9 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+PACKED_TYPES = (torch.float32, torch.bfloat16)
+"""The types of weights that kernels pack"""
+
 
 class PackedLinears(Protocol):
     """Weights [outputs, inputs] of linears that are fed the same rows, in the order in which some kernels read them.

@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch.nn.functional import embedding, linear
 
-PACKED_TYPES = (torch.float32, torch.bfloat16)
+from motet_kernels.decoder_weights import PACKED_TYPES
 
 SAME = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """How far a product may be from the usual one in the trial. Its results are about 1."""

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from motet.domain import BASE, Digest, RequestId
 from motet_kernels import torch_linear
 from motet_kernels.cpp.linear import PackedWeights
+from motet_kernels.decoder_weights import PACKED_TYPES
 from motet_kernels.torch_linear import TorchWeights
 from motet_runner.engine import Engine
 from motet_runner.execute import packed_model
@@ -367,7 +368,7 @@ def test_rows_of_padding_change_no_other(rows: int) -> None:
     assert torch.allclose(weights.added_to(y, x), y + product, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", torch_linear.PACKED_TYPES)
+@pytest.mark.parametrize("dtype", PACKED_TYPES)
 def test_torch_packs_here(dtype: torch.dtype) -> None:
     """This version of torch has the operators: what is tried is also used."""
     assert torch_linear.reorders(dtype)

@@ -11,9 +11,7 @@ from structlog.testing import capture_logs
 from motet.errors import SetupError
 from motet_runner.execute import cores, thread_choice
 from motet_runner.execute.thread_choice import (
-    KEPT_SECONDS,
     ROUNDS,
-    KeptChoices,
     candidates,
     fastest,
     measure,
@@ -112,34 +110,6 @@ def test_calls_take_turns_and_end_in_time() -> None:
     assert len(seconds[1]) == ROUNDS
     assert min(seconds[1]) == pytest.approx(0.02)
     assert max(seconds[2]) == pytest.approx(0.01)
-
-
-def test_a_choice_is_kept_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = KeptChoices(tmp_path / "threads.json")
-    assert kept.find("a") is None
-    kept.keep("a", 2)
-    kept.keep("b", 1)
-    assert (kept.find("a"), kept.find("b"), kept.find("c")) == (2, 1, None)
-    monkeypatch.setattr(thread_choice, "KEPT_SECONDS", -1.0)
-    assert KEPT_SECONDS > 0
-    assert kept.find("a") is None
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"a": 3}', '{"a": {"threads": "2"}}', '{"a": {"threads": 0}}'], ids=repr
-)
-def test_a_damaged_file_is_no_choice(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "threads.json"
-    path.write_text(text, encoding="utf-8")
-    assert KeptChoices(path).find("a") is None
-    KeptChoices(path).keep("a", 2)
-    assert KeptChoices(path).find("a") == 2
-
-
-def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
-    kept = KeptChoices(tmp_path / "none" / "threads.json")
-    kept.keep("a", 2)
-    assert kept.find("a") is None
 
 
 # -- cores ------------------------------------------------------------------------------------------------------------

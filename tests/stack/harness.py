@@ -236,7 +236,7 @@ def copy_of_bundled(folder: Path, *, adapters: Sequence[str] | None = None, engi
         "metadata": {"name": "demo"},
         "spec": {
             "model": {"uri": "file://model", "servedName": "motet-demo"},
-            "engine": {"maxModelLength": 2048, "kvCacheMiB": 64} | json.loads(engine or "{}"),
+            "engine": {"maxModelLength": 2048, "kvCacheMiB": 64, "dtype": "float32"} | json.loads(engine or "{}"),
             "allowedNamespaces": {"from": "All"},
         },
     }

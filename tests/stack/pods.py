@@ -54,6 +54,7 @@ class ServicesAsPods:
                 "MOTET_RUNNER_POOL": "default/demo",
                 "MOTET_RUNNER_MODEL_URI": (BUNDLED / "model").as_uri(),
                 "MOTET_RUNNER_KV_CACHE_MIB": "64",
+                "MOTET_RUNNER_DTYPE": "float32",  # two versions may choose different types
                 "MOTET_RUNNER_DRAIN_SECONDS": "20",
             },
         }

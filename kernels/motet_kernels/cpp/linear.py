@@ -7,8 +7,6 @@ import torch
 
 from motet_kernels.cpp.library import TYPES, Library
 
-PACKED_TYPES = (torch.float32, torch.bfloat16)
-
 Allocate = Callable[[int, torch.dtype], torch.Tensor]
 """Gives memory for so many numbers"""
 

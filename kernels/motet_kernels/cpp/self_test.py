@@ -8,9 +8,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from motet_kernels import reference
 from motet_kernels.cpp.attention import PAGE_TOKENS, PagedAttention
 from motet_kernels.cpp.library import TYPES, Library
-from motet_kernels.cpp.linear import PACKED_TYPES, PackedWeights
+from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.cpp.lora_backend import CppBackend
 from motet_kernels.cpp.program import CompiledProgram, Compute, Place, Value
+from motet_kernels.decoder_weights import PACKED_TYPES
 from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import LinearGroup
 

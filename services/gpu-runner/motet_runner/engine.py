@@ -21,6 +21,7 @@ from motet_runner.execute.activations import activation_bytes
 from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.execute.checkpoint import ignore_progress
 from motet_runner.execute.device.worker import DeviceWorker, computes_by_itself
+from motet_runner.execute.dtype_choice import DtypeChoice
 from motet_runner.execute.forward import Forward
 from motet_runner.execute.kernel_change import KernelChange
 from motet_runner.execute.kernel_test import fault_of
@@ -89,6 +90,12 @@ class Engine:
             config.device,
             on_load_progress,
             utilization_percent=config.memory_utilization_percent,
+            choose_dtype=DtypeChoice(
+                choice.serving.name,
+                choice.packing,
+                compiled_follow=choice.waiting,
+                folder=config.kernel_cache,
+            ),
         )
         loaded = self._loaded
         if exact:

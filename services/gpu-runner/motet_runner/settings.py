@@ -64,7 +64,9 @@ class Settings(BaseSettings):
     """How the engine forms batches and reserves memory: one of the engine's presets."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type of weights and KV. `auto`: float32 on a CPU, the model's own on a GPU."""
+    """Data type of weights and KV. `auto`: on a GPU the model's own. On a CPU bfloat16 for files in bfloat16 if the CPU
+    multiplies it and is not faster with float32, which a short measurement shows where the kernels are known; else
+    float32. The log says which one and why."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model is computed. `auto`: on a GPU if there is one, else on the CPU."""

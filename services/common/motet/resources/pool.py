@@ -103,7 +103,8 @@ class EngineSpec(ResourceModel):
     Absent: `paged-chunk`."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
-    """The dtype of weights, keys and values. `auto`: float32 on a CPU, the model's own dtype on a GPU."""
+    """The dtype of weights, keys and values. `auto`: the model's own dtype on a GPU; on a CPU bfloat16 for a model in
+    bfloat16 if the CPU multiplies it fast, else float32."""
 
     device: Literal["auto", "cpu", "cuda"] | None = None
     """The device. `auto`: a GPU if there is one, otherwise the CPU."""

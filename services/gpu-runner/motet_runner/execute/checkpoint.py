@@ -6,7 +6,7 @@ and ties them as `from_pretrained` always does, and reads each once, in its thre
 `preadv`, straight into memory of the type and on the device that the model wants.
 
 Transformers' own reader maps the files. That keeps the weights in the page cache, where a file that is cut later kills
-the process; and when the type changes, as from bfloat16 to float32 on a CPU, it holds both copies.
+the process; and when the type changes, as from bfloat16 to float32, it holds both copies.
 """
 
 import json
@@ -81,6 +81,8 @@ class Checkpoint:
         index = _read_index(folder)
         names = sorted(set(index.values())) if index is not None else [ONE_FILE]
         self.tensors: dict[str, TensorEntry] = {}
+        self.stored: str | None = None
+        """The type of most weights, as the files call it; None: there are none."""
         for file in names:
             for entry in _read_header(folder / file):
                 other = self.tensors.setdefault(entry.name, entry)
@@ -131,10 +133,11 @@ class Checkpoint:
             if entry.dtype in FLOATS:
                 sizes.setdefault(entry.file, Counter())[entry.dtype] += entry.bytes
         total = sum(sizes.values(), Counter[str]())
+        self.stored = total.most_common(1)[0][0] if total else None
         by_torch = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()}
         expected = by_torch.get(configured or "")
         if expected not in total:
-            expected = total.most_common(1)[0][0] if total else None
+            expected = self.stored
         for file, found in sizes.items():
             if expected not in found:
                 raise ModelFolderError(

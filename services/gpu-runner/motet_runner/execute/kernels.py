@@ -187,6 +187,11 @@ class KernelChoice:
         """Whether others may come."""
         return self._build is not None
 
+    @property
+    def packing(self) -> Packing | None:
+        """That of the kernels to begin with; None: they do not pack, or are not known before the model is loaded."""
+        return self.serving.packing if self._to_test is None else None
+
     def begin(self, fault_of: FaultOf) -> Kernels:
         """Those to begin with: a GPU's if they pass their test, or the compiled ones if they are there already."""
         if self._to_test is not None:

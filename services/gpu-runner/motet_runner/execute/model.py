@@ -40,6 +40,13 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 was mixed in goes far above."""
 
 
+ChooseDtype = Callable[[Checkpoint], torch.dtype]
+
+
+def always_float32(_: Checkpoint) -> torch.dtype:
+    return torch.float32
+
+
 @dataclass(slots=True)
 class LoadedModel:
     model: Any
@@ -90,8 +97,10 @@ def load(
     on_progress: LoadProgress = ignore_progress,
     *,
     utilization_percent: int = 100,
+    choose_dtype: ChooseDtype = always_float32,
 ) -> LoadedModel:
-    """`utilization_percent`: how much of a GPU's memory this process may take in all."""
+    """`utilization_percent`: how much of a GPU's memory this process may take in all. `choose_dtype`: what `auto` is on
+    a CPU."""
     attention.register()
     raw = read_supported_config(folder)
     if raw.get("model_type") == "gptj":
@@ -99,10 +108,12 @@ def load(
 
         gptj.register()
     torch_device = device_named(device)
-    torch_dtype = _dtype(dtype, torch_device, raw)
+    # On a CPU, `auto` depends on the files, which are read later.
+    named = None if (dtype, torch_device.type) == ("auto", "cpu") else _dtype(dtype, torch_device, raw)
     quiet()
     _refuse_unknown(folder, raw)
     checkpoint = Checkpoint(folder, raw.get("dtype") or raw.get("torch_dtype"))
+    torch_dtype = named or choose_dtype(checkpoint)
     if torch_device.type == "cuda":
         needed = checkpoint.bytes_as(torch_dtype)
         GpuMemory.of(torch_device).check_weights(needed, utilization_percent, str(torch_dtype).removeprefix("torch."))
@@ -224,8 +235,6 @@ def device_named(wanted: str) -> torch.device:
 def _dtype(wanted: str, device: torch.device, raw: dict[str, Any]) -> torch.dtype:
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wanted == "auto":
-        if device.type == "cpu":
-            return torch.float32
         wanted = raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"
         if wanted == "bfloat16" and _lacks_bfloat16(device):
             wanted = "float16"

@@ -13,8 +13,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from motet_kernels.cpp import Library
-from motet_kernels.cpp.linear import PACKED_TYPES, PackedWeights
-from motet_kernels.decoder_weights import PackedLinears
+from motet_kernels.cpp.linear import PackedWeights
+from motet_kernels.decoder_weights import PACKED_TYPES, PackedLinears
 from motet_kernels.huge_pages import Chunks
 from motet_kernels.torch_linear import TorchWeights, reorders
 from motet_runner.memory.host_limit import available_host_bytes

@@ -4,13 +4,9 @@ The compiled kernels' results are the same with any number; torch's may differ i
 beside the compiled kernels, for this model on this machine.
 """
 
-import json
-import os
-import platform
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,8 @@ import torch
 
 from motet.errors import SetupError
 from motet_runner.execute.cores import allowed_cores, usable_cores
+from motet_runner.execute.cpu import cpu_name
+from motet_runner.execute.kept_choices import KeptChoices
 from motet_runner.execute.model import LoadedModel, MakeAttention, decode_probe
 from motet_runner.memory.out_of_memory import is_out_of_memory
 
@@ -33,9 +31,6 @@ LEAST_GAIN = 1.1
 """More threads must be faster by so much: they take cores from other processes."""
 
 FILE = "threads.json"
-KEPT_SECONDS = 7 * 24 * 3600.0
-"""A machine may get other neighbours."""
-
 QUIET = 1.25
 """By how much the usual call may be slower than the fastest one on a machine that does nothing else."""
 
@@ -66,7 +61,7 @@ def fastest(seconds: dict[int, Sequence[float]]) -> int:
     return best
 
 
-def quiet(seconds: dict[int, Sequence[float]]) -> bool:
+def quiet(seconds: Mapping[Any, Sequence[float]]) -> bool:
     """Whether nothing disturbed the calls. Only then another start would choose the same."""
     return all(statistics.median(taken) <= QUIET * min(taken) for taken in seconds.values())
 
@@ -92,36 +87,6 @@ def measure(
     return {threads: taken[1:] or taken for threads, taken in seconds.items()}
 
 
-@dataclass(frozen=True)
-class KeptChoices:
-    """A file of choices. Whatever is wrong with it, it is as if nothing had been kept."""
-
-    path: Path
-
-    def find(self, key: str) -> int | None:
-        entry = self._read().get(key)
-        if isinstance(entry, dict) and isinstance(threads := entry.get("threads"), int) and threads > 0:
-            age = time.time() - float(entry.get("at", 0.0))
-            return threads if 0 <= age < KEPT_SECONDS else None
-        return None
-
-    def keep(self, key: str, threads: int) -> None:
-        entries = self._read() | {key: {"threads": threads, "at": time.time()}}
-        written = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-        try:
-            written.write_text(json.dumps(entries, indent=1), encoding="utf-8")
-            written.replace(self.path)
-        except OSError as error:
-            log.info("threads_not_kept", reason=error.strerror)
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            entries = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return entries if isinstance(entries, dict) else {}
-
-
 def choose_threads(
     loaded: LoadedModel, kernels: str, attention: MakeAttention, folder: Path | None
 ) -> Generator[None, None, None]:
@@ -130,10 +95,10 @@ def choose_threads(
     counts = candidates(usable_cores())
     if len(counts) == 1:
         return
-    kept = KeptChoices(folder / FILE) if folder is not None else None
+    kept = KeptChoices(folder / FILE, "threads") if folder is not None else None
     key = _key(loaded, kernels, counts)
     threads = kept.find(key) if kept is not None else None
-    if threads in counts:
+    if type(threads) is int and threads in counts:
         torch.set_num_threads(threads)
         log.info("threads_chosen", threads=threads, kept=True)
         return
@@ -157,13 +122,5 @@ def choose_threads(
 def _key(loaded: LoadedModel, kernels: str, counts: Sequence[int]) -> str:
     config = loaded.config
     size = [getattr(config, name, None) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")]
-    parts = [loaded.architecture, *size, loaded.vocabulary, loaded.dtype, kernels, _cpu(), *counts]
+    parts = [loaded.architecture, *size, loaded.vocabulary, loaded.dtype, kernels, cpu_name(), *counts]
     return " ".join(map(str, parts))
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
