@@ -41,7 +41,7 @@ def tile_columns(rank_class: int, widest: int, itemsize: int) -> int:
 
 def tile_inputs(inputs: int) -> int:
     """The columns of a tile of A. Its numbers stay in registers while the rows pass."""
-    return max(64, min(512 if inputs <= 4096 else 1024, _power_of_two(inputs)))
+    return max(64, min(1024, _power_of_two(inputs)))
 
 
 def splits(inputs: int) -> int:
