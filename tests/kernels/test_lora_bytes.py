@@ -23,7 +23,7 @@ def ratio(segments: Sequence[Segment], ranks: Sequence[int], inputs: int, output
     return sum(moved) / floor_bytes(segments, by_name, inputs, outputs, itemsize)
 
 
-CELLS = [(traffic, rank) for traffic in TRAFFIC for rank in (16, 64)]
+CELLS = [(traffic, rank) for traffic in TRAFFIC for rank in (16, 64, 128)]
 CELLS += [(traffic, None) for traffic in TRAFFIC if traffic != "identical"]
 """Traffic and its rank; None: MIXED_RANKS"""
 
@@ -84,7 +84,8 @@ def test_what_a_cache_answers_is_counted_apart() -> None:
 
 def test_ranks_above_the_largest_tile_are_read_again_for_each_sixteen_rows() -> None:
     moved = [
-        expand_bytes(segments_of([0] * rows, [128], frozenset({"it"})), 4096, {"it": 4096}, LINEARS, 2).moved
+        expand_bytes(segments_of([0] * rows, [256], frozenset({"it"})), 4096, {"it": 4096}, LINEARS, 2).moved
         for rows in (16, 17)
     ]
-    assert 64 * 4096 * 2 < moved[1] - moved[0] < 64 * 4096 * 2 + 2 * 4096 * 2 + 2**12
+    read_again = 128 * 4096 * 2
+    assert read_again < moved[1] - moved[0] < read_again + 2 * 4096 * 2 + 2**13

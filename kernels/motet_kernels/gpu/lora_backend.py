@@ -23,6 +23,9 @@ INPUTS_OF_A_WARP = 128
 SHRINK_WARPS, EXPAND_WARPS = 24, 12
 """Of a multiprocessor: as many as its registers hold (compute capability 9.0). So all programs run at once."""
 
+EXPAND_REGISTERS = 168
+"""Of a thread, so that the registers hold them. For numbers of four bytes they do not suffice."""
+
 INTERPRETED_PROGRAMS = 3
 
 
@@ -140,6 +143,7 @@ class GpuBackend:
             FIELDS=room.fields,
             num_warps=4,
             num_stages=1,
+            maxnreg=EXPAND_REGISTERS if self._dtype.itemsize == 2 else None,
         )
 
     def _programs(self, of_a_multiprocessor: int) -> tuple[int]:

@@ -19,6 +19,7 @@ RANK_STEP = tl.constexpr(lora_tiles.RANK_STEP)
 HELD_0 = tl.constexpr(lora_tiles.HELD_RANKS[0])
 HELD_1 = tl.constexpr(lora_tiles.HELD_RANKS[1])
 HELD_2 = tl.constexpr(lora_tiles.HELD_RANKS[2])
+HELD_3 = tl.constexpr(lora_tiles.HELD_RANKS[3])
 ENTRY_STEPS = tl.constexpr(work_list.ENTRY_STEPS)
 FIRST_ROW = tl.constexpr(work_list.FIRST_ROW)
 ROW_COUNT = tl.constexpr(work_list.ROW_COUNT)
@@ -96,7 +97,7 @@ def _sum_of_splits(products, places, mask, SPLITS: tl.constexpr, split_size):
     """v: the sums of four splits at a time, in their order. As single loads, the compiler would bring each of them into
     the layout of a product before it adds them."""
     v = tl.zeros(places.shape, tl.float32)
-    for first in tl.static_range(0, SPLITS, SPLITS_AT_ONCE):
+    for first in range(0, SPLITS, SPLITS_AT_ONCE):
         splits = first + tl.arange(0, SPLITS_AT_ONCE)[:, None, None]
         wanted = mask[None, :, :] & (splits < SPLITS)
         v += tl.sum(tl.load(products + splits * split_size + places[None, :, :], mask=wanted, other=0.0), axis=0)
@@ -185,16 +186,21 @@ def lora_expand(
     y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, products, products_size,
     LINEARS: tl.constexpr, SPLITS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
     OUTPUTS_2: tl.constexpr, COLUMNS_0: tl.constexpr, COLUMNS_1: tl.constexpr, COLUMNS_2: tl.constexpr,
-    FIELDS: tl.constexpr,
+    COLUMNS_3: tl.constexpr, FIELDS: tl.constexpr,
 ) -> None:  # fmt: skip
     """y[row, output] += Σ over splits of products[split, linear, row] · B, one class of ranks after the other: whose
     tiles are narrow are long."""
     end_0 = tl.load(work + CLASS_ENDS)
     end_1 = tl.load(work + CLASS_ENDS + 1)
     end_2 = tl.load(work + CLASS_ENDS + 2)
+    end_3 = tl.load(work + CLASS_ENDS + 3)
+    _expand_class(
+        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_2, end_3, chunks, rows, products,
+        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_3, COLUMNS_3, True, FIELDS,
+    )  # fmt: skip
     _expand_class(
         y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_1, end_2, chunks, rows, products,
-        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_2, COLUMNS_2, True, FIELDS,
+        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_2, COLUMNS_2, False, FIELDS,
     )  # fmt: skip
     _expand_class(
         y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_0, end_1, chunks, rows, products,

@@ -16,7 +16,7 @@ RANK_STEP = 16
 
 MAX_RANK = 512
 
-HELD_RANKS = (16, 32, 64)
+HELD_RANKS = (16, 32, 64, 128)
 """The ranks of tiles of B. A rank takes the first that is not below it; one above the last takes several of the last,
 whose products are added."""
 
