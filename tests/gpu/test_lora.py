@@ -129,6 +129,22 @@ def test_tiles_are_put_together(dtype: torch.dtype) -> None:
     Loaded([16, 24], dtype, WIDE).check([0, None, *[1] * 17], ("wide", "narrow"))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_lies_between_the_launches_is_not_rounded(dtype: torch.dtype) -> None:
+    """1 + 2^-12 is no number of 16 bits, and 2^-12 is."""
+    loaded = Loaded([16], dtype)
+    (adapter,) = loaded.placed
+    layout = loaded.backend.layout(16)
+    a, b = layout.matrices(loaded.memory[adapter.offset :][: layout.bytes], "o")
+    a.zero_()
+    b.zero_()
+    a[0, 0], a[0, 1], a[1, 0] = 1, 2**-12, 1
+    b[0], b[1] = 1, -1
+    x, y = torch.ones(1, 48, dtype=dtype, device=DEVICE), torch.zeros(1, 48, dtype=dtype, device=DEVICE)
+    loaded.backend.add_lora(y, x, "o", loaded.backend.make_batch(loaded.segments([0])))
+    assert (y == 2**-12).all()
+
+
 def test_a_linear_alone_gets_what_it_gets_beside_others() -> None:
     loaded = Loaded(RANKS)
     segments = loaded.segments([0, 0, 4, None, 3])

@@ -29,7 +29,10 @@ ADAPTERS = [
     PlacedAdapter(str(number), number * 4096, rank, frozenset({f"linear {number % LINEARS}"}))
     for number, rank in enumerate([16, 64, 16, 128, 32, 512, 48, 80])
 ]
-OWNERS = st.lists(st.one_of(st.none(), st.sampled_from(ADAPTERS)), max_size=200)
+OWNERS = st.lists(
+    st.tuples(st.one_of(st.none(), st.sampled_from(ADAPTERS)), st.integers(1, 2 * CHUNK_ROWS + 9)), max_size=9
+).map(lambda runs: [owner for owner, rows in runs for _ in range(rows)])
+"""Whose each row is"""
 
 
 def segments_of(owners: list[PlacedAdapter | None]) -> list[Segment]:
