@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from motet_kernels import LinearGroup, LoraBatch, PlacedAdapter, Segment, TorchBackend, reference
 from motet_kernels.cpp import CppBackend, Library
 from tests.support.compiled_kernels import compiled_library
+from tests.support.device import DEVICE
 
 TRAFFIC = {
     "nobody": lambda rows: [None] * rows,
@@ -43,11 +44,12 @@ class Projection:
         copies: float = 1.0,
     ) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.random = lambda *shape: torch.randn(*shape, generator=generator)
+        device = DEVICE if library is None else torch.device("cpu")
+        self.random = lambda *shape: torch.randn(*shape, generator=generator).to(device)
         groups = [LinearGroup(inputs, {"linear": outputs})]
         layout = TorchBackend(groups, torch.empty(0, dtype=torch.uint8), dtype, copy_bytes=0).layout
         sizes = [layout(rank).bytes for rank in ranks]
-        self.memory = torch.full((2 * sum(sizes) + PAGE,), 255, dtype=torch.uint8)
+        self.memory = torch.full((2 * sum(sizes) + PAGE,), 255, dtype=torch.uint8, device=device)
         if library is None:
             self.backend = TorchBackend(groups, self.memory, dtype, copy_bytes=int(copies * sum(sizes)))
         else:
@@ -216,7 +218,7 @@ def test_linears_side_by_side_get_what_each_would_get_alone(linears: tuple[str, 
     """Also where some adapters change only some of them, and where they are no group."""
     generator = torch.Generator().manual_seed(0)
     layout = TorchBackend(GROUPS, torch.empty(0, dtype=torch.uint8), torch.float32, copy_bytes=0).layout(8)
-    memory = torch.randn(4 * layout.bytes // 4, generator=generator).view(torch.uint8)
+    memory = torch.randn(4 * layout.bytes // 4, generator=generator).view(torch.uint8).to(DEVICE)
     backend = TorchBackend(GROUPS, memory, torch.float32, copy_bytes=3 * layout.bytes)
     changed = [frozenset(layout.offsets), frozenset({"q", "v", "up"}), frozenset({"k"}), frozenset({"o"})]
     for index, names in enumerate(changed):
@@ -228,8 +230,8 @@ def test_linears_side_by_side_get_what_each_would_get_alone(linears: tuple[str, 
     widths = {linear: outputs for group in GROUPS for linear, outputs in group.outputs.items()} | {"base": 8}
     columns = [0, *accumulate(widths[linear] for linear in linears)]
     inputs = next((group.inputs for group in GROUPS if linears[0] in group.outputs), 24)
-    x = torch.randn(len(owners), inputs, generator=generator)
-    y = torch.randn(len(owners), columns[-1], generator=generator)
+    x = torch.randn(len(owners), inputs, generator=generator).to(DEVICE)
+    y = torch.randn(len(owners), columns[-1], generator=generator).to(DEVICE)
     expected = y.clone()
     for linear, first, last in zip(linears, columns, columns[1:], strict=False):
         if linear != "base":
@@ -241,7 +243,7 @@ def test_linears_side_by_side_get_what_each_would_get_alone(linears: tuple[str, 
 def test_matrices_that_are_multiplied_together_follow_each_other() -> None:
     """torch would copy them in each product otherwise."""
     layout = TorchBackend(GROUPS, torch.empty(0, dtype=torch.uint8), torch.bfloat16, copy_bytes=0).layout(8)
-    memory = torch.zeros(5 * layout.bytes, dtype=torch.uint8)
+    memory = torch.zeros(5 * layout.bytes, dtype=torch.uint8, device=DEVICE)
     backend = TorchBackend(GROUPS, memory, torch.bfloat16, copy_bytes=len(memory))
     names = frozenset(layout.offsets)
     backend.make_batch([Segment(n, n + 1, PlacedAdapter(str(n), n * layout.bytes, 8, names)) for n in range(3)])

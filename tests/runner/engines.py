@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
+import torch
+
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet.prefix_hints import prefix_salt
 from motet_runner.adapters.certification import certify
@@ -13,19 +15,28 @@ from motet_runner.engine import Engine
 from motet_runner.execute.kernels import CompiledKernels, Kernels, TorchKernels
 from motet_runner.interface import EngineConfig, Event, Logprobs, NewSequence, Sampling, SequenceOutput
 from tests.support.compiled_kernels import CACHE, compiled_library
+from tests.support.device import DEVICE
 
 BASE_DIGEST = Digest("sha256:base")
 PLAN_AHEAD = int(os.environ.get("MOTET_RUNNER_PLAN_AHEAD", "0"))
 """All tests of engines also hold with 1: `make soak` runs them so."""
 KERNELS = os.environ.get("MOTET_RUNNER_KERNELS", "torch")
-"""All tests of engines also hold with cpp."""
+"""All tests of engines also hold with cpp and, on a GPU or in Triton's interpreter, with triton."""
+ANYWHERE = ("torch", "triton")
+"""These kernels compute on the tests' device, the others on a CPU."""
 
 
 def make_engine(base: Path, **settings) -> Engine:
     usual = {"kv_cache_mib": 4, "plan_ahead": PLAN_AHEAD, "kernels": KERNELS, "kernel_cache": CACHE}
-    if settings.get("kernels", KERNELS) == "torch":  # its results depend on the number in their last digits
+    kernels = settings.get("kernels", KERNELS)
+    if kernels in ANYWHERE:  # torch's results depend on the number in their last digits
         usual["threads"] = 1
+    usual["device"] = device_of(kernels).type
     return Engine(EngineConfig(model=base, **(usual | settings)))
+
+
+def device_of(kernels: str) -> torch.device:
+    return DEVICE if kernels in ANYWHERE else torch.device("cpu")
 
 
 def kernels_named(name: str) -> Kernels:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
-from tests.runner.engines import PLAN_AHEAD, load
+from tests.runner.engines import PLAN_AHEAD, device_of, load
 from tests.runner.peft_reference import Served, World, assert_equal, reference_logits
 from tests.runner.random_models import EIGHT, VOCABULARY, save_adapter, save_base
 from tests.support.compiled_kernels import CACHE, needs_a_compiler
@@ -99,6 +99,7 @@ def test_32_sequences_of_nine_adapters_and_the_base_equal_peft(world: World, ker
     config = EngineConfig(
         model=world.base,
         kernels=kernels,
+        device=device_of(kernels).type,
         kernel_cache=CACHE,
         kv_cache_mib=16,
         prefill_chunk_tokens=64,

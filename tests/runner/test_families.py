@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from motet.domain import BASE, Digest, pages_for
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence
-from tests.runner.engines import ask, load
+from tests.runner.engines import ask, device_of, load
 from tests.runner.families import BY_NAME, FAMILIES, MORE, save_adapters, save_model
 from tests.runner.random_models import VOCABULARY
 from tests.support.compiled_kernels import CACHE, needs_a_compiler
@@ -127,11 +127,12 @@ def test_tokens_and_logits_equal_generate(proof: Proof, kernels: str, chunk: int
 
     def keep(requests: list[str], logits: torch.Tensor) -> None:
         for request, row in zip(requests, logits, strict=True):
-            seen.setdefault(request, []).append(row.clone())
+            seen.setdefault(request, []).append(row.clone().cpu())
 
     config = EngineConfig(
         model=proof.base,
         kernels=kernels,
+        device=device_of(kernels).type,
         kernel_cache=CACHE,
         kv_cache_mib=4,
         prefill_chunk_tokens=chunk,

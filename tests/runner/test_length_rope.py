@@ -15,6 +15,7 @@ from motet_runner.interface import ParkedNow
 from motet_runner.plan import LengthRope
 from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.families import BY_NAME, TRAINED, save_model
+from tests.support.device import DEVICE
 
 NAMES = ["Phi 3, longrope", "Llama, dynamic rope"]
 PROMPT = tuple(range(3, 43))
@@ -78,7 +79,7 @@ def test_dynamic_rope_makes_the_context_longer(tmp_path: Path) -> None:
 
 
 def test_a_forward_pass_whose_rotations_have_one_table_is_not_used(base: Path) -> None:
-    loaded = execute.load(base, "float32", "cpu")
+    loaded = execute.load(base, "float32", DEVICE.type)
     with torch.inference_mode():
         pack(loaded, kernels_named("cpp"))
     assert loaded.fused is None

@@ -12,6 +12,7 @@ from motet_runner.execute.lora import LoraLinears
 from tests.runner.engines import make_engine
 from tests.runner.families import GROUPED, SMALL
 from tests.runner.random_models import save_base
+from tests.support.device import DEVICE
 
 SHARED = {
     "Llama": (transformers.LlamaConfig(**GROUPED), [3, 1, 2, 1]),
@@ -24,7 +25,7 @@ SHARED = {
 @pytest.mark.parametrize("family", SHARED)
 def test_linears_that_are_fed_the_same_tensor_are_found(family: str, tmp_path: Path) -> None:
     config, sizes = SHARED[family]
-    loaded = execute.load(save_base(family, tmp_path / "base", config=config), "float32", "cpu")
+    loaded = execute.load(save_base(family, tmp_path / "base", config=config), "float32", DEVICE.type)
     assert [len(group) for group in loaded.linear_groups] == 2 * sizes, "two layers"
     assert sorted(path for group in loaded.linear_groups for path in group) == sorted(loaded.linears)
     if family == "Llama":

@@ -23,6 +23,7 @@ from motet_runner.execute.sampling_kind import uniform
 from motet_runner.interface import Sampling
 from motet_runner.plan import RowJoin
 from tests.support import reference_sampler
+from tests.support.device import DEVICE
 
 VOCABULARY = 40
 
@@ -31,7 +32,7 @@ def sample(rows: torch.Tensor, sequences: list[TableRow], eos: frozenset[int]) -
     """By a sampler that sees these sequences for the first time."""
     for number, one in enumerate(sequences):
         one.number = number
-    return Sampler(eos).sample(rows, sequences)
+    return Sampler(eos).sample(rows.to(DEVICE), sequences)
 
 
 def sequence(*, prompt=(1, 2), output=(), seed: int = 0, choice: int = 0, **sampling) -> TableRow:
@@ -48,7 +49,7 @@ def sequence(*, prompt=(1, 2), output=(), seed: int = 0, choice: int = 0, **samp
 
 
 def logits(rows: int = 1, *, seed: int = 0) -> torch.Tensor:
-    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
+    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)).to(DEVICE) * 2
 
 
 def tokens(row: torch.Tensor, *, draws: int = 1, eos=frozenset(), **wanted) -> list[int]:
@@ -439,7 +440,7 @@ def test_a_row_is_computed_alike_in_groups_of_any_size() -> None:
 
 def test_only_allowed_tokens_come_and_other_rows_are_as_before() -> None:
     rows = logits(3)
-    allowed = torch.zeros(VOCABULARY, dtype=torch.bool)
+    allowed = torch.zeros(VOCABULARY, dtype=torch.bool, device=DEVICE)
     allowed[[7, 11]] = True
     several = [sequence(seed=i, temperature=1.0) for i in range(3)]
     free = sample(rows, several, frozenset()).tokens
@@ -449,7 +450,10 @@ def test_only_allowed_tokens_come_and_other_rows_are_as_before() -> None:
     assert sampler.sample(rows, several, {1: allowed}).tokens[::2] == free[::2]
     rows[1, 3] = math.nan
     assert sampler.sample(rows, several, {1: allowed}).tokens[1] is None, "a mask hides no broken number"
-    assert sampler.sample(logits(3), several, {1: torch.zeros(VOCABULARY, dtype=torch.bool)}).tokens[1] is None
+    assert (
+        sampler.sample(logits(3), several, {1: torch.zeros(VOCABULARY, dtype=torch.bool, device=DEVICE)}).tokens[1]
+        is None
+    )
 
 
 def test_extreme_logits_and_options_give_tokens() -> None:
