@@ -3,12 +3,17 @@
 None of them spills registers into memory: that costs more than most of them read.
 """
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from motet_kernels import LinearGroup, PlacedAdapter, Segment
+from motet_kernels.gpu import layer_kernels
+from motet_kernels.gpu.attention import PROGRAMS_OF_A_MULTIPROCESSOR, GpuAttention
 from motet_kernels.gpu.lora_backend import EXPAND_WARPS, SHRINK_WARPS, GpuBackend
-from tests.support.gpu_compiler import launches_are_compiled
+from tests.support.gpu_compiler import Compiled, launches_are_compiled
 
 REGISTERS = 65536
 """Of a multiprocessor"""
@@ -37,3 +42,82 @@ def test_add_lora_compiles_and_all_its_programs_fit_at_once(group: LinearGroup, 
             assert warps // kernel.warps * (kernel.shared_bytes + 1024) <= SHARED_BYTES
             assert "HMMA" in kernel.instructions
             assert "LDG.E.128" in kernel.instructions
+
+
+def attend(
+    dtype: torch.dtype, step: int, *, heads: int, kv_heads: int, width: int, page: int = 16, **how: Any
+) -> list[Compiled]:
+    """Decodes and parts of prompts, then a step of decodes as it is captured. Each step has other numbers of all."""
+    attention = GpuAttention(torch.zeros(4, 3, 2, kv_heads, page, width, dtype=dtype))
+    table = np.zeros((9, 21), dtype=np.int32)
+    counts = [1, 40, 1, 3, *[1] * step]
+    before = 200 + 16 * step  # with pages of 16, a table is 15, 16 and 17 of them wide
+    described = [[sum(counts[:place]), count, before, place] for place, count in enumerate(counts)]
+    with launches_are_compiled() as found:
+        batch = attention.make_batch(table, np.array(described, dtype=np.int64))
+        query, key = (
+            torch.zeros(sum(counts), count, width, dtype=dtype).transpose(0, 1) for count in (heads, kv_heads)
+        )
+        for layer in range(2):
+            attention.attend(query, key, key, layer, batch, scale=0.1, **how)
+        fixed = attention.fixed_batch(8, 33)
+        attention.refill(fixed, torch.zeros(8, dtype=torch.int32))
+        attention.attend_written(torch.zeros(8, heads, width, dtype=dtype).transpose(0, 1), 1, fixed, scale=0.1, **how)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        (torch.bfloat16, {"heads": 32, "kv_heads": 8, "width": 128}),
+        (torch.float16, {"heads": 16, "kv_heads": 8, "width": 256, "page": 64, "window": 64, "softcap": 50.0}),
+        (torch.bfloat16, {"heads": 32, "kv_heads": 32, "width": 80}),
+        (torch.float32, {"heads": 32, "kv_heads": 8, "width": 128}),
+    ],
+    ids=["gqa", "windows", "mha", "fp32"],
+)
+def test_attention_compiles_once_and_fits(dtype: torch.dtype, sizes: dict[str, Any]) -> None:
+    found = attend(dtype, 0, **sizes)
+    assert {kernel.name for kernel in found} == {
+        "place_decodes", "write_rows", "cut_sequences", "attend_pieces", "add_pieces", "attend_tiles"
+    }  # fmt: skip
+    for kernel in found:
+        assert kernel.spilled_bytes == 0, kernel.name
+        assert kernel.shared_bytes + 1024 <= SHARED_BYTES
+        if kernel.name == "attend_pieces":
+            assert PROGRAMS_OF_A_MULTIPROCESSOR * kernel.warps * 32 * kernel.registers <= REGISTERS
+            assert PROGRAMS_OF_A_MULTIPROCESSOR * (kernel.shared_bytes + 1024) <= SHARED_BYTES
+            assert "LDGSTS.E.BYPASS.128" in kernel.instructions  # while the last ones are multiplied
+        if kernel.name in ("attend_pieces", "attend_tiles") and dtype.itemsize == 2:
+            assert "HMMA" in kernel.instructions or "HGMMA" in kernel.instructions
+    known = {kernel.key for kernel in found}
+    for step in (1, 2):
+        assert [kernel.name for kernel in attend(dtype, step, **sizes) if kernel.key not in known] == []
+
+
+def compute_a_layer(rows: int, dtype: torch.dtype) -> list[Compiled]:
+    hidden = torch.zeros(rows, 4096, dtype=dtype)
+    places = torch.zeros(rows, dtype=torch.int32)
+    of_head = torch.zeros(128, dtype=dtype)
+    qkv = torch.zeros(rows, (32 + 2 * 8) * 128, dtype=dtype)
+    rotation = torch.zeros(64, 2, 64, dtype=torch.float32)
+    pages = torch.zeros(4, 2, 2, 8, 16, 128, dtype=dtype)[:, 1]
+    with launches_are_compiled() as found:
+        layer_kernels.add_norm(hidden, hidden.clone(), hidden[0], 1e-5)
+        layer_kernels.add_norm(hidden, hidden.clone(), hidden[0], 1e-5, rows=places.long())
+        for norms in (None, layer_kernels.HeadNorms(of_head, of_head)):
+            layer_kernels.rotate_and_write(
+                qkv, places, rotation, pages, places, places, heads=32, norms=norms, epsilon=1e-5
+            )
+        layer_kernels.silu_multiply(torch.zeros(rows, 2 * 14336, dtype=dtype))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_what_a_layer_computes_between_products_compiles_once(dtype: torch.dtype) -> None:
+    found = compute_a_layer(5, dtype)
+    assert [kernel.spilled_bytes for kernel in found] == [0] * 5
+    known = {kernel.key for kernel in found}
+    assert [
+        kernel.name for rows in (1, 16, 17) for kernel in compute_a_layer(rows, dtype) if kernel.key not in known
+    ] == []

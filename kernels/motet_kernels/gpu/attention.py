@@ -12,11 +12,14 @@ from motet_kernels.gpu.attention_batch import Decodes, GpuAttentionBatch, Number
 from motet_kernels.gpu.attention_decode import SLOTS, Cut, add_pieces, attend_pieces, cut_for, cut_sequences
 from motet_kernels.gpu.attention_prefill import attend_tiles
 from motet_kernels.gpu.attention_write import place_decodes, write_rows
-from motet_kernels.gpu.launches import interpreted, launch
+from motet_kernels.gpu.launches import launch
 
 LOG2_E = math.log2(math.e)
 READ_BYTES = 32 * 1024
 """Keys and values that a program brings together at a time. Three times as much fits in its share of a processor."""
+PROGRAMS_OF_A_MULTIPROCESSOR = 3
+"""Its registers and shared memory hold so many that attend to pieces (compute capability 9.0)."""
+INTERPRETED_PROGRAMS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,9 +395,9 @@ class GpuAttention:
 
 def _programs(device: torch.device) -> int:
     """As many as run at once, so that each has the same share of the pieces."""
-    if interpreted() or device.type != "cuda":
-        return 3
-    return 4 * int(torch.cuda.get_device_properties(device).multi_processor_count)
+    if device.type != "cuda":
+        return INTERPRETED_PROGRAMS
+    return PROGRAMS_OF_A_MULTIPROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _aligned(numbers: int) -> int:
