@@ -16,6 +16,9 @@ from motet_runner.execute.adjustment import Adjustment
 from motet_runner.interface import Sampling
 from motet_runner.plan import RowJoin, RowStep
 
+UNKNOWN_TOKEN = 0
+"""The token of a row that has got none. The plan ends that row; until it does, any token will do."""
+
 _FIRST_ROWS = 16
 _FIRST_PAGES = 16
 

@@ -43,6 +43,11 @@ class Sampler:
         self._float32 = torch.empty(0, 0, dtype=torch.float32)
         """Memory for logits: to allocate it in each step takes longer than to fill it."""
 
+    @property
+    def chose_largest(self) -> bool:
+        """Whether the newest rows wanted nothing but the token of their largest logit. Then they never will."""
+        return self._batch is not None and self._batch.greedy
+
     def sample(
         self,
         logits: torch.Tensor,

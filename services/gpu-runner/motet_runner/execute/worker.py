@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,13 +13,15 @@ from motet.domain import RequestId, pages_for
 from motet_kernels import LoraBackend
 from motet_runner.execute import prompt_logprobs
 from motet_runner.execute.adapter_loads import AdapterLoads, LoadResults
-from motet_runner.execute.flat_batch import FlatBatchBuilder, SequenceAttention
+from motet_runner.execute.decode_again import DecodeAgain
+from motet_runner.execute.flat_batch import FlatBatch, FlatBatchBuilder, SequenceAttention
 from motet_runner.execute.halves import halves
 from motet_runner.execute.model import LoadedModel, probe_row
-from motet_runner.execute.row_table import RowTable
+from motet_runner.execute.row_table import UNKNOWN_TOKEN, RowTable
 from motet_runner.execute.sampler import Sampler
 from motet_runner.execute.tiles import TileBuilder, one_thread, tiles
 from motet_runner.interface import Logprobs
+from motet_runner.memory.host_pages import SwapTime
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
@@ -30,9 +33,6 @@ LogitsTap = Callable[[list[RequestId], torch.Tensor], None]
 """Gets the requests that are sampled now, and their logits before any penalty: [requests, vocabulary]."""
 
 WARM_UP_TOKENS = 128
-
-_UNKNOWN = 0
-"""The token of a row that has got none. The plan ends that row; until it does, any token will do."""
 
 
 @dataclass(slots=True)
@@ -74,6 +74,7 @@ class LocalWorker:
         self._table = RowTable(pinned=loaded.device.type == "cuda")
         placed = None if loads is None else loads.placed
         self._exact = exact
+        self._attention: SequenceAttention | None = None
         self._builder: FlatBatchBuilder | TileBuilder
         if exact:
             self._builder = TileBuilder(self._table, store, loaded.device, placed=placed)
@@ -82,12 +83,20 @@ class LocalWorker:
         self._decodes = SizeLimit(UNBOUNDED)
         """How many decodes are computed at once."""
         self._results: deque[StepResult] = deque()
+        self._again: DecodeAgain | None = None
+        """The newest iteration, if others like it may follow"""
 
     def use(self, backend: LoraBackend[Any] | None, attention: SequenceAttention | None) -> None:
         """Compute with these from the next iteration on. `attention`: None for torch's."""
+        self._end_of_decoding()
+        self._attention = attention
         self._builder.use(backend, attention)
 
     def launch(self, plan: StepPlan) -> None:
+        if self._again is not None and self._again.is_followed_by(plan):
+            self._results.append(self._decode_again(self._again, plan))
+            return
+        self._end_of_decoding()
         loads = self._loads
         with torch.inference_mode():
             if loads is not None:
@@ -124,6 +133,40 @@ class LocalWorker:
         self._table.leave(0)
         return self.collect().seconds / tokens, page
 
+    def _decode_again(self, again: DecodeAgain, plan: StepPlan) -> StepResult:
+        """Without torch's operators, if the model's call chooses the tokens: each of them looks for its kernel anew."""
+        began = self._clock()
+        chooses = again.batch.chosen is not None
+        batch = again.follow(plan)
+        try:
+            with nullcontext() if chooses else torch.inference_mode():
+                logits = self._loaded.forward(batch)
+                if self.on_logits is not None:
+                    self.on_logits([row.request for row in batch.sampled], logits)
+                tokens = self._sampler.sample(logits, batch.sampled, chosen=batch.chosen).tokens
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            again.take(tokens)
+            self._decodes.fitted(1)
+            seconds = self._clock() - began
+            return StepResult(
+                number=plan.number, sampled=tokens, seconds=seconds, model_calls=1, attention_calls=batch.calls
+            )
+        self._end_of_decoding()
+        parts = _Parts()
+        self._did_not_fit(plan, parts)
+        with torch.inference_mode():
+            self._compute_parts(plan, parts)
+        return self._result_of(plan, parts, LoadResults(), SwapTime(), self._clock() - began)
+
+    def _end_of_decoding(self) -> None:
+        """Rows have their tokens, and the next iteration is another one."""
+        if self._again is not None:
+            self._again.write_back()
+            self._again = None
+
     def _compute(self, plan: StepPlan, loaded: LoadResults) -> StepResult:
         swapped = self._tiers.take_swap_time()
         began = self._clock()
@@ -140,13 +183,17 @@ class LocalWorker:
                 self._compute_parts(plan, parts)
             if not parts.retries:
                 self._decodes.fitted(parts.model_calls)
+        return self._result_of(plan, parts, loaded, swapped, self._clock() - began)
+
+    @staticmethod
+    def _result_of(plan: StepPlan, parts: _Parts, loaded: LoadResults, swapped: SwapTime, seconds: float) -> StepResult:
         return StepResult(
             number=plan.number,
             sampled=parts.sampled,
             logprobs=parts.logprobs,
             prompt_logprobs=parts.prompt_logprobs,
             out_of_memory=tuple(parts.out_of_memory),
-            seconds=self._clock() - began,
+            seconds=seconds,
             arrived=loaded.arrived,
             failed=loaded.failed,
             swapped_pages=swapped.pages,
@@ -187,7 +234,7 @@ class LocalWorker:
             parts.out_of_memory.add(step.row)
             if step.samples:
                 parts.sampled.append(None)
-                self._table[step.row].tokens.append(_UNKNOWN)
+                self._table[step.row].tokens.append(UNKNOWN_TOKEN)
 
     def _fits(self, plan: StepPlan, parts: _Parts) -> bool:
         """Compute the rows at once, if memory suffices for them."""
@@ -198,6 +245,10 @@ class LocalWorker:
                 raise
         else:
             return True
+        self._did_not_fit(plan, parts)
+        return False
+
+    def _did_not_fit(self, plan: StepPlan, parts: _Parts) -> None:
         # Only here are the tensors of the attempt gone: the exception held them.
         if self._loaded.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -205,7 +256,6 @@ class LocalWorker:
         # After an iteration with prompts, the plan makes their chunks smaller.
         if all(step.count == 1 for step in plan.rows):
             self._decodes.did_not_fit(plan.count)
-        return False
 
     def _compute_at_once(self, plan: StepPlan, parts: _Parts) -> None:
         batch = self._builder.build(plan)
@@ -220,9 +270,16 @@ class LocalWorker:
                 parts.logprobs |= {first + place: found for place, found in samples.logprobs.items()}
             parts.sampled += samples.tokens
             for row, token in zip(batch.sampled, samples.tokens, strict=True):
-                row.tokens.append(_UNKNOWN if token is None else token)
+                row.tokens.append(UNKNOWN_TOKEN if token is None else token)
         for number, scores in found.items():
             parts.prompt_logprobs[number] = prompt_logprobs.joined(parts.prompt_logprobs.get(number), scores)
         parts.model_calls += 1
         parts.attention_calls += batch.calls
         parts.padding += batch.input_ids.numel() - batch.tokens
+        if self._may_go_on(plan, batch) and self._attention is not None:
+            self._again = DecodeAgain(plan, batch, self._table, self._attention)
+
+    def _may_go_on(self, plan: StepPlan, batch: FlatBatch) -> bool:
+        """Whether iterations like this one may follow without a look at its rows."""
+        only_decodes = bool(plan.decodes) and not plan.prefills and batch.paged is not None
+        return only_decodes and self._loaded.device.type == "cpu" and self._sampler.chose_largest
