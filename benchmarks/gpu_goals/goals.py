@@ -50,6 +50,11 @@ PARTS: Sequence[Sequence[Goal]] = (
         Goal("G9", "You pay for what you use", "<= 0.3 % unused, <= 1.5 % one linear", "steps"),
     ),
     (Goal("G13", "A decode step against its bytes", ">= 87 to 94 % of the floor", "steps"),),
+    (
+        Goal("G14", "Many adapters against what people use today", ">= 30 x PEFT, >= 0.85 of the base", "served"),
+        Goal("G8", "The throughput that LoRA leaves", ">= 0.94 (7B), >= 0.90 (8B)", "served"),
+    ),
+    (Goal("G16", "The host never shows", "idle <= 1 % (8B), metadata <= 10 us", "served"),),
 )
 """In the order in which they are measured: what decides most comes first."""
 

@@ -143,14 +143,16 @@ class Adapters:
             self._all if linears is None else linears,
         )
 
-    def batch(self, owners: Sequence[int | None], linears: frozenset[str] | None = None, rows: int = 0) -> GpuLoraBatch:
+    def batch(self, owners: Sequence[int | None], linears: frozenset[str] | None = None) -> GpuLoraBatch:
         """Of a row for each owner; None: a row without an adapter"""
-        batch = self.backend.fixed_batch(rows or len(owners))
-        segments = [
+        batch = self.backend.fixed_batch(len(owners))
+        self.backend.fill(batch, self.segments(owners, linears))
+        return batch
+
+    def segments(self, owners: Sequence[int | None], linears: frozenset[str] | None = None) -> list[Segment]:
+        return [
             Segment(row, row + 1, self.placed(owner, linears)) for row, owner in enumerate(owners) if owner is not None
         ]
-        self.backend.fill(batch, segments)
-        return batch
 
     def stacked(self, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Aᵀ [adapters, rank, inputs] and B [adapters, rank, outputs] of all adapters, where they lie"""
