@@ -16,8 +16,9 @@ DOCS = ROOT / "docs"
 
 sys.path.insert(0, str(ROOT))  # for `python tools/generate_performance.py`, which finds only what is beside this file
 
+from tools.performance.goals import goals_table  # noqa: E402
 from tools.performance.plot import plot_of  # noqa: E402
-from tools.performance.results import read_results  # noqa: E402
+from tools.performance.results import read_results, read_rows  # noqa: E402
 from tools.performance.tables import TABLES, table_of  # noqa: E402
 
 PLOTS = {
@@ -33,8 +34,9 @@ def generate(docs: Path = DOCS) -> list[Path]:
     """Write the plots and the page with its tables. Returns the files."""
     measured = read_results()
     page = docs / "performance.md"
+    tables = {name: table_of(table, measured) for name, table in TABLES.items()} | {"gpu": goals_table(read_rows())}
     text = _TABLE.sub(
-        lambda found: f"{found[1]}\n{table_of(TABLES[found['name']], measured)}\n\n{found[3]}",
+        lambda found: f"{found[1]}\n{tables[found['name']]}\n\n{found[3]}",
         (DOCS / "performance.md").read_text(encoding="utf-8"),
     )
     page.parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ def counted() -> list[Result]:
 
 def _counted() -> Iterator[Result]:
     launches = lora_launches_of_a_layer()
-    yield Result("lora_launches_per_layer", launches, "", f"<= {MOST_LAUNCHES}", launches <= MOST_LAUNCHES)
+    yield Result("lora_launches_per_layer", launches, "launches", f"<= {MOST_LAUNCHES}", launches <= MOST_LAUNCHES)
 
 
 def lora_launches_of_a_layer() -> int:

@@ -17,8 +17,10 @@ from benchmarks.gpu_goals.clock import Rehearsal, Times, Way
 from benchmarks.gpu_goals.figures import Beside, Figure
 from benchmarks.gpu_goals.goals import GOALS, PARTS, Goal
 from benchmarks.gpu_goals.kept import Kept
+from benchmarks.gpu_goals.served import covered
 from benchmarks.harness import SKIPPED, Pairs
 from tests.repo.tree import ROOT
+from tools.performance.goals import goals_table
 
 NO_FOLDER = "LookupError: --vllm-kernels names no folder"
 
@@ -53,6 +55,31 @@ def test_without_a_gpu_it_says_so_and_prints_what_can_be_counted() -> None:
     assert any(line.startswith("skipped: there is no CUDA device") for line in said)
     results = {row["name"]: row for row in json.loads(said[-1])["results"]}
     assert results["lora_launches_per_layer"]["value"] <= 8
+
+
+def test_the_goals_of_kernels_need_nothing_of_the_runner() -> None:
+    """So they run on a machine that has torch and Triton, and little else."""
+    script = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(('motet', 'motet_runner', 'pydantic', 'structlog', 'grpc'))\n"
+        "from benchmarks.gpu_goals import attention, ground, operator, prefill, punica, steps\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_time_in_which_a_gpu_is_busy_counts_kernels_beside_each_other_once() -> None:
+    assert covered([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (9.0, 10.0)]) == 0.6
+    assert covered([(0.0, 1.0), (1.0, 2.0)]) == 1.0
+
+
+def test_the_table_says_of_every_goal_whether_it_was_measured() -> None:
+    row = {"goal": "G1", "holds": True, "beside": {"vllm": {"not_measured": "no folder"}, "loop": {"ratio": 2.0}}}
+    lines = goals_table([row, row | {"holds": False}, row | {"goal": "G0", "holds": None, "beside": {}}]).splitlines()
+    states = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[-1].removesuffix(" |") for line in lines[2:]}
+    assert states.pop("G1") == "1 of 2 figures hold; not measured: vllm"
+    assert states.pop("G0") == "1 figures"
+    assert states == dict.fromkeys(GOALS.keys() - {"G0", "G1"}, "waiting for a card")
 
 
 def test_the_list_names_every_goal_once_in_parts() -> None:

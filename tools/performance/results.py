@@ -27,13 +27,21 @@ class Measured:
             return None
 
 
+def read_rows(folder: Path = FOLDER) -> list[dict[str, Any]]:
+    """All results of all files, as they are kept"""
+    return [
+        row | {"benchmark": run["benchmark"]}
+        for path in sorted(folder.glob("*.json"))
+        for run in [json.loads(path.read_text(encoding="utf-8"))]
+        for row in run["results"]
+    ]
+
+
 def read_results(folder: Path = FOLDER) -> dict[str, Measured]:
     """By name. If two files have a result of one name, the later file in the order of names counts."""
     measured: dict[str, Measured] = {}
-    for path in sorted(folder.glob("*.json")):
-        run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for row in run["results"]:
-            measured[row["name"]] = Measured(
-                row["name"], row["value"], row["unit"], row.get("target") or "", row.get("holds"), run["benchmark"]
-            )
+    for row in read_rows(folder):
+        measured[row["name"]] = Measured(
+            row["name"], row["value"], row["unit"], row.get("target") or "", row.get("holds"), row["benchmark"]
+        )
     return measured

@@ -102,6 +102,13 @@ TABLES = {
             ],
         },
     ),
+    "counted": Table(
+        "counted without a card",
+        ("figure",),
+        {
+            "launches of LoRA in a layer, all seven linears": ["lora_launches_per_layer"],
+        },
+    ),
     "op": Table(
         "`add_lora` against",
         ("8 rows", "32 rows"),
