@@ -40,6 +40,7 @@ from motet_runner.interface import (
     State,
     StepOutput,
 )
+from motet_runner.memory.copy_stream import copy_stream_for
 from motet_runner.memory.gpu_memory import GpuMemory
 from motet_runner.memory.host_limit import available_host_bytes, default_host_bytes
 from motet_runner.memory.out_of_memory import device_has_failed
@@ -111,7 +112,7 @@ class Engine:
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
         tiers = PageTiers(self._store, host_pages, clock=clock)
-        loads = AdapterLoads(self._store.bytes, linears.layout, clock)
+        loads = AdapterLoads(self._store.bytes, linears.layout, clock, copy_stream_for(loaded.device))
         self._worker: LocalWorker | DeviceWorker
         if computes_by_itself(loaded.device) and not exact:
             self._worker = DeviceWorker(

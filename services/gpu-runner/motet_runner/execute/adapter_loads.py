@@ -15,6 +15,7 @@ from motet.domain import Digest
 from motet.errors import AdapterError, MotetError, Overloaded
 from motet_kernels import PlacedAdapter, RunLayout
 from motet_runner.adapters.host_load import HostLoad
+from motet_runner.memory.copy_stream import Copied, CopyStream, InOrder
 from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memory
 from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed
 
@@ -38,6 +39,8 @@ class _Loading:
     host: HostLoad
     began: float
     copied_bytes: int = 0
+    copied: Copied | None = None
+    """A mark after its last copy, once that is launched"""
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ class AdapterLoads:
     layout: Callable[[int], RunLayout]
     """Of the back end"""
     clock: Clock
+    stream: CopyStream = field(default_factory=InOrder)
     _arrived: dict[Digest, _Arrived] = field(default_factory=dict)
     _loading: dict[int, _Loading] = field(default_factory=dict)
 
@@ -83,13 +87,15 @@ class AdapterLoads:
             if number not in first_page_of:
                 loading.host.give_up()
                 del self._loading[number]
+                self.stream.let_model_wait()  # its pages may be others' at once
                 continue
             try:
-                complete = self._copy_some(loading, first_page_of[number], hurry=hurry)
+                complete = self._has_arrived(loading, first_page_of[number], hurry=hurry)
             except (AdapterError, OSError, MemoryError, RuntimeError) as error:
                 if device_has_failed(error):  # the adapter is not to blame
                     raise
                 del self._loading[number]
+                self.stream.let_model_wait()
                 results.failed += (LoadFailed(number, _as_motet_error(error)),)
                 continue
             if complete:
@@ -97,6 +103,21 @@ class AdapterLoads:
                 self._arrived[loading.digest] = _Arrived(loading.host.layout.rank, loading.host.linears)
                 results.arrived += (LoadArrived(number, self.clock() - loading.began),)
         return results
+
+    def before_copies(self) -> None:
+        """Pages are to be copied or moved, among them those of runs that are on their way."""
+        if self._loading:
+            self.stream.let_model_wait()
+
+    def _has_arrived(self, loading: _Loading, first_page: int, *, hurry: bool) -> bool:
+        """Copy the next part. True if all copies have ended: nobody waits for the last one, unless in a hurry."""
+        if loading.copied is None:
+            if not self._copy_some(loading, first_page, hurry=hurry):
+                return False
+            loading.copied = self.stream.mark()
+        if hurry:
+            loading.copied.wait()
+        return loading.copied.passed()
 
     def _copy_some(self, loading: _Loading, first_page: int, *, hurry: bool) -> bool:
         """Copy the next part, or in a hurry all that has been read. True if nothing is left."""
@@ -109,7 +130,7 @@ class AdapterLoads:
         if not hurry:
             end = min(end, begin + SLICE_BYTES)
         offset = first_page * self.memory.shape[1]
-        self.memory.view(-1)[offset + begin : offset + end].copy_(host.run[begin:end], non_blocking=True)
+        self.stream.copy(self.memory.view(-1)[offset + begin : offset + end], host.run[begin:end])
         loading.copied_bytes = end
         return end == host.layout.bytes and host.ended()
 

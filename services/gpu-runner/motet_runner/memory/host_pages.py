@@ -59,7 +59,7 @@ class HostPagesOfGpu:
 
     def take(self, pages: Sequence[int], to: Sequence[int]) -> None:
         """Copy pages of the device to pages of the host. The pages of the device may be written again at once."""
-        together = self._device.data[list(pages)]  # on the model's stream, in the order of its writes
+        together = self._device.gather(pages)  # on the model's stream, in the order of its writes
         self._stream.wait_stream(torch.cuda.current_stream(self._device.device))
         with torch.cuda.stream(self._stream):
             began = self._event()

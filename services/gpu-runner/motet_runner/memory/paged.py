@@ -11,6 +11,7 @@ import torch
 
 from motet.domain import PAGE_TOKENS, KVShape
 from motet_kernels.huge_pages import prefer_huge_pages
+from motet_runner.memory.upload import uploaded
 
 READ_BYTES = {"cpu": 1024 * 1024, "cuda": 256 * 1024 * 1024}
 """How much of one layer is brought together at a time. On a CPU it must still be in the core's cache when attention
@@ -93,17 +94,21 @@ class PagedStore:
         return self._blocks.index_select(0, blocks).view(len(blocks), PAGE_TOKENS, -1)
 
     def copy_out(self, pages: Sequence[int]) -> torch.Tensor:
-        return self.data[list(pages)].to("cpu")
+        return self.gather(pages).to("cpu")
+
+    def gather(self, pages: Sequence[int]) -> torch.Tensor:
+        """A copy of these pages on the device, one after the other"""
+        return self.data.index_select(0, self._numbers_of(pages))
 
     def copy_in(self, pages: Sequence[int], copy: torch.Tensor) -> None:
-        self.data[list(pages)] = copy.to(self.device)
+        self.data.index_copy_(0, self._numbers_of(pages), copy.to(self.device))
 
     def copy_within(self, pages: Sequence[int], to: Sequence[int]) -> None:
         """No page is in both. A few at a time, because a copy takes as much memory again for a moment."""
         at_once = max(1, COPY_BYTES // self.shape.bytes_per_page())
         for first in range(0, len(pages), at_once):
             part = slice(first, first + at_once)
-            self.data[list(to[part])] = self.data[list(pages[part])]
+            self.data.index_copy_(0, self._numbers_of(to[part]), self.gather(pages[part]))
 
     def clear(self, pages: Sequence[int]) -> None:
         """Zeros, not what earlier owners have left there."""
@@ -111,4 +116,8 @@ class PagedStore:
             for page in pages:
                 self._numbers[page] = 0
         elif pages:
-            self.data[list(pages)] = 0
+            self.data.index_fill_(0, self._numbers_of(pages), 0)
+
+    def _numbers_of(self, pages: Sequence[int]) -> torch.Tensor:
+        """On the device, for which nobody waits: a list of numbers as an index would."""
+        return uploaded(np.array(pages, dtype=np.int64), self.device)

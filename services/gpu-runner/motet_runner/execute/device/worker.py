@@ -131,6 +131,8 @@ class DeviceWorker:
         with torch.inference_mode():
             if loads is not None:
                 loads.forget(plan.gone)
+                if plan.copies:
+                    loads.before_copies()
             for copy in plan.copies:
                 self._tiers.carry_out(copy)
             for moves in plan.moves:

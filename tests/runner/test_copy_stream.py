@@ -1,0 +1,149 @@
+"""Adapters are copied to a device beside its computation, and are there only when their copies have ended (PU-07)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from motet.domain import Digest
+from motet_runner.engine import Engine
+from motet_runner.execute.adapter_loads import AdapterLoads
+from motet_runner.memory.copy_stream import InOrder, OwnStream
+from motet_runner.plan import AdapterLoad
+from tests.runner.engines import ask, load, make_device_engine, make_local_engine, run, step_beside_load
+
+A = Digest("A")
+
+
+class LateCopies:
+    """A stream whose copies end when the test says so, or when the model has to wait for them"""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.launched = self.ended = 0
+        self.model_waited = 0
+
+    def copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
+        self.waiting.append((to, of))
+        self.launched += 1
+
+    def end(self) -> None:
+        with torch.inference_mode():
+            for to, of in self.waiting:
+                to.copy_(of)
+        self.ended += len(self.waiting)
+        self.waiting.clear()
+
+    def mark(self) -> SimpleNamespace:
+        launched = self.launched
+        return SimpleNamespace(passed=lambda: self.ended >= launched, wait=self.end)
+
+    def let_model_wait(self) -> None:
+        self.model_waited += bool(self.waiting)
+        self.end()
+
+
+@pytest.fixture
+def stream() -> Iterator[LateCopies]:
+    late = LateCopies()
+    with patch("motet_runner.engine.copy_stream_for", lambda _: late):
+        yield late
+
+
+@pytest.mark.parametrize("make", [make_local_engine, make_device_engine])
+def test_a_sequence_waits_for_the_end_of_its_adapters_copies_and_nobody_else_does(
+    llama: Path, adapters: list[Path], stream: LateCopies, make: type[Engine]
+) -> None:
+    expected = run_alone(llama, adapters[0])
+    engine = make(llama)
+    ran = run(engine, ask("other", max_tokens=300), steps=2)
+    load(engine, A, adapters[0])
+    engine.add(ask("tuned", adapter=A))
+    for _ in range(40):
+        step_beside_load(engine, ran)
+    assert stream.launched
+    assert not stream.ended
+    assert "tuned" not in ran.tokens
+    assert len(ran.tokens["other"]) > 30
+    stream.end()
+    run(engine, ran=ran)
+    assert ran.tokens["tuned"] == expected
+
+
+def run_alone(llama: Path, adapter: Path) -> list[int]:
+    with patch("motet_runner.engine.copy_stream_for", lambda _: InOrder()):
+        engine = make_local_engine(llama)
+    load(engine, A, adapter)
+    return run(engine, ask("tuned", adapter=A)).tokens["tuned"]
+
+
+def begun(stream: LateCopies) -> AdapterLoads:
+    """An adapter of 64 bytes, all of which are on their way to page 2"""
+    host = SimpleNamespace(
+        allow=lambda _: None,
+        ended=lambda *_: True,
+        give_up=lambda: None,
+        run=torch.ones(64, dtype=torch.uint8),
+        read_bytes=64,
+        layout=SimpleNamespace(bytes=64, rank=8),
+        linears=frozenset({"q"}),
+    )
+    layout = SimpleNamespace(bytes=64)
+    loads = AdapterLoads(torch.zeros(4, 64, dtype=torch.uint8), lambda _: layout, lambda: 0.0, stream)
+    with patch("motet_runner.execute.adapter_loads.HostLoad", lambda *_, **__: host):
+        assert not loads.advance([AdapterLoad(1, A, SimpleNamespace(rank=8))], {1: 2}, hurry=False).arrived
+    assert stream.launched == 1
+    assert not stream.ended
+    return loads
+
+
+def test_it_has_arrived_once_when_its_copies_have_ended() -> None:
+    stream = LateCopies()
+    loads = begun(stream)
+    assert not loads.advance([], {1: 2}, hurry=False).arrived
+    stream.end()
+    assert [one.number for one in loads.advance([], {1: 2}, hurry=False).arrived] == [1]
+    assert loads.placed(A, 2).offset == 128
+    assert stream.launched == 1
+    assert not loads.advance([], {}, hurry=False).arrived
+
+
+def test_in_a_hurry_the_end_of_the_copies_is_waited_for() -> None:
+    stream = LateCopies()
+    assert begun(stream).advance([], {1: 2}, hurry=True).arrived
+
+
+def test_the_pages_of_a_load_that_is_given_up_are_written_after_its_copies() -> None:
+    stream = LateCopies()
+    loads = begun(stream)
+    assert not loads.advance([], {}, hurry=False).arrived
+    assert stream.model_waited == 1
+
+
+def test_pages_are_moved_after_the_copies_into_them() -> None:
+    stream = LateCopies()
+    loads = begun(stream)
+    loads.before_copies()
+    assert stream.model_waited == 1
+    assert int(loads.memory[2].sum()) == 64
+
+
+@pytest.mark.gpu
+def test_a_gpu_copies_beside_the_model_and_in_its_order() -> None:
+    """The model still reads what was there when the copy is launched; what it is told after it waits, it finds new."""
+    device = torch.device("cuda")
+    stream = OwnStream(device)
+    memory = torch.zeros(1 << 26, dtype=torch.uint8, device=device)
+    new = torch.ones(1 << 26, dtype=torch.uint8).pin_memory()
+    torch.cuda._sleep(10_000_000)
+    before = memory.clone()
+    stream.copy(memory, new)
+    mark = stream.mark()
+    assert not mark.passed()
+    stream.let_model_wait()
+    after = memory.clone()
+    mark.wait()
+    assert (int(before.sum()), int(after.sum())) == (0, 1 << 26)
