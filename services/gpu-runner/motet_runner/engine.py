@@ -114,7 +114,9 @@ class Engine:
         tiers = PageTiers(self._store, host_pages, clock=clock)
         loads = AdapterLoads(self._store.bytes, linears.layout, clock, copy_stream_for(loaded.device))
         self._worker: LocalWorker | DeviceWorker
-        if computes_by_itself(loaded.device) and not exact:
+        by_itself = computes_by_itself(loaded.device) and not exact
+        self._ahead = int(by_itself) if config.plan_ahead is None else config.plan_ahead
+        if by_itself:
             self._worker = DeviceWorker(
                 loaded,
                 self._store,
@@ -214,10 +216,10 @@ class Engine:
         return self._planner.has_work()
 
     def step(self) -> StepOutput:
-        """Plan, launch and collect an iteration. With `plan_ahead`, the one that is collected was launched in the step
-        before, and the next one is planned without its tokens."""
+        """Plan, launch and collect an iteration. If one is planned ahead, the one that is collected was launched in the
+        step before, and the next one is planned without its tokens."""
         try:
-            while len(self._launched) <= self._config.plan_ahead:
+            while len(self._launched) <= self._ahead:
                 plan = self.plan()
                 if plan is None:
                     break

@@ -317,8 +317,9 @@ class EngineConfig:
     step_trace: Path | None = None
     prefix_cache: bool = True
     """Whether sequences with a `prefix_salt` share the pages of equal tokens."""
-    plan_ahead: int = 0
-    """How many iterations are planned and launched before the oldest one is collected."""
+    plan_ahead: int | None = None
+    """How many iterations are planned and launched before the oldest one is collected. None: 1 if the device computes
+    by itself, and 0 otherwise."""
     protect_after_steps: int = 0
     """How many iterations a sequence at the end of its promise waits for an answer. Then the engine decides alone.
     0: at once."""

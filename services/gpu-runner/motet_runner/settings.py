@@ -210,9 +210,10 @@ class Settings(BaseSettings):
     """Whether a request uses the KV that earlier requests of its tenant have computed for the same first tokens under
     the same adapter. KV that no request uses goes when its memory is needed."""
 
-    plan_ahead: int = Field(0, ge=0, le=1)
-    """How many iterations the engine plans and launches before it collects the oldest one. 1 gains no time yet, on any
-    device: the worker computes an iteration before its launch returns."""
+    plan_ahead: int | None = Field(None, ge=0, le=1)
+    """How many iterations the engine plans and launches before it collects the oldest one. Unset: 1 on a GPU, which
+    computes one iteration while the next one is planned, and 0 on a CPU, where 1 gains no time: an iteration is
+    computed before its launch returns."""
 
     supervisor_answer_seconds: float = Field(1.0, gt=0)
     """How long an overflow that was announced to the supervisor may go unanswered. Then the runner decides alone.
