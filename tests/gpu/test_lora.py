@@ -222,6 +222,26 @@ def test_the_same_launches_serve_other_adapters() -> None:
         assert [batch.work.data_ptr(), batch.products.data_ptr()] == where
 
 
+@pytest.mark.gpu
+def test_a_captured_graph_serves_other_adapters() -> None:
+    loaded = Loaded([*RANKS, 200], torch.bfloat16)
+    batch = loaded.backend.fixed_batch(6)
+    x, y = loaded.random(6, 48), loaded.random(6, 80)
+    linears = ("q", "k", "v")
+    loaded.backend.add_lora_together(y.clone(), x, linears, batch)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    into = y.clone()
+    with torch.cuda.graph(graph):
+        loaded.backend.add_lora_together(into, x, linears, batch)
+    for owners in ([0, 1, 2, 3, 4, 5], [None] * 6, [2], [6, 0, 6, 1, 4, 2]):
+        segments = loaded.segments(owners)
+        loaded.backend.fill(batch, segments)
+        into.copy_(y)
+        graph.replay()
+        parts = zip(linears, y.split([48, 16, 16], 1), strict=True)
+        close(into, torch.cat([loaded.expected(part, x, linear, segments) for linear, part in parts], dim=1))
+
+
 def test_a_fixed_batch_refuses_more_rows_than_it_has_room_for() -> None:
     loaded = Loaded([16, 16])
     with pytest.raises(ValueError, match="3 rows of 2 chunks do not fit a batch of 2 rows"):

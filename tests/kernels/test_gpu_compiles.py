@@ -44,6 +44,21 @@ def test_add_lora_compiles_and_all_its_programs_fit_at_once(group: LinearGroup, 
             assert "LDG.E.128" in kernel.instructions
 
 
+def test_add_lora_compiles_once_for_all_layers_and_batches() -> None:
+    groups = [LinearGroup(512, {f"{layer} a": 512, f"{layer} b": 512}) for layer in range(24)]
+    everywhere = frozenset(linear for group in groups for linear in group.outputs)
+    backend = GpuBackend(groups, torch.empty(2**20, dtype=torch.uint8), torch.bfloat16)
+    with launches_are_compiled() as found:
+        for rows in range(1, 4):
+            placed = [PlacedAdapter(str(row), 64 * row, 16 << row, everywhere) for row in range(rows)]
+            batch = backend.make_batch([Segment(row, row + 1, placed[row]) for row in range(rows)])
+            for group in groups:
+                x, y = torch.empty(rows, 512, dtype=torch.bfloat16), torch.empty(rows, 1024, dtype=torch.bfloat16)
+                backend.add_lora_together(y, x, tuple(group.outputs), batch)
+    assert len(found) == 3 * 24 * 2
+    assert len({kernel.key for kernel in found}) == 2
+
+
 def attend(
     dtype: torch.dtype, step: int, *, heads: int, kv_heads: int, width: int, page: int = 16, **how: Any
 ) -> list[Compiled]:

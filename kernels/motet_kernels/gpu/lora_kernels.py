@@ -32,6 +32,9 @@ SPLITS_AT_ONCE = tl.constexpr(4)
 ENTRIES = tl.constexpr(work_list.ENTRIES)
 CLASS_ENDS = tl.constexpr(work_list.CLASS_ENDS)
 
+NUMBERS_OF_LINEARS = ["linears", "linear_0", "linear_1", "linear_2"]
+"""They differ in each layer, and a kernel must not be compiled anew for those that are 1 or divisible by 16."""
+
 
 @triton.jit
 def _is_changed(chunk, linear):
@@ -40,7 +43,7 @@ def _is_changed(chunk, linear):
     return ((word >> (linear % WORD_BITS)) & 1) != 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS_OF_LINEARS)
 def lora_shrink(
     x, x_stride, memory, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, entries, products,
     products_size,
@@ -181,7 +184,7 @@ def _expand_class(
                 tl.store(y + places_y, (before.to(tl.float32) + added).to(before.dtype), mask=mask_y)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS_OF_LINEARS)
 def lora_expand(
     y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, products, products_size,
     LINEARS: tl.constexpr, SPLITS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
