@@ -304,7 +304,8 @@ def test_kernels_whose_measurement_fails_serve_all_the_same(
         engine = make_engine(llama, kernels="auto")
         change_over(engine, ready)
     assert serving(engine).startswith("cpp (")
-    assert [entry["event"] for entry in logs] == ["kernels_chosen", "kernels_changed", "kernels_not_tuned"]
+    about_kernels = [entry["event"] for entry in logs if entry["event"].startswith("kernels_")]
+    assert about_kernels == ["kernels_chosen", "kernels_changed", "kernels_not_tuned"]
     assert engine.report().kernels.note == ""
 
 
