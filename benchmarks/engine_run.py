@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import torch
-
 from benchmarks.harness import Measure
+from benchmarks.model_time import ModelTime
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet_runner.engine import Engine
-from motet_runner.execute.flat_batch import FlatBatch
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
 
 Owners = Callable[[int], Digest]
@@ -129,15 +127,9 @@ class Run:
         loaded = self.engine._loaded
         fused = loaded.fused
         assert fused is not None
-        self.of_model, self.of_steps = [], []
-
-        def timed(batch: FlatBatch) -> torch.Tensor:
-            began = time.perf_counter()
-            logits = fused(batch)
-            self.of_model.append(time.perf_counter() - began)
-            return logits
-
-        loaded.fused = timed  # type: ignore[assignment] # it is only called
+        time_of_model = ModelTime()
+        time_of_model.watch(loaded)
+        self.of_model, self.of_steps = time_of_model.calls, []
         try:
             yield
         finally:

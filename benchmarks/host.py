@@ -14,20 +14,15 @@ import asyncio
 import cProfile
 import pstats
 import time
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-import torch
-
 from benchmarks.harness import Measure, Result, alternate, arguments, percentile, report
+from benchmarks.model_time import ModelTime
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_llama
 from motet.domain import RequestId, pages_for
 from motet_runner.engine import Engine
-from motet_runner.execute.flat_batch import FlatBatch
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
-
-Forward = Callable[[FlatBatch], torch.Tensor]
 
 ROWS = 32
 PROMPT = 64
@@ -39,41 +34,6 @@ LIMIT = 0.10
 SHAPE = LlamaShape(
     vocabulary=8192, width=512, feed_forward=1088, layers=8, heads=8, kv_heads=8, dtype="float32", shard_mib=64
 )
-
-
-class ModelTime:
-    """How long the calls of a model took, seen from outside. Stops `profile`, if there is one, while the model runs."""
-
-    def __init__(self, profile: cProfile.Profile | None = None) -> None:
-        self._began = 0.0
-        self._profile = profile
-        self.seconds = 0.0
-
-    def watch(self, model: torch.nn.Module) -> None:
-        model.register_forward_pre_hook(self._begin)
-        model.register_forward_hook(self._end)
-
-    def timed(self, forward: Forward) -> Forward:
-        """A forward pass that is no module"""
-
-        def call(batch: FlatBatch) -> torch.Tensor:
-            self._begin()
-            try:
-                return forward(batch)
-            finally:
-                self._end()
-
-        return call
-
-    def _begin(self, *_: object) -> None:
-        if self._profile is not None:
-            self._profile.disable()
-        self._began = time.perf_counter()
-
-    def _end(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._began
-        if self._profile is not None:
-            self._profile.enable()
 
 
 class Decoding:
@@ -88,11 +48,7 @@ class Decoding:
         kv_mib = ROWS * pages_for(self._tokens)
         self._engine = Engine(EngineConfig(model=model, device="cpu", kv_cache_mib=kv_mib, threads=1))
         self._model = ModelTime(profile)
-        loaded = self._engine._loaded
-        if loaded.fused is None:
-            self._model.watch(loaded.model)
-        else:
-            loaded.fused = self._model.timed(loaded.fused)  # type: ignore[assignment] # it is only called
+        self._model.watch(self._engine._loaded)
 
     def share(self, **sampling: float) -> float:
         """The host's share of a step, the median of some steps."""
@@ -119,7 +75,7 @@ class Decoding:
         return percentile(shares, 0.5)
 
     def _share_of_a_step(self) -> float:
-        self._model.seconds = 0.0
+        self._model.calls.clear()
         if self._profile is not None:
             self._profile.enable()
         began = time.perf_counter()
@@ -128,7 +84,7 @@ class Decoding:
         if self._profile is not None:
             self._profile.disable()
         assert len(output.sequences) == ROWS
-        return 1 - self._model.seconds / seconds
+        return 1 - sum(self._model.calls) / seconds
 
 
 async def measure(given: argparse.Namespace) -> list[Result]:

@@ -42,14 +42,16 @@ class StepCosts:
         if result.swapped_pages:
             per_page = result.swap_seconds / result.swapped_pages
             self.swap_seconds_per_page += _NEW_SHARE_OF_COPIES * (per_page - self.swap_seconds_per_page)
-        if plan.decodes and not result.retries:
-            self._learn_beside(len(plan.decodes), plan.prefill_tokens, result.seconds)
-        # Not the usual iteration: it may have more rows that decode, and then prompts seem to cost nothing.
-        beside = self._seconds_of(len(plan.decodes)) if plan.decodes else 0.0
-        if plan.prefill_tokens >= PAGE_TOKENS and beside is not None:
-            per_token = max(0.0, result.seconds - beside) / plan.prefill_tokens
-            self.prefill_seconds_per_token += _NEW_SHARE * (per_token - self.prefill_seconds_per_token)
-        elif plan.decodes and not plan.prefills:
+        decodes, prompt_tokens = len(plan.decodes), plan.prefill_tokens
+        if decodes and not result.retries:
+            self._learn_beside(decodes, prompt_tokens, result.seconds)
+        if prompt_tokens >= PAGE_TOKENS:
+            # Not the usual iteration: it may have more rows that decode, and then prompts seem to cost nothing.
+            beside = self._seconds_of(decodes) if decodes else 0.0
+            if beside is not None:
+                per_token = max(0.0, result.seconds - beside) / prompt_tokens
+                self.prefill_seconds_per_token += _NEW_SHARE * (per_token - self.prefill_seconds_per_token)
+        elif decodes and not plan.prefills:
             share = _NEW_SHARE if self.step_seconds else 1.0
             self.step_seconds += share * (result.seconds - self.step_seconds)
 

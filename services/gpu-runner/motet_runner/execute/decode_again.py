@@ -27,11 +27,13 @@ class DecodeAgain:
         self._iterations = plan.decodes.iterations
         self._tokens: np.ndarray = batch.input_ids.numpy().reshape(-1)
         self._positions: np.ndarray = batch.positions.numpy().reshape(-1)
+        self._choices: np.ndarray | None = None if batch.chosen is None else batch.chosen.numpy()
         rows = batch.line.rows
         place_of = {row.number: place for place, row in enumerate(batch.sampled)}
-        self._order = np.array([place_of[row.number] for row in rows])
-        """For each token of the line, its row's place in the plan"""
-        self._newest = np.array([row.tokens[-1] for row in batch.sampled], dtype=np.int64)
+        order = [place_of[row.number] for row in rows]
+        self._order = None if order == list(range(len(order))) else order
+        """For each token of the line, its row's place in the plan; None: it is the same"""
+        self._write([row.tokens[-1] for row in batch.sampled])
         self._columns: list[Sequence[int]] = []
         """Tokens that the rows do not have yet, in the order of the plan"""
         self._beginning: list[list[tuple[int, int]]] = [[] for _ in range(PAGE_TOKENS)]
@@ -62,7 +64,6 @@ class DecodeAgain:
         self._iterations += 1
         self._passed += 1
         turns, turn = divmod(self._passed, PAGE_TOKENS)
-        np.take(self._newest, self._order, out=self._tokens)
         self._positions += 1
         batch.begun = [int(self._table.pages[row, page + turns]) for row, page in self._beginning[turn]]
         batch.longest += 1
@@ -71,13 +72,28 @@ class DecodeAgain:
         self._attention.follow(self._attended, self._positions, batch.longest)
         return batch
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the model's call chooses the tokens."""
+        return self._choices is not None
+
+    def chosen(self) -> list[int | None]:
+        """The tokens that it has chosen, in the order of the plan; None where a row is not finite"""
+        assert self._choices is not None
+        tokens: list[int] = self._choices.tolist()
+        return [None if token < 0 else token for token in tokens]
+
     def take(self, tokens: Sequence[int | None]) -> None:
         """Its rows, in the order of the plan, have sampled these tokens."""
         column = [UNKNOWN_TOKEN if token is None else token for token in tokens]
-        self._newest[:] = column
+        self._write(column)
         self._columns.append(column)
 
     def write_back(self) -> None:
         """The rows get the tokens that they do not have yet. No iteration follows."""
         for place, row in enumerate(self.batch.sampled):
             row.tokens += [column[place] for column in self._columns]
+
+    def _write(self, newest: list[int]) -> None:
+        """What the next iteration begins with: the newest token of each row, in the order of the plan"""
+        self._tokens[:] = newest if self._order is None else [newest[place] for place in self._order]

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -136,14 +135,14 @@ class LocalWorker:
     def _decode_again(self, again: DecodeAgain, plan: StepPlan) -> StepResult:
         """Without torch's operators, if the model's call chooses the tokens: each of them looks for its kernel anew."""
         began = self._clock()
-        chooses = again.batch.chosen is not None
         batch = again.follow(plan)
         try:
-            with nullcontext() if chooses else torch.inference_mode():
-                logits = self._loaded.forward(batch)
-                if self.on_logits is not None:
-                    self.on_logits([row.request for row in batch.sampled], logits)
-                tokens = self._sampler.sample(logits, batch.sampled, chosen=batch.chosen).tokens
+            if again.chooses:
+                self._next_logits(batch)
+                tokens = again.chosen()
+            else:
+                with torch.inference_mode():
+                    tokens = self._sampler.sample(self._next_logits(batch), batch.sampled).tokens
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -160,6 +159,12 @@ class LocalWorker:
         with torch.inference_mode():
             self._compute_parts(plan, parts)
         return self._result_of(plan, parts, LoadResults(), SwapTime(), self._clock() - began)
+
+    def _next_logits(self, batch: FlatBatch) -> torch.Tensor:
+        logits = self._loaded.forward(batch)
+        if self.on_logits is not None:
+            self.on_logits([row.request for row in batch.sampled], logits)
+        return logits
 
     def _end_of_decoding(self) -> None:
         """Rows have their tokens, and the next iteration is another one."""

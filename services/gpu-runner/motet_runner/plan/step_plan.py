@@ -159,9 +159,9 @@ class StepPlan:
         return sum(row.count for row in self.prefills)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepResult:
-    """What a finished iteration has brought."""
+    """What a finished iteration has brought. It is not frozen for the same reason as a RowStep."""
 
     number: int
     sampled: Sequence[int | None] = ()
