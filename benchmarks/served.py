@@ -7,7 +7,8 @@ were streamed. Then both get new prompts each time.
 
 For each process of the product it also prints the CPU time per 1,000 tokens. It does not use a GPU.
 
-    python -m benchmarks.served [--requests 8 32] [--traffic base distinct] [--threads N] [--pairs 5] [--json]
+    python -m benchmarks.served [--requests 8 32] [--traffic base distinct] [--threads N] [--pairs 5]
+        [--stream-interval SECONDS] [--json]
 """
 
 import asyncio
@@ -124,6 +125,9 @@ def main() -> None:
     start_as_the_product_does("benchmarks.served")
     parser = arguments(__doc__)
     parser.add_argument("--traffic", nargs="+", default=["base", "distinct"], choices=["base", *traffic([])])
+    parser.add_argument(
+        "--stream-interval", type=float, default=0.0, help="seconds that tokens may wait for the next ones"
+    )
     add_sizes(parser)
     parser.set_defaults(kernels=["fused"])
     given = parser.parse_args()
@@ -134,6 +138,7 @@ def main() -> None:
         "prefixCache": False,
     }
     env = {"MOTET_RUNNER_KERNELS": "cpp", "MOTET_RUNNER_KERNEL_CACHE": str(given.cache)}
+    env["MOTET_RUNNER_STREAM_INTERVAL_SECONDS"] = str(given.stream_interval)
     if given.threads is not None:
         env["MOTET_RUNNER_THREADS"] = str(given.threads)
     with prepared(given) as bench, tempfile.TemporaryDirectory(prefix="mt", dir="/tmp") as folder:

@@ -245,6 +245,20 @@ async def test_a_gateway_that_does_not_read_is_dropped_and_delays_no_other(folde
         assert "connect again" in deaf.error.details()
 
 
+async def test_with_a_stream_interval_all_tokens_come_in_fewer_messages(folder):
+    engine = functools.partial(FakeEngine, step_seconds=0.001)
+    async with (
+        in_process_runner(folder, engine=engine, stream_interval_seconds=0.02) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await gateway.submit("a", max_tokens=64)
+        finish = (await gateway.finished("a")).finish
+        merged = runner.service.metrics.merged_steps._value.get()
+    assert finish == common_pb2.FINISH_REASON_LENGTH
+    assert gateway.tokens[("a", 1)] == tokens_of((1, 2, 3), 7, 64)
+    assert merged > 16
+
+
 async def test_the_engines_death_ends_the_service(folder):
     async with in_process_runner(folder) as runner:
         runner.crash()

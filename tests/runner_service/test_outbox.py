@@ -4,6 +4,7 @@ import asyncio
 import itertools
 
 from motet.api.v1 import runner_pb2
+from motet.clock import FakeClock
 from motet_runner.step_outbox import StepOutbox
 
 
@@ -62,3 +63,45 @@ async def test_a_reader_that_waits_is_woken():
     await asyncio.sleep(0)
     outbox.put(step(1, ("a", 0, 5)))
     assert read(await reader).step.number == 1
+
+
+async def test_with_an_interval_steps_wait_for_those_that_follow_and_go_when_it_has_passed():
+    outbox = StepOutbox(1 << 20, interval_seconds=0.02)
+    outbox.put(step(0, ("a", 0, 5)))
+    assert read(await outbox.get()).step.number == 0, "the first one is sent at once"
+    outbox.put(step(1, ("a", 1, 6)))
+    assert outbox.get_nowait() is None
+    assert not outbox.empty
+    outbox.put(step(2, ("a", 2, 7)))
+    down = read(await outbox.get())
+    assert [(s.index, list(s.tokens)) for s in down.step.sequences] == [(1, [6]), (2, [7])]
+    assert outbox.empty
+
+
+async def test_a_step_that_comes_after_the_interval_does_not_wait():
+    clock = FakeClock()
+    outbox = StepOutbox(1 << 20, interval_seconds=60, clock=clock)
+    outbox.put(step(0, ("a", 0, 5)))
+    await outbox.get()
+    clock.advance(59)
+    outbox.put(step(1, ("a", 1, 6)))
+    assert outbox.get_nowait() is None
+
+    later = StepOutbox(1 << 20, interval_seconds=60, clock=clock)
+    later.put(step(0, ("a", 0, 5)))
+    await later.get()
+    clock.advance(60)
+    later.put(step(1, ("a", 1, 6)))
+    assert later.get_nowait() is not None
+
+
+async def test_another_message_ends_the_wait_and_keeps_its_place():
+    outbox = StepOutbox(1 << 20, interval_seconds=60)
+    outbox.put(step(0, ("a", 0, 5)))
+    await outbox.get()
+    outbox.put(step(1, ("a", 1, 6)))
+    reader = asyncio.create_task(outbox.get())
+    await asyncio.sleep(0)
+    outbox.put(runner_pb2.GenerateDown(engine_died=runner_pb2.EngineDied(why="killed")))
+    assert read(await reader).step.number == 1
+    assert read(await outbox.get()).WhichOneof("message") == "engine_died"

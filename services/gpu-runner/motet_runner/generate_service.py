@@ -1,4 +1,5 @@
-"""Runner.Generate: takes requests from gateways and sends them tokens, one message per engine step and gateway.
+"""Runner.Generate: takes requests from gateways and sends them tokens, one message per gateway and engine step, or
+interval of steps.
 
 It decides which requests this runner accepts (terms, epochs, adapters, drain), and sends the engine's outputs to their
 gateways. The engine decides what fits.
@@ -53,6 +54,7 @@ class GenerateService:
         grace_seconds: float,
         adapter_wait_seconds: float,
         outbox_bytes: int,
+        stream_interval_seconds: float,
         declined: Callable[[scheduler_pb2.RunnerDeclined], None],
     ) -> None:
         self._identity = identity
@@ -70,7 +72,7 @@ class GenerateService:
             key=lambda stream: stream.number,
             received=self._on_message,
             closed=self._on_gateway_disconnected,
-            outbox=lambda: StepOutbox(outbox_bytes, metrics.merged_steps.inc),
+            outbox=lambda: StepOutbox(outbox_bytes, metrics.merged_steps.inc, interval_seconds=stream_interval_seconds),
         )
         self._numbers = itertools.count(1)
         self._waiting: dict[tuple[str, int], asyncio.Task[None]] = {}

@@ -100,7 +100,7 @@ class Metrics:
         self.merged_steps = counter(
             "motet_merged_steps",
             "Iterations whose tokens waited and went to a gateway together with those of another: the gateway "
-            "reads slowly.",
+            "reads slowly, or MOTET_RUNNER_STREAM_INTERVAL_SECONDS is set.",
         )
 
         self.vllm_running = gauge("vllm:num_requests_running", "Requests that are being computed.", "model_name")

@@ -251,6 +251,7 @@ class RunnerService:
             grace_seconds=settings.gateway_grace_seconds * scale,
             adapter_wait_seconds=settings.adapter_wait_seconds * scale,
             outbox_bytes=settings.outbox_kib << 10,
+            stream_interval_seconds=settings.stream_interval_seconds,
             declined=lambda declined: scheduler.declined(declined),  # noqa: PLW0108 - made below
         )
         scheduler = SchedulerLink(

@@ -231,6 +231,11 @@ class Settings(BaseSettings):
     outbox_kib: int = Field(16 * 1024, ge=1)
     """The most KiB that may wait for a gateway that does not read. Beyond it its stream is closed."""
 
+    stream_interval_seconds: float = Field(0.0, ge=0, le=1)
+    """How long tokens may wait for the next ones, so that a gateway gets them in one message, and a client in one
+    event. 0: each step of the engine is a message of its own. For models with steps of a few milliseconds on few cores:
+    0.005 then leaves more CPU time to the engine."""
+
     @property
     def served_group(self) -> str:
         return self.group or self.pool

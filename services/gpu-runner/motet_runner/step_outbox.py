@@ -1,9 +1,11 @@
 """The messages that wait to be written to one gateway. Steps that a slow gateway has not read become one message."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 
 from motet.api.v1 import runner_pb2
+from motet.clock import Clock, monotonic
 from motet.rpc import Outbox
 
 
@@ -13,12 +15,28 @@ class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
 
     Two steps are merged by joining their bytes. For protobuf the result is one message, and its step has the sequences
     of both, in order: that is how protobuf merges a member of a oneof.
+
+    With an interval, a step that comes sooner than that after the last message waits for the steps that follow it, at
+    most until the interval has passed. Other messages do not wait, and end the wait of the steps before them.
     """
 
-    def __init__(self, limit_bytes: int, merged: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        merged: Callable[[], None] = lambda: None,
+        *,
+        interval_seconds: float = 0.0,
+        clock: Clock = monotonic,
+    ) -> None:
         """`merged` is called for each step that joins another."""
         super().__init__(limit_bytes)
         self._merged = merged
+        self._interval = interval_seconds
+        self._clock = clock
+        self._next_at = 0.0
+        """When the next steps may be sent, with an interval."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Set while steps wait for others."""
         self._groups: deque[list[bytes]] = deque()
         """The steps of one group are sent as one message."""
         self._steps: list[bytes] | None = None
@@ -32,25 +50,42 @@ class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
         if not isinstance(message, bytes):
             self._steps = None
             self._append([message.SerializeToString()])
+            self._release()
         elif self._steps is None:
             self._steps = [message]
             self._append(self._steps)
+            if self._timer is None:
+                self._release_in_time()
         else:
             self._steps.append(message)
             self._bytes += len(message)
             self._merged()
 
     def get_nowait(self) -> bytes | None:
-        if not self._groups:
+        if not self._groups or self._timer is not None:
             return None
         group = self._groups.popleft()
         if group is self._steps:
             self._steps = None
         message = group[0] if len(group) == 1 else b"".join(group)
         self._bytes -= len(message)
+        if self._interval:
+            self._next_at = self._clock() + self._interval
         return message
 
     def _append(self, group: list[bytes]) -> None:
         self._groups.append(group)
         self._bytes += sum(map(len, group))
+
+    def _release_in_time(self) -> None:
+        wait = self._next_at - self._clock() if self._interval else 0.0
+        if wait > 0:
+            self._timer = asyncio.get_running_loop().call_later(wait, self._release)
+        else:
+            self._has_messages.set()
+
+    def _release(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._has_messages.set()
