@@ -218,6 +218,15 @@ def test_with_pieces_of_one_length_the_bits_do_not_depend_on_how_many_decode() -
     assert torch.equal(attended(20), alone)
 
 
+def test_many_pieces_are_added_up() -> None:
+    shape = Shape(2, 1, 16)
+    made = [Sequence.random(shape, before, 1, torch.float32, before) for before in (400, 250, 30)]
+    made[0].keys[:, -60:] *= 3  # the largest score comes late
+    both = World(shape, made)
+    both.attention = GpuAttention(both.pages, piece_tokens=16)
+    both.check(scale=1.0)
+
+
 def test_the_same_sequences_are_attended_again_after_more_tokens() -> None:
     shape = Shape(4, 2, 16)
     both = world(shape, [(14, 1), (64, 1), (127, 1)])
@@ -308,6 +317,31 @@ def test_a_replay_with_other_sequences_in_the_same_buffers_is_right(own_table: b
         before = {(each.pages[token // 16], token % 16) for each in living.values() for token in range(each.before)}
         has_numbers = both.pages[:, LAYER, 0, 0, :, 0].isfinite().nonzero().tolist()
         assert {tuple(each) for each in has_numbers} == written | before
+
+
+@pytest.mark.parametrize(("window", "piece_tokens"), [(None, None), (70, None), (None, 16)])
+def test_sequences_are_cut_in_the_device_as_bytes_are_counted(window: int | None, piece_tokens: int | None) -> None:
+    lengths = [1, 0, 64, 65, 300, 2100, 129, 70]  # more tokens than 128 of the shortest pieces have
+    pages = torch.zeros(1, 1, 2, 1, 16, 16, dtype=torch.float32, device=DEVICE)
+    attention = GpuAttention(pages, piece_tokens=piece_tokens)
+    batch = attention.fixed_batch(len(lengths), 132)
+    attention.refill(batch, torch.tensor(lengths, dtype=torch.int32, device=DEVICE))
+    query = torch.zeros(1, len(lengths), 16, dtype=torch.float32, device=DEVICE)
+    attention.attend_written(query, 0, batch, scale=1.0, window=window)
+    decodes = batch.decodes
+    assert decodes is not None
+    pieces = decodes.pieces_of(window)
+    counts = pieces.counts.tolist()
+    seen = [length if window is None else min(length, window) for length in lengths]
+    assert counts == [decodes.cut.pieces(tokens) for tokens in seen]
+    listed = pieces.list[: int(pieces.total)].tolist()
+    assert [entry[0] for entry in listed] == [one for one, count in enumerate(counts) for _ in range(count)]
+    for one, (length, tokens) in enumerate(zip(lengths, seen, strict=True)):
+        own = [entry for entry in listed if entry[0] == one]
+        walked = [token for _, begin, end, _ in own for token in range(begin, end)]
+        assert walked == list(range(length - tokens, length))
+        slots = range(one * decodes.cut.most, one * decodes.cut.most + len(own)) if len(own) > 1 else [-1] * len(own)
+        assert [entry[3] for entry in own] == list(slots)
 
 
 def test_a_batch_tells_where_keys_and_values_of_each_row_go() -> None:

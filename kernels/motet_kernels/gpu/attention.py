@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 
 from motet_kernels.gpu.attention_batch import Decodes, GpuAttentionBatch, Numbers, Prompts, on_device
-from motet_kernels.gpu.attention_decode import SLOTS, Cut, add_pieces, attend_pieces, cut_for, cut_sequences
+from motet_kernels.gpu.attention_cut import SLOTS, cut_for
+from motet_kernels.gpu.attention_decode import add_pieces, attend_pieces, cut_sequences
 from motet_kernels.gpu.attention_prefill import attend_tiles
 from motet_kernels.gpu.attention_write import place_decodes, write_rows
 from motet_kernels.gpu.launches import launch
@@ -81,7 +82,7 @@ class GpuAttention:
             raise ValueError("the table has other numbers than the kernels'")
         rows = torch.arange(max_rows, dtype=torch.int32, device=device)
         zeros, nowhere = torch.zeros_like(rows), torch.full_like(rows, -1)
-        decodes = Decodes(rows, zeros, rows.clone(), self._cut(max_rows))
+        decodes = Decodes(rows, zeros, rows.clone(), cut_for(max_rows, self._kv_heads, self._piece_tokens))
         return GpuAttentionBatch(max_rows, zeros.clone(), nowhere, zeros.clone(), table, decodes, None, None)
 
     def refill(
@@ -353,10 +354,6 @@ class GpuAttention:
             self._results = results, results.new_empty(shape[:2])
         return self._results
 
-    def _cut(self, sequences: int) -> Cut:
-        """Alike for some numbers of sequences, so that a sequence's bits seldom depend on how many there are."""
-        return cut_for(_rounded(sequences), self._kv_heads, self._piece_tokens)
-
     def _bring(self, batch: GpuAttentionBatch, table: npt.NDArray[np.int32], sequences: Numbers, longest: int) -> None:
         """Everything about these sequences to the device, as it is now."""
         if longest > table.shape[1] * self._page:
@@ -383,7 +380,7 @@ class GpuAttention:
             numbers[:, :decoding] = np.stack((firsts, before + counts, own_rows))[:, is_decode]
             rows, lengths, table_places = on_device(numbers, device)[:, :decoding].unbind()
             known = batch.decodes
-            batch.decodes = Decodes(rows, lengths, table_places, self._cut(decoding))
+            batch.decodes = Decodes(rows, lengths, table_places, cut_for(decoding, self._kv_heads, self._piece_tokens))
             if known is not None:
                 batch.decodes.pieces = known.pieces
                 batch.changed()

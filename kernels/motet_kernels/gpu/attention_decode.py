@@ -7,32 +7,8 @@ order. How a sequence is cut depends on its own length and on the number of rows
 not depend on the other sequences.
 """
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
-
-
-class Cut(NamedTuple):
-    """How sequences are cut into pieces."""
-
-    least: int
-    """Tokens of a piece, unless a sequence would have too many pieces"""
-    most: int
-    """Pieces of a sequence"""
-
-
-SLOTS = 2048
-"""Pieces of sequences with more than one of them, all together: so much of their results is kept at a time."""
-
-
-def cut_for(rows: int, kv_heads: int, least: int | None = None) -> Cut:
-    """Few sequences need short pieces, or part of the card has nothing to do; with many, long pieces cost less beside
-    their keys and values. `least`: the same pieces for any number of rows that leaves room for them."""
-    if least is None:
-        heads = rows * kv_heads
-        least = 64 if heads <= 16 else 128 if heads <= 64 else 256
-    return Cut(least, max(1, min(SLOTS // max(1, rows), 128)))
 
 
 @triton.jit

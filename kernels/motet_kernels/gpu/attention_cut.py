@@ -1,0 +1,31 @@
+"""How sequences that decode are cut into pieces, which different programs attend to. Pure, and imports no Triton."""
+
+from typing import NamedTuple
+
+SLOTS = 2048
+"""Pieces of sequences with more than one of them, all together: so many results of pieces are kept at a time."""
+
+
+class Cut(NamedTuple):
+    least: int
+    """Tokens of a piece, unless a sequence would have too many pieces"""
+    most: int
+    """Pieces of a sequence"""
+
+    def pieces(self, tokens: int) -> int:
+        """Of a sequence that sees so many tokens; the kernel `cut_sequences` finds the same."""
+        needed = -(-tokens // self.most)
+        return -(-tokens // max(self.least, -(-needed // self.least) * self.least))
+
+
+def cut_for(rows: int, kv_heads: int, least: int | None = None) -> Cut:
+    """Few sequences need short pieces, or part of the card has nothing to do; with many, long pieces cost less beside
+    their keys and values. `least`: the same pieces for any number of rows that leaves room for them.
+
+    Alike for some numbers of rows, so that a sequence's bits seldom depend on how many there are.
+    """
+    rows = 1 << max(0, rows - 1).bit_length()
+    if least is None:
+        heads = rows * kv_heads
+        least = 64 if heads <= 16 else 128 if heads <= 64 else 256
+    return Cut(least, max(1, min(SLOTS // rows, 128)))
