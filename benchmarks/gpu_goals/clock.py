@@ -19,7 +19,11 @@ WARM_UP = 50
 """Rounds on the host's clock that are not kept"""
 
 AHEAD_CYCLES = 400_000
-"""How long the GPU is kept busy before a way begins, so that its launch is not measured: some 0.2 ms."""
+"""How long the GPU is kept busy at least before a way begins, so that its launch is not measured: some 0.2 ms."""
+AHEAD = 3
+"""How many times as long as the host takes to launch it"""
+CYCLES_A_SECOND = 2e9
+"""Of a fast GPU"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Clock(Protocol):
 class CudaClock:
     def compare(self, ways: Mapping[str, Way], *, seconds: float = 1.0) -> Times:
         times = Times()
-        replays = _working(ways, times, _captured)
+        replays = {name: _Replay(do) for name, do in _working(ways, times, _captured).items()}
         _round(replays, ways, Times())
         once = sum(_round(replays, ways, Times())) / 1e6
         rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(seconds / once)))
@@ -110,17 +114,28 @@ class Rehearsal:
         return do
 
 
-def _round(replays: Mapping[str, Do], ways: Mapping[str, Way], times: Times) -> list[float]:
-    """Replay each once. Returns their microseconds."""
-    events = {}
-    for name, replay in replays.items():
+class _Replay:
+    def __init__(self, do: Do) -> None:
+        self._do = do
+        self._ahead = AHEAD_CYCLES
+
+    def timed(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Its begin and end on the device. A graph of thousands of launches takes the host a while."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(AHEAD_CYCLES)
+        torch.cuda._sleep(self._ahead)
         begin.record()
-        replay()
+        began = time.perf_counter()
+        self._do()
+        launched = time.perf_counter() - began
         end.record()
-        events[name] = begin, end
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()  # so that the next launch does not wait for this one in a full queue
+        self._ahead = max(self._ahead, int(AHEAD * launched * CYCLES_A_SECOND))
+        return begin, end
+
+
+def _round(replays: Mapping[str, _Replay], ways: Mapping[str, Way], times: Times) -> list[float]:
+    """Replay each once. Returns their microseconds."""
+    events = {name: replay.timed() for name, replay in replays.items()}
     took = {name: begin.elapsed_time(end) * 1e3 for name, (begin, end) in events.items()}
     for name, microseconds in took.items():
         times.samples.setdefault(name, []).append(microseconds / ways[name].repeat)

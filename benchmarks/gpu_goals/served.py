@@ -135,10 +135,10 @@ def _popular(requests: int, adapters: int) -> list[int]:
     return random.Random(0).choices(range(adapters), weights, k=requests)
 
 
-def _kept(bench: Bench, served: Served, lengths: Sequence[tuple[int, int]], owners: Sequence[int]) -> Pairs:
+def _kept(served: Served, lengths: Sequence[tuple[int, int]], owners: Sequence[int], rounds: int) -> Pairs:
     """Tokens a second with LoRA and without, alternately"""
     with_lora, without = list[float](), list[float]()
-    for number in range(1 if bench.rehearsal else ROUNDS):
+    for number in range(rounds):
         order = [(with_lora, owners), (without, None)]
         for into, who in order[:: -1 if number % 2 else 1]:
             into.append(served.tokens_per_second(lengths, who))
@@ -152,7 +152,12 @@ def g8(bench: Bench) -> Iterator[Figure]:
     for shape, at_least in cases:
         served = _served(bench, shape, adapters)
         requests = rows if bench.rehearsal else 4 * rows
-        kept = _kept(bench, served, lengths_of(bench, requests), _popular(requests, adapters))
+        kept = _kept(
+            served,
+            lengths_of(bench, requests),
+            _popular(requests, adapters),
+            1 if bench.rehearsal else ROUNDS,
+        )
         yield Figure(
             name=f"throughput_kept_{shape.name}_zipf_{rows}",
             value=kept.ratio,
@@ -169,7 +174,7 @@ def g14(bench: Bench) -> Iterator[Figure]:
     shape = TINY_SHAPE if bench.rehearsal else LLAMA_7B
     served = _served(bench, shape, 2 if bench.rehearsal else ZIPF_ADAPTERS)
     requests = rows if bench.rehearsal else 1000
-    kept = _kept(bench, served, lengths_of(bench, requests), [number % rows for number in range(requests)])
+    kept = _kept(served, lengths_of(bench, requests), [number % rows for number in range(requests)], 1)
     ours = statistics.median(kept.a)
     peft = Peft(bench, shape, rows)
     against = {}
@@ -224,7 +229,7 @@ class Peft:
     def mixed(self) -> float:
         """Tokens a second"""
         names = [str(number) for number in range(self._adapters)]
-        self._generate(self._prompts, adapter_names=names)
+        self._generate(self._prompts, tokens=1, adapter_names=names)
         began = time.perf_counter()
         self._generate(self._prompts, adapter_names=names)
         return self._adapters * self._tokens / (time.perf_counter() - began)
@@ -237,8 +242,8 @@ class Peft:
             self._generate(self._prompts[number : number + 1])
         return some * self._tokens / (time.perf_counter() - began)
 
-    def _generate(self, prompts: torch.Tensor, **more: Any) -> None:
-        tokens = self._tokens
+    def _generate(self, prompts: torch.Tensor, *, tokens: int = 0, **more: Any) -> None:
+        tokens = tokens or self._tokens
         self._model.generate(
             input_ids=prompts, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0, **more
         )

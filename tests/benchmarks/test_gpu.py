@@ -4,8 +4,10 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ import torch
 from benchmarks.gpu import measure
 from benchmarks.gpu_goals import goals as all_goals
 from benchmarks.gpu_goals.bench import TINY, Bench
-from benchmarks.gpu_goals.clock import Rehearsal, Times, Way
+from benchmarks.gpu_goals.clock import CudaClock, Rehearsal, Times, Way
 from benchmarks.gpu_goals.figures import Beside, Figure
 from benchmarks.gpu_goals.goals import GOALS, PARTS, Goal
 from benchmarks.gpu_goals.kept import Kept
@@ -55,6 +57,7 @@ def test_without_a_gpu_it_says_so_and_prints_what_can_be_counted() -> None:
     assert any(line.startswith("skipped: there is no CUDA device") for line in said)
     results = {row["name"]: row for row in json.loads(said[-1])["results"]}
     assert results["lora_launches_per_layer"]["value"] <= 8
+    assert 1 < results["bytes_vs_floor"]["value"] <= 1.1
 
 
 def test_the_goals_of_kernels_need_nothing_of_the_runner() -> None:
@@ -144,6 +147,87 @@ def test_parts_add_to_one_file_and_a_new_figure_takes_the_place_of_the_old_one(t
     assert [(row["name"], row["value"]) for row in rows] == [("first", 2.0), ("second", 3.0)]
     with pytest.raises(ValueError, match="another GPU"):
         Kept(path, {"name": "another card"})
+
+
+class FakeCard:
+    """Stands for torch.cuda: its clock advances when work is replayed, by so much for each call that was captured."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.replayed: list[str] = []
+        self.capturing: list[tuple[str, float]] | None = None
+
+    def work(self, name: str, milliseconds: float) -> Callable[[], None]:
+        def do() -> None:
+            if self.capturing is not None:
+                self.capturing.append((name, milliseconds))
+
+        return do
+
+    def module(self) -> SimpleNamespace:
+        card = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at = card.now
+
+            def elapsed_time(self, end: "Event") -> float:
+                return end.at - self.at
+
+        class Graph:
+            def __init__(self) -> None:
+                self.calls: list[tuple[str, float]] = []
+
+            def replay(self) -> None:
+                card.replayed.append(self.calls[0][0])
+                card.now += sum(milliseconds for _, milliseconds in self.calls)
+
+        @contextmanager
+        def graph(into: Graph) -> Iterator[None]:
+            card.capturing = into.calls
+            yield
+            card.capturing = None
+
+        def sleep(cycles: int) -> None:
+            card.now += cycles / 1e6
+
+        stream = SimpleNamespace(wait_stream=lambda _: None)
+        return SimpleNamespace(
+            Event=Event,
+            CUDAGraph=Graph,
+            graph=graph,
+            Stream=lambda: stream,
+            stream=lambda _: nullcontext(),
+            current_stream=lambda: stream,
+            synchronize=lambda: None,
+            _sleep=sleep,
+        )
+
+
+def test_ways_are_replayed_in_turns_and_timed_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = FakeCard()
+    monkeypatch.setattr(torch, "cuda", card.module())
+
+    def cannot_be_captured() -> None:
+        if card.capturing is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    ways = {
+        "ours": Way(card.work("ours", 0.002), 50),
+        "slow": Way(card.work("slow", 0.006), 10),
+        "synchronises": Way(cannot_be_captured),
+    }
+    times = CudaClock().compare(ways, seconds=0.002)
+    assert times.failed == {"synchronises": "RuntimeError: operation not permitted when stream is capturing"}
+    assert times.median("ours") == pytest.approx(2.0)
+    assert times.pairs("slow", "ours").ratio == pytest.approx(3.0)
+    rounds = len(times.samples["ours"])
+    assert rounds == 12  # of 160 us each
+    in_turns = card.replayed[4:]  # after two rounds that warm up
+    assert in_turns == ["ours", "slow", "slow", "ours"] * (rounds // 2)
 
 
 def test_a_figure_holds_only_if_what_stands_beside_it_does() -> None:

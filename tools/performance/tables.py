@@ -107,6 +107,7 @@ TABLES = {
         ("figure",),
         {
             "launches of LoRA in a layer, all seven linears": ["lora_launches_per_layer"],
+            "bytes that `add_lora` moves against the least that any could, the worst of all cases": ["bytes_vs_floor"],
         },
     ),
     "op": Table(
