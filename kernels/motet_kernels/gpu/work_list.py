@@ -96,24 +96,26 @@ def smallest_room(chunks: Sequence[Chunk], linears: int) -> Room:
 
 
 def write_list(
-    chunks: Sequence[Chunk], room: Room, itemsize: int, changed: Callable[[PlacedAdapter], npt.NDArray[np.int64]]
+    chunks: Sequence[Chunk], room: Room, itemsize: int, changed: Callable[[PlacedAdapter], Sequence[int]]
 ) -> npt.NDArray[np.int64]:
     """The array, up to the last number that is used. `changed`: an adapter's words, of WORD_BITS linears each."""
     needed = smallest_room(chunks, room.linears)
     if needed.rows > room.rows or needed.chunks > room.chunks or needed.entries > room.entries:
         raise ValueError(f"{needed.rows} rows of {needed.chunks} chunks do not fit a batch of {room.rows} rows")
-    array = np.zeros(room.begin_entries + needed.entries, dtype=np.int64)
-    records = array[HEADER : HEADER + needed.chunks * room.fields].reshape(needed.chunks, room.fields)
     first = products = 0
+    records: list[int] = []
+    rows: list[int] = []
     entries: list[int] = []
-    for number, (record, chunk) in enumerate(zip(records, chunks, strict=True)):
+    for number, chunk in enumerate(chunks):
         adapter, count = chunk.adapter, len(chunk.rows)
-        record[:CHANGED] = first, count, adapter.rank, adapter.offset // itemsize, products
-        record[CHANGED:] = changed(adapter)
-        array[room.begin_rows + first : room.begin_rows + first + count] = chunk.rows
-        entries += [number * ENTRY_STEPS + step for step in range(adapter.rank // RANK_STEP)]
+        records += (first, count, adapter.rank, adapter.offset // itemsize, products, *changed(adapter))
+        rows += chunk.rows
+        entries += range(number * ENTRY_STEPS, number * ENTRY_STEPS + adapter.rank // RANK_STEP)
         first += count
         products += count * adapter.rank
+    array = np.zeros(room.begin_entries + needed.entries, dtype=np.int64)
+    array[HEADER : HEADER + len(records)] = records
+    array[room.begin_rows : room.begin_rows + len(rows)] = rows
     array[room.begin_entries :] = entries
     classes = [rank_class(chunk.adapter.rank) for chunk in chunks]
     array[ENTRIES] = len(entries)
@@ -121,12 +123,12 @@ def write_list(
     return array
 
 
-def words(changed: Sequence[bool]) -> npt.NDArray[np.int64]:
+def words(changed: Sequence[bool]) -> tuple[int, ...]:
     """A bit for each linear, as a chunk has them"""
-    bits = np.zeros(-(-len(changed) // WORD_BITS) * WORD_BITS, dtype=np.int64)
-    bits[: len(changed)] = changed
-    found: npt.NDArray[np.int64] = (bits.reshape(-1, WORD_BITS) << np.arange(WORD_BITS)).sum(axis=1)
-    return found
+    return tuple(
+        sum(bit << place for place, bit in enumerate(changed[first : first + WORD_BITS]))
+        for first in range(0, len(changed), WORD_BITS)
+    )
 
 
 def _aligned(number: int) -> int:
