@@ -1,15 +1,18 @@
 """The fused forward on the GPU's kernels: the logits of the modules, one copy of the weights, and nothing from the host
 that changes from step to step."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from motet_kernels import LinearGroup, PlacedAdapter, Segment
 from motet_kernels.gpu import attention as gpu_attention
@@ -186,6 +189,64 @@ def test_a_captured_decode_step_serves_all_others(tmp_path: Path, monkeypatch: p
         numbers = [[one for one in arguments if not isinstance(one, tuple)] for _, _, *arguments, _ in given]
         launches[-1] += numbers
     assert launches[0] == launches[1]
+
+
+class Operators(TorchDispatchMode):
+    """Counts what torch computes: all but views and new memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and "empty" not in func.__name__:
+            self.counts[func.__name__] += 1
+        return func(*args, **kwargs or {})
+
+
+PRODUCTS = ("linear.default", "mm.default", "addmm.default")
+
+
+def note_launch(launched: list[str], kernel: Any, *_: Any, **__: Any) -> None:
+    launched.append(kernel.__name__)
+
+
+def test_a_layer_of_a_decode_step_has_few_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of torch the four products and nothing else: no copy, and nothing that waits for the device."""
+    counts = []
+    for layers in (1, 3):
+        config = transformers.LlamaConfig(**ONE_LAYER | {"num_hidden_layers": layers})
+        loaded = load(save_model(config, tmp_path / str(layers)), "float32", DEVICE.type)
+        pack(loaded, KERNELS)
+        forward = loaded.fused
+        assert isinstance(forward, GpuForward)
+        forward.prepare(64)
+        store = PagedStore(4, loaded.shape, loaded.dtype, loaded.device)
+        attention = GpuAttention(store.data)
+        backend, _ = two_adapters(loaded)
+        forward.use_lora(backend)
+        fixed, of_lora = attention.fixed_batch(2, 4), backend.fixed_batch(2)
+        zeros = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+        launched: list[str] = []
+        with monkeypatch.context() as patch, torch.inference_mode():
+            note = partial(note_launch, launched)
+            for module in (layer_kernels, gpu_attention, lora_backend):
+                patch.setattr(module, "launch", note)
+            with Operators() as operators:
+                forward.compute(zeros, zeros, attention=attention, pages=store.data, rows=fixed, lora=of_lora)
+        counts.append(operators.counts + Counter(launched))
+    of_a_layer = {name: (counts[1][name] - counts[0][name]) / 2 for name in counts[1]}
+    print(f"launches of a layer: {of_a_layer}, in all {sum(of_a_layer.values()):.0f}")
+    assert sum(of_a_layer.pop(name, 0) for name in PRODUCTS) == 4
+    assert {name: count for name, count in of_a_layer.items() if count} == {
+        "_add_norm_kernel": 2,
+        "_rotate_and_write_kernel": 1,
+        "attend_pieces": 1,
+        "add_pieces": 1,
+        "_silu_multiply_kernel": 1,
+        "lora_shrink": 4,
+        "lora_expand": 4,
+    }
 
 
 def two_adapters(loaded: LoadedModel) -> tuple[GpuBackend, list[PlacedAdapter]]:
