@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from motet.domain import KVShape
 from motet_kernels.gpu.attention import GpuAttention
 from motet_kernels.gpu.launches import traced_launches
+from motet_runner.memory.paged import PagedStore
 from tests.gpu.devices import DEVICE, DTYPES
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 0.03}
@@ -168,6 +170,19 @@ def test_new_keys_and_values_lie_in_the_pages_and_nothing_else_has_changed() -> 
             assert torch.equal(both.pages[place].cpu(), new)
             before[place] = both.pages[place]
     assert torch.equal(both.pages.nan_to_num(7), before.nan_to_num(7))
+
+
+def test_a_store_of_larger_pages_holds_what_was_attended_to() -> None:
+    shape = KVShape(layers=LAYERS, kv_heads=2, head_dim=16, dtype_bytes=4)
+    store = PagedStore(3, shape, torch.float32, DEVICE, page_tokens=64)
+    each = Sequence.random(Shape(4, 2, 16), 0, 100, torch.float32, 0)
+    attention = GpuAttention(store.data)
+    batch = attention.make_batch(np.array([[2, 0]], dtype=np.int32), np.array([[0, 100, 0, 0]], dtype=np.int64))
+    out = attention.attend(*(one.to(DEVICE) for one in (each.queries, each.keys, each.values)), LAYER, batch, scale=0.3)
+    torch.testing.assert_close(out.double().cpu(), each.expected(0.3), rtol=2e-5, atol=2e-5)
+    keys, values = store.read(store.blocks_of(np.array([[2, 0]]))[LAYER], 1)[:, 0, :, :100].cpu()
+    assert torch.equal(keys, each.keys)
+    assert torch.equal(values, each.values)
 
 
 def test_pages_that_a_window_has_left_are_not_read() -> None:

@@ -40,19 +40,23 @@ class PagedStore:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        page_tokens: int = PAGE_TOKENS,
         allocate: PageAllocation = _allocate,
     ) -> None:
+        """`page_tokens`: other pages than the planner's. With long sequences, attention on a GPU may read larger ones
+        faster."""
         self.pages = pages
+        self.page_tokens = page_tokens
         self.shape = shape
         self.device = device
         self.data = allocate(
-            (pages, shape.layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim), dtype=dtype, device=device
+            (pages, shape.layers, 2, shape.kv_heads, page_tokens, shape.head_dim), dtype=dtype, device=device
         )
         self.bytes = self.data.view(pages, -1).view(torch.uint8)
         """[pages, bytes of a page] Adapters also lie in pages: see `motet_kernels.RunLayout`."""
         self._numbers = self.bytes.numpy() if device.type == "cpu" else np.empty(0)
         self._tokens = self.data.view(-1, shape.head_dim)
-        self._blocks = self.data.view(-1, PAGE_TOKENS * shape.head_dim)
+        self._blocks = self.data.view(-1, page_tokens * shape.head_dim)
         self._layer = torch.arange(shape.layers, device=device).view(-1, 1) * (2 * shape.kv_heads)
         self._scratch: torch.Tensor | None = None
         halves = np.arange(2 * shape.kv_heads, dtype=np.int64)
@@ -62,8 +66,8 @@ class PagedStore:
         """Where new tokens go: [layers, tokens · 2 · kv_heads] rows of `head_dim` numbers."""
         shape = self.shape
         first = pages * (shape.layers * 2 * shape.kv_heads)
-        rows = ((first[:, None] + self._halves.reshape(1, -1)) * PAGE_TOKENS + offsets[:, None]).reshape(1, -1)
-        return torch.from_numpy(rows).to(self.device) + self._layer * PAGE_TOKENS
+        rows = ((first[:, None] + self._halves.reshape(1, -1)) * self.page_tokens + offsets[:, None]).reshape(1, -1)
+        return torch.from_numpy(rows).to(self.device) + self._layer * self.page_tokens
 
     def blocks_of(self, table: np.ndarray) -> torch.Tensor:
         """Where sequences with pages `table` [sequences, pages] lie: [layers, 2 · sequences · kv_heads · pages]"""
@@ -78,7 +82,7 @@ class PagedStore:
 
     def sequences_a_read(self, pages: int) -> int:
         """How many sequences of so many pages are best read at once."""
-        of_one = self.shape.bytes_per_page() // self.shape.layers * pages
+        of_one = self.shape.bytes_per_page(self.page_tokens) // self.shape.layers * pages
         return max(1, READ_BYTES.get(self.device.type, READ_BYTES["cuda"]) // of_one)
 
     def read(self, blocks: torch.Tensor, sequences: int) -> torch.Tensor:
@@ -90,8 +94,8 @@ class PagedStore:
         return gathered.view(2, sequences, self.shape.kv_heads, -1, self.shape.head_dim)
 
     def block(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Some of `blocks_of`, of keys or of values: [blocks, PAGE_TOKENS, head_dim]"""
-        return self._blocks.index_select(0, blocks).view(len(blocks), PAGE_TOKENS, -1)
+        """Some of `blocks_of`, of keys or of values: [blocks, page_tokens, head_dim]"""
+        return self._blocks.index_select(0, blocks).view(len(blocks), self.page_tokens, -1)
 
     def copy_out(self, pages: Sequence[int]) -> torch.Tensor:
         return self.gather(pages).to("cpu")
@@ -105,7 +109,7 @@ class PagedStore:
 
     def copy_within(self, pages: Sequence[int], to: Sequence[int]) -> None:
         """No page is in both. A few at a time, because a copy takes as much memory again for a moment."""
-        at_once = max(1, COPY_BYTES // self.shape.bytes_per_page())
+        at_once = max(1, COPY_BYTES // self.shape.bytes_per_page(self.page_tokens))
         for first in range(0, len(pages), at_once):
             part = slice(first, first + at_once)
             self.data.index_copy_(0, self._numbers_of(to[part]), self.gather(pages[part]))
