@@ -21,7 +21,7 @@ GAINED = 4.0
 async def demo(bench: Bench) -> None:
     if "fused" not in bench.kernels:
         return
-    given = Namespace(**(vars(bench.given) | {"dtype": "auto", "vocabulary": 1024, "prompt": 16}))
+    given = Namespace(**(vars(bench.given) | {"dtype": "float32", "vocabulary": 1024, "prompt": 16}))
     ours, theirs = (make_run(BUNDLED / "model", given, how) for how in ("fused", "modules"))
     adapters = []
     for folder in sorted((BUNDLED / "adapters").iterdir()):
