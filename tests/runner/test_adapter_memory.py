@@ -256,7 +256,8 @@ def test_on_a_gpu_pages_leave_memory_to_compute_with(llama: Path, monkeypatch: p
     engine._loaded.device = SimpleNamespace(type="cuda")
     memory = GpuMemory(total=1000 * MIB + CONTEXT_BYTES, free=900 * MIB, held=0)
     monkeypatch.setattr(GpuMemory, "of", lambda _: memory)
-    monkeypatch.setattr("motet_runner.engine.activation_bytes", lambda *_: 800 * MIB)
+    monkeypatch.setattr("motet_runner.engine.activation_bytes", lambda *_: 700 * MIB)
+    monkeypatch.setattr("motet_runner.engine.recorded_bytes", lambda *_: 100 * MIB)
     page = MIB // 2
     left = memory.left(90) // MIB - 800
     assert engine._pages(page, 0) == 2 * left

@@ -59,11 +59,12 @@ class FixedCppBackend(CppBackend):
 
     def fixed_batch(self, max_rows: int) -> FixedCppBatch:
         of = self.make_batch([])
-        return FixedCppBatch(max_rows, of, of.segments, of.address, 0, of.products_address, of.threads)
+        return FixedCppBatch(0, of, of.segments, of.address, 0, of.products_address, of.threads)
 
     def fill(self, batch: FixedCppBatch, segments: Sequence[Segment]) -> None:
         type(self).filled += 1
         batch.of = of = self.make_batch(segments)
+        batch.rows = of.rows
         batch.segments, batch.address, batch.count = of.segments, of.address, of.count
         batch.products_address = of.products_address
 

@@ -17,7 +17,7 @@ from motet.errors import SetupError
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.execute import exact_mode
-from motet_runner.execute.activations import activation_bytes
+from motet_runner.execute.activations import activation_bytes, recorded_bytes
 from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.execute.checkpoint import ignore_progress
 from motet_runner.execute.device.worker import DeviceWorker, computes_by_itself
@@ -327,9 +327,9 @@ class Engine:
         if mib is not None:
             budget = mib * MIB
         elif self._loaded.device.type == "cuda":
-            computing = activation_bytes(
-                self._loaded, self._config.prefill_chunk_tokens, self._config.max_concurrent_sequences
-            )
+            decodes = self._config.max_concurrent_sequences
+            computing = activation_bytes(self._loaded, self._config.prefill_chunk_tokens, decodes)
+            computing += recorded_bytes(self._loaded, decodes)
             left = GpuMemory.of(self._loaded.device).left(self._config.memory_utilization_percent)
             budget = left - computing - copy_bytes
         else:

@@ -41,3 +41,8 @@ def activation_bytes(loaded: LoadedModel, prompt_tokens: int, decodes: int) -> i
     peak = torch.cuda.max_memory_allocated(loaded.device) - before
     torch.cuda.empty_cache()
     return peak + of_sampler
+
+
+def recorded_bytes(loaded: LoadedModel, decodes: int) -> int:
+    """Of recorded decodes, beside that: they keep what lies between the layers of the largest one, and its logits."""
+    return activation_bytes(loaded, 1, decodes)

@@ -72,8 +72,6 @@ class _Graph:
     """Attention calls of one pass"""
     numbers: tuple[int, ...] = ()
     """What `rows` holds"""
-    adapters: object = None
-    """What the batch of add_lora was filled for"""
 
 
 class DecodeGraphs:
@@ -101,7 +99,12 @@ class DecodeGraphs:
         self._logits: torch.Tensor | None = None
         """[most rows, vocabulary] Of all recordings: each one's own would take many times as much memory"""
         self.recordings = 0
-        self._record_all(recorded_sizes(most))
+        sizes = recorded_sizes(most)
+        self._lora = None if backend is None else backend.fixed_batch(max(sizes))
+        """Of all recordings: one of fewer rows reads the first ones"""
+        self._adapters: object = None
+        """What it was filled for"""
+        self._record_all(sizes)
         self._sizes = sorted(self._graphs)
 
     def size_for(self, rows: int) -> int | None:
@@ -123,13 +126,12 @@ class DecodeGraphs:
     def rows_of(self, size: int) -> torch.Tensor:
         return self._graphs[size].rows
 
-    def fill_adapters(self, size: int, adapters: object, segments: Callable[[], Sequence[Segment]]) -> None:
+    def fill_adapters(self, adapters: object, segments: Callable[[], Sequence[Segment]]) -> None:
         """`adapters`: something that is equal only where the segments are"""
-        graph = self._graphs[size]
-        if self._backend is not None and graph.adapters != adapters:
-            graph.adapters = None
-            self._backend.fill(graph.batch.lora, segments())
-            graph.adapters = adapters
+        if self._backend is not None and self._adapters != adapters:
+            self._adapters = None
+            self._backend.fill(self._lora, segments())
+            self._adapters = adapters
 
     def replay(self, size: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         """→ logits [size, vocabulary], the token of each row's largest one [size], and attention calls. They are good
@@ -177,7 +179,7 @@ class DecodeGraphs:
             begun=[],
             decodes=[],
             chunks=[],
-            lora=None if self._backend is None else self._backend.fixed_batch(size),
+            lora=self._lora,
             tokens=size,
             longest=self._longest,
             line=Line([], np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)),

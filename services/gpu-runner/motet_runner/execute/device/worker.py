@@ -327,7 +327,7 @@ class DeviceWorker:
         if "rows" in sent:
             graphs.fill_rows(size, numbers, sent["rows"])
         adapters = (numbers, table.changes, tuple(plan.adapters.items()))
-        graphs.fill_adapters(size, adapters, lambda: self._segments(plan, rows))
+        graphs.fill_adapters(adapters, lambda: self._segments(plan, rows))
         self._store.clear(
             [
                 int(table.pages[number, start // PAGE_TOKENS])
