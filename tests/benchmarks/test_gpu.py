@@ -20,8 +20,11 @@ from benchmarks.gpu_goals.figures import Beside, Figure
 from benchmarks.gpu_goals.goals import GOALS, PARTS, Goal
 from benchmarks.gpu_goals.kept import Kept
 from benchmarks.gpu_goals.served import covered
+from benchmarks.gpu_goals.twins import BLOCK, only_read
 from benchmarks.harness import SKIPPED, Pairs
+from motet_kernels.gpu.launches import launch
 from tests.repo.tree import ROOT
+from tests.support.gpu_compiler import launches_are_compiled
 from tools.performance.goals import goals_table
 
 NO_FOLDER = "LookupError: --vllm-kernels names no folder"
@@ -69,6 +72,16 @@ def test_the_goals_of_kernels_need_nothing_of_the_runner() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_plain_read_uses_the_widest_loads() -> None:
+    """Else it would be slower than what it stands for, and would flatter our kernels."""
+    with launches_are_compiled() as found:
+        launch(
+            only_read, (4,), torch.empty(BLOCK, dtype=torch.int32), torch.empty(4, dtype=torch.int32), 1, BLOCK=BLOCK
+        )
+    assert found[0].spilled_bytes == 0
+    assert set(re.findall(r"LDG\S*", found[0].instructions)) == {"LDG.E.128"}
 
 
 def test_the_time_in_which_a_gpu_is_busy_counts_kernels_beside_each_other_once() -> None:
