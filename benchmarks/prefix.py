@@ -145,7 +145,7 @@ def cache_time(planner: Planner) -> Iterator[CpuTime]:
     """Measures all that a planner calls for the prefix cache."""
     measured = CpuTime()
     calls = [
-        *((planner, name) for name in ("_share_cached", "_waits_for_parent")),
+        *((planner._next, name) for name in ("_share_cached", "_waits_for_parent")),
         *((planner.memory, name) for name in ("chain_of", "share_cached", "count_cached", "add_to_cache")),
     ]
     for owner, name in calls:
