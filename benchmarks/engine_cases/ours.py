@@ -65,7 +65,9 @@ async def host(bench: Bench) -> None:
             if kernels == "fused":
                 with run.watched():
                     run.seconds(requests)
-                share = 1 - percentile(run.of_model[-len(run.of_decodes) :], 0.5) / percentile(run.of_decodes, 0.5)
+                of_model = run.of_model[-len(run.of_decodes) :]
+                shares = [1 - model / step for model, step in zip(of_model, run.of_decodes, strict=True)]
+                share = percentile(shares, 0.5)
                 name = f"host_share_{requests}_cpp"
                 if requests == OF_REQUESTS:
                     bench.results.append(at_most(name, share, HOST_SHARE, ""))
