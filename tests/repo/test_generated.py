@@ -14,6 +14,9 @@ from tools.compat import NAMED_BY as OF_COMPAT
 from tools.gate.__main__ import BASE as OF_THE_GATE
 from tools.peer import NAMED_BY as OF_THE_PEER
 
+OF_THE_TESTS = "MOTET_RUNNER_WORKER"
+"""See `tests/runner/conftest.py`"""
+
 
 def generate(tool: str, out: Path) -> None:
     # The generators call plugins by name: those of this interpreter's environment.
@@ -90,7 +93,7 @@ def test_a_generated_file_begins_with_what_to_change_and_how(path: Path) -> None
 
 def test_pages_speak_only_of_variables_that_exist() -> None:
     settings = (ROOT / "docs" / "reference" / "settings.md").read_text()
-    known = {*re.findall(r"MOTET_[A-Z0-9_]+", settings), OF_THE_GATE, OF_THE_PEER, OF_COMPAT}
+    known = {*re.findall(r"MOTET_[A-Z0-9_]+", settings), OF_THE_GATE, OF_THE_PEER, OF_COMPAT, OF_THE_TESTS}
     for path in tracked():
         if path.suffix == ".md":
             named = set(re.findall(r"MOTET_[A-Z0-9_]*[A-Z0-9]\b(?!_)", path.read_text()))
