@@ -20,6 +20,7 @@ NOT_BENCHMARKS = {
     "harness",
     "host_parts",
     "lora_baselines",
+    "model_time",
     "own_driver",
     "random_gemma",
     "random_llama",
