@@ -245,7 +245,7 @@ class GpuAttention:
                 LEAST=cut.least,
                 MOST=cut.most,
                 AT_ONCE=256,
-                MOST_ROUNDED=_rounded(cut.most),
+                MAX_ROUNDED=_rounded(cut.most),
                 HAS_WINDOW=window is not None,
             )
             pieces.current = True

@@ -40,7 +40,7 @@ def cut_sequences(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    MOST_ROUNDED: tl.constexpr,
+    MAX_ROUNDED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ) -> None:
     own = tl.program_id(0)
@@ -58,7 +58,7 @@ def cut_sequences(
     piece = _piece(seen, LEAST, MOST)
     count = tl.cdiv(seen, piece)
     tl.store(counts + own, count)
-    number = tl.arange(0, MOST_ROUNDED)
+    number = tl.arange(0, MAX_ROUNDED)
     there = number < count
     entry = pieces + (before + number) * 4
     begin = length - seen + number * piece
