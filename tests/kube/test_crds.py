@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-import yaml
 
 from motet.resources.crd import ADAPTER, CUSTOM_RESOURCES, POOL
 from motet.resources.status import Artifact, Condition, LoRAAdapterStatus, ServingPoolStatus
 from tests.kube.control_plane import Cluster, CommandRefused
-from tests.repo.tree import ROOT
+from tests.kube.operators import apply_definitions
 from tests.resources.invalid_objects import BROKEN, GOOD, REMOVED, InvalidObject, with_value
 
 pytestmark = pytest.mark.kube
@@ -22,9 +21,7 @@ pytestmark = pytest.mark.kube
 @pytest.fixture(scope="module")
 def tenant(cluster: Cluster) -> Iterator[str]:
     """A namespace in a cluster with our CRDs."""
-    for kind in CUSTOM_RESOURCES:
-        cluster.apply(yaml.safe_load((ROOT / "crds" / kind.file_name).read_text()))
-        cluster.kubectl("wait", "--for=condition=Established", f"crd/{kind.crd_name}", "--timeout=20s")
+    apply_definitions(cluster)
     name = f"test-{uuid.uuid4().hex[:8]}"
     cluster.kubectl("create", "namespace", name)
     yield name

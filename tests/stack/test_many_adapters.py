@@ -72,8 +72,10 @@ def test_32_streams_of_ten_models_equal_peft(family: str, served: dict[str, Serv
 def test_an_iteration_is_one_model_call_over_many_adapters_without_padding(
     family: str, served: dict[str, Served]
 ) -> None:
-    lines = served[family].trace
+    # The others only tell of requests that wait, as for an adapter that is still read.
+    lines = [line for line in served[family].trace if line["prefill"] + line["decode"]]
     layers = max(line["attention"] for line in lines)
-    assert all(line["calls"] == 1 and line["attention"] == layers and line["padding"] == 0 for line in lines)
+    others = [line for line in lines if (line["calls"], line["attention"], line["padding"]) != (1, layers, 0)]
+    assert others == []
     assert any(line["adapters"] >= 8 for line in lines)
     assert any(line["prefill"] and line["decode"] for line in lines)

@@ -28,7 +28,7 @@ from motet.resources.crd import CUSTOM_RESOURCES
 from tests.charts.helm import COMPONENTS, CRDS, MOTET, VARIANTS, containers, of_kind, pod_templates, title, with_values
 from tests.kube.cluster import Cluster, CommandRefused
 from tests.kube.network import API_PORT, CONTROL_PLANE
-from tests.repo.tree import ROOT
+from tests.kube.operators import apply_definitions
 from tests.support.machine import lacking
 from tests.support.ports import free_port
 from tests.support.postgresql import MISSING, PostgreSQL
@@ -101,9 +101,7 @@ def release(cluster: Cluster) -> Iterator[Release]:
 
 @pytest.fixture
 def definitions(cluster: Cluster) -> None:
-    for kind in CUSTOM_RESOURCES:
-        cluster.apply(yaml.safe_load((ROOT / "crds" / kind.file_name).read_text()))
-        cluster.kubectl("wait", "--for=condition=Established", f"crd/{kind.crd_name}", "--timeout=20s")
+    apply_definitions(cluster)
 
 
 # Objects --------------------------------------------------------------------------------------------------------------
