@@ -15,7 +15,7 @@ from motet_runner.execute.device import worker as device_worker
 from motet_runner.execute.device.decode_graphs import recorded_sizes
 from motet_runner.execute.device.link import Link
 from motet_runner.execute.device.parcel import Returning
-from motet_runner.execute.device.recording import CallAgain, Recording
+from motet_runner.execute.device.recording import CallAgain, NotRecorded, Recording
 from motet_runner.plan import StepPlan
 from motet_runner.plan.presets import UNBOUNDED
 from tests.runner.engines import ask, load, make_device_engine, make_local_engine, run
@@ -133,6 +133,35 @@ def test_where_memory_ends_the_smaller_ones_are_recorded(llama: Path) -> None:
     asked = [ask(f"{number}", prompt=5, max_tokens=5 + 5 * number) for number in range(7)]
     assert run(engine, *asked).tokens == run(make_local_engine(llama, kernels="cpp"), *asked).tokens
     assert set(sizes) == {1, 2, 4}
+
+
+class NoCapture(CallAgain):
+    """As a GPU, of a model that asks it for a value: the end of the capture fails, too, with an error of its own."""
+
+    def record(self, compute: Callable[[], None]) -> Recording:  # type: ignore[override]
+        try:
+            try:
+                raise torch.AcceleratorError(f"CUDA error: {self.reason}\nMore about it.")
+            finally:
+                raise torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
+        except RuntimeError as error:
+            raise NotRecorded(error) from error
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "tried"),
+    [("operation not permitted when stream is capturing", [4]), ("out of memory", [4, 2, 1])],
+)
+def test_a_model_that_cannot_be_recorded_is_served_without(llama: Path, reason: str, tried: list[int]) -> None:
+    with patch.object(device_worker, "recorder_for", lambda _: NoCapture(reason)), capture_logs() as logs:
+        engine = make_recorded_engine(llama, max_concurrent_sequences=4)
+    lines = [line for line in logs if line["event"] == "decodes_not_recorded"]
+    assert [(line["rows"], line["reason"]) for line in lines] == [(size, f"CUDA error: {reason}") for size in tried]
+    asked = [ask(f"{number}", prompt=5) for number in range(4)]
+    assert run(engine, *asked).tokens == run(make_local_engine(llama, kernels="cpp"), *asked).tokens
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

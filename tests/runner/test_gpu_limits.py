@@ -99,6 +99,7 @@ def test_errors_of_memory_are_not_failures_of_the_device() -> None:
     assert device_has_failed(torch.AcceleratorError(CUDA_ERROR))
     assert not device_has_failed(torch.AcceleratorError("CUDA error: out of memory"))
     assert is_out_of_memory(torch.AcceleratorError("CUDA error: out of memory"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert not device_has_failed(RuntimeError("shapes do not fit"))
 
 

@@ -9,7 +9,7 @@ def is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     first_line = str(error).strip().partition("\n")[0]
-    return "allocat" in first_line or "out of memory" in first_line
+    return any(words in first_line for words in ("allocat", "ALLOC_FAILED", "out of memory"))
 
 
 def device_has_failed(error: Exception) -> bool:

@@ -15,7 +15,7 @@ import structlog
 import torch
 
 from motet_kernels import Segment
-from motet_runner.execute.device.recording import Recorder, Recording
+from motet_runner.execute.device.recording import NotRecorded, Recorder, Recording
 from motet_runner.execute.device.rows import NOBODY, DeviceRows
 from motet_runner.execute.device.sampler import largest_tokens
 from motet_runner.execute.flat_batch import AttentionOverPages, FlatBatch, Line, PagedRows
@@ -153,15 +153,14 @@ class DecodeGraphs:
         for size in sorted(sizes, reverse=True):
             try:
                 self._graphs[size] = self._record(size)
+            except NotRecorded as error:
+                _warn(size, str(error))
+                if not error.for_memory:  # the others would fail as well
+                    break
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                log.warning(
-                    "decodes_not_recorded",
-                    rows=size,
-                    reason=str(error).strip().partition("\n")[0],
-                    effect="iterations of so many decodes are launched kernel by kernel, which is slower",
-                )
+                _warn(size, str(error).strip().partition("\n")[0])
         log.info("decodes_recorded", rows=sorted(self._graphs))
 
     def _record(self, size: int) -> _Graph:
@@ -208,3 +207,8 @@ class DecodeGraphs:
         graph.chosen.copy_(largest_tokens(logits) if batch.chosen is None else batch.chosen)
         here.newest.index_copy_(0, rows, torch.where(is_one, graph.chosen.clamp(min=0), 0))
         here.before.index_copy_(0, rows, batch.positions[0] + is_one)
+
+
+def _warn(rows: int, reason: str) -> None:
+    effect = "iterations of so many decodes are launched kernel by kernel, which is slower"
+    log.warning("decodes_not_recorded", rows=rows, reason=reason, effect=effect)

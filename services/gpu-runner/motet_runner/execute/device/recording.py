@@ -5,6 +5,8 @@ from typing import Protocol
 
 import torch
 
+from motet_runner.memory.out_of_memory import is_out_of_memory
+
 WARM_UP_CALLS = 2
 """Before a capture: what is compiled or allocated at the first call must not be part of it."""
 
@@ -14,9 +16,22 @@ class Recording(Protocol):
         """Launch the work once more."""
 
 
+class NotRecorded(Exception):
+    """This work cannot be recorded, and can be launched as it is."""
+
+    def __init__(self, error: Exception) -> None:
+        # The error of the end of a capture hides the one that ended it.
+        first: BaseException = error
+        while first.__context__ is not None:
+            first = first.__context__
+        super().__init__(str(first).strip().partition("\n")[0])
+        self.for_memory = isinstance(first, Exception) and is_out_of_memory(first)
+
+
 class Recorder(Protocol):
     def record(self, compute: Callable[[], None]) -> Recording:
-        """`compute` reads and writes tensors that stay where they are, and it may be called for that."""
+        """`compute` reads and writes tensors that stay where they are, and it may be called for that. Raises
+        NotRecorded."""
 
 
 class _Again:
@@ -52,8 +67,11 @@ class CudaGraphs:
                 compute()
         model.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            compute()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                compute()
+        except (MemoryError, RuntimeError) as error:  # such as one of a model that asks the device for a value
+            raise NotRecorded(error) from error
         return graph
 
 
