@@ -2,13 +2,14 @@
 
 from contextlib import suppress
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.domain import ParkMethod, RequestId
 from motet.errors import MotetError
 from motet_runner.interface import StateChanged
-from motet_runner.plan import Planner
+from motet_runner.plan import Planner, StepPlan
 from tests.runner.plan.fake_device import FakeDevice, make_planner, new
 
 
@@ -137,3 +138,29 @@ def test_a_suspect_is_always_alone_and_all_sequences_end(
             planner.park(request, 1, sequence.promise, sequence.most_pages, ParkMethod.RECOMPUTE)
     watched.run()
     assert added == {*watched.device.finished, *watched.device.given_up, *cancelled}
+
+
+class WatchedLaunches(FakeDevice):
+    """Which requests are under way after each launch"""
+
+    def __init__(self, planner: Planner, ahead: int) -> None:
+        super().__init__(planner, ahead=ahead)
+        self.under_way: list[list[list[str]]] = []
+
+    def launch(self, plan: StepPlan) -> None:
+        super().launch(plan)
+        self.under_way.append([self.requests(one.rows) for one, _ in self.launched if one.count])
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_no_other_iteration_is_under_way_beside_a_suspects(ahead: int) -> None:
+    planner = make_planner(chunk_tokens=24)
+    device = WatchedLaunches(planner, ahead)
+    planner.add(new("neighbour", prompt=4, max_tokens=30))
+    device.step()
+    planner.add(new("suspect", prompt=40, max_tokens=10, engines_lost=1))
+    device.run()
+    with_suspect = [under_way for under_way in device.under_way if ["suspect"] in under_way]
+    assert with_suspect[:3] == [[["suspect"]]] * 3, "two chunks, the second of which samples, and one decode"
+    assert [["neighbour", "suspect"]] * (ahead + 1) in device.under_way, "later both are planned ahead"
+    assert {"neighbour", "suspect"} <= device.finished.keys()

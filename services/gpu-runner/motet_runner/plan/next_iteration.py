@@ -34,9 +34,14 @@ class NextIteration:
         self._places = places
         self._beside = beside
         self._turns = SuspectTurns()
+        self._was_suspect = False
+        """Whether the newest iteration is a suspect's"""
 
     def choose(self, *, supervised: bool, idle: bool) -> Iteration:
-        """`idle`: no iteration is under way. One for a suspect is announced first: that it is empty comes before it."""
+        """`idle`: no iteration is under way. One for a suspect is announced first: that it is empty comes before it.
+        No other is under way beside a suspect's: of two, nobody could tell in which one an engine has died."""
+        if self._was_suspect and not idle:
+            return Iteration()
         protection = self._protection
         protection.answer_overflows(supervised=supervised, idle=idle)
         if not supervised:
@@ -45,10 +50,13 @@ class NextIteration:
         protection.load_before_others_run()
         iteration = self._with_pages(idle=idle)
         protection.load_beside(nobody_runs=not iteration and idle and not self._sequences.runnable())
+        if iteration.suspect is not None and not idle:
+            return Iteration()
         news = self._turns.announce(iteration)
         if news:
             self._sequences.events += news
             return Iteration()
+        self._was_suspect = iteration.suspect is not None
         return iteration
 
     def _share_cached(self) -> None:

@@ -68,7 +68,8 @@ class CudaGraphs:
         model.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            # Only this thread: another one may ask for pinned memory meanwhile, for an adapter that it reads.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 compute()
         except (MemoryError, RuntimeError) as error:  # such as one of a model that asks the device for a value
             raise NotRecorded(error) from error
