@@ -58,14 +58,17 @@ class Figure:
 
     @property
     def holds(self) -> bool | None:
-        """Whether it and what stands beside it reach their targets; None without a target."""
+        """Whether it and what stands beside it reach their targets; None without a target, or if something with a
+        target was not measured: it is not beaten."""
         verdicts = [one.holds for one in self.against.values()]
         if self.at_most is not None:
             verdicts.append(self.value <= self.at_most)
         if self.at_least is not None:
             verdicts.append(self.value >= self.at_least)
-        known = [verdict for verdict in verdicts if verdict is not None]
-        return all(known) if known else None
+        if False in verdicts:
+            return False
+        unknown = any(one.at_least is not None and one.holds is None for one in self.against.values())
+        return None if unknown or True not in verdicts else True
 
     def as_json(self) -> dict[str, Any]:
         return {

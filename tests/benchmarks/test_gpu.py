@@ -248,7 +248,8 @@ def test_a_figure_holds_only_if_what_stands_beside_it_does() -> None:
     figure = lambda **against: Figure(name="f", value=1.0, unit="us", at_most=2.0, against=against)  # noqa: E731
     assert figure(loop=Beside(slow, 2.0)).holds
     assert not figure(loop=Beside(slow, 2.0), other=Beside(fast, 2.0)).holds
-    assert figure(other=Beside(None, 2.0, "it is not here")).holds
+    assert figure(loop=Beside(slow, 2.0), other=Beside(None, 2.0, "it is not here")).holds is None, "it is not beaten"
+    assert figure(loop=Beside(slow, 2.0), other=Beside(None, None, "it is not here")).holds
     assert Figure(name="f", value=1.0, unit="us").holds is None
 
 
