@@ -22,6 +22,7 @@ from tests.runner.engines import ask, load, make_device_engine, make_local_engin
 from tests.runner.test_device_worker import answers, watch_decodes
 from tests.runner.test_worker import move_all_pages
 from tests.support.fixed_batches import FixedCppBackend, fixed_batches
+from tests.support.little_memory import memory_that_ends
 
 
 @pytest.fixture(autouse=True)
@@ -188,6 +189,18 @@ def test_memory_that_ends_after_a_replay_costs_no_token(llama: Path, ahead: int)
             run(engine, ran=ran, steps=1)
     assert ran.tokens == run(make_local_engine(llama, kernels="cpp"), *asked).tokens
     assert failures > 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_memory_that_ends_in_any_operation_costs_no_token(llama: Path, adapters: list[Path], seed: int) -> None:
+    settings = {"prefill_chunk_tokens": 24, "max_concurrent_sequences": 24}
+    engine = make_recorded_engine(llama, plan_ahead=1, **settings)
+    sizes = replays(engine)
+    with memory_that_ends(seed, near_the_end=True) as failures:
+        ours = answers(engine, adapters)
+    assert failures.count > 10
+    assert len(sizes) > 30
+    assert ours.tokens == answers(make_local_engine(llama, kernels="cpp", **settings), adapters).tokens
 
 
 def test_a_model_whose_rope_depends_on_lengths_is_not_recorded(llama: Path) -> None:

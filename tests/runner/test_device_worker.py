@@ -19,6 +19,7 @@ from motet_runner.execute.sampler import Sampler
 from motet_runner.interface import NewSequence
 from motet_runner.plan import StepPlan
 from tests.runner.engines import EngineRun, ask, load, make_device_engine, make_local_engine, run
+from tests.support.little_memory import memory_that_ends
 from tests.support.no_waiting import Waited, no_waiting
 
 TUNED = [Digest(f"sha256:{number}") for number in range(3)]
@@ -67,6 +68,20 @@ def test_it_says_what_the_worker_of_a_cpu_says(llama: Path, adapters: list[Path]
     assert len(ours.tokens) == len(every_option()) + 1
     assert told(ours) == told(expected)
     assert len(told(ours)) == 80 + 49 + 39
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("near_the_end", [False, True])
+def test_memory_that_ends_in_any_operation_costs_no_token(
+    llama: Path, adapters: list[Path], seed: int, near_the_end: bool
+) -> None:
+    """What an iteration has begun to change is not changed a second time when its rows are computed again."""
+    settings = {"kernels": "cpp", "prefill_chunk_tokens": 24}
+    device = make_device_engine(llama, **settings, plan_ahead=1)
+    with memory_that_ends(seed, near_the_end=near_the_end) as failures:
+        ours = answers(device, adapters)
+    assert failures.count > 10
+    assert ours.tokens == answers(make_local_engine(llama, **settings), adapters).tokens
 
 
 def told(ran: EngineRun) -> dict[tuple[str, int], object]:
@@ -138,7 +153,7 @@ def test_its_sampler_takes_the_same_tokens_from_the_same_logits(vocabulary: int)
         sent = parcel.send(link)
         with no_waiting():
             samples = sampling.sample(logits, sent)
-            sampling.count(samples)
+            sampling.count(sampling.counted(samples))
         tokens = samples.tokens.tolist()
         assert [None if token == NOT_FINITE else token for token in tokens] == expected.tokens
         assert sampling.logprobs(samples.logprobs[0]) == expected.logprobs

@@ -21,11 +21,25 @@ _FIRST_SLOTS = 16
 _FIRST_TOKENS = 4
 _NO_TOKEN = -1
 
+_OF_TOKENS = {"_ends": _NO_TOKEN, "_biased": _NO_TOKEN, "_bias": 0}
+"""Buffers with a column for each end or biased token of a slot, and what is where a slot has none"""
+_BUFFERS = ("_added", "_divisors", "_times", "_presence", "_frequency", "_repetition", "_forbids", *_OF_TOKENS)
+"""All with a row for each slot"""
+
 
 class _Slot(NamedTuple):
     number: int
     row: TableRow
     ends: tuple[int, ...]
+
+
+class Counted(NamedTuple):
+    """The next tokens of some rows: their places in the tables of all slots, and what is there from then on"""
+
+    places: torch.Tensor
+    times: torch.Tensor
+    divisors: torch.Tensor
+    added: torch.Tensor
 
 
 class DeviceAdjustments:
@@ -87,16 +101,18 @@ class DeviceAdjustments:
         divisors = self._divisors.index_select(0, slots) if repeats else None
         return adjusted(logits, self._added.index_select(0, slots), divisors)
 
-    def count(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Each of these rows has got a token."""
+    def counted(self, slots: torch.Tensor, tokens: torch.Tensor) -> "Counted":
+        """What changes when each of these rows has got a token"""
         places = slots * self._vocabulary + tokens
         times = self._times.view(-1).index_select(0, places) + 1
         added = self._added_to(slots, tokens, times)
-        divisors = self._repetition.index_select(0, slots)
-        # From here on no memory is taken: what is begun is done.
-        self._times.view(-1).index_copy_(0, places, times)
-        self._divisors.view(-1).index_copy_(0, places, divisors)
-        self._added.view(-1).index_copy_(0, places, added)
+        return Counted(places, times, self._repetition.index_select(0, slots), added)
+
+    def count(self, counted: "Counted") -> None:
+        """They have got it. This takes no memory."""
+        self._times.view(-1).index_copy_(0, counted.places, counted.times)
+        self._divisors.view(-1).index_copy_(0, counted.places, counted.divisors)
+        self._added.view(-1).index_copy_(0, counted.places, counted.added)
 
     def _allow(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         places = slots * self._vocabulary + tokens
@@ -173,17 +189,18 @@ class DeviceAdjustments:
         slots, width = self._ends.shape
         more_tokens = max(0, max(tokens, 2 * width) - width) if tokens > width else 0
         more_slots = 0 if self._free else max(slots, _FIRST_SLOTS)
+        if not more_tokens and not more_slots:
+            return
+        buffers = {name: getattr(self, name) for name in _BUFFERS}
         if more_tokens:
-            self._ends = _wider(self._ends, more_tokens, _NO_TOKEN)
-            self._biased = _wider(self._biased, more_tokens, _NO_TOKEN)
-            self._bias = _wider(self._bias, more_tokens, 0)
+            for name, nothing in _OF_TOKENS.items():
+                buffers[name] = _wider(buffers[name], more_tokens, nothing)
         if more_slots:
-            for name in (
-                *("_added", "_divisors", "_times", "_presence", "_frequency", "_repetition", "_forbids"),
-                *("_ends", "_biased", "_bias"),
-            ):
-                setattr(self, name, _longer(getattr(self, name), more_slots))
-            self._free += range(slots, slots + more_slots)
+            buffers = {name: _longer(buffer, more_slots) for name, buffer in buffers.items()}
+        # All together: memory may have run out at any of them.
+        for name, buffer in buffers.items():
+            setattr(self, name, buffer)
+        self._free += range(slots, slots + more_slots)
 
     def _empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self._link.device)

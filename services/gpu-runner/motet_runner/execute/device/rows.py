@@ -54,8 +54,8 @@ class DeviceRows:
 
     def got(self, rows: Sequence[TableRow], numbers: torch.Tensor, tokens: torch.Tensor) -> None:
         """Each of these rows has got its next token. `numbers` [rows]: from `numbers_of`, on the device. The host may
-        learn the tokens later, but it knows how many there are."""
-        self.newest.index_copy_(0, numbers, tokens.clamp(min=0))
+        learn the tokens later, but it knows how many there are. This takes no memory."""
+        self.newest.index_copy_(0, numbers, tokens)
         for row in rows:
             self._newest_at[row.number] = len(row.tokens)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from motet_runner.execute.device.adjustments import DeviceAdjustments
+from motet_runner.execute.device.adjustments import Counted, DeviceAdjustments
 from motet_runner.execute.device.link import Link
 from motet_runner.execute.device.parcel import Parcel
 from motet_runner.execute.draw import draw_without_waiting, probabilities
@@ -60,6 +60,10 @@ class DeviceSamples:
     logprobs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """Of the rows that ask for some: those of the tokens [rows], and the best ones with their tokens [rows, most]"""
 
+    def newest(self) -> torch.Tensor:
+        """[rows] What each row goes on with: with token 0 where its logits are not finite, because then it ends"""
+        return self.tokens.clamp(min=0)
+
     @property
     def parts(self) -> list[torch.Tensor]:
         return [self.tokens, *(part for found in self.logprobs for part in found)]
@@ -104,11 +108,17 @@ class Sampling:
         found = [] if layout.asking is None else [_logprobs(logits, layout.asking, tokens)]
         return DeviceSamples(tokens, found)
 
-    def count(self, samples: DeviceSamples) -> None:
-        """The rows have got these tokens. This is the only change that stays."""
-        for group in self._layout.adjusted:
-            tokens = samples.tokens.index_select(0, group.places).clamp(min=0)
-            self._adjustments.count(group.slots, tokens)
+    def counted(self, samples: DeviceSamples) -> list[Counted]:
+        """What changes when the rows have got these tokens"""
+        return [
+            self._adjustments.counted(group.slots, samples.tokens.index_select(0, group.places).clamp(min=0))
+            for group in self._layout.adjusted
+        ]
+
+    def count(self, counted: Sequence[Counted]) -> None:
+        """They have got them. This takes no memory, and it is the only change that stays."""
+        for one in counted:
+            self._adjustments.count(one)
 
     def logprobs(self, read: Sequence[torch.Tensor]) -> dict[int, Logprobs]:
         """Those of `sample`, now on the host → by the places of the rows"""

@@ -300,15 +300,16 @@ class DeviceWorker:
         if rows and self.on_logits is not None:
             self.on_logits([row.request for row in rows], logits[: len(rows)])
         results = self._scores(logits[len(rows) :], batch.scored)
-        samples = None
+        newest, counted = None, []
         if sampling is not None:
             samples = sampling.sample(logits[: len(rows)], sent, batch.chosen)
             results = [*samples.parts, *results]
+            newest, counted = samples.newest(), sampling.counted(samples)
         call = self._call(rows, sampling, batch.scored, results)
-        if sampling is not None and samples is not None:
-            # Until here nothing that stays was changed: memory may have run out.
-            sampling.count(samples)
-            self._rows.got(rows, sent["rows"], samples.tokens)
+        # Until here nothing that stays was changed, because memory may run out. What follows takes none.
+        if sampling is not None and newest is not None:
+            sampling.count(counted)
+            self._rows.got(rows, sent["rows"], newest)
         _note(flight, call)
         flight.attention_calls += batch.calls
         flight.padding += batch.input_ids.numel() - batch.tokens
@@ -341,14 +342,17 @@ class DeviceWorker:
             if self.on_logits is not None:
                 self.on_logits([row.request for row in rows], logits[:count].clone())
             samples = sampling.sample(logits[:count], sent, chosen[:count])
+            newest = None if sampling.greedy else samples.newest()
+            counted = sampling.counted(samples)
             call = self._call(rows, sampling, (), samples.parts)
-            sampling.count(samples)
         except BaseException:  # out of memory, say: the rows are computed again, in parts
             graphs.undo(size)
             raise
+        # What follows takes no memory.
+        sampling.count(counted)
         self._rows.went_on(rows)
-        if not sampling.greedy:
-            self._rows.got(rows, graphs.rows_of(size)[:count], samples.tokens)
+        if newest is not None:
+            self._rows.got(rows, graphs.rows_of(size)[:count], newest)
         _note(flight, call)
         flight.attention_calls += calls
         flight.padding += size - count

@@ -1,0 +1,61 @@
+"""A device whose memory ends in the middle of an iteration: an operation that takes memory fails."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from torch import OutOfMemoryError
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from motet_runner.execute.device.worker import DeviceWorker
+from motet_runner.plan.presets import UNBOUNDED
+
+
+class _Counts(TorchDispatchMode):
+    def __init__(self, last: int) -> None:
+        """`last`: the operation that fails"""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations = 0
+        self._last = last
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if all(result.alias_info is None for result in func._schema.returns):  # it returns a new tensor
+            self.operations += 1
+            if self.operations == self._last:
+                raise OutOfMemoryError("CUDA out of memory.")
+        return func(*args, **(kwargs or {}))
+
+
+class Failures:
+    """How often memory has ended"""
+
+    count = 0
+
+
+@contextmanager
+def memory_that_ends(seed: int, *, near_the_end: bool) -> Iterator[Failures]:
+    """In most attempts to compute several rows, the first time. `near_the_end`: among the last operations of an
+    attempt, where what stays is changed"""
+    random, failures = Random(seed), Failures()
+    operations: dict[tuple[int, bool], int] = {}
+    """Of the newest attempt of each kind that came to its end"""
+    fits = DeviceWorker._fits
+
+    def attempt(worker: DeviceWorker, plan: Any, flight: Any) -> bool:
+        kind = (plan.count, bool(plan.prefills))
+        usual = operations.get(kind, 0)
+        worker._decodes.size = UNBOUNDED  # all at once, although it did not suffice before
+        first = not flight.retries and plan.count > 1 and usual and random.random() < 0.8
+        lowest = max(1, usual - 12) if near_the_end else 1
+        with _Counts(random.randint(lowest, usual) if first else 0) as counts:
+            computed = fits(worker, plan, flight)
+        if computed:
+            operations[kind] = counts.operations
+        else:
+            failures.count += 1
+        return computed
+
+    with patch.object(DeviceWorker, "_fits", attempt):
+        yield failures
