@@ -2,7 +2,7 @@
 that changes from step to step."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from motet.errors import SetupError
 from motet_kernels import LinearGroup, PlacedAdapter, Segment
 from motet_kernels.gpu import attention as gpu_attention
 from motet_kernels.gpu import layer_kernels, lora_backend
@@ -86,7 +87,11 @@ def test_kernels_that_compute_something_else_do_not_pass_their_test(
 
     def twice(self: GpuBackend, y: torch.Tensor, x: torch.Tensor, linear: str, batch: Any) -> None:
         for _ in range(2):
-            self.add_lora_together(y, x, (linear,), batch)
+            together(self, y, x, (linear,), batch)
+
+    def last_forgotten(self: GpuBackend, y: torch.Tensor, x: torch.Tensor, linears: Sequence[str], batch: Any) -> None:
+        if len(linears) == 1:
+            together(self, y, x, linears, batch)
 
     def unscaled(self: GpuAttention, *rows: Any, scale: float, **how: Any) -> torch.Tensor:
         return attend(self, *rows, scale=scale / 2, **how)
@@ -94,9 +99,13 @@ def test_kernels_that_compute_something_else_do_not_pass_their_test(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no C compiler\nmore about it")
 
-    attend = GpuAttention.attend
+    def lost(*_: Any, **__: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    together, attend = GpuBackend.add_lora_together, GpuAttention.attend
     for owner, name, instead, says in (
         (GpuBackend, "add_lora", twice, "add_lora gives other numbers (by "),
+        (GpuBackend, "add_lora_together", last_forgotten, "add_lora gives other numbers (by "),
         (GpuAttention, "attend", unscaled, "attention gives other logits (by "),
         (GpuAttention, "attend", broken, "RuntimeError: no C compiler"),
     ):
@@ -105,6 +114,9 @@ def test_kernels_that_compute_something_else_do_not_pass_their_test(
             said = fault_of(loaded, KERNELS)
         assert said.startswith(says), said
         assert "\n" not in said
+    monkeypatch.setattr(GpuAttention, "attend", lost)
+    with pytest.raises(SetupError, match=r"illegal memory access .* nothing more .* engine\.kernels to torch"):
+        fault_of(loaded, KERNELS)
 
 
 @contextmanager

@@ -84,6 +84,15 @@ def test_memory_that_ends_in_any_operation_costs_no_token(
     assert ours.tokens == answers(make_local_engine(llama, **settings), adapters).tokens
 
 
+def test_what_is_compiled_first_does_not_count_as_time_of_a_prefill(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, seconds = make_device_engine(llama)._worker, iter([60.0, 0.5])
+    collect = worker.collect
+    monkeypatch.setattr(worker, "collect", lambda: replace(collect(), seconds=next(seconds)))
+    assert worker.measure(100)[0] == 0.5 / 100
+
+
 def told(ran: EngineRun) -> dict[tuple[str, int], object]:
     """The log probabilities of each token. Who computes beside a row changes their last digits."""
     found = [((one.request, one.index), one.logprobs[0]) for one in ran.outputs if one.logprobs]

@@ -95,6 +95,11 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.cuda.init", Mock(side_effect=error))
 
 
+def test_a_device_is_named_by_its_kind() -> None:
+    with pytest.raises(SetupError, match=r"engine\.device 'cuda:1' is unknown.* CUDA_VISIBLE_DEVICES"):
+        device_named("cuda:1")
+
+
 def test_errors_of_memory_are_not_failures_of_the_device() -> None:
     assert device_has_failed(torch.AcceleratorError(CUDA_ERROR))
     assert not device_has_failed(torch.AcceleratorError("CUDA error: out of memory"))

@@ -297,7 +297,7 @@ class EngineConfig:
     dtype: str = "auto"
     device: str = "auto"
     kernels: str = "auto"
-    """What computes adapters and attention: auto, torch, cpp, or exact for exact mode."""
+    """What computes adapters and attention: auto, torch, cpp, triton on a GPU, or exact for exact mode."""
     kernel_cache: Path | None = None
     """The folder of compiled kernels. None: nothing is compiled, so that `auto` is torch."""
     compiler: str = ""

@@ -4,20 +4,35 @@ torch computes. Compilers and drivers differ from machine to machine; the answer
 A model's fused forward is tested when it is made (see `packed_model`).
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
 import torch
 
+from motet.errors import SetupError
 from motet_kernels import LinearGroup, PlacedAdapter, Segment
 from motet_kernels.reference import add_lora
 from motet_runner.execute.kernels import Kernels
 from motet_runner.execute.lora import features
 from motet_runner.execute.model import TOLERANCE, LoadedModel, probe_logits, tolerance_of
+from motet_runner.memory.out_of_memory import device_has_failed
 
-RANKS = (8, 24)
-"""Of the adapters in the test"""
+RANKS = (8, 24, 64, 128, 144)
+"""Of the adapters in the test: one for each class of tiles, and one of several tiles"""
+
+_SCALE = 2.0
+
+
+@runtime_checkable
+class TakesGroups(Protocol):
+    """A back end that adds to all linears of a group at once, as a fused forward asks it to"""
+
+    def add_lora_together(self, y: torch.Tensor, x: torch.Tensor, linears: Sequence[str], batch: Any) -> None: ...
 
 
 def fault_of(loaded: LoadedModel, kernels: Kernels) -> str:
-    """Why these kernels cannot serve this model; empty if they can."""
+    """Why these kernels cannot serve this model; empty if they can. Raises SetupError if the device computes nothing
+    more after their test, so that no others can serve in this process."""
     try:
         with torch.inference_mode():
             if difference := _lora_differs(loaded, kernels):
@@ -25,49 +40,78 @@ def fault_of(loaded: LoadedModel, kernels: Kernels) -> str:
             expected = probe_logits(loaded)
             difference = float((probe_logits(loaded, kernels.attention) - expected).abs().max())
     except Exception as error:  # compilers and drivers raise what they like
-        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        if device_has_failed(error):
+            raise SetupError(
+                f"The {loaded.device} failed in the test of kernels {kernels.name} ({reason}), and computes nothing "
+                "more in this process. Set engine.kernels to torch."
+            ) from error
+        return reason
     if not difference <= tolerance_of(expected):
         return f"attention gives other logits (by {difference:.2g})"
     return ""
 
 
 def _lora_differs(loaded: LoadedModel, kernels: Kernels) -> float:
-    """By how much, with the linears of the model's first group; 0 if by no more than rounding"""
-    if not loaded.linear_groups:
-        return 0.0
-    device, dtype = loaded.device, loaded.dtype
+    """By how much, in one group of linears of each shape; 0 if by no more than rounding"""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32).to(device, dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(loaded.device, loaded.dtype)
 
-    shapes = {path: features(loaded.linears[path]) for path in loaded.linear_groups[0]}
+    tested: list[tuple[int, list[int]]] = []
+    for paths in loaded.linear_groups:
+        group = _group(loaded, paths)
+        shape = group.inputs, list(group.outputs.values())
+        if shape not in tested:
+            tested.append(shape)
+            if difference := _group_differs(group, kernels, random):
+                return difference
+    return 0.0
+
+
+def _group(loaded: LoadedModel, paths: Sequence[str]) -> LinearGroup:
+    shapes = {path: features(loaded.linears[path]) for path in paths}
     outputs = {path: shape[1] for path, shape in shapes.items() if shape is not None}
-    inputs = next(shape[0] for shape in shapes.values() if shape is not None)
-    group = LinearGroup(inputs, outputs)
-    layouts = [
-        kernels.lora([group], torch.empty(0, dtype=torch.uint8, device=device), dtype, 0).layout(r) for r in RANKS
-    ]
+    return LinearGroup(next(shape[0] for shape in shapes.values() if shape is not None), outputs)
+
+
+def _group_differs(group: LinearGroup, kernels: Kernels, random: Callable[..., torch.Tensor]) -> float:
+    """Adapters of all ranks, and rows without one"""
+    like = random(0)
+    device, dtype = like.device, like.dtype
+    empty = torch.empty(0, dtype=torch.uint8, device=device)
+    layouts = [kernels.lora([group], empty, dtype, 0).layout(rank) for rank in RANKS]
     memory = torch.zeros(sum(layout.bytes for layout in layouts), dtype=torch.uint8, device=device)
-    backend = kernels.lora([group], memory, dtype, 0)
-    matrices: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor, float]]] = {path: {} for path in outputs}
-    placed = []
+    matrices: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor, float]]] = {path: {} for path in group.outputs}
+    segments: list[Segment] = []
     offset = 0
     for rank, layout in zip(RANKS, layouts, strict=True):
         name = str(rank)
-        for path, width in outputs.items():
-            a, b = random(rank, inputs) / inputs**0.5, random(width, rank) / rank**0.5
-            matrices[path][name] = (a, b, 2.0)
-            layout.write(memory[offset : offset + layout.bytes], path, a, b, 2.0)
-        placed.append(PlacedAdapter(name, offset, layout.rank, frozenset(outputs)))
+        for path, width in group.outputs.items():
+            a, b = random(rank, group.inputs) / group.inputs**0.5, random(width, rank) / rank**0.5
+            matrices[path][name] = (a, b, _SCALE)
+            layout.write(memory[offset : offset + layout.bytes], path, a, b, _SCALE)
+        first = 4 * len(segments)
+        adapter = PlacedAdapter(name, offset, layout.rank, frozenset(group.outputs))
+        segments.append(Segment(first, first + (1 if rank == RANKS[0] else 3), adapter))
         offset += layout.bytes
-    segments = [Segment(0, 1, placed[1]), Segment(1, 4, placed[0])]
+    backend = kernels.lora([group], memory, dtype, 0)
     batch = backend.make_batch(segments)
-    for path, width in outputs.items():
-        x, y = random(5, inputs), random(5, width)
-        expected = add_lora(y, x, segments, matrices[path])
+    x = random(4 * len(segments), group.inputs)
+    before = {path: random(len(x), width) for path, width in group.outputs.items()}
+    expected = [add_lora(y, x, segments, matrices[path]) for path, y in before.items()]
+    together = torch.cat(list(before.values()), dim=1)
+    if isinstance(backend, TakesGroups):
+        backend.add_lora_together(together, x, list(before), batch)
+    for path, y in before.items():
         backend.add_lora(y, x, path, batch)
-        difference = float((y.double() - expected).abs().max())
-        if not difference <= TOLERANCE[dtype] * max(1.0, float(expected.abs().max())):
-            return difference
+    found = [list(before.values())]
+    if isinstance(backend, TakesGroups):
+        found.append(list(together.split(list(group.outputs.values()), dim=1)))
+    for results in found:
+        for result, right in zip(results, expected, strict=True):
+            difference = float((result.double() - right).abs().max())
+            if not difference <= TOLERANCE[dtype] * max(1.0, float(right.abs().max())):
+                return difference
     return 0.0

@@ -222,6 +222,11 @@ def quiet() -> None:
 def device_named(wanted: str) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if cuda_is_usable() else "cpu"
+    if wanted not in ("cpu", "cuda"):
+        raise SetupError(
+            f"engine.device {wanted!r} is unknown. Choose one of auto, cpu, cuda; CUDA_VISIBLE_DEVICES chooses one of "
+            "several GPUs."
+        )
     device = torch.device(wanted)
     if wanted == "cuda":
         if not cuda_is_usable():
