@@ -13,7 +13,7 @@ import torch
 
 from motet_kernels.cpp import CannotBuild, Library, build, builder
 from motet_kernels.cpp.builder import ABANDONED_SECONDS, SOURCE
-from motet_kernels.cpp.compiler import INSTRUCTION_SETS, cpu_flags, first_error, instruction_sets
+from motet_kernels.cpp.compiler import INSTRUCTION_SETS, OPTIONS, cpu_flags, first_error, instruction_sets
 from motet_kernels.cpp.self_test import check
 from tests.support.compiled_kernels import needs_a_compiler
 from tests.support.machine import bound_by_permissions
@@ -21,10 +21,15 @@ from tests.support.machine import bound_by_permissions
 BASIC = frozenset({"nothing special"})
 
 
+UNOPTIMISED = (*OPTIONS, "-O0")
+"""A compiler is done in a fifth of the time."""
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and a CPU for which there is little to compile."""
     monkeypatch.setattr("motet_kernels.cpp.builder.cpu_flags", lambda: BASIC)
+    monkeypatch.setattr("motet_kernels.cpp.compiler.OPTIONS", UNOPTIMISED)
     return tmp_path / "cache" / "kernels"
 
 
@@ -54,7 +59,7 @@ def test_a_library_is_built_once(cache: Path) -> None:
 
 
 def test_another_source_and_another_compiler_give_another_library(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = needs_a_compiler()
     build(cache)
@@ -75,11 +80,12 @@ def test_the_fastest_instructions_of_the_cpu_are_taken() -> None:
     assert [one.name for one in instruction_sets(frozenset({"avx512f", "avx2"}))] == ["basic"], "some are missing"
 
 
-BUILD = """
+BUILD = f"""
 import sys
 from pathlib import Path
-from motet_kernels.cpp import builder
-builder.cpu_flags = lambda: frozenset({"nothing special"})
+from motet_kernels.cpp import builder, compiler
+builder.cpu_flags = lambda: frozenset({{"nothing special"}})
+compiler.OPTIONS = {UNOPTIMISED}
 print(builder.build(Path(sys.argv[1])).instructions)
 """
 
@@ -99,6 +105,7 @@ def basic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("basic")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("motet_kernels.cpp.builder.cpu_flags", lambda: BASIC)
+        patch.setattr("motet_kernels.cpp.compiler.OPTIONS", UNOPTIMISED)
         build(folder)
     (path,) = folder.glob("basic-*.so")
     return path
@@ -312,8 +319,7 @@ def test_a_library_with_instructions_that_the_cpu_lacks_ends_only_its_test(
         build(cache)
 
 
-def test_a_damaged_library_is_made_again(cache: Path, tmp_path: Path) -> None:
-    needs_a_compiler()
+def test_a_damaged_library_is_made_again(cache: Path, quick: None, tmp_path: Path) -> None:
     build(cache)
     (path,) = cache.iterdir()
     other = tmp_path / "other"  # this process would find the loaded library again at its old path
@@ -344,8 +350,7 @@ def test_a_cache_that_others_may_write_to_is_refused(cache: Path) -> None:
         build(cache)
 
 
-def test_what_a_killed_build_has_left_is_removed_later(cache: Path) -> None:
-    needs_a_compiler()
+def test_what_a_killed_build_has_left_is_removed_later(cache: Path, quick: None) -> None:
     for name, age in (("build-old", ABANDONED_SECONDS + 60), ("build-now", 0)):
         (cache / name).mkdir(parents=True)
         os.utime(cache / name, (time.time() - age,) * 2)

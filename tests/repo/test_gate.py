@@ -102,7 +102,7 @@ def ignored(machine: MachineFacts, **how) -> dict[str, set[str]]:
 
 def test_families_that_a_change_cannot_affect_are_left_out_and_named() -> None:
     left_out = ignored(MachineFacts(), untouched=NOTHING_CHANGED)
-    assert left_out.keys() == {"rest", "cluster", "images"}, "a lane of which all is left out does not begin"
+    assert left_out.keys() == {"rest", "engine", "cluster", "images"}, "a lane of which all is left out does not begin"
     tests = {path.rstrip("/") for family in FAMILIES for path in family.tests}
     for name, folder in (("rest", "tests"), ("cluster", "tests/kube"), ("images", "tests/images")):
         left_here = {path for path in tests if path.startswith(f"{folder}/")}
@@ -231,9 +231,11 @@ def run_gate(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for name in ("stack", "images", "kube", "unit"):
+    for name in ("stack", "images", "kube", "kernels", "unit"):
         (tmp_path / "tests" / name).mkdir(parents=True)
         (tmp_path / "tests" / name / f"test_{name}.py").write_text(f"def test_{name}():\n    pass\n")
+    for without_tests in ("runner", "benchmarks"):
+        (tmp_path / "tests" / without_tests).mkdir()
     markers = "".join(f"    {name}: x\n" for name in ("soak", "kube"))
     (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = -p no:randomly\nmarkers =\n{markers}")
     return tmp_path
@@ -243,7 +245,7 @@ def test_two_lanes_end_in_one_line_and_the_next_run_says_how_long_they_took(tree
     first = run_gate(tree, "--no-kube", "--slowest", "2")
     assert first.returncode == 0, first.stdout + first.stderr
     lines = first.stdout.splitlines()
-    assert counts_of(lines[-1]) == Counter(passed=3)
+    assert counts_of(lines[-1]) == Counter(passed=4)
     assert sum(counts_of(line) is not None for line in lines) == 1, "only one line closes it"
     assert any(line.startswith("   stack | tests/stack/test_stack.py") for line in lines)
     assert any(line.startswith("    rest | tests/unit/test_unit.py") for line in lines)
@@ -258,14 +260,14 @@ def test_a_failure_in_one_lane_fails_the_run_and_is_named_at_its_end(tree: Path)
     assert ran.returncode == 1
     *_, named, last = ran.stdout.splitlines()
     assert named.startswith("FAILED tests/stack/test_stack.py::test_stack")
-    assert counts_of(last) == Counter(passed=2, failed=1)
+    assert counts_of(last) == Counter(passed=3, failed=1)
 
 
 def test_a_lane_that_dies_is_an_error_and_not_a_green_run(tree: Path) -> None:
     (tree / "tests" / "stack" / "test_stack.py").write_text("import os\n\ndef test_stack():\n    os._exit(0)\n")
     ran = run_gate(tree, "--no-kube")
     assert ran.returncode != 0
-    assert counts_of(ran.stdout.splitlines()[-1]) == Counter(passed=2, error=1)
+    assert counts_of(ran.stdout.splitlines()[-1]) == Counter(passed=3, error=1)
 
 
 FIRST = """
@@ -317,7 +319,7 @@ def test_two():
 """
 
 
-@pytest.mark.parametrize(("content", "passed"), [(FAILS_ONCE, 3), (CANNOT_BE_SET_UP_ONCE, 4)])
+@pytest.mark.parametrize(("content", "passed"), [(FAILS_ONCE, 4), (CANNOT_BE_SET_UP_ONCE, 5)])
 def test_a_test_that_fails_only_beside_others_is_run_again_counted_and_named(
     tree: Path, content: str, passed: int
 ) -> None:
@@ -336,9 +338,9 @@ def test_a_test_that_a_class_inherits_is_of_the_file_that_runs_it(tree: Path) ->
     (tree / "tests" / "stack" / "test_stack.py").write_text(INHERITS_WHAT_FAILS_ONCE)
     ran = run_gate(tree, "--no-kube", "--rerun", "3")
     assert ran.returncode == 0, ran.stdout
-    assert counts_of(ran.stdout.splitlines()[-1]) == Counter(passed=3, rerun=1)
-    files = json.loads((tree / "cache" / "motet" / "tests.json").read_text())["rest+stack+images"]["files"]
-    assert files.keys() == {f"tests/{name}/test_{name}.py" for name in ("stack", "images", "unit")}
+    assert counts_of(ran.stdout.splitlines()[-1]) == Counter(passed=4, rerun=1)
+    files = json.loads((tree / "cache" / "motet" / "tests.json").read_text())["rest+engine+stack+images"]["files"]
+    assert files.keys() == {f"tests/{name}/test_{name}.py" for name in ("stack", "images", "kernels", "unit")}
 
 
 def test_without_the_option_nothing_is_run_again(tree: Path) -> None:
@@ -352,7 +354,7 @@ def test_a_test_that_also_fails_alone_fails_the_run(tree: Path) -> None:
     assert ran.returncode == 1
     *_, named, last = ran.stdout.splitlines()
     assert named.startswith("FAILED tests/stack/test_stack.py::test_stack")
-    assert counts_of(last) == Counter(passed=2, failed=1)
+    assert counts_of(last) == Counter(passed=3, failed=1)
 
 
 @pytest.mark.parametrize("content", [CANNOT_BE_TORN_DOWN_ONCE, TWO_FAIL, "import nothing_of_that_name\n"])
@@ -512,16 +514,16 @@ def ci(tree: Path) -> tuple[Counter[str], str]:
 def test_an_unaffected_green_family_is_left_out_and_named_at_the_end(committed_tree: Path) -> None:
     green = git(committed_tree, "rev-parse", "HEAD")[:12]
     for _ in range(2):
-        assert counts_of(run_gate(committed_tree, "--no-kube").stdout.splitlines()[-1]) == Counter(passed=4)
+        assert counts_of(run_gate(committed_tree, "--no-kube").stdout.splitlines()[-1]) == Counter(passed=5)
     commit(committed_tree, docs__a="2")
     counts, out = ci(committed_tree)
-    assert counts == Counter(passed=3)
+    assert counts == Counter(passed=4)
     left_out = f"Left out: installations of images (nothing that they use changed since {green})."
     assert out.splitlines().count(left_out) == 2, "before the first test and before the closing line"
     assert out.splitlines()[-2] == left_out
     (committed_tree / "services" / "common" / "a").write_text("2")
     counts, out = ci(committed_tree)
-    assert counts == Counter(passed=4)
+    assert counts == Counter(passed=5)
     assert f"Not left out: installations of images (services/common/a changed since {green})." in out
 
 

@@ -8,6 +8,7 @@ from tools.gate.test_selection import SelectionResult
 LANES = {
     "releases": ("tests/kube/releases/installed", "tests/kube/releases/test_pages.py"),
     "rest": ("tests",),
+    "engine": ("tests/kernels", "tests/runner", "tests/benchmarks"),
     "cluster": ("tests/kube",),
     "stack": ("tests/stack",),
     "charts": ("tests/kube/releases",),
