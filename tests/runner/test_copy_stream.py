@@ -14,36 +14,9 @@ from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.memory.copy_stream import InOrder, OwnStream
 from motet_runner.plan import AdapterLoad
 from tests.runner.engines import ask, load, make_device_engine, make_local_engine, run, step_beside_load
+from tests.support.late_copies import LateCopies
 
 A = Digest("A")
-
-
-class LateCopies:
-    """A stream whose copies end when the test says so, or when the model has to wait for them"""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.launched = self.ended = 0
-        self.model_waited = 0
-
-    def copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
-        self.waiting.append((to, of))
-        self.launched += 1
-
-    def end(self) -> None:
-        with torch.inference_mode():
-            for to, of in self.waiting:
-                to.copy_(of)
-        self.ended += len(self.waiting)
-        self.waiting.clear()
-
-    def mark(self) -> SimpleNamespace:
-        launched = self.launched
-        return SimpleNamespace(passed=lambda: self.ended >= launched, wait=self.end)
-
-    def let_model_wait(self) -> None:
-        self.model_waited += bool(self.waiting)
-        self.end()
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ from motet_runner.interface import (
 from motet_runner.memory.copy_stream import copy_stream_for
 from motet_runner.memory.gpu_memory import GpuMemory
 from motet_runner.memory.host_limit import available_host_bytes, default_host_bytes
+from motet_runner.memory.host_pages import bytes_beside_pages
 from motet_runner.memory.out_of_memory import device_has_failed
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
@@ -329,7 +330,7 @@ class Engine:
         elif self._loaded.device.type == "cuda":
             decodes = self._config.max_concurrent_sequences
             computing = activation_bytes(self._loaded, self._config.prefill_chunk_tokens, decodes)
-            computing += recorded_bytes(self._loaded, decodes)
+            computing += recorded_bytes(self._loaded, decodes) + bytes_beside_pages(page_bytes)
             left = GpuMemory.of(self._loaded.device).left(self._config.memory_utilization_percent)
             budget = left - computing - copy_bytes
         else:

@@ -15,7 +15,8 @@ from motet.domain import Digest
 from motet.errors import AdapterError, MotetError, Overloaded
 from motet_kernels import PlacedAdapter, RunLayout
 from motet_runner.adapters.host_load import HostLoad
-from motet_runner.memory.copy_stream import Copied, CopyStream, InOrder
+from motet_runner.memory.copy_stream import CopyStream, InOrder
+from motet_runner.memory.marks import Mark
 from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memory
 from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed
 
@@ -39,7 +40,7 @@ class _Loading:
     host: HostLoad
     began: float
     copied_bytes: int = 0
-    copied: Copied | None = None
+    copied: Mark | None = None
     """A mark after its last copy, once that is launched"""
 
 

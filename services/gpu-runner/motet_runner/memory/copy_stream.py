@@ -1,66 +1,45 @@
-"""In which order adapters are copied to a device, beside what the model computes there."""
+"""In which order adapters and pages are copied to a device and from it, beside what the model computes there."""
 
-from typing import Protocol
+import time
+from typing import Any, Protocol
 
 import torch
 
-
-class Copied(Protocol):
-    """A place in the order of the copies"""
-
-    def passed(self) -> bool:
-        """Whether all copies before it have ended"""
-
-    def wait(self) -> None:
-        """Until they have"""
+from motet_runner.memory.marks import GpuMark, Mark, PassedMark
 
 
 class CopyStream(Protocol):
-    def copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
-        """After all that the model has been told to compute so far: it may still read what was there."""
+    def copy(self, to: torch.Tensor, of: torch.Tensor, *, after: Any = None) -> None:
+        """After all copies so far, and after `after`, a mark of the model; None: after all that the model has been told
+        to compute so far, because it may still read what was there, or write what is copied."""
 
-    def mark(self) -> Copied: ...
+    def mark(self) -> Mark:
+        """Of the copies so far"""
 
-    def let_model_wait(self) -> None:
-        """What the model is told from now on comes after the copies so far. Nobody waits here."""
+    def model_mark(self) -> Mark:
+        """Of what the model has been told so far"""
 
-
-class _Ended:
-    @staticmethod
-    def passed() -> bool:
-        return True
-
-    @staticmethod
-    def wait() -> None:
-        """Copies end before they return."""
+    def let_model_wait(self, mark: Any = None) -> None:
+        """What the model is told from now on comes after `mark`, of this stream; None: after all copies so far. Nobody
+        waits here."""
 
 
 class InOrder:
     """Of a CPU, which does one thing after the other"""
 
     @staticmethod
-    def copy(to: torch.Tensor, of: torch.Tensor) -> None:
+    def copy(to: torch.Tensor, of: torch.Tensor, *, after: Any = None) -> None:  # noqa: ARG004
         to.copy_(of)
 
     @staticmethod
-    def mark() -> Copied:
-        return _Ended()
+    def mark() -> Mark:
+        return PassedMark(time.perf_counter())
+
+    model_mark = mark
 
     @staticmethod
-    def let_model_wait() -> None:
+    def let_model_wait(mark: Any = None) -> None:
         """The copies have ended."""
-
-
-class _Event:
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event()
-        self._event.record(stream)
-
-    def passed(self) -> bool:
-        return bool(self._event.query())
-
-    def wait(self) -> None:
-        self._event.synchronize()
 
 
 class OwnStream:
@@ -70,16 +49,29 @@ class OwnStream:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+    def copy(self, to: torch.Tensor, of: torch.Tensor, *, after: GpuMark | None = None) -> None:
+        if after is None:
+            self._stream.wait_stream(self._model)
+        else:
+            self._stream.wait_event(after.event)
         with torch.cuda.stream(self._stream):
             to.copy_(of, non_blocking=True)
 
-    def mark(self) -> Copied:
-        return _Event(self._stream)
+    def mark(self) -> Mark:
+        return GpuMark(self._stream)
 
-    def let_model_wait(self) -> None:
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+    def model_mark(self) -> Mark:
+        return GpuMark(self._model)
+
+    def let_model_wait(self, mark: GpuMark | None = None) -> None:
+        if mark is None:
+            self._model.wait_stream(self._stream)
+        else:
+            self._model.wait_event(mark.event)
+
+    @property
+    def _model(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device)
 
 
 def copy_stream_for(device: torch.device) -> CopyStream:

@@ -1,13 +1,22 @@
 """Pages in host memory (S3-11), and how their bytes come there and back."""
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from motet.clock import Clock
+from motet.errors import SetupError
+from motet_runner.memory.copy_stream import CopyStream
+from motet_runner.memory.marks import Mark
+from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
+
+PIECES, PIECE_BYTES = 4, 16 * 1024 * 1024
+"""Of a GPU's memory, through which pages pass on their way to the host and back"""
 
 
 class SwapTime(NamedTuple):
@@ -47,49 +56,95 @@ class HostPages:
         self._swapped = SwapTime(self._swapped.pages + pages, self._swapped.seconds + self._clock() - began)
 
 
-class HostPagesOfGpu:
-    """Pinned, and copied on a stream of their own: the model's stream goes on meanwhile, and waits only for the pages
-    that it needs back."""
+class HostPagesAside:
+    """Beside a GPU: pinned, and copied beside what the model computes, which waits only for the pages that it needs
+    back.
 
-    def __init__(self, device: PagedStore, count: int) -> None:
+    Pages pass through pieces of the device's memory that are taken once: one by one over the bus, and all of a piece at
+    once, which is fast, between it and their places. So the pages that leave may be written again at once, and pages
+    that come back are under way while the iteration before still computes.
+    """
+
+    def __init__(self, device: PagedStore, count: int, stream: CopyStream) -> None:
         self._device = device
-        self._data = torch.empty((count, *device.data.shape[1:]), dtype=device.data.dtype, pin_memory=True)
-        self._stream = torch.cuda.Stream(device.device)
-        self._under_way: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._stream = stream
+        shape = device.data.shape[1:]
+        self._data = _pinned((count, *shape), device)
+        pages = pages_of_a_piece(device.shape.bytes_per_page(device.page_tokens))
+        self._pieces = deque(_Piece(device.data.new_empty((pages, *shape))) for _ in range(PIECES if count else 0))
+        self._under_way: deque[tuple[int, Mark, Mark]] = deque()
 
     def take(self, pages: Sequence[int], to: Sequence[int]) -> None:
         """Copy pages of the device to pages of the host. The pages of the device may be written again at once."""
-        together = self._device.gather(pages)  # on the model's stream, in the order of its writes
-        self._stream.wait_stream(torch.cuda.current_stream(self._device.device))
-        with torch.cuda.stream(self._stream):
-            began = self._event()
-            for page, data in zip(to, together, strict=True):
-                self._data[page].copy_(data, non_blocking=True)
-            self._under_way.append((len(pages), began, self._event()))
-        together.record_stream(self._stream)
+        for piece, some, places in self._in_pieces(pages, to):
+            if piece.copied is not None:
+                self._stream.let_model_wait(piece.copied)  # as long as its last pages are on their way
+            self._device.gather(some, out=piece.data[: len(some)])
+            began = self._stream.mark()
+            for place, data in zip(places, piece.data, strict=False):
+                self._stream.copy(self._data[place], data)
+            self._note(piece, len(some), began)
 
     def give(self, pages: Sequence[int], to: Sequence[int]) -> None:
         """Copy pages of the host to pages of the device, after all earlier copies to the host."""
-        model = torch.cuda.current_stream(self._device.device)
-        with torch.cuda.stream(self._stream):
-            together = self._device.data.new_empty((len(pages), *self._data.shape[1:]))
-            began = self._event()
-            for page, data in zip(pages, together, strict=True):
-                data.copy_(self._data[page], non_blocking=True)
-            self._under_way.append((len(pages), began, self._event()))
-        model.wait_stream(self._stream)
-        together.record_stream(model)
-        self._device.copy_in(to, together)
+        for piece, some, places in self._in_pieces(pages, to):
+            began = self._stream.mark()
+            for page, data in zip(some, piece.data, strict=False):
+                self._stream.copy(data, self._data[page], after=piece.read)
+            self._note(piece, len(some), began)
+            self._stream.let_model_wait(piece.copied)
+            self._device.copy_in(places, piece.data[: len(some)])
+            piece.read = self._stream.model_mark()
 
     def take_swap_time(self) -> SwapTime:
         pages, seconds = 0, 0.0
-        while self._under_way and self._under_way[0][2].query():
+        while self._under_way and self._under_way[0][2].passed():
             count, began, ended = self._under_way.popleft()
             pages += count
-            seconds += began.elapsed_time(ended) / 1000
+            seconds += ended.seconds_since(began)
         return SwapTime(pages, seconds)
 
-    def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return event
+    def _in_pieces(
+        self, pages: Sequence[int], to: Sequence[int]
+    ) -> Iterator[tuple["_Piece", Sequence[int], Sequence[int]]]:
+        """Each time the piece that was used longest ago"""
+        size = len(self._pieces[0].data) if pages else 1
+        for first in range(0, len(pages), size):
+            self._pieces.rotate(-1)
+            yield self._pieces[-1], pages[first : first + size], to[first : first + size]
+
+    def _note(self, piece: "_Piece", pages: int, began: Mark) -> None:
+        piece.copied = self._stream.mark()
+        self._under_way.append((pages, began, piece.copied))
+
+
+@dataclass(slots=True)
+class _Piece:
+    data: torch.Tensor
+    """[pages, …]"""
+    copied: Mark | None = None
+    """After the last copies from it, or into it"""
+    read: Mark | None = None
+    """After the model's last read of it. None at first: then all that the model was told so far counts."""
+
+
+def pages_of_a_piece(page_bytes: int) -> int:
+    return max(1, PIECE_BYTES // page_bytes)
+
+
+def bytes_beside_pages(page_bytes: int) -> int:
+    """What the pieces take of the device's memory"""
+    return PIECES * pages_of_a_piece(page_bytes) * page_bytes
+
+
+def _pinned(shape: tuple[int, ...], device: PagedStore) -> torch.Tensor:
+    try:
+        return torch.empty(shape, dtype=device.data.dtype, pin_memory=device.device.type == "cuda")
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        mib = math.prod(shape) * device.data.itemsize / (1 << 20)
+        raise SetupError(
+            f"The {mib:.0f} MiB of host memory for the keys and values of parked requests cannot be pinned. Lower "
+            "MOTET_RUNNER_HOST_KV_MIB, or raise the limit of locked memory (ulimit -l)."
+        ) from error

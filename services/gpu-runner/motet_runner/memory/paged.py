@@ -100,9 +100,9 @@ class PagedStore:
     def copy_out(self, pages: Sequence[int]) -> torch.Tensor:
         return self.gather(pages).to("cpu")
 
-    def gather(self, pages: Sequence[int]) -> torch.Tensor:
+    def gather(self, pages: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
         """A copy of these pages on the device, one after the other"""
-        return self.data.index_select(0, self._numbers_of(pages))
+        return torch.index_select(self.data, 0, self._numbers_of(pages), out=out)
 
     def copy_in(self, pages: Sequence[int], copy: torch.Tensor) -> None:
         self.data.index_copy_(0, self._numbers_of(pages), copy.to(self.device))

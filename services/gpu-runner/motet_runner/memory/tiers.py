@@ -3,7 +3,8 @@
 import time
 
 from motet.clock import Clock
-from motet_runner.memory.host_pages import HostPages, HostPagesOfGpu, SwapTime
+from motet_runner.memory.copy_stream import copy_stream_for
+from motet_runner.memory.host_pages import HostPages, HostPagesAside, SwapTime
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import Copy, Effect, Tier, Wipe
 
@@ -13,8 +14,9 @@ class PageTiers:
 
     def __init__(self, device: PagedStore, host_pages: int, *, clock: Clock = time.perf_counter) -> None:
         self._device = device
+        self._host: HostPages | HostPagesAside
         if device.device.type == "cuda":
-            self._host: HostPages | HostPagesOfGpu = HostPagesOfGpu(device, host_pages)
+            self._host = HostPagesAside(device, host_pages, copy_stream_for(device.device))
         else:
             self._host = HostPages(device, host_pages, clock=clock)
 

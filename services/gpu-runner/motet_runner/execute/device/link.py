@@ -3,26 +3,14 @@
 Neither direction waits for the device. What comes back may be read once a later mark has passed.
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from motet.clock import Clock
+from motet_runner.memory.marks import GpuMark, Mark, PassedMark
 from motet_runner.memory.upload import uploaded
-
-
-class Mark(Protocol):
-    """A place in the order of the device's work"""
-
-    def passed(self) -> bool:
-        """Whether all work before it is done"""
-
-    def wait(self) -> None:
-        """Until it is"""
-
-    def seconds_since(self, earlier: Any) -> float:
-        """Between two marks that have passed"""
 
 
 class Link(Protocol):
@@ -35,22 +23,6 @@ class Link(Protocol):
         """A copy of them on the host, which may be read once a later mark has passed."""
 
     def mark(self) -> Mark: ...
-
-
-class _Passed:
-    def __init__(self, at: float) -> None:
-        self._at = at
-
-    @staticmethod
-    def passed() -> bool:
-        return True
-
-    @staticmethod
-    def wait() -> None:
-        """Nothing is under way."""
-
-    def seconds_since(self, earlier: "_Passed") -> float:
-        return self._at - earlier._at
 
 
 class SameMemory:
@@ -70,22 +42,7 @@ class SameMemory:
         return numbers.clone()
 
     def mark(self) -> Mark:
-        return _Passed(self._clock())
-
-
-class _Event:
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)
-        self._event.record(stream)
-
-    def passed(self) -> bool:
-        return bool(self._event.query())
-
-    def wait(self) -> None:
-        self._event.synchronize()
-
-    def seconds_since(self, earlier: "_Event") -> float:
-        return float(earlier._event.elapsed_time(self._event)) / 1000
+        return PassedMark(self._clock())
 
 
 class PinnedMemory:
@@ -104,7 +61,7 @@ class PinnedMemory:
         return there.copy_(numbers, non_blocking=True)
 
     def mark(self) -> Mark:
-        return _Event(torch.cuda.current_stream(self.device))
+        return GpuMark(torch.cuda.current_stream(self.device))
 
 
 def link_to(device: torch.device, clock: Clock) -> Link:

@@ -18,7 +18,7 @@ from motet_kernels import LoraBackend, Segment
 from motet_runner.execute import prompt_logprobs
 from motet_runner.execute.adapter_loads import AdapterLoads, LoadResults
 from motet_runner.execute.device.decode_graphs import DecodeGraphs, FixedAttention, FixedLora
-from motet_runner.execute.device.link import Link, Mark, link_to
+from motet_runner.execute.device.link import Link, link_to
 from motet_runner.execute.device.parcel import Parcel, Returning
 from motet_runner.execute.device.recording import recorder_for
 from motet_runner.execute.device.rows import NOBODY, DeviceRows, numbers_of
@@ -31,6 +31,7 @@ from motet_runner.execute.row_table import RowTable, TableRow
 from motet_runner.execute.worker import WARM_UP_TOKENS, LogitsTap
 from motet_runner.interface import Logprobs
 from motet_runner.memory.host_pages import SwapTime
+from motet_runner.memory.marks import Mark
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers

@@ -1,0 +1,49 @@
+"""Places in the order of a device's work, which tell when the work before them is done."""
+
+from typing import Any, Protocol
+
+import torch
+
+
+class Mark(Protocol):
+    def passed(self) -> bool:
+        """Whether all work before it is done"""
+
+    def wait(self) -> None:
+        """Until it is"""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Between two marks that have passed"""
+
+
+class PassedMark:
+    """Of a CPU, whose work is done when it is launched"""
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+
+    @staticmethod
+    def passed() -> bool:
+        return True
+
+    @staticmethod
+    def wait() -> None:
+        """Nothing is under way."""
+
+    def seconds_since(self, earlier: "PassedMark") -> float:
+        return self._at - earlier._at
+
+
+class GpuMark:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)
+        self.event.record(stream)
+
+    def passed(self) -> bool:
+        return bool(self.event.query())
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def seconds_since(self, earlier: "GpuMark") -> float:
+        return float(earlier.event.elapsed_time(self.event)) / 1000
