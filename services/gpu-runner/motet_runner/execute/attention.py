@@ -143,10 +143,9 @@ def _decode(group: DecodeGroup, store: PagedStore, layer: int, query: torch.Tens
 def _few_queries(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """softmax(scale · q kᵀ + mask) v by batched products: for few queries, torch's own attention on a CPU takes two to
     three times as long."""
-    sequences, kv_heads, queries, _ = q.shape
-    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)).float().mul_(scale)
-    scores.view(sequences, kv_heads, queries, -1).add_(mask)
-    return torch.bmm(torch.softmax(scores, -1).to(v.dtype), v.flatten(0, 1))
+    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)).view(*q.shape[:3], -1)
+    shares = torch.softmax(torch.add(mask, scores, alpha=scale), -1).to(v.dtype)
+    return torch.bmm(shares.flatten(0, 1), v.flatten(0, 1))
 
 
 def _prefill(

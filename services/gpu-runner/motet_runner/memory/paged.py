@@ -13,9 +13,9 @@ from motet.domain import PAGE_TOKENS, KVShape
 from motet_kernels.huge_pages import prefer_huge_pages
 from motet_runner.memory.upload import uploaded
 
-READ_BYTES = {"cpu": 1024 * 1024, "cuda": 256 * 1024 * 1024}
-"""How much of one layer is brought together at a time. On a CPU it must still be in the core's cache when attention
-reads it; on a GPU fewer and larger reads win."""
+READ_BYTES = {"cpu": 8 * 1024 * 1024, "cuda": 256 * 1024 * 1024}
+"""How much of one layer is brought together at a time. On a CPU it should still be in the last cache when attention
+reads it. Fewer and larger reads win: each costs a dozen operators, for which all threads wait."""
 
 
 COPY_BYTES = 16 * 1024 * 1024
