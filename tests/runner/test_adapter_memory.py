@@ -2,20 +2,18 @@
 
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from motet.domain import Digest
-from motet.errors import AdapterIncompatible, Declined, InvalidRequest, Overloaded, SetupError
+from motet.errors import AdapterIncompatible, Declined, InvalidRequest, Overloaded
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.weight_reader import WeightReader
-from motet_runner.engine import CPU_KV_MIB, MIB, RANK_RESERVED, Engine
+from motet_runner.engine import Engine
+from motet_runner.execute.page_budget import CPU_KV_MIB, MIB, RANK_RESERVED, copy_bytes_of
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, ParkedNow, State
-from motet_runner.memory.gpu_memory import CONTEXT_BYTES, GpuMemory
 from motet_runner.plan import Copy, Effect
 from tests.runner.engines import ask, load, make_engine, run, step_beside_load
 from tests.runner.random_models import RandomAdapter, save_adapter
@@ -53,7 +51,9 @@ def test_memory_is_taken_once_whatever_ranks_come_and_go(llama: Path, ranks: dic
     for rank, folder in ranks.items():
         load(engine, Digest(str(rank)), folder)
     assert engine.info.page_bytes == PAGE_BYTES
-    taken = engine.info.pages * PAGE_BYTES + engine._copy_bytes(engine._kernel_choice.serving)
+    taken = engine.info.pages * PAGE_BYTES + copy_bytes_of(
+        engine._kernel_choice.serving, engine._linears, engine._config
+    )
     assert held(engine) == taken
     alone = {}
     for rank in (*RANKS, *reversed(RANKS)):
@@ -248,20 +248,3 @@ def test_a_request_that_could_never_be_computed_beside_its_adapter_is_refused(
         engine.add(ask("late", adapter=Digest("16"), prompt=30, max_tokens=50, promise=2))
     assert len(run(engine, ask("base", prompt=30, max_tokens=50)).tokens["base"]) == 50
     assert len(run(engine, ask("fits", adapter=Digest("16"))).tokens["fits"]) == 40
-
-
-def test_on_a_gpu_pages_leave_memory_to_compute_with(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine(llama)
-    engine._config = replace(engine._config, kv_cache_mib=None)
-    engine._loaded.device = SimpleNamespace(type="cuda")
-    memory = GpuMemory(total=1000 * MIB + CONTEXT_BYTES, free=900 * MIB, held=0)
-    monkeypatch.setattr(GpuMemory, "of", lambda _: memory)
-    monkeypatch.setattr("motet_runner.engine.activation_bytes", lambda *_: 700 * MIB)
-    monkeypatch.setattr("motet_runner.engine.recorded_bytes", lambda *_: 100 * MIB)
-    page = MIB // 2
-    left = memory.left(90) // MIB - 800
-    assert engine._pages(page, 0) == 2 * left
-    assert engine._pages(page, 20 * MIB) == 2 * (left - 20)
-    says = r"lower engine\.maxResidentAdapters, for which 100\.00 MiB .* largest iteration takes 800\.00 MiB"
-    with pytest.raises(SetupError, match=says):
-        engine._pages(page, 100 * MIB)

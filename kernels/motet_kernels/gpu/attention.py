@@ -50,6 +50,11 @@ class GpuAttention:
         self._programs = _programs(pages.device)
         self._results: tuple[torch.Tensor, torch.Tensor] | None = None
 
+    @staticmethod
+    def room_bytes(heads: int, width: int) -> int:
+        """Of the device's memory, what all calls share"""
+        return SLOTS * heads * (width + 1) * torch.float32.itemsize
+
     def make_batch(self, table: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> GpuAttentionBatch:
         """`table` [any, pages] holds page numbers. `sequences` [sequences, 4]: first row, number of rows, tokens before
         them, and the sequence's row of the table."""
@@ -349,7 +354,7 @@ class GpuAttention:
     def _room(self, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
         """For what comes of pieces until it is added up. All graphs share it: they run one after the other."""
         if self._results is None or self._results[0].shape[1] != heads:
-            shape = (SLOTS, heads, self._width)
+            shape = (SLOTS, heads, self._width)  # see room_bytes
             results = torch.empty(shape, dtype=torch.float32, device=self._pages.device)
             self._results = results, results.new_empty(shape[:2])
         return self._results

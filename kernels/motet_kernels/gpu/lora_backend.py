@@ -67,11 +67,17 @@ class GpuBackend:
         self._numbers = {linear: number for number, linear in enumerate(self._sizes)}
         self._changed = cache(lambda linears: words([linear in linears for linear in self._sizes]))
         self._call = cache(self._describe)
-        self._products = max(len(group.outputs) * splits(group.inputs) for group in groups)
+        self._products = _most_products(groups)
         self._offsets = torch.from_numpy(self._all_offsets()).to(memory.device)
         self._processors = 0
         if memory.is_cuda:
             self._processors = torch.cuda.get_device_properties(memory.device).multi_processor_count
+
+    @staticmethod
+    def room_bytes(groups: Sequence[LinearGroup], rows: int, max_rank: int = MAX_RANK) -> int:
+        """Of the device's memory, what a batch of at most so many rows takes"""
+        room = room_for(rows, sum(len(group.outputs) for group in groups), max_rank)
+        return _most_products(groups) * room.products * 4 + room.size * 8
 
     def layout(self, rank: int) -> RunLayout:
         return self._layout(-(-rank // self.tile) * self.tile)
@@ -183,3 +189,8 @@ class GpuBackend:
             inputs=inputs.pop(),
             count=len(linears),
         )
+
+
+def _most_products(groups: Sequence[LinearGroup]) -> int:
+    """Linears and splits that are computed together, at most"""
+    return max((len(group.outputs) * splits(group.inputs) for group in groups), default=0)

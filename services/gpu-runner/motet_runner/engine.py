@@ -17,7 +17,6 @@ from motet.errors import SetupError
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.execute import exact_mode
-from motet_runner.execute.activations import activation_bytes, recorded_bytes
 from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.execute.checkpoint import ignore_progress
 from motet_runner.execute.device.worker import DeviceWorker, computes_by_itself
@@ -28,6 +27,7 @@ from motet_runner.execute.kernel_test import fault_of
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import device_named, load
+from motet_runner.execute.page_budget import copy_bytes_of, whole_pages
 from motet_runner.execute.thread_choice import choose_threads, threads_to_begin_with
 from motet_runner.execute.worker import LocalWorker, LogitsTap
 from motet_runner.interface import (
@@ -41,9 +41,7 @@ from motet_runner.interface import (
     StepOutput,
 )
 from motet_runner.memory.copy_stream import copy_stream_for
-from motet_runner.memory.gpu_memory import GpuMemory
 from motet_runner.memory.host_limit import available_host_bytes, default_host_bytes
-from motet_runner.memory.host_pages import bytes_beside_pages
 from motet_runner.memory.out_of_memory import device_has_failed
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
@@ -54,13 +52,8 @@ from motet_runner.step_trace import StepTrace
 log = structlog.get_logger(__name__)
 
 MIB = 1024 * 1024
-CPU_KV_MIB = 512
 HOST_SHARE_ON_CPU = 16
 """On a CPU the host tier is the same memory: a sixteenth of the KV unless it is set."""
-
-
-RANK_RESERVED = 16
-"""The usual rank. `max_resident_adapters` of this rank get memory beside the KV of a CPU's default."""
 
 
 class Engine:
@@ -106,8 +99,7 @@ class Engine:
         kernels = choice.begin(lambda kernels: fault_of(loaded, kernels))
         linears = LoraLinears(loaded.linears, loaded.dtype, kernels.tile, loaded.linear_groups)
         self._linears = linears
-        copy_bytes = self._copy_bytes(kernels)
-        pages = self._pages(page_bytes, copy_bytes)
+        pages = whole_pages(loaded, kernels, linears, config)
         host_pages = int(self._host_bytes(pages * page_bytes) // page_bytes)
         max_length = self._max_length(pages)
         with torch.inference_mode():
@@ -302,7 +294,8 @@ class Engine:
     def _switch(self, kernels: Kernels, fused: Forward | None) -> None:
         """Raises an error before anything is switched, if memory does not suffice."""
         attention = kernels.attention(self._store.data)
-        backend = self._linears.bind(kernels, self._store.bytes.view(-1), self._copy_bytes(kernels))
+        copies = copy_bytes_of(kernels, self._linears, self._config)
+        backend = self._linears.bind(kernels, self._store.bytes.view(-1), copies)
         if fused is not None:
             fused.use_lora(backend)
         self._loaded.fused = fused
@@ -314,38 +307,6 @@ class Engine:
             yield from choose_threads(self._loaded, kernels.name, kernels.attention, self._config.kernel_cache)
 
     # -- memory ------------------------------------------------------------------------------------------------------
-
-    def _copy_bytes(self, kernels: Kernels) -> int:
-        """What their back end takes beside the pages, for copies of adapters that compute together."""
-        if not kernels.copies:
-            return 0
-        return self._config.max_resident_adapters * self._linears.run_bytes(RANK_RESERVED)
-
-    def _pages(self, page_bytes: int, copy_bytes: int) -> int:
-        """The pages of the whole pool, which KV and adapters share."""
-        mib = self._config.kv_cache_mib
-        computing = 0
-        if mib is not None:
-            budget = mib * MIB
-        elif self._loaded.device.type == "cuda":
-            decodes = self._config.max_concurrent_sequences
-            computing = activation_bytes(self._loaded, self._config.prefill_chunk_tokens, decodes)
-            computing += recorded_bytes(self._loaded, decodes) + bytes_beside_pages(page_bytes)
-            left = GpuMemory.of(self._loaded.device).left(self._config.memory_utilization_percent)
-            budget = left - computing - copy_bytes
-        else:
-            of_each = -(-self._linears.run_bytes(RANK_RESERVED) // page_bytes) * page_bytes
-            budget = CPU_KV_MIB * MIB + self._config.max_resident_adapters * of_each
-        pages = int(budget // page_bytes)
-        if pages < 1:
-            raise SetupError(
-                f"{max(0, budget) / MIB:.2f} MiB are left for keys, values and adapters, and one page of this model "
-                f"takes {page_bytes / MIB:.2f} MiB. Raise engine.kvCacheMiB or, where it is not set, "
-                "engine.memoryUtilizationPercent; or lower engine.maxResidentAdapters, for which "
-                f"{copy_bytes / MIB:.2f} MiB are set aside to compute with, or engine.prefillChunkTokens and "
-                f"engine.maxConcurrentSequences, whose largest iteration takes {computing / MIB:.2f} MiB."
-            )
-        return pages
 
     def _host_bytes(self, kv_bytes: int) -> int:
         if self._config.host_kv_mib is not None:

@@ -1,11 +1,13 @@
-"""What an iteration takes of a GPU's memory beside weights and pages. It is measured first: pages get what is left."""
+"""What an iteration takes of a GPU's memory beside weights and pages."""
 
 import torch
 
 from motet.domain import pages_for
+from motet.errors import SetupError
 from motet_runner.execute.flat_batch import FlatBatchBuilder
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.row_table import RowTable
+from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan
 
@@ -31,18 +33,23 @@ def compute_largest_iteration(loaded: LoadedModel, prompt_tokens: int, decodes: 
 
 
 def activation_bytes(loaded: LoadedModel, prompt_tokens: int, decodes: int) -> int:
-    """Of the largest iteration, measured on the GPU. Its pages are counted, too: they are few."""
+    """Of the largest iteration up to its logits, measured on the GPU. Its pages are counted, too: they are few."""
     before = torch.cuda.memory_allocated(loaded.device)
     torch.cuda.reset_peak_memory_stats(loaded.device)
-    logits = compute_largest_iteration(loaded, prompt_tokens, decodes)
-    of_sampler = LOGITS_COPIES * logits.numel() * torch.float32.itemsize
-    del logits
-    torch.cuda.synchronize(loaded.device)
+    try:
+        compute_largest_iteration(loaded, prompt_tokens, decodes)
+        torch.cuda.synchronize(loaded.device)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise SetupError(
+            f"Beside the model's weights, the GPU has no room for the largest iteration, of {prompt_tokens} prompt "
+            f"tokens and {decodes} decodes. Lower engine.prefillChunkTokens or engine.maxConcurrentSequences."
+        ) from error
     peak = torch.cuda.max_memory_allocated(loaded.device) - before
     torch.cuda.empty_cache()
-    return peak + of_sampler
+    return peak
 
 
-def recorded_bytes(loaded: LoadedModel, decodes: int) -> int:
-    """Of recorded decodes, beside that: they keep what lies between the layers of the largest one, and its logits."""
-    return activation_bytes(loaded, 1, decodes)
+def sampler_bytes(loaded: LoadedModel, rows: int) -> int:
+    return LOGITS_COPIES * rows * loaded.vocabulary * torch.float32.itemsize

@@ -9,6 +9,7 @@ none come, torch's get packed weights and a fused forward, too.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol
@@ -28,6 +29,20 @@ from motet_runner.execute.packed_linears import LibraryPacking, Packing, TorchPa
 log = structlog.get_logger(__name__)
 
 KNOWN = ("auto", "torch", "cpp", "triton", "exact")
+
+
+@dataclass(frozen=True)
+class LargestWork:
+    """What a back end may be asked for at most"""
+
+    rows: int
+    """Of an iteration"""
+    decodes: int
+    """Of them, rows that decode"""
+    max_rank: int
+    groups: Sequence[LinearGroup]
+    heads: int
+    head_dim: int
 
 
 class Kernels(Protocol):
@@ -65,6 +80,9 @@ class Kernels(Protocol):
     ) -> LoraBackend[Any]:
         """The back end of add_lora that reads adapters from `memory` [bytes]."""
 
+    def room_bytes(self, work: LargestWork) -> int:
+        """Of a GPU's memory, what they keep beside weights, pages and `copy_bytes`"""
+
     def attention(self, pages: torch.Tensor) -> SequenceAttention | None:
         """Attention over these pages, see PagedStore; None: torch's, over pages that were brought together."""
 
@@ -86,6 +104,10 @@ class TorchKernels:
         groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype, copy_bytes: int
     ) -> LoraBackend[Any]:
         return TorchBackend(groups, memory, dtype, copy_bytes=copy_bytes)
+
+    @staticmethod
+    def room_bytes(work: LargestWork) -> int:  # noqa: ARG004
+        return 0
 
     @staticmethod
     def attention(pages: torch.Tensor) -> SequenceAttention | None:  # noqa: ARG004
@@ -113,6 +135,10 @@ class ExactKernels:
         return TiledBackend(groups, memory, dtype)
 
     @staticmethod
+    def room_bytes(work: LargestWork) -> int:  # noqa: ARG004
+        return 0
+
+    @staticmethod
     def attention(pages: torch.Tensor) -> SequenceAttention | None:  # noqa: ARG004
         return None
 
@@ -136,6 +162,10 @@ class CompiledKernels:
         copy_bytes: int,  # noqa: ARG002
     ) -> LoraBackend[Any]:
         return CppBackend(groups, memory, dtype, library=self.library)
+
+    @staticmethod
+    def room_bytes(work: LargestWork) -> int:  # noqa: ARG004
+        return 0
 
     def attention(self, pages: torch.Tensor) -> SequenceAttention | None:
         return PagedAttention(self.library, pages)

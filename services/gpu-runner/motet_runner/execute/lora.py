@@ -39,8 +39,8 @@ class LoraLinears:
         self._linears = linears
         self._dtype = dtype
         self._tile = tile
-        self._groups = _groups(self.shapes, groups)
-        self._layout = cache(lambda rounded: RunLayout(rounded, self._groups, dtype))
+        self.groups = _groups(self.shapes, groups)
+        self._layout = cache(lambda rounded: RunLayout(rounded, self.groups, dtype))
         self._backend: LoraBackend[Any] | None = None
         self._forwards: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
 
@@ -57,7 +57,7 @@ class LoraLinears:
         `copy_bytes` beside it. It may follow another one that has read the same memory."""
         assert kernels.tile == self._tile, "the adapters in memory have the layout of another back end"
         self.follow()
-        self._backend = kernels.lora(self._groups, memory, self._dtype, copy_bytes)
+        self._backend = kernels.lora(self.groups, memory, self._dtype, copy_bytes)
         return self._backend
 
     def follow(self) -> None:

@@ -57,9 +57,9 @@ class LoadedModel:
     max_positions: int
     eos_token_ids: tuple[int, ...]
     linears: dict[str, torch.nn.Module]
+    """Linears that see exactly the rows of the iteration, by path."""
     window: int | None
     """How many tokens a token attends to, itself included, if all layers have such a window: the widest one."""
-    """Linears that see exactly the rows of the iteration, by path."""
     linear_groups: list[tuple[str, ...]]
     """The same linears, those together that are fed the same tensor, such as q, k and v of a layer."""
     dtype: torch.dtype

@@ -10,8 +10,10 @@ from motet_kernels import LinearGroup, LoraBackend
 from motet_kernels.gpu.attention import GpuAttention
 from motet_kernels.gpu.launches import interpreted
 from motet_kernels.gpu.lora_backend import GpuBackend
+from motet_kernels.gpu.lora_tiles import MAX_RANK
 from motet_runner.execute.flat_batch import SequenceAttention
 from motet_runner.execute.gpu_forward import GpuForward
+from motet_runner.execute.kernels import LargestWork
 from motet_runner.execute.packed_linears import SideBySide
 
 
@@ -34,6 +36,14 @@ class TritonKernels:
         copy_bytes: int,  # noqa: ARG004
     ) -> LoraBackend[Any]:
         return GpuBackend(groups, memory, dtype)
+
+    @staticmethod
+    def room_bytes(work: LargestWork) -> int:
+        groups = work.groups
+        batches = [(work.rows, work.max_rank), (work.decodes, MAX_RANK)]  # of an iteration, and of all recordings
+        return GpuAttention.room_bytes(work.heads, work.head_dim) + sum(
+            GpuBackend.room_bytes(groups, rows, rank) for rows, rank in batches if groups
+        )
 
     @staticmethod
     def attention(pages: torch.Tensor) -> SequenceAttention | None:

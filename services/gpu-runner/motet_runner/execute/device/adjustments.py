@@ -25,6 +25,8 @@ _OF_TOKENS = {"_ends": _NO_TOKEN, "_biased": _NO_TOKEN, "_bias": 0}
 """Buffers with a column for each end or biased token of a slot, and what is where a slot has none"""
 _BUFFERS = ("_added", "_divisors", "_times", "_presence", "_frequency", "_repetition", "_forbids", *_OF_TOKENS)
 """All with a row for each slot"""
+_BYTES_OF_A_TOKEN = 12
+"""Of the first three, in each slot. The others are small beside them."""
 
 
 class _Slot(NamedTuple):
@@ -204,6 +206,15 @@ class DeviceAdjustments:
 
     def _empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self._link.device)
+
+
+def adjustment_bytes(rows: int, vocabulary: int) -> int:
+    """What so many rows take of the device's memory. While the slots become more, the former ones are still there."""
+    slots = _FIRST_SLOTS
+    while slots < rows:
+        slots *= 2
+    each = _BYTES_OF_A_TOKEN * vocabulary
+    return slots * each + (slots // 2 * each if slots > _FIRST_SLOTS else 0)
 
 
 def _wider(buffer: torch.Tensor, more: int, value: int) -> torch.Tensor:

@@ -40,6 +40,11 @@ class DeviceRows:
         self._pages: dict[int, int] = {}
         """Row → how many of its pages the device has"""
 
+    @staticmethod
+    def room_bytes(rows: int, pages: int) -> int:
+        """Of the device's memory, for so many rows"""
+        return (rows + 1) * (8 + 8 + 4 * pages)
+
     def leave(self, row: int) -> None:
         for known in (self._newest_at, self._before, self._pages):
             known.pop(row, None)

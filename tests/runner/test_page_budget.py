@@ -1,0 +1,109 @@
+"""The pages of a GPU get what is left beside everything else, and everything else is known, item by item."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from motet.domain import pages_for
+from motet.errors import SetupError
+from motet_kernels import LinearGroup
+from motet_kernels.gpu.attention import GpuAttention
+from motet_kernels.gpu.lora_backend import GpuBackend
+from motet_runner.engine import Engine
+from motet_runner.execute import activations, page_budget
+from motet_runner.execute.activations import activation_bytes
+from motet_runner.execute.device.adjustments import adjustment_bytes
+from motet_runner.execute.device.rows import DeviceRows
+from motet_runner.execute.page_budget import MIB, whole_pages
+from motet_runner.memory.gpu_memory import CONTEXT_BYTES, GpuMemory
+from tests.runner.engines import ask, make_device_engine, make_engine, run
+
+TOTAL, FREE = 1000 * MIB + CONTEXT_BYTES, 900 * MIB
+ITERATION = 300 * MIB
+
+
+@pytest.fixture
+def engine(llama: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """Its model is as if it were on a GPU."""
+    made = make_engine(llama)
+    memory = GpuMemory(total=TOTAL, free=FREE, held=0)
+    monkeypatch.setattr(GpuMemory, "of", lambda _: memory)
+    monkeypatch.setattr(page_budget, "activation_bytes", lambda *_: ITERATION)
+    made._loaded.device = SimpleNamespace(type="cuda")
+    made._config = replace(made._config, kv_cache_mib=None)
+    return made
+
+
+def pages_of(engine: Engine, **changed: object) -> int:
+    kernels = SimpleNamespace(copies=False, room_bytes=lambda _: changed.pop("room", 0))
+    config = replace(engine._config, **{name: value for name, value in changed.items() if name != "room"})
+    return whole_pages(engine._loaded, kernels, engine._linears, config)
+
+
+def test_on_a_gpu_pages_leave_memory_to_compute_with(engine: Engine) -> None:
+    page = engine._loaded.shape.bytes_per_page()
+    with capture_logs() as logs:
+        pages = pages_of(engine)
+    (line,) = [line for line in logs if line["event"] == "memory_set_aside"]
+    items = {name: float(size.split()[0]) for name, size in line.items() if str(size).endswith(" MiB")}
+    assert items["largest_iteration"] == 300
+    assert 300 < items["recorded_decodes"] < 301
+    left = GpuMemory.of(engine._loaded.device).left(90) / MIB - sum(items.values())
+    assert pages * page / MIB == pytest.approx(left, abs=1)
+    assert pages_of(engine, room=100 * MIB) == pytest.approx(pages - 100 * MIB / page, abs=1)
+
+
+def test_a_cache_that_the_gpu_has_no_room_for_is_refused(engine: Engine) -> None:
+    most = pages_of(engine) * engine._loaded.shape.bytes_per_page() // MIB
+    assert pages_of(engine, kv_cache_mib=most)
+    with pytest.raises(SetupError, match=rf"engine\.kvCacheMiB is {most + 2}, .* Set it to at most {most}\b"):
+        pages_of(engine, kv_cache_mib=most + 2)
+
+
+def test_without_room_for_a_page_the_settings_are_named(engine: Engine) -> None:
+    says = (
+        r"lower engine\.maxResidentAdapters, .* engine\.maxConcurrentSequences, whose largest iteration takes 1\d\d\d"
+    )
+    with pytest.raises(SetupError, match=says):
+        pages_of(engine, room=900 * MIB)
+
+
+def test_a_largest_iteration_that_does_not_fit_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(llama)
+    for name in ("memory_allocated", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: 0)
+    failed = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory."))
+    monkeypatch.setattr(activations, "compute_largest_iteration", failed)
+    with pytest.raises(SetupError, match=r"512 prompt tokens and 64 decodes\. Lower engine\.prefillChunkTokens"):
+        activation_bytes(engine._loaded, 512, 64)
+
+
+def test_what_rows_and_penalties_take_is_what_was_set_aside(llama: Path) -> None:
+    sequences = 20
+    engine = make_device_engine(llama, max_concurrent_sequences=sequences)
+    run(engine, *(ask(f"{number}", prompt=5, presence_penalty=1.0) for number in range(sequences)), steps=8)
+    worker = engine._worker
+    rows = worker._rows
+    taken = sum(buffer.nbytes for buffer in (rows.newest, rows.before, rows.pages))
+    assert taken == DeviceRows.room_bytes(2 * sequences, pages_for(engine.info.max_model_length))
+    adjustments = worker._sampler._adjustments
+    buffers = [buffer for buffer in vars(adjustments).values() if isinstance(buffer, torch.Tensor)]
+    taken = sum(buffer.nbytes for buffer in buffers)
+    slots = len(adjustments._ends)
+    assert slots == 32
+    assert taken <= 1.1 * adjustment_bytes(slots, engine._loaded.vocabulary) / 1.5
+    assert adjustment_bytes(slots, engine._loaded.vocabulary) <= adjustment_bytes(2 * sequences, 512)
+
+
+def test_what_the_kernels_of_a_gpu_keep_is_what_was_set_aside() -> None:
+    groups = [LinearGroup(4096, {"q": 4096, "k": 1024, "v": 1024}), LinearGroup(14336, {"down": 4096})]
+    batch = GpuBackend(groups, torch.empty(64, dtype=torch.uint8), torch.bfloat16).fixed_batch(24)
+    assert GpuBackend.room_bytes(groups, 24) == batch.work.nbytes + batch.products.nbytes
+    attention = GpuAttention(torch.empty(1, 1, 2, 8, 16, 128, dtype=torch.bfloat16))
+    assert GpuAttention.room_bytes(32, 128) == sum(part.nbytes for part in attention._room(32))
