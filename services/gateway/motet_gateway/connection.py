@@ -14,6 +14,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from motet.errors import MotetError
+from motet_gateway import direct_writes
 from motet_gateway.error_format import error_body
 from motet_gateway.errors import HeadersTooLarge, RequestTimeout
 from motet_gateway.settings import Settings
@@ -94,6 +95,8 @@ class HttpConnection(HttpToolsProtocol):
         self._head_complete = True
         self._stop_reading_timer()
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:
+            direct_writes.offer(self.scope, direct_writes.DirectWriter(self.cycle))
 
     def on_body(self, body: bytes) -> None:
         self._bytes_without_progress = 0

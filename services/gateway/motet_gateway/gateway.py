@@ -12,6 +12,7 @@ from motet.settings import Addresses, ProcessSettings
 from motet_gateway.admission import Admission
 from motet_gateway.assets import AssetStore
 from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target
+from motet_gateway.direct_writes import WritesOfTurn
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
 from motet_gateway.held_requests import HeldRequests
@@ -61,6 +62,7 @@ class Gateway:
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
+        self.writes = WritesOfTurn()
         self._listeners: set[Callable[[], None]] = set()
         self.assets = AssetStore(process.cache_dir / "assets", self._notify_listeners)
         self.bodies = BodyBudget(settings.max_bodies_bytes, seconds=settings.body_seconds)

@@ -4,6 +4,7 @@ import asyncio
 import sys
 
 import structlog
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from motet.health import Health
@@ -48,7 +49,7 @@ def main() -> None:
         await run_until(drained, serve_model(), leave())
 
     try:
-        run("runner", process, serve)
+        run("runner", process, serve, loop_factory=uvloop.new_event_loop)
     except EngineDied as error:
         log.error("runner_exiting", reason=error.message)
         sys.exit(ENGINE_DIED)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import scheduler_pb2_grpc
@@ -69,7 +70,7 @@ def main() -> None:
             ):
                 await run_until(stop, lead())
 
-    run("scheduler", process, schedule)
+    run("scheduler", process, schedule, loop_factory=uvloop.new_event_loop)
 
 
 @asynccontextmanager

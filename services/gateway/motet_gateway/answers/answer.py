@@ -21,13 +21,14 @@ from motet.domain import Digest
 from motet.errors import DeadlineExceeded, Internal, ModelNotFound, MotetError, NoRunner
 from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.runner_info import RequestClass
-from motet_gateway import sse
+from motet_gateway import direct_writes, sse
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.echo import EchoedPrompt, check_scores, echoed_prompts
 from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, max_answer_tokens, tokenise
 from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat, Format, usage
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import NotReadyReason, Target
+from motet_gateway.direct_writes import DirectWriter
 from motet_gateway.dispatcher import GenerationRequest
 from motet_gateway.errors import ClientGone
 from motet_gateway.generation import EndReason
@@ -92,15 +93,21 @@ class AnswerResponse(Response):
         self._client_gone = False
         self._tick = False
         self._timer: asyncio.TimerHandle | None = None
-        self._aborted: MotetError | None = None
+        self._aborted: Exception | None = None
         # What was sent to the client.
         self._opened = False
         self._introduced: set[int] = set()
         self._wrote_at = 0.0
+        self._form: Format | None = None
+        self._text: ModelTokenizer | None = None
+        self._direct: DirectWriter | None = None
+        self._write_due = False
+        """Whether `write_now` is called at the end of this turn of the event loop."""
 
     # ------------------------------------------------------------------------------------------------------- the whole
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._direct = direct_writes.offered(scope) if self._streaming else None
         listener = asyncio.create_task(self._listen(receive), name=f"listen {self._id}")
         self._arm(self._settings.hold_seconds)
         code = "499"  # also if the server cancels this task
@@ -166,7 +173,8 @@ class AnswerResponse(Response):
             self._body, text, self._gateway.renderer, threaded_bytes=self._settings.threaded_prompt_bytes
         )
         await self._start(target, text)
-        return self._format(target), text
+        self._form, self._text = self._format(target), text
+        return self._form, text
 
     # --------------------------------------------------------------------------------------------------------- waiting
 
@@ -359,7 +367,13 @@ class AnswerResponse(Response):
         if not choice.over:
             self._timings.mark_tokens()
         self._changed[choice.index] = choice
-        if self._streaming or choice.over:
+        if choice.over:
+            self._wake()
+        elif self._direct is not None and self._opened and not self._echoes:
+            if not self._write_due:
+                self._write_due = True
+                self._gateway.writes.add(self)
+        elif self._streaming:
             self._wake()
 
     def _format(self, target: Target) -> Format:
@@ -374,6 +388,28 @@ class AnswerResponse(Response):
 
     def _over(self) -> bool:
         return all(choice.over for choice in self._choices)
+
+    def write_now(self) -> None:
+        """Write what has come, if the task waits for changes and would only write. Otherwise leave it to the task."""
+        self._write_due = False
+        waiter, direct = self._waiter, self._direct
+        if waiter is None or waiter.done() or self._dirty or direct is None or not direct.ready:
+            self._wake()
+            return
+        assert self._form is not None
+        assert self._text is not None
+        try:
+            parts: list[bytes] = []
+            for choice in self._changed.values():
+                self._write_choice(choice, self._form, self._text, parts)
+            self._changed.clear()
+        except Exception as error:  # the task raises it, and ends this answer alone
+            self._aborted = error
+            self._wake()
+            return
+        if parts:
+            self._wrote_at = self._clock()
+            direct.write(b"".join(parts))
 
     async def _write(self, form: Format, text: ModelTokenizer, send: Send) -> bool:
         """Write everything that has come since the last write, as one piece. Returns whether it was the last."""
