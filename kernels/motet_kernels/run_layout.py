@@ -99,6 +99,11 @@ class RunLayout:
         into_a[:rank] = a.to(self.dtype)
         into_b[:rank] = (b.t().float() * scale).to(self.dtype)
 
+    def stored(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Aᵀ [rank, inputs] and B [rank, outputs] of a linear in fp32, as their product is meant. A copy"""
+        a, b = self.matrices(run, linear)
+        return a.float(), b.float()
+
     def _view(self, run: torch.Tensor, begin: int, width: int, count: int = 1) -> torch.Tensor:
         rows = count * self.rank
         part = run[..., begin : begin + rows * width * self.dtype.itemsize].view(self.dtype)

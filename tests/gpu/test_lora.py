@@ -12,6 +12,7 @@ from motet_kernels import LinearGroup, PlacedAdapter, RunLayout, Segment, refere
 from motet_kernels.gpu.launches import interpreted, traced_launches
 from motet_kernels.gpu.lora_backend import GpuBackend, GpuLoraBatch
 from motet_kernels.gpu.lora_tiles import splits
+from motet_kernels.int8_layout import int8_layout
 from tests.gpu.devices import DEVICE, DTYPES
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -35,17 +36,20 @@ class Loaded:
         dtype: torch.dtype = torch.float32,
         groups: Sequence[LinearGroup] = LAYER,
         linears: Sequence[frozenset[str]] = (),
+        *,
+        int8: bool = False,
     ) -> None:
         """`linears`: those that the first adapters change; the others change all."""
         self.generator = torch.Generator().manual_seed(0)
         self.dtype = dtype
         self.groups = groups
         self.sizes = {linear: (group.inputs, n) for group in groups for linear, n in group.outputs.items()}
-        layouts = [RunLayout(-(-rank // GpuBackend.tile) * GpuBackend.tile, groups, dtype) for rank in ranks]
+        make_layout = int8_layout if int8 else RunLayout
+        layouts = [make_layout(-(-rank // GpuBackend.tile) * GpuBackend.tile, groups, dtype) for rank in ranks]
         begins = [PAGE + sum(one.bytes + PAGE for one in layouts[:index]) for index in range(len(ranks))]
         begins = [-(-begin // PAGE) * PAGE for begin in begins]
         self.memory = torch.full((begins[-1] + layouts[-1].bytes + 9 * PAGE,), 255, dtype=torch.uint8, device=DEVICE)
-        self.backend = GpuBackend(groups, self.memory, dtype)
+        self.backend = GpuBackend(groups, self.memory, dtype, int8=int8)
         self.matrices: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor, float]]] = {one: {} for one in self.sizes}
         self.placed: list[PlacedAdapter] = []
         for index, (rank, begin) in enumerate(zip(ranks, begins, strict=True)):
@@ -56,8 +60,12 @@ class Loaded:
             for linear in changed:
                 inputs, outputs = self.sizes[linear]
                 a, b, scale = self.random(rank, inputs) / inputs**0.5, self.random(outputs, rank), 0.5 + index % 3
-                self.matrices[linear][str(index)] = a, (b.float() / rank**0.5).to(dtype), scale
-                layout.write(run, linear, *self.matrices[linear][str(index)])
+                b = (b.float() / rank**0.5).to(dtype)
+                layout.write(run, linear, a, b, scale)
+                if int8:
+                    a, b = layout.stored(run, linear)
+                    b, scale = b.t(), 1.0
+                self.matrices[linear][str(index)] = a, b, scale
             self.placed.append(PlacedAdapter(str(index), begin, layout.rank, changed))
 
     def random(self, *shape: int) -> torch.Tensor:
@@ -108,10 +116,11 @@ TRAFFIC = {
 }
 
 
+@pytest.mark.parametrize("int8", [False, True], ids=["as rows", "int8"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("traffic", TRAFFIC)
-def test_matches_the_reference(traffic: str, dtype: torch.dtype) -> None:
-    Loaded(RANKS, dtype).check(TRAFFIC[traffic], ("q", "k", "v"))
+def test_matches_the_reference(traffic: str, dtype: torch.dtype, *, int8: bool) -> None:
+    Loaded(RANKS, dtype, int8=int8).check(TRAFFIC[traffic], ("q", "k", "v"))
 
 
 @pytest.mark.parametrize("linears", [("gate", "up"), ("down",), ("q", "v"), ("k",)], ids=",".join)
@@ -126,7 +135,8 @@ WIDE = [LinearGroup(4112, {"wide": 272, "narrow": 40})]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tiles_are_put_together(dtype: torch.dtype) -> None:
     assert splits(4112) == 5
-    Loaded([16, 24], dtype, WIDE).check([0, None, *[1] * 17], ("wide", "narrow"))
+    for int8 in (False, True):
+        Loaded([16, 24], dtype, WIDE, int8=int8).check([0, None, *[1] * 17], ("wide", "narrow"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -157,9 +167,10 @@ def test_a_linear_alone_gets_what_it_gets_beside_others() -> None:
     torch.testing.assert_close(y, alone)
 
 
-def test_an_adapter_adds_nothing_to_a_linear_that_it_does_not_change() -> None:
+@pytest.mark.parametrize("int8", [False, True], ids=["as rows", "int8"])
+def test_an_adapter_adds_nothing_to_a_linear_that_it_does_not_change(*, int8: bool) -> None:
     linears = [frozenset({"q", "down"}), frozenset({"k"}), frozenset({"up"})]
-    loaded = Loaded([16, 16, 64, 8], linears=linears)
+    loaded = Loaded([16, 16, 64, 144], linears=linears, int8=int8)
     for group in LAYER:
         loaded.check([0, 1, 2, 3, None, 0], tuple(group.outputs))
 
@@ -292,6 +303,31 @@ def test_a_row_has_the_same_bits_whoever_computes_beside_it(
 def products_in_order(a: Any, b: Any, dtype: Any) -> Any:
     """As a GPU adds them. The bits of numpy's own depend on the place of a row in its matrix."""
     return (a[..., :, :, None].astype(dtype) * b[..., None, :, :]).sum(axis=-2, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_integers_are_as_near_as_eight_bits_are(dtype: torch.dtype) -> None:
+    """Each product is off by at most half a step of A and of B: in all 1 % of what is added."""
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(*shape, generator=generator, dtype=torch.float32).to(dtype) for shape in ((16, 80), (48, 16)))
+    layouts = [make(16, LAYER, dtype) for make in (RunLayout, int8_layout)]
+    runs = [torch.zeros(layout.bytes, dtype=torch.uint8) for layout in layouts]
+    for layout, run in zip(layouts, runs, strict=True):
+        layout.write(run, "down", a[:9], b[:, :9], 2.0)
+    right, rounded = (
+        b.t() @ a for a, b in (layout.stored(run, "down") for layout, run in zip(layouts, runs, strict=True))
+    )
+    error = (rounded - right).norm() / right.norm()
+    assert 1e-3 < error < 0.015
+    assert layouts[1].bytes < 0.6 * RunLayout(16, LAYER, torch.bfloat16).bytes
+
+
+def test_integers_of_an_adapter_of_zeros_add_nothing() -> None:
+    layout = int8_layout(16, LAYER, torch.float32)
+    run = torch.zeros(layout.bytes, dtype=torch.uint8)
+    layout.write(run, "o", torch.zeros(16, 48), torch.ones(48, 16), 1.0)
+    assert all(part.isfinite().all() for part in layout.stored(run, "o"))
+    assert not layout.stored(run, "o")[0].any()
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:

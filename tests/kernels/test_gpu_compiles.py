@@ -21,15 +21,22 @@ REGISTERS = 65536
 SHARED_BYTES = 227 * 1024
 
 
+@pytest.mark.parametrize("int8", [False, True], ids=["as rows", "int8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     "group",
-    [LinearGroup(4096, {"q": 4096, "k": 1024, "v": 1024}), LinearGroup(11008, {"down": 4096})],
-    ids=["qkv", "down"],
+    [
+        LinearGroup(4096, {"q": 4096, "k": 1024, "v": 1024}),
+        LinearGroup(11008, {"down": 4096}),
+        LinearGroup(4096, {"gate": 14336, "up": 14336}),
+    ],
+    ids=["qkv", "down", "gate,up"],
 )
-def test_add_lora_compiles_and_all_its_programs_fit_at_once(group: LinearGroup, dtype: torch.dtype) -> None:
+def test_add_lora_compiles_and_all_its_programs_fit_at_once(
+    group: LinearGroup, dtype: torch.dtype, *, int8: bool
+) -> None:
     memory = torch.empty(2**20, dtype=torch.uint8)
-    backend = GpuBackend([group], memory, dtype)
+    backend = GpuBackend([group], memory, dtype, int8=int8)
     batch = backend.make_batch([Segment(0, 1, PlacedAdapter("one", 0, 16, frozenset(group.outputs)))])
     x, y = torch.empty(1, group.inputs, dtype=dtype), torch.empty(1, sum(group.outputs.values()), dtype=dtype)
     with launches_are_compiled() as found:
@@ -42,12 +49,21 @@ def test_add_lora_compiles_and_all_its_programs_fit_at_once(group: LinearGroup, 
             assert warps // kernel.warps * (kernel.shared_bytes + 1024) <= SHARED_BYTES
             assert "HMMA" in kernel.instructions
             assert "LDG.E.128" in kernel.instructions
+        assert "LDG.E.U8" not in kernel.instructions
+        assert "LDG.E.S8" not in kernel.instructions
 
 
-def test_add_lora_compiles_once_for_all_layers_and_batches() -> None:
-    groups = [LinearGroup(512, {f"{layer} a": 512, f"{layer} b": 512}) for layer in range(24)]
+@pytest.mark.parametrize("int8", [False, True], ids=["as rows", "int8"])
+def test_add_lora_compiles_once_for_all_models_layers_and_batches(*, int8: bool) -> None:
+    found = [*add_in_layers(24, int8=int8), *add_in_layers(40, int8=int8)]
+    assert len(found) == 3 * (24 + 40) * 2
+    assert len({kernel.key for kernel in found}) == 2
+
+
+def add_in_layers(layers: int, *, int8: bool) -> list[Compiled]:
+    groups = [LinearGroup(512, {f"{layer} a": 512, f"{layer} b": 512}) for layer in range(layers)]
     everywhere = frozenset(linear for group in groups for linear in group.outputs)
-    backend = GpuBackend(groups, torch.empty(2**20, dtype=torch.uint8), torch.bfloat16)
+    backend = GpuBackend(groups, torch.empty(2**20, dtype=torch.uint8), torch.bfloat16, int8=int8)
     with launches_are_compiled() as found:
         for rows in range(1, 4):
             placed = [PlacedAdapter(str(row), 64 * row, 16 << row, everywhere) for row in range(rows)]
@@ -55,8 +71,7 @@ def test_add_lora_compiles_once_for_all_layers_and_batches() -> None:
             for group in groups:
                 x, y = torch.empty(rows, 512, dtype=torch.bfloat16), torch.empty(rows, 1024, dtype=torch.bfloat16)
                 backend.add_lora_together(y, x, tuple(group.outputs), batch)
-    assert len(found) == 3 * 24 * 2
-    assert len({kernel.key for kernel in found}) == 2
+    return found
 
 
 def attend(

@@ -12,6 +12,7 @@ from motet_kernels.gpu.launches import launch
 from motet_kernels.gpu.lora_kernels import lora_expand, lora_shrink
 from motet_kernels.gpu.lora_tiles import CLASSES, MAX_RANK, RANK_STEP, splits, tile_columns, tile_inputs
 from motet_kernels.gpu.work_list import HEADER, Chunk, Room, chunks_of, room_for, smallest_room, words, write_list
+from motet_kernels.int8_layout import SCALE_BYTES, Int8Layout, int8_layout
 from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import ALIGNMENT_BYTES, LinearGroup, RunLayout
 
@@ -58,11 +59,18 @@ class GpuBackend:
     tile = RANK_STEP
     copies = False
 
-    def __init__(self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype) -> None:
-        groups = tuple(groups)
-        self._memory = memory[: len(memory) // dtype.itemsize * dtype.itemsize].view(dtype)
-        self._dtype = dtype
-        self._layout = cache(lambda rank: RunLayout(rank, groups, dtype))
+    def __init__(
+        self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype, *, int8: bool = False
+    ) -> None:
+        """`dtype`: of rows, and of adapters unless they are `int8`"""
+        groups, stored = tuple(groups), torch.int8 if int8 else dtype
+        whole = memory[: len(memory) // SCALE_BYTES * SCALE_BYTES]
+        self._memory, self._scales = whole.view(stored), whole.view(torch.float32)
+        self._dtype, self._int8 = dtype, int8
+        # Registers hold integers and what becomes of them together: beside bf16 whole tiles of them, else half of each.
+        self._tile_itemsize = dtype.itemsize * (2 if int8 and dtype is not torch.bfloat16 else 1)
+        make_layout = int8_layout if int8 else RunLayout
+        self._layout = cache(lambda rank: make_layout(rank, groups, dtype))
         self._sizes = {linear: (group.inputs, outputs) for group in groups for linear, outputs in group.outputs.items()}
         self._numbers = {linear: number for number, linear in enumerate(self._sizes)}
         self._changed = cache(lambda linears: words([linear in linears for linear in self._sizes]))
@@ -124,29 +132,29 @@ class GpuBackend:
         room, work = batch.room, batch.work
         chunks, rows, entries = work[HEADER:], work[room.begin_rows :], work[room.begin_entries :]
         tile = tile_inputs(call.inputs)
-        adapters = self._memory, self._offsets, len(self._sizes), *call.numbers
+        places = self._offsets, len(self._sizes), *call.numbers
         warps = max(4, tile // INPUTS_OF_A_WARP)
         launch(
             lora_shrink,
             self._programs(SHRINK_WARPS // warps),
-            *(x, x.stride(0), *adapters, work, chunks, rows, entries, batch.products, room.products),
+            *(x, x.stride(0), self._memory, self._scales, *places),
+            *(work, chunks, rows, entries, room.fields, batch.products, room.products),
             LINEARS=call.count,
             INPUTS=call.inputs,
             TILE=tile,
             PARTS=warps,
-            FIELDS=room.fields,
+            INT8=self._int8,
             num_warps=warps,
         )
         widest = max(call.outputs)
         launch(
             lora_expand,
             self._programs(EXPAND_WARPS // 4),
-            *(y, y.stride(0), *adapters, work, chunks, rows, batch.products, room.products),
+            *(y, y.stride(0), self._memory, *places, work, chunks, rows, room.fields, batch.products, room.products),
             LINEARS=call.count,
             SPLITS=splits(call.inputs),
             **{f"OUTPUTS_{place}": outputs for place, outputs in enumerate(call.outputs)},
-            **{f"COLUMNS_{place}": tile_columns(place, widest, self._dtype.itemsize) for place in range(CLASSES)},
-            FIELDS=room.fields,
+            **{f"COLUMNS_{place}": tile_columns(place, widest, self._tile_itemsize) for place in range(CLASSES)},
             num_warps=4,
             num_stages=1,
             maxnreg=EXPAND_REGISTERS if self._dtype.itemsize == 2 else None,
@@ -167,16 +175,22 @@ class GpuBackend:
                 raise ValueError(f"rank {adapter.rank} is no multiple of {self.tile} up to {MAX_RANK}")
             if adapter.offset % ALIGNMENT_BYTES:
                 raise ValueError(f"a run begins at byte {adapter.offset}, no multiple of {ALIGNMENT_BYTES}")
-        array = write_list(chunks, batch.room, self._dtype.itemsize, lambda adapter: self._changed(adapter.linears))
+        array = write_list(chunks, batch.room, self._memory.itemsize, lambda adapter: self._changed(adapter.linears))
         written = torch.from_numpy(array)
         if batch.work.is_cuda:
             written = written.pin_memory()  # torch keeps it until the copy has ended
         batch.work[: len(array)].copy_(written, non_blocking=True)
 
     def _all_offsets(self) -> npt.NDArray[np.int64]:
-        """[ranks / RANK_STEP, linears, 2] where A and B of each linear begin in a run, in numbers"""
-        table = [list(self._layout(rank).offsets.values()) for rank in range(RANK_STEP, MAX_RANK + 1, RANK_STEP)]
-        return np.array(table, dtype=np.int64) // self._dtype.itemsize
+        """[ranks / RANK_STEP, linears, PLACES] where A, B and the scales of each linear begin in a run, in numbers of
+        their types"""
+        layouts = [self._layout(rank) for rank in range(RANK_STEP, MAX_RANK + 1, RANK_STEP)]
+        return np.array([[self._places_in(layout, linear) for linear in self._sizes] for layout in layouts])
+
+    def _places_in(self, layout: RunLayout, linear: str) -> tuple[int, int, int]:
+        a, b = layout.offsets[linear]
+        scales = layout.scale_offsets[linear] if isinstance(layout, Int8Layout) else 0
+        return a // self._memory.itemsize, b // self._memory.itemsize, scales // SCALE_BYTES
 
     def _describe(self, linears: tuple[str, ...]) -> _Call:
         inputs = {self._sizes[linear][0] for linear in linears}

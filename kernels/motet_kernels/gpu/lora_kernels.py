@@ -32,8 +32,13 @@ SPLITS_AT_ONCE = tl.constexpr(4)
 ENTRIES = tl.constexpr(work_list.ENTRIES)
 CLASS_ENDS = tl.constexpr(work_list.CLASS_ENDS)
 
-NUMBERS_OF_LINEARS = ["linears", "linear_0", "linear_1", "linear_2"]
-"""They differ in each layer, and a kernel must not be compiled anew for those that are 1 or divisible by 16."""
+PLACES = tl.constexpr(3)
+"""Numbers of a linear in the table of offsets: where A, B and the scales begin"""
+SCALE_BYTES = tl.constexpr(4)
+
+NOT_SPECIALIZED = ["linears", "linear_0", "linear_1", "linear_2", "fields"]
+"""They differ from layer to layer and from model to model, and a kernel must not be compiled anew for those that are 1
+or divisible by 16."""
 
 
 @triton.jit
@@ -43,15 +48,16 @@ def _is_changed(chunk, linear):
     return ((word >> (linear % WORD_BITS)) & 1) != 0
 
 
-@triton.jit(do_not_specialize=NUMBERS_OF_LINEARS)
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def lora_shrink(
-    x, x_stride, memory, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, entries, products,
-    products_size,
-    LINEARS: tl.constexpr, INPUTS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, FIELDS: tl.constexpr,
+    x, x_stride, memory, scales, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, entries, fields,
+    products, products_size,
+    LINEARS: tl.constexpr, INPUTS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, INT8: tl.constexpr,
 ) -> None:  # fmt: skip
     """products[split, linear, row of a chunk, rank] = x[row, inputs of the split] · A[rank, inputs of the split]
 
-    A tile's inputs are multiplied in PARTS, one for each warp, and then added.
+    A tile's inputs are multiplied in PARTS, one for each warp, and then added. INT8: A is of integers, and `scales` is
+    the memory as fp32 (`int8_layout.py`).
     """
     SPLITS: tl.constexpr = (INPUTS + TILE - 1) // TILE
     PART: tl.constexpr = TILE // PARTS
@@ -60,7 +66,7 @@ def lora_shrink(
         split = item % SPLITS
         place = item // SPLITS % LINEARS
         entry = tl.load(entries + item // (SPLITS * LINEARS))
-        chunk = chunks + entry // ENTRY_STEPS * FIELDS
+        chunk = chunks + entry // ENTRY_STEPS * fields
         step = entry % ENTRY_STEPS
         linear = linear_0
         if LINEARS > 1:
@@ -69,8 +75,9 @@ def lora_shrink(
             linear = tl.where(place == 2, linear_2, linear)
         if _is_changed(chunk, linear):
             rank = tl.load(chunk + RANK)
-            begin = tl.load(offsets + ((rank // RANK_STEP - 1) * linears + linear) * 2)
-            a = memory + tl.multiple_of(tl.load(chunk + RUN), 16) + tl.multiple_of(begin, 16)
+            run = tl.multiple_of(tl.load(chunk + RUN), 16)
+            places = offsets + ((rank // RANK_STEP - 1) * linears + linear) * PLACES
+            a = memory + run + tl.multiple_of(tl.load(places), 16)
             part = tl.arange(0, PARTS)[:, None, None]
             inputs_down = split * TILE + part * PART + tl.arange(0, PART)[None, :, None]
             inputs_across = split * TILE + part * PART + tl.arange(0, PART)[None, None, :]
@@ -80,6 +87,10 @@ def lora_shrink(
                 held = tl.load(a + of_rank + inputs_down)
             else:
                 held = tl.load(a + of_rank + inputs_down, mask=inputs_down < INPUTS, other=0.0)
+            held = held.to(x.dtype.element_ty)
+            if INT8:
+                of_run = scales + run // SCALE_BYTES + tl.load(places + 2)
+                scale = tl.load(of_run + step * RANK_STEP + ranks)[None, :]
             first = tl.load(chunk + FIRST_ROW)
             row_count = tl.load(chunk + ROW_COUNT).to(tl.int32)
             into = products + (split * LINEARS + place) * products_size + tl.load(chunk + PRODUCTS) + step * RANK_STEP
@@ -92,6 +103,8 @@ def lora_shrink(
                     wanted = wanted & (inputs_across < INPUTS)
                 of_rows = tl.load(x + row[None, :, None] * x_stride + inputs_across, mask=wanted, other=0.0)
                 sums = tl.sum(tl.dot(of_rows, held, input_precision="ieee"), axis=0)
+                if INT8:
+                    sums *= scale
                 tl.store(into + numbers[:, None] * rank + ranks[None, :], sums, mask=here[:, None])
 
 
@@ -122,9 +135,9 @@ def _times(v, b):
 @triton.jit
 def _expand_class(
     y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, first_chunk, last_chunk, chunks, rows,
-    products, products_size,
+    fields, products, products_size,
     LINEARS: tl.constexpr, SPLITS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
-    OUTPUTS_2: tl.constexpr, HELD: tl.constexpr, COLUMNS: tl.constexpr, LOOPED: tl.constexpr, FIELDS: tl.constexpr,
+    OUTPUTS_2: tl.constexpr, HELD: tl.constexpr, COLUMNS: tl.constexpr, LOOPED: tl.constexpr,
 ):  # fmt: skip
     """The chunks of one class of ranks. LOOPED: ranks above HELD, of which several tiles are read for each ROWS."""
     TILES_0: tl.constexpr = (OUTPUTS_0 + COLUMNS - 1) // COLUMNS
@@ -133,7 +146,7 @@ def _expand_class(
     TILES: tl.constexpr = TILES_0 + TILES_1 + TILES_2
     count = (last_chunk - first_chunk) * TILES
     for item in range(tl.program_id(0), count, tl.num_programs(0)):
-        chunk = chunks + (first_chunk + item // TILES) * FIELDS
+        chunk = chunks + (first_chunk + item // TILES) * fields
         tile = item % TILES
         place = 0
         linear = linear_0
@@ -153,13 +166,14 @@ def _expand_class(
             tile -= TILES_0
         if _is_changed(chunk, linear):
             rank = tl.multiple_of(tl.load(chunk + RANK).to(tl.int32), 16)
-            begin = tl.load(offsets + ((rank // RANK_STEP - 1) * linears + linear) * 2 + 1)
+            begin = tl.load(offsets + ((rank // RANK_STEP - 1) * linears + linear) * PLACES + 1)
             b = memory + tl.multiple_of(tl.load(chunk + RUN), 16) + tl.multiple_of(begin, 16)
             columns = tile * COLUMNS + tl.arange(0, COLUMNS)
             inside = columns < outputs
             ranks = tl.arange(0, HELD)
             places_b = ranks[:, None] * outputs + columns[None, :]
             held = tl.load(b + places_b, mask=(ranks < rank)[:, None] & inside[None, :], other=0.0)
+            held = held.to(y.dtype.element_ty)
             first = tl.load(chunk + FIRST_ROW)
             row_count = tl.load(chunk + ROW_COUNT).to(tl.int32)
             v = products + place * products_size + tl.multiple_of(tl.load(chunk + PRODUCTS), 16)
@@ -179,17 +193,19 @@ def _expand_class(
                         more = tl.load(b + done * outputs + places_b, mask=left[:, None] & inside[None, :], other=0.0)
                         mask_v = here[:, None] & left[None, :]
                         added += _times(
-                            _sum_of_splits(v, places_v + done, mask_v, SPLITS, LINEARS * products_size), more
+                            _sum_of_splits(v, places_v + done, mask_v, SPLITS, LINEARS * products_size),
+                            more.to(y.dtype.element_ty),
                         )
                 tl.store(y + places_y, (before.to(tl.float32) + added).to(before.dtype), mask=mask_y)
 
 
-@triton.jit(do_not_specialize=NUMBERS_OF_LINEARS)
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def lora_expand(
-    y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, products, products_size,
+    y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, fields, products,
+    products_size,
     LINEARS: tl.constexpr, SPLITS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
     OUTPUTS_2: tl.constexpr, COLUMNS_0: tl.constexpr, COLUMNS_1: tl.constexpr, COLUMNS_2: tl.constexpr,
-    COLUMNS_3: tl.constexpr, FIELDS: tl.constexpr,
+    COLUMNS_3: tl.constexpr,
 ) -> None:  # fmt: skip
     """y[row, output] += Σ over splits of products[split, linear, row] · B, one class of ranks after the other: whose
     tiles are narrow are long."""
@@ -198,18 +214,18 @@ def lora_expand(
     end_2 = tl.load(work + CLASS_ENDS + 2)
     end_3 = tl.load(work + CLASS_ENDS + 3)
     _expand_class(
-        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_2, end_3, chunks, rows, products,
-        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_3, COLUMNS_3, True, FIELDS,
+        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_2, end_3, chunks, rows, fields,
+        products, products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_3, COLUMNS_3, True,
     )  # fmt: skip
     _expand_class(
-        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_1, end_2, chunks, rows, products,
-        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_2, COLUMNS_2, False, FIELDS,
+        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_1, end_2, chunks, rows, fields,
+        products, products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_2, COLUMNS_2, False,
     )  # fmt: skip
     _expand_class(
-        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_0, end_1, chunks, rows, products,
-        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_1, COLUMNS_1, False, FIELDS,
+        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_0, end_1, chunks, rows, fields,
+        products, products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_1, COLUMNS_1, False,
     )  # fmt: skip
     _expand_class(
-        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, 0, end_0, chunks, rows, products,
-        products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_0, COLUMNS_0, False, FIELDS,
+        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, 0, end_0, chunks, rows, fields,
+        products, products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_0, COLUMNS_0, False,
     )  # fmt: skip

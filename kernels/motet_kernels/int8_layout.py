@@ -1,0 +1,65 @@
+"""Adapters of 8-bit integers (G5): half the bytes of bf16, of which distinct adapters cost nearly all that they cost.
+
+Row r of A and row r of B meet in one number, x · A[r], which B[r] is multiplied by. So both rows together have one
+scale, in fp32: shrink multiplies its sums by it, and expand knows nothing of scales. A run takes four bytes more for
+each row of its rank and linear, so its size is still proportional to the rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from motet_kernels.run_layout import LinearGroup, RunLayout
+
+LARGEST = 127
+SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Int8Layout(RunLayout):
+    """The matrices lie as in any run, and after all of them the scales [rank] of each linear."""
+
+    @cached_property
+    def scale_offsets(self) -> dict[str, int]:
+        """Linear → where its scales begin, in bytes"""
+        begin = self._laid_out[1]
+        return {linear: begin + number * self._scale_bytes for number, linear in enumerate(self.offsets)}
+
+    @cached_property
+    def bytes(self) -> int:
+        return self._laid_out[1] + len(self.offsets) * self._scale_bytes
+
+    @property
+    def _scale_bytes(self) -> int:
+        """Of a linear. The rank is a multiple of 16, so each begins where a line of a cache does."""
+        return self.rank * SCALE_BYTES
+
+    def scales(self, run: torch.Tensor, linear: str) -> torch.Tensor:
+        """[rank] fp32, as a view of a run [bytes]"""
+        begin = self.scale_offsets[linear]
+        return run[begin : begin + self._scale_bytes].view(torch.float32)
+
+    def write(self, run: torch.Tensor, linear: str, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
+        into_a, into_b = self.matrices(run, linear)
+        rank = a.shape[0]
+        into_a[:rank], of_a = _rounded(a.float())
+        into_b[:rank], of_b = _rounded(b.t().float() * scale)
+        self.scales(run, linear)[:rank] = of_a * of_b
+
+    def stored(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b = self.matrices(run, linear)
+        return a.float() * self.scales(run, linear)[:, None], b.float()
+
+
+def int8_layout(rank: int, groups: Sequence[LinearGroup], dtype: torch.dtype) -> RunLayout:  # noqa: ARG001
+    """`dtype`: what the model computes in, which the run does not depend on"""
+    return Int8Layout(rank, groups, torch.int8)
+
+
+def _rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row as integers, and what one of them stands for; 0 for a row of zeros"""
+    of_one = rows.abs().amax(dim=1) / LARGEST
+    integers = rows / torch.where(of_one > 0, of_one, 1.0)[:, None]
+    return integers.round().to(torch.int8), of_one
