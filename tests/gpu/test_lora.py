@@ -155,6 +155,23 @@ def test_what_lies_between_the_launches_is_not_rounded(dtype: torch.dtype) -> No
     assert (y == 2**-12).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("size", "b"), [(2.0**-15, 2.0**9), (1, 1), (2.0**9, 2.0**-9)])
+def test_sums_that_sixteen_bits_do_not_hold_neither_overflow_nor_vanish(
+    size: float, b: float, dtype: torch.dtype
+) -> None:
+    """48 · 2^9 · 2^9 is above what fp16 holds, and 48 · 2^-15 · 2^-15 is three quarters of its smallest number."""
+    loaded = Loaded([16], dtype)
+    (adapter,) = loaded.placed
+    into_a, into_b = loaded.backend.layout(16).matrices(loaded.memory[adapter.offset :], "o")
+    into_a.zero_()
+    into_b.zero_()
+    into_a[0], into_b[0] = size, b
+    x, y = torch.full((1, 48), size, dtype=dtype, device=DEVICE), torch.zeros(1, 48, dtype=dtype, device=DEVICE)
+    loaded.backend.add_lora(y, x, "o", loaded.backend.make_batch(loaded.segments([0])))
+    assert (y == 48 * size**2 * b).all()
+
+
 def test_a_linear_alone_gets_what_it_gets_beside_others() -> None:
     loaded = Loaded(RANKS)
     segments = loaded.segments([0, 0, 4, None, 3])

@@ -123,13 +123,35 @@ def _sum_of_splits(products, places, mask, SPLITS: tl.constexpr, split_size):
 @triton.jit
 def _times(v, b):
     """v · B in fp32. Of a v in fp32 the two largest parts in the type of B are multiplied: one alone would lose digits
-    that the sum of x · A has."""
+    that the sum of x · A has.
+
+    In fp16 each row is first divided by a power of two, which is exact: a sum above 65,504 would be infinite, and its
+    other part minus infinity. PEFT, which computes adapters in fp32 unless it is told otherwise, has neither, and a
+    small one would lose digits. What is not finite before stays so.
+    """
+    if b.dtype == tl.float16:
+        unit = _power_of_two(tl.max(tl.abs(v), axis=1))[:, None]
+        result = _parts_times(v * (1.0 / unit), b) * unit
+    else:
+        result = _parts_times(v, b)
+    return result
+
+
+@triton.jit
+def _parts_times(v, b):
     rounded = v.to(b.dtype)
     result = tl.dot(rounded, b, input_precision="ieee")
     if b.dtype != tl.float32:
         rest = (v - rounded.to(tl.float32)).to(b.dtype)
         result = tl.dot(rest, b, acc=result)
     return result
+
+
+@triton.jit
+def _power_of_two(number):
+    """The largest that is not above it, between those whose reciprocals are exact: the bits of the exponent alone"""
+    power = (number.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    return tl.minimum(tl.maximum(power, 2.0**-126), 2.0**126)
 
 
 @triton.jit
