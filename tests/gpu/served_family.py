@@ -1,11 +1,13 @@
 """A tiny model of a family, served by an engine on the GPU's kernels: prompts in chunks, prefixes that are shared, the
 base and adapters of mixed ranks side by side."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet.prefix_hints import prefix_salt
@@ -37,9 +39,9 @@ class Run:
     """Of each iteration"""
 
 
-def serve_as_peft(family: str, folder: Path) -> Run:
-    """Serve it, and compare with transformers and PEFT."""
-    run = _serve(family, folder)
+def serve_as_peft(family: str, folder: Path, adapter_dtype: str = "auto") -> Run:
+    """Serve it, and compare with transformers and PEFT. Of int8, PEFT gets the adapters that the integers stand for."""
+    run = _serve(family, folder, adapter_dtype)
     assert run.engine.info.kernels.serving == "triton"
     assert all(len(one.tokens) == DECODED for one in run.served)
     if run.engine._loaded.window is None:  # pages that a window may leave are not shared
@@ -48,11 +50,13 @@ def serve_as_peft(family: str, folder: Path) -> Run:
     return run
 
 
-def _serve(family: str, folder: Path) -> Run:
+def _serve(family: str, folder: Path, adapter_dtype: str) -> Run:
     of_family = BY_NAME[family]
     base = save_model(of_family.config, folder / "base")
     folders = save_adapters(base, of_family, folder, ADAPTERS)
-    world = World(family, base, {Digest(f"sha256:{number}"): one for number, one in enumerate(folders)})
+    to_load = {Digest(f"sha256:{number}"): one for number, one in enumerate(folders)}
+    meant = to_load if adapter_dtype == "auto" else {name: _of_integers(one) for name, one in to_load.items()}
+    world = World(family, base, meant)
     digests = list(world.adapters)
     served = [
         Served(RequestId(f"r{number}"), BASE if voice is None else digests[voice], prompt)
@@ -69,6 +73,7 @@ def _serve(family: str, folder: Path) -> Run:
         kernels="triton",
         device=DEVICE.type,
         dtype="float32",
+        adapter_dtype=adapter_dtype,
         kv_cache_mib=2,
         max_model_length=48,
         prefill_chunk_tokens=CHUNK,
@@ -76,7 +81,7 @@ def _serve(family: str, folder: Path) -> Run:
         threads=1,
     )
     engine = Engine(config, on_logits=keep)
-    for digest, one in world.adapters.items():
+    for digest, one in to_load.items():
         load(engine, digest, one)
     launches: list[list[str]] = []
     waiting = list(served)
@@ -93,6 +98,18 @@ def _serve(family: str, folder: Path) -> Run:
             by_request[one.request].tokens += one.tokens
         engine.check()
     return Run(engine, world, served, launches)
+
+
+def _of_integers(adapter: Path) -> Path:
+    """The same adapter in a folder beside it, with each row of A and each column of B as 8-bit integers say it"""
+    rounded = shutil.copytree(adapter, adapter.with_name(f"{adapter.name} of integers"))
+    file = rounded / "adapter_model.safetensors"
+    matrices = load_file(file)
+    for name, matrix in matrices.items():
+        step = matrix.abs().amax(dim=1 if "lora_A" in name else 0, keepdim=True) / 127
+        matrices[name] = (matrix / step).round() * step
+    save_file(matrices, file, metadata={"format": "pt"})
+    return rounded
 
 
 def _prompts() -> Iterator[tuple[int, ...]]:

@@ -127,6 +127,24 @@ def test_on_a_gpu_the_kernels_in_triton_serve_if_they_pass_their_test(monkeypatc
     assert "Triton is not installed" in choice.state.note
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"kernels": "torch"}, "only the kernels triton compute with, and engine.kernels is torch. Change one of them"),
+        ({"kernels": "exact"}, "only the kernels triton compute with, and engine.kernels is exact"),
+        ({"kernels": "auto"}, "whose kernels cannot serve: they compute on a GPU, and the device is cpu. Or use auto"),
+        ({"adapter_dtype": "int4"}, "is unknown. Choose one of auto, int8."),
+    ],
+)
+def test_adapters_of_integers_are_refused_where_nothing_computes_with_them(
+    llama: Path, settings: dict, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motet_runner.execute.kernels.triton_is_here", lambda: True)
+    with pytest.raises(SetupError, match=rf"engine\.adapter_dtype .*{says}") as refused:
+        make_engine(llama, device="cpu", **{"adapter_dtype": "int8"} | settings)
+    assert "\n" not in refused.value.message
+
+
 def test_an_engine_serves_where_there_is_no_triton(llama: Path) -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
@@ -405,8 +423,9 @@ def test_kernels_that_are_in_the_cache_serve_at_once() -> None:
 
 
 def test_a_runner_hands_its_settings_to_its_engine(tmp_path: Path) -> None:
-    settings = Settings(kernels="torch", kernel_cache=Path("~/kernels"), compiler="clang++")
+    settings = Settings(kernels="torch", kernel_cache=Path("~/kernels"), compiler="clang++", adapter_dtype="int8")
     config = settings.engine_config(tmp_path)
+    assert config.adapter_dtype == "int8"
     assert (config.kernels, config.kernel_cache, config.compiler) == ("torch", Path.home() / "kernels", "clang++")
 
 

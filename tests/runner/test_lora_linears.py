@@ -34,9 +34,10 @@ def test_linears_that_are_fed_the_same_tensor_are_found(family: str, tmp_path: P
 
 
 def test_a_back_end_knows_the_groups_and_lays_their_matrices_together() -> None:
+    kernels = TorchKernels(packed=False)
     q, k, o = torch.nn.Linear(8, 16), torch.nn.Linear(8, 4), torch.nn.Linear(16, 8)
-    linears = LoraLinears({"o": o, "q": q, "k": k}, torch.float32, tile=8, groups=[("q", "k")])
-    backend = linears.bind(TorchKernels(packed=False), torch.empty(0, dtype=torch.uint8), copy_bytes=0)
+    linears = LoraLinears({"o": o, "q": q, "k": k}, torch.float32, kernels, groups=[("q", "k")])
+    backend = linears.bind(kernels, torch.empty(0, dtype=torch.uint8), copy_bytes=0)
     layout = linears.layout(8)
     assert layout.bytes == linears.run_bytes(1) == backend.layout(1).bytes
     assert [list(group.outputs) for group in layout.groups] == [["o"], ["q", "k"]]

@@ -75,7 +75,11 @@ class Engine:
         self._clock = clock
         preset = preset_named(config.preset)
         self._kernel_choice = choice = KernelChoice(
-            config.kernels, device_named(config.device), config.kernel_cache, config.compiler
+            config.kernels,
+            device_named(config.device),
+            config.kernel_cache,
+            config.compiler,
+            adapter_dtype=config.adapter_dtype,
         )
         if config.device != "cuda":
             torch.set_num_threads(threads_to_begin_with(config.threads))
@@ -97,7 +101,7 @@ class Engine:
             exact_mode.check_model(loaded)
         page_bytes = loaded.shape.bytes_per_page()
         kernels = choice.begin(lambda kernels: fault_of(loaded, kernels))
-        linears = LoraLinears(loaded.linears, loaded.dtype, kernels.tile, loaded.linear_groups)
+        linears = LoraLinears(loaded.linears, loaded.dtype, kernels, loaded.linear_groups)
         self._linears = linears
         pages = whole_pages(loaded, kernels, linears, config)
         host_pages = int(self._host_bytes(pages * page_bytes) // page_bytes)

@@ -298,6 +298,8 @@ class EngineConfig:
     device: str = "auto"
     kernels: str = "auto"
     """What computes adapters and attention: auto, torch, cpp, triton on a GPU, or exact for exact mode."""
+    adapter_dtype: str = "auto"
+    """Of adapters in device memory: auto for the model's, or int8 with the kernels triton."""
     kernel_cache: Path | None = None
     """The folder of compiled kernels. None: nothing is compiled, so that `auto` is torch."""
     compiler: str = ""

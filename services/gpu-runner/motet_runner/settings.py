@@ -79,6 +79,11 @@ class Settings(BaseSettings):
     or torch if it cannot. `motet status` and the log say which one serves. `exact` is exact mode: every request gets
     the bits that it gets alone, whatever is computed beside it; on one thread of a CPU, in float32, and slower."""
 
+    adapter_dtype: Literal["auto", "int8"] = "auto"
+    """Data type of adapters in device memory. `auto`: the model's. `int8`, with the kernels `triton`: an adapter takes
+    half of the memory of bfloat16, and an iteration reads half of the bytes; its weights are rounded to 8 bits, with a
+    scale for each row of the rank."""
+
     kernel_cache: Path = KERNEL_CACHE
     """The folder of compiled kernels. Runners of one user may share it. Nobody else may write to it. Kernels that no
     runner has begun to use for 30 days are removed."""
@@ -288,6 +293,7 @@ class Settings(BaseSettings):
             dtype=self.dtype,
             device=self.device,
             kernels=self.kernels,
+            adapter_dtype=self.adapter_dtype,
             kernel_cache=self.kernel_cache.expanduser(),
             compiler=self.compiler,
             max_lora_rank=self.max_lora_rank,

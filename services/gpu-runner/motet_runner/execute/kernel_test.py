@@ -90,8 +90,10 @@ def _group_differs(group: LinearGroup, kernels: Kernels, random: Callable[..., t
         name = str(rank)
         for path, width in group.outputs.items():
             a, b = random(rank, group.inputs) / group.inputs**0.5, random(width, rank) / rank**0.5
-            matrices[path][name] = (a, b, _SCALE)
-            layout.write(memory[offset : offset + layout.bytes], path, a, b, _SCALE)
+            run = memory[offset : offset + layout.bytes]
+            layout.write(run, path, a, b, _SCALE)
+            stored_a, stored_b = layout.stored(run, path)
+            matrices[path][name] = (stored_a, stored_b.t(), 1.0)
         first = 4 * len(segments)
         adapter = PlacedAdapter(name, offset, layout.rank, frozenset(group.outputs))
         segments.append(Segment(first, first + (1 if rank == RANKS[0] else 3), adapter))

@@ -19,7 +19,7 @@ import torch
 
 from motet.errors import SetupError
 from motet.runner_info import KernelState
-from motet_kernels import LinearGroup, LoraBackend, TiledBackend, TorchBackend
+from motet_kernels import LinearGroup, LoraBackend, RunLayout, TiledBackend, TorchBackend
 from motet_kernels.cpp import Built, CannotBuild, CppBackend, Library, PagedAttention, build
 from motet_kernels.gpu import triton_is_here
 from motet_runner.execute.flat_batch import SequenceAttention
@@ -29,6 +29,10 @@ from motet_runner.execute.packed_linears import LibraryPacking, Packing, TorchPa
 log = structlog.get_logger(__name__)
 
 KNOWN = ("auto", "torch", "cpp", "triton", "exact")
+
+
+MakeLayout = Callable[[int, Sequence[LinearGroup], torch.dtype], RunLayout]
+"""Gets a rank, a multiple of the tile, and what the model computes in."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,10 @@ class Kernels(Protocol):
     def tile(self) -> int:
         """Of their back end of add_lora. It is the same for all that may follow each other in one engine: adapters stay
         where they are."""
+
+    @property
+    def make_layout(self) -> MakeLayout:
+        """The layout of adapters' runs. It is the same, too, for all that may follow each other."""
 
     @property
     def copies(self) -> bool:
@@ -93,6 +101,7 @@ class TorchKernels:
     makes_forward = None
     has_threads = True
     tile = TorchBackend.tile
+    make_layout = RunLayout
     copies = TorchBackend.copies
 
     def __init__(self, *, packed: bool) -> None:
@@ -123,6 +132,7 @@ class ExactKernels:
     makes_forward = None
     has_threads = False
     tile = TiledBackend.tile
+    make_layout = RunLayout
     copies = TiledBackend.copies
 
     @staticmethod
@@ -147,6 +157,7 @@ class CompiledKernels:
     makes_forward = None
     has_threads = True
     tile = CppBackend.tile
+    make_layout = RunLayout
     copies = CppBackend.copies
 
     def __init__(self, library: Library, instructions: str) -> None:
@@ -176,6 +187,17 @@ def check_name(kernels: str) -> None:
         raise SetupError(f"engine.kernels {kernels!r} is unknown. Choose one of {', '.join(KNOWN)}.")
 
 
+def _is_int8(adapter_dtype: str, kernels: str) -> bool:
+    if adapter_dtype not in ("auto", "int8"):
+        raise SetupError(f"engine.adapter_dtype {adapter_dtype!r} is unknown. Choose one of auto, int8.")
+    if adapter_dtype == "int8" and kernels not in ("auto", "triton"):
+        raise SetupError(
+            f"engine.adapter_dtype is int8, which only the kernels triton compute with, and engine.kernels is "
+            f"{kernels}. Change one of them to auto."
+        )
+    return adapter_dtype == "int8"
+
+
 FaultOf = Callable[[Kernels], str]
 """Why these kernels cannot serve the model that was loaded; empty if they can."""
 
@@ -183,9 +205,20 @@ FaultOf = Callable[[Kernels], str]
 class KernelChoice:
     """The kernels that an engine begins with, and those that may come later."""
 
-    def __init__(self, kernels: str, device: torch.device, cache: Path | None, compiler: str = "") -> None:
-        """`cache`: the folder of compiled kernels; None: nothing is compiled."""
+    def __init__(
+        self,
+        kernels: str,
+        device: torch.device,
+        cache: Path | None,
+        compiler: str = "",
+        *,
+        adapter_dtype: str = "auto",
+    ) -> None:
+        """`cache`: the folder of compiled kernels; None: nothing is compiled. `adapter_dtype`: `auto` or `int8`"""
         check_name(kernels)
+        self._int8 = _is_int8(adapter_dtype, kernels)
+        if self._int8:
+            kernels = "triton"
         self._build: _BackgroundBuild | None = None
         self._since = time.time()
         self._note = ""
@@ -271,11 +304,12 @@ class KernelChoice:
         if not computes_here(device):
             self._without_triton(f"they compute on a GPU, and the device is {device}")
             return None
-        return TritonKernels(device)
+        return TritonKernels(device, int8=self._int8)
 
     def _without_triton(self, reason: str) -> None:
         if not self._test_decides:
-            raise SetupError(f"engine.kernels is triton, and its kernels cannot serve: {reason}. Or use auto.")
+            asked = "engine.kernels is triton, and its" if not self._int8 else "engine.adapter_dtype is int8, whose"
+            raise SetupError(f"{asked} kernels cannot serve: {reason}. Or use auto.")
         log.warning("gpu_kernels_do_not_serve", serving=self.serving.name, reason=reason)
         self._note = f"the GPU's kernels do not serve: {reason}"
 

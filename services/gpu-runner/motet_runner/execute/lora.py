@@ -31,16 +31,16 @@ class LoraLinears:
     once the memory is there that it reads adapters from."""
 
     def __init__(
-        self, linears: dict[str, nn.Module], dtype: torch.dtype, tile: int, groups: Sequence[Sequence[str]] = ()
+        self, linears: dict[str, nn.Module], dtype: torch.dtype, kernels: Kernels, groups: Sequence[Sequence[str]] = ()
     ) -> None:
-        """`tile`: of the back end. `groups`: the linears that are fed the same tensor. One that is in none is a group
+        """`kernels`: the first ones. `groups`: the linears that are fed the same tensor. One that is in none is a group
         of its own."""
         self.shapes = {path: _shape(path, module) for path, module in linears.items()}
         self._linears = linears
         self._dtype = dtype
-        self._tile = tile
+        self._tile = kernels.tile
         self.groups = _groups(self.shapes, groups)
-        self._layout = cache(lambda rounded: RunLayout(rounded, self.groups, dtype))
+        self._layout = cache(lambda rounded: kernels.make_layout(rounded, self.groups, dtype))
         self._backend: LoraBackend[Any] | None = None
         self._forwards: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
 

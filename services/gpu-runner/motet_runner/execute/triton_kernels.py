@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from motet_kernels import LinearGroup, LoraBackend
+from motet_kernels import LinearGroup, LoraBackend, RunLayout
 from motet_kernels.gpu.attention import GpuAttention
 from motet_kernels.gpu.launches import interpreted
 from motet_kernels.gpu.lora_backend import GpuBackend
 from motet_kernels.gpu.lora_tiles import MAX_RANK
+from motet_kernels.int8_layout import int8_layout
 from motet_runner.execute.flat_batch import SequenceAttention
 from motet_runner.execute.gpu_forward import GpuForward
 from motet_runner.execute.kernels import LargestWork
@@ -25,17 +26,20 @@ class TritonKernels:
     makes_forward = GpuForward
     has_threads = False
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, int8: bool = False) -> None:
+        """`int8`: adapters are of integers."""
         self.packing = SideBySide(device)
+        self._int8 = int8
+        self.make_layout = int8_layout if int8 else RunLayout
 
-    @staticmethod
     def lora(
+        self,
         groups: Sequence[LinearGroup],
         memory: torch.Tensor,
         dtype: torch.dtype,
-        copy_bytes: int,  # noqa: ARG004
+        copy_bytes: int,  # noqa: ARG002
     ) -> LoraBackend[Any]:
-        return GpuBackend(groups, memory, dtype)
+        return GpuBackend(groups, memory, dtype, int8=self._int8)
 
     @staticmethod
     def room_bytes(work: LargestWork) -> int:
