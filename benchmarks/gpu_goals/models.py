@@ -180,6 +180,10 @@ class DecodeStep:
         angles = places[:, None] * 10000.0 ** (-half / len(half))
         self._rotation = torch.stack((angles.cos(), angles.sin()), 1)
 
+    def draw_tokens(self) -> None:
+        """Other tokens"""
+        self._ids.random_(0, self.model.shape.vocabulary, generator=self.model.bench.generator)
+
     @property
     def floor_bytes(self) -> int:
         return self.model.bytes_per_step + self.rows * self.context * self.model.kv_bytes

@@ -20,6 +20,7 @@ from benchmarks.lora_baselines import Baseline, Case, Product, gather, grouped, 
 from benchmarks.traffic import TRAFFIC, distinct
 from motet_kernels import LinearGroup, PlacedAdapter, RunLayout, Segment
 from motet_kernels.gpu.lora_backend import GpuBackend
+from motet_kernels.int8_layout import LARGEST, SCALE_BYTES, Int8Layout, int8_layout
 
 BASELINES: dict[str, Baseline] = {"loop": loop, "gather": gather, "grouped": grouped}
 SAME = 0.02
@@ -27,28 +28,39 @@ SAME = 0.02
 
 
 class Operator:
-    def __init__(self, bench: Bench, inputs: int, outputs: int, case: Case, *, pad_to: int = 0) -> None:
-        """`pad_to`: all adapters get room for this rank"""
+    def __init__(
+        self, bench: Bench, inputs: int, outputs: int, case: Case, *, pad_to: int = 0, int8: bool = False
+    ) -> None:
+        """`pad_to`: all adapters get room for this rank. `int8`: they are of integers."""
         self.bench, self.inputs, self.outputs, self.case = bench, inputs, outputs, case
         dtype = bench.dtype
         ranks = [max(rank, pad_to) for rank in case.ranks]
         tiles = [-(-rank // GpuBackend.tile) * GpuBackend.tile for rank in ranks]
-        self.weight_bytes = sum(tiles) * (inputs + outputs) * dtype.itemsize
+        of_one_rank = inputs + outputs + SCALE_BYTES if int8 else (inputs + outputs) * dtype.itemsize
+        self.weight_bytes = sum(tiles) * of_one_rank
         self.sets = max(2, -(-bench.cold_bytes // self.weight_bytes))
         groups = [LinearGroup(inputs, {str(number): outputs}) for number in range(self.sets)]
-        self._layouts = [RunLayout(rank, groups, dtype) for rank in tiles]
+        make_layout = int8_layout if int8 else RunLayout
+        self._layouts = [make_layout(rank, groups, dtype) for rank in tiles]
         of_all = sum(layout.bytes for layout in self._layouts)
         self._memory = bench.random(of_all // dtype.itemsize, scale=inputs**-0.5).view(torch.uint8)
-        self.backend = GpuBackend(groups, self._memory, dtype)
+        self.backend = GpuBackend(groups, self._memory, dtype, int8=int8)
         linears = frozenset(map(str, range(self.sets)))
         self.adapters, offset = list[PlacedAdapter](), 0
         for owner, layout in enumerate(self._layouts):
             self.adapters.append(PlacedAdapter(str(owner), offset, layout.rank, linears))
+            if isinstance(layout, Int8Layout):
+                self._draw_integers(layout, self._memory[offset : offset + layout.bytes])
             offset += layout.bytes
         self.x = bench.random(len(case.owners), inputs)
         self.y = torch.zeros(len(case.owners), outputs, dtype=dtype, device=bench.device)
         self.batch = self.backend.fixed_batch(len(case.owners))
         self.backend.fill(self.batch, self.segments)
+
+    def _draw_integers(self, layout: Int8Layout, run: torch.Tensor) -> None:
+        run.random_(0, 256, generator=self.bench.generator)
+        for linear in layout.offsets:
+            layout.scales(run, linear).fill_(1 / (LARGEST**2 * self.inputs))
 
     @property
     def segments(self) -> list[Segment]:
@@ -67,7 +79,8 @@ class Operator:
 
     def matrices(self, owner: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         layout, offset = self._layouts[owner], self.adapters[owner].offset
-        return layout.matrices(self._memory[offset : offset + layout.bytes], str(number))
+        run = self._memory[offset : offset + layout.bytes]
+        return (layout.stored if isinstance(layout, Int8Layout) else layout.matrices)(run, str(number))
 
     def ours(self) -> Do:
         following = itertools.cycle(map(str, range(self.sets)))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from motet_kernels.gpu.lora_tiles import HELD_RANKS, RANK_STEP, ROWS, rank_class, splits, tile_columns
 from motet_kernels.gpu.work_list import Chunk, chunks_of, smallest_room
+from motet_kernels.int8_layout import SCALE_BYTES
 from motet_kernels.lora_batch import Segment
 
 SUM_BYTES = 4
@@ -32,14 +33,21 @@ class LaunchBytes:
 
 
 def shrink_bytes(
-    segments: Sequence[Segment], inputs: int, outputs: Mapping[str, int], linears: int, itemsize: int
+    segments: Sequence[Segment],
+    inputs: int,
+    outputs: Mapping[str, int],
+    linears: int,
+    itemsize: int,
+    *,
+    int8: bool = False,
 ) -> LaunchBytes:
-    """`outputs`: linear → its outputs, of those that are computed together; `linears`: how many the model has."""
+    """`outputs`: linear → its outputs, of those that are computed together; `linears`: how many the model has;
+    `itemsize`: of rows, and of adapters unless they are `int8`."""
     chunks = chunks_of(segments)
     moved = loaded = _list_bytes(chunks, linears)
     for chunk, changed in _changed(chunks, outputs):
         rows, rank = len(chunk.rows), chunk.adapter.rank
-        read = len(changed) * rank * inputs * itemsize
+        read = len(changed) * rank * (inputs + SCALE_BYTES if int8 else inputs * itemsize)
         written = len(changed) * splits(inputs) * rows * rank * SUM_BYTES
         of_rows = rows * inputs * itemsize
         moved += read + written + of_rows
@@ -48,7 +56,13 @@ def shrink_bytes(
 
 
 def expand_bytes(
-    segments: Sequence[Segment], inputs: int, outputs: Mapping[str, int], linears: int, itemsize: int
+    segments: Sequence[Segment],
+    inputs: int,
+    outputs: Mapping[str, int],
+    linears: int,
+    itemsize: int,
+    *,
+    int8: bool = False,
 ) -> LaunchBytes:
     chunks = chunks_of(segments)
     moved = loaded = _list_bytes(chunks, linears)
@@ -60,7 +74,7 @@ def expand_bytes(
         held = min(rank, HELD_RANKS[-1])
         ranks_read = held + (rank - held) * -(-rows // ROWS)
         for linear in changed:
-            tile_reads = ranks_read * outputs[linear] * itemsize
+            tile_reads = ranks_read * outputs[linear] * (1 if int8 else itemsize)
             of_y = 2 * rows * outputs[linear] * itemsize
             sums = splits(inputs) * rows * rank * SUM_BYTES
             moved += tile_reads + of_y + sums
@@ -69,7 +83,13 @@ def expand_bytes(
 
 
 def floor_bytes(
-    segments: Sequence[Segment], ranks: Mapping[str, int], inputs: int, outputs: Mapping[str, int], itemsize: int
+    segments: Sequence[Segment],
+    ranks: Mapping[str, int],
+    inputs: int,
+    outputs: Mapping[str, int],
+    itemsize: int,
+    *,
+    int8: bool = False,
 ) -> int:
     """The matrices of each adapter that computes once, at its own rank, `ranks` by its name; x read once; y read and
     written once."""
@@ -77,7 +97,8 @@ def floor_bytes(
     for adapter in {segment.adapter for segment in segments}:
         rows = sum(segment.stop - segment.start for segment in segments if segment.adapter == adapter)
         changed = [width for linear, width in outputs.items() if linear in adapter.linears]
-        total += sum(ranks[adapter.name] * (inputs + width) + 2 * rows * width for width in changed) * itemsize
+        total += sum(ranks[adapter.name] * (inputs + width) for width in changed) * (1 if int8 else itemsize)
+        total += sum(2 * rows * width for width in changed) * itemsize
         total += rows * inputs * itemsize * bool(changed)
     return total
 
