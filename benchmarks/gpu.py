@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -58,6 +59,40 @@ def measure(goals: Iterable[Goal], bench: Bench, kept: Kept) -> bool:
             print(f"{goal.name} rehearsed: {len(names)} figures", flush=True)
             for name, why in missing.items():
                 print(f"    {name} not rehearsed: {why}", flush=True)
+    return complete
+
+
+def measure_apart(goals: Iterable[Goal], kept: Kept, minutes: float, arguments: Sequence[str]) -> bool:
+    """Each in a process of its own, because an error of the device ends all work of its process. What does not end in
+    `minutes`, all together, is ended and said. Whether all of them could be measured to the end"""
+    complete, until = True, time.monotonic() + 60 * minutes
+    for goal in goals:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu",
+            "--goals",
+            goal.name,
+            "--results",
+            str(kept.path),
+            *arguments,
+        ]
+        left = until - time.monotonic()
+        try:
+            if left <= 0:
+                raise subprocess.TimeoutExpired(command, left)
+            status = subprocess.run(command, check=False, timeout=left).returncode
+        except subprocess.TimeoutExpired:
+            kept.read_again()
+            kept.ended(goal.name, f"not measured to its end within --minutes {minutes:g}")
+            print(f"{goal.name} was not measured to its end: the {minutes:g} minutes are over", flush=True)
+            complete = False
+            continue
+        kept.read_again()
+        if status not in (0, 1, MISSED):
+            kept.ended(goal.name, f"its process ended with {status}")
+            print(f"{goal.name} FAILED: its process ended with {status}", flush=True)
+        complete = complete and status in (0, MISSED)
     return complete
 
 
@@ -109,6 +144,9 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="say which part has which goals, and end")
     parser.add_argument("--rehearse", action="store_true", help="run everything at tiny sizes, and measure nothing")
     parser.add_argument("--results", type=Path, help="the file that figures are kept in, build/gpu.json if not given")
+    parser.add_argument(
+        "--minutes", type=float, default=PART_MINUTES, help=f"end what takes longer, all together: {PART_MINUTES}"
+    )
     parser.add_argument("--vllm-kernels", type=Path, metavar="FOLDER", help="vLLM's vllm/lora/ops/triton_ops")
     given = parser.parse_args()
     if given.list:
@@ -138,7 +176,11 @@ def main() -> None:
     if not cuda:
         without_gpu(as_json=given.json)
     kept = Kept(given.results or ROOT / "build" / "gpu.json", gpu_here())
-    complete = measure(goals, bench_here(given.vllm_kernels), kept)
+    if len(goals) > 1:
+        vllm = [] if given.vllm_kernels is None else ["--vllm-kernels", str(given.vllm_kernels)]
+        complete = measure_apart(goals, kept, given.minutes, vllm)
+    else:
+        complete = measure(goals, bench_here(given.vllm_kernels), kept)
     if given.json:
         print(json.dumps(kept.document))
     if not complete:

@@ -5,19 +5,22 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu_goals.bench import Bench
 from benchmarks.gpu_goals.clock import Times, Way
 from benchmarks.gpu_goals.figures import Figure
 from benchmarks.gpu_goals.operator import beside
-from benchmarks.gpu_goals.twins import reads
+from benchmarks.gpu_goals.twins import bandwidth, reads
 from benchmarks.harness import Do
 from motet_kernels.gpu.attention import GpuAttention
 
 PAGE_TOKENS = 16
 LARGER_PAGE = 64
 FLEX_PAGE = 128
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+"""What torch's attention may be on a GPU. Without this it would take plain products where none of them fits."""
 """Flex attention is fastest with blocks of so many tokens."""
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -72,9 +75,10 @@ class Decodes:
 
     def _attended(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         query = self.query.transpose(0, 1)[:, :, None]
-        return scaled_dot_product_attention(
-            query, keys, values, attn_mask=self._mask, scale=self.scale, enable_gqa=True
-        )[:, :, 0]
+        with sdpa_kernel(FUSED if self.bench.device.type == "cuda" else SDPBackend.MATH):
+            return scaled_dot_product_attention(
+                query, keys, values, attn_mask=self._mask, scale=self.scale, enable_gqa=True
+            )[:, :, 0]
 
     def ideal(self) -> Do:
         """Torch's attention where keys and values of a sequence lie together"""
@@ -117,6 +121,7 @@ class Decodes:
             within, sequences, None, 1, self._longest, device=str(device), BLOCK_SIZE=(FLEX_PAGE, FLEX_PAGE)
         )
         mask = paging.convert_logical_block_mask(logical, kv_len=lengths)
+        torch.compiler.reset()  # after a few shapes it would compile no more
         attend = torch.compile(flex_attention, dynamic=False) if device.type == "cuda" else flex_attention
         query = self.query.transpose(0, 1)[:, :, None].contiguous()
         following = itertools.cycle(range(self.layers))
@@ -190,7 +195,7 @@ def g12(bench: Bench) -> Iterator[Figure]:
                 unit="of a read",
                 at_least=0.80 if not alike else 0.90 if many == "mha" else 0.85,
                 spread=share.spread,
-                floor=decodes.bytes / bench.bandwidth,
+                floor=decodes.bytes / bandwidth(bench),
                 twin=times.median("twin"),
                 against=beside(times, {"ideal": 0.95, "gather": 3.0, "flex": 1.5, "larger_pages": None}),
                 note=f"{times.median('ours'):.4g} us",

@@ -68,8 +68,9 @@ class Bench:
     sizes: Sizes
     vllm: Path | None = None
     """The folder with vLLM's kernels"""
-    generator: torch.Generator = field(init=False)
-    _bandwidth: float = 0.0
+    generator: torch.Generator | None = field(init=False)
+    known_bandwidth: float = 0.0
+    """See `twins.bandwidth`"""
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator(self.device).manual_seed(0)
@@ -91,15 +92,6 @@ class Bench:
         if self.sizes.cold_bytes:
             return self.sizes.cold_bytes
         return 4 * int(torch.cuda.get_device_properties(self.device).L2_cache_size)
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes a microsecond: of a plain read of much memory on this machine, measured once"""
-        if not self._bandwidth:
-            from benchmarks.gpu_goals.twins import read_bandwidth
-
-            self._bandwidth = read_bandwidth(self)
-        return self._bandwidth
 
     def random(self, *size: int, scale: float = 1.0) -> torch.Tensor:
         return torch.randn(size, generator=self.generator, device=self.device, dtype=self.dtype).mul_(scale)

@@ -17,7 +17,7 @@ BENCHMARK = "gpu"
 
 class Kept:
     def __init__(self, path: Path, gpu: Mapping[str, Any]) -> None:
-        self._path = path
+        self.path = path
         self._document: dict[str, Any] = {
             "benchmark": BENCHMARK,
             "commit": commit(),
@@ -25,13 +25,17 @@ class Kept:
             "results": [],
             "failed": {},
         }
-        if path.exists():
-            before = json.loads(path.read_text(encoding="utf-8"))
-            if before["machine"].get("gpu", {}).get("name") != gpu.get("name"):
-                raise ValueError(
-                    f"{path} has results of another GPU: {before['machine'].get('gpu')}. Name another file."
-                )
-            self._document["results"], self._document["failed"] = before["results"], before["failed"]
+        self.read_again()
+
+    def read_again(self) -> None:
+        """What others have kept in the file meanwhile"""
+        if not self.path.exists():
+            return
+        before = json.loads(self.path.read_text(encoding="utf-8"))
+        its, ours = (document["machine"].get("gpu", {}) for document in (before, self._document))
+        if its.get("name") != ours.get("name"):
+            raise ValueError(f"{self.path} has results of another GPU: {its}. Name another file.")
+        self._document["results"], self._document["failed"] = before["results"], before["failed"]
 
     @property
     def document(self) -> Mapping[str, Any]:
@@ -54,7 +58,7 @@ class Kept:
         return any(row["holds"] is False and row["goal"] in goals for row in self._document["results"])
 
     def _write(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path.with_suffix(".unfinished")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(self._document) + "\n", encoding="utf-8")
-        unfinished.replace(self._path)
+        unfinished.replace(self.path)

@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu_goals.bench import Bench, cells
 from benchmarks.gpu_goals.clock import Times, Way
 from benchmarks.gpu_goals.figures import Beside, Figure
-from benchmarks.gpu_goals.twins import reads
+from benchmarks.gpu_goals.twins import bandwidth, reads
 from benchmarks.harness import Do
 from benchmarks.lora_baselines import Baseline, Case, Product, gather, grouped, loop
 from benchmarks.traffic import TRAFFIC, distinct
@@ -163,7 +163,7 @@ def _figure(name: str, operator: Operator, times: Times, goals: Mapping[str, flo
         value=times.median("ours"),
         unit="us",
         spread=times.spread("ours"),
-        floor=operator.bytes / operator.bench.bandwidth,
+        floor=operator.bytes / bandwidth(operator.bench),
         twin=times.median("twin"),
         against=beside(times, goals),
     )
@@ -206,7 +206,7 @@ def g2(bench: Bench) -> Iterator[Figure]:
             unit="of a read",
             at_least=share,
             spread=times.pairs("twin", "ours").spread,
-            floor=operator.bytes / bench.bandwidth,
+            floor=operator.bytes / bandwidth(bench),
             twin=times.median("twin"),
             against=beside(times, goals),
             note=f"{times.median('ours'):.4g} us",
@@ -236,7 +236,7 @@ def g4(bench: Bench) -> Iterator[Figure]:
             value=times.pairs("ours", "alike").ratio * per_byte,
             unit="x",
             at_most=1.10,
-            floor=operators["ours"].bytes / bench.bandwidth,
+            floor=operators["ours"].bytes / bandwidth(bench),
             against=beside(times, {"padded": 2.3}),
             note=f"time per byte, against rank {alike} everywhere",
         )

@@ -17,7 +17,7 @@ from benchmarks.gpu_goals.figures import Beside, Figure
 from benchmarks.gpu_goals.models import LLAMA_7B, LLAMA_8B, TINY_SHAPE, Adapters, Model, Shape
 from benchmarks.harness import Pairs
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_adapter, random_llama
-from benchmarks.traffic import ZIPF_ADAPTERS, ZIPF_EXPONENT, distinct, zipf
+from benchmarks.traffic import ZIPF_ADAPTERS, ZIPF_EXPONENT, distinct
 from motet.domain import Digest
 from motet_runner.adapters.certification import certify
 from motet_runner.offline import OfflineEngine, Request, Sampling
@@ -29,7 +29,11 @@ CONTEXT = 4096
 ROUNDS = 2
 KV_MIB = 24 << 10
 TINY_KV_MIB = 4
+SMALL_KV_MIB = 4 << 10
+"""Two engines of a small model share the card."""
 PEFT_TOKENS = 32
+SHORT_GAP_US = 3.0
+"""Between two kernels of one graph, which the host cannot shorten"""
 
 
 def _on_disk(bench: Bench, shape: Shape) -> LlamaShape:
@@ -53,16 +57,19 @@ def _adapter(shape: LlamaShape, rank: int, scratch: Path) -> Path:
 class Served:
     """An engine with adapters that have the same bytes, each in memory of its own."""
 
-    def __init__(self, bench: Bench, shape: Shape, adapters: int, *, plan_ahead: int = 1) -> None:
+    def __init__(
+        self, bench: Bench, shape: Shape, adapters: int, rows: int, *, plan_ahead: int = 1, kv_mib: int = KV_MIB
+    ) -> None:
+        """`rows`: sequences at a time"""
         on_disk, rank = _on_disk(bench, shape), bench.sizes.rank
         self.offline = OfflineEngine(
             random_llama(on_disk, SCRATCH, repeated=True),
             device=bench.device.type,
             dtype=on_disk.dtype,
             kernels="triton",
-            kv_cache_mib=TINY_KV_MIB if bench.rehearsal else KV_MIB,
+            kv_cache_mib=TINY_KV_MIB if bench.rehearsal else kv_mib,
             max_model_length=CONTEXT if not bench.rehearsal else 64,
-            max_concurrent_sequences=2 * bench.sizes.sequences,
+            max_concurrent_sequences=rows,
             max_resident_adapters=max(1, adapters),
             max_lora_rank=rank,
             prefix_cache=False,
@@ -98,17 +105,18 @@ class Served:
 class _Key:
     shape: Shape
     adapters: int
+    rows: int
 
 
 _LAST: dict[_Key, Served] = {}
 
 
-def _served(bench: Bench, shape: Shape, adapters: int) -> Served:
+def _served(bench: Bench, shape: Shape, adapters: int, rows: int) -> Served:
     """The engine that the goal before used may serve the next one, too. Two do not fit on a card."""
-    key = _Key(shape, adapters)
+    key = _Key(shape, adapters, rows)
     if key not in _LAST:
         _forget(bench)
-        _LAST[key] = Served(bench, shape, adapters)
+        _LAST[key] = Served(bench, shape, adapters, rows)
     return _LAST[key]
 
 
@@ -150,7 +158,7 @@ def g8(bench: Bench) -> Iterator[Figure]:
     adapters = 2 if bench.rehearsal else ZIPF_ADAPTERS
     cases = ((TINY_SHAPE, 0.0),) if bench.rehearsal else ((LLAMA_7B, 0.94), (LLAMA_8B, 0.90))
     for shape, at_least in cases:
-        served = _served(bench, shape, adapters)
+        served = _served(bench, shape, adapters, rows)
         requests = rows if bench.rehearsal else 4 * rows
         kept = _kept(
             served,
@@ -172,7 +180,7 @@ def g8(bench: Bench) -> Iterator[Figure]:
 def g14(bench: Bench) -> Iterator[Figure]:
     rows = bench.sizes.sequences
     shape = TINY_SHAPE if bench.rehearsal else LLAMA_7B
-    served = _served(bench, shape, 2 if bench.rehearsal else ZIPF_ADAPTERS)
+    served = _served(bench, shape, rows, rows)
     requests = rows if bench.rehearsal else 1000
     kept = _kept(served, lengths_of(bench, requests), [number % rows for number in range(requests)], 1)
     ours = statistics.median(kept.a)
@@ -254,27 +262,39 @@ class Peft:
 def g16(bench: Bench) -> Iterator[Figure]:
     rows = 2 * bench.sizes.sequences
     yield _metadata(bench, rows)
+    adapters = 2 if bench.rehearsal else ZIPF_ADAPTERS
     cases = ((TINY_SHAPE, 0),) if bench.rehearsal else ((LLAMA_8B, 1), (LLAMA_SMALL, 10))
+    # More than compute at a time: those that wait take the places of those that end.
+    requests = (2 if bench.rehearsal else 4) * rows
+    lengths, owners = [(4, 3 if bench.rehearsal else 64)] * requests, _popular(requests, adapters)
     for shape, most in cases:
-        served = _served(bench, shape, 2 if bench.rehearsal else ZIPF_ADAPTERS)
-        lengths = [(4, 3 if bench.rehearsal else 64)] * rows
-        served.tokens_per_second(lengths, zipf(rows) if not bench.rehearsal else None)
-        busy = _busy_share(bench, served, lengths)
+        served = _served(bench, shape, adapters, rows)
+        served.tokens_per_second(lengths, owners)
+        busy = _busy_share(bench, served, lengths, owners)
         yield Figure(
             name=f"idle_share_{shape.name}_{rows}",
             value=100 * (1 - busy),
             unit="%",
             at_most=most or None,
-            note="of the time in which the GPU decodes",
+            note=f"of the time, in gaps longer than {SHORT_GAP_US:g} us; {requests} requests, {adapters} adapters",
         )
-        ahead = [served.tokens_per_second(lengths, None) for _ in range(1 if bench.rehearsal else 3)]
         del served
     _forget(bench)
-    waiting = Served(bench, shape, 0, plan_ahead=0)
-    waiting.tokens_per_second(lengths, None)
-    behind = [waiting.tokens_per_second(lengths, None) for _ in ahead]
-    pairs = Pairs(ahead, behind)
-    yield Figure(
+    yield _plan_ahead(bench, cases[-1][0], rows)
+
+
+def _plan_ahead(bench: Bench, shape: Shape, rows: int) -> Figure:
+    """Alternately, in two engines"""
+    ahead, behind = (Served(bench, shape, 0, rows, plan_ahead=plans, kv_mib=SMALL_KV_MIB) for plans in (1, 0))
+    lengths = [(4, 3 if bench.rehearsal else 64)] * rows
+    took: dict[int, list[float]] = {0: [], 1: []}
+    for number in range(2 if bench.rehearsal else 1 + 2 * ROUNDS):
+        for place, served in ((0, ahead), (1, behind))[:: -1 if number % 2 else 1]:
+            tokens = served.tokens_per_second(lengths, None)
+            if number:  # the first round warms up
+                took[place].append(tokens)
+    pairs = Pairs(took[0], took[1])
+    return Figure(
         name=f"plan_ahead_{shape.name}_{rows}",
         value=pairs.ratio,
         unit="x",
@@ -299,25 +319,29 @@ def _metadata(bench: Bench, rows: int) -> Figure:
     return Figure(name=f"lora_metadata_{rows}", value=statistics.median(took), unit="us", at_most=10.0)
 
 
-def _busy_share(bench: Bench, served: Served, lengths: Sequence[tuple[int, int]]) -> float:
-    """The share of the time from the first kernel to the last in which a kernel runs"""
+def _busy_share(bench: Bench, served: Served, lengths: Sequence[tuple[int, int]], owners: Sequence[int]) -> float:
+    """The share of the time from the first kernel to the last in which the GPU does not wait for the host"""
     if bench.rehearsal:
-        served.tokens_per_second(lengths, None)
+        served.tokens_per_second(lengths, owners)
         return 1.0
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        served.tokens_per_second(lengths, None)
+        served.tokens_per_second(lengths, owners)
         torch.cuda.synchronize()
     events = [event for event in profiler.events() or () if event.device_type.name == "CUDA"]
-    return covered([(event.time_range.start, event.time_range.end) for event in events])
+    if not events:
+        raise LookupError("the profiler has seen no kernel")
+    return covered([(event.time_range.start, event.time_range.end) for event in events], SHORT_GAP_US)
 
 
-def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """The share of the time from the first begin to the last end that is in a span"""
-    inside, until = 0.0, min(begin for begin, _ in spans)
+def covered(spans: Sequence[tuple[float, float]], short_gap: float = 0.0) -> float:
+    """The share of the time from the first begin to the last end that is in a span, or in a gap that is no longer than
+    `short_gap`"""
+    waited, until = 0.0, min(begin for begin, _ in spans)
     first = until
     for begin, end in sorted(spans):
-        inside += max(0.0, end - max(begin, until))
+        if begin - until > short_gap:
+            waited += begin - until
         until = max(until, end)
-    return inside / (until - first) if until > first else 0.0
+    return 1 - waited / (until - first) if until > first else 0.0

@@ -21,6 +21,7 @@ from benchmarks.gpu_goals.models import (
     Shape,
     counted_kernels,
 )
+from benchmarks.gpu_goals.twins import bandwidth
 from benchmarks.harness import Do, Pairs
 from benchmarks.traffic import TRAFFIC, identical, zipf
 from motet_kernels.gpu.lora_backend import GpuLoraBatch
@@ -74,6 +75,8 @@ def g6(bench: Bench) -> Iterator[Figure]:
         return len(names)
 
     base = kernels(_step_of(step, None, None))
+    if not base:
+        raise LookupError("no kernel of the step was counted")
     ours = (kernels(_step_of(step, adapters.backend, batch)) - base) / shape.layers
     against, note = {}, f"{base} kernels without LoRA"
     if not bench.rehearsal:  # others are not launched through our counter
@@ -107,7 +110,7 @@ def g7(bench: Bench) -> Iterator[Figure]:
                     value=100 * (times.pairs("ours", "base").ratio - 1),
                     unit="%",
                     at_most=MOST_ADDED.get(shape.name, {}).get(traffic) if rows == bench.sizes.sequences else None,
-                    floor=bytes_added / bench.bandwidth,
+                    floor=bytes_added / bandwidth(bench),
                     against={
                         name: Beside(Pairs(_added(times, name), ours), at_least)
                         if name in times.samples
@@ -202,7 +205,7 @@ def g13(bench: Bench) -> Iterator[Figure]:
         step = DecodeStep(model, rows, sizes.contexts[0])
         times = bench.clock.compare({"ours": Way(_step_of(step, None, None))}, seconds=2.0)
         ours = times.median("ours")
-        floor = step.floor_bytes / bench.bandwidth
+        floor = step.floor_bytes / bandwidth(bench)
         del model, step
         bench.freed()
         against = {}

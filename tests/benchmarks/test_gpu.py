@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.gpu import measure
+from benchmarks.gpu import measure, measure_apart
 from benchmarks.gpu_goals import goals as all_goals
 from benchmarks.gpu_goals.bench import TINY, Bench
 from benchmarks.gpu_goals.clock import CudaClock, Rehearsal, Times, Way
@@ -87,6 +87,7 @@ def test_the_plain_read_uses_the_widest_loads() -> None:
 def test_the_time_in_which_a_gpu_is_busy_counts_kernels_beside_each_other_once() -> None:
     assert covered([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (9.0, 10.0)]) == 0.6
     assert covered([(0.0, 1.0), (1.0, 2.0)]) == 1.0
+    assert covered([(0.0, 4.0), (5.0, 8.0), (9.5, 10.0)], short_gap=1.0) == 0.85
 
 
 def test_the_table_says_of_every_goal_whether_it_was_measured() -> None:
@@ -96,6 +97,37 @@ def test_the_table_says_of_every_goal_whether_it_was_measured() -> None:
     assert states.pop("G1") == "1 of 2 figures hold; not measured: vllm"
     assert states.pop("G0") == "1 figures"
     assert states == dict.fromkeys(GOALS.keys() - {"G0", "G1"}, "waiting for a card")
+
+
+SLEEPS = "import sys, time; time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("script", "minutes", "failure"),
+    [
+        ("", 1.0, ""),
+        ("import sys; sys.exit(1)", 1.0, "it said why itself"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 1.0, "its process ended with -9"),
+        (SLEEPS, 0.01, "not measured to its end within --minutes 0.01"),
+    ],
+    ids=["works", "says itself why not", "dies", "too slow"],
+)
+def test_each_goal_has_a_process_of_its_own_and_the_next_one_its_turn(
+    script: str, minutes: float, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = subprocess.run
+    asked = []
+
+    def instead(command: list[str], **how: object) -> subprocess.CompletedProcess[bytes]:
+        asked.append(command[command.index("--goals") + 1])
+        return run([sys.executable, "-c", script if len(asked) == 1 else ""], **how)
+
+    kept = Kept(tmp_path / "gpu.json", {})
+    monkeypatch.setattr(subprocess, "run", instead)
+    goals = [GOALS["G1"], GOALS["G2"]]
+    assert measure_apart(goals, kept, minutes, []) == (not failure)
+    assert asked == (["G1", "G2"] if minutes == 1 else ["G1"])
+    assert kept.document["failed"].get("G1", "it said why itself") == (failure or "it said why itself")
 
 
 def test_the_list_names_every_goal_once_in_parts() -> None:
