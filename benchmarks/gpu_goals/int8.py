@@ -11,6 +11,7 @@ from benchmarks.gpu_goals.figures import Figure
 from benchmarks.gpu_goals.lora_in_model import Loop
 from benchmarks.gpu_goals.models import LLAMA_8B, TINY_SHAPE, Adapters, DecodeStep, Model
 from benchmarks.gpu_goals.operator import Operator, beside
+from benchmarks.gpu_goals.twins import bandwidth
 from benchmarks.harness import Do
 from benchmarks.lora_baselines import Case
 from benchmarks.traffic import distinct
@@ -50,13 +51,13 @@ def g5(bench: Bench) -> Iterator[Figure]:
         for operator in (ours, as_rows):
             operator.check({"ours": operator.ours()}, {})
         times = bench.clock.compare({"ours": Way(ours.ours(), ours.sets), "as_rows": Way(as_rows.ours(), as_rows.sets)})
-        floor = as_rows.bytes / bench.bandwidth
+        floor = as_rows.bytes / bandwidth(bench)
         yield Figure(
             name=f"int8_of_floor_of_16_bits_{rows}",
             value=times.median("ours") / floor,
             unit="x",
             at_most=MOST_OF_FLOOR,
-            floor=ours.bytes / bench.bandwidth,
+            floor=ours.bytes / bandwidth(bench),
             against=beside(times, {"as_rows": FASTER}),
             note=f"{times.median('ours'):.4g} us; the floor beside it is that of the integers' bytes",
         )
@@ -108,7 +109,7 @@ def _whole_steps(bench: Bench) -> Iterator[Figure]:
         value=times.median("ours"),
         unit="us",
         spread=times.spread("ours"),
-        floor=(step.floor_bytes + rows * rounded.layout.bytes) / bench.bandwidth,
+        floor=(step.floor_bytes + rows * rounded.layout.bytes) / bandwidth(bench),
         against=beside(times, {"as_rows": None}),
     )
     bench.freed()
