@@ -49,13 +49,14 @@ class RunLayout:
         return self._laid_out[1]
 
     @cached_property
-    def parts(self) -> Sequence[tuple[int, int]]:
-        """Where matrices begin that are multiplied together, and their bytes: the As of each group, and each B."""
+    def parts(self) -> Sequence[tuple[int, int, str]]:
+        """Where matrices begin that are multiplied together, their bytes, and their linear: the As of each group, which
+        have none (""), and each B."""
         of_one = self.rank * self.dtype.itemsize
         found = []
         for group in self.groups:
-            found.append((self.begin(group), len(group.outputs) * group.inputs * of_one))
-            found += [(self.offsets[linear][1], outputs * of_one) for linear, outputs in group.outputs.items()]
+            found.append((self.begin(group), len(group.outputs) * group.inputs * of_one, ""))
+            found += [(self.offsets[linear][1], outputs * of_one, linear) for linear, outputs in group.outputs.items()]
         return found
 
     @cached_property

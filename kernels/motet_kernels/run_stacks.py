@@ -3,27 +3,75 @@
 A copy is made when an adapter joins the others, never per iteration. The memory of all copies is taken once. The runs
 of one rank make a stack: there, matrices that are multiplied together follow each other with nothing in between. Where
 there is something, torch copies them in each product, which takes several times as long as the product.
+
+Linears that are always added together have their Bs in blocks of one width: q of 512 columns, k and v of 256 are four
+blocks. So one batched product has the columns of all of them, and reads nothing twice.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import gcd
 
 import torch
 
 from motet_kernels.lora_batch import PlacedAdapter
 from motet_kernels.run_layout import LinearGroup, RunLayout
 
+MOST_BLOCKS = 16
+"""Each block is a product. Where more are needed, one batched product for each linear is not slower."""
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """How the columns of several linears are cut into blocks of one width."""
+
+    group: LinearGroup
+    width: int
+    spans: dict[str, tuple[int, int]]
+    """Linear → its blocks [first, last)"""
+    linear_of: torch.Tensor
+    """[blocks] the place in the group of the linear of each"""
+
+    @property
+    def count(self) -> int:
+        return len(self.linear_of)
+
+
+def blocks_of(group: LinearGroup, device: torch.device) -> Blocks | None:
+    """None if the linears of a group, or the one that it has, are better multiplied alone."""
+    width = gcd(*group.outputs.values())
+    counts = [outputs // width for outputs in group.outputs.values()]
+    if len(counts) == 1 or sum(counts) > MOST_BLOCKS:
+        return None
+    ends = list(accumulate(counts))
+    spans = {linear: (end - count, end) for linear, end, count in zip(group.outputs, ends, counts, strict=True)}
+    linear_of = [place for place, count in enumerate(counts) for _ in range(count)]
+    return Blocks(group, width, spans, torch.tensor(linear_of, device=device))
+
 
 class RunStack:
     """Runs of adapters of one rank, as many as the room has places for."""
 
-    def __init__(self, layout: RunLayout, room: torch.Tensor) -> None:
-        """`room`: [places · bytes of a run]"""
+    def __init__(self, layout: RunLayout, room: torch.Tensor, joined: Mapping[str, Blocks]) -> None:
+        """`room`: [places · bytes of a run]. `joined`: linear → the blocks in which it lies."""
         self.layout = layout
+        self.joined = dict(joined)
         self.places = places = len(room) // layout.bytes
         self.position: dict[str, int] = {}
         """Adapter → its place. There are no gaps."""
+        whole: dict[int, int] = {}
+        self._blocks: dict[int, Blocks] = {}
+        """Where the Bs of a group begin in a run → their blocks"""
+        for begin, size, linear in layout.parts:
+            blocks = self.joined.get(linear)
+            if blocks is None:
+                whole[begin] = size
+            elif linear == next(iter(blocks.group.outputs)):
+                whole[begin] = sum(blocks.group.outputs.values()) * layout.rank * layout.dtype.itemsize
+                self._blocks[begin] = blocks
         self._parts = {
-            begin: room[begin * places : (begin + size) * places].view(places, size) for begin, size in layout.parts
+            begin: room[begin * places : (begin + size) * places].view(places, size) for begin, size in whole.items()
         }
         """Where a part of a run begins → this part of all runs [places, bytes]"""
         self._matrices: dict[int, torch.Tensor] = {}
@@ -33,14 +81,26 @@ class RunStack:
         return self._of(self.layout.begin(group), len(group.outputs) * self.layout.rank)
 
     def b(self, linear: str) -> torch.Tensor:
-        """B [adapters, rank, outputs] of a linear"""
-        return self._of(self.layout.offsets[linear][1], self.layout.rank)
+        """B [adapters, rank, outputs] of a linear. Of one that lies in blocks it is a copy, made anew."""
+        blocks = self.joined.get(linear)
+        if blocks is None:
+            return self._of(self.layout.offsets[linear][1], self.layout.rank)
+        first, last = blocks.spans[linear]
+        by_adapter = self.blocks(blocks).unflatten(0, (len(self.position), -1))
+        whole: torch.Tensor = by_adapter[:, first:last].transpose(1, 2).flatten(2)
+        return whole
 
-    def _of(self, begin: int, rows: int) -> torch.Tensor:
+    def blocks(self, blocks: Blocks) -> torch.Tensor:
+        """B [adapters · blocks, rank, width] of the linears of a group"""
+        found = self._of(self.layout.offsets[next(iter(blocks.group.outputs))][1], blocks.count, self.layout.rank)
+        return found.flatten(0, 1)
+
+    def _of(self, begin: int, *sizes: int) -> torch.Tensor:
+        """[adapters, sizes, columns]"""
         found = self._matrices.get(begin)
         if found is None:
             part = self._parts[begin][: len(self.position)].view(self.layout.dtype)
-            found = self._matrices[begin] = part.unflatten(1, (rows, -1))
+            found = self._matrices[begin] = part.unflatten(1, (*sizes, -1))
         return found
 
     def hold(self, adapters: Sequence[PlacedAdapter], memory: torch.Tensor) -> None:
@@ -54,9 +114,7 @@ class RunStack:
         self._matrices = {}
         for adapter in joining:
             place = position[adapter.name] = gaps.pop() if gaps else len(position)
-            for begin, part in self._parts.items():
-                first = adapter.offset + begin
-                part[place].copy_(memory[first : first + part.shape[1]])
+            self._copy(memory[adapter.offset : adapter.offset + self.layout.bytes], place)
         last = {place: name for name, place in position.items() if place >= len(position)}
         for place in gaps:
             if place < len(position):
@@ -64,6 +122,17 @@ class RunStack:
                 for part in self._parts.values():
                     part[place].copy_(part[old])
                 position[name] = place
+
+    def _copy(self, run: torch.Tensor, place: int) -> None:
+        for begin, part in self._parts.items():
+            blocks = self._blocks.get(begin)
+            if blocks is None:
+                part[place].copy_(run[begin : begin + part.shape[1]])
+                continue
+            matrices = part[place].view(self.layout.dtype).unflatten(0, (-1, self.layout.rank, blocks.width))
+            for linear, (first, last) in blocks.spans.items():
+                b = self.layout.matrices(run, linear)[1]
+                matrices[first:last].copy_(b.unflatten(1, (-1, blocks.width)).transpose(0, 1))
 
 
 class RunStacks:
@@ -73,6 +142,13 @@ class RunStacks:
         self._layout = layout
         self._copies = torch.empty(size, dtype=torch.uint8, device=memory.device)
         self._stacks: dict[int, RunStack] = {}
+        self._joined: dict[str, Blocks] = {}
+
+    def join(self, group: LinearGroup) -> None:
+        """The linears of this group are added together from now on. Stacks that are there already stay as they are."""
+        blocks = blocks_of(group, self._memory.device)
+        if blocks is not None:
+            self._joined |= dict.fromkeys(group.outputs, blocks)
 
     def of(self, rank: int) -> RunStack | None:
         return self._stacks.get(rank)
@@ -106,5 +182,5 @@ class RunStacks:
         for rank, of_rank in sorted(by_rank.items()):
             size = self._layout(rank).bytes
             end = begin + (len(of_rank) + left // len(by_rank) // size) * size
-            self._stacks[rank] = RunStack(self._layout(rank), self._copies[begin:end])
+            self._stacks[rank] = RunStack(self._layout(rank), self._copies[begin:end], self._joined)
             begin = end

@@ -13,7 +13,7 @@ import torch
 
 from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import LinearGroup, RunLayout
-from motet_kernels.run_stacks import RunStack, RunStacks
+from motet_kernels.run_stacks import Blocks, RunStack, RunStacks
 
 LONG_SEGMENT_ROWS = 16
 """A segment of at least so many rows gets two matrix products for itself, which keep a core busy. Shorter segments are
@@ -125,6 +125,7 @@ class TorchBackend:
         names = tuple(linears)
         for group in self._groups:
             if names == tuple(group.outputs):
+                self._stacks.join(group)
                 return [(slice(None), Together(names, tuple(columns), group, 0))]
         spans = zip(names, columns, columns[1:], strict=False)
         return [(slice(first, last), self._alone[linear]) for linear, first, last in spans if linear in self._alone]
@@ -225,6 +226,10 @@ def _add_stacked(y: torch.Tensor, x: torch.Tensor, some: Together, stacked: Stac
     whole = stacked.whole
     rows = x.index_select(0, stacked.row_of_place) if whole is None else x[whole]  # they already lie as the blocks do
     v = _shrunk(rows.unflatten(0, blocks), a)
+    joined = stack.joined.get(some.linears[0])
+    if joined is not None and len(some.linears) == len(some.group.outputs):
+        _add_joined(y, v, joined, stacked)
+        return
     into = y[stacked.rows].unflatten(0, blocks) if whole is not None else y
     for place, linear in enumerate(some.linears):
         if linear not in stacked.linears:
@@ -234,13 +239,36 @@ def _add_stacked(y: torch.Tensor, x: torch.Tensor, some: Together, stacked: Stac
         if whole is not None:
             columns.baddbmm_(of_linear, stack.b(linear))
             continue
-        added = torch.bmm(of_linear, stack.b(linear)).flatten(0, 1)
-        if stacked.places_used is not None:
-            added = added.index_select(0, stacked.places_used)
-        if isinstance(stacked.rows, slice):
-            columns[stacked.rows] += added
+        _add_rows(columns, torch.bmm(of_linear, stack.b(linear)).flatten(0, 1), stacked)
+
+
+def _add_joined(y: torch.Tensor, v: torch.Tensor, joined: Blocks, stacked: StackedRows) -> None:
+    """v [adapters, rows, linears · rank] times the Bs of all linears of a group, in one batched product. Where nobody
+    changes one of them there are zeros: to read them takes less than an operator more."""
+    rank, count = stacked.stack.layout.rank, joined.count
+    by_linear = v.unflatten(2, (-1, rank)).transpose(1, 2)
+    if count > by_linear.shape[1]:
+        by_linear = by_linear.index_select(1, joined.linear_of)
+    factors, b = by_linear.flatten(0, 1), stacked.stack.blocks(joined)
+    if stacked.whole is not None:
+        into = y[stacked.whole].unflatten(0, (-1, stacked.width)).unflatten(2, (count, -1)).transpose(1, 2)
+        if stacked.width == 1 and into.is_contiguous():
+            into.flatten(0, 1).baddbmm_(factors, b)
         else:
-            columns.index_add_(0, stacked.rows, added)
+            into.add_(torch.bmm(factors, b).view(into.shape))
+        return
+    added = torch.bmm(factors, b).unflatten(0, (-1, count)).transpose(1, 2)
+    _add_rows(y, added.flatten(2).flatten(0, 1), stacked)
+
+
+def _add_rows(y: torch.Tensor, added: torch.Tensor, stacked: StackedRows) -> None:
+    """`added` [adapters · width, columns]: a product for each place in the blocks"""
+    if stacked.places_used is not None:
+        added = added.index_select(0, stacked.places_used)
+    if isinstance(stacked.rows, slice):
+        y[stacked.rows] += added
+    else:
+        y.index_add_(0, stacked.rows, added)
 
 
 def _shrunk(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:

@@ -214,7 +214,10 @@ GROUPS = [
 
 @pytest.mark.parametrize("linears", [("q", "k", "v"), ("gate", "up"), ("o",), ("v", "k", "base"), ("up",)], ids=str)
 @pytest.mark.parametrize("owners", [[0, 1, 2], [0, 0, 1, 1], [1, 0, 2, 1, 3], [0, 3], [0] * 20 + [1, None, 2]], ids=str)
-def test_linears_side_by_side_get_what_each_would_get_alone(linears: tuple[str, ...], owners: list[int | None]) -> None:
+@pytest.mark.parametrize("in_blocks", [True, False], ids=["in blocks", "one by one"])
+def test_linears_side_by_side_get_what_each_would_get_alone(
+    linears: tuple[str, ...], owners: list[int | None], *, in_blocks: bool
+) -> None:
     """Also where some adapters change only some of them, and where they are no group."""
     generator = torch.Generator().manual_seed(0)
     layout = TorchBackend(GROUPS, torch.empty(0, dtype=torch.uint8), torch.float32, copy_bytes=0).layout(8)
@@ -226,7 +229,13 @@ def test_linears_side_by_side_get_what_each_would_get_alone(linears: tuple[str, 
         for linear in layout.offsets.keys() - names:
             layout.matrices(run, linear)[1].zero_()
     placed = [PlacedAdapter(str(index), index * layout.bytes, 8, names) for index, names in enumerate(changed)]
-    batch = backend.make_batch([Segment(n, n + 1, placed[one]) for n, one in enumerate(owners) if one is not None])
+    if in_blocks:  # nothing was copied yet, so the copies are laid out for linears that are added together
+        for group in GROUPS:
+            backend.together(tuple(group.outputs), [0, *accumulate(group.outputs.values())])
+    segments = [Segment(n, n + 1, placed[one]) for n, one in enumerate(owners) if one is not None]
+    batch = backend.make_batch(segments)
+    alone = TorchBackend(GROUPS, memory, torch.float32, copy_bytes=0)
+    in_place = alone.make_batch(segments)
     widths = {linear: outputs for group in GROUPS for linear, outputs in group.outputs.items()} | {"base": 8}
     columns = [0, *accumulate(widths[linear] for linear in linears)]
     inputs = next((group.inputs for group in GROUPS if linears[0] in group.outputs), 24)
@@ -235,8 +244,16 @@ def test_linears_side_by_side_get_what_each_would_get_alone(linears: tuple[str, 
     expected = y.clone()
     for linear, first, last in zip(linears, columns, columns[1:], strict=False):
         if linear != "base":
-            backend.add_lora(expected[:, first:last], x, linear, batch)
+            alone.add_lora(expected[:, first:last], x, linear, in_place)
+    stack = backend._stacks.of(8)
+    assert stack is not None
+    assert bool(stack.joined) is in_blocks
     backend.add_lora_together(y, x, backend.together(linears, columns), batch)
+    torch.testing.assert_close(y, expected)
+    for linear, first, last in zip(linears, columns, columns[1:], strict=False):
+        if linear != "base":  # also of copies that are laid out for others
+            backend.add_lora(y[:, first:last], x, linear, batch)
+            alone.add_lora(expected[:, first:last], x, linear, in_place)
     torch.testing.assert_close(y, expected)
 
 
