@@ -15,6 +15,7 @@ from motet_runner.execute.adapter_loads import AdapterLoads
 from motet_runner.execute.checkpoint import Checkpoint
 from motet_runner.execute.gpu_device import has_code_for
 from motet_runner.execute.model import device_named, load
+from motet_runner.execute.packed_linears import SideBySide
 from motet_runner.memory.gpu_memory import CONTEXT_BYTES, GIB, GpuMemory
 from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memory
 from motet_runner.plan import AdapterLoad
@@ -49,6 +50,13 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(memory: GpuMemor
     with pytest.raises(SetupError, match=says):
         memory.check_weights(15 * GIB, 90, "bfloat16")
     memory.check_weights(2 * GIB, 90, "bfloat16")
+
+
+def test_weights_are_packed_within_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = GpuMemory(total=80 * GIB, free=60 * GIB, held=20 * GIB)
+    monkeypatch.setattr(GpuMemory, "of", lambda _: memory)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    assert SideBySide(torch.device("cuda"), 45).available_bytes() == memory.left(45) < 16 * GIB
 
 
 def test_weights_are_counted_in_the_type_that_they_get(llama: Path) -> None:

@@ -105,3 +105,12 @@ async def test_another_message_ends_the_wait_and_keeps_its_place():
     outbox.put(runner_pb2.GenerateDown(engine_died=runner_pb2.EngineDied(why="killed")))
     assert read(await reader).step.number == 1
     assert read(await outbox.get()).WhichOneof("message") == "engine_died"
+
+
+async def test_a_step_after_another_message_does_not_let_it_wait():
+    outbox = StepOutbox(1 << 20, interval_seconds=60)
+    outbox.put(step(0, ("a", 0, 5)))
+    await outbox.get()
+    outbox.put(runner_pb2.GenerateDown(engine_died=runner_pb2.EngineDied(why="killed")))
+    outbox.put(step(1, ("a", 1, 6)))
+    assert read(await outbox.get()).WhichOneof("message") == "engine_died"

@@ -1,4 +1,5 @@
-"""A runner hangs or stops reporting while it has streams: they continue on another runner, and it is restarted."""
+"""A runner hangs, stops reporting or loses its device while it has streams: they continue on another runner, and it is
+restarted."""
 
 import asyncio
 import os
@@ -29,6 +30,40 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
+LOSES_ITS_DEVICE = """
+import importlib.abc, os, pathlib, sys
+
+class Loader(importlib.abc.Loader):
+    def __init__(self, loader):
+        self.create_module, self.exec_first = loader.create_module, loader.exec_module
+
+    def exec_module(self, module):
+        self.exec_first(module)
+        import torch
+        forward = module.LoadedModel.forward
+        lost = pathlib.Path(os.environ["DEVICES_ARE_LOST_IN"]) / str(os.getpid())
+
+        def forward_until_lost(self, batch):
+            if lost.exists():
+                raise torch.AcceleratorError("CUDA error: the device is lost")
+            return forward(self, batch)
+
+        module.LoadedModel.forward = forward_until_lost
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "motet_runner.execute.model":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        spec.loader = Loader(spec.loader)
+        return spec
+
+import importlib.util
+sys.meta_path.insert(0, Finder())
+"""
+"""What a driver says in the process of the engine that a file is named after"""
+
 STREAMS = 8
 TOKENS = 800
 HANG_S = 2.0
@@ -46,7 +81,12 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalSt
         "MOTET_SUPERVISOR_HEARTBEAT_SECONDS": "3",
         "MOTET_OPERATOR_UNHEALTHY_SECONDS": "1",
     }
-    with running_stack(folder, manifests=folder / "manifests", env=patience) as stack:
+    faults = folder / "faults"
+    faults.mkdir()
+    (faults / "sitecustomize.py").write_text(LOSES_ITS_DEVICE)
+    on_path = os.pathsep.join(filter(None, [str(faults), os.environ.get("PYTHONPATH")]))
+    env = patience | {"PYTHONPATH": on_path, "DEVICES_ARE_LOST_IN": str(faults)}
+    with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
         yield stack, base, served_models
 
 
@@ -60,8 +100,8 @@ def longest_silence(answer: StreamedAnswer) -> float:
     return max(later - earlier for earlier, later in pairwise(answer.arrivals))
 
 
-@pytest.mark.parametrize("part", ["engine", "service"])
-async def test_a_stopped_runner_is_replaced_and_its_streams_continue_elsewhere(
+@pytest.mark.parametrize("part", ["engine", "service", "device"])
+async def test_a_runner_that_stands_still_is_replaced_and_its_streams_continue_elsewhere(
     deployed: tuple[LocalStack, Path, list[ServedModel]], part: str
 ) -> None:
     stack, base, served_models = deployed
@@ -76,15 +116,22 @@ async def test_a_stopped_runner_is_replaced_and_its_streams_continue_elsewhere(
             name, served = await asyncio.to_thread(stack.busiest_runner)
             victim = stack.service(name)
             runner = int(victim["pid"])
-            stands_still = engine_of(runner) if part == "engine" else runner
+            stands_still = runner if part == "service" else engine_of(runner)
             # The look-ups took time. A stream that began again meanwhile may have gone to another runner.
             if concurrent.all_in_the_middle and concurrent.restarted == restarted:
                 break
         concurrent.disturb()
-        os.kill(stands_still, signal.SIGSTOP)
+        if part == "device":
+            (stack.data.parent / "faults" / str(stands_still)).touch()
+        else:
+            os.kill(stands_still, signal.SIGSTOP)
     answers = streams.result()
-    stood = [answer for answer in answers if longest_silence(answer) > HANG_S / 2]
-    assert len(stood) >= served, "streams of the stopped runner received tokens"
+    if part == "device":
+        assert "device_failed" in stack.log(name)
+        assert "the device is lost" in stack.log(name)
+    else:
+        stood = [answer for answer in answers if longest_silence(answer) > HANG_S / 2]
+        assert len(stood) >= served, "streams of the stopped runner received tokens"
     assert [len(answer.tokens) for answer in answers] == [TOKENS] * STREAMS
     assert [answer.reasons for answer in answers] == [["length"]] * STREAMS
     assert_right(base, answers)

@@ -80,6 +80,7 @@ class Engine:
             config.kernel_cache,
             config.compiler,
             adapter_dtype=config.adapter_dtype,
+            utilization_percent=config.memory_utilization_percent,
         )
         if config.device != "cuda":
             torch.set_num_threads(threads_to_begin_with(config.threads))

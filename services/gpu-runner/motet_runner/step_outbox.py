@@ -78,7 +78,9 @@ class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
         self._bytes += sum(map(len, group))
 
     def _release_in_time(self) -> None:
-        wait = self._next_at - self._clock() if self._interval else 0.0
+        # A group that may go already takes this one with it.
+        alone = len(self._groups) == 1
+        wait = self._next_at - self._clock() if self._interval and alone else 0.0
         if wait > 0:
             self._timer = asyncio.get_running_loop().call_later(wait, self._release)
         else:

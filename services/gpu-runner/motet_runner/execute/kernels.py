@@ -213,8 +213,11 @@ class KernelChoice:
         compiler: str = "",
         *,
         adapter_dtype: str = "auto",
+        utilization_percent: int = 100,
     ) -> None:
-        """`cache`: the folder of compiled kernels; None: nothing is compiled. `adapter_dtype`: `auto` or `int8`"""
+        """`cache`: the folder of compiled kernels; None: nothing is compiled. `adapter_dtype`: `auto` or `int8`.
+        `utilization_percent`: how much of a GPU's memory this process may take in all"""
+        self._percent = utilization_percent
         check_name(kernels)
         self._int8 = _is_int8(adapter_dtype, kernels)
         if self._int8:
@@ -304,7 +307,7 @@ class KernelChoice:
         if not computes_here(device):
             self._without_triton(f"they compute on a GPU, and the device is {device}")
             return None
-        return TritonKernels(device, int8=self._int8)
+        return TritonKernels(device, int8=self._int8, utilization_percent=self._percent)
 
     def _without_triton(self, reason: str) -> None:
         if not self._test_decides:

@@ -17,6 +17,7 @@ from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.decoder_weights import PACKED_TYPES, PackedLinears
 from motet_kernels.huge_pages import Chunks
 from motet_kernels.torch_linear import TorchWeights, reorders
+from motet_runner.memory.gpu_memory import GpuMemory
 from motet_runner.memory.host_limit import available_host_bytes
 
 MIB = 1024 * 1024
@@ -94,15 +95,16 @@ class SideBySide:
     takes_groups_apart = True
     only_fused = True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, utilization_percent: int) -> None:
+        """`utilization_percent`: how much of the GPU's memory this process may take in all"""
         self._device = device
+        self._percent = utilization_percent
 
     def available_bytes(self) -> int:
         if self._device.type != "cuda":
             return available_host_bytes()
         torch.cuda.empty_cache()  # what was replaced until now has other sizes than what comes
-        free: int = torch.cuda.mem_get_info(self._device)[0]
-        return free
+        return GpuMemory.of(self._device).left(self._percent)
 
     @staticmethod
     def bytes_beside(weights: Sequence[torch.Tensor]) -> int:

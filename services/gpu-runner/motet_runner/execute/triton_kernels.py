@@ -26,9 +26,10 @@ class TritonKernels:
     makes_forward = GpuForward
     has_threads = False
 
-    def __init__(self, device: torch.device, *, int8: bool = False) -> None:
-        """`int8`: adapters are of integers."""
-        self.packing = SideBySide(device)
+    def __init__(self, device: torch.device, *, int8: bool = False, utilization_percent: int = 100) -> None:
+        """`int8`: adapters are of integers. `utilization_percent`: how much of the GPU's memory this process may take
+        in all"""
+        self.packing = SideBySide(device, utilization_percent)
         self._int8 = int8
         self.make_layout = int8_layout if int8 else RunLayout
 
