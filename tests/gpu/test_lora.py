@@ -270,6 +270,24 @@ def test_a_captured_graph_serves_other_adapters() -> None:
         close(into, torch.cat([loaded.expected(part, x, linear, segments) for linear, part in parts], dim=1))
 
 
+@pytest.mark.gpu
+def test_a_batch_may_be_filled_again_before_the_device_has_come_to_the_first_one() -> None:
+    """Each list is copied from pinned memory of its own, which torch gives out again when that copy has ended."""
+    loaded = Loaded(RANKS, torch.bfloat16, int8=True)
+    batch = loaded.backend.fixed_batch(6)
+    x, y = loaded.random(6, 48), loaded.random(6, 48)
+    loaded.backend.add_lora(y.clone(), x, "o", batch)  # compiles
+    wanted = [loaded.segments([owner] * 6) for owner in range(6)]
+    torch.cuda._sleep(10**8)
+    found = []
+    for segments in wanted:
+        loaded.backend.fill(batch, segments)
+        found.append(y.clone())
+        loaded.backend.add_lora(found[-1], x, "o", batch)
+    for result, segments in zip(found, wanted, strict=True):
+        close(result, loaded.expected(y, x, "o", segments))
+
+
 def test_a_fixed_batch_refuses_more_rows_than_it_has_room_for() -> None:
     loaded = Loaded([16, 16])
     with pytest.raises(ValueError, match="3 rows of 2 chunks do not fit a batch of 2 rows"):

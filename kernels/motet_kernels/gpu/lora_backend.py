@@ -178,7 +178,7 @@ class GpuBackend:
         array = write_list(chunks, batch.room, self._memory.itemsize, lambda adapter: self._changed(adapter.linears))
         written = torch.from_numpy(array)
         if batch.work.is_cuda:
-            written = written.pin_memory()  # torch keeps it until the copy has ended
+            written = written.pin_memory()  # torch gives it to nobody else before the copy has ended
         batch.work[: len(array)].copy_(written, non_blocking=True)
 
     def _all_offsets(self) -> npt.NDArray[np.int64]:
