@@ -222,10 +222,18 @@ min_ps = st.one_of(st.floats(0, 1, width=32), st.sampled_from([0.0, 0.5, 1.0]))
 
 @given(
     row=some_logits, number=numbers, top_k=st.integers(0, 30), top_p=top_ps, min_p=min_ps,
-    candidates=st.integers(1, 24), temperature=st.sampled_from([0.01, 0.5, 1.0, 3.0]),
+    candidates=st.integers(2, 24), block=st.integers(1, 9), temperature=st.sampled_from([0.01, 0.5, 1.0, 3.0]),
 )  # fmt: skip
 def test_the_short_cut_and_the_whole_row_give_the_token_of_the_definition(
-    *, row: list[float], number: float, top_k: int, top_p: float, min_p: float, candidates: int, temperature: float
+    *,
+    row: list[float],
+    number: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    candidates: int,
+    block: int,
+    temperature: float,
 ) -> None:
     given = torch.tensor([row])
     likely = draw.probabilities(given, given.amax(-1, keepdim=True), torch.tensor([[temperature]]))
@@ -239,8 +247,51 @@ def test_the_short_cut_and_the_whole_row_give_the_token_of_the_definition(
     assert draw.draw(likely, place, cuts).tolist() == [expected]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(draw, "CANDIDATES", min(candidates, len(row)))
+        patch.setattr(draw, "BLOCK", block)
+        assert draw.draw(likely, place, cuts).tolist() == [expected], "by the first of all sorted tokens"
         patch.setattr(draw, "SHORT_CUT_FROM", 0)
-        assert draw.draw(likely, place, cuts).tolist() == [expected]
+        assert draw.draw(likely, place, cuts).tolist() == [expected], "by the candidates"
+
+
+def test_if_the_cuts_keep_few_tokens_of_each_row_only_the_first_ones_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[int] = []
+    cut = draw._cut
+
+    def recorded(likely: torch.Tensor, negated: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        looked_at.append(negated.shape[1])
+        return cut(likely, negated, *more)
+
+    monkeypatch.setattr(draw, "_cut", recorded)
+    monkeypatch.setattr(draw, "CANDIDATES", 8)
+    steep, flat = torch.arange(VOCABULARY) * -1.0, torch.arange(VOCABULARY) * -0.01
+    for rows, asked, expected in (
+        ([steep, steep], {"top_p": 0.9}, 8),
+        ([steep, flat], {"top_p": 0.9}, VOCABULARY),
+        ([steep, flat], {"top_k": 7}, 8),
+        ([steep, flat], {"top_k": 8}, VOCABULARY),
+        ([steep, steep], {"top_k": 20, "top_p": 0.5}, VOCABULARY),
+        ([steep, steep], {"min_p": 0.1}, 8),
+        ([steep, flat], {"min_p": 0.1}, VOCABULARY),
+        ([steep, steep], {"min_p": 0.1, "top_k": 20}, 8),
+        ([steep, steep], {"min_p": 0.1, "top_k": 20, "top_p": 0.999}, VOCABULARY),
+    ):
+        looked_at.clear()
+        sampled = sample(torch.stack(rows), [sequence(temperature=1.0, **asked) for _ in rows], frozenset())
+        assert looked_at == [expected], asked
+        assert None not in sampled.tokens
+
+
+def test_of_equally_likely_tokens_the_first_ones_stay_also_if_the_cut_is_at_the_last_one_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draw, "CANDIDATES", 8)
+    likely = torch.full((32, 32), 1 / 32)
+    numbers = torch.arange(32, dtype=torch.float64)[:, None] / 32
+    for kept in (7, 8, 9):
+        cuts = draw.Cuts(torch.full((32, 1), draw.ALL), torch.full((32, 1), kept / 32, dtype=torch.float64), None)
+        assert set(draw.draw(likely, numbers, cuts).tolist()) == set(range(kept))
 
 
 def test_the_short_cut_is_taken_and_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:

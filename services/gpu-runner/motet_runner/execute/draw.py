@@ -20,6 +20,9 @@ CANDIDATES = 128
 SHORT_CUT_FROM = 32_768
 """With fewer tokens in the vocabulary, sorting all of a row costs no more than looking for the candidates."""
 
+BLOCK = 64
+"""A CPU adds up so many numbers at once, and then looks into one block only: cumulative sums of all take longer."""
+
 ALL = 1 << 62
 """As top_k: no cut."""
 
@@ -87,8 +90,27 @@ def _may_suffice(likely: torch.Tensor, cuts: Cuts) -> bool:
 
 
 def _draw_from_all(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts) -> torch.Tensor:
-    kept, _ = _cut(likely, _sorted(likely.neg()), cuts)
+    negated = _sorted(likely.neg())
+    if likely.device.type == "cpu" and likely.shape[1] > 2 * CANDIDATES:
+        first = negated[:, :CANDIDATES].contiguous()
+        negated = first if _is_cut_within(first, cuts) else negated
+    kept, _ = _cut(likely, negated, cuts)
     return _at(kept, numbers)
+
+
+def _is_cut_within(first: torch.Tensor, cuts: Cuts) -> bool:
+    """Whether all that each row keeps is among its first tokens, and not all of these are kept. `first`: their
+    probabilities with a minus."""
+    numbers, top_k, top_p = first.numpy(), cuts.top_k.numpy(), cuts.top_p.numpy()
+    # Without the last one, which is not to be kept.
+    reached = -numbers[:, :-1].sum(axis=-1, keepdims=True, dtype=np.float64) >= top_p
+    if cuts.min_p is not None:
+        # What top-p keeps is a part of what top-k keeps, but min-p asks for the largest only.
+        reached |= -numbers[:, -1:] < cuts.min_p.numpy() * -numbers[:, :1]
+    # What top-k keeps in all must be known where top-p is a part of it.
+    reached &= (top_k == ALL) | (top_p >= 1)
+    reached |= top_k < numbers.shape[1]
+    return bool(reached.all())
 
 
 def _cut(
@@ -96,10 +118,11 @@ def _cut(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The probabilities with 0 for what the cuts remove, and the smallest that they keep. `likely`: some tokens of each
     row in the order of their ids; `negated`: the same, most likely first, with a minus: a search needs a rising order.
-    `ask` whether equal ones are cut apart, which saves work if none are.
+    It may lack the last ones, if the cuts keep fewer than those given. `ask` whether equal ones are cut apart, which
+    saves work if none are.
     """
     upto = _sums(negated).neg_()
-    count = cuts.top_k.clamp(max=likely.shape[1])
+    count = cuts.top_k.clamp(max=negated.shape[1])
     whole = torch.where(cuts.top_k == ALL, 1.0, upto.gather(1, count - 1))
     count = torch.minimum(count, torch.searchsorted(upto, cuts.top_p * whole) + 1)
     if cuts.min_p is not None:
@@ -118,8 +141,25 @@ def _cut(
 
 def _at(likely: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """[rows] Where the number lies: the first place up to which there is more than its part of the row."""
+    if likely.device.type == "cpu" and likely.shape[1] > 2 * BLOCK:
+        return _at_by_blocks(likely, numbers)
     upto = _sums(likely)
     return torch.searchsorted(upto, numbers * upto[:, -1:], right=True).squeeze(1)
+
+
+def _at_by_blocks(likely: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The same: no sum has an error, so it does not matter in which order one is made."""
+    rows, size = likely.shape
+    if size % BLOCK:
+        likely = torch.nn.functional.pad(likely, (0, -size % BLOCK))
+    blocks = likely.view(rows, -1, BLOCK)
+    sums = blocks.sum(dim=-1, dtype=torch.float64)
+    upto = sums.cumsum(dim=-1)
+    wanted = numbers * upto[:, -1:]
+    block = torch.searchsorted(upto, wanted, right=True)
+    inside = _sums(blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1))
+    inside += (upto - sums).gather(1, block)
+    return (block * BLOCK + torch.searchsorted(inside, wanted, right=True)).squeeze(1)
 
 
 def _sums(values: torch.Tensor) -> torch.Tensor:
