@@ -359,6 +359,30 @@ template <typename T> struct Work {
 
 }  // namespace
 
+void LoraRows::list(const LoraGroup &group, int64_t threads, int64_t most, std::vector<Later> &into) const {
+    if (!group.count) return;
+    // Of a thread's share of the pieces. What is read first comes last: it is least likely to leave the cache again.
+    const auto of_share = [&](auto number, int which, int64_t first, int64_t end) {
+        using T = decltype(number);
+        for (int64_t piece = first; piece < end; ++piece) {
+            const Segment &segment = pieces_[piece].segment;
+            if (piece > first && segment.run == pieces_[piece - 1].segment.run) continue;
+            for (int linear = 0; linear < group.count; ++linear) {
+                const LoraLinear &of = group.linears[linear];
+                const T *from = matrix<T>(segment, of.index, which);
+                const int64_t bytes = segment.rank * (which ? of.outputs : of.inputs) * (int64_t)sizeof(T);
+                for (int64_t at = 0; from && at < bytes; at += most)
+                    into.push_back({bytes_of(from) + at, smaller(most, bytes - at)});
+            }
+        }
+    };
+    with_type(type_, [&](auto number) {
+        for (int64_t thread = 0; thread < threads; ++thread)
+            for (int which : {1, 0})
+                of_share(number, which, pieces() * thread / threads, pieces() * (thread + 1) / threads);
+    });
+}
+
 void LoraRows::add_shrinks(Stages &stages, const LoraGroup &group) const {
     if (!group.count) return;
     const int64_t wanted = UNITS_OF_A_THREAD * stages.threads();

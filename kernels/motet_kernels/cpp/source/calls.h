@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "later.h"
 #include "parallel.h"
 
 // A linear that adapters change. The rows of x and of y are those of the iteration.
@@ -35,6 +36,9 @@ class LoraRows {
     int64_t first_row(int64_t piece) const;
     int64_t rows(int64_t piece) const;
 
+    // Adds to the list what shrinks and expands will read, in parts of so many bytes at most: of each thread's share of
+    // the rows B, then A.
+    void list(const LoraGroup &group, int64_t threads, int64_t most, std::vector<Later> &into) const;
     // Adds the products x · A of all rows to the stage.
     void add_shrinks(Stages &stages, const LoraGroup &group) const;
     // Adds y += products · B of all rows to the stage.

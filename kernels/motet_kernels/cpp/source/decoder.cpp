@@ -192,8 +192,14 @@ template <typename T> class Pass {
     // Of all rows. Rows of x and of y lie together.
     void linear(const void *x, int64_t inputs, const void *packed, const void *bias, void *y, int64_t outputs,
                 const LoraGroup &group) {
-        LinearCall<T>{{at(x), inputs}, step_.rows, inputs, outputs, at(packed), at(bias), {at(y), outputs}}.add_to(
-            stages_);
+        LinearCall<T> call{{at(x), inputs}, step_.rows, inputs, outputs, at(packed), at(bias), {at(y), outputs}};
+        if (group.count && call.blocks() > 1) {
+            call.later = &later_;
+            call.first_later = (int64_t)later_.size();
+            lora_->list(group, stages_.threads(), call.most_of_later(), later_);
+            call.end_later = (int64_t)later_.size();
+        }
+        call.add_to(stages_);
         if (group.count) lora_->add_shrinks(stages_, group);
         stages_.end_stage(LINEARS);
         if (group.count && expands_apart()) {
@@ -318,6 +324,7 @@ template <typename T> class Pass {
     AttentionRows attention_;
     std::optional<LoraRows> lora_;
     std::vector<Block> blocks_;
+    std::vector<Later> later_;  // of all linears
     const int64_t q_width_, kv_width_, qkv_width_, mlp_width_;
 };
 

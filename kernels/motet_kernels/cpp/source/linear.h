@@ -7,7 +7,9 @@
 #pragma once
 
 #include <type_traits>
+#include <vector>
 
+#include "later.h"
 #include "parallel.h"
 #include "vectors.h"
 
@@ -94,20 +96,53 @@ struct Ahead {
     int64_t stride;  // bytes from one two inputs to the next
 };
 
-// R rows of x with P panels.
-template <int R, int P, typename T>
-INLINE void multiply(Matrix<const T> x, int64_t inputs, const T *panels, const T *bias, Matrix<T> y, int64_t columns,
-                     Ahead ahead) {
+// Rows of x, in groups: an address is that of a group and a distance that all groups have. There are fewer registers
+// than rows, and addresses that are kept elsewhere have to be moved in between the products.
+template <int R, typename T> struct Groups {
+    static constexpr int OF_A_GROUP = 4, COUNT = (R + OF_A_GROUP - 1) / OF_A_GROUP;
+    const uint8_t *first[COUNT];
+    int64_t distances[OF_A_GROUP];
+    INLINE Groups(Matrix<const T> x) {
+        for (int g = 0; g < COUNT; ++g) {
+            first[g] = reinterpret_cast<const uint8_t *>(x.row(g * OF_A_GROUP));
+            asm("" : "+r"(first[g]));  // otherwise the compiler computes all addresses from the first one
+        }
+        for (int r = 1; r < OF_A_GROUP; ++r) {
+            distances[r] = r * x.stride * (int64_t)sizeof(T);
+            asm("" : "+r"(distances[r]));
+        }
+    }
+    INLINE const T *row(int r) const {
+        const int other = r % OF_A_GROUP;
+        return reinterpret_cast<const T *>(first[r / OF_A_GROUP] + (other ? distances[other] : 0));
+    }
+    INLINE void advance(int64_t inputs) {
+        for (int g = 0; g < COUNT; ++g) first[g] += inputs * (int64_t)sizeof(T);
+    }
+};
+
+// R rows of x with P panels. `LATER`: a line of `later` is prefetched for two inputs. It is no part of its caller, which
+// would need registers, too.
+template <int R, int P, bool LATER, typename T>
+__attribute__((noinline)) void multiply(Matrix<const T> x, int64_t inputs, const T *panels, const T *bias, Matrix<T> y,
+                                        int64_t columns, Ahead ahead, Ahead later) {
     const int64_t size = panel_size(inputs);
+    Groups<R, T> rows(x);
     floats sums_of[R][P][2] = {};
-    auto add = [&](int64_t i, auto x_of) __attribute__((always_inline)) {
+    auto add = [&](auto x_of) __attribute__((always_inline)) {
         constexpr int64_t BYTES = 2 * PAIR * sizeof(T);
         Raw<T> w[P][2];
         for (int p = 0; p < P; ++p)
             for (int64_t line = 0; line < BYTES; line += 64)
-                prefetch_more(ahead.from + p * size * (int64_t)sizeof(T) + i / 2 * ahead.stride + line);
+                prefetch_more(ahead.from + p * size * (int64_t)sizeof(T) + line);
+        ahead.from += ahead.stride;
+        if (LATER) {
+            prefetch_more(later.from);
+            later.from += later.stride;
+        }
         for (int p = 0; p < P; ++p)
-            for (int half = 0; half < 2; ++half) w[p][half] = load_raw(panels + p * size + (i + half) * PAIR);
+            for (int half = 0; half < 2; ++half) w[p][half] = load_raw(panels + p * size + half * PAIR);
+        panels += 2 * PAIR;
         for (int r = 0; r < R; ++r) {
             Raw<T> both = x_of(r);
             for (int p = 0; p < P; ++p)
@@ -115,11 +150,10 @@ INLINE void multiply(Matrix<const T> x, int64_t inputs, const T *panels, const T
                     sums_of[r][p][half] = add_product(sums_of[r][p][half], both, w[p][half]);
         }
     };
-    int64_t i = 0;
-    for (; i + 2 <= inputs; i += 2) add(i, [&](int r) { return everywhere(x.row(r) + i); });
-    if (i < inputs)
-        add(i, [&](int r) {
-            T last[2] = {x.row(r)[i], T{}};
+    for (int64_t left = inputs / 2; left; --left, rows.advance(2)) add([&](int r) { return everywhere(rows.row(r)); });
+    if (inputs % 2)
+        add([&](int r) {
+            T last[2] = {*rows.row(r), T{}};
             return everywhere(last);
         });
     for (int p = 0; p < P; ++p) {
@@ -141,6 +175,8 @@ template <typename T> struct LinearCall {
     const T *packed;
     const T *bias;  // may be null
     Matrix<T> y;
+    const std::vector<Later> *later = nullptr;
+    int64_t first_later = 0, end_later = 0;  // those to prefetch
 
     static constexpr int64_t TWO_INPUTS = 2 * PAIR * sizeof(T);  // bytes of a panel
 
@@ -150,6 +186,9 @@ template <typename T> struct LinearCall {
     Ahead soon(int64_t panel) const {
         return {reinterpret_cast<const uint8_t *>(panel_at(panel)) + AHEAD_BYTES, TWO_INPUTS};
     }
+    // Of what is prefetched beside a panel, one line for two inputs.
+    int64_t most_of_later() const { return (inputs + 1) / 2 * 64; }
+
     // This block's share of the next panel. Each block prefetches another one.
     Ahead share_of_next(int64_t panel, int64_t block, int64_t blocks) const {
         int64_t bytes = panel_size(inputs) * sizeof(T);
@@ -157,10 +196,22 @@ template <typename T> struct LinearCall {
         return {reinterpret_cast<const uint8_t *>(panel_at(panel + 1)) + bytes * block / blocks, TWO_INPUTS / blocks};
     }
 
-    template <int R, int P> INLINE void with_panels(int64_t row, int64_t panel, Ahead ahead) const {
+    template <int R, int P, bool LATER = false>
+    INLINE void with_panels(int64_t row, int64_t panel, Ahead ahead, Ahead later = {}) const {
         int64_t column = panel * PAIR;
-        multiply<R, P, T>({x.row(row), x.stride}, inputs, panel_at(panel), bias ? bias + column : nullptr,
-                          {y.row(row) + column, y.stride}, outputs - column, ahead);
+        multiply<R, P, LATER, T>({x.row(row), x.stride}, inputs, panel_at(panel), bias ? bias + column : nullptr,
+                                 {y.row(row) + column, y.stride}, outputs - column, ahead, later);
+    }
+
+    // Beside its share of the next panel, a block prefetches its share of what is read later. Threads multiply and read
+    // it in the same order.
+    template <int R> INLINE void one_of_blocks(int64_t row, int64_t panel, int64_t block, int64_t blocks) const {
+        const Ahead next = share_of_next(panel, block, blocks);
+        const int64_t number = panel * blocks + block, all = panels_of(outputs) * blocks;
+        const int64_t count = end_later - first_later, mine = count * number / all;
+        if (count * (number + 1) / all == mine) return with_panels<R, 1>(row, panel, next);
+        const Later &one = (*later)[first_later + mine];
+        with_panels<R, 1, true>(row, panel, next, {one.from, one.bytes / ((inputs + 1) / 2)});
     }
 
     // All R rows with the panels [panel, last): as many at once as the registers hold.
@@ -204,7 +255,7 @@ template <typename T> struct LinearCall {
             for (int64_t block = all * part / cut.parts; block < all * (part + 1) / cut.parts; ++block) {
                 int64_t row = rows * block / all;
                 constant(rows * (block + 1) / all - row,
-                         [&](auto r) { with_panels<r(), 1>(row, panel, share_of_next(panel, block, all)); });
+                         [&](auto r) { one_of_blocks<r()>(row, panel, block, all); });
             }
     }
 
