@@ -185,7 +185,7 @@ def test_memory_that_ends_after_a_replay_costs_no_token(llama: Path, ahead: int)
 
     with patch.object(device_worker, "Returning", fails_now_and_then):
         while engine.has_work():
-            engine._worker._decodes.size = UNBOUNDED
+            engine._worker._in_parts.decodes.size = UNBOUNDED
             run(engine, ran=ran, steps=1)
     assert ran.tokens == run(make_local_engine(llama, kernels="cpp"), *asked).tokens
     assert failures > 5

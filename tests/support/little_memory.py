@@ -9,7 +9,7 @@ from unittest.mock import patch
 from torch import OutOfMemoryError
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from motet_runner.execute.device.worker import DeviceWorker
+from motet_runner.execute.in_parts import InParts
 from motet_runner.plan.presets import UNBOUNDED
 
 
@@ -41,21 +41,21 @@ def memory_that_ends(seed: int, *, near_the_end: bool) -> Iterator[Failures]:
     random, failures = Random(seed), Failures()
     operations: dict[tuple[int, bool], int] = {}
     """Of the newest attempt of each kind that came to its end"""
-    fits = DeviceWorker._fits
+    fits = InParts._fits
 
-    def attempt(worker: DeviceWorker, plan: Any, flight: Any) -> bool:
+    def attempt(its: InParts[Any], plan: Any, flight: Any) -> bool:
         kind = (plan.count, bool(plan.prefills))
         usual = operations.get(kind, 0)
-        worker._decodes.size = UNBOUNDED  # all at once, although it did not suffice before
+        its.decodes.size = UNBOUNDED  # all at once, although it did not suffice before
         first = not flight.retries and plan.count > 1 and usual and random.random() < 0.8
         lowest = max(1, usual - 12) if near_the_end else 1
         with _Counts(random.randint(lowest, usual) if first else 0) as counts:
-            computed = fits(worker, plan, flight)
+            computed = fits(its, plan, flight)
         if computed:
             operations[kind] = counts.operations
         else:
             failures.count += 1
         return computed
 
-    with patch.object(DeviceWorker, "_fits", attempt):
+    with patch.object(InParts, "_fits", attempt):
         yield failures

@@ -14,7 +14,7 @@ from motet_runner.execute import prompt_logprobs
 from motet_runner.execute.adapter_loads import AdapterLoads, LoadResults
 from motet_runner.execute.decode_again import DecodeAgain
 from motet_runner.execute.flat_batch import FlatBatch, FlatBatchBuilder, SequenceAttention
-from motet_runner.execute.halves import halves
+from motet_runner.execute.in_parts import InParts
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.row_table import UNKNOWN_TOKEN, RowTable
 from motet_runner.execute.sampler import Sampler
@@ -24,8 +24,7 @@ from motet_runner.memory.host_pages import SwapTime
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
-from motet_runner.plan import RowStep, SizeLimit, StepPlan, StepResult
-from motet_runner.plan.presets import UNBOUNDED
+from motet_runner.plan import RowStep, StepPlan, StepResult
 from motet_runner.plan.prompt_scores import PromptScores
 
 LogitsTap = Callable[[list[RequestId], torch.Tensor], None]
@@ -79,8 +78,9 @@ class LocalWorker:
             self._builder = TileBuilder(self._table, store, loaded.device, placed=placed)
         else:
             self._builder = FlatBatchBuilder(self._table, store, loaded.device, placed=placed, window=loaded.window)
-        self._decodes = SizeLimit(UNBOUNDED)
-        """How many decodes are computed at once."""
+        self._in_parts = InParts(
+            self._table, loaded.vocabulary, loaded.device, compute=self._compute_at_once, no_token=self._no_token
+        )
         self._results: deque[StepResult] = deque()
         self._again: DecodeAgain | None = None
         """The newest iteration, if others like it may follow"""
@@ -148,16 +148,16 @@ class LocalWorker:
                 raise
         else:
             again.take(tokens)
-            self._decodes.fitted(1)
+            self._in_parts.decodes.fitted(1)
             seconds = self._clock() - began
             return StepResult(
                 number=plan.number, sampled=tokens, seconds=seconds, model_calls=1, attention_calls=batch.calls
             )
         self._end_of_decoding()
         parts = _Parts()
-        self._did_not_fit(plan, parts)
+        self._in_parts.did_not_fit(plan, parts)
         with torch.inference_mode():
-            self._compute_parts(plan, parts)
+            self._in_parts.compute(plan, parts)
         return self._result_of(plan, parts, LoadResults(), SwapTime(), self._clock() - began)
 
     def _next_logits(self, batch: FlatBatch) -> torch.Tensor:
@@ -185,9 +185,8 @@ class LocalWorker:
             if self._exact:
                 self._compute_tiles(plan, parts)
             else:
-                self._compute_parts(plan, parts)
-            if not parts.retries:
-                self._decodes.fitted(parts.model_calls)
+                self._in_parts.compute(plan, parts)
+            self._in_parts.ended(parts)
         return self._result_of(plan, parts, loaded, swapped, self._clock() - began)
 
     @staticmethod
@@ -214,53 +213,14 @@ class LocalWorker:
             for tile in tiles(plan):
                 failed = tuple(step for step in tile.rows if step.row in parts.out_of_memory)
                 if failed:  # the rest of a row, which comes first
-                    self._leave_out(replace(tile, prefills=failed), parts)
+                    self._in_parts.leave_out(replace(tile, prefills=failed), parts)
                 rest = tuple(step for step in tile.rows if step not in failed)
                 if rest:
-                    self._compute_parts(replace(tile, prefills=rest), parts)
+                    self._in_parts.compute(replace(tile, prefills=rest), parts)
 
-    def _compute_parts(self, plan: StepPlan, parts: _Parts) -> None:
-        """Compute the rows at once or, when memory does not suffice for all of them, one half after the other."""
-        logits_fit = prompt_logprobs.fits(plan, self._table, self._loaded.vocabulary)
-        if logits_fit and plan.count <= self._decodes.size and self._fits(plan, parts):
-            return
-        first, second = halves(plan)
-        if first is None or second is None:
-            self._leave_out(plan, parts)
-            return
-        self._compute_parts(first, parts)
-        if any(step.row in parts.out_of_memory for step in second.rows):  # the rest of the only row
-            self._leave_out(second, parts)
-        else:
-            self._compute_parts(second, parts)
-
-    def _leave_out(self, plan: StepPlan, parts: _Parts) -> None:
-        for step in plan.rows:
-            parts.out_of_memory.add(step.row)
-            if step.samples:
-                parts.sampled.append(None)
-                self._table[step.row].tokens.append(UNKNOWN_TOKEN)
-
-    def _fits(self, plan: StepPlan, parts: _Parts) -> bool:
-        """Compute the rows at once, if memory suffices for them."""
-        try:
-            self._compute_at_once(plan, parts)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-        else:
-            return True
-        self._did_not_fit(plan, parts)
-        return False
-
-    def _did_not_fit(self, plan: StepPlan, parts: _Parts) -> None:
-        # Only here are the tensors of the attempt gone: the exception held them.
-        if self._loaded.device.type == "cuda":
-            torch.cuda.empty_cache()
-        parts.retries += 1
-        # After an iteration with prompts, the plan makes their chunks smaller.
-        if all(step.count == 1 for step in plan.rows):
-            self._decodes.did_not_fit(plan.count)
+    def _no_token(self, step: RowStep, parts: _Parts) -> None:
+        parts.sampled.append(None)
+        self._table[step.row].tokens.append(UNKNOWN_TOKEN)
 
     def _compute_at_once(self, plan: StepPlan, parts: _Parts) -> None:
         batch = self._builder.build(plan)

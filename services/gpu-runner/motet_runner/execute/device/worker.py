@@ -24,7 +24,7 @@ from motet_runner.execute.device.recording import recorder_for
 from motet_runner.execute.device.rows import NOBODY, DeviceRows, numbers_of
 from motet_runner.execute.device.sampler import NOT_FINITE, DeviceSampler, Sampling
 from motet_runner.execute.flat_batch import FlatBatch, FlatBatchBuilder
-from motet_runner.execute.halves import halves
+from motet_runner.execute.in_parts import InParts
 from motet_runner.execute.model import LoadedModel, probe_row
 from motet_runner.execute.prompt_logprobs import ScoredRow
 from motet_runner.execute.row_table import RowTable, TableRow
@@ -32,11 +32,9 @@ from motet_runner.execute.worker import WARM_UP_TOKENS, LogitsTap
 from motet_runner.interface import Logprobs
 from motet_runner.memory.host_pages import SwapTime
 from motet_runner.memory.marks import Mark
-from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
-from motet_runner.plan import RowStep, SizeLimit, StepPlan, StepResult
-from motet_runner.plan.presets import UNBOUNDED
+from motet_runner.plan import RowStep, StepPlan, StepResult
 from motet_runner.plan.prompt_scores import PromptScores
 
 ROWS_OF_EACH = 2
@@ -117,8 +115,9 @@ class DeviceWorker:
         self._attention: Any = None
         self._backend: LoraBackend[Any] | None = None
         self._placed = placed
-        self._decodes = SizeLimit(UNBOUNDED)
-        """How many decodes are computed at once."""
+        self._in_parts = InParts(
+            self._table, loaded.vocabulary, loaded.device, compute=self._compute_rows, no_token=self._no_token
+        )
         self._flights: deque[_Flight] = deque()
 
     def use(self, backend: LoraBackend[Any] | None, attention: Any) -> None:
@@ -236,54 +235,20 @@ class DeviceWorker:
         for step in plan.prefills:
             if step.new_pages:
                 self._table.append_pages(step)
-        self._compute_parts(plan, flight)
-        if not flight.retries:
-            self._decodes.fitted(flight.model_calls)
+        self._in_parts.compute(plan, flight)
+        self._in_parts.ended(flight)
 
-    def _compute_parts(self, plan: StepPlan, flight: _Flight) -> None:
-        """Compute the rows at once or, when memory does not suffice for all of them, one half after the other."""
-        logits_fit = prompt_logprobs.fits(plan, self._table, self._loaded.vocabulary)
-        if logits_fit and plan.count <= self._decodes.size and self._fits(plan, flight):
-            return
-        first, second = halves(plan)
-        if first is None or second is None:
-            self._leave_out(plan, flight)
-            return
-        self._compute_parts(first, flight)
-        if any(step.row in flight.out_of_memory for step in second.rows):  # the rest of the only row
-            self._leave_out(second, flight)
+    def _no_token(self, step: RowStep, flight: _Flight) -> None:
+        flight.parts.append(1)
+        self._table[step.row].tokens.append(_ON_ITS_WAY)
+
+    def _compute_rows(self, plan: StepPlan, flight: _Flight) -> None:
+        """At once, from a recording if there is one for them"""
+        size = None if self._graphs is None or plan.prefills else self._graphs.size_for(plan.count)
+        if self._graphs is not None and size is not None:
+            self._replay(plan, flight, self._graphs, size)
         else:
-            self._compute_parts(second, flight)
-
-    def _leave_out(self, plan: StepPlan, flight: _Flight) -> None:
-        for step in plan.rows:
-            flight.out_of_memory.add(step.row)
-            if step.samples:
-                flight.parts.append(1)
-                self._table[step.row].tokens.append(_ON_ITS_WAY)
-
-    def _fits(self, plan: StepPlan, flight: _Flight) -> bool:
-        """Compute the rows at once, if memory suffices for them. A device's memory is given out when work is launched,
-        so this is known before the work is done."""
-        try:
-            size = None if self._graphs is None or plan.prefills else self._graphs.size_for(plan.count)
-            if self._graphs is not None and size is not None:
-                self._replay(plan, flight, self._graphs, size)
-            else:
-                self._compute_at_once(plan, flight)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-        else:
-            return True
-        # Only here are the tensors of the attempt gone: the exception held them.
-        if self._loaded.device.type == "cuda":
-            torch.cuda.empty_cache()
-        flight.retries += 1
-        # After an iteration with prompts, the plan makes their chunks smaller.
-        if all(step.count == 1 for step in plan.rows):
-            self._decodes.did_not_fit(plan.count)
-        return False
+            self._compute_at_once(plan, flight)
 
     def _compute_at_once(self, plan: StepPlan, flight: _Flight) -> None:
         batch, parcel = self._builder.build(plan), Parcel()
