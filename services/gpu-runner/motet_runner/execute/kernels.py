@@ -202,6 +202,13 @@ FaultOf = Callable[[Kernels], str]
 """Why these kernels cannot serve the model that was loaded; empty if they can."""
 
 
+def _not_compiled(why: str) -> str:
+    return (
+        f"there are no compiled kernels: {why} (MOTET_RUNNER_COMPILER names a compiler, MOTET_RUNNER_KERNEL_CACHE the "
+        "folder)"
+    )
+
+
 class KernelChoice:
     """The kernels that an engine begins with, and those that may come later."""
 
@@ -244,7 +251,7 @@ class KernelChoice:
             try:
                 self.serving = _compiled(build(cache, compiler))
             except CannotBuild as error:
-                raise SetupError(f"engine.kernels is cpp, and there are no compiled kernels: {error}.") from error
+                raise SetupError(f"engine.kernels is cpp, and {_not_compiled(str(error))}.") from error
         elif may_build and cache is not None:
             self._build = _BackgroundBuild(lambda: build(cache, compiler))
 
@@ -283,7 +290,7 @@ class KernelChoice:
         self._build = None
         if building.result is None:
             log.info("kernels_not_compiled", serving=self.serving.name, reason=building.failure)
-            self._note = f"there are no compiled kernels: {building.failure}"
+            self._note = _not_compiled(building.failure)
             return TorchKernels(packed=True)
         self._note = "the compiled kernels are tested, and serve soon"
         return _compiled(building.result)
