@@ -15,7 +15,7 @@ from tools.gate.__main__ import BASE as OF_THE_GATE
 from tools.peer import NAMED_BY as OF_THE_PEER
 
 OF_THE_TESTS = "MOTET_RUNNER_WORKER"
-"""See `tests/runner/conftest.py`"""
+"""See `tests/support/chosen_worker.py`"""
 
 
 def generate(tool: str, out: Path) -> None:

@@ -1,26 +1,15 @@
-import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
 from tests.runner.random_models import EIGHT, save_adapter, save_base
-from tests.support.fixed_batches import fixed_batches
-
-WORKER = os.environ.get("MOTET_RUNNER_WORKER", "local")
-"""All tests of engines also hold with `device`: the worker of a GPU, with a CPU in its place; and with `recorded`: it
-has recorded decodes, too, if the kernels are the compiled ones."""
+from tests.support.chosen_worker import chosen_worker
 
 
 @pytest.fixture(scope="session", autouse=True)
 def worker() -> Iterator[None]:
-    with ExitStack() as stack:
-        if WORKER != "local":
-            stack.enter_context(patch("motet_runner.engine.computes_by_itself", lambda _: True))
-        if WORKER == "recorded":
-            stack.enter_context(fixed_batches())
+    with chosen_worker():
         yield
 
 

@@ -26,6 +26,7 @@ from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Finish, NewSequence, Sampling, State
 from tests.runner.random_models import EIGHT, save_adapter, save_base
+from tests.support.chosen_worker import NAMES, WORKER, chosen_worker
 from tests.support.compiled_kernels import CACHE
 
 ADAPTERS = 5
@@ -251,8 +252,9 @@ def main() -> None:
     parser.add_argument("--overcommit", type=float, default=OVERCOMMIT)
     parser.add_argument("--larger", type=int, default=1, help="by how much the ranks of all adapters are larger")
     parser.add_argument("--kernels", choices=["torch", "cpp"], default="torch")
+    parser.add_argument("--worker", choices=NAMES, default=WORKER)
     options = vars(parser.parse_args())
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, chosen_worker(options.pop("worker")):
         print(json.dumps(Soak(folder=Path(folder), **options).run()))
 
 

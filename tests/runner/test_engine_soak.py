@@ -35,9 +35,11 @@ def check(result: dict[str, Any]) -> None:
     assert {"length", "parked", "resumed", "loads"} <= result["happened"].keys()
 
 
-@pytest.mark.parametrize("kernels", ["torch", "cpp"])
-def test_a_few_seconds_of_random_work(kernels: str) -> None:
-    check(soak(4, seed=1, plan_ahead=1, kernels=kernels))
+@pytest.mark.parametrize(
+    ("worker", "kernels"), [("local", "torch"), ("local", "cpp"), ("device", "torch"), ("recorded", "cpp")]
+)
+def test_a_few_seconds_of_random_work(worker: str, kernels: str) -> None:
+    check(soak(4, seed=1, plan_ahead=1, worker=worker, kernels=kernels))
 
 
 def test_a_few_seconds_with_large_adapters_and_far_too_many_promises() -> None:
@@ -46,9 +48,17 @@ def test_a_few_seconds_with_large_adapters_and_far_too_many_promises() -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("plan_ahead", "kernels", "crowded"), [(0, "torch", {}), (1, "torch", {}), (1, "cpp", {}), (1, "cpp", CROWDED)]
+    ("worker", "plan_ahead", "kernels", "crowded"),
+    [
+        ("local", 0, "torch", {}),
+        ("local", 1, "torch", {}),
+        ("local", 1, "cpp", {}),
+        ("local", 1, "cpp", CROWDED),
+        ("device", 1, "torch", {}),
+        ("recorded", 1, "cpp", CROWDED),
+    ],
 )
-def test_ten_minutes_of_random_work(plan_ahead: int, kernels: str, crowded: dict[str, int]) -> None:
-    result = soak(600, seed=plan_ahead, plan_ahead=plan_ahead, kernels=kernels, **crowded)
+def test_ten_minutes_of_random_work(worker: str, plan_ahead: int, kernels: str, crowded: dict[str, int]) -> None:
+    result = soak(600, seed=plan_ahead, plan_ahead=plan_ahead, worker=worker, kernels=kernels, **crowded)
     check(result)
     assert result["rss_growth_mib"] <= RSS_GROWTH_MIB

@@ -12,9 +12,14 @@ import pytest
 
 from motet.domain import BASE, Digest, ParkMethod
 from motet_runner.engine import Engine
+from motet_runner.execute.device.worker import DeviceWorker
+from motet_runner.execute.worker import LocalWorker
 from tests.runner.engines import ask, load, make_engine
+from tests.support.chosen_worker import chosen_worker
+from tests.support.compiled_kernels import needs_a_compiler
 
 MOST_LIVE = 12
+MOST_GROWTH_MIB = 8
 
 
 class Traffic:
@@ -89,9 +94,15 @@ def memory_after_collection() -> tuple[int, int]:
     return psutil.Process().memory_info().rss, len(gc.get_objects())
 
 
-def run_iterations(iterations: int, base: Path, adapters: list[Path]) -> tuple[float, int, Counter[str]]:
+def run_iterations(
+    iterations: int, worker: str, kernels: str, base: Path, adapters: list[Path]
+) -> tuple[float, int, Counter[str]]:
     """How many MiB and objects of Python the process has more after them, and who has left."""
-    engine = make_engine(base, host_kv_mib=1, max_concurrent_sequences=MOST_LIVE)
+    ahead = int(worker != "local")
+    with chosen_worker(worker):
+        engine = make_engine(base, host_kv_mib=1, max_concurrent_sequences=MOST_LIVE, kernels=kernels, plan_ahead=ahead)
+    assert isinstance(engine._worker, LocalWorker if worker == "local" else DeviceWorker)
+    assert (worker == "recorded") == bool(getattr(engine._worker, "recordings", 0))
     names = [Digest(f"sha256:{number:064}") for number in range(2)]
     for name, folder in zip(names, adapters, strict=False):
         load(engine, name, folder)
@@ -105,16 +116,17 @@ def run_iterations(iterations: int, base: Path, adapters: list[Path]) -> tuple[f
     return (bytes_after - bytes_before) / 2**20, objects_after - objects_before, traffic.left
 
 
-@pytest.mark.parametrize(
-    ("iterations", "most_mib"), [(1000, 8), pytest.param(10_000, 8, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
-)
+@pytest.mark.parametrize(("worker", "kernels"), [("local", "torch"), ("device", "torch"), ("recorded", "cpp")])
+@pytest.mark.parametrize("iterations", [1000, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
 def test_memory_is_flat_however_many_iterations(
-    iterations: int, most_mib: int, llama: Path, adapters: list[Path]
+    iterations: int, worker: str, kernels: str, llama: Path, adapters: list[Path]
 ) -> None:
     """In a process of its own: the memory of this one is also that of other tests."""
+    if kernels == "cpp":
+        needs_a_compiler()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        grown_mib, objects, left = process.submit(run_iterations, iterations, llama, adapters).result()
-    print(f"{iterations} iterations: {grown_mib:+.2f} MiB, {objects:+} objects, {left}")
+        grown_mib, objects, left = process.submit(run_iterations, iterations, worker, kernels, llama, adapters).result()
+    print(f"{iterations} iterations of {worker}: {grown_mib:+.2f} MiB, {objects:+} objects, {left}")
     assert min(left[how] for how in ("length", "cancelled", "parked")) > iterations / 100
-    assert grown_mib <= most_mib
+    assert grown_mib <= MOST_GROWTH_MIB
     assert objects <= 100
