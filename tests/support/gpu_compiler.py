@@ -16,6 +16,9 @@ from triton.runtime.jit import JITFunction
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
+SPILLED_BYTES = 8 if triton.__version__.startswith("3.6.") else 0
+"""Of a thread, at most. The oldest Triton that the product accepts keeps a number of add_norm there, once."""
+
 
 @dataclass(frozen=True)
 class Compiled:

@@ -24,8 +24,9 @@ INPUTS_OF_A_WARP = 128
 SHRINK_WARPS, EXPAND_WARPS = 24, 12
 """Of a multiprocessor: as many as its registers hold (compute capability 9.0). So all programs run at once."""
 
-EXPAND_REGISTERS = 168
-"""Of a thread, so that the registers hold them. For numbers of four bytes they do not suffice."""
+SHRINK_REGISTERS, EXPAND_REGISTERS = 80, 168
+"""Of a thread, so that the registers hold them whichever Triton compiles: 3.6 would take 128 for shrink, which has two
+stages for the same reason. For numbers of four bytes they do not suffice."""
 
 INTERPRETED_PROGRAMS = 3
 
@@ -145,6 +146,8 @@ class GpuBackend:
             PARTS=warps,
             INT8=self._int8,
             num_warps=warps,
+            num_stages=2,
+            maxnreg=SHRINK_REGISTERS if self._dtype.itemsize == 2 else None,
         )
         widest = max(call.outputs)
         launch(

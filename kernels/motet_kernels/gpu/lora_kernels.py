@@ -28,7 +28,6 @@ RUN = tl.constexpr(work_list.RUN)
 PRODUCTS = tl.constexpr(work_list.PRODUCTS)
 CHANGED = tl.constexpr(work_list.CHANGED)
 WORD_BITS = tl.constexpr(work_list.WORD_BITS)
-SPLITS_AT_ONCE = tl.constexpr(4)
 ENTRIES = tl.constexpr(work_list.ENTRIES)
 CLASS_ENDS = tl.constexpr(work_list.CLASS_ENDS)
 
@@ -110,13 +109,12 @@ def lora_shrink(
 
 @triton.jit
 def _sum_of_splits(products, places, mask, SPLITS: tl.constexpr, split_size):
-    """v: the sums of four splits at a time, in their order. As single loads, the compiler would bring each of them into
-    the layout of a product before it adds them."""
+    """v: the sums of the splits, in their order. Each is loaded as a sum of one, or the compiler would bring it into
+    the layout of a product before it is added. Several in one sum take more registers than there are, in Triton 3.6."""
     v = tl.zeros(places.shape, tl.float32)
-    for first in range(0, SPLITS, SPLITS_AT_ONCE):
-        splits = first + tl.arange(0, SPLITS_AT_ONCE)[:, None, None]
-        wanted = mask[None, :, :] & (splits < SPLITS)
-        v += tl.sum(tl.load(products + splits * split_size + places[None, :, :], mask=wanted, other=0.0), axis=0)
+    for split in range(SPLITS):
+        one = products + split * split_size + places[None, :, :]
+        v += tl.sum(tl.load(one, mask=mask[None, :, :], other=0.0), axis=0)
     return v
 
 
