@@ -176,7 +176,7 @@ def main() -> None:
     if not cuda:
         without_gpu(as_json=given.json)
     kept = Kept(given.results or ROOT / "build" / "gpu.json", gpu_here())
-    if len(goals) > 1:
+    if len(goals) > 1 or given.part:  # a part of one goal has its minutes, too
         vllm = [] if given.vllm_kernels is None else ["--vllm-kernels", str(given.vllm_kernels)]
         complete = measure_apart(goals, kept, given.minutes, vllm)
     else:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.gpu import measure, measure_apart
+from benchmarks.gpu import main, measure, measure_apart
 from benchmarks.gpu_goals import goals as all_goals
 from benchmarks.gpu_goals.bench import TINY, Bench
 from benchmarks.gpu_goals.clock import CudaClock, Rehearsal, Times, Way
@@ -128,6 +128,18 @@ def test_each_goal_has_a_process_of_its_own_and_the_next_one_its_turn(
     assert measure_apart(goals, kept, minutes, []) == (not failure)
     assert asked == (["G1", "G2"] if minutes == 1 else ["G1"])
     assert kept.document["failed"].get("G1", "it said why itself") == (failure or "it said why itself")
+
+
+def test_a_part_of_one_goal_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (alone,) = next(part for part in PARTS if len(part) == 1)
+    bounded = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("benchmarks.gpu.gpu_here", lambda: {"name": "a card"})
+    monkeypatch.setattr("benchmarks.gpu.measure_apart", lambda goals, *_: bounded.extend(goals) or True)
+    command = ["gpu", "--part", str(PARTS.index((alone,)) + 1), "--results", str(tmp_path / "gpu.json")]
+    monkeypatch.setattr(sys, "argv", command)
+    main()
+    assert bounded == [alone]
 
 
 def test_the_list_names_every_goal_once_in_parts() -> None:
