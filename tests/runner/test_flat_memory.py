@@ -20,8 +20,8 @@ from tests.support.compiled_kernels import needs_a_compiler
 
 MOST_LIVE = 12
 MOST_GROWTH_MIB = 8
-WARM_UP_PART = 3
-"""Of the iterations. Memory that is taken once, as for pages on the host, is the process's when it is first written."""
+WARM_UP_ITERATIONS = 2000
+"""Memory that is taken once, as for pages on the host, is the process's when it is first written."""
 
 
 class Traffic:
@@ -109,7 +109,7 @@ def run_iterations(
     for name, folder in zip(names, adapters, strict=False):
         load(engine, name, folder)
     traffic = Traffic(engine, [BASE, *names])
-    traffic.iterate(iterations // WARM_UP_PART)
+    traffic.iterate(WARM_UP_ITERATIONS)
     traffic.end()
     bytes_before, objects_before = memory_after_collection()
     traffic.iterate(iterations)
