@@ -5,16 +5,18 @@ import json
 from typing import Any, cast
 
 import pytest
+import uvloop
 from starlette.types import Message
 
 from motet_gateway import direct_writes
 from motet_gateway.answers.answer import AnswerResponse
 from motet_gateway.answers.choice import ChoiceText
-from motet_gateway.direct_writes import DirectWriter
+from motet_gateway.direct_writes import DirectWriter, WritesOfTurn
 from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.parameters import CompletionBody, parse
-from tests.gateway.conftest import Served
+from tests.gateway.conftest import Served, serve
 from tests.gateway.test_streams import ReceivedStream, expected, long_request, read
+from tests.support.fake_services import fake_services
 
 TOKENS = 60
 
@@ -118,3 +120,55 @@ async def test_a_text_that_cannot_be_made_ends_its_own_answer_alone(
     assert failed.error["type"] == "server_error"
     assert whole.text == expected(served.cluster, TOKENS)
     assert served.gateway.dispatcher.live == 0
+
+
+async def leave_with_a_request_behind(served: Served) -> None:
+    """A client asks for a stream, sends another request at once, and leaves in the middle of the stream."""
+    port = int(served.url.rsplit(":", 1)[1])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps(long_request(TOKENS)).encode()
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
+    writer.write(head % len(body) + body + b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    await reader.readuntil(b"data: ")
+    writer.close()
+
+
+def test_a_client_that_leaves_with_requests_behind_its_stream_ends_its_own_alone() -> None:
+    """On the event loop of production, whose transports raise where asyncio's are silent"""
+
+    async def stream_beside() -> None:
+        async with fake_services() as cluster, serve(cluster) as served:
+            cluster.runners[0].step_seconds = 0.02
+            raised: list[object] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+            began = asyncio.get_running_loop().time()
+            leaves = asyncio.create_task(leave_with_a_request_behind(served))
+            others = await asyncio.gather(*(read(served, long_request(TOKENS)) for _ in range(2)))
+            assert [one.text for one in others] == [expected(cluster, TOKENS)] * 2
+            assert asyncio.get_running_loop().time() - began < 20
+            assert not raised
+            await asyncio.wait_for(leaves, 5)
+            assert served.gateway.dispatcher.live == 0
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(stream_beside())
+
+
+async def test_an_answer_that_cannot_be_written_does_not_stop_the_others() -> None:
+    written: list[str] = []
+
+    class Failing:
+        def write_now(self) -> None:
+            raise RuntimeError("the handler is closed")
+
+    class Working:
+        def write_now(self) -> None:
+            written.append("written")
+
+    turn = WritesOfTurn()
+    turn.add(Failing())
+    turn.add(Working())
+    await asyncio.sleep(0)
+    assert written == ["written"]

@@ -11,7 +11,7 @@ import fcntl
 import termios
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from motet.errors import MotetError
 from motet_gateway import direct_writes
@@ -52,6 +52,8 @@ class HttpConnection(HttpToolsProtocol):
         self._refusal: HeadersTooLarge | None = None
         self._lingering_bytes = 0
         """Bytes of a body that came after the end of its answer."""
+        self._unanswered: list[RequestResponseCycle] = []
+        """A client may send more requests before it has the answer to the first one."""
         self._linger_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -97,6 +99,7 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
             direct_writes.offer(self.scope, direct_writes.DirectWriter(self.cycle))
+            self._unanswered = [*(one for one in self._unanswered if not one.response_complete), self.cycle]
 
     def on_body(self, body: bytes) -> None:
         self._bytes_without_progress = 0
@@ -208,6 +211,10 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading_timer()
         self._stop_linger_timer()
+        for cycle in self._unanswered:  # uvicorn tells only the last one
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
         self._stop_writing_timer()
 

@@ -9,8 +9,11 @@ task still writes its first piece and its last one, and all pieces while a clien
 import asyncio
 from typing import Any, Protocol
 
+import structlog
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+log = structlog.get_logger(__name__)
 
 _SCOPE_KEY = "motet.direct_writer"
 
@@ -29,9 +32,8 @@ class DirectWriter:
     def ready(self) -> bool:
         """Whether the connection takes a piece now. If not, the answer's task writes it and waits for the client."""
         cycle = self._cycle
-        return not (self._flow.write_paused or cycle.disconnected or cycle.response_complete) and bool(
-            cycle.chunked_encoding
-        )
+        gone = cycle.disconnected or cycle.response_complete or self._transport.is_closing()
+        return not (gone or self._flow.write_paused) and bool(cycle.chunked_encoding)
 
     def write(self, piece: bytes) -> None:
         self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
@@ -49,7 +51,7 @@ def offered(scope: Scope) -> DirectWriter | None:
 
 class Writing(Protocol):
     def write_now(self) -> None:
-        """Write what has come. Must not raise."""
+        """Write what has come. It should not raise: only the log would tell."""
 
 
 class WritesOfTurn:
@@ -67,4 +69,7 @@ class WritesOfTurn:
     def _write(self) -> None:
         due, self._due = self._due, []
         for answer in due:
-            answer.write_now()
+            try:
+                answer.write_now()
+            except Exception:  # the other answers must not wait for ever
+                log.exception("write_failed")

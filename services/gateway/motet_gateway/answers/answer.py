@@ -403,13 +403,12 @@ class AnswerResponse(Response):
             for choice in self._changed.values():
                 self._write_choice(choice, self._form, self._text, parts)
             self._changed.clear()
+            if parts:
+                self._wrote_at = self._clock()
+                direct.write(b"".join(parts))
         except Exception as error:  # the task raises it, and ends this answer alone
             self._aborted = error
             self._wake()
-            return
-        if parts:
-            self._wrote_at = self._clock()
-            direct.write(b"".join(parts))
 
     async def _write(self, form: Format, text: ModelTokenizer, send: Send) -> bool:
         """Write everything that has come since the last write, as one piece. Returns whether it was the last."""
