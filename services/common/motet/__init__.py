@@ -13,7 +13,3 @@ write a line into the service's log. gRPC reads the variable when it is imported
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 """A log has one JSON object in each line. gRPC's own lines, such as one for each peer that disconnects, would be
 between them. Our own lines also report what fails."""
-
-os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
-"""A service reads its sockets in the thread that waits for gRPC's events. By default, gRPC passes each event
-through the threads of a pool first, and a small message costs up to twice the CPU time."""
