@@ -18,7 +18,7 @@ import torch
 from motet_kernels.lora_batch import PlacedAdapter
 from motet_kernels.run_layout import LinearGroup, RunLayout
 
-MOST_BLOCKS = 16
+MAX_BLOCKS = 16
 """Each block is a product. Where more are needed, one batched product for each linear is not slower."""
 
 
@@ -42,7 +42,7 @@ def blocks_of(group: LinearGroup, device: torch.device) -> Blocks | None:
     """None if the linears of a group, or the one that it has, are better multiplied alone."""
     width = gcd(*group.outputs.values())
     counts = [outputs // width for outputs in group.outputs.values()]
-    if len(counts) == 1 or sum(counts) > MOST_BLOCKS:
+    if len(counts) == 1 or sum(counts) > MAX_BLOCKS:
         return None
     ends = list(accumulate(counts))
     spans = {linear: (end - count, end) for linear, end, count in zip(group.outputs, ends, counts, strict=True)}
