@@ -127,9 +127,8 @@ async def leave_with_a_request_behind(served: Served) -> None:
     port = int(served.url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(long_request(TOKENS)).encode()
-    head = (
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    )
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += b"content-length: %d\r\n\r\n"
     writer.write(head % len(body) + body + b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
     await reader.readuntil(b"data: ")
     writer.close()

@@ -113,6 +113,7 @@ def test_a_gpu_copies_beside_the_model_and_in_its_order() -> None:
     new = torch.ones(1 << 26, dtype=torch.uint8).pin_memory()
     torch.cuda._sleep(10_000_000)
     before = memory.clone()
+    stream.follow_model()
     stream.copy(memory, new)
     mark = stream.mark()
     assert not mark.passed()

@@ -25,7 +25,7 @@ from motet_runner.memory.gpu_memory import CONTEXT_BYTES, GpuMemory
 from tests.runner.engines import ask, make_device_engine, make_engine, run
 
 TOTAL, FREE = 1000 * MIB + CONTEXT_BYTES, 900 * MIB
-ITERATION = 300 * MIB
+ITERATION = 200 * MIB
 
 
 @pytest.fixture
@@ -40,10 +40,9 @@ def engine(llama: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     return made
 
 
-def pages_of(engine: Engine, **changed: object) -> int:
-    kernels = SimpleNamespace(copies=False, room_bytes=lambda _: changed.pop("room", 0))
-    config = replace(engine._config, **{name: value for name, value in changed.items() if name != "room"})
-    return whole_pages(engine._loaded, kernels, engine._linears, config)
+def pages_of(engine: Engine, *, room: int = 0, packing: object = None, **changed: object) -> int:
+    kernels = SimpleNamespace(copies=False, room_bytes=lambda _: room, packing=packing)
+    return whole_pages(engine._loaded, kernels, engine._linears, replace(engine._config, **changed))
 
 
 def test_on_a_gpu_pages_leave_memory_to_compute_with(engine: Engine) -> None:
@@ -52,18 +51,37 @@ def test_on_a_gpu_pages_leave_memory_to_compute_with(engine: Engine) -> None:
         pages = pages_of(engine)
     (line,) = [line for line in logs if line["event"] == "memory_set_aside"]
     items = {name: float(size.split()[0]) for name, size in line.items() if str(size).endswith(" MiB")}
-    assert items["largest_iteration"] == 300
-    assert 300 < items["recorded_decodes"] < 301
+    assert items["largest_iteration"] == 200
+    assert 200 < items["recorded_decodes"] < 201
     left = GpuMemory.of(engine._loaded.device).left(90) / MIB - sum(items.values())
     assert pages * page / MIB == pytest.approx(left, abs=1)
     assert pages_of(engine, room=100 * MIB) == pytest.approx(pages - 100 * MIB / page, abs=1)
 
 
 def test_a_cache_that_the_gpu_has_no_room_for_is_refused(engine: Engine) -> None:
-    most = pages_of(engine) * engine._loaded.shape.bytes_per_page() // MIB
+    """Iterations need not have room beside it: where they have none, they are computed in parts."""
+    unset = pages_of(engine) * engine._loaded.shape.bytes_per_page() // MIB
+    kept = page_budget.kept_bytes(
+        engine._loaded, SimpleNamespace(room_bytes=lambda _: 0), engine._linears, engine._config
+    )
+    most = (GpuMemory.of(engine._loaded.device).left(90) - sum(kept.values())) // MIB
+    assert most > unset + 2 * ITERATION // MIB
     assert pages_of(engine, kv_cache_mib=most)
     with pytest.raises(SetupError, match=rf"engine\.kvCacheMiB is {most + 2}, .* Set it to at most {most}\b"):
         pages_of(engine, kv_cache_mib=most + 2)
+
+
+def test_weights_have_room_to_be_packed(engine: Engine) -> None:
+    """They are packed when the pages have their memory already."""
+    page = engine._loaded.shape.bytes_per_page()
+    little, much = (SimpleNamespace(bytes_beside=lambda _, size=size: size) for size in (ITERATION, 3 * ITERATION))
+    assert pages_of(engine, packing=little) == pages_of(engine)
+    fewer = (pages_of(engine) - pages_of(engine, packing=much)) * page
+    assert 0.5 * ITERATION < fewer < ITERATION
+
+
+def test_without_swap_nothing_is_set_aside_for_it(engine: Engine) -> None:
+    assert pages_of(engine, host_kv_mib=0) > pages_of(engine)
 
 
 def test_without_room_for_a_page_the_settings_are_named(engine: Engine) -> None:

@@ -85,6 +85,7 @@ class GpuBackend:
     @staticmethod
     def room_bytes(groups: Sequence[LinearGroup], rows: int, max_rank: int = MAX_RANK) -> int:
         """Of the device's memory, what a batch of at most so many rows takes"""
+        max_rank = -(-max_rank // RANK_STEP) * RANK_STEP
         room = room_for(rows, sum(len(group.outputs) for group in groups), max_rank)
         return _most_products(groups) * room.products * 4 + room.size * 8
 

@@ -131,6 +131,7 @@ class AdapterLoads:
         if not hurry:
             end = min(end, begin + SLICE_BYTES)
         offset = first_page * self.memory.shape[1]
+        self.stream.follow_model()
         self.stream.copy(self.memory.view(-1)[offset + begin : offset + end], host.run[begin:end])
         loading.copied_bytes = end
         return end == host.layout.bytes and host.ended()

@@ -25,6 +25,7 @@ from motet_kernels.gpu import triton_is_here
 from motet_runner.execute.flat_batch import SequenceAttention
 from motet_runner.execute.forward import MakeForward
 from motet_runner.execute.packed_linears import LibraryPacking, Packing, TorchPacking
+from motet_runner.memory.paged import READ_BYTES
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +48,8 @@ class LargestWork:
     groups: Sequence[LinearGroup]
     heads: int
     head_dim: int
+    layer_bytes: int
+    """Keys and values of the longest sequence in one layer"""
 
 
 class Kernels(Protocol):
@@ -115,8 +118,8 @@ class TorchKernels:
         return TorchBackend(groups, memory, dtype, copy_bytes=copy_bytes)
 
     @staticmethod
-    def room_bytes(work: LargestWork) -> int:  # noqa: ARG004
-        return 0
+    def room_bytes(work: LargestWork) -> int:
+        return max(READ_BYTES["cuda"], work.layer_bytes)  # of pages that were brought together
 
     @staticmethod
     def attention(pages: torch.Tensor) -> SequenceAttention | None:  # noqa: ARG004

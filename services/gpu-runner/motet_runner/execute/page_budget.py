@@ -1,5 +1,7 @@
 """The memory that the pages of KV and adapters get: what is left beside weights and everything else, item by item."""
 
+from collections.abc import Mapping
+
 import structlog
 
 from motet.domain import pages_for
@@ -11,6 +13,7 @@ from motet_runner.execute.device.worker import ROWS_OF_EACH
 from motet_runner.execute.kernels import Kernels, LargestWork
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import LoadedModel
+from motet_runner.execute.packed_linears import weight_of
 from motet_runner.interface import EngineConfig
 from motet_runner.memory.gpu_memory import GpuMemory
 from motet_runner.memory.host_pages import bytes_beside_pages
@@ -35,16 +38,18 @@ def whole_pages(loaded: LoadedModel, kernels: Kernels, linears: LoraLinears, con
     mib, copies = config.kv_cache_mib, copy_bytes_of(kernels, linears, config)
     beside = {"copies": copies}
     if loaded.device.type == "cuda":
-        beside |= set_aside(loaded, kernels, linears, config)
+        beside |= kept_bytes(loaded, kernels, linears, config)
+        if mib is None:
+            beside |= computing_bytes(loaded, kernels, config, beside)
         log.info("memory_set_aside", **{item: f"{size / MIB:.1f} MiB" for item, size in beside.items()})
         memory = GpuMemory.of(loaded.device)
         left = memory.left(config.memory_utilization_percent) - sum(beside.values())
         if mib is not None and mib * MIB > left:
             raise SetupError(
                 f"engine.kvCacheMiB is {mib}, and of the GPU's {memory.total / MIB:.0f} MiB there are "
-                f"{max(0, left) / MIB:.0f} for keys, values and adapters beside the model and its largest iteration "
+                f"{max(0, left) / MIB:.0f} for keys, values and adapters beside the model "
                 f"(engine.memoryUtilizationPercent: {config.memory_utilization_percent}). Set it to at most "
-                f"{max(0, left) // MIB}, or leave it unset."
+                f"{max(0, left) // MIB}, or leave it unset: then iterations have their room, too."
             )
         budget = left if mib is None else mib * MIB
     elif mib is not None:
@@ -64,20 +69,46 @@ def whole_pages(loaded: LoadedModel, kernels: Kernels, linears: LoraLinears, con
     return int(budget // page_bytes)
 
 
-def set_aside(loaded: LoadedModel, kernels: Kernels, linears: LoraLinears, config: EngineConfig) -> dict[str, int]:
-    """Bytes of a GPU's memory that something else than pages and copies of adapters takes sooner or later"""
-    decodes, chunk = config.max_concurrent_sequences, config.prefill_chunk_tokens
-    rows = decodes + chunk
-    longest = config.max_model_length or loaded.max_positions
+def kept_bytes(loaded: LoadedModel, kernels: Kernels, linears: LoraLinears, config: EngineConfig) -> dict[str, int]:
+    """Of a GPU's memory, what is taken once and kept, beside pages and copies of adapters"""
+    decodes, longest = config.max_concurrent_sequences, config.max_model_length or loaded.max_positions
+    pages, page_bytes = pages_for(longest), loaded.shape.bytes_per_page()
     work = LargestWork(
-        rows, decodes, config.max_lora_rank, linears.groups, loaded.config.num_attention_heads, loaded.shape.head_dim
+        rows=decodes + config.prefill_chunk_tokens,
+        decodes=decodes,
+        max_rank=config.max_lora_rank,
+        groups=linears.groups,
+        heads=loaded.config.num_attention_heads,
+        head_dim=loaded.shape.head_dim,
+        layer_bytes=pages * page_bytes // loaded.shape.layers,
     )
     return {
-        "largest_iteration": activation_bytes(loaded, chunk, decodes),
+        "rows": DeviceRows.room_bytes(ROWS_OF_EACH * decodes, pages),
+        "kernels": kernels.room_bytes(work),
+        "swap": 0 if config.host_kv_mib == 0 else bytes_beside_pages(page_bytes),
+    }
+
+
+def computing_bytes(
+    loaded: LoadedModel, kernels: Kernels, config: EngineConfig, kept: Mapping[str, int]
+) -> dict[str, int]:
+    """Of a GPU's memory, what iterations take. The engine computes them in parts where it is not there."""
+    decodes = config.max_concurrent_sequences
+    items = {
+        "largest_iteration": activation_bytes(loaded, config.prefill_chunk_tokens, decodes),
         "recorded_decodes": activation_bytes(loaded, 1, decodes) + decodes * loaded.vocabulary * loaded.dtype.itemsize,
         "sampler": sampler_bytes(loaded, decodes + 1),
         "adjustments": adjustment_bytes(ROWS_OF_EACH * decodes, loaded.vocabulary),
-        "rows": DeviceRows.room_bytes(ROWS_OF_EACH * decodes, pages_for(longest)),
-        "kernels": kernels.room_bytes(work),
-        "swap": bytes_beside_pages(loaded.shape.bytes_per_page()),
     }
+    # Weights are packed before all of these are there.
+    free = sum(items.values()) + kept["kernels"]
+    return items | {"packing": max(0, _largest_group_bytes(loaded, kernels) - free)}
+
+
+def _largest_group_bytes(loaded: LoadedModel, kernels: Kernels) -> int:
+    """What is there twice for a moment while weights are packed"""
+    packing = kernels.packing
+    if packing is None:
+        return 0
+    groups = [[weight_of(loaded.linears[path]) for path in group] for group in loaded.linear_groups]
+    return max((packing.bytes_beside(group) for group in groups), default=0)

@@ -9,9 +9,12 @@ from motet_runner.memory.marks import GpuMark, Mark, PassedMark
 
 
 class CopyStream(Protocol):
-    def copy(self, to: torch.Tensor, of: torch.Tensor, *, after: Any = None) -> None:
-        """After all copies so far, and after `after`, a mark of the model; None: after all that the model has been told
-        to compute so far, because it may still read what was there, or write what is copied."""
+    def follow_model(self, mark: Any = None) -> None:
+        """The copies from now on come after `mark`, of the model; None: after all that the model has been told to
+        compute so far, because it may still read what was there, or write what is copied."""
+
+    def copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
+        """After all copies so far"""
 
     def mark(self) -> Mark:
         """Of the copies so far"""
@@ -28,7 +31,11 @@ class InOrder:
     """Of a CPU, which does one thing after the other"""
 
     @staticmethod
-    def copy(to: torch.Tensor, of: torch.Tensor, *, after: Any = None) -> None:  # noqa: ARG004
+    def follow_model(mark: Any = None) -> None:
+        """What the model was told is done."""
+
+    @staticmethod
+    def copy(to: torch.Tensor, of: torch.Tensor) -> None:
         to.copy_(of)
 
     @staticmethod
@@ -49,11 +56,13 @@ class OwnStream:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def copy(self, to: torch.Tensor, of: torch.Tensor, *, after: GpuMark | None = None) -> None:
-        if after is None:
+    def follow_model(self, mark: GpuMark | None = None) -> None:
+        if mark is None:
             self._stream.wait_stream(self._model)
         else:
-            self._stream.wait_event(after.event)
+            self._stream.wait_event(mark.event)
+
+    def copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
         with torch.cuda.stream(self._stream):
             to.copy_(of, non_blocking=True)
 

@@ -71,7 +71,9 @@ class HostPagesAside:
         shape = device.data.shape[1:]
         self._data = _pinned((count, *shape), device)
         pages = pages_of_a_piece(device.shape.bytes_per_page(device.page_tokens))
-        self._pieces = deque(_Piece(device.data.new_empty((pages, *shape))) for _ in range(PIECES if count else 0))
+        self._pieces = deque(
+            _Piece(device.data.new_empty((pages, *shape)), stream.model_mark()) for _ in range(PIECES if count else 0)
+        )
         self._under_way: deque[tuple[int, Mark, Mark]] = deque()
 
     def take(self, pages: Sequence[int], to: Sequence[int]) -> None:
@@ -80,7 +82,8 @@ class HostPagesAside:
             if piece.copied is not None:
                 self._stream.let_model_wait(piece.copied)  # as long as its last pages are on their way
             self._device.gather(some, out=piece.data[: len(some)])
-            began = self._stream.mark()
+            self._stream.follow_model()
+            began = self._stream.mark()  # what it waits for is no time of copies
             for place, data in zip(places, piece.data, strict=False):
                 self._stream.copy(self._data[place], data)
             self._note(piece, len(some), began)
@@ -88,9 +91,10 @@ class HostPagesAside:
     def give(self, pages: Sequence[int], to: Sequence[int]) -> None:
         """Copy pages of the host to pages of the device, after all earlier copies to the host."""
         for piece, some, places in self._in_pieces(pages, to):
+            self._stream.follow_model(piece.read)
             began = self._stream.mark()
             for page, data in zip(some, piece.data, strict=False):
-                self._stream.copy(data, self._data[page], after=piece.read)
+                self._stream.copy(data, self._data[page])
             self._note(piece, len(some), began)
             self._stream.let_model_wait(piece.copied)
             self._device.copy_in(places, piece.data[: len(some)])
@@ -122,10 +126,10 @@ class HostPagesAside:
 class _Piece:
     data: torch.Tensor
     """[pages, …]"""
+    read: Mark
+    """After the model's last read of it"""
     copied: Mark | None = None
     """After the last copies from it, or into it"""
-    read: Mark | None = None
-    """After the model's last read of it. None at first: then all that the model was told so far counts."""
 
 
 def pages_of_a_piece(page_bytes: int) -> int:
