@@ -33,7 +33,7 @@ async def test_row_20_a_runner_that_is_killed_costs_its_clients_a_pause(
     await asyncio.to_thread(node.kill, f"{POOLS}/{victim}")
     answers = await asyncio.gather(*running)
     assert [answer.problem for answer in answers if not answer.complete] == []
-    assert {answer.tokens for answer in answers} == {600}
+    assert {answer.tokens for answer in answers} == {TOKENS}
     for whole, answer in zip((*undisturbed, *undisturbed), answers, strict=True):
         assert answer.text == whole.text, "after the pause it went on with something else"
 
