@@ -2,6 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.runner.random_models import EIGHT, save_adapter, save_base
 from tests.support.chosen_worker import chosen_worker
@@ -11,6 +12,14 @@ from tests.support.chosen_worker import chosen_worker
 def worker() -> Iterator[None]:
     with chosen_worker():
         yield
+
+
+@pytest.fixture(autouse=True)
+def log_of_a_program_that_configures_none() -> Iterator[None]:
+    """The engine as a library configures one that says less. Tests after it would look for lines in vain."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

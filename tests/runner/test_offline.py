@@ -5,7 +5,6 @@ from itertools import count, islice, pairwise
 from pathlib import Path
 
 import pytest
-import structlog
 import torch
 from peft import PeftModel
 from structlog.testing import capture_logs
@@ -34,13 +33,6 @@ SHORT = Sampling(max_tokens=24)
 def offline(model: Path = MODEL, *, adapters: dict[str, Path] | None = None, **options: object) -> OfflineEngine:
     usual = {"kernels": "torch", "kernel_cache": CACHE, "dtype": "float32", "kv_cache_mib": 16}
     return OfflineEngine(model, adapters=ADAPTERS if adapters is None else adapters, **(usual | options))
-
-
-@pytest.fixture(autouse=True)
-def log_of_a_program_that_configures_none() -> Iterator[None]:
-    structlog.reset_defaults()
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")
