@@ -11,7 +11,7 @@ from motet.api.v1 import runner_pb2
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat
 from motet_gateway.generation import EndReason
-from motet_gateway.tokens.detokenizer import Detokenizer
+from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.text_model import ModelTokenizer
 from tests.support.fake_services import CORPUS, byte_tokenizer
 
@@ -48,7 +48,7 @@ def answered(
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
     choice = ChoiceText(
         0,
-        Detokenizer(text.tokenizer, prompt_ids),
+        detokenizer(text.token_bytes, prompt_ids),
         None,
         hidden_ids=silent,
         min_tokens=0,

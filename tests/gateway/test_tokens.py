@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from motet.errors import Internal, InvalidRequest
 from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate
-from motet_gateway.tokens.detokenizer import Detokenizer
+from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.tokens.text_model import ModelTokenizer
+from motet_gateway.tokens.token_bytes import TokenBytes
 from tests.support.fake_services import byte_tokenizer, model_assets
 
 TOKENIZER = byte_tokenizer()
+BYTES = TokenBytes(TOKENIZER)
 
 # Few letters, so that stop strings and texts meet often.
 words = st.text(alphabet="ab\n", max_size=24)
@@ -71,24 +73,24 @@ def test_a_stop_string_may_be_kept_in_the_text() -> None:
 @given(st.text(max_size=40))
 def test_decoded_text_is_complete_and_never_splits_characters(text: str) -> None:
     tokens = TOKENIZER.encode(text, add_special_tokens=False).ids
-    detokenizer = Detokenizer(TOKENIZER, [])
-    pieces = [detokenizer.feed([token]) for token in tokens]
-    assert "".join(pieces) + detokenizer.flush() == text
+    decoded = detokenizer(BYTES)
+    pieces = [decoded.feed([token]) for token in tokens]
+    assert "".join(pieces) + decoded.flush() == text
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece for piece in pieces)
 
 
 def test_an_answer_that_ends_within_a_character_shows_a_replacement_mark() -> None:
-    detokenizer = Detokenizer(TOKENIZER, [])
+    decoded = detokenizer(BYTES)
     tokens = TOKENIZER.encode("ok 🙃", add_special_tokens=False).ids[:-1]
-    text = "".join(detokenizer.feed([token]) for token in tokens) + detokenizer.flush()
+    text = "".join(decoded.feed([token]) for token in tokens) + decoded.flush()
     assert text.startswith("ok ")
     assert text.endswith("\ufffd")
 
 
 def test_special_tokens_are_hidden_unless_asked_for() -> None:
-    assert Detokenizer(TOKENIZER, []).feed([0]) == ""
-    assert Detokenizer(TOKENIZER, [], skip_special_tokens=False).feed([0]) == "<|end|>"
+    assert detokenizer(BYTES).feed([0]) == ""
+    assert detokenizer(BYTES, skip_special_tokens=False).feed([0]) == "<|end|>"
 
 
 def template(text: str) -> ChatTemplate:

@@ -43,7 +43,7 @@ from motet_gateway.parameters import (
     samplings,
     with_prompt_logprobs,
 )
-from motet_gateway.tokens.detokenizer import Detokenizer
+from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.tokens.text_model import ModelTokenizer
 
@@ -342,8 +342,8 @@ class AnswerResponse(Response):
             parent = parent or request
             choice = ChoiceText(
                 number,
-                Detokenizer(
-                    text.tokenizer, self._prompts[at], skip_special_tokens=body.skip_special_tokens is not False
+                detokenizer(
+                    text.token_bytes, self._prompts[at], skip_special_tokens=body.skip_special_tokens is not False
                 ),
                 StopStrings(stops, include=bool(body.include_stop_str_in_output)) if stops else None,
                 hidden_ids=hidden,

@@ -130,13 +130,12 @@ class ChoiceText:
         return tokens
 
     def _added_by(self, token: int, token_bytes: TokenBytes) -> bytes:
-        if token in self._hidden_ids or self._detokenizer.hides(token_bytes, token):
+        if token in self._hidden_ids or self._detokenizer.hides(token):
             return b""
-        spelled = token_bytes.of(token)
         if not self._begun:
             self._begun = True
-            return self._detokenizer.begins(token, spelled)
-        return spelled
+            return self._detokenizer.begins(token)
+        return token_bytes.of(token)
 
     def _text(self, tokens: list[int]) -> str:
         visible = [token for token in tokens if token not in self._hidden_ids] if self._hidden_ids else tokens

@@ -6,7 +6,7 @@ from motet.api.v1 import runner_pb2
 from motet.errors import InvalidRequest
 from motet_gateway.answers.choice import TokenText
 from motet_gateway.parameters import MAX_SCORES, Body, Tokens
-from motet_gateway.tokens.detokenizer import Detokenizer
+from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.text_model import ModelTokenizer
 
 
@@ -47,16 +47,16 @@ class EchoedPrompt:
     def _added_bytes(self) -> Iterator[bytes]:
         """What each token adds to the text."""
         token_bytes = self._model.token_bytes
-        detokenizer = Detokenizer(self._model.tokenizer, [], skip_special_tokens=self._skip)
+        text = detokenizer(token_bytes, skip_special_tokens=self._skip)
         begun = False
         for token in self._tokens:
-            if detokenizer.hides(token_bytes, token):
+            if text.hides(token):
                 yield b""
             elif begun:
                 yield token_bytes.of(token)
             else:
                 begun = True
-                yield detokenizer.begins(token, token_bytes.of(token))
+                yield text.begins(token)
 
 
 def echoed_prompts(body: Body, prompts: Sequence[Tokens], model: ModelTokenizer) -> list[EchoedPrompt]:

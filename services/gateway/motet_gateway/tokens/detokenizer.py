@@ -1,53 +1,135 @@
-"""Turns tokens into text as they arrive, without incomplete characters."""
+"""Turns tokens into text as they arrive, without incomplete characters.
 
+A token costs the same wherever it stands, also in an answer that ends within a character for a thousand tokens.
+"""
+
+import codecs
 from collections.abc import Sequence
-
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+from typing import Protocol
 
 from motet_gateway.tokens.token_bytes import TokenBytes
 
 CONTEXT_TOKENS = 8
 """How many tokens of the prompt the decoder gets first. Whether the answer begins with a space depends on them."""
+HELD_TOKENS = 3
+"""A character has at most four bytes, and a token at least one: so many tokens may wait for the end of a character."""
 
 
-class Detokenizer:
+class Detokenizer(Protocol):
     """One per choice. A character that is spread over several tokens appears with the last of them."""
 
-    __slots__ = ("_pending", "_skip", "_stream", "_tokenizer", "context")
-
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self.context = list(prompt_ids[-CONTEXT_TOKENS:])
-        self._stream = DecodeStream(self.context, skip_special_tokens)
-        self._pending: list[int] = []
-
-    def feed(self, tokens: list[int]) -> str:
+    def feed(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete."""
-        try:
-            text: str | None = self._stream.step(self._tokenizer, tokens)
-        except Exception:
-            # Some decoders change earlier text when a token follows (an "invalid prefix"). The client already has
-            # that text, so decoding starts again from these tokens.
-            self._stream = DecodeStream([], self._skip)
-            text = self._stream.step(self._tokenizer, tokens)
-        if text is None:
-            self._pending.extend(tokens)
-            return ""
-        if self._pending:
-            self._pending.clear()
-        return text
-
-    def hides(self, token_bytes: TokenBytes, token: int) -> bool:
-        return self._skip and token_bytes.special(token)
-
-    def begins(self, token: int, spelled: bytes) -> bytes:
-        """The bytes that the first token adds. Some decoders drop a space at the beginning."""
-        alone = Detokenizer(self._tokenizer, self.context, skip_special_tokens=self._skip).feed([token])
-        return spelled[1:] if spelled.startswith(b" ") and not alone.startswith(" ") else spelled
 
     def flush(self) -> str:
-        """The rest of the text. An incomplete character becomes a replacement character, as in `decode`."""
-        pending, self._pending = self._pending, []
-        return self._tokenizer.decode(pending, skip_special_tokens=self._skip) if pending else ""
+        """The rest of the text: replacement characters for an incomplete character, as in `decode`."""
+
+    def hides(self, token: int) -> bool: ...
+
+    def begins(self, token: int) -> bytes:
+        """The bytes that the first token adds. Some decoders drop a space at the beginning."""
+
+
+def detokenizer(
+    token_bytes: TokenBytes, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+) -> Detokenizer:
+    kind = SpellingDetokenizer if token_bytes.exact else DecodingDetokenizer
+    return kind(token_bytes, prompt_ids[-CONTEXT_TOKENS:], skip_special_tokens=skip_special_tokens)
+
+
+class SpellingDetokenizer:
+    """Joins the bytes of the tokens. For most models' tokenizers: see `TokenBytes.exact`."""
+
+    __slots__ = ("_begun", "_bytes_of", "_errors", "_first", "_hides", "_rest", "_starts")
+
+    def __init__(self, token_bytes: TokenBytes, context: Sequence[int], *, skip_special_tokens: bool) -> None:
+        self._hides = skip_special_tokens and token_bytes.special
+        self._first = token_bytes.first
+        self._bytes_of = (token_bytes.visible if skip_special_tokens else token_bytes.all).__getitem__
+        self._errors = EACH_BYTE if token_bytes.marks_each_byte else "replace"
+        before = b"".join(map(self._bytes_of, context))
+        self._starts = not before
+        """Whether the answer is the beginning of the text."""
+        self._begun = bool(before)
+        _, used = codecs.utf_8_decode(before, self._errors, False)
+        self._rest = before[used:]
+        """The bytes of an incomplete character, at most three."""
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        added = b"".join(map(self._bytes_of, tokens))
+        if not self._begun and added:
+            self._begun = True
+            first = next(token for token in tokens if self._bytes_of(token))
+            added = self._first(first) + added[len(self._bytes_of(first)) :]
+        if self._rest:
+            added = self._rest + added
+        text, used = codecs.utf_8_decode(added, self._errors, False)
+        self._rest = added[used:]
+        return text
+
+    def flush(self) -> str:
+        rest, self._rest = self._rest, b""
+        return rest.decode(errors=self._errors)
+
+    def hides(self, token: int) -> bool:
+        return bool(self._hides and self._hides(token))
+
+    def begins(self, token: int) -> bytes:
+        return self._first(token) if self._starts else self._bytes_of(token)
+
+
+class DecodingDetokenizer:
+    """Decodes each token with a few tokens before it, whatever the tokenizer's decoder does."""
+
+    __slots__ = ("_context", "_held", "_prompt", "_skip", "_token_bytes")
+
+    def __init__(self, token_bytes: TokenBytes, context: Sequence[int], *, skip_special_tokens: bool) -> None:
+        self._token_bytes = token_bytes
+        self._skip = skip_special_tokens
+        self._prompt = list(context)
+        self._context = self._prompt
+        """The last tokens whose text is out."""
+        self._held: list[int] = []
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        ready = self._held + [token for token in tokens if not self.hides(token)]
+        self._held = []
+        text = self._text_of(ready)
+        if text.endswith("\ufffd"):
+            self._held = ready[-HELD_TOKENS:]
+            ready = ready[:-HELD_TOKENS]
+            text = self._text_of(ready)
+        self._context = [*self._context, *ready][-CONTEXT_TOKENS:]
+        return text
+
+    def flush(self) -> str:
+        held, self._held = self._held, []
+        return self._text_of(held)
+
+    def hides(self, token: int) -> bool:
+        return self._skip and self._token_bytes.special(token)
+
+    def begins(self, token: int) -> bytes:
+        spelled = self._token_bytes.of(token)
+        alone = DecodingDetokenizer(self._token_bytes, self._prompt, skip_special_tokens=self._skip).feed([token])
+        return spelled[1:] if spelled.startswith(b" ") and not alone.startswith(" ") else spelled
+
+    def _text_of(self, tokens: list[int]) -> str:
+        if not tokens:
+            return ""
+        before, after = self._decoded(self._context), self._decoded(self._context + tokens)
+        # Some decoders change earlier text when a token follows. The client already has that text.
+        return after[len(before) :] if after.startswith(before) else self._decoded(tokens)
+
+    def _decoded(self, tokens: list[int]) -> str:
+        text: str = self._token_bytes.tokenizer.decode(tokens, skip_special_tokens=self._skip)
+        return text
+
+
+def _mark_each_byte(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+EACH_BYTE = "motet-each-byte"
+codecs.register_error(EACH_BYTE, _mark_each_byte)
