@@ -37,6 +37,7 @@ from motet_gateway.generation import (
 from motet_gateway.held_requests import HeldRequests
 from motet_gateway.loss_limits import Loss
 from motet_gateway.metrics import Metrics
+from motet_gateway.pauses import Pause, Stage
 from motet_gateway.runner_streams import RunnerStreams
 from motet_gateway.usage import RecentUsage
 
@@ -98,8 +99,13 @@ class _LiveChoice:
     sink: TokenSink
     asked_at: float
     generation: Generation = field(init=False)
+    heard_at: float = field(init=False)
+    """When a runner last sent something for it."""
+    pause: Pause | None = None
+    """Since it has lost its runner, until its next token."""
 
     def __post_init__(self) -> None:
+        self.heard_at = self.asked_at
         scores = self.order.sampling.HasField("prompt_logprobs")
         self.generation = Generation(to_score=len(self.order.prompt_ids) if scores else 0)
 
@@ -244,6 +250,8 @@ class Dispatcher:
             placed.epoch, placed.instance, placed.incarnation, placed.address, placed.term, placed.promise
         )
         if (live := self._live.get(placed.request)) is not None:
+            if live.generation.placement is not None:  # the scheduler moves it
+                live.pause = live.pause or Pause(live.heard_at)
             self._carry_out(live, live.generation.placed(placement, engine_hung=engine_hung))
         else:
             # It ended while the scheduler placed it. Release the promise now, not at the runner's next report.
@@ -257,10 +265,12 @@ class Dispatcher:
     def _from_runner(self, address: str, message: runner_pb2.GenerateDown) -> None:
         match message.WhichOneof("message"):
             case "step":
+                now = self._clock()
                 for sequence in message.step.sequences:
                     if (live := self._live.get(sequence.request)) is None:
                         self._metrics.dropped.labels("ended").inc()
                     else:
+                        live.heard_at = now
                         self._carry_out(live, live.generation.step(sequence))
                 for progress in message.step.progress:
                     self._progress(progress)
@@ -284,6 +294,8 @@ class Dispatcher:
         live = self._live.get(progress.request)
         if live is not None and live.generation.epoch == progress.epoch:
             live.generation.alone = progress.alone
+            if live.pause is not None and (stage := _STAGES.get(progress.state)) is not None:
+                live.pause.enter(stage, self._clock())
             live.sink.waiting(_waiting_for(progress, live.order))
 
     def _runner_is(self, address: str, incarnation: str) -> None:
@@ -322,6 +334,8 @@ class Dispatcher:
                     self._metrics.dropped.labels(why).inc()
                 case Submit(placement):
                     live.sink.placed()
+                    if live.pause is not None:
+                        live.pause.enter(Stage.RUNNER, self._clock())
                     self._runners.submit(placement, self._submission(live, placement))
                 case DeliverScores(logprobs):
                     live.sink.score(logprobs)
@@ -344,6 +358,8 @@ class Dispatcher:
                     self._report_lost(live, epoch, instance, why)
 
     def _deliver(self, live: _LiveChoice, delivery: Deliver) -> None:
+        if live.pause is not None:
+            self._resumed(live, live.pause)
         if live.order.scores_only:
             return
         try:
@@ -364,8 +380,23 @@ class Dispatcher:
         self._forget(live)
         self._log_failure(live, lambda: live.sink.end(Internal("The gateway could not turn the tokens into text.")))
 
+    def _resumed(self, live: _LiveChoice, pause: Pause) -> None:
+        """Its first token since it lost its runner."""
+        live.pause = None
+        generation, order = live.generation, live.order
+        log.info(
+            "request_resumed",
+            request=order.request,
+            epoch=generation.epoch,
+            instance=generation.placement.instance if generation.placement is not None else "",
+            tokens=len(order.prompt_ids) + len(generation.delivered),
+            **pause.end(self._clock()),
+        )
+
     def _report_lost(self, live: _LiveChoice, epoch: int, instance: str, why: str) -> None:
         request = live.order.request
+        live.pause = live.pause or Pause(live.heard_at)
+        live.pause.enter(Stage.QUEUE, self._clock())
         log.info("request_lost", request=request, epoch=epoch, instance=instance, reason=why)
         self._metrics.replacements.inc()
         live.sink.waiting("moving to another runner")
@@ -473,6 +504,13 @@ class Dispatcher:
             output_tokens=live.counted_tokens,
             reason=reason,
         )
+
+
+_STAGES = {
+    common_pb2.SEQUENCE_STATE_WAITING: Stage.RUNNER,
+    common_pb2.SEQUENCE_STATE_LOADING: Stage.ADAPTER,
+    common_pb2.SEQUENCE_STATE_PREFILL: Stage.RECOMPUTE,
+}
 
 
 def _tokens_of(live: _LiveChoice) -> tuple[str, int, int]:
