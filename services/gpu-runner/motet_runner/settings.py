@@ -187,7 +187,8 @@ class Settings(BaseSettings):
     decode_slowdown: float = Field(2.0, gt=1)
     """How many times as long as its decodes alone an iteration may take, by what the runner has measured: while other
     sequences decode, prompts are computed in smaller pieces. Larger values bring the first token earlier and delay the
-    tokens of others. Only presets that cut prompts heed it."""
+    tokens of others. Only presets that cut prompts heed it. It does not hold back requests that lost their runner in
+    the middle of their answer."""
 
     threads: int | None = Field(None, ge=1)
     """Threads of the engine on a CPU. Unset: as many as a short measurement finds best, of the cores that the runner

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from motet.domain import ParkMethod, RequestId
 from motet_runner.plan import PRESETS, DecodeRows, Planner, RowStep, StepPlan, StepResult
 from motet_runner.plan.presets import UNBOUNDED
 from motet_runner.step_costs import LEAST_BESIDE, StepCosts
@@ -95,6 +96,50 @@ def test_a_long_prompt_makes_no_iteration_longer_than_the_slowdown_allows() -> N
         took.append(machine.takes(plan) / machine.alone(5))
     assert max(took[5:]) < SLOWDOWN * 1.15
     assert median(took) > SLOWDOWN * 0.85, "the prompt gets the time that it may have"
+
+
+def test_answers_that_another_runner_began_are_computed_again_in_large_pieces() -> None:
+    """Their readers wait for the next token, as those of decodes do."""
+    device = device_with(Machine())
+    begin(device, decodes=5)
+    names = ["lost 0", "lost 1", "lost 2"]
+    for name in names:
+        device.planner.add(new(name, prompt=20, max_tokens=1000, delivered=(1,) * 200))
+    iterations = 0
+    while any(sequence.resumes for sequence in device.planner.sequences):
+        plan = device.step()
+        iterations += 1
+        assert len(plan.decodes) >= 5, "decodes go on beside them"
+    assert iterations == -(-3 * 220 // CHUNK)
+    assert not device.step().prefills
+
+
+def test_answers_that_another_runner_began_go_before_prompts_which_keep_to_the_limit() -> None:
+    machine = Machine()
+    device = device_with(machine)
+    begin(device, decodes=5)
+    device.planner.add(new("fresh", prompt=1500, max_tokens=1))
+    device.planner.add(new("lost", prompt=20, max_tokens=1000, delivered=(1,) * 400))
+    assert device.requests(device.step().prefills) == ["lost"]
+    plan = device.step()
+    assert device.requests(plan.prefills) == ["lost", "fresh"]
+    assert plan.prefills[0].count == 420 - CHUNK
+    assert 0 < plan.prefills[1].count <= machine.alone(5)
+    assert device.step().prefill_tokens <= machine.alone(6) * 1.5
+
+
+def test_an_answer_that_is_parked_here_keeps_to_the_limit_when_it_comes_back() -> None:
+    """Memory is short then, again and again: its neighbours must not pay for that each time."""
+    device = device_with(Machine())
+    begin(device, decodes=5)
+    planner = device.planner
+    planner.add(new("moved", prompt=20, max_tokens=1000, delivered=(1,) * 200))
+    for _ in range(5):
+        device.step()
+    sequence = planner.sequences.get(RequestId("moved"))
+    assert sequence is not None
+    assert planner.park(sequence.request, sequence.new.epoch, sequence.promise, sequence.promise, ParkMethod.RECOMPUTE)
+    assert 0 < device.step().prefill_tokens <= Machine().alone(5), "nobody supervises, so it comes back by itself"
 
 
 def test_alone_a_prompt_takes_large_pieces_again() -> None:

@@ -11,7 +11,8 @@ be computed, so that the next death tells the request that kills engines from it
 for everybody else: suspects slow their neighbours down by half at most.
 
 Presets that cut prompts take fewer prompt tokens beside decodes than alone, so that no decode waits long for its next
-token; `step_costs` knows how many.
+token; `step_costs` knows how many. They take answers that another runner began before all prompts and without that
+limit: those came first, to the other runner, and their readers wait for the next token as those of decodes do.
 """
 
 from collections.abc import Callable, Iterable
@@ -129,15 +130,23 @@ def _rows(
 ) -> Iteration:
     iteration = Iteration()
     prompts: list[Sequence] = []
+    resuming: list[Sequence] = []
     for sequence in sequences:
         if sequence.decodes:
             iteration.decodes.append(_decode(sequence))
+        elif preset.chunked and sequence.resumes:
+            resuming.append(sequence)
         else:
             prompts.append(sequence)
-    if not prompts:
+    if not prompts and not resuming:
         return iteration
     tokens_left = (chunk_tokens if preset.chunked else preset.prefill_tokens) or UNBOUNDED
-    if preset.chunked and beside is not None and iteration.decodes:
+    for sequence in resuming:
+        count = min(sequence.to_schedule, sequence.room, tokens_left)
+        if count:
+            iteration.prefills.append(_prefill(sequence, count))
+            tokens_left -= count
+    if preset.chunked and beside is not None and iteration.decodes and prompts:
         tokens_left = min(tokens_left, beside(len(iteration.decodes), len(prompts)))
     prefills_left = preset.prefills or UNBOUNDED
     for sequence in prompts:

@@ -107,6 +107,11 @@ class Sequence:
         return self.row is not None and self.output_tokens + self.pending < self.new.sampling.max_tokens
 
     @property
+    def resumes(self) -> bool:
+        """Another runner began its answer, and its reader waits for the first token from here."""
+        return 0 < len(self.new.delivered) == self.output_tokens
+
+    @property
     def suspect(self) -> bool:
         """An engine died while it had this sequence, and it has not shown yet that it can be computed."""
         return self.new.engines_lost > 0 and self.output_tokens - len(self.new.delivered) < PROVED_BY_TOKENS
