@@ -23,23 +23,24 @@ def runners(folder: Path) -> RunnerTable:
     return RunnerTable(folder / "runners.json", services)
 
 
+def status(runner: str, *, ready: bool) -> ProcessStatus:
+    return ProcessStatus(
+        name=runner,
+        kind="runner",
+        pid=1,
+        phase=Phase.READY if ready else Phase.STARTING,
+        restarts=0,
+        failures=0,
+        exit_status=None,
+        reason="",
+        log=Path(),
+    )
+
+
 def carry_out(
     table: RunnerTable, *pools: PoolObject, ready: bool = True, attached: Collection[str] = (), seconds: float = 0
 ) -> Plan:
-    statuses = {
-        runner.name: ProcessStatus(
-            name=runner.name,
-            kind="runner",
-            pid=1,
-            phase=Phase.READY if ready else Phase.STARTING,
-            restarts=0,
-            failures=0,
-            exit_status=None,
-            reason="",
-            log=Path(),
-        )
-        for runner in table
-    }
+    statuses = {runner.name: status(runner.name, ready=ready) for runner in table}
     instances = table.instances(statuses, drained=(), attached=attached)
     plan = reconcile(
         view(now=later(seconds), pools=list(pools), runner_sets=list(table.sets()), instances=list(instances))
@@ -65,6 +66,20 @@ def test_a_pool_becomes_processes_that_know_who_they_are(tmp_path: Path) -> None
     assert "MOTET_RUNNER_PREFIX_CACHE" not in env
     assert env["OMP_WAIT_POLICY"] == "passive"
     assert env["MOTET_RUNNER_MANIFESTS"] == str(tmp_path), "its Secrets open sources"
+
+
+def test_a_dead_runner_leaves_the_cores_to_ready_runners_of_its_pool(tmp_path: Path) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool("acme/demo", replicas=2), pool("acme/other"))
+    first, second = (runner for runner in table if runner.pool == name("acme/demo"))
+    (other,) = (runner for runner in table if runner.pool == name("acme/other"))
+    up = status(other.name, ready=True)
+    assert table.others_serve(first, [status(second.name, ready=True), up])
+    assert not table.others_serve(first, [status(second.name, ready=False), up]), "nobody takes over its requests"
+    assert not table.others_serve(other, [status(first.name, ready=True), status(second.name, ready=True)])
+    waits = {first.name: 2.0, second.name: 0.0, other.name: 0.0}
+    specs = table.specs(lambda runner: waits[runner.name])
+    assert {spec.name: spec.restart_wait() for spec in specs} == waits
 
 
 @pytest.mark.parametrize("wanted", [True, False])

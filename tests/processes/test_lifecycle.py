@@ -53,6 +53,16 @@ def test_the_first_restart_does_not_wait() -> None:
     assert (life.phase, life.due, life.restarts) == (Phase.WAITING, 5, 1)
 
 
+def test_a_restart_waits_as_long_as_asked_and_no_shorter_than_its_back_off() -> None:
+    life, _ = follow(*UP, (5, Died(-9, "killed", wait=2.0)))
+    assert (life.phase, life.due) == (Phase.WAITING, 7)
+    life, effects = follow((6.9, TimePassed()), (7, TimePassed()), life=life)
+    assert effects == [Effect.START]
+    again = Died(1, "", jitter=0.5, wait=0.25)
+    life, _ = follow((7, Started()), (8, again), life=life)
+    assert life.due == 8 + BACKOFF.delay(2, needs_a_person=False, jitter=0.5)
+
+
 def test_restart_delays_double_up_to_the_maximum() -> None:
     waits = [BACKOFF.delay(failures, needs_a_person=False, jitter=0.5) for failures in range(1, 8)]
     assert waits == [0, 1, 2, 4, 8, 8, 8]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from motet.clock import monotonic
 from motet.processes import (
     LifecycleConfig,
     Phase,
@@ -109,6 +110,24 @@ async def test_a_killed_process_is_back_at_once(tmp_path: Path) -> None:
         await until(lambda: only(one).ready and only(one).pid != first)
         assert only(one).restarts == 1
         assert only(one).reason == "killed by SIGKILL"
+
+
+async def test_a_killed_process_waits_as_long_as_its_spec_says_then(tmp_path: Path) -> None:
+    wait = 3600.0
+    async with process_manager(tmp_path) as one:
+        one.apply([script(tmp_path, "a", SLEEPER, restart_wait=lambda: wait)])
+        await until(lambda: only(one).ready)
+        one.kill("a", "the first time")
+        await until(lambda: only(one).phase is Phase.WAITING)
+        due = one._processes["a"].life.due
+        assert due is not None
+        assert due > monotonic() + 3000
+        wait = 0.0
+        one.apply([])
+        one.apply([script(tmp_path, "a", SLEEPER, restart_wait=lambda: wait)])
+        await until(lambda: only(one).ready)
+        one.kill("a", "the second time")
+        await until(lambda: only(one).ready and only(one).reason == "the second time")
 
 
 async def test_a_process_that_keeps_dying_is_restarted_later_each_time(tmp_path: Path) -> None:

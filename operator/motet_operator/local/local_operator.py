@@ -29,7 +29,7 @@ from motet_operator.local.manifest_folder import (
     stamp_of,
 )
 from motet_operator.local.object_metadata import MetadataFile
-from motet_operator.local.runner_table import RunnerTable
+from motet_operator.local.runner_table import LocalRunner, RunnerTable
 from motet_operator.local.service_specs import ServiceSpecs
 from motet_operator.local.state_directory import StateDirectory
 from motet_operator.local.status import StatusFile, conditions_from, status_document, wanted_from
@@ -143,7 +143,8 @@ class LocalOperator:
         self._runners.carry_out(plan)
         self._wanted = {(one.name.namespace, one.name.name): one.replicas for one in plan.pools}
         # The runners first: they take longest to be ready.
-        self._processes.apply([*self._runners.specs(), *self._services.control(store_ready=self._store_ready)])
+        runners = self._runners.specs(self._restart_wait)
+        self._processes.apply([*runners, *self._services.control(store_ready=self._store_ready)])
         drains = self._runners.drains(plan, [status.name for status in self._processes.statuses()])
         self._sync.send_state(plan.catalog, drains, (instance.name for instance in view.instances))
         self._update_metrics(plan, monotonic() - began)
@@ -154,6 +155,11 @@ class LocalOperator:
         else:
             self._publish(plan)
         return max(0.05, min(due)) if due else None
+
+    def _restart_wait(self, runner: LocalRunner) -> float:
+        """A runner's start needs seconds of a core. Those that take over the requests of a dead one need them more."""
+        taken_over = self._runners.others_serve(runner, self._processes.statuses())
+        return self._settings.restart_seconds * self._process.time_scale if taken_over else 0.0
 
     def _view(self) -> View:
         objects = self._objects

@@ -3,10 +3,11 @@
 The table is stored on disk, so that a restarted operator knows the instances that it adopts.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -52,11 +53,18 @@ class RunnerTable:
     def get(self, instance: str) -> LocalRunner | None:
         return self._table.get(instance)
 
-    def specs(self) -> list[ProcessSpec]:
+    def specs(self, restart_wait: Callable[[LocalRunner], float] = lambda _: 0.0) -> list[ProcessSpec]:
         return [
-            self._services.runner(runner.name, str(runner.pool), runner.revision, runner.template)
+            self._services.runner(
+                runner.name, str(runner.pool), runner.revision, runner.template, partial(restart_wait, runner)
+            )
             for runner in self._table.values()
         ]
+
+    def others_serve(self, runner: LocalRunner, statuses: Iterable[ProcessStatus]) -> bool:
+        """Whether another runner of the pool can take over this one's requests."""
+        others = {one.name for one in self._table.values() if one.pool == runner.pool and one.name != runner.name}
+        return any(status.ready and status.name in others for status in statuses)
 
     def sets(self) -> tuple[RunnerSet, ...]:
         members: dict[tuple[ObjectName, str], list[LocalRunner]] = {}

@@ -3,12 +3,13 @@
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 
 from motet.keys import CALLERS_VARIABLE
 from motet.processes import ProcessSpec
-from motet.processes.manager import MANAGED_BY_VARIABLE, Probe
+from motet.processes.manager import MANAGED_BY_VARIABLE, Probe, at_once
 from motet.rpc import is_healthy
 from motet.settings import Database, ProcessSettings
 from motet.telemetry import is_alive
@@ -45,7 +46,14 @@ class ServiceSpecs:
             specs.append(self._grpc_service("predictor"))
         return specs
 
-    def runner(self, instance: str, pool: str, revision: str, template: RunnerTemplate) -> ProcessSpec:
+    def runner(
+        self,
+        instance: str,
+        pool: str,
+        revision: str,
+        template: RunnerTemplate,
+        restart_wait: Callable[[], float] = at_once,
+    ) -> ProcessSpec:
         address = self._layout.address(instance)
         env = {variable.name: variable.value for variable in template.pod.env}
         env |= runner_environment(pool, revision, template)
@@ -55,7 +63,7 @@ class ServiceSpecs:
             # The fetch process reads Secrets for sources from there.
             "MOTET_RUNNER_MANIFESTS": str(self._settings.manifests.absolute()),
         }
-        return self._spec(instance, "runner", env, address)
+        return replace(self._spec(instance, "runner", env, address), restart_wait=restart_wait)
 
     def _grpc_service(self, name: str) -> ProcessSpec:
         return self._spec(name, name, {}, self._layout.address(name))

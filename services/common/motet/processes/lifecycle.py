@@ -122,6 +122,8 @@ class Died:
     exit_status: int | None
     reason: str
     jitter: float = 0.5
+    wait: float = 0.0
+    """The least seconds until it is started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,7 @@ def _died(life: Lifecycle, death: Died, now: float, config: LifecycleConfig) -> 
     return replace(
         life,
         phase=Phase.WAITING,
-        due=now + wait,
+        due=now + max(wait, death.wait),
         restarts=life.restarts + 1,
         failures=failures,
         was_ready=False,

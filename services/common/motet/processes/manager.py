@@ -57,6 +57,10 @@ async def always_ready() -> bool:
     return True
 
 
+def at_once() -> float:
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
     name: str
@@ -74,6 +78,9 @@ class ProcessSpec:
 
     alive: Probe | None = field(default=None, compare=False)
     """The liveness probe. A process may be alive and not ready. None: it counts as alive until it ends."""
+
+    restart_wait: Callable[[], float] = field(default=at_once, compare=False)
+    """How many seconds a restart waits at least. Asked when the process has died."""
 
     stop_order: int = 0
     """The order in which `stop_all` stops processes: those with the smallest number first. The next ones are stopped
@@ -394,7 +401,8 @@ class _ManagedProcess:
         reason = self._death_reason(status)
         if self.life.phase is not Phase.STOPPING:
             log.warning("process_died", process=self.spec.name, exit_status=status, reason=reason)
-        self.handle(Died(status, reason, random.random()))  # noqa: S311 - spreads restarts, guards nothing
+        wait = self.spec.restart_wait()
+        self.handle(Died(status, reason, random.random(), wait))  # noqa: S311 - spreads restarts, guards nothing
 
     def _death_reason(self, status: int | None) -> str:
         if self.kill_reason:

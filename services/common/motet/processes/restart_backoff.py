@@ -9,7 +9,7 @@ class RestartBackoff:
 
     first_delay: float = 0.5
     """The wait before the second restart in a row. It doubles with each further one. The first restart comes at once,
-    so that a process that was healthy and got killed is back soon."""
+    so that a process that was healthy and got killed is back soon, unless its spec asks for a wait."""
 
     last_delay: float = 30.0
     """The longest wait."""
