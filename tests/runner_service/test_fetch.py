@@ -12,9 +12,12 @@ import pytest
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
-from motet_runner.adapters import fetcher
-from motet_runner.adapters.fetcher import DiskCache, Fetcher, FetchRequest, FolderLock
+from motet_runner.adapters import cache as cache_module
+from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.folder_lease import FolderLease
+from motet_runner.adapters.policy.values import FetchRequest
 from tests.common.waiting import PATIENCE_S
+from tests.support.adapter_fetches import Fetcher
 from tests.support.in_process_runner import write_adapter
 from tests.support.machine import lacking
 
@@ -77,27 +80,12 @@ async def test_an_optional_file_that_is_not_a_regular_file_is_refused(tmp_path, 
         await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
 
 
-async def test_concurrent_fetches_share_one_copy(tmp_path, cache, monkeypatch):
-    """The copy waits until all calls have joined it. Otherwise a small copy could end before the last call asks."""
+async def test_concurrent_fetches_share_one_copy(tmp_path, cache):
+    """Those that come after it has begun have the folder looked at again, since it may have changed."""
     source = write_adapter(tmp_path / "a").as_uri()
     fetcher = Fetcher(cache)
-    calls, joined, all_joined = 20, [], asyncio.Event()
-    join_fetch, copy = fetcher._join_fetch, fetcher._copy
-
-    async def join_and_count(request):
-        joined.append(await join_fetch(request))
-        if len(joined) == calls:
-            all_joined.set()
-        return joined[-1]
-
-    async def copy_when_all_have_joined(folder, request):
-        await all_joined.wait()
-        return await copy(folder, request)
-
-    monkeypatch.setattr(fetcher, "_join_fetch", join_and_count)
-    monkeypatch.setattr(fetcher, "_copy", copy_when_all_have_joined)
     async with asyncio.timeout(PATIENCE_S):
-        fetched = await asyncio.gather(*(fetcher.fetch(FetchRequest(source=source)) for _ in range(calls)))
+        fetched = await asyncio.gather(*(fetcher.fetch(FetchRequest(source=source)) for _ in range(20)))
     assert len({each.digest for each in fetched}) == 1
     assert fetcher.copies == 1
 
@@ -200,8 +188,10 @@ async def test_a_full_disk_gives_a_clear_error_and_leaves_no_files(tmp_path, ful
     with pytest.raises(AdapterFetchFailed, match=r"no space left in .*needs \d+ bytes"):
         await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
     assert contents(cache) == []
-    small = await Fetcher(cache).fetch(FetchRequest(source=write_adapter(tmp_path / "b").as_uri()))
+    fetcher = Fetcher(cache)
+    small = await fetcher.fetch(FetchRequest(source=write_adapter(tmp_path / "b").as_uri()))
     assert contents(cache) == [small.folder.name]
+    fetcher.registry.close()
 
 
 async def test_a_write_that_fails_leaves_nothing(tmp_path, cache):
@@ -217,9 +207,8 @@ async def test_a_write_that_fails_leaves_nothing(tmp_path, cache):
 
 
 def test_no_space_names_the_cache_and_what_is_needed(tmp_path):
-    sentence = fetcher._explain(
-        OSError(errno.ENOSPC, "No space left on device"), str(tmp_path / "a"), tmp_path, 12345
-    ).message
+    cache = DiskCache(tmp_path, max_adapter_bytes=1)
+    sentence = cache.explain(OSError(errno.ENOSPC, "No space left on device"), str(tmp_path / "a"), 12345).message
     assert "no space left" in sentence
     assert "needs 12345 bytes" in sentence
 
@@ -228,7 +217,7 @@ def test_files_of_a_dead_process_are_removed_and_those_of_a_live_one_are_kept(tm
     left, live = cache.folder / ".fetch-1-1", cache.folder / ".fetch-2-1"
     left.mkdir()
     live.mkdir()
-    lease = FolderLock(live)
+    lease = FolderLease(live)
     cache.prepare()
     assert contents(cache) == [".fetch-2-1"]
     lease.release()
@@ -238,11 +227,12 @@ async def test_a_runner_that_starts_beside_a_fetch_breaks_nothing(tmp_path, cach
     """It removes folders without a lock. It may start after a folder is made and before that is locked."""
     starts = [cache.prepare, lambda: None]
 
-    def lease_beside_a_start(folder: Path) -> FolderLock:
-        starts.pop(0)()
-        return FolderLock(folder)
+    def lease_beside_a_start(folder: Path) -> FolderLease:
+        if starts and folder.name.startswith(".fetch-"):
+            starts.pop(0)()
+        return FolderLease(folder)
 
-    monkeypatch.setattr(fetcher, "FolderLock", lease_beside_a_start)
+    monkeypatch.setattr(cache_module, "FolderLease", lease_beside_a_start)
     fetched = await Fetcher(cache).fetch(FetchRequest(source=write_adapter(tmp_path / "a").as_uri()))
     assert contents(cache) == [fetched.folder.name]
     assert not starts
@@ -250,21 +240,21 @@ async def test_a_runner_that_starts_beside_a_fetch_breaks_nothing(tmp_path, cach
 
 async def test_a_leased_folder_is_not_removed(tmp_path, cache):
     fetched = await Fetcher(cache).fetch(FetchRequest(source=write_adapter(tmp_path / "a").as_uri()))
-    mine, theirs = FolderLock(fetched.folder), FolderLock(fetched.folder)
-    assert not mine.is_alone()
-    assert not cache.remove(fetched.digest)
+    theirs = FolderLease(fetched.folder)
+    assert not cache.evict(fetched.digest, fetched)
+    assert not cache.evict(fetched.digest, None)
     theirs.release()
-    assert mine.is_alone()
-    assert not cache.remove(fetched.digest)
-    mine.release()
-    assert cache.remove(fetched.digest)
+    assert not cache.evict(fetched.digest, None)
+    assert cache.evict(fetched.digest, fetched)
     with pytest.raises(FileNotFoundError):
-        FolderLock(fetched.folder)
+        FolderLease(fetched.folder)
 
 
 async def test_two_runners_that_fetch_the_same_bytes_do_not_disturb_each_other(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     other = DiskCache(cache.folder, max_adapter_bytes=1 << 20)
     one, two = await asyncio.gather(*(Fetcher(own).fetch(FetchRequest(source=source)) for own in (cache, other)))
-    assert one == two
+    assert (one.inode, one.folder) == (two.inode, two.folder)
+    assert one.lease.is_live()
+    assert two.lease.is_live()
     assert contents(cache) == [Path(one.folder).name]

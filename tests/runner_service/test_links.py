@@ -9,7 +9,7 @@ from motet.digest import adapter_digest
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet.promises import PromiseRule
 from motet.runner_info import KernelState
-from motet_runner.adapters.fetcher import CERTIFICATE
+from motet_runner.adapters.cache import CERTIFICATE
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, supervisor_at, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_runner import in_process_runner, write_adapter

@@ -10,16 +10,18 @@ from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import FakeClock
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
-from motet_runner.adapters import fetcher
+from motet_runner.adapters import cache
+from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
+from motet_runner.adapters.checks import Checks
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
-from motet_runner.adapters.fetcher import DiskCache
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
 from motet_runner.interface import AdapterFailed, AdapterLoaded
 from motet_runner.metrics import Metrics
+from tests.runner_service.fake_peers import until
 from tests.support.in_process_runner import write_adapter
 
 BASE_DIGEST = Digest("sha256:" + "b" * 64)
@@ -39,10 +41,7 @@ class RegistrySetup:
         self.cache = cache
         self.adapters = AdapterRegistry(
             cache,
-            check=self.check,
-            base_digest=base,
-            engine_limits=engine,
-            check_version=checker,
+            checks=Checks(cache, self.check, base_digest=base, engine_limits=engine, version=checker),
             capacity=capacity,
             users_of=lambda digest: self.users.get(digest, 0),
             post=self.posted.append,
@@ -60,7 +59,22 @@ class RegistrySetup:
     async def ensure(self, n, stage=common_pb2.ADAPTER_STAGE_CERTIFIED, **config):
         source = write_adapter(self.folder / f"a{n}", seed=n, **config)
         ref = common_pb2.AdapterRef(namespace="default", name=f"a{n}")
-        return await self.adapters.ensure(scheduler_pb2.EnsureAdapter(adapter=ref, source=source.as_uri(), stage=stage))
+        order = scheduler_pb2.EnsureAdapter(adapter=ref, source=source.as_uri(), stage=stage)
+        return await self.settled(self.adapters.ensure(order))
+
+    async def settled(self, work=None):
+        """What `work` brings, once everything that follows from it has happened."""
+        found = await work if work is not None else None
+        await until(lambda: self.adapters.settled)
+        return found
+
+    async def request(self, digest):
+        """The adapter for a request that waits for it, or None if only an order could bring it."""
+        waiting = asyncio.create_task(self.adapters.wait_for(digest))
+        await asyncio.sleep(0)
+        await self.settled()
+        waiting.cancel()
+        return self.adapters.for_request(digest)
 
     async def ensure_digest(self, n, digest):
         order = scheduler_pb2.EnsureAdapter(
@@ -69,7 +83,7 @@ class RegistrySetup:
             expected_digest=digest,
             stage=common_pb2.ADAPTER_STAGE_DEVICE,
         )
-        return await self.adapters.ensure(order)
+        return await self.settled(self.adapters.ensure(order))
 
     def cached(self):
         return set(self.cache.by_last_use())
@@ -116,7 +130,7 @@ async def test_a_certificate_is_kept_and_not_made_twice(setup, tmp_path):
     first = await setup.ensure(1)
     setup.adapters.close()
     again = RegistrySetup(tmp_path)
-    found = again.adapters.for_request(first.digest)
+    found = await again.request(first.digest)
     assert found is not None
     assert found.certificate == first.certificate
     assert again.checks == 0
@@ -127,7 +141,7 @@ async def test_a_certificate_is_kept_and_not_made_twice(setup, tmp_path):
 async def test_a_certificate_for_another_base_model_counts_for_nothing(setup, tmp_path):
     first = await setup.ensure(1)
     other = RegistrySetup(tmp_path, base=Digest("sha256:" + "c" * 64))
-    assert other.adapters.for_request(first.digest) is None
+    assert await other.request(first.digest) is None
     checked = await other.ensure(1)
     assert other.checks == 1
     assert checked.certificate.base_digest.endswith("c")
@@ -139,7 +153,7 @@ async def test_an_adapter_passed_by_an_older_checker_is_checked_again(setup, tmp
     assert first.certificate.checker == CHECK_VERSION
     setup.adapters.close()
     newer = RegistrySetup(tmp_path, checker=CHECK_VERSION + 1)
-    assert newer.adapters.for_request(first.digest) is None
+    assert await newer.request(first.digest) is None
     checked = await newer.ensure(1)
     assert (newer.checks, checked.certificate.checker) == (1, CHECK_VERSION + 1)
     newer.adapters.close()
@@ -147,7 +161,7 @@ async def test_an_adapter_passed_by_an_older_checker_is_checked_again(setup, tmp
     assert first.digest in stricter.cached()
     with pytest.raises(AdapterIncompatible):
         await stricter.ensure_digest(1, first.digest)
-    assert stricter.adapters.for_request(first.digest) is None
+    assert await stricter.request(first.digest) is None
     assert not any(isinstance(command, LoadAdapter) for command in stricter.posted)
     stricter.adapters.close()
 
@@ -156,7 +170,7 @@ async def test_an_adapter_checked_for_another_dtype_or_rank_is_checked_again(set
     first = await setup.ensure(1)
     setup.adapters.close()
     other = RegistrySetup(tmp_path, engine="float16, rank 8", refuses="LORA")
-    assert other.adapters.for_request(first.digest) is None
+    assert await other.request(first.digest) is None
     with pytest.raises(AdapterIncompatible):
         await other.ensure_digest(1, first.digest)
     other.adapters.close()
@@ -165,10 +179,10 @@ async def test_an_adapter_checked_for_another_dtype_or_rank_is_checked_again(set
 async def test_a_certificate_from_before_checkers_had_versions_counts_for_nothing(setup, tmp_path):
     first = await setup.ensure(1)
     setup.adapters.close()
-    kept = first.folder / "certificate.json"
+    kept = first.held.folder / "certificate.json"
     kept.write_text(kept.read_text().replace('"checker"', '"mapped"'))
     again = RegistrySetup(tmp_path)
-    assert again.adapters.for_request(first.digest) is None
+    assert await again.request(first.digest) is None
     again.adapters.close()
 
 
@@ -202,12 +216,13 @@ async def test_the_tier_follows_the_engines_events(setup):
     assert one.stage == common_pb2.ADAPTER_STAGE_DEVICE
     assert setup.adapters.resident([])[0].tier == common_pb2.MEMORY_TIER_DEVICE
     setup.adapters.on_failed(AdapterFailed(one.digest, AdapterIncompatible("no")))
+    await setup.settled()  # its files are looked at again
     assert setup.adapters.resident([])[0].tier == common_pb2.MEMORY_TIER_DISK
 
 
 async def test_cached_bytes_that_changed_are_noticed_when_a_load_fails_and_fetched_again(setup):
     one = await setup.ensure(1)
-    weights = one.folder / WEIGHTS_NAME
+    weights = one.held.folder / WEIGHTS_NAME
     with weights.open("r+b") as file:
         file.write(b"\xff")
     assert setup.adapters.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed"))) is one
@@ -222,9 +237,9 @@ async def test_cached_bytes_that_changed_are_noticed_when_a_load_fails_and_fetch
 async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(setup, tmp_path):
     one = await setup.ensure(1)
     setup.adapters.close()
-    (one.folder / WEIGHTS_NAME).touch()
+    (one.held.folder / WEIGHTS_NAME).touch()
     again = RegistrySetup(tmp_path)
-    assert again.adapters.for_request(one.digest) is None
+    assert await again.request(one.digest) is None
     assert (await again.ensure(1)).digest == one.digest
     assert again.checks == 1
     again.adapters.close()
@@ -243,9 +258,9 @@ async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(
 async def test_an_invalid_stored_certificate_is_replaced(setup, tmp_path, kept):
     first = await setup.ensure(1)
     setup.adapters.close()
-    (first.folder / "certificate.json").write_bytes(kept)
+    (first.held.folder / "certificate.json").write_bytes(kept)
     again = RegistrySetup(tmp_path)
-    assert again.adapters.for_request(first.digest) is None
+    assert await again.request(first.digest) is None
     assert (await again.ensure(1)).checked is not None
     assert again.checks == 1
     again.adapters.close()
@@ -254,14 +269,14 @@ async def test_an_invalid_stored_certificate_is_replaced(setup, tmp_path, kept):
 async def test_changed_bytes_that_another_runner_has_removed_meanwhile_are_fetched_again(setup, monkeypatch):
     """Runners on one machine share the cache."""
     one = await setup.ensure(1)
-    (one.folder / WEIGHTS_NAME).write_bytes(b"changed")
+    (one.held.folder / WEIGHTS_NAME).write_bytes(b"changed")
     setup.adapters.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed")))
 
     def removed(folder):
         shutil.rmtree(folder)
         raise FileNotFoundError(folder)
 
-    monkeypatch.setattr(fetcher, "adapter_digest", removed)
+    monkeypatch.setattr(cache, "adapter_digest", removed)
     with pytest.raises(AdapterFetchFailed, match="have changed"):
         await setup.ensure_digest(1, one.digest)
     monkeypatch.undo()

@@ -119,7 +119,7 @@ async def test_row_15_while_an_adapter_flips_a_hundred_times_requests_are_answer
     assert not asking.done()
     asking.cancel()
     assert await system.gateway.ask("last", adapter=last, max_tokens=8) == tokens_of(PROMPT, 7, 8, last)
-    checks = sum(runner.service._loaded().adapters.fetcher.copies for runner in runners)
+    checks = sum(runner.service._loaded().adapters.copies for runner in runners)
     loads = [int(runner.service.metrics.adapter_loads.collect()[0].samples[0].value) for runner in runners]
     print(f"{checks} checks in {passed:.1f} s, {loads} loads, {answered} answers")
     assert checks <= 3 + passed / 0.5

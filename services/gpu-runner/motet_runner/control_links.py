@@ -19,7 +19,8 @@ from motet.prefix_hints import MAX_CACHED_HINTS
 from motet.promises import PromiseRule
 from motet.rpc import Link
 from motet_runner.accepted_requests import AcceptedRequests, has_work
-from motet_runner.adapters.registry import AdapterRegistry, RegisteredAdapter, fetch_request_of
+from motet_runner.adapters.policy.life import AdapterLife
+from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_loop import FINISHES
 from motet_runner.engine_messages import Command, Extend, Park, Resume, SequenceEnded, SetOvercommit, SetSupervised
 from motet_runner.interface import AdapterFailed, EngineInfo, EngineReport, OverflowAhead, ParkedNow, ResumedNow
@@ -164,12 +165,12 @@ class SchedulerLink:
         left = max(0.0, self._drain_ends - monotonic())
         return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
 
-    def adapter_loaded(self, adapter: RegisteredAdapter) -> None:
+    def adapter_loaded(self, adapter: AdapterLife) -> None:
         """The engine has loaded the adapter: report it under each name that it has."""
         for ref in adapter.refs.values():
             self._report_adapter(state_of(ref, adapter))
 
-    def adapter_failed(self, adapter: RegisteredAdapter, event: AdapterFailed) -> None:
+    def adapter_failed(self, adapter: AdapterLife, event: AdapterFailed) -> None:
         for ref in adapter.refs.values():
             state = state_of(ref, adapter)
             state.failure.CopyFrom(event.error.to_proto())
@@ -213,7 +214,7 @@ class SchedulerLink:
             case "ensure":
                 self._spawn(self._ensure(order))
             case "drop":
-                self._adapters.drop(Digest(order.digest))
+                self._adapters.drop(Digest(order.digest), f"{order.adapter.namespace}/{order.adapter.name}")
             case "cancel":
                 self._requests.cancel(order.request, order.epoch)
             case "drain":
@@ -259,7 +260,7 @@ class SchedulerLink:
             state = scheduler_pb2.AdapterState(
                 ref=order.adapter,
                 digest=order.expected_digest,
-                bytes=self._adapters.fetcher.bytes_of(fetch_request_of(order)),
+                bytes=self._adapters.bytes_fetched(order),
                 answers=order.stage,
             )
             self._report_adapter(state)
@@ -273,7 +274,7 @@ class SchedulerLink:
         task.add_done_callback(self._tasks.discard)
 
 
-def state_of(ref: common_pb2.AdapterRef, adapter: RegisteredAdapter) -> scheduler_pb2.AdapterState:
+def state_of(ref: common_pb2.AdapterRef, adapter: AdapterLife) -> scheduler_pb2.AdapterState:
     return scheduler_pb2.AdapterState(
         ref=ref,
         digest=adapter.digest,

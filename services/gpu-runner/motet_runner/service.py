@@ -27,9 +27,10 @@ from motet.rpc import Server, serving
 from motet.settings import Addresses, ProcessSettings
 from motet.task_group import run_together
 from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests, has_work
+from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import certify, limits_of
-from motet_runner.adapters.fetcher import DiskCache
-from motet_runner.adapters.registry import AdapterRegistry, Check
+from motet_runner.adapters.checks import Check, Checks
+from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.assets import stream_assets
 from motet_runner.control_links import RunnerFacts, SchedulerLink, SupervisorLink
 from motet_runner.engine_client import EngineClient, EngineDied
@@ -64,6 +65,9 @@ DRAINED_FLUSH_SECONDS = 2.0
 """How long a runner that ends waits for gateways to read which of their requests must be placed again."""
 
 LOAD_LOG_SECONDS = 10.0
+
+UPKEEP_SECONDS = 30.0
+"""How often the disk cache is looked after."""
 
 ENGINE_DIED_FLUSH_SECONDS = 0.5
 """The same after the engine has died. It is short, because the requests make no progress meanwhile. A gateway that does
@@ -196,6 +200,7 @@ class RunnerService:
                 parts.scheduler.run(),
                 parts.supervisor.run(),
                 every(report_seconds, self._request_report, name="report"),
+                every(UPKEEP_SECONDS * self._process.time_scale, parts.adapters.tick, name="adapters"),
             )
         except EngineDied as error:
             parts.generation.engine_died(error.message)
@@ -231,9 +236,7 @@ class RunnerService:
         facts = RunnerFacts(self.identity, settings.reachable_at, info, base, assets, promise_rule)
         adapters = AdapterRegistry(
             cache,
-            check=check,
-            base_digest=base,
-            engine_limits=limits_of(info),
+            checks=Checks(cache, check, base_digest=base, engine_limits=limits_of(info)),
             capacity=settings.max_cached_adapters,
             users_of=self.accepted.users_of,
             post=self._engine.post,

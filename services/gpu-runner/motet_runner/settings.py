@@ -149,6 +149,15 @@ class Settings(BaseSettings):
     """How many adapters are fetched from hubs and the web at a time; for one namespace at most one fewer. It is also
     the number of files of a base model that are fetched at a time."""
 
+    max_partial_fetches: int = Field(16, ge=0)
+    """How many interrupted fetches of adapters of one namespace are kept on the disk, to be continued within a day.
+    Beyond this number, the oldest one is removed."""
+
+    max_partial_mib: int = Field(4096, ge=0)
+    """The most MiB that interrupted fetches of adapters of one namespace keep on the disk. Beyond it, the oldest one is
+    removed. Fetches that run are not counted: `fetches_at_once` bounds them. When the disk is full, all interrupted
+    fetches are removed."""
+
     manifests: str = ""
     """The folder of manifests with the Secrets that open sources; the local stack sets it. Empty: Secrets are read from
     the API server."""

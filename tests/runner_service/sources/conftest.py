@@ -4,9 +4,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.settings import ProcessSettings
-from motet_runner.adapters.fetcher import DiskCache, Fetcher, FetchRequest
+from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.policy.values import FetchRequest
 from motet_runner.settings import Settings
 from motet_runner.sources.source_access import Sources
+from tests.support.adapter_fetches import Fetcher
 from tests.support.in_process_runner import write_adapter
 from tests.support.source_servers import hub_server, web_server
 

@@ -1,25 +1,34 @@
 """The adapters that this runner knows: their files, what the check found, and their stage.
 
-An adapter is in the registry from its first EnsureAdapter on, or from a request that finds it in the disk cache with a
-certificate for this base model. It leaves when it is dropped, or evicted from the disk cache while no request uses it.
-As long as it is in the registry, its folder is locked.
+`policy/` decides; here its effects are carried out, and what came of them goes back as events. No error of a disk or a
+source leaves this module as anything but the answer to an order or to a request that waits.
 """
 
 import asyncio
+import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import structlog
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import Clock, monotonic
+from motet.digest import hex_of
 from motet.domain import Digest
-from motet.errors import MotetError
-from motet_runner.adapters.certification import Certification
-from motet_runner.adapters.compatibility_check import CHECK_VERSION
-from motet_runner.adapters.fetcher import DiskCache, Fetched, Fetcher, FetchRequest, FolderLock, touch
+from motet.errors import AdapterFetchFailed, Internal, MotetError, from_proto
+from motet.runner_info import Failure
+from motet_runner.adapters.cache import DiskCache, lease_of
+from motet_runner.adapters.checks import Checks
+from motet_runner.adapters.fetches import Fetches
+from motet_runner.adapters.policy import effects, events
+from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
+from motet_runner.adapters.policy.failures import SourceFailures
+from motet_runner.adapters.policy.life import AdapterLife
+from motet_runner.adapters.policy.values import FetchRequest, Held, Order
+from motet_runner.daemon_threads import DaemonThreads
 from motet_runner.engine_messages import Command, DropAdapter, LoadAdapter
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport
 from motet_runner.metrics import Metrics
@@ -28,52 +37,19 @@ from motet_runner.sources.source_access import Sources
 
 log = structlog.get_logger(__name__)
 
-Check = Callable[[Path], Certification]
-"""Checks an adapter's folder against the base model. Raises AdapterIncompatible. Called in a thread."""
-
-
-@dataclass(slots=True)
-class RegisteredAdapter:
-    digest: Digest
-    folder: Path
-    bytes: int
-    lease: FolderLock
-    checked: Certification | None = None
-    refs: dict[str, common_pb2.AdapterRef] = field(default_factory=dict)
-    """The manifests that it was ordered for, by namespace/name."""
-    on_device: bool = False
-    wanted_until: float = 0.0
-    """A request for it was announced: it is not evicted before this time."""
-    drop_when_idle: bool = False
-    """Forget it once no request uses it."""
-
-    @property
-    def certificate(self) -> scheduler_pb2.Certificate | None:
-        return None if self.checked is None else self.checked.certificate
-
-    @property
-    def stage(self) -> "common_pb2.AdapterStage.ValueType":
-        if self.on_device:
-            return common_pb2.ADAPTER_STAGE_DEVICE
-        return common_pb2.ADAPTER_STAGE_FETCHED if self.checked is None else common_pb2.ADAPTER_STAGE_CERTIFIED
-
-    @property
-    def name(self) -> str:
-        return next(iter(self.refs), self.digest)
+FILE_THREADS = 4
+"""For checks, and for storing what a fetch process has brought: each reads a whole adapter from the runner's disk."""
 
 
 class AdapterRegistry:
-    """`users_of` counts the requests that use an adapter; `post` sends a command to the engine; `engine_limits` is
-    what `limits_of` says about the engine that `check` checks for."""
+    """`users_of` counts the requests that use an adapter; `post` sends a command to the engine; `capacity` is that of
+    the disk cache."""
 
     def __init__(
         self,
         cache: DiskCache,
         *,
-        check: Check,
-        base_digest: Digest,
-        engine_limits: str = "",
-        check_version: int = CHECK_VERSION,
+        checks: Checks,
         capacity: int,
         users_of: Callable[[Digest], int],
         post: Callable[[Command], None],
@@ -82,54 +58,57 @@ class AdapterRegistry:
         clock: Clock = monotonic,
     ) -> None:
         self._cache = cache
-        self.fetcher = Fetcher(cache, sources)
-        self._check = check
-        self._base_digest = base_digest
-        self._engine_limits = engine_limits
-        self._check_version = check_version
-        self._capacity = capacity
+        self._checks = checks
         self._users_of = users_of
         self._post = post
         self._metrics = metrics
         self._clock = clock
-        self._adapters: dict[Digest, RegisteredAdapter] = {}
-        self._checking: dict[Digest, asyncio.Lock] = {}
-        self._waiting: dict[Digest, set[asyncio.Future[None]]] = {}
+        failures = SourceFailures(
+            spread=lambda: random.uniform(0.8, 1.2),  # noqa: S311
+            scale=sources.time_scale if sources is not None else 1.0,
+        )
+        self._policy = AdapterPolicy(capacity=capacity, users_of=users_of, failures=failures)
+        self._files = DaemonThreads("adapter files", FILE_THREADS)
+        self._folders = DaemonThreads("adapter folders", 1)  # one, so that a touch comes before a later listing
+        self._fetches = Fetches(cache, sources, self._files)
+        self._orders: dict[int, asyncio.Future[AdapterLife]] = {}
+        self._waiters: dict[int, asyncio.Future[None]] = {}
+        self._numbers = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self.copies = 0
+        """How many fetches have brought files."""
 
     # ----------------------------------------------------------------------------------------------------- questions
 
-    def get(self, digest: str) -> RegisteredAdapter | None:
-        return self._adapters.get(Digest(digest))
+    def get(self, digest: str) -> AdapterLife | None:
+        return self._policy.get(Digest(digest))
 
-    def for_request(self, digest: Digest) -> RegisteredAdapter | None:
-        """The adapter, if it is checked. The engine is sent its layout unless it has loaded it. None while the adapter
-        isn't ready for requests."""
-        adapter = self._adapters.get(digest) or self._add_cached(digest)
-        if adapter is None or adapter.checked is None:
+    def for_request(self, digest: Digest) -> AdapterLife | None:
+        """The adapter, if requests may use it now. The engine is sent its layout unless it has loaded it."""
+        life = self._policy.get(digest)
+        if life is None or not life.ready:
             return None
-        adapter.drop_when_idle = False
-        touch(adapter.folder)
-        if not adapter.on_device:
-            self._post(LoadAdapter(digest, adapter.checked.layout))
-        return adapter
+        self._handle(events.Used(digest))
+        return life
 
-    async def wait_for(self, digest: Digest) -> None:
-        """Wait until `for_request` returns this adapter. Raises the error of its fetch or check."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(digest, set())
-        waiting.add(future)
+    async def wait_for(self, digest: Digest, manifest: str = "") -> None:
+        """Wait until `for_request` returns this adapter. `manifest` is the adapter that the client has named, as
+        namespace/name. Raises the error of that one's fetch, or of the check."""
+        number = self._number()
+        future = self._waiters[number] = asyncio.get_running_loop().create_future()
         try:
+            self._handle(events.RequestWaits(number, digest, manifest))
             await future
         finally:
-            waiting.discard(future)
-            if not waiting:
-                self._waiting.pop(digest, None)
+            if self._waiters.pop(number, None) is not None:
+                self._handle(events.RequestLeft(number, digest))
 
     def resident(self, entries: list[EngineAdapterReport]) -> list[common_pb2.ResidentAdapter]:
         """Every checked adapter of the registry, with the highest tier that it has reached."""
         in_engine = {entry.digest: entry for entry in entries}
         residents = []
-        for adapter in self._adapters.values():
+        for adapter in self._policy:
             if adapter.drop_when_idle or adapter.checked is None:
                 continue
             entry = in_engine.get(adapter.digest)
@@ -146,191 +125,198 @@ class AdapterRegistry:
             )
         return residents
 
+    def bytes_fetched(self, order: scheduler_pb2.EnsureAdapter) -> int:
+        """How many bytes of a remote adapter have arrived, while its fetch runs."""
+        number = self._policy.fetch_of(fetch_request_of(order))
+        return self._fetches.bytes_of(number) if number is not None else 0
+
     # -------------------------------------------------------------------------------------------------------- orders
 
-    async def ensure(self, order: scheduler_pb2.EnsureAdapter) -> RegisteredAdapter:
+    async def ensure(self, order: scheduler_pb2.EnsureAdapter) -> AdapterLife:
         """Fetch and check an adapter, as the order says. If the order asks for more, the engine gets a command to load
         it."""
         started = time.monotonic()
-        digest = Digest(order.expected_digest)
         try:
-            fetched = await self.fetcher.fetch(fetch_request_of(order))
-            digest = fetched.digest
-            adapter = self._add(fetched, order.adapter)
-            if order.stage >= common_pb2.ADAPTER_STAGE_CERTIFIED:
-                await self._certify(adapter)
-        except MotetError as error:
+            life = await self.order(
+                fetch_request_of(order),
+                order.adapter,
+                check=order.stage >= common_pb2.ADAPTER_STAGE_CERTIFIED,
+                load=order.stage >= common_pb2.ADAPTER_STAGE_HOST,
+            )
+        except MotetError:
             self._metrics.adapter_failures.inc()
-            self._notify_waiting(digest, error)
             raise
         self._metrics.adapter_fetch_seconds.observe(time.monotonic() - started)
-        self._notify_waiting(digest)
-        if order.stage >= common_pb2.ADAPTER_STAGE_HOST and not adapter.on_device and adapter.checked is not None:
-            self._post(LoadAdapter(digest, adapter.checked.layout))
-        await self._evict_from_disk(spare=digest)
-        return adapter
+        return life
+
+    async def order(
+        self, fetch: FetchRequest, ref: common_pb2.AdapterRef, *, check: bool = True, load: bool = False
+    ) -> AdapterLife:
+        _check_digest(fetch.expected)
+        number = self._number()
+        future: asyncio.Future[AdapterLife] = asyncio.get_running_loop().create_future()
+        self._orders[number] = future
+        try:
+            self._handle(events.Ordered(Order(number, ref, fetch, check, load)))
+            return await future
+        finally:
+            if self._orders.pop(number, None) is not None:
+                self._handle(events.OrderCancelled(number))
 
     def expect(self, digest: Digest, seconds: float) -> None:
         """A request for this adapter will come: start to load it, and keep it for `seconds`."""
-        adapter = self.for_request(digest)
-        if adapter is not None:
-            adapter.wanted_until = self._clock() + seconds
+        self._handle(events.Used(digest, self._clock() + seconds))
 
-    def drop(self, digest: Digest) -> None:
-        """Forget an adapter, now or when its last request ends. Its files stay until the disk cache needs the space."""
-        adapter = self._adapters.get(digest)
-        if adapter is not None:
-            adapter.drop_when_idle = True
-            self.request_ended(digest)
+    def drop(self, digest: Digest, manifest: str = "") -> None:
+        """Forget an adapter, now or when its last request ends. Its files stay until the disk cache needs the space.
+        Without a digest: the manifest has gone, and what is left of its fetches goes."""
+        self._handle(events.Dropped(digest) if digest else events.ManifestGone(manifest))
 
     def request_ended(self, digest: Digest) -> None:
         """A request has ended: forget its adapter if it was kept only for this request."""
-        adapter = self._adapters.get(digest)
-        if adapter is not None and adapter.drop_when_idle and not self._users_of(digest):
-            self._forget(adapter)
+        self._handle(events.RequestEnded(digest))
+
+    def tick(self) -> None:
+        """Now and then: see whether the folders are still there, and clear what is too old."""
+        self._handle(events.Tick())
+        self._spawn(self._quietly(self._fetches.clear_partial))
 
     # ------------------------------------------------------------------------------------------------- engine's events
 
-    def on_loaded(self, event: AdapterLoaded) -> RegisteredAdapter | None:
+    def on_loaded(self, event: AdapterLoaded) -> AdapterLife | None:
         self._metrics.adapter_loads.inc()
         self._metrics.adapter_load_seconds.observe(event.seconds)
-        adapter = self._adapters.get(event.digest)
-        if adapter is not None:
-            adapter.on_device = True
-        return adapter
+        self._handle(events.EngineLoaded(event.digest))
+        return self._policy.get(event.digest)
 
     def on_evicted(self, event: AdapterEvicted) -> None:
         self._metrics.adapter_evictions.inc()
-        adapter = self._adapters.get(event.digest)
-        if adapter is not None:
-            adapter.on_device = False
+        self._handle(events.EngineEvicted(event.digest))
 
-    def on_failed(self, event: AdapterFailed) -> RegisteredAdapter | None:
+    def on_failed(self, event: AdapterFailed) -> AdapterLife | None:
         self._metrics.adapter_failures.inc()
-        adapter = self._adapters.get(event.digest)
-        if adapter is not None:
-            adapter.on_device = False
-            if adapter.checked is not None and not adapter.checked.layout.file_unchanged():
-                adapter.checked = None  # the next order checks the files again
-        return adapter
+        self._handle(events.EngineFailed(event.digest))
+        return self._policy.get(event.digest)
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that was begun has ended."""
+        return self._policy.settled and not self._tasks
 
     def close(self) -> None:
-        for adapter in self._adapters.values():
-            adapter.lease.release()
-        self._adapters.clear()
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        for life in self._policy:
+            if life.held is not None:
+                _release(life.held)
 
-    # --------------------------------------------------------------------------------------------------------- inside
+    # ---------------------------------------------------------------------------------------------------------- inside
 
-    def _add(self, fetched: Fetched, ref: common_pb2.AdapterRef | None) -> RegisteredAdapter:
-        adapter = self._adapters.get(fetched.digest)
-        if adapter is None:
-            try:
-                lease = FolderLock(fetched.folder)
-            except FileNotFoundError:
-                raise temporary(
-                    f"Another runner has just removed {fetched.folder}. Motet fetches it again automatically."
-                ) from None
-            adapter = self._adapters[fetched.digest] = RegisteredAdapter(
-                fetched.digest, fetched.folder, fetched.bytes, lease
-            )
-        adapter.drop_when_idle = False
-        if ref is not None:
-            adapter.refs[f"{ref.namespace}/{ref.name}"] = ref
-        return adapter
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
 
-    async def _certify(self, adapter: RegisteredAdapter) -> None:
-        async with self._checking.setdefault(adapter.digest, asyncio.Lock()):
-            if adapter.checked is not None:
-                return
-            try:
-                adapter.checked = await asyncio.to_thread(self._checked, adapter)
-            except MotetError:
-                self._forget(adapter)
-                raise
-
-    def _checked(self, adapter: RegisteredAdapter) -> Certification:
-        """The result of an earlier check, or of a new one."""
-        checked = self._earlier_check(adapter.digest, adapter.folder)
-        if checked is None:
-            self._cache.verify(adapter.digest)
-            checked = self._check(adapter.folder)
-            certificate = checked.certificate
-            certificate.digest, certificate.base_digest = adapter.digest, self._base_digest
-            certificate.size_bytes, certificate.checker = adapter.bytes, self._check_version
-            self._cache.write_certificate(adapter.folder, checked.encode())
-        return checked
-
-    def _earlier_check(self, digest: Digest, folder: Path) -> Certification | None:
-        """The result of an earlier check of these files, if the checks, base model and engine were the same."""
-        try:
-            text = self._cache.read_certificate(folder)
-            checked = Certification.decode(text, folder) if text is not None else None
-        except ValueError:
-            return None
-        if checked is None:
-            return None
-        certificate = checked.certificate
-        found = (certificate.digest, certificate.base_digest, certificate.checker, checked.engine)
-        same = found == (digest, self._base_digest, self._check_version, self._engine_limits)
-        return checked if same and checked.layout.file_unchanged() else None
-
-    def _add_cached(self, digest: Digest) -> RegisteredAdapter | None:
-        """Add an adapter that is in the disk cache with a certificate for this base model."""
-        try:
-            fetched = self._cache.find(digest)
-            checked = self._earlier_check(digest, fetched.folder) if fetched is not None else None
-            if fetched is None or checked is None:
-                return None
-            adapter = self._add(fetched, None)
-        except (MotetError, ValueError, OSError):
-            return None
-        adapter.checked = checked
-        return adapter
-
-    def _notify_waiting(self, digest: Digest, error: MotetError | None = None) -> None:
-        for future in self._waiting.get(digest, ()):
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-    async def _evict_from_disk(self, *, spare: Digest) -> None:
-        """Keep the disk cache within its limit. The adapter that was not used for longest is removed first; adapters in
-        use are never removed."""
-        cached = await asyncio.to_thread(self._cache.by_last_use)
-        excess = len(cached) - self._capacity
-        for digest in cached:
-            if excess <= 0:
-                return
-            adapter = self._adapters.get(digest)
-            if digest == spare:
-                continue
-            if adapter is not None:
-                if self._is_busy(adapter) or not adapter.lease.is_alone():
-                    continue
-                self._forget(adapter)
-            if await asyncio.to_thread(self._cache.remove, digest):
-                log.info("adapter_evicted_from_disk", adapter=digest)
-                excess -= 1
-
-    def _is_busy(self, adapter: RegisteredAdapter) -> bool:
-        checking = self._checking.get(adapter.digest)
-        return (
-            self._users_of(adapter.digest) > 0
-            or adapter.digest in self._waiting
-            or self._clock() < adapter.wanted_until
-            or (checking is not None and checking.locked())
-            or adapter.checked is None
-        )
-
-    def _forget(self, adapter: RegisteredAdapter) -> None:
-        if self._adapters.pop(adapter.digest, None) is None:
+    def _handle(self, event: events.Event) -> None:
+        if self._closed:
+            if isinstance(event, events.FolderHeld):
+                _release(event.held)
             return
-        self._checking.pop(adapter.digest, None)
-        self._post(DropAdapter(adapter.digest))
-        adapter.lease.release()
+        for effect in self._policy.handle(event, self._clock()):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.Find():
+                self._spawn(self._answer(effect.number, lambda: self._in_folders(partial(self._find, effect))))
+            case effects.Fetch():
+                self._spawn(self._answer(effect.number, lambda: self._fetch(effect)))
+            case effects.Check():
+                self._spawn(self._answer(effect.number, lambda: self._files.run(partial(self._check, effect))))
+            case effects.Evict():
+                self._spawn(self._answer(effect.number, lambda: self._in_folders(partial(self._evict, effect))))
+            case effects.ListCache():
+                self._spawn(self._answer(effect.number, lambda: self._in_folders(partial(self._list, effect))))
+            case effects.Touch() | effects.Confirm():
+                self._spawn(self._quietly(lambda: self._look_after(effect)))
+            case effects.Release():
+                _release(effect.held)
+            case effects.ForgetPartial():
+                self._spawn(self._quietly(lambda: self._fetches.forget_partial(effect.request)))
+            case effects.Load():
+                self._post(LoadAdapter(effect.digest, effect.layout))
+            case effects.Unload():
+                self._post(DropAdapter(effect.digest))
+            case effects.AnswerOrder():
+                life = self._policy.get(effect.digest)
+                assert life is not None
+                _answer(self._orders.pop(effect.order, None), life)
+            case effects.FailOrder():
+                _fail(self._orders.pop(effect.order, None), effect.failure)
+            case effects.AnswerRequest():
+                _answer(self._waiters.pop(effect.waiter, None), None)
+            case effects.FailRequest():
+                _fail(self._waiters.pop(effect.waiter, None), effect.failure)
+
+    async def _answer(self, number: int, work: Callable[[], Awaitable[events.Answer]]) -> None:
+        answer: events.Answer
+        try:
+            answer = await work()
+        except Exception as error:  # whatever it is, somebody waits for an answer
+            answer = events.Failed(number, _failure_of(error))
+        self._handle(answer)
+
+    async def _quietly(self, work: Callable[[], Awaitable[None]]) -> None:
+        """For what nobody waits for."""
+        try:
+            await work()
+        except Exception:
+            log.exception("adapter_upkeep_failed")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _in_folders(self, call: Callable[[], events.Answer]) -> events.Answer:
+        return await self._folders.run(call, discard=_discard)
+
+    # ---------------------------------------------------------------------------------------------------------- effects
+
+    async def _fetch(self, effect: effects.Fetch) -> events.Answer:
+        held = await self._fetches.fetch(effect)
+        if effect.before is None or effect.before.inode != held.inode:
+            self.copies += 1
+        return events.FolderHeld(effect.number, held)
+
+    def _find(self, effect: effects.Find) -> events.Answer:
+        held = self._cache.find(effect.digest, effect.request)
+        if held is None:
+            return events.NotThere(effect.number)
+        return events.FolderHeld(effect.number, replace(held, certification=self._checks.earlier(held)))
+
+    def _check(self, effect: effects.Check) -> events.Answer:
+        return events.Checked(effect.number, self._checks.certify(effect.held))
+
+    def _evict(self, effect: effects.Evict) -> events.Answer:
+        if self._cache.evict(effect.digest, effect.held):
+            log.info("adapter_evicted_from_disk", adapter=effect.digest)
+            return events.NotThere(effect.number)
+        if effect.held is not None:
+            return events.FolderHeld(effect.number, effect.held)
+        return events.Failed(effect.number, Failure.of(temporary(f"Another runner uses {effect.digest}.")))
+
+    def _list(self, effect: effects.ListCache) -> events.Answer:
+        return events.Listed(effect.number, self._cache.by_last_use())
+
+    async def _look_after(self, effect: effects.Touch | effects.Confirm) -> None:
+        def look() -> bool:
+            if isinstance(effect, effects.Touch):
+                self._cache.touch(effect.held)
+            return lease_of(effect.held).is_live()
+
+        if not await self._folders.run(look):
+            self._handle(events.FolderVanished(effect.held))
 
 
 def fetch_request_of(order: scheduler_pb2.EnsureAdapter) -> FetchRequest:
@@ -346,3 +332,48 @@ def fetch_request_of(order: scheduler_pb2.EnsureAdapter) -> FetchRequest:
         # A revision is checked once. After that the scheduler knows that its source has files of this digest.
         digest_verified=order.stage > common_pb2.ADAPTER_STAGE_CERTIFIED,
     )
+
+
+def _answer(future: "asyncio.Future[Any] | None", value: object) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)
+
+
+def _fail(future: "asyncio.Future[Any] | None", failure: Failure) -> None:
+    if future is not None and not future.done():
+        future.set_exception(from_proto(failure.to_proto()))
+
+
+def _failure_of(error: Exception) -> Failure:
+    match error:
+        case MotetError():
+            return Failure.of(error)
+        case OSError():
+            return Failure.of(
+                temporary(
+                    f"This runner's disk cache fails: {error.strerror or error} ({error.filename}). Motet tries again "
+                    "automatically."
+                )
+            )
+        case _:
+            log.error("adapter_work_failed", exc_info=error)
+            return Failure.of(Internal("The runner could not handle this adapter. See the runner's log."))
+
+
+def _check_digest(text: str) -> None:
+    try:
+        if text:
+            hex_of(Digest(text))
+    except ValueError:
+        raise AdapterFetchFailed(
+            f"source.digest {text!r} is not a digest. Write `sha256:` and 64 hexadecimal digits."
+        ) from None
+
+
+def _release(held: Held) -> None:
+    lease_of(held).release()
+
+
+def _discard(answer: events.Answer) -> None:
+    if isinstance(answer, events.FolderHeld):
+        _release(answer.held)

@@ -27,6 +27,12 @@ class FileStat(NamedTuple):
     changed_ns: int
     inode: int
 
+    @classmethod
+    def of(cls, name: str, file: int) -> "FileStat":
+        """Of an open file."""
+        status = os.fstat(file)
+        return cls(name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
 
 @dataclass(frozen=True, slots=True)
 class VolumeBounds:
@@ -44,15 +50,20 @@ class VolumeBounds:
                     f"{path} is not on a volume of this pool. Name a claim of the pool's adapterVolumes in "
                     "source.persistentVolumeClaim."
                 )
-        if volume is None:
-            assert self.volumes is not None
-            volume = self.volumes / path.relative_to(self.volumes).parts[0]
+        volume = self.volume_of(path, volume)
+        assert volume is not None
         if not folder:
             return FolderBounds(volume.resolve(), "its volume")
         bounds = FolderBounds(volume.resolve() / folder, f"the folder {folder} of its volume")
         if {"..", "/"} & {*Path(folder).parts} or not path.is_relative_to(volume / folder):
             raise forbidden(f"{path} is outside of {bounds.name}. Name a folder inside it.")
         return bounds
+
+    def volume_of(self, path: Path, volume: Path | None = None) -> Path | None:
+        """Where the volume of a path is mounted. None: nothing says that it is on one."""
+        if volume is not None or self.volumes is None or not path.is_relative_to(self.volumes):
+            return volume
+        return self.volumes / Path(*path.relative_to(self.volumes).parts[:1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +124,12 @@ class AdapterFolder:
             except OSError as error:
                 raise self._unreadable(path, error) from error
             try:
-                status = os.fstat(file)
+                status = FileStat.of(wanted.name, file)
             finally:
                 os.close(file)
-            if status.st_size > wanted.limit:
-                raise too_large(f"{path} has {status.st_size} bytes, but Motet reads at most {wanted.limit}.")
-            entries.append(FileStat(wanted.name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
+            if status.size > wanted.limit:
+                raise too_large(f"{path} has {status.size} bytes, but Motet reads at most {wanted.limit}.")
+            entries.append(status)
         return tuple(entries)
 
     def _missing(self, name: str) -> AdapterFetchFailed:

@@ -1,4 +1,7 @@
-"""Folders in which an interrupted fetch continues: one for each set of files, locked by the process that fetches."""
+"""Folders in which an interrupted fetch continues: one for each set of files, locked by the process that fetches.
+
+They lie in a folder for each namespace, and those that nobody fetches into are bounded for each.
+"""
 
 import asyncio
 import fcntl
@@ -6,8 +9,9 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 KEPT_SECONDS = 24 * 3600
@@ -15,9 +19,60 @@ KEPT_SECONDS = 24 * 3600
 
 LOCK_POLL_SECONDS = 0.1
 
+_NAMESPACE = "namespace-"
+
 
 def key_of(*words: str) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class PartialFetches:
+    """What interrupted fetches have left under `root`. The methods block: call them in a thread."""
+
+    root: Path
+    max_count: int
+    max_bytes: int
+
+    def folder_of(self, namespace: str, *words: str) -> Path:
+        return self.root / (_NAMESPACE + key_of(namespace)) / key_of(*words, namespace)
+
+    def make_room(self, namespace: str) -> None:
+        """Keep what a namespace's interrupted fetches have left within its limits. The oldest goes first."""
+        kept = sorted(self._of(self.root / (_NAMESPACE + key_of(namespace))), key=_last_written, reverse=True)
+        total = 0
+        for count, folder in enumerate(kept, 1):
+            total += _bytes_of(folder)
+            if count > self.max_count or total > self.max_bytes:
+                _remove_unlocked(folder)
+
+    def clear_old(self) -> None:
+        """Remove the folders of fetches that were not continued in time."""
+        self._clear(lambda folder: time.time() - _last_written(folder) >= KEPT_SECONDS)
+
+    def clear(self) -> None:
+        """Remove all folders into which nothing is fetched now: there is no space left."""
+        self._clear(lambda _: True)
+
+    def forget(self, namespace: str, *words: str) -> None:
+        _remove_unlocked(self.folder_of(namespace, *words))
+
+    def _clear(self, goes: Callable[[Path], bool]) -> None:
+        for folder in self._of(self.root):
+            if not folder.name.startswith(_NAMESPACE):  # as earlier versions left them
+                if goes(folder):
+                    _remove_unlocked(folder)
+                continue
+            for one in self._of(folder):
+                if goes(one):
+                    _remove_unlocked(one)
+            with suppress(OSError):
+                folder.rmdir()
+
+    @staticmethod
+    def _of(folder: Path) -> Iterator[Path]:
+        with suppress(OSError):
+            yield from list(folder.iterdir())
 
 
 @asynccontextmanager
@@ -25,7 +80,10 @@ async def locked(folder: Path) -> AsyncIterator[Path]:
     """The folder, for one fetch at a time among all runners of this machine. It is made if it does not exist."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # removed a moment ago
         try:
             if _lock(file, folder):
                 yield folder
@@ -57,18 +115,14 @@ async def locked_across_machines(folder: Path) -> AsyncIterator[None]:
         os.close(file)
 
 
-def clear_old(root: Path) -> None:
-    """Remove the folders of fetches that were not continued in time."""
-    for folder in root.iterdir() if root.is_dir() else ():
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime < KEPT_SECONDS:
-                continue
-            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                if _lock(file, folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(file)
+def _remove_unlocked(folder: Path) -> None:
+    with suppress(OSError):
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _lock(file, folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(file)
 
 
 def _lock(file: int, folder: Path) -> bool:
@@ -77,3 +131,21 @@ def _lock(file: int, folder: Path) -> bool:
         return os.path.samestat(os.fstat(file), folder.stat())
     except (BlockingIOError, FileNotFoundError):
         return False
+
+
+def _last_written(folder: Path) -> float:
+    """When a file of the folder was written last; 0 if the folder has gone."""
+    times = [0.0]
+    with suppress(OSError):
+        times += [path.stat().st_mtime for path in (folder, *folder.iterdir())]
+    return max(times)
+
+
+def _bytes_of(folder: Path) -> int:
+    """What it takes on the disk, files of the hub's library included."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(parent) / name).lstat().st_blocks * 512
+    return total

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -11,12 +12,13 @@ from prometheus_client import CollectorRegistry
 
 from motet.errors import AdapterFetchFailed
 from motet.settings import ProcessSettings
+from motet_runner.daemon_threads import DaemonThreads
 from motet_runner.settings import Settings
 from motet_runner.sources.fetch_errors import RETRY_LATER_SECONDS
 from motet_runner.sources.fetch_order import FetchOrder, NetworkAccess
 from motet_runner.sources.folder import VolumeBounds
 from motet_runner.sources.metrics import FetchMetrics
-from motet_runner.sources.partial_fetch import key_of, locked
+from motet_runner.sources.partial_fetch import PartialFetches, locked
 from motet_runner.sources.process_pool import FetchProcessPool, OnProgress
 
 
@@ -27,7 +29,12 @@ class RemoteFiles:
     uri: str
     revision: str = ""
     credentials: str = ""
-    max_bytes: int
+    max_bytes: int = 0
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """What tells one set of files from another."""
+        return (self.uri, self.revision, self.credentials)
 
 
 class Sources:
@@ -35,9 +42,14 @@ class Sources:
         self.metrics = FetchMetrics(registry)
         self.bounds = VolumeBounds(settings.adapter_volumes)
         self.time_scale = process.time_scale
-        self.partial = process.cache_dir.absolute() / "partial"
+        self.stall_seconds = settings.fetch_stall_seconds * process.time_scale
+        self.partial = PartialFetches(
+            process.cache_dir.absolute() / "partial",
+            max_count=settings.max_partial_fetches,
+            max_bytes=settings.max_partial_mib << 20,
+        )
+        self._files = DaemonThreads("partial fetches", 1)
         self._processes = FetchProcessPool(self.metrics, max_processes=settings.fetches_at_once)
-        self._stall_seconds = settings.fetch_stall_seconds * process.time_scale
         self._min_average_bytes_per_second = settings.fetch_kib_per_second << 10
         self._parallel = settings.fetches_at_once
         self._access = NetworkAccess(
@@ -58,16 +70,30 @@ class Sources:
         If a fetch was interrupted, the folder stays, and the next fetch continues there. If the files were wrong, it is
         removed.
         """
-        folder = self.partial / key_of(remote.uri, remote.revision, remote.credentials, namespace)
+        folder = self.partial.folder_of(namespace, *remote.words)
+        keep = True  # also for whoever stops the fetch
         async with locked(folder):
             try:
                 yield folder
+                keep = False
             except AdapterFetchFailed as failure:
-                if not may_continue(failure):
-                    shutil.rmtree(folder, ignore_errors=True)
+                keep = may_continue(failure)
                 raise
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                if not keep:
+                    await self._files.run(partial(shutil.rmtree, folder, ignore_errors=True))
+
+    async def tidy_partial(self, namespace: str) -> None:
+        """Keep what is left of interrupted fetches within the namespace's limits."""
+        await self._files.run(partial(self.partial.make_room, namespace))
+
+    async def clear_partial(self, *, all_of_them: bool = False) -> None:
+        """Remove what is left of interrupted fetches: what is too old, or all of it where a disk is full."""
+        await self._files.run(self.partial.clear if all_of_them else self.partial.clear_old)
+
+    async def forget_partial(self, remote: "RemoteFiles", namespace: str) -> None:
+        """Nobody will continue this fetch."""
+        await self._files.run(partial(self.partial.forget, namespace, *remote.words))
 
     async def fetch_into(
         self,
@@ -86,7 +112,7 @@ class Sources:
             credentials=remote.credentials,
             max_bytes=remote.max_bytes,
             into=str(into),
-            stall_seconds=self._stall_seconds,
+            stall_seconds=self.stall_seconds,
             min_average_bytes_per_second=self._min_average_bytes_per_second,
             parallel=self._parallel,
             access=self._access,

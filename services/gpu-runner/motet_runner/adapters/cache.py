@@ -1,0 +1,295 @@
+"""The disk cache: fetched adapters in folders that are named by their digest.
+
+DATA/cache/adapters/<hex digest>/ holds adapter_config.json, adapter_model.safetensors, those optional files that belong
+to the digest, and certificate.json. A folder appears there complete or not at all: the files are written into a folder
+beside it and digested meanwhile, then flushed, and the folder is renamed. Runners on one machine may share the cache. A
+runner that uses a folder holds a lease of it. No runner evicts a folder that another one has leased.
+
+Everything here blocks: call it in a thread. A disk that is read-only, or full, still serves what is on it.
+"""
+
+import errno
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import structlog
+
+from motet.digest import ContentDigest, adapter_digest, adapter_files, digest_from_hex, hex_of
+from motet.domain import Digest
+from motet.errors import AdapterFetchFailed
+from motet_runner.adapters.folder_lease import FolderLease
+from motet_runner.adapters.policy.values import FetchRequest, Held
+from motet_runner.adapters.safetensors_header import read_header
+from motet_runner.sources.fetch_errors import another_digest, no_space, temporary
+from motet_runner.sources.file_selection import WEIGHTS
+from motet_runner.sources.partial_fetch import key_of
+
+log = structlog.get_logger(__name__)
+
+CERTIFICATE = "certificate.json"
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+_counter = itertools.count()
+Fill = Callable[[Path, ContentDigest], None]
+
+
+class DiskCache:
+    def __init__(self, folder: Path, *, max_adapter_bytes: int) -> None:
+        self.folder = folder
+        self.max_adapter_bytes = max_adapter_bytes
+        self._noted: set[str] = set()
+
+    def prepare(self) -> None:
+        """Make the folder, and remove what processes that died during a fetch have left."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for left in self.folder.glob(".*-*"):
+            self._remove_unlocked(left)
+
+    def path_of(self, digest: Digest) -> Path:
+        return self.folder / hex_of(digest)
+
+    def bound(self, max_bytes: int) -> int:
+        return min(self.max_adapter_bytes, max_bytes or self.max_adapter_bytes)
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    def find(self, digest: Digest, request: FetchRequest | None = None) -> Held | None:
+        """A lease of the cached adapter, if this request may use it.
+
+        It may if it is known that its source has this digest. Without this condition, a tenant who knows the digest of
+        another tenant's adapter could use that adapter without its credentials.
+        """
+        try:
+            lease = FolderLease(self.path_of(digest))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            held = self._held(digest, lease)
+            if request is None or self._may_use(held, request):
+                self.touch(held)
+                return held
+        except FileNotFoundError:
+            pass  # files are missing: it is fetched again
+        except BaseException:
+            lease.release()
+            raise
+        lease.release()
+        return None
+
+    def touch(self, held: Held) -> None:
+        with self._noting("the order of use is not recorded"):
+            lease_of(held).touch()
+
+    def by_last_use(self) -> tuple[Digest, ...]:
+        """All cached adapters. The one that was not used for longest comes first."""
+        found = []
+        for path in self.folder.iterdir():
+            with suppress(ValueError, FileNotFoundError):
+                found.append((path.stat().st_mtime_ns, digest_from_hex(path.name)))
+        return tuple(digest for _, digest in sorted(found))
+
+    def read_certificate(self, folder: Path) -> str | None:
+        try:
+            return (folder / CERTIFICATE).read_text()
+        except FileNotFoundError:
+            return None
+
+    # -------------------------------------------------------------------------------------------------------- writing
+
+    def store(self, fill: Fill, request: FetchRequest, name: str, size: int) -> Held:
+        """Write an adapter into the cache, and take a lease of it. `name` is that of its source, and `size` what it
+        needs. Raises AdapterFetchFailed, which says what is wrong and where."""
+        try:
+            return self._store(fill, request, name)
+        except OSError as error:
+            raise self.explain(error, name, size) from error
+
+    def write_certificate(self, folder: Path, text: str) -> None:
+        draft = folder / f".{CERTIFICATE}-{os.getpid()}-{next(_counter)}"
+        with self._noting("adapters are checked again after the next start"):
+            try:
+                draft.write_text(text)
+                draft.chmod(0o644)
+                draft.replace(folder / CERTIFICATE)
+            except OSError:
+                with suppress(OSError):
+                    draft.unlink()
+                raise
+
+    def verify(self, held: Held) -> None:
+        """Compare the files of an adapter that has been in the cache for a while with its digest, before a new check.
+
+        If they differ, they are removed even if a process uses them, and AdapterFetchFailed is raised. The adapter is
+        then fetched again.
+        """
+        if not (held.folder / CERTIFICATE).exists():
+            return  # they were fetched just now, and their digest was compared
+        with suppress(FileNotFoundError):
+            if adapter_digest(held.folder) == held.digest:
+                return
+        if lease_of(held).is_live():  # else another runner has removed it first, and may have fetched it again
+            log.warning("cached_adapter_corrupt", adapter=held.digest)
+            self._discard(held.folder)
+        raise temporary(
+            f"The cached files of {held.digest} have changed. Motet removes them and fetches them again automatically."
+        )
+
+    def evict(self, digest: Digest, held: Held | None) -> bool:
+        """Remove an adapter unless another process uses it. True: it has gone, and so has the lease that came along.
+        False: it stays, and so does the lease."""
+        if held is None:
+            return self._remove_unlocked(self.path_of(digest))
+        lease = lease_of(held)
+        if not lease.become_exclusive():
+            return not lease.is_live()
+        try:
+            self._discard(held.folder)
+        except OSError as error:
+            self._note(error, "nothing is evicted")
+            lease.become_shared()
+            return False
+        lease.release()
+        return True
+
+    def explain(self, error: OSError, name: str, size: int) -> AdapterFetchFailed:
+        if error.errno in _NO_SPACE:
+            free = shutil.disk_usage(self.folder).free
+            return no_space(
+                f"There is no space left in {self.folder}: the adapter at {name} needs {size} bytes, and {free} are "
+                "free. Free some space. Motet tries again automatically."
+            )
+        return temporary(
+            f"Motet cannot copy the adapter at {name} to {self.folder}: {error.strerror or error} ({error.filename}). "
+            "Motet tries again automatically."
+        )
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _held(self, digest: Digest, lease: FolderLease) -> Held:
+        size = sum((lease.folder / name).stat().st_size for name in adapter_files(lease.folder))
+        return Held(digest, lease.folder, size, lease.inode, lease)
+
+    def _may_use(self, held: Held, request: FetchRequest) -> bool:
+        known = request.digest_verified or (held.folder / _origin(request)).exists()
+        return known and (held.folder / WEIGHTS).stat().st_size <= self.bound(request.max_bytes)
+
+    def _store(self, fill: Fill, request: FetchRequest, name: str) -> Held:
+        target, lease = self._new_folder()
+        try:
+            content = ContentDigest()
+            fill(target, content)
+            digest = content.digest()
+            if request.expected and digest != request.expected:
+                raise another_digest(
+                    f"{name} has the digest {digest}, but the adapter asks for {request.expected}. Correct "
+                    "source.digest or the files."
+                )
+            read_header(target / WEIGHTS)  # raises if the file is cut short or isn't safetensors
+            final = self.path_of(digest)
+            while (held := self._earlier(digest)) is None:
+                try:
+                    target.rename(final)
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                        raise
+                    continue  # another source or another runner has stored it a moment ago
+                lease.folder = final
+                _sync(self.folder)
+                held = self._held(digest, lease)
+                break
+        except BaseException:
+            _remove(target)
+            lease.release()
+            raise
+        if held.lease is not lease:
+            _remove(target)
+            lease.release()
+        with suppress(OSError):
+            # Recorded in the files of the cache: a tenant who may read this origin may use them.
+            (held.folder / _origin(request)).touch()
+        return held
+
+    def _earlier(self, digest: Digest) -> Held | None:
+        """The folder that is there already. One that lacks files is removed."""
+        held = self.find(digest)
+        if held is None and self.path_of(digest).exists():
+            self._discard(self.path_of(digest))
+        return held
+
+    def _new_folder(self) -> tuple[Path, FolderLease]:
+        """A folder to fill, and its lease. A runner that starts removes unlocked folders, so this one may vanish before
+        it is locked: then try again."""
+        while True:
+            folder = self.folder / f".fetch-{os.getpid()}-{next(_counter)}"
+            folder.mkdir(mode=0o755)
+            try:
+                return folder, FolderLease(folder)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                _remove(folder)
+                raise
+
+    def _remove_unlocked(self, path: Path) -> bool:
+        """Whether a folder has gone. It stays if some process has leased it."""
+        try:
+            lease = FolderLease(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        try:
+            if not lease.become_exclusive():
+                return not lease.is_live()
+            self._discard(path)
+        except OSError as error:
+            self._note(error, "nothing is evicted")
+            return False
+        finally:
+            lease.release()
+        return True
+
+    def _discard(self, path: Path) -> None:
+        """Remove a folder. It is renamed first, so that nobody finds half of it."""
+        trash = path.with_name(f".trash-{os.getpid()}-{next(_counter)}")
+        with suppress(FileNotFoundError):
+            path.rename(trash)
+        _remove(trash)
+
+    @contextmanager
+    def _noting(self, what: str) -> Iterator[None]:
+        """What the cache can do without."""
+        try:
+            yield
+        except OSError as error:
+            self._note(error, what)
+
+    def _note(self, error: OSError, what: str) -> None:
+        """Say once that the disk takes no writes: what is on it still serves."""
+        if what not in self._noted:
+            self._noted.add(what)
+            log.warning("disk_cache_not_writable", folder=str(self.folder), reason=error.strerror, so=what)
+
+
+def lease_of(held: Held) -> FolderLease:
+    assert isinstance(held.lease, FolderLease)
+    return held.lease
+
+
+def _origin(request: FetchRequest) -> str:
+    return f".origin-{key_of(*request.origin)}"
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,58 @@
+"""Checks cached adapters against the base model, once: what was found is kept beside the files."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from motet.domain import Digest
+from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.certification import Certification
+from motet_runner.adapters.compatibility_check import CHECK_VERSION
+from motet_runner.adapters.policy.values import Held
+
+Check = Callable[[Path], Certification]
+"""Checks an adapter's folder against the base model. Raises AdapterIncompatible. Called in a thread."""
+
+
+class Checks:
+    """`engine_limits` is what `limits_of` says about the engine that `check` checks for."""
+
+    def __init__(
+        self,
+        cache: DiskCache,
+        check: Check,
+        *,
+        base_digest: Digest,
+        engine_limits: str = "",
+        version: int = CHECK_VERSION,
+    ) -> None:
+        self._cache = cache
+        self._check = check
+        self._base_digest = base_digest
+        self._engine_limits = engine_limits
+        self._version = version
+
+    def certify(self, held: Held) -> Certification:
+        """The result of an earlier check, or of a new one."""
+        checked = self.earlier(held)
+        if checked is None:
+            self._cache.verify(held)
+            checked = self._check(held.folder)
+            certificate = checked.certificate
+            certificate.digest, certificate.base_digest = held.digest, self._base_digest
+            certificate.size_bytes, certificate.checker = held.bytes, self._version
+            self._cache.write_certificate(held.folder, checked.encode())
+        return checked
+
+    def earlier(self, held: Held) -> Certification | None:
+        """The result of an earlier check of these files, if the checks, base model and engine were the same."""
+        try:
+            text = self._cache.read_certificate(held.folder)
+            checked = Certification.decode(text, held.folder) if text is not None else None
+        except (ValueError, OSError):
+            return None
+        if checked is None:
+            return None
+        certificate = checked.certificate
+        found = (certificate.digest, certificate.base_digest, certificate.checker, checked.engine)
+        same = found == (held.digest, self._base_digest, self._version, self._engine_limits)
+        return checked if same and checked.layout.file_unchanged() else None

@@ -1,0 +1,105 @@
+"""Carries out fetches: of folders on threads of their volume, of hubs and the web in fetch processes."""
+
+from functools import partial
+from pathlib import Path
+
+from motet.domain import Digest
+from motet.errors import AdapterFetchFailed
+from motet_runner.adapters.cache import DiskCache, lease_of
+from motet_runner.adapters.folder_fetch import copy_folder, store_fetched
+from motet_runner.adapters.policy.effects import Fetch
+from motet_runner.adapters.policy.values import FetchRequest, Held
+from motet_runner.daemon_threads import DaemonThreads
+from motet_runner.sources.folder import VolumeBounds, adapter_folder
+from motet_runner.sources.source_access import RemoteFiles, Sources
+from motet_runner.sources.uri import FolderUri, parse
+from motet_runner.sources.volume_threads import Progress, VolumeThreads, mount_of
+
+STALL_SECONDS = 30.0
+"""How long a volume may give nothing, where no settings say it."""
+
+
+class Fetches:
+    """`files` are the threads for what takes long on the runner's own disk."""
+
+    def __init__(self, cache: DiskCache, sources: Sources | None, files: DaemonThreads) -> None:
+        self._cache = cache
+        self._sources = sources
+        self._files = files
+        self._bounds = sources.bounds if sources is not None else VolumeBounds()
+        self._volumes = VolumeThreads(stall_seconds=sources.stall_seconds if sources is not None else STALL_SECONDS)
+        self._bytes: dict[int, int] = {}
+
+    def bytes_of(self, number: int) -> int:
+        """How many bytes have been fetched, while the fetch of a hub or the web runs."""
+        return self._bytes.get(number, 0)
+
+    async def fetch(self, fetch: Fetch) -> Held:
+        """Raises AdapterFetchFailed, and OSError if the runner's own disk fails."""
+        source = parse(fetch.request.source, fetch.request.revision)
+        try:
+            if isinstance(source, FolderUri):
+                return await self._from_folder(source.path, fetch)
+            return await self._from_remote(fetch.number, fetch.request)
+        except AdapterFetchFailed as failure:
+            if failure.reason == "NoSpace":
+                await self.clear_partial(all_of_them=True)
+            raise
+
+    async def clear_partial(self, *, all_of_them: bool = False) -> None:
+        if self._sources is not None:
+            await self._sources.clear_partial(all_of_them=all_of_them)
+
+    async def forget_partial(self, request: FetchRequest) -> None:
+        if self._sources is not None:
+            await self._sources.forget_partial(self._remote(request), request.namespace)
+
+    async def _from_folder(self, path: Path, fetch: Fetch) -> Held:
+        request = fetch.request
+        volume = parse(request.volume) if request.volume else None
+        mounted = volume.path if isinstance(volume, FolderUri) else None
+
+        def read(progress: Progress) -> Held:
+            folder = adapter_folder(path, self._bounds.of(path, mounted, request.folder), request.revision)
+            return copy_folder(self._cache, folder, request, fetch.before, progress.note)
+
+        name = self._bounds.volume_of(path, mounted) or mount_of(path)
+        return await self._volumes.run(str(name), read, discard=_discard)
+
+    async def _from_remote(self, number: int, request: FetchRequest) -> Held:
+        sources = self._sources
+        if sources is None:
+            raise AdapterFetchFailed(
+                f"This runner cannot fetch {request.source}: it was started without access to hubs and the web."
+            )
+        remote = self._remote(request)
+        await sources.tidy_partial(request.namespace)
+        try:
+            async with sources.partial_folder(remote, namespace=request.namespace) as folder:
+                if request.expected:  # another runner of this machine may have fetched it meanwhile
+                    find = partial(self._cache.find, Digest(request.expected), request)
+                    if (held := await self._files.run(find, discard=_discard)) is not None:
+                        return held
+                await sources.fetch_into(
+                    "adapter", remote, folder, partial(self._note_bytes, number), namespace=request.namespace
+                )
+                return await self._files.run(partial(store_fetched, self._cache, folder, request), discard=_discard)
+        finally:
+            self._bytes.pop(number, None)
+            await sources.tidy_partial(request.namespace)
+
+    def _remote(self, request: FetchRequest) -> RemoteFiles:
+        return RemoteFiles(
+            uri=request.source,
+            revision=request.revision,
+            credentials=request.credentials,
+            max_bytes=self._cache.bound(request.max_bytes),
+        )
+
+    def _note_bytes(self, number: int, fetched: int, _: int) -> None:
+        self._bytes[number] = fetched
+
+
+def _discard(held: Held | None) -> None:
+    if held is not None:
+        lease_of(held).release()

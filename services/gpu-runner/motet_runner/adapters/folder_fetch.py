@@ -1,0 +1,99 @@
+"""Copies an adapter from a folder into the disk cache. Whoever owns the folder may write to it meanwhile."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from motet.digest import CHUNK_BYTES, ContentDigest, adapter_files
+from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.policy.values import FetchRequest, Held
+from motet_runner.sources.fetch_errors import temporary
+from motet_runner.sources.folder import AdapterFolder, FileStat, Signature
+
+MAX_ATTEMPTS = 3
+"""How often a folder is read: if its files change meanwhile, it is read again."""
+
+
+class _SourceChanged(Exception):
+    pass
+
+
+def copy_folder(
+    cache: DiskCache,
+    source: AdapterFolder,
+    request: FetchRequest,
+    before: Held | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> Held:
+    """Raises AdapterFetchFailed, which says what is wrong and where. What comes into the cache has the sizes that were
+    checked, and is what the folder holds at one time after the call."""
+    limit = cache.bound(request.max_bytes)
+    for _ in range(MAX_ATTEMPTS):
+        stamp = source.stat_files(limit)
+        if before is not None and before.stamp == stamp and (held := cache.find(before.digest, request)) is not None:
+            return replace(held, stamp=stamp)
+        fill = partial(_copy_files, source=source, stamp=stamp, limit=limit, progress=progress)
+        try:
+            held = cache.store(fill, request, str(source.path), sum(file.size for file in stamp))
+        except _SourceChanged:
+            continue
+        return replace(held, stamp=stamp)
+    raise temporary(f"{source.path} changes while Motet reads it. Motet tries again automatically.")
+
+
+def _copy_files(
+    target: Path,
+    content: ContentDigest,
+    *,
+    source: AdapterFolder,
+    stamp: Signature,
+    limit: int,
+    progress: Callable[[], None],
+) -> None:
+    for expected in sorted(stamp, key=lambda file: file.name):
+        _copy_file(source, expected, target / expected.name, content, progress)
+    if source.stat_files(limit) != stamp:
+        raise _SourceChanged
+
+
+def _copy_file(
+    source: AdapterFolder, expected: FileStat, target: Path, content: ContentDigest, progress: Callable[[], None]
+) -> None:
+    try:
+        opened = source.open(expected.name)
+    except FileNotFoundError:
+        raise _SourceChanged from None
+    with os.fdopen(opened, "rb") as file, target.open("xb") as copy:
+        if FileStat.of(expected.name, file.fileno()) != expected:
+            raise _SourceChanged
+        content.begin(expected.name, expected.size)
+        left = expected.size  # the file may grow: copy no more than was checked
+        while left and (chunk := file.read(min(CHUNK_BYTES, left))):
+            progress()
+            content.update(chunk)
+            copy.write(chunk)
+            left -= len(chunk)
+        if left:
+            raise _SourceChanged
+        copy.flush()
+        os.fchmod(copy.fileno(), 0o644)
+        os.fsync(copy.fileno())
+
+
+def store_fetched(cache: DiskCache, fetched: Path, request: FetchRequest) -> Held:
+    """Move the files that a fetch process has fetched into the cache."""
+    size = sum((fetched / file).stat().st_size for file in adapter_files(fetched))
+    return cache.store(partial(_move_files, fetched), request, request.source, size)
+
+
+def _move_files(fetched: Path, target: Path, content: ContentDigest) -> None:
+    for name in adapter_files(fetched):
+        (fetched / name).rename(target / name)
+        with (target / name).open("rb") as file:
+            content.begin(name, os.fstat(file.fileno()).st_size)
+            while chunk := file.read(CHUNK_BYTES):
+                content.update(chunk)
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())

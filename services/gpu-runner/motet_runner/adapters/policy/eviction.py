@@ -1,0 +1,54 @@
+"""Which adapters leave the disk cache when it holds too many: the one that was not used for longest goes first."""
+
+from collections.abc import Callable
+
+from motet.domain import Digest
+
+
+class Eviction:
+    """The cache is listed after orders were answered, and the digests that are too many are tried one after the other:
+    one that is in use here or in another process stays, and the next one is tried.
+
+    The digests of the orders that led to a listing are spared: their requests come next.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._spared: set[Digest] = set()
+        self._answered: set[Digest] = set()
+        """Since the last listing was asked for: they need another one."""
+        self._candidates: list[Digest] = []
+        self._excess = 0
+        self._running = False
+
+    def answered(self, digest: Digest) -> bool:
+        """An order was answered with this digest. Returns whether to list the cache."""
+        self._answered.add(digest)
+        return self._begin()
+
+    def listed(self, digests: tuple[Digest, ...]) -> None:
+        self._excess = len(digests) - self._capacity
+        self._candidates = list(reversed(digests))
+
+    def removed(self) -> None:
+        self._excess -= 1
+
+    def next(self, in_use: Callable[[Digest], bool]) -> Digest | None:
+        """The next one to remove. None: this is over."""
+        while self._excess > 0 and self._candidates:
+            digest = self._candidates.pop()
+            if digest not in self._spared and digest not in self._answered and not in_use(digest):
+                return digest
+        return None
+
+    def ended(self) -> bool:
+        """Returns whether to list the cache again, for orders that were answered meanwhile."""
+        self._running = False
+        return bool(self._answered) and self._begin()
+
+    def _begin(self) -> bool:
+        if self._running:
+            return False
+        self._running = True
+        self._spared, self._answered = self._answered, set()
+        return True

@@ -1,0 +1,73 @@
+"""What the runner knows about one digest."""
+
+from dataclasses import dataclass, field, replace
+
+from motet.api.v1 import common_pb2, scheduler_pb2
+from motet.domain import Digest
+from motet_runner.adapters.certification import Certification
+from motet_runner.adapters.policy.effects import Check, Evict, Find
+from motet_runner.adapters.policy.values import Held, Order
+
+
+@dataclass(slots=True, eq=False)
+class AdapterLife:
+    """An adapter from the first wish for it until nothing wants it, or its folder leaves the disk cache."""
+
+    digest: Digest
+    held: Held | None = None
+    """Its folder with the lease of it. None: the runner does not hold one."""
+    pending: Find | Check | Evict | None = None
+    """What is being done with the folder. One thing at a time."""
+    waiters: dict[int, str] = field(default_factory=dict)
+    """Requests that wait for it, with the adapter that each has named."""
+    orders: dict[int, Order] = field(default_factory=dict)
+    """Orders that have its folder and wait for the check."""
+    refs: dict[str, common_pb2.AdapterRef] = field(default_factory=dict)
+    """The manifests that it was ordered for, by namespace/name."""
+    look: bool = False
+    """A request waits that came after the last look into the disk cache."""
+    on_device: bool = False
+    in_engine: bool = False
+    """The engine was told where its files are."""
+    wanted_until: float = 0.0
+    """A request for it was announced: it is not evicted before this time."""
+    drop_when_idle: bool = False
+    """Forget it once no request uses it."""
+
+    @property
+    def checked(self) -> Certification | None:
+        return self.held.certification if self.held is not None else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests may use it."""
+        return self.checked is not None and self.pending is None
+
+    @property
+    def certificate(self) -> scheduler_pb2.Certificate | None:
+        return None if self.checked is None else self.checked.certificate
+
+    @property
+    def bytes(self) -> int:
+        return self.held.bytes if self.held is not None else 0
+
+    @property
+    def stage(self) -> "common_pb2.AdapterStage.ValueType":
+        if self.on_device:
+            return common_pb2.ADAPTER_STAGE_DEVICE
+        if self.checked is not None:
+            return common_pb2.ADAPTER_STAGE_CERTIFIED
+        return common_pb2.ADAPTER_STAGE_UNSPECIFIED if self.held is None else common_pb2.ADAPTER_STAGE_FETCHED
+
+    @property
+    def name(self) -> str:
+        return next(iter(self.refs), self.digest)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing that has an answer to come is about it."""
+        return not self.waiters and not self.orders and self.pending is None
+
+    def certify(self, certification: Certification | None) -> None:
+        assert self.held is not None
+        self.held = replace(self.held, certification=certification)

@@ -1,0 +1,83 @@
+"""What the policy knows about orders, waiting requests and cached folders."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from motet.api.v1 import common_pb2
+from motet.domain import Digest
+from motet_runner.adapters.certification import Certification
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """An adapter that is to be fetched."""
+
+    source: str
+    revision: str = ""
+    expected: str = ""
+    credentials: str = ""
+    """namespace/name of the Secret that opens the source."""
+
+    namespace: str = ""
+    """The namespace of the adapter."""
+
+    volume: str = ""
+    """URI of the volume that the source is on. Empty: the source is on no volume."""
+
+    folder: str = ""
+    """A folder of the volume: nothing outside of it is read. Empty: the whole volume may be read."""
+
+    max_bytes: int = 0
+    digest_verified: bool = True
+    """It is known that the source has the expected digest, so cached files with this digest may be used."""
+
+    @property
+    def origin(self) -> tuple[str, ...]:
+        """Whose source it is, and how it is opened. Whoever may read an origin may use what came from there."""
+        bounds = (self.folder,) if self.folder else ()  # another origin, so that other bounds mean another fetch
+        return (self.namespace, self.source, self.revision, self.credentials, *bounds)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Orders with an equal key share one fetch."""
+        return (self.origin, self.expected, self.max_bytes)
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the bytes may have become other ones since a fetch began that still runs."""
+        return self.source.startswith("file:") and not self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The scheduler wants an adapter for a manifest, fetched from the manifest's own source."""
+
+    number: int
+    ref: common_pb2.AdapterRef
+    fetch: FetchRequest
+    check: bool = True
+    load: bool = False
+
+    @property
+    def manifest(self) -> str:
+        return f"{self.ref.namespace}/{self.ref.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A folder of the disk cache with its lease: no process evicts it before the lease is released."""
+
+    digest: Digest
+    folder: Path
+    bytes: int
+    inode: tuple[int, int]
+    """Tells it from a folder that is later at the same place."""
+
+    lease: object
+    """The lock, for those who carry effects out."""
+
+    certification: Certification | None = None
+    """What the check has found, if that still holds for these files, this base model and this engine."""
+
+    stamp: object = None
+    """How the files at its source looked when they were copied."""

@@ -1,0 +1,89 @@
+"""Reads volumes, each with a few threads of its own: one that hangs, such as a network volume whose server is away,
+holds up nobody who reads another one."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from motet_runner.daemon_threads import DaemonThreads, discard_later
+from motet_runner.sources.fetch_errors import temporary
+
+THREADS_PER_VOLUME = 2
+
+T = TypeVar("T")
+
+
+class Progress:
+    """When a call has last got something from its volume. The thread notes it, and the service looks at it."""
+
+    def __init__(self, volume: "_Volume") -> None:
+        self._volume = volume
+        self.began = False
+        self.at = time.monotonic()
+
+    def note(self) -> None:
+        self.began = True
+        self.at = self._volume.progressed_at = time.monotonic()
+
+    @property
+    def last(self) -> float:
+        """A call that waits for its turn has patience as long as the volume gives something to others."""
+        return self.at if self.began else max(self.at, self._volume.progressed_at)
+
+
+class _Volume:
+    def __init__(self, name: str) -> None:
+        self.threads = DaemonThreads(f"volume {name}", THREADS_PER_VOLUME)
+        self.progressed_at = 0.0
+
+
+class VolumeThreads:
+    def __init__(self, *, stall_seconds: float) -> None:
+        self._stall_seconds = stall_seconds
+        self._volumes: dict[str, _Volume] = {}
+
+    async def run(self, volume: str, call: Callable[[Progress], T], *, discard: Callable[[T], object]) -> T:
+        """Run a call that reads this volume, and tells its progress. Raises AdapterFetchFailed if the volume gives
+        nothing for `stall_seconds`; the thread may hang on, and what it brings after all goes to `discard`."""
+        self._volumes = {name: one for name, one in self._volumes.items() if not one.threads.unused or name == volume}
+        of_volume = self._volumes.setdefault(volume, _Volume(volume))
+        progress = Progress(of_volume)
+
+        def work() -> T:
+            progress.note()
+            result = call(progress)
+            progress.note()
+            return result
+
+        future = of_volume.threads.submit(work)
+        waiting = asyncio.wrap_future(future)
+        try:
+            await self._wait(waiting, progress, volume)
+            return waiting.result()
+        except BaseException:
+            waiting.cancel()
+            discard_later(future, discard)
+            raise
+
+    async def _wait(self, waiting: "asyncio.Future[T]", progress: Progress, volume: str) -> None:
+        while not waiting.done():
+            left = progress.last + self._stall_seconds - time.monotonic()
+            if left <= 0:
+                raise temporary(
+                    f"The volume {volume} does not answer: nothing came from it for {self._stall_seconds:g} s. Motet "
+                    "tries again automatically. See whether its server is up."
+                )
+            await asyncio.wait({waiting}, timeout=left)
+
+
+def mount_of(path: Path) -> str:
+    """The mount point that a path lies on, from the list of mounts: asking the file system itself may hang."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return "/"
+    mounts = (re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[1]) for line in lines)
+    return max((mount for mount in mounts if path.is_relative_to(mount)), key=len, default="/")
