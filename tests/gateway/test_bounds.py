@@ -3,6 +3,8 @@
 import random
 import time
 import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import orjson
 import pytest
@@ -26,6 +28,7 @@ from motet_gateway.parameters import (
     TokenizeBody,
     parse,
 )
+from motet_gateway.request_bodies import memory_of
 from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.unsupported_parameters import UNSUPPORTED
 from tests.common.cpu_speed import cpu_unit_seconds
@@ -230,3 +233,28 @@ def test_an_error_shows_only_a_part_of_a_value_that_is_not_text() -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         body.plain_messages()
     assert len(caught.value.message) < 500
+
+
+BODIES: dict[str, Callable[[], Any]] = {
+    "text": lambda: {"model": "m", "prompt": "the quick brown fox " * 20_000},
+    "a rare character": lambda: {"model": "m", "prompt": "the quick brown fox 🙃" * 20_000},
+    "objects": lambda: {"model": "m", "prompt": "a", "metadata": [{"a": {}}] * 40_000},
+    "strings": lambda: {"model": "m", "prompt": "a", "metadata": [f"{n:x}" for n in range(90_000)]},
+    "lists": lambda: {"model": "m", "prompt": "a", "metadata": [[]] * 90_000},
+    "token ids": lambda: {"model": "m", "prompt": list(range(300, 200_300))},
+    "lists of token ids": lambda: {"model": "m", "prompt": [list(range(300, 3300))] * 100},
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_body_takes_about_as_much_memory_as_is_counted(kind: str) -> None:
+    content = orjson.dumps(BODIES[kind]())
+    tracemalloc.start()
+    try:
+        body = parse(CompletionBody, content)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert body.model == "m"
+    assert taken <= 1.5 * memory_of(content)
+    assert memory_of(content) <= 10 * taken

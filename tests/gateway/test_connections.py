@@ -160,6 +160,15 @@ async def test_bodies_together_stay_within_their_budget(cluster: FakeServices) -
         await eventually(lambda: served.gateway.bodies.held == 0)
 
 
+async def test_the_objects_of_a_body_count_for_the_budget(cluster: FakeServices) -> None:
+    async with serve(cluster, max_bodies_bytes=100_000) as served:
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+        assert (await served.http.post("/v1/completions", json=body | {"user": "u" * 8000})).status_code == 200
+        refused = await served.http.post("/v1/completions", json=body | {"metadata": [{}] * 2000})
+        assert refused.status_code == 503
+        assert served.gateway.bodies.held == 0
+
+
 JSON = {"content-type": "application/json"}
 
 

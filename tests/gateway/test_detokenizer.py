@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-import motet_cli
 from motet_gateway.tokens.detokenizer import (
     CONTEXT_TOKENS,
     HELD_TOKENS,
@@ -21,7 +20,7 @@ from motet_gateway.tokens.detokenizer import (
 from motet_gateway.tokens.token_bytes import _BYTE_OF, TokenBytes
 from tests.support.fake_services import byte_tokenizer
 
-BUNDLED = Path(motet_cli.__file__).parent / "bundled" / "model" / "tokenizer.json"
+BUNDLED = Path(__file__).parents[2] / "cli" / "motet_cli" / "bundled" / "model" / "tokenizer.json"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = ["▁", "▁▁▁", "▁the", "▁motet", "ing", "s", ".", "é", "東", "\ufffd"]
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from motet.errors import MotetError
 from motet_gateway.answers.prompts import chat_prompt, completion_prompts, max_answer_tokens
 from motet_gateway.parameters import ChatBody, CompletionBody, parse, request_class, sampling
+from motet_gateway.tokens.encoder import Encoder
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText
 from motet_gateway.tokens.text_model import ModelTokenizer
 from tests.support.fake_services import TEMPLATE, byte_tokenizer
@@ -31,6 +32,7 @@ messages = st.lists(st.fixed_dictionaries({"role": values, "content": values}), 
 
 
 LOOP = asyncio.Runner()
+ENCODER = Encoder(threaded_bytes=4096)
 RENDERERS = RenderPool(processes=1, cpu_seconds=5, memory_bytes=1 << 28)
 
 
@@ -39,6 +41,7 @@ def ends() -> Iterator[None]:
     with LOOP:
         yield
         LOOP.run(RENDERERS.close())
+        ENCODER.close()
 
 
 def check(refusal: MotetError) -> None:
@@ -54,7 +57,7 @@ def test_any_chat_is_understood_or_refused(body: dict, messages: object) -> None
         parsed = parse(ChatBody, content)
         parsed.refuse_unsupported()
         parsed.stops()
-        prompt = LOOP.run(chat_prompt(parsed, MODEL, RENDERERS, threaded_bytes=4096))
+        prompt = LOOP.run(chat_prompt(parsed, MODEL, RENDERERS, ENCODER))
         made = sampling(parsed, MODEL, max_tokens=max_answer_tokens(parsed, prompt, 512))
         assert request_class(parsed, 0) in (1, 2, 3)
     except MotetError as error:
@@ -70,7 +73,7 @@ def test_any_completion_is_understood_or_refused(body: dict, prompt: object) -> 
         parsed = parse(CompletionBody, content)
         parsed.refuse_unsupported()
         parsed.stops()
-        for tokens in LOOP.run(completion_prompts(parsed, MODEL, threaded_bytes=4096)):
+        for tokens in LOOP.run(completion_prompts(parsed, MODEL, ENCODER)):
             sampling(parsed, MODEL, max_tokens=max_answer_tokens(parsed, tokens, 512))
     except MotetError as error:
         check(error)

@@ -76,7 +76,7 @@ class GenerationRequest:
     adapter: str
     adapter_digest: str
     request_class: "common_pb2.RequestClass.ValueType"
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     choice: int
     sampling: runner_pb2.Sampling
     seed: int

@@ -23,6 +23,7 @@ from motet_gateway.metrics import Metrics
 from motet_gateway.request_bodies import BodyBudget
 from motet_gateway.settings import Settings
 from motet_gateway.tokens.chat_renderer import ChatRenderer
+from motet_gateway.tokens.encoder import Encoder
 from motet_gateway.tokens.render_pool import RenderPool
 from motet_gateway.tokens.text_model import ModelTokenizer
 
@@ -66,6 +67,7 @@ class Gateway:
         self._listeners: set[Callable[[], None]] = set()
         self.assets = AssetStore(process.cache_dir / "assets", self._notify_listeners)
         self.bodies = BodyBudget(settings.max_bodies_bytes, seconds=settings.body_seconds)
+        self.encoder = Encoder(threaded_bytes=settings.threaded_prompt_bytes)
         self.renderer = ChatRenderer(
             RenderPool(
                 processes=settings.template_processes,
@@ -104,6 +106,7 @@ class Gateway:
                 tasks.create_task(self.estimator.run(), name="estimator")
                 tasks.create_task(self.access.run(), name="access")
         finally:
+            self.encoder.close()
             await self.renderer.close()
             await self.assets.close()
 

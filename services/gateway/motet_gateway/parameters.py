@@ -1,10 +1,11 @@
 """Checks request bodies. Every error names the field and what would be right. Pure."""
 
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.described_model import DescribedModel
@@ -38,7 +39,8 @@ MAX_SCORES = 1 << 19
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for plain completions, which clients know and rely on."""
 
-Tokens = list[int]
+Tokens = Sequence[int]
+"""A prompt as an `array`: a list takes nine times the memory."""
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 """The first error ends the check of a list: a complaint for each of four million elements takes longer than the rest of
@@ -251,18 +253,26 @@ class CompletionBody(Body):
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens: must be at least 1, or echo must be true", param="max_tokens")
 
+    @field_validator("prompt")
+    @classmethod
+    def _compact(cls, prompt: Any) -> Any:
+        """Token ids as arrays: the body is kept until the request ends."""
+        if not isinstance(prompt, list) or not prompt:
+            return prompt
+        if _are_tokens(prompt):
+            return _compact(prompt)
+        return [_compact(one) if isinstance(one, list) and one and _are_tokens(one) else one for one in prompt]
+
     def prompts(self) -> list[str | Tokens]:
         prompt = self.prompt
-        if isinstance(prompt, str):
+        if isinstance(prompt, str | array):
             return [prompt]
         if isinstance(prompt, list) and prompt:
-            if _are_tokens(prompt):
-                return [prompt]
             if len(prompt) > MAX_PROMPTS:
                 raise InvalidRequest(f"prompt: must have at most {MAX_PROMPTS} prompts", param="prompt")
             if all(isinstance(entry, str) for entry in prompt):
                 return prompt
-            if all(isinstance(entry, list) and entry and _are_tokens(entry) for entry in prompt):
+            if all(isinstance(entry, array) for entry in prompt):
                 return prompt
         raise InvalidRequest(
             "prompt: must be a string, a list of strings, a list of token ids or a list of lists of token ids, "
@@ -355,7 +365,11 @@ def _path(location: Sequence[int | str]) -> str:
 
 
 def _are_tokens(values: list[Any]) -> bool:
-    return set(map(type, values)) == {int} and min(values) >= 0
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 1 << 32
+
+
+def _compact(values: list[int]) -> "array[int]":
+    return array("I", values)
 
 
 def _unsupported(field: str, why: str) -> UnsupportedParameter:

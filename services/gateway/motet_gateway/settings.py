@@ -76,9 +76,11 @@ class Settings(BaseSettings):
     """How long a request body may take to arrive. Without a limit, a client that sends a byte now and then would hold
     memory for ever."""
 
-    max_bodies_bytes: int = Field(128 * 1024 * 1024, gt=0)
-    """The most bytes that the bodies of all requests under way may have together. Above it new requests get 503, before
-    memory runs out. As objects and tokens a body takes about ten times its size."""
+    max_bodies_bytes: int = Field(256 * 1024 * 1024, gt=0)
+    """The most memory that the bodies of all requests under way may take together. Above it new requests get 503. As
+    objects and tokens a body takes twice its size, text with characters beyond ASCII five times, and each list, string
+    and number some bytes more. Besides this, tokenising takes at most half a gigabyte, and a gateway at rest about 150
+    MB with its first model."""
 
     max_header_bytes: int = Field(32 * 1024, ge=1024)
     """The most bytes of a request line with its headers. Trailers and the framing of a body's pieces count as well. The
@@ -102,7 +104,7 @@ class Settings(BaseSettings):
 
     threaded_prompt_bytes: int = Field(4096, ge=0)
     """Prompts with more bytes of text than this are tokenised in a thread, so that they do not delay other streams'
-    tokens."""
+    tokens. At most four texts up to 64 KiB, one up to 1 MiB and one longer text are tokenised at the same time."""
 
     max_counted_bytes: int = Field(1024 * 1024, gt=0)
     """The largest body of /tokenize and /detokenize, in bytes. A megabyte takes about a second of work."""

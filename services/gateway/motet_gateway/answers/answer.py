@@ -169,10 +169,10 @@ class AnswerResponse(Response):
     async def _begin(self, send: Send) -> tuple[Format, ModelTokenizer]:
         target, text = await self._resolved(send)
         self._target = target
-        self._prompts = await tokenise(
-            self._body, text, self._gateway.renderer, threaded_bytes=self._settings.threaded_prompt_bytes
-        )
-        await self._start(target, text)
+        context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
+        gateway = self._gateway
+        self._prompts = await tokenise(self._body, text, gateway.renderer, gateway.encoder, context=context)
+        await self._start(target, text, context)
         self._form, self._text = self._format(target), text
         return self._form, text
 
@@ -283,12 +283,11 @@ class AnswerResponse(Response):
 
     # -------------------------------------------------------------------------------------------------------- starting
 
-    async def _start(self, target: Target, text: ModelTokenizer) -> None:
+    async def _start(self, target: Target, text: ModelTokenizer, context: int) -> None:
         body, gateway = self._body, self._gateway
         check_scores(body, self._prompts)
         if isinstance(body, CompletionBody) and body.echo:
             self._echoes = await asyncio.to_thread(echoed_prompts, body, self._prompts, text)
-        context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
         limits = [max_answer_tokens(body, prompt, context) for prompt in self._prompts]
         wanted = samplings(body, text, limits)
         wanted_class = request_class(body, target.max_class)

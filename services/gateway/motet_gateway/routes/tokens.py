@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from motet.errors import InvalidRequest, MotetError, NoRunner
 from motet.keys import KeyScope
-from motet_gateway.answers.prompts import chat_prompt, encode
+from motet_gateway.answers.prompts import chat_prompt
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import Caller, caller_of
@@ -74,20 +74,19 @@ def token_routes(gateway: Gateway) -> APIRouter:
         return body
 
     async def counted(body: TokenizeBody, text: ModelTokenizer) -> Tokens:
-        threaded = gateway.settings.threaded_prompt_bytes
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt: send either prompt or messages", param="prompt")
         if body.prompt is None:
-            return await chat_prompt(body.chat(), text, gateway.renderer, threaded_bytes=threaded)
+            return await chat_prompt(body.chat(), text, gateway.renderer, gateway.encoder)
         special = body.add_special_tokens is not False
-        (tokens,) = await encode([body.prompt], text, special=special, threaded_bytes=threaded)
+        (tokens,) = await gateway.encoder.encode([body.prompt], text, special=special)
         return tokens
 
     return router
 
 
 def _counted_response(content: dict[str, Any], tokens: Tokens, text: ModelTokenizer, *, strings: bool) -> Response:
-    content["tokens"] = tokens
+    content["tokens"] = list(tokens)
     if strings:
         content["token_strs"] = [text.tokenizer.id_to_token(token) for token in tokens]
     return json_response(content)

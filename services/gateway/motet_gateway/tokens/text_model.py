@@ -1,6 +1,8 @@
 """A model's tokenizer, chat template and sampling defaults, read from a folder of assets. No weights."""
 
 import json
+import os
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,9 +10,15 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from motet.errors import Internal, InvalidRequest
+from motet.errors import Internal, InvalidRequest, RequestTooLarge
 from motet_gateway.tokens.render_pool import TemplateText
+from motet_gateway.tokens.text_bounds import counted_bytes, most_bytes_per_token, takes_spaces
+from motet_gateway.tokens.text_pieces import PIECE_CHARACTERS, can_be_cut, pieces
 from motet_gateway.tokens.token_bytes import TokenBytes
+
+# A text is encoded in the thread that asks for it. Otherwise the library has as many threads as the machine has cores,
+# and each of them keeps memory.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 ASSET_FILES = (
     "tokenizer.json",
@@ -33,6 +41,29 @@ class SamplingDefaults:
     repetition_penalty: float = 1.0
 
 
+MAX_UNCUT_BYTES = 1024 * 1024
+"""The most bytes of a text that are encoded at once. A longer text is cut where that does not change its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What is wanted of a text's tokens."""
+
+    most: int | None = None
+    """A text of more tokens is refused with `TooManyTokens`, mostly before all of it is encoded."""
+    last: int | None = None
+    """Only the last ones."""
+
+
+KEEP_ALL = Keep()
+
+
+class TooManyTokens(Exception):
+    def __init__(self, seen: int) -> None:
+        super().__init__(f"at least {seen} tokens")
+        self.seen = seen
+
+
 @dataclass(frozen=True, slots=True)
 class ModelTokenizer:
     tokenizer: Tokenizer
@@ -43,9 +74,17 @@ class ModelTokenizer:
     eos_ids: frozenset[int] = frozenset()
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     token_bytes: TokenBytes = field(init=False, repr=False, compare=False)
+    bytes_per_token: int | None = field(init=False, repr=False, compare=False)
+    """The most bytes of a text that one token stands for; None: no bound is known."""
+    _takes_spaces: bool = field(init=False, repr=False, compare=False)
+    _frame: tuple[list[int], list[int]] | None = field(init=False, repr=False, compare=False)
+    """The special tokens before and after a text; None: no text can be cut."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer))
+        object.__setattr__(self, "bytes_per_token", most_bytes_per_token(self.tokenizer))
+        object.__setattr__(self, "_takes_spaces", takes_spaces(self.tokenizer))
+        object.__setattr__(self, "_frame", self._special_tokens() if can_be_cut(self.tokenizer) else None)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
@@ -70,10 +109,44 @@ class ModelTokenizer:
             _defaults(generation),
         )
 
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        # Always as a batch: only batch calls let other threads run meanwhile.
-        encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [one.ids for one in encoded]
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: Keep = KEEP_ALL) -> "list[array[int]]":
+        return [self._encode(text, add_special_tokens=add_special_tokens, keep=keep) for text in texts]
+
+    def counted_bytes(self, text: str) -> int:
+        """The bytes of a text that each need a part of a token."""
+        return counted_bytes(text, without_spaces=self._takes_spaces)
+
+    def _encode(self, text: str, *, add_special_tokens: bool, keep: Keep) -> "array[int]":
+        if self._frame is None or len(text) <= PIECE_CHARACTERS:
+            return array("I", self._encode_uncut(text, add_special_tokens=add_special_tokens))
+        before, after = self._frame if add_special_tokens else ([], [])
+        ids = array("I", before)
+        for piece in pieces(text):
+            ids.extend(self._encode_uncut(piece, add_special_tokens=False))
+            if keep.most is not None and len(ids) > keep.most:
+                raise TooManyTokens(len(ids))
+            if keep.last is not None:
+                del ids[: -keep.last]
+        ids.extend(after)
+        return ids
+
+    def _encode_uncut(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) > MAX_UNCUT_BYTES // 4 and len(text.encode(errors="replace")) > MAX_UNCUT_BYTES:
+            raise RequestTooLarge(
+                f"The prompt has more than {MAX_UNCUT_BYTES} bytes of text in one piece, which takes too much memory "
+                "to tokenise. Shorten it, break its lines, or send token ids."
+            )
+        # As a batch: only batch calls let other threads run meanwhile.
+        (encoded,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
+        return ids
+
+    def _special_tokens(self) -> tuple[list[int], list[int]] | None:
+        plain, framed = (self._encode_uncut("a", add_special_tokens=special) for special in (False, True))
+        for at in range(len(framed) - len(plain) + 1):
+            if framed[at : at + len(plain)] == plain:
+                return framed[:at], framed[at + len(plain) :]
+        return None
 
     def decode(self, texts: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
         decoded: list[str] = self.tokenizer.decode_batch(texts, skip_special_tokens=skip_special_tokens)

@@ -127,3 +127,5 @@ def _signs() -> dict[str, int]:
 
 
 _BYTE_OF = _signs()
+SIGNS = tuple(_BYTE_OF)
+"""The characters for all bytes."""
