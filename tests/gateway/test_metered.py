@@ -1,23 +1,27 @@
 """Templates on the event loop: they give the same text as in a process, and never take long."""
 
 import asyncio
+import contextlib
 import time
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
+import jinja2
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.errors import InvalidRequest
+from motet.errors import Internal, InvalidRequest
 from motet_gateway.tokens import chat_renderer
 from motet_gateway.tokens.chat_renderer import SHORT_BYTES, ChatRenderer
 from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate
-from motet_gateway.tokens.metered_template import MeteredTemplate, NotMeterable
+from motet_gateway.tokens.metered_template import MeteredTemplate, metered_code
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText, encoded
+from motet_gateway.tokens.template_meter import NotMeterable
 from tests.common.cpu_speed import cpu_unit_seconds
 from tests.gateway.conftest import eventually
 from tests.gateway.test_renderers import HELLO, TOO_LARGE, WITHOUT_END, children
@@ -87,6 +91,15 @@ messages = st.lists(
 )
 
 
+@cache
+def metered_alike(name: str) -> MeteredTemplate:
+    return metered_template(ALIKE[name], {"bos_token": "<s>"})
+
+
+def metered_template(text: str, special_tokens: dict[str, str]) -> MeteredTemplate:
+    return MeteredTemplate(metered_code(text), special_tokens)
+
+
 def outcome(render: Any) -> tuple[str, str]:
     try:
         return "text", render()
@@ -101,8 +114,7 @@ def outcome(render: Any) -> tuple[str, str]:
 def test_the_event_loop_renders_the_same_as_a_process(
     name: str, chat: list[dict[str, Any]], tools: list[Any] | None
 ) -> None:
-    special = {"bos_token": "<s>"}
-    metered, plain = MeteredTemplate(ALIKE[name], special), ChatTemplate(ALIKE[name], special)
+    metered, plain = metered_alike(name), ChatTemplate.from_text(ALIKE[name], {"bos_token": "<s>"})
     context = encoded(chat, extra={"tools": tools})
     expected = outcome(lambda: plain.render(**orjson.loads(context)))
     assert outcome(lambda: metered.render(context)) == expected
@@ -113,9 +125,14 @@ def test_ten_turns_are_well_within_the_budget(name: str) -> None:
     turns = [{"role": ("user", "assistant")[n % 2], "content": "Tell me more. " * 40} for n in range(11)]
     context = encoded(turns, extra={"tools": [TOOL] * 3})
     assert len(context) < SHORT_BYTES
-    assert MeteredTemplate(ALIKE[name], {"bos_token": "<s>"}).render(context)
+    assert metered_alike(name).render(context)
 
 
+DOUBLED_LIST = (
+    "{% set n = namespace(x=['a']) %}{% for c in messages[0].content[:60] %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+)
+TWO_DOUBLED_LISTS = DOUBLED_LIST + DOUBLED_LIST.replace("n.x", "m.x").replace("n =", "m =")
+DOUBLED_TUPLE = DOUBLED_LIST.replace("[n.x, n.x]", "(n.x, n.x)").replace("['a']", "('a',)")
 FED_BACK = {
     "lists of lists": "{% set n = namespace(x=['a']) %}{% for m in messages %}{% for c in m.content %}"
     "{% set n.x = [n.x, n.x] %}{% endfor %}{% endfor %}{{ n.x }}",
@@ -159,9 +176,55 @@ FED_BACK = {
     + "{{a}}" * 9_000
     + "{% endmacro %}{{ f() | length }}",
     "a macro with the name of namespaces": "{% macro namespace(x) %}{{ x }}{{ x }}{{ x }}{{ x }}{% endmacro %}"
-    "{% set a = namespace(messages[0].content) %}{{ a }}",
+    "{% set a = " + "namespace(" * 5 + "messages[0].content" + ")" * 5 + " %}{{ a }}",
     "deep brackets": "{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}",
     "deep lists": "{{ " + "[" * 5_000 + "]" * 5_000 + " }}",
+    "filters that join": "{{ messages[0].content" + " | list | join('-----------------------------')" * 4 + " }}",
+    "filters that join what is kept": "{% set a = messages[0].content"
+    + " | list | join(', -------------')" * 6
+    + " %}",
+    "a constant of many": "{{ 'ab'" + " | list | join('----------------------------------------------')" * 6 + " }}",
+    "a constant of many in a condition": "{{ 1 if 'ab'" + " | list | join('------------------------')" * 9 + " }}",
+    "a constant of many in a name": "{% set a = 'ab'" + " | list | join('------------------------')" * 9 + " %}",
+    "indented JSON": "{% set n = namespace(x=messages[0].content | list) %}"
+    "{% for c in messages[0].content %}{{ n.x | tojson(indent=8) }}{% endfor %}",
+    "indented JSON of many levels": "{% set n = namespace(x=1) %}{% for c in messages[0].content %}"
+    "{% set n.x = [n.x] %}{% endfor %}" + "{{ n.x | tojson(indent=8) }}" * 400,
+    "JSON of JSON": "{{ messages[0].content" + " | tojson" * 30 + " }}",
+    "lists in lists in one expression": "{% set a = messages[0].content | list %}{% set b = [a,a,a,a,a,a,a,a,a,a] %}"
+    "{% set c = [b,b,b,b,b,b,b,b,b,b] %}{{ c | string | length }}",
+    "lists as text beside each other": "{% set a = messages[0].content | list %}" + "{{ [a, a, a] ~ [a, a] }}" * 9,
+    "slices": "{% set a = messages[0].content %}{% for c in a %}{% for d in a %}{% set b = [a[1:], a[2:], a[3:]] %}"
+    "{% endfor %}{% endfor %}",
+    "searches": "{% set a = messages[0].content %}" + "{{ (a ~ 'x') in (a ~ a) }}" * 300,
+    "searches by methods": "{% set a = messages[0].content %}" + "{{ (a ~ a).find(a ~ 'x') }}" * 300,
+    "a search in lists": TWO_DOUBLED_LISTS + "{{ n.x in [m.x] }}",
+    "a comparison of lists": DOUBLED_LIST
+    + DOUBLED_LIST.replace("n.x", "m.x").replace("n =", "m =")
+    + "{{ n.x == m.x }}",
+    "the hash of a tuple": DOUBLED_TUPLE + "{{ {'a': 1}[n.x] }}",
+    "the hash of a tuple in a mapping": DOUBLED_TUPLE + "{{ {n.x: 1} }}",
+    "the hash of a tuple by a method": DOUBLED_TUPLE + "{{ {'a': 1}.get(n.x) }}",
+    "the hash of a tuple in a search": DOUBLED_TUPLE + "{{ n.x in {'a': 1} }}",
+    "the hash of a macro's arguments": "{% macro f(n) %}{% set n.x = varargs %}{% endmacro %}"
+    "{% set n = namespace(x=1) %}{% for c in messages[0].content[:60] %}{{ f(n, n.x, n.x) }}{% endfor %}"
+    "{{ messages[0][n.x] }}",
+    "a test that formats": "{{ '%99999999d' is odd }}",
+    "a test that formats a name": "{% set f = '%99999999d' %}{{ f is divisibleby 1 }}",
+    "a test that converts": DOUBLED_LIST + "{{ n.x is lower }}",
+    "a refusal that grows": DOUBLED_LIST + "{{ raise_exception(n.x) }}",
+    "a date of many": "{% for c in messages[0].content %}{{ strftime_now('%c%c%c%c%c%c%c') }}{% endfor %}",
+    "parts of a text": "{% set a = messages[0].content %}" + "{% set b = a.split('%') %}" * 90,
+    "lines of a text": "{% set a = messages[0].content %}" + "{% set b = a.splitlines() %}" * 90,
+    "letters": "{% set a = messages[0].content %}" + "{% set b = a | list %}" * 90,
+    "escapes": "{{ ("
+    + "'&' | safe + " * 12
+    + "messages[0].content) | string"
+    + " | list | join('<<<<<<<<<')" * 6
+    + " }}",
+    "a mapping copied": "{% for c in messages[0].content %}{% for d in messages[0].content %}"
+    "{% set n = namespace(messages[0]) %}{% endfor %}{% endfor %}",
+    "many names": "{% set a = messages[0].content %}" + "{% set b = a ~ a %}" * 2500,
     "a recursive loop": "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
 }
 LONG = [{"role": "user", "content": "%d" * 1500}]
@@ -170,14 +233,14 @@ LONG = [{"role": "user", "content": "%d" * 1500}]
 @pytest.mark.parametrize("name", [*WITHOUT_END, *TOO_LARGE, *FED_BACK])
 def test_the_work_of_every_template_is_limited(name: str) -> None:
     text = (WITHOUT_END | TOO_LARGE | FED_BACK)[name]
-    began = time.thread_time()
     try:
-        metered = MeteredTemplate(text, {})
-        with pytest.raises(CannotRender):
-            metered.render(encoded(LONG))
+        metered = metered_template(text, {})
     except ValueError:
         return
-    assert time.thread_time() - began < 40 * cpu_unit_seconds()
+    began = time.thread_time()
+    with pytest.raises(CannotRender):
+        metered.render(encoded(LONG))
+    assert time.thread_time() - began < cpu_unit_seconds()
     tracemalloc.start()
     try:
         with pytest.raises(CannotRender):
@@ -188,17 +251,95 @@ def test_the_work_of_every_template_is_limited(name: str) -> None:
     assert most < 16 << 20
 
 
+def nested(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    filters = (
+        "list",
+        "join('--------')",
+        "join(a)",
+        "tojson",
+        "tojson(indent=8)",
+        "string",
+        "safe",
+        "upper",
+        "trim(a)",
+    )
+    methods = ("split('%')", "split()", "upper()", "find(a)", "splitlines()", "strip(a)", "title()", "partition('d')")
+    return st.one_of(
+        st.builds("({} | {})".format, inner, st.sampled_from(filters)),
+        st.builds("({}).{}".format, inner, st.sampled_from(methods)),
+        st.builds("({} {} {})".format, inner, st.sampled_from(["~", "+", "*", "%", "in", "==", "<"]), inner),
+        st.lists(inner, min_size=1, max_size=4).map(lambda items: f"[{', '.join(items)}]"),
+        st.builds("f({})".format, inner),
+        st.builds("({})[{}:]".format, inner, st.integers(-3, 3)),
+        st.builds("({} if a else {})".format, inner, inner),
+    )
+
+
+expressions = st.recursive(st.sampled_from(["a", "n.x", "messages", "'b'", "9", "c"]), nested, max_leaves=12)
+statements = st.recursive(
+    st.one_of(
+        st.builds("{{{{ {} }}}}".format, expressions),
+        st.builds("{{% set n.x = {} %}}".format, expressions),
+        st.builds("{{% set a = {} %}}".format, expressions),
+    ),
+    lambda inner: st.one_of(
+        st.builds("{{% for c in {} %}}{}{{% endfor %}}".format, expressions, inner),
+        st.lists(inner, max_size=4).map("".join),
+        st.builds("{{% if {} %}}{}{{% endif %}}".format, expressions, inner),
+    ),
+    max_leaves=8,
+)
+
+
+@given(body=statements, of_a_macro=expressions)
+def test_whatever_a_template_says_its_memory_and_its_code_stay_small(body: str, of_a_macro: str) -> None:
+    text = "{% set a = messages[0].content %}{% set n = namespace(x='ab') %}{% set c = 1 %}"
+    text += "{% macro f(a) %}{{ " + of_a_macro.replace("f(", "(").replace("n.x", "a") + " }}{% endmacro %}" + body
+    code = metered_code_or_none(text)
+    if code is None:
+        return
+    assert len(code) < 4096 + 64 * len(text)
+    metered = MeteredTemplate(code, {})
+    tracemalloc.start()
+    try:
+        outcome(lambda: metered.render(encoded(LONG)))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 16 << 20
+
+
+def metered_code_or_none(text: str) -> bytes | None:
+    try:
+        return metered_code(text)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("name", [*WITHOUT_END, *TOO_LARGE, *FED_BACK])
+def test_nothing_is_computed_when_a_template_is_compiled(name: str) -> None:
+    text = (WITHOUT_END | TOO_LARGE | FED_BACK)[name]
+    tracemalloc.start()
+    try:
+        code = metered_code_or_none(text)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert code is None or len(code) < 4096 + 64 * len(text)
+    assert most < (16 << 20) + 4096 * len(text)
+
+
 def test_a_template_cannot_change_its_own_cost() -> None:
     for text in ("{{ -9999 | motet }}", "{{ 1 | pay }}", "{{ (0, -99) | keep }}"):
         with pytest.raises(ValueError, match="filter"):
-            MeteredTemplate(text, {})
+            metered_template(text, {})
 
 
 def test_an_invalid_template_has_its_own_error() -> None:
     with pytest.raises(ValueError, match="cannot be parsed"):
-        MeteredTemplate("{% if %}", {})
+        metered_template("{% if %}", {})
     with pytest.raises(ValueError, match="longer than"):
-        MeteredTemplate("x" * 70_000, {})
+        metered_template("x" * 70_000, {})
 
 
 @asynccontextmanager
@@ -227,6 +368,22 @@ async def test_short_messages_are_rendered_on_the_event_loop_once_the_template_i
         asked = (here.render(bundled, encoded(HELLO)) for _ in range(50))
         assert set(await asyncio.gather(*asked)) == {"<|user|>Hello<|end|><|assistant|>"}
         assert not children()
+
+
+async def test_templates_are_compiled_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a template is compiled here")
+
+    monkeypatch.setattr(jinja2.Environment, "compile", never)
+    bundled, endless = TemplateText(BUNDLED, {}), TemplateText("{{" + "1+" * 30_000 + "1 }}", {})
+    async with renderer(bundled) as here:
+        await end_processes()
+        assert await here.render(bundled, encoded(HELLO)) == "<|user|>Hello<|end|><|assistant|>"
+        assert not children()
+        with contextlib.suppress(InvalidRequest, Internal):
+            await here.render(endless, encoded(HELLO))
+        await eventually(lambda: not here._compiling)
+        assert here._metered[endless.digest] is None
 
 
 async def test_long_messages_go_to_a_process() -> None:

@@ -94,7 +94,7 @@ def test_special_tokens_are_hidden_unless_asked_for() -> None:
 
 
 def template(text: str) -> ChatTemplate:
-    return ChatTemplate(text, {"bos_token": "<s>"})
+    return ChatTemplate.from_text(text, {"bos_token": "<s>"})
 
 
 HELLO = [{"role": "user", "content": "Hello <b>"}]

@@ -9,10 +9,11 @@ import time
 
 import structlog
 
-from motet.errors import InvalidRequest
+from motet.errors import InvalidRequest, MotetError
 from motet_gateway.tokens.chat_template import CannotRender
-from motet_gateway.tokens.metered_template import MeteredTemplate, NotMeterable
+from motet_gateway.tokens.metered_template import MeteredTemplate
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText
+from motet_gateway.tokens.template_meter import NotMeterable
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +46,10 @@ class ChatRenderer:
         return await self._processes.render(template, context)
 
     async def close(self) -> None:
-        await asyncio.gather(*self._compiling)
+        compiling = list(self._compiling)
+        for task in compiling:
+            task.cancel()
+        await asyncio.gather(*compiling, return_exceptions=True)
         await self._processes.close()
 
     def _render_here(self, template: TemplateText, metered: MeteredTemplate, context: bytes) -> str:
@@ -71,10 +75,8 @@ class ChatRenderer:
         task.add_done_callback(self._compiling.discard)
 
     async def _compile(self, template: TemplateText) -> None:
-        """In a thread: a long template takes a while."""
         try:
-            metered = await asyncio.to_thread(MeteredTemplate, template.text, template.special_tokens)
-        except (ValueError, MemoryError) as error:
+            code = await self._processes.metered_code(template)
+            self._metered[template.digest] = MeteredTemplate(code, template.special_tokens)
+        except (ValueError, OSError, MemoryError, MotetError) as error:
             log.info("chat_template_not_metered", reason=str(error) or "it cannot be compiled here")
-        else:
-            self._metered[template.digest] = metered

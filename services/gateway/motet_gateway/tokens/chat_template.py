@@ -8,7 +8,7 @@ The sandbox protects Python from a template but limits neither time nor memory. 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 import jinja2
 import jinja2.ext
@@ -68,27 +68,33 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     """The filters and functions that transformers gives to a template."""
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
+            optimized=False,  # a template may repeat a constant any number of times
+        )
         self.filters["tojson"] = _tojson
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
 
 class ChatTemplate:
-    """Raises ValueError if the text isn't a valid template."""
+    def __init__(self, template: jinja2.Template, special_tokens: Mapping[str, str]) -> None:
+        # As a plain dict: jinja2 copies the globals at every rendering, and its chain of maps is slow to copy.
+        template.globals = dict(template.globals)
+        self._template = template
+        self._special_tokens = dict(special_tokens)
 
-    def __init__(
-        self, text: str, special_tokens: Mapping[str, str], environment: ChatEnvironment | None = None
-    ) -> None:
+    @classmethod
+    def from_text(cls, text: str, special_tokens: Mapping[str, str]) -> Self:
+        """Raises ValueError if the text isn't a valid template."""
         if len(text) > MAX_TEMPLATE_BYTES:
             raise ValueError(f"the chat template is larger than {MAX_TEMPLATE_BYTES} bytes")
         try:
-            self._template = (environment or ChatEnvironment()).from_string(text)
+            return cls(ChatEnvironment().from_string(text), special_tokens)
         except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise ValueError(f"the chat template cannot be parsed: {error}") from error
-        # As a plain dict: jinja2 copies the globals at every rendering, and its chain of maps is slow to copy.
-        self._template.globals = dict(self._template.globals)
-        self._special_tokens = dict(special_tokens)
 
     def render(
         self,

@@ -14,7 +14,7 @@ import orjson
 import structlog
 
 from motet.errors import Internal, InvalidRequest, MotetError, Overloaded
-from motet_gateway.tokens.render_process import BROKEN, LENGTH_BYTES, NO_MEMORY, OUT_OF_TIME, REFUSED
+from motet_gateway.tokens.render_process import BROKEN, DONE, LENGTH_BYTES, NO_MEMORY, OUT_OF_TIME, REFUSED
 
 log = structlog.get_logger(__name__)
 
@@ -106,6 +106,18 @@ class RenderPool:
         answer = asyncio.get_running_loop().create_future()
         queue.jobs.append((context, answer))
         return self._text(await answer)
+
+    async def metered_code(self, template: TemplateText) -> bytes:
+        """See `metered_template`. Raises ValueError if the template's work can't be counted, OSError, or MotetError."""
+        async with self._free_processes:
+            process = await self._start()  # no other template has run in it
+            try:
+                answer = await process.metered_code(template)
+            finally:
+                process.kill()
+        if answer[:1] != DONE:
+            raise ValueError(answer[1:].decode() or "it needs too much memory")
+        return answer[1:]
 
     async def close(self) -> None:
         self._closed = True
@@ -241,13 +253,19 @@ class _RenderProcess(asyncio.Protocol):
 
     async def ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         """An answer for each, or fewer if the last one has used up the memory."""
-        loop = asyncio.get_running_loop()
         declared = b"" if template.digest in self.known else template.declared
         self.known.add(template.digest)
+        return await self._exchange((template.digest, declared, b"[" + b",".join(contexts) + b"]"), len(contexts))
+
+    async def metered_code(self, template: TemplateText) -> bytes:
+        (answer,) = await self._exchange((template.digest, template.declared, b""), 1)
+        return answer
+
+    async def _exchange(self, parts: tuple[bytes, ...], wanted: int) -> list[bytes]:
+        loop = asyncio.get_running_loop()
         self._received.clear()
-        self._wanted, self._answers = len(contexts), []
+        self._wanted, self._answers = wanted, []
         self._answer = loop.create_future()
-        parts = (template.digest, declared, b"[" + b",".join(contexts) + b"]")
         self._transport.write(b"".join(len(part).to_bytes(LENGTH_BYTES, "big") + part for part in parts))
         backstop = loop.call_later(RENDER_TIMEOUT_SECONDS, self.kill)
         try:

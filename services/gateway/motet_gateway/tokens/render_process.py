@@ -6,7 +6,8 @@ memory than its share. The process reads jobs from a socket at descriptor 0, ans
 
 A job is three parts, each behind its length in four bytes: the template's digest, the template as JSON (empty when
 this process has had it), and a JSON list of what to render it with. Each of these gets an answer, behind its length
-too. The first byte of an answer says what follows.
+too. The first byte of an answer says what follows. If the third part is empty, the answer is the template's metered
+code, to be rendered elsewhere.
 """
 
 import contextlib
@@ -21,8 +22,9 @@ from typing import Any
 import orjson
 
 from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate
+from motet_gateway.tokens.metered_template import metered_code
 
-TEXT, REFUSED, BROKEN, NO_MEMORY = b"+", b"-", b"!", b"m"
+DONE, REFUSED, BROKEN, NO_MEMORY = b"+", b"-", b"!", b"m"
 OUT_OF_TIME = signal.SIGPROF
 LENGTH_BYTES = 4
 TOGETHER_BYTES = 64 * 1024
@@ -40,9 +42,11 @@ def serve(link: socket.socket, cpu_seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         answers = []
         try:
-            if declared:
+            if not contexts:
+                answers.append(_framed(*_metered_code(declared)))
+            elif declared:
                 templates[digest] = _compiled(declared)
-            for context in orjson.loads(contexts):
+            for context in orjson.loads(contexts or b"[]"):
                 signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
                 answers.append(_framed(*_rendered(templates[digest], context)))
         except (MemoryError, orjson.JSONDecodeError):
@@ -57,16 +61,23 @@ def serve(link: socket.socket, cpu_seconds: float) -> None:
 def _compiled(declared: bytearray) -> ChatTemplate | bytes:
     said = orjson.loads(declared)
     try:
-        return ChatTemplate(said["text"], said["special_tokens"])
+        return ChatTemplate.from_text(said["text"], said["special_tokens"])
     except ValueError as error:
         return str(error).encode(errors="replace")
+
+
+def _metered_code(declared: bytearray) -> tuple[bytes, bytes]:
+    try:
+        return DONE, metered_code(orjson.loads(declared)["text"])
+    except ValueError as error:
+        return BROKEN, str(error).encode(errors="replace")
 
 
 def _rendered(template: ChatTemplate | bytes, context: dict[str, Any]) -> tuple[bytes, bytes]:
     if isinstance(template, bytes):
         return BROKEN, template
     try:
-        return TEXT, template.render(**context).encode(errors="replace")
+        return DONE, template.render(**context).encode(errors="replace")
     except CannotRender as error:
         return REFUSED, orjson.dumps([error.message.encode(errors="replace").decode(), error.param])
 
