@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from motet.errors import Internal, InvalidRequest
@@ -146,6 +146,42 @@ def test_the_answer_continues_the_final_message() -> None:
     messages = [*HELLO, {"role": "assistant", "content": "I think "}]
     rendered = template(text).render(messages, continue_final_message=True)
     assert rendered.endswith("[assistant]I think ")
+
+
+ENDED = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+
+
+@given(prefill=st.text(min_size=1).filter(str.strip), question=st.text())
+@example(prefill="<", question="")
+@example(prefill="s", question="")
+@example(prefill=">", question="s>")
+def test_a_prefill_is_cut_at_its_own_end_whatever_the_template_writes_after_it(prefill: str, question: str) -> None:
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": prefill}]
+    rendered = template(ENDED).render(messages, continue_final_message=True)
+    assert rendered == f"<|user|>{question}</s><|assistant|>{prefill}"
+
+
+def test_a_template_that_trims_messages_trims_a_prefill() -> None:
+    text = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }} [end] \n{% endfor %}"
+    messages = [*HELLO, {"role": "assistant", "content": " I think \n"}]
+    rendered = template(text).render(messages, continue_final_message=True)
+    assert rendered.endswith("[assistant] I think")
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "match"),
+    [
+        ("{% for m in messages[:-1] %}{{ m.content }}{% endfor %}", "I think", "omits the final message or changes"),
+        ("{{ messages[-1].content | upper }}", "I think", "omits the final message or changes"),
+        ("{{ messages[-1].content[:4] }}", "I think", "omits the final message or changes"),
+        (ENDED, " \n", "is empty"),
+    ],
+)
+def test_a_prefill_that_the_template_does_not_write_is_refused(text: str, content: str, match: str) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": content}]
+    with pytest.raises(CannotRender, match=match) as caught:
+        template(text).render(messages, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
 
 
 def test_without_a_template_the_error_names_the_other_endpoint(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ The sandbox protects Python from a template but limits neither time nor memory. 
 """
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Self
@@ -20,6 +21,9 @@ MAX_TEMPLATE_BYTES = 1 << 20
 MAX_RENDERED_CHARACTERS = 1 << 24
 MAX_ERROR_CHARACTERS = 1000
 """Templates may repeat messages in their errors, so errors are cut."""
+
+_RARE_SPACE = "\N{EM SPACE}"
+"""Ends a mark, so that it shows whether a template trims messages. No template writes it by itself."""
 
 
 class CannotRender(Exception):
@@ -106,7 +110,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt as text. Raises CannotRender, with the template's own message if it refused the messages."""
         context = {**self._special_tokens, **(extra or {})}
-        context["messages"] = messages
+        mark = f"motet-{secrets.token_hex(16)}{_RARE_SPACE}"  # random: no message and no template has it
+        context["messages"] = _marked(messages, mark) if continue_final_message else messages
         context["add_generation_prompt"] = add_generation_prompt and not continue_final_message
         context.setdefault("tools", None)
         context.setdefault("documents", None)
@@ -118,7 +123,7 @@ class ChatTemplate:
             raise
         except Exception as error:
             raise CannotRender(f"the model's chat template cannot render these messages: {error}") from None
-        return _cut_after(text, str(messages[-1].get("content", ""))) if continue_final_message else text
+        return _cut_at(mark, text) if continue_final_message else text
 
     def _bounded(self, context: dict[str, Any]) -> str:
         pieces: list[str] = []
@@ -133,16 +138,25 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _cut_after(text: str, final: str) -> str:
-    """The rendered text up to the end of the final message, so that the answer goes on within it."""
-    stripped = final.strip()
-    at = text.rfind(stripped) if stripped else -1
-    if at < 0:
+def _marked(messages: Sequence[Mapping[str, Any]], mark: str) -> list[Mapping[str, Any]]:
+    """The messages, the last one with the mark behind its text."""
+    *others, final = messages
+    content = final.get("content")
+    if isinstance(content, str) and content.strip():
+        return [*others, {**final, "content": content + mark}]
+    raise CannotRender(
+        "continue_final_message: the final message is empty; send the beginning of the answer as its content",
+        param="continue_final_message",
+    )
+
+
+def _cut_at(mark: str, text: str) -> str:
+    before, found, after = text.rpartition(mark.strip())
+    if not found:
         raise CannotRender(
-            "continue_final_message: the final message is empty, or the model's chat template changes its text",
+            "continue_final_message: the model's chat template omits the final message or changes its text; "
+            "send the messages without continue_final_message",
             param="continue_final_message",
         )
-    # Many templates trim messages. If this one does not, the message's trailing space belongs to the prompt.
-    end = at + len(stripped)
-    trailing = final[len(final.rstrip()) :]
-    return text[: end + len(trailing)] if text.startswith(trailing, end) else text[:end]
+    # A template that has trimmed the mark's space would have trimmed the message's, too.
+    return before if after.startswith(_RARE_SPACE) else before.rstrip()
