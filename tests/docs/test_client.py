@@ -47,6 +47,7 @@ def test_the_limits_are_those_of_the_gateway() -> None:
         "`logit_bias` entries": (parameters.MAX_LOGIT_BIASES,),
         "`top_logprobs`": (parameters.MAX_TOP_LOGPROBS,),
         "log probabilities of prompts in one answer": (parameters.MAX_SCORES,),
+        "log probabilities of the tokens of one answer": (parameters.MAX_SCORES,),
     }
 
 

@@ -3,13 +3,15 @@
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, runner_pb2
-from motet_gateway.answers.echo import EchoedPrompt
-from motet_gateway.answers.response_formats import CompletionFormat
+from motet_gateway.answers.echo import echoed_prompts
+from motet_gateway.answers.logprobs import CompletionLogprobs
+from motet_gateway.parameters import CompletionBody
 from tests.gateway import test_completions
 from tests.gateway.conftest import Served, eventually
 from tests.gateway.test_errors import error_of
@@ -168,12 +170,15 @@ def test_the_tokens_of_a_prompt_join_to_its_text(kind: str, prompt: str, special
     model = TEXTS[kind]
     tokens = model.encode([prompt + "<s>" * special], add_special_tokens=False)[0]
     (text,) = model.decode([tokens])
-    echo = EchoedPrompt(tokens, text, model, scored=True, skip_special_tokens=True)
-    assert echo.ready == (len(tokens) == 1)
+    body = CompletionBody(model="m", prompt=prompt, echo=True, logprobs=1)
+    writer = CompletionLogprobs(model.token_bytes, 1)
+    (echo,) = echoed_prompts(body, [tokens], model, writer=lambda: writer)
+    assert echo.complete == (len(tokens) == 1)
     echo.score([runner_pb2.TokenLogprobs(logprob=-1)] * (len(tokens) - 1))
-    assert echo.ready
-    shown = echo.scored_tokens()
-    assert b"".join(one.added_bytes for one in shown).decode("utf-8", "replace") == text
-    made = CompletionFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, shown, model, 1)
+    assert (echo.complete, echo.ready) == (True, False)
+    echo.encode()
+    assert (echo.complete, echo.ready) == (False, True)
+    assert b"".join(echo._added).decode("utf-8", "replace") == text
+    made = orjson.loads(b"".join(writer.as_json(echo.logprobs)))
     assert made["token_logprobs"] == [None] + [-1] * (len(tokens) - 1)
     assert made["text_offset"][-1] <= len(text)

@@ -1,7 +1,9 @@
 """The bytes of an answer's tokens join to its text, with any tokenizer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from motet.api.v1 import runner_pb2
 from motet_gateway.answers.choice import ChoiceText
-from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat
+from motet_gateway.answers.logprobs import ChatLogprobs, CompletionLogprobs
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.text_model import ModelTokenizer
@@ -42,7 +44,13 @@ TEXTS = {
 
 
 def answered(
-    text: ModelTokenizer, prompt: str, answer: list[int], *, silent: frozenset[int] = frozenset()
+    text: ModelTokenizer,
+    prompt: str,
+    answer: Sequence[int],
+    *,
+    silent: frozenset[int] = frozenset(),
+    kind: type[ChatLogprobs | CompletionLogprobs] = ChatLogprobs,
+    top: int = 0,
 ) -> ChoiceText:
     prompt_ids = text.encode([prompt], add_special_tokens=False)[0]
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
@@ -52,7 +60,7 @@ def answered(
         None,
         hidden_ids=silent,
         min_tokens=0,
-        token_bytes=text.token_bytes,
+        logprobs=kind(text.token_bytes, top),
         on_placed=nothing,
         changed=nothing,
         stop_here=nothing,
@@ -64,12 +72,17 @@ def answered(
     return choice
 
 
+def shown_by(choice: ChoiceText) -> Any:
+    assert choice.logprobs is not None
+    return orjson.loads(b"".join(choice.logprobs.as_json(choice.logprobs.take())))
+
+
 @pytest.mark.parametrize("kind", TEXTS)
 @given(prompt=st.sampled_from(["Hi", "Hi ", "<s>", "a<s>"]), generated=st.text(min_size=1, max_size=20))
 def test_bytes_of_tokens_join_to_the_text(kind: str, prompt: str, generated: str) -> None:
     text = TEXTS[kind]
-    choice = answered(text, prompt, text.encode([generated], add_special_tokens=False)[0])
-    shown = ChatFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, choice.take_logprobs(), text, 1)["content"]
+    choice = answered(text, prompt, text.encode([generated], add_special_tokens=False)[0], top=1)
+    shown = shown_by(choice)["content"]
     joined = bytes(byte for token in shown for byte in token["bytes"])
     assert joined.decode("utf-8", "replace") == choice.take()
     assert all("\ufffd" not in token["token"] or "\ufffd" in generated for token in shown)
@@ -78,7 +91,7 @@ def test_bytes_of_tokens_join_to_the_text(kind: str, prompt: str, generated: str
 def test_a_part_of_a_character_is_shown_as_bytes() -> None:
     text = TEXTS["byte level"]
     choice = answered(text, "Hi", text.encode(["🙃"], add_special_tokens=False)[0])
-    shown = ChatFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, choice.take_logprobs(), text, 0)["content"]
+    shown = shown_by(choice)["content"]
     assert len(shown) > 1
     assert shown[0]["token"].startswith("bytes:\\xf0")
 
@@ -86,14 +99,14 @@ def test_a_part_of_a_character_is_shown_as_bytes() -> None:
 def test_a_leading_space_of_a_word_is_kept() -> None:
     text = TEXTS["pieces"]
     choice = answered(text, "Hi", text.encode([" the choir"], add_special_tokens=False)[0])
-    shown = ChatFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, choice.take_logprobs(), text, 0)["content"]
+    shown = shown_by(choice)["content"]
     assert "".join(token["token"] for token in shown) == " the choir" == choice.take()
 
 
 def test_the_token_that_ends_an_answer_adds_nothing_to_its_text() -> None:
     text = TEXTS["byte level"]
     choice = answered(text, "Hi", [*text.encode(["ok"], add_special_tokens=False)[0], 0], silent=frozenset({0}))
-    shown = ChatFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, choice.take_logprobs(), text, 0)["content"]
+    shown = shown_by(choice)["content"]
     assert shown[-1]["token"] == "<|end|>"
     assert shown[-1]["bytes"] == []
 
@@ -101,8 +114,8 @@ def test_the_token_that_ends_an_answer_adds_nothing_to_its_text() -> None:
 def test_offsets_count_characters_of_the_text() -> None:
     text = TEXTS["byte level"]
     tokens = text.encode(["a🙃b"], add_special_tokens=False)[0]
-    choice = answered(text, "Hi", tokens)
-    shown = CompletionFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, choice.take_logprobs(), text, 0)
+    choice = answered(text, "Hi", tokens, kind=CompletionLogprobs)
+    shown = shown_by(choice)
     assert shown["text_offset"][0] == 0
     assert shown["text_offset"][1:-1] == [1] * (len(tokens) - 2)
     assert shown["text_offset"][-1] == 2

@@ -34,8 +34,8 @@ MAX_MESSAGES = 4096
 """Chat templates loop over the messages, some of them several times. So many messages fill any context."""
 MAX_PROMPTS = 128
 MAX_SCORES = 1 << 19
-"""Log probabilities of prompts in one answer: of each token and its alternatives, for each choice. So many are about
-15 MB of JSON."""
+"""Log probabilities of prompts in one answer, and those of its own tokens: of each token and its alternatives, for each
+choice. So many are about 15 MB of JSON, for a chat 40 MB."""
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for plain completions, which clients know and rely on."""
 
@@ -154,6 +154,11 @@ class Body(DescribedModel):
         raise NotImplementedError
 
     @property
+    def alternatives_field(self) -> str:
+        """The field that says how many alternatives to return."""
+        return "logprobs"
+
+    @property
     def prompt_logprobs_wanted(self) -> int | None:
         """How many alternatives beside each token of the prompt; None: no logprobs of the prompt."""
         return None
@@ -224,6 +229,10 @@ class ChatBody(Body):
     @property
     def top_logprobs_wanted(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def alternatives_field(self) -> str:
+        return "top_logprobs" if self.top_logprobs else "logprobs"
 
     @property
     def output_limit(self) -> tuple[str, int | None]:

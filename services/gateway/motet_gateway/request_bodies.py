@@ -70,10 +70,11 @@ class RequestBody:
         if not content:
             raise InvalidRequest("The body is empty; send a JSON object.")
         check_shape(content)
-        self._take(memory_of(content) - len(content))
+        self.take(memory_of(content) - len(content))
         return content
 
-    def _take(self, size: int) -> None:
+    def take(self, size: int) -> None:
+        """Count so many bytes more, or less, until the request has ended. Raises Overloaded."""
         self._bodies.take(size)
         self.size += size
 
@@ -87,7 +88,7 @@ class RequestBody:
             piece = message.get("body", b"")
             if self.size + len(piece) > limit:
                 raise _too_large(limit)
-            self._take(len(piece))
+            self.take(len(piece))
             pieces.append(piece)
             more = message.get("more_body", False)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

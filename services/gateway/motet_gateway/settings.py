@@ -77,10 +77,10 @@ class Settings(BaseSettings):
     memory for ever."""
 
     max_bodies_bytes: int = Field(256 * 1024 * 1024, gt=0)
-    """The most memory that the bodies of all requests under way may take together. Above it new requests get 503. As
-    objects and tokens a body takes twice its size, text with characters beyond ASCII five times, and each list, string
-    and number some bytes more. Besides this, tokenising takes at most half a gigabyte, and a gateway at rest about 150
-    MB with its first model."""
+    """The most memory that the bodies of all requests under way may take together, with the log probabilities that wait
+    to be sent. Above it requests get 503. As objects and tokens a body takes twice its size, text with characters
+    beyond ASCII five times, and each list, string and number some bytes more. Besides this, tokenising takes at most
+    half a gigabyte, and a gateway at rest about 150 MB with its first model."""
 
     max_header_bytes: int = Field(32 * 1024, ge=1024)
     """The most bytes of a request line with its headers. Trailers and the framing of a body's pieces count as well. The

@@ -7,7 +7,8 @@ it the client gets exactly one finish reason per choice, or one error, and then 
 import asyncio
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -18,14 +19,16 @@ from starlette.types import Receive, Scope, Send
 from motet.api.v1 import common_pb2, predictor_pb2, runner_pb2
 from motet.clock import Clock, monotonic
 from motet.domain import Digest
-from motet.errors import DeadlineExceeded, Internal, ModelNotFound, MotetError, NoRunner
+from motet.errors import DeadlineExceeded, Internal, ModelNotFound, MotetError, NoRunner, Overloaded
 from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.runner_info import RequestClass
 from motet_gateway import direct_writes, sse
 from motet_gateway.answers.choice import ChoiceText
-from motet_gateway.answers.echo import EchoedPrompt, check_scores, echoed_prompts
+from motet_gateway.answers.echo import EchoedPrompt, echoed_prompts
+from motet_gateway.answers.logprobs import Columns, CompletionLogprobs, LogprobsWriter
 from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, max_answer_tokens, tokenise
-from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat, Format, usage
+from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat, Format, Piece, usage
+from motet_gateway.answers.score_limits import check_scores, limited_by_scores
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.direct_writes import DirectWriter
@@ -59,16 +62,30 @@ MAX_RESOLVE_RETRIES = 3
 """An adapter's revision may be replaced after the name was resolved and before the request is queued. If that happens
 more often for one request, something else is wrong."""
 _JSON = [(b"content-type", b"application/json")]
+SCORE_BYTES = 40
+"""About what a log probability of a prompt takes until it is written."""
+WRITE_BYTES = 256 * 1024
+"""A long answer is written in pieces of this size, so that other streams go on meanwhile."""
 
 
 class AnswerResponse(Response):
-    def __init__(self, gateway: "Gateway", caller: Caller, body: Body, *, clock: Clock = monotonic) -> None:
+    def __init__(
+        self,
+        gateway: "Gateway",
+        caller: Caller,
+        body: Body,
+        *,
+        clock: Clock = monotonic,
+        take: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`take` counts the bytes that the answer holds, and raises Overloaded if all requests hold too many."""
         self.background = None
         self._gateway = gateway
         self._settings = gateway.settings
         self._caller = caller
         self._body = body
         self._clock = clock
+        self._take = take
         self._streaming = bool(body.stream)
         self._options = (body.stream_options if self._streaming else None) or StreamOptions()
         self._timings = RequestTimings(clock)
@@ -99,7 +116,6 @@ class AnswerResponse(Response):
         self._introduced: set[int] = set()
         self._wrote_at = 0.0
         self._form: Format | None = None
-        self._text: ModelTokenizer | None = None
         self._direct: DirectWriter | None = None
         self._write_due = False
         """Whether `write_now` is called at the end of this turn of the event loop."""
@@ -151,30 +167,30 @@ class AnswerResponse(Response):
         self._wake()
 
     async def _answer(self, send: Send) -> None:
-        form, text = await self._begin(send)
+        form = await self._begin(send)
         complete = False
         while not complete:  # not `_over()`: choices may end while a write waits for a slow client
             await self._wait_for_change(send)
             if self._revision_removed():
-                form, text = await self._begin(send)
+                form = await self._begin(send)
             elif self._streaming:
-                complete = await self._write(form, text, send)
+                complete = await self._write(form, send)
             elif (error := self._error()) is not None:
                 raise error
             else:
                 complete = self._over()
         if not self._streaming:
-            await self._write_whole(form, text, send)
+            await self._write_whole(form, send)
 
-    async def _begin(self, send: Send) -> tuple[Format, ModelTokenizer]:
+    async def _begin(self, send: Send) -> Format:
         target, text = await self._resolved(send)
         self._target = target
         context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
         gateway = self._gateway
         self._prompts = await tokenise(self._body, text, gateway.renderer, gateway.encoder, context=context)
-        await self._start(target, text, context)
-        self._form, self._text = self._format(target), text
-        return self._form, text
+        self._form = form = self._format(target)
+        await self._start(target, form, text, context)
+        return form
 
     # --------------------------------------------------------------------------------------------------------- waiting
 
@@ -283,12 +299,15 @@ class AnswerResponse(Response):
 
     # -------------------------------------------------------------------------------------------------------- starting
 
-    async def _start(self, target: Target, text: ModelTokenizer, context: int) -> None:
+    async def _start(self, target: Target, form: Format, text: ModelTokenizer, context: int) -> None:
         body, gateway = self._body, self._gateway
-        check_scores(body, self._prompts)
+        limits = limited_by_scores(body, [max_answer_tokens(body, prompt, context) for prompt in self._prompts])
+        check_scores(body, self._prompts, limits)
         if isinstance(body, CompletionBody) and body.echo:
-            self._echoes = await asyncio.to_thread(echoed_prompts, body, self._prompts, text)
-        limits = [max_answer_tokens(body, prompt, context) for prompt in self._prompts]
+            if body.prompt_logprobs_wanted is not None:
+                self._take(SCORE_BYTES * sum(map(len, self._prompts)) * (1 + body.prompt_logprobs_wanted))
+            writer = partial(CompletionLogprobs, text.token_bytes, self._top())
+            self._echoes = await asyncio.to_thread(echoed_prompts, body, self._prompts, text, writer=writer)
         wanted = samplings(body, text, limits)
         wanted_class = request_class(body, target.max_class)
         self._class_name = RequestClass.from_proto(wanted_class).name.lower()
@@ -347,7 +366,7 @@ class AnswerResponse(Response):
                 StopStrings(stops, include=bool(body.include_stop_str_in_output)) if stops else None,
                 hidden_ids=hidden,
                 min_tokens=body.min_tokens or 0,
-                token_bytes=text.token_bytes if body.top_logprobs_wanted is not None else None,
+                logprobs=self._logprobs_writer(form, text, at),
                 on_placed=self._timings.mark_placed,
                 changed=self._on_change,
                 stop_here=_stopper(gateway, request),
@@ -357,6 +376,21 @@ class AnswerResponse(Response):
             self._generation_requests.append(generation_request)
             self._requests.append(request)
             gateway.dispatcher.start(generation_request, choice)
+
+    def _logprobs_writer(self, form: Format, text: ModelTokenizer, prompt: int) -> LogprobsWriter | None:
+        if self._body.top_logprobs_wanted is None:
+            return None
+        if isinstance(form, CompletionFormat):
+            characters = self._echoes[prompt].characters if self._echoes else None
+            return form.logprobs(text.token_bytes, self._top(), hold=self._hold, characters=characters)
+        return form.logprobs(text.token_bytes, self._top(), hold=self._hold)
+
+    def _hold(self, size: int) -> None:
+        """Count bytes that wait until they can be written."""
+        try:
+            self._take(size)
+        except Overloaded as error:
+            self.abort(error)
 
     def _cancel_all(self, why: str) -> None:
         for request in self._requests:
@@ -396,11 +430,10 @@ class AnswerResponse(Response):
             self._wake()
             return
         assert self._form is not None
-        assert self._text is not None
         try:
             parts: list[bytes] = []
             for choice in self._changed.values():
-                self._write_choice(choice, self._form, self._text, parts)
+                self._write_choice(choice, self._form, parts)
             self._changed.clear()
             if parts:
                 self._wrote_at = self._clock()
@@ -409,12 +442,13 @@ class AnswerResponse(Response):
             self._aborted = error
             self._wake()
 
-    async def _write(self, form: Format, text: ModelTokenizer, send: Send) -> bool:
+    async def _write(self, form: Format, send: Send) -> bool:
         """Write everything that has come since the last write, as one piece. Returns whether it was the last."""
+        await self._encode_echoes()
         parts: list[bytes] = []
         ready = [choice for choice in self._changed.values() if (echo := self._echo_of(choice)) is None or echo.ready]
         for choice in ready:
-            self._write_choice(choice, form, text, parts)
+            self._write_choice(choice, form, parts)
             del self._changed[choice.index]
         error = self._error()
         over = error is None and self._over()
@@ -430,44 +464,49 @@ class AnswerResponse(Response):
             raise error
         return over
 
-    def _write_choice(self, choice: ChoiceText, form: Format, text: ModelTokenizer, parts: list[bytes]) -> None:
+    def _write_choice(self, choice: ChoiceText, form: Format, parts: list[bytes]) -> None:
         piece = choice.take()
-        logprobs = choice.take_logprobs() if choice.logprobs else None
+        logprobs = choice.logprobs.take() if choice.logprobs else None
         if (piece or logprobs or choice.finish is not None) and choice.index not in self._introduced:
             self._introduced.add(choice.index)
             parts.append(form.opening(choice.index))
             if (echo := self._echo_of(choice)) is not None:
-                scored = echo.scored_tokens()
-                shown = form.logprobs(choice.index, scored, text, self._top()) if scored else None
+                shown = _as_json(choice, echo.logprobs) if echo.logprobs else None
                 parts.append(form.full_event(choice.index, echo.text, shown, None, self._running_usage()))
         if logprobs or (piece and self._options.continuous_usage_stats):
-            shown = form.logprobs(choice.index, logprobs, text, self._top()) if logprobs else None
+            shown = _as_json(choice, logprobs) if logprobs else None
             parts.append(form.full_event(choice.index, piece, shown, None, self._running_usage()))
         elif piece:
             parts.append(form.text_event(choice.index, piece))
         if choice.finish is not None:
             parts.append(form.full_event(choice.index, None, None, choice.finish, self._running_usage()))
 
-    async def _write_whole(self, form: Format, text: ModelTokenizer, send: Send) -> None:
-        if self._body.prompt_logprobs_wanted is None:
-            content = self._whole(form, text)
-        else:  # log probabilities of long prompts take a while
-            content = await asyncio.to_thread(self._whole, form, text)
-        headers = [*_JSON, (b"content-length", str(len(content)).encode()), *self._own_headers()]
+    async def _write_whole(self, form: Format, send: Send) -> None:
+        await self._encode_echoes()
+        pieces = form.whole([self._whole_choice(choice, form) for choice in self._choices], self._usage())
+        size = sum(map(len, pieces))
+        headers = [*_JSON, (b"content-length", str(size).encode()), *self._own_headers()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._opened = True
-        await send({"type": "http.response.body", "body": content})
+        if size > WRITE_BYTES:
+            for body in _in_parts(pieces):
+                await self._send(body, send)
+                await asyncio.sleep(0)
+            pieces = []
+        await self._send(b"".join(pieces), send, more=False)
 
-    def _whole(self, form: Format, text: ModelTokenizer) -> bytes:
-        choices = []
-        for choice in self._choices:
-            echo, shown = self._echo_of(choice), None
-            if choice.logprobs or self._body.top_logprobs_wanted is not None:
-                scored = [] if echo is None else echo.scored_tokens()
-                shown = form.logprobs(choice.index, [*scored, *choice.take_logprobs()], text, self._top())
-            answer = choice.take()
-            choices.append(form.choice_whole(choice, answer if echo is None else echo.text + answer, shown))
-        return orjson.dumps(form.whole(choices, self._usage()))
+    def _whole_choice(self, choice: ChoiceText, form: Format) -> list[Piece]:
+        echo, text = self._echo_of(choice), choice.take()
+        text = text if echo is None else echo.text + text
+        if choice.logprobs is None:
+            return form.choice_whole(choice, text)
+        prompt = {} if echo is None else echo.logprobs
+        return form.choice_whole(choice, text, choice.logprobs.as_json(prompt, choice.logprobs.take(still_held=True)))
+
+    async def _encode_echoes(self) -> None:
+        for echo in self._echoes:
+            if echo.complete:
+                await asyncio.to_thread(echo.encode)
 
     def _echo_of(self, choice: ChoiceText) -> EchoedPrompt | None:
         return self._echoes[choice.index // self._body.choices] if self._echoes else None
@@ -562,6 +601,17 @@ class AnswerResponse(Response):
                         estimate=generation_request.estimate,
                     )
                 )
+
+
+def _as_json(choice: ChoiceText, logprobs: Columns) -> orjson.Fragment:
+    assert choice.logprobs is not None
+    return orjson.Fragment(b"".join(choice.logprobs.as_json(logprobs)))
+
+
+def _in_parts(pieces: Sequence[Piece]) -> Iterator[bytes]:
+    for piece in pieces:
+        for start in range(0, len(piece), WRITE_BYTES):
+            yield bytes(memoryview(piece)[start : start + WRITE_BYTES])
 
 
 def _in_words(waiting_for: str) -> str:

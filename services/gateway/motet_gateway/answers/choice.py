@@ -1,28 +1,18 @@
 """The text of one choice: tokens in, text out, with stop strings applied and tokens counted. Pure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from motet.api.v1 import runner_pb2
 from motet.errors import MotetError
+from motet_gateway.answers.logprobs import LogprobsWriter
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
-from motet_gateway.tokens.token_bytes import TokenBytes
 
 Score = Callable[[Sequence[runner_pb2.TokenLogprobs]], None]
 
-
-@dataclass(frozen=True, slots=True)
-class TokenText:
-    """A token with its probability, for clients that asked for logprobs."""
-
-    token: int
-    logprobs: runner_pb2.TokenLogprobs
-    added_bytes: bytes
-    """What the token adds to the text. Empty for a token that ends it and for a hidden special token."""
-    scored: bool = True
-    """False for the first token of a prompt: nothing comes before it that could tell its probability."""
+MAX_UNREAD = 256
+"""So many tokens of an answer that nobody takes yet become text at once."""
 
 
 class ChoiceText:
@@ -47,7 +37,6 @@ class ChoiceText:
         "on_placed",
         "score",
         "stop_here",
-        "token_bytes",
         "tokens",
         "waiting_for",
     )  # fmt: skip
@@ -60,7 +49,7 @@ class ChoiceText:
         *,
         hidden_ids: frozenset[int],
         min_tokens: int,
-        token_bytes: TokenBytes | None,
+        logprobs: LogprobsWriter | None,
         on_placed: Callable[[], None],
         changed: Callable[["ChoiceText"], None],
         stop_here: Callable[[], None],
@@ -72,17 +61,16 @@ class ChoiceText:
         self._stops = stops
         self._hidden_ids = hidden_ids  # a stop token ends the answer and is not part of its text
         self._min_tokens = min_tokens
-        self.token_bytes = token_bytes
-        """Set when the client asked for logprobs."""
+        self.logprobs = logprobs
+        """Set when the client asked for them."""
         self._begun = False
         self.on_placed = on_placed
         self.changed = changed
         self.stop_here = stop_here
         self.score = score
         self._unread: list[int] = []
-        self._ready = ""
+        self._ready: list[str] = []
         self.tokens = 0
-        self.logprobs: list[TokenText] = []
         self.finish: EndReason | None = None
         self.error: MotetError | None = None
         self.waiting_for = ""
@@ -103,15 +91,15 @@ class ChoiceText:
         if self._stops is None:
             self.tokens += len(tokens)
             self._unread.extend(tokens)
+            if len(self._unread) >= MAX_UNREAD:
+                self._read()
         elif self._stops.stopped:
             return
         else:
             tokens = self._read_until_stop(tokens, self._stops)
-        if self.token_bytes is not None:
-            self.logprobs.extend(
-                TokenText(token, one, self._added_by(token, self.token_bytes))
-                for token, one in zip(tokens, logprobs, strict=False)
-            )
+        if (writer := self.logprobs) is not None:
+            for token, one in zip(tokens, logprobs, strict=False):
+                writer.add(token, one, self._added_by(token, writer))
         if self._stops is not None and self._stops.stopped:
             self.stop_here()
         else:
@@ -124,18 +112,18 @@ class ChoiceText:
             text = self._text([token])
             if self.tokens > self._min_tokens:
                 text = stops.feed(text)
-            self._ready += text
+            self._ready.append(text)
             if stops.stopped:
                 return tokens[:position]
         return tokens
 
-    def _added_by(self, token: int, token_bytes: TokenBytes) -> bytes:
+    def _added_by(self, token: int, writer: LogprobsWriter) -> bytes:
         if token in self._hidden_ids or self._detokenizer.hides(token):
             return b""
         if not self._begun:
             self._begun = True
             return self._detokenizer.begins(token)
-        return token_bytes.of(token)
+        return writer.token_bytes.of(token)
 
     def _text(self, tokens: list[int]) -> str:
         visible = [token for token in tokens if token not in self._hidden_ids] if self._hidden_ids else tokens
@@ -151,24 +139,23 @@ class ChoiceText:
     def _flush_text(self, how: EndReason) -> EndReason:
         """Release the text that was held back. It may complete a stop string."""
         if self._stops is None:
-            self._ready += self._text(self._unread) + self._detokenizer.flush()
-            self._unread = []
+            self._read()
+            self._ready.append(self._detokenizer.flush())
             return how
         if not self._stops.stopped:
-            self._ready += self._stops.feed(self._detokenizer.flush())
+            self._ready.append(self._stops.feed(self._detokenizer.flush()))
             if not self._stops.stopped:
-                self._ready += self._stops.flush()
+                self._ready.append(self._stops.flush())
                 return how
         return EndReason.STOP
 
     def take(self) -> str:
         """The text that has not been taken yet."""
-        text, self._ready = self._ready, ""
         if self._unread:
-            unread, self._unread = self._unread, []
-            text += self._text(unread)
-        return text
+            self._read()
+        ready, self._ready = self._ready, []
+        return ready[0] if len(ready) == 1 else "".join(ready)
 
-    def take_logprobs(self) -> list[TokenText]:
-        taken, self.logprobs = self.logprobs, []
-        return taken
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        self._ready.append(self._text(unread))

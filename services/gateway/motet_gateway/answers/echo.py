@@ -1,11 +1,10 @@
 """A prompt that comes back before its answers, with log probabilities where the client asked for them. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from motet.api.v1 import runner_pb2
-from motet.errors import InvalidRequest
-from motet_gateway.answers.choice import TokenText
-from motet_gateway.parameters import MAX_SCORES, Body, Tokens
+from motet_gateway.answers.logprobs import CharacterCounter, Columns, CompletionLogprobs
+from motet_gateway.parameters import Body, Tokens
 from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.text_model import ModelTokenizer
 
@@ -13,17 +12,20 @@ from motet_gateway.tokens.text_model import ModelTokenizer
 class EchoedPrompt:
     """All choices of a prompt share it. The runner of the first choice gives the log probabilities."""
 
-    __slots__ = ("_logprobs", "_model", "_scored", "_skip", "_tokens", "text")
+    __slots__ = ("_added", "_logprobs", "_scored", "_tokens", "_writer", "characters", "logprobs", "text")
 
-    def __init__(
-        self, tokens: Tokens, text: str, model: ModelTokenizer, *, scored: bool, skip_special_tokens: bool
-    ) -> None:
+    def __init__(self, tokens: Tokens, text: str, added: Sequence[bytes], writer: CompletionLogprobs | None) -> None:
+        """`added`: what each token adds to the text. `writer`: None if nobody asked for log probabilities."""
         self.text = text
         self._tokens = tokens
-        self._model = model
-        self._scored = scored
-        self._skip = skip_special_tokens
+        self._added = added
+        self._writer = writer
         self._logprobs: list[runner_pb2.TokenLogprobs] = []
+        self.logprobs: Columns = {}
+        """Set by `encode`."""
+        self.characters = CharacterCounter()
+        """Of the whole prompt."""
+        self.characters.before(b"".join(added))
 
     def score(self, logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         """Of the next tokens, from the second one on."""
@@ -32,52 +34,48 @@ class EchoedPrompt:
     @property
     def ready(self) -> bool:
         """Whether all of it can be shown."""
-        return not self._scored or len(self._logprobs) == len(self._tokens) - 1
+        return self._writer is None or bool(self.logprobs)
 
-    def scored_tokens(self) -> list[TokenText]:
-        """Empty if nobody asked for log probabilities."""
-        if not self._scored:
-            return []
-        logprobs = [runner_pb2.TokenLogprobs(), *self._logprobs]
-        return [
-            TokenText(token, one, added, scored=place > 0)
-            for place, (token, one, added) in enumerate(zip(self._tokens, logprobs, self._added_bytes(), strict=True))
-        ]
+    @property
+    def complete(self) -> bool:
+        """Whether all log probabilities have come, and `encode` has something to do."""
+        return not self.ready and len(self._logprobs) == len(self._tokens) - 1
 
-    def _added_bytes(self) -> Iterator[bytes]:
-        """What each token adds to the text."""
-        token_bytes = self._model.token_bytes
-        text = detokenizer(token_bytes, skip_special_tokens=self._skip)
-        begun = False
-        for token in self._tokens:
-            if text.hides(token):
-                yield b""
-            elif begun:
-                yield token_bytes.of(token)
-            else:
-                begun = True
-                yield text.begins(token)
+    def encode(self) -> None:
+        """Write the log probabilities as JSON. This may take a while."""
+        assert self._writer is not None
+        scores = [runner_pb2.TokenLogprobs(), *self._logprobs]
+        for place, (token, one, added) in enumerate(zip(self._tokens, scores, self._added, strict=True)):
+            self._writer.add(token, one, added, scored=place > 0)
+        self.logprobs = self._writer.take()
+        self._logprobs.clear()
 
 
-def echoed_prompts(body: Body, prompts: Sequence[Tokens], model: ModelTokenizer) -> list[EchoedPrompt]:
+def echoed_prompts(
+    body: Body, prompts: Sequence[Tokens], model: ModelTokenizer, *, writer: Callable[[], CompletionLogprobs]
+) -> list[EchoedPrompt]:
     skip = body.skip_special_tokens is not False
     scored = body.prompt_logprobs_wanted is not None
-    texts = model.decode(prompts, skip_special_tokens=skip)
     return [
-        EchoedPrompt(tokens, text, model, scored=scored, skip_special_tokens=skip)
-        for tokens, text in zip(prompts, texts, strict=True)
+        EchoedPrompt(
+            tokens,
+            text,
+            list(_added_bytes(tokens, model, skip=skip)) if scored else (),
+            writer() if scored else None,
+        )
+        for tokens, text in zip(prompts, model.decode(prompts, skip_special_tokens=skip), strict=True)
     ]
 
 
-def check_scores(body: Body, prompts: Sequence[Tokens]) -> None:
-    """Refuse what would be too much for one answer. Raises InvalidRequest."""
-    alternatives = body.prompt_logprobs_wanted
-    if alternatives is None:
-        return
-    scores = sum(map(len, prompts)) * (1 + alternatives) * body.choices
-    if scores > MAX_SCORES:
-        raise InvalidRequest(
-            f"logprobs: echo would return {scores} log probabilities, and an answer has at most {MAX_SCORES}. Send "
-            "fewer or shorter prompts, or lower logprobs or n.",
-            param="logprobs",
-        )
+def _added_bytes(tokens: Tokens, model: ModelTokenizer, *, skip: bool) -> Iterator[bytes]:
+    """What each token adds to the text."""
+    text = detokenizer(model.token_bytes, skip_special_tokens=skip)
+    begun = False
+    for token in tokens:
+        if text.hides(token):
+            yield b""
+        elif begun:
+            yield model.token_bytes.of(token)
+        else:
+            begun = True
+            yield text.begins(token)

@@ -56,4 +56,4 @@ class GenerateRoutes:
         gateway.metrics.unknown_fields.inc(body.unknown_fields())
         if Headers(scope=scope).get("x-stainless-retry-count", "0") != "0":
             gateway.metrics.client_retries.inc()
-        return AnswerResponse(gateway, caller, body)
+        return AnswerResponse(gateway, caller, body, take=held.take)

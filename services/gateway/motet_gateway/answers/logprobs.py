@@ -1,0 +1,138 @@
+"""Log probabilities as JSON. Those of a token are written when it comes, so an answer's end costs nothing. Pure."""
+
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any, Final
+
+import orjson
+
+from motet.api.v1 import runner_pb2
+from motet_gateway.tokens.token_bytes import TokenBytes, readable
+
+MIN_LOGPROB: Final = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+Columns = Mapping[str, bytearray]
+"""By name: the elements of a list of the JSON object, with commas between them."""
+
+
+class LogprobsWriter(ABC):
+    """Of one choice, or of one prompt."""
+
+    names: tuple[str, ...]
+    last: bytes = b""
+
+    def __init__(self, token_bytes: TokenBytes, top: int, *, hold: Callable[[int], None] = lambda _: None) -> None:
+        """`top`: how many alternatives to show. `hold` gets how many bytes this holds more, or less."""
+        self.token_bytes = token_bytes
+        self._top = top
+        self._hold = hold
+        self._columns: dict[str, bytearray] = {}
+        self._size = 0
+
+    def __bool__(self) -> bool:
+        """Whether anything has not been taken yet."""
+        return bool(self._size)
+
+    @abstractmethod
+    def add(self, token: int, logprobs: runner_pb2.TokenLogprobs, added: bytes, *, scored: bool = True) -> None:
+        """`added`: what the token adds to the text; nothing for one that ends it and for a hidden special token.
+        `scored`: false for the first token of a prompt, before which nothing tells its probability."""
+
+    def take(self, *, still_held: bool = False) -> Columns:
+        """What has not been taken yet. `still_held`: it counts until the request ends."""
+        taken, self._columns = self._columns, {}
+        if not still_held:
+            self._hold(-self._size)
+        self._size = 0
+        return taken
+
+    def as_json(self, *parts: Columns) -> list[bytes | bytearray]:
+        """The JSON object of these parts together, in pieces."""
+        pieces: list[bytes | bytearray] = []
+        for at, name in enumerate(self.names):
+            pieces.append(b'%b"%b":[' % (b"," if at else b"{", name.encode()))
+            for column in filter(None, (part.get(name) for part in parts)):
+                pieces += [column, b","]
+            if pieces[-1] == b",":
+                pieces.pop()
+            pieces.append(b"]")
+        return [*pieces, self.last, b"}"]
+
+    def _add(self, name: str, value: Any) -> None:
+        column = self._columns.setdefault(name, bytearray())
+        before = len(column)
+        if before:
+            column += b","
+        column += orjson.dumps(value)
+        self._size += len(column) - before
+        self._hold(len(column) - before)
+
+    def _alternatives(self, logprobs: runner_pb2.TokenLogprobs) -> list[tuple[bytes, float]]:
+        spelled = self.token_bytes.all
+        shown = zip(logprobs.top_ids[: self._top], logprobs.top_logprobs[: self._top], strict=False)
+        return [(spelled[token], max(logprob, MIN_LOGPROB)) for token, logprob in shown]
+
+
+class ChatLogprobs(LogprobsWriter):
+    names = ("content",)
+    last = b',"refusal":null'
+
+    def add(self, token: int, logprobs: runner_pb2.TokenLogprobs, added: bytes, *, scored: bool = True) -> None:  # noqa: ARG002
+        # The bytes of all tokens join to the answer's text, unless a stop string has cut the text.
+        shown = _token(added or self.token_bytes.of(token), added, max(logprobs.logprob, MIN_LOGPROB))
+        shown["top_logprobs"] = [_token(spelled, spelled, logprob) for spelled, logprob in self._alternatives(logprobs)]
+        self._add("content", shown)
+
+
+class CompletionLogprobs(LogprobsWriter):
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        top: int,
+        *,
+        hold: Callable[[int], None] = lambda _: None,
+        characters: "CharacterCounter | None" = None,
+    ) -> None:
+        """`characters`: those of the text before."""
+        super().__init__(token_bytes, top, hold=hold)
+        self._characters = CharacterCounter() if characters is None else copy(characters)
+
+    def add(self, token: int, logprobs: runner_pb2.TokenLogprobs, added: bytes, *, scored: bool = True) -> None:
+        self._add("tokens", readable(added or self.token_bytes.of(token)))
+        self._add("token_logprobs", max(logprobs.logprob, MIN_LOGPROB) if scored else None)
+        self._add("top_logprobs", self._by_text(logprobs) if scored else None)
+        self._add("text_offset", self._characters.before(added))
+
+    def _by_text(self, logprobs: runner_pb2.TokenLogprobs) -> dict[str, float]:
+        """Of alternatives that read alike, the most likely one is shown: the first."""
+        shown: dict[str, float] = {}
+        for spelled, logprob in self._alternatives(logprobs):
+            shown.setdefault(readable(spelled), logprob)
+        return shown
+
+
+class CharacterCounter:
+    """Counts characters in a text that comes byte by byte."""
+
+    __slots__ = ("_count", "_rest")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._count = 0
+
+    def before(self, added: bytes) -> int:
+        """The number of complete characters before these bytes."""
+        before = self._count
+        text, used = codecs.utf_8_decode(self._rest + added, "replace", False)
+        self._rest = (self._rest + added)[used:]
+        self._count += len(text)
+        return before
+
+
+def _token(spelled: bytes, added: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": readable(spelled), "logprob": logprob, "bytes": list(added)}
