@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <mutex>
 #include <set>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -147,6 +149,28 @@ void idle_helpers_sleep() {
     expect(clock() - before < CLOCKS_PER_SEC / 10, "helpers compute without a job");
 }
 
+// From whichever thread. Nobody waits for what is left, and nobody computes what comes after it.
+void failures_reach_the_caller(bool of_a_helper) {
+    const auto caller = std::this_thread::get_id();
+    std::atomic<int> begun{0}, later{0};
+    Stages stages(2);
+    stages.add(2, [&](int64_t) {
+        ++begun;
+        expect(soon([&] { return begun == 2; }), "nobody helped");
+        if ((std::this_thread::get_id() != caller) == of_a_helper) throw std::runtime_error("no room");
+    });
+    stages.end_stage();
+    stages.add(40, [&](int64_t) { ++later; });
+    stages.end_stage();
+    try {
+        stages.run();
+        expect(false, "a failure was lost");
+    } catch (const std::runtime_error &error) {
+        expect(error.what() == std::string("no room"), "another failure came");
+    }
+    expect(later == 0, "units were computed after one before them had failed");
+}
+
 void one_thread_keeps_the_order() {
     std::vector<int64_t> seen;
     in_parallel(1, 5, [&](int64_t unit) { seen.push_back(unit); });
@@ -167,6 +191,7 @@ int main() {
     for (auto idle : {0ms, 20ms}) helpers_help(idle);
     for (int64_t unit = 0; unit < 8; ++unit) shares_of_others_are_taken(unit);
     for (int call = 0; call < 5; ++call) sleepers_within_a_job_wake();
+    for (int call = 0; call < 20; ++call) failures_reach_the_caller(call % 2);
     no_more_threads_than_allowed();
     helpers_take_no_signals();
     callers_at_the_same_time();

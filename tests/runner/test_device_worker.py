@@ -72,16 +72,40 @@ def test_it_says_what_the_worker_of_a_cpu_says(llama: Path, adapters: list[Path]
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("near_the_end", [False, True])
+@pytest.mark.parametrize("make", [make_device_engine, make_local_engine])
 def test_memory_that_ends_in_any_operation_costs_no_token(
-    llama: Path, adapters: list[Path], seed: int, near_the_end: bool
+    llama: Path, adapters: list[Path], seed: int, near_the_end: bool, make: Callable[..., Engine]
 ) -> None:
-    """What an iteration has begun to change is not changed a second time when its rows are computed again."""
+    """What an iteration has begun to change is not changed a second time when its rows are computed again, and no
+    buffer is larger in the books than in memory."""
     settings = {"kernels": "cpp", "prefill_chunk_tokens": 24}
-    device = make_device_engine(llama, **settings, plan_ahead=1)
+    engine = make(llama, **settings, plan_ahead=1)
     with memory_that_ends(seed, near_the_end=near_the_end) as failures:
-        ours = answers(device, adapters)
+        ours = answers(engine, adapters)
     assert failures.count > 10
+    assert failures.first > 3
     assert ours.tokens == answers(make_local_engine(llama, **settings), adapters).tokens
+
+
+@pytest.mark.parametrize("make", [make_device_engine, make_local_engine])
+def test_memory_that_ends_while_buffers_grow_costs_no_token(llama: Path, make: Callable[..., Engine]) -> None:
+    """Iterations of more rows than there have been before, until the buffers have grown"""
+    asked = [ask(f"{number}", prompt=90 + number, max_tokens=3) for number in range(8)]
+    settings = {"kernels": "cpp", "prefill_chunk_tokens": 512}
+    expected = run(make_local_engine(llama, **settings), *asked).tokens
+    first, grown = 0, 0
+    for seed in range(10):
+        engine = make(llama, **settings)
+        decoder = engine._loaded.fused._decoder
+        before = decoder._room
+        with memory_that_ends(seed, near_the_end=False) as failures:
+            ours = run(engine, *asked)
+        assert ours.tokens == expected
+        assert all(len(buffer) == decoder._room for buffer in decoder._buffers.values())
+        first += failures.first
+        grown += decoder._room > before
+    assert first > 10
+    assert grown > 0
 
 
 def test_what_is_compiled_first_does_not_count_as_time_of_a_prefill(

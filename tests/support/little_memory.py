@@ -12,10 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from motet_runner.execute.in_parts import InParts
 from motet_runner.plan.presets import UNBOUNDED
 
+_FIRST, _AGAIN = 0.8, 0.3
+"""How likely the first attempt of an iteration fails, and one of a part of it"""
+_GUESS = 25
+"""Operations of an attempt, as long as none has come to its end"""
 
-class _Counts(TorchDispatchMode):
+
+class Counts(TorchDispatchMode):
     def __init__(self, last: int) -> None:
-        """`last`: the operation that fails"""
+        """`last`: the operation that takes memory and fails, from 1; 0: none"""
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations = 0
         self._last = last
@@ -32,12 +37,14 @@ class Failures:
     """How often memory has ended"""
 
     count = 0
+    first = 0
+    """Of these, in an attempt of a kind that had never come to its end: buffers grow in it"""
 
 
 @contextmanager
 def memory_that_ends(seed: int, *, near_the_end: bool) -> Iterator[Failures]:
-    """In most attempts to compute several rows, the first time. `near_the_end`: among the last operations of an
-    attempt, where what stays is changed"""
+    """In most attempts to compute several rows, and now and then again when they are computed in parts.
+    `near_the_end`: among the last operations of an attempt, where what stays is changed"""
     random, failures = Random(seed), Failures()
     operations: dict[tuple[int, bool], int] = {}
     """Of the newest attempt of each kind that came to its end"""
@@ -45,16 +52,18 @@ def memory_that_ends(seed: int, *, near_the_end: bool) -> Iterator[Failures]:
 
     def attempt(its: InParts[Any], plan: Any, flight: Any) -> bool:
         kind = (plan.count, bool(plan.prefills))
-        usual = operations.get(kind, 0)
+        known = kind in operations
+        usual = operations.get(kind) or max(operations.values(), default=_GUESS)
         its.decodes.size = UNBOUNDED  # all at once, although it did not suffice before
-        first = not flight.retries and plan.count > 1 and usual and random.random() < 0.8
-        lowest = max(1, usual - 12) if near_the_end else 1
-        with _Counts(random.randint(lowest, usual) if first else 0) as counts:
+        ends = plan.count > 1 and random.random() < (_AGAIN if flight.retries else _FIRST)
+        lowest = max(1, usual - 12) if near_the_end and known else 1
+        with Counts(random.randint(lowest, usual) if ends else 0) as counts:
             computed = fits(its, plan, flight)
         if computed:
             operations[kind] = counts.operations
         else:
             failures.count += 1
+            failures.first += not known
         return computed
 
     with patch.object(InParts, "_fits", attempt):

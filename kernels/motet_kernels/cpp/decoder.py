@@ -184,13 +184,14 @@ class CompiledDecoder:
 
     def _make_room(self, rows: int) -> None:
         """The buffers have the size of the most rows so far."""
-        if rows > self._room:
-            self._room = max(rows, 2 * self._room)
-            self._buffers = {
-                name: torch.empty((self._room, width), dtype=self.dtype) for name, width in self._buffer_widths.items()
-            }
-            for name, buffer in self._buffers.items():
-                setattr(self._step, name, buffer.data_ptr())
+        if rows <= self._room:
+            return
+        room = max(rows, 2 * self._room)
+        buffers = {name: torch.empty((room, width), dtype=self.dtype) for name, width in self._buffer_widths.items()}
+        # Memory may have run out at any of them. Nothing points to one of them before all are there.
+        for name, buffer in buffers.items():
+            setattr(self._step, name, buffer.data_ptr())
+        self._buffers, self._room = buffers, room
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

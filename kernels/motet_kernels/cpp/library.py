@@ -1,4 +1,7 @@
-"""The compiled library, called by ctypes: numbers and addresses in, nothing out."""
+"""The compiled library, called by ctypes: numbers and addresses in, nothing out.
+
+What cannot be computed raises MemoryError, if memory does not suffice, or RuntimeError.
+"""
 
 import ctypes
 from collections.abc import Callable
@@ -12,6 +15,9 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 _NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
+_OUT_OF_MEMORY, _FAILED = -1, -2
+"""Instead of an answer, see `source/border.h`"""
+
 
 class Library:
     """Raises OSError or AttributeError if the file is not such a library."""
@@ -19,30 +25,44 @@ class Library:
     def __init__(self, path: Path) -> None:
         self._loaded = ctypes.CDLL(str(path))
         self.lanes: int = self._function("motet_lanes", result=_NUMBER)()
-        self.add_lora = self._function(
+        self._failure = self._function("motet_failure", result=ctypes.c_char_p)
+        self.add_lora = self._computing(
             "motet_add_lora",
             *(_NUMBER, _ADDRESS, _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _NUMBER, _NUMBER),
             *(_ADDRESS, _NUMBER, _ADDRESS, _NUMBER),
         )
         self.packed_size = self._function("motet_packed_size", _NUMBER, _NUMBER, result=_NUMBER)
         self.packed_width = self._function("motet_packed_width", _NUMBER, result=_NUMBER)
-        self.pack = self._function("motet_pack", _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _NUMBER, _ADDRESS, _NUMBER)
+        self.pack = self._computing("motet_pack", _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _NUMBER, _ADDRESS, _NUMBER)
         self.unpack = self._function("motet_unpack", _NUMBER, _ADDRESS, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS)
-        self.linear = self._function(
+        self.linear = self._computing(
             "motet_linear",
             *(_NUMBER, _ADDRESS, _NUMBER, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS, _ADDRESS, _NUMBER, _NUMBER, _NUMBER),
         )
-        self.attention = self._function(
+        self.attention = self._computing(
             "motet_attention",
             *(_NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS, _ADDRESS),
             *[_NUMBER] * 6,
             *(_ADDRESS, _REAL, _NUMBER, _REAL),
         )
         self.pair_places = self._function("motet_pair_places", _NUMBER, _ADDRESS)
-        self.decoder_pass = self._function("motet_decoder_pass", _ADDRESS, _ADDRESS, result=ctypes.c_bool)
-        self.program_pass = self._function("motet_program_pass", _ADDRESS, _ADDRESS, result=ctypes.c_bool)
+        self.decoder_pass = self._computing("motet_decoder_pass", _ADDRESS, _ADDRESS)
+        self.program_pass = self._computing("motet_program_pass", _ADDRESS, _ADDRESS)
         self.largest = self._function("motet_largest", _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS)
         self.read = self._function("motet_read", _ADDRESS, _NUMBER, result=ctypes.c_uint64)
+
+    def _computing(self, name: str, *arguments: Any) -> Callable[..., int]:
+        """A function that takes memory, or computes on several threads"""
+        function = self._function(name, *arguments, result=_NUMBER)
+        function.errcheck = self._answer  # type: ignore[attr-defined] # ctypes' own
+        return function
+
+    def _answer(self, result: int, _function: Any, _arguments: Any) -> int:
+        if result == _OUT_OF_MEMORY:
+            raise MemoryError("the compiled kernels got no more memory")
+        if result == _FAILED:
+            raise RuntimeError(f"the compiled kernels failed: {self._failure().decode(errors='replace')}")
+        return result
 
     def _function(self, name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
         function = getattr(self._loaded, name)

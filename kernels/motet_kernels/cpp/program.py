@@ -220,12 +220,14 @@ class CompiledProgram:
 
     def _make_room(self, rows: int) -> None:
         """The buffers have the size of the most rows so far."""
-        if rows > self._room:
-            self._room = max(rows, 2 * self._room)
-            sizes = self._row_bytes[self._given :]
-            self._memory = [torch.empty(self._room * size, dtype=torch.uint8) for size in sizes]
-            for number, memory in enumerate(self._memory, self._given):
-                self._of_buffer[number].data = memory.data_ptr()
+        if rows <= self._room:
+            return
+        room = max(rows, 2 * self._room)
+        buffers = [torch.empty(room * size, dtype=torch.uint8) for size in self._row_bytes[self._given :]]
+        # Memory may have run out at any of them. Nothing points to one of them before all are there.
+        for number, buffer in enumerate(buffers, self._given):
+            self._of_buffer[number].data = buffer.data_ptr()
+        self._memory, self._room = buffers, room
 
     def _place_values(self) -> None:
         """In buffers, or in a thread's memory. Those that are not needed at the same time share a place."""

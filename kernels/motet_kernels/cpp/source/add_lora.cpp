@@ -5,6 +5,7 @@
 // order, at the speed of the memory (PU-04); with more rows, a few rows share each number that is read. Threads share
 // out the ranks, then the columns (PU-03). Which numbers are added in which order depends on the segment alone, so
 // results do not depend on threads or on other segments.
+#include "border.h"
 #include "calls.h"
 #include "products.h"
 
@@ -442,15 +443,18 @@ extern "C" {
 
 // The strides are elements between two rows. `products` has room for the x·A of all segments. Ranks are multiples of 4.
 // At most `most_threads` threads compute.
-void motet_add_lora(int64_t type, const void *segments, int64_t count, float *products, int64_t most_threads,
-                    int64_t linear, int64_t inputs, int64_t outputs, const void *x, int64_t x_stride, void *y,
-                    int64_t y_stride) {
-    LoraRows rows(type, segments, count, products);
-    int64_t numbers = 0;
-    for (const Segment *s = static_cast<const Segment *>(segments), *end = s + count; s < end; ++s)
-        numbers += s->rank * (inputs + outputs) * (s->stop - s->start > 4 ? (s->stop - s->start) / 4 : 1);
-    Stages stages(numbers < SMALL ? 1 : most_threads);
-    rows.add_all(stages, {1, {{linear, inputs, outputs, x, x_stride, y, y_stride}}});
-    stages.run();
+int64_t motet_add_lora(int64_t type, const void *segments, int64_t count, float *products, int64_t most_threads,
+                       int64_t linear, int64_t inputs, int64_t outputs, const void *x, int64_t x_stride, void *y,
+                       int64_t y_stride) {
+    return answer_of([&] {
+        LoraRows rows(type, segments, count, products);
+        int64_t numbers = 0;
+        for (const Segment *s = static_cast<const Segment *>(segments), *end = s + count; s < end; ++s)
+            numbers += s->rank * (inputs + outputs) * (s->stop - s->start > 4 ? (s->stop - s->start) / 4 : 1);
+        Stages stages(numbers < SMALL ? 1 : most_threads);
+        rows.add_all(stages, {1, {{linear, inputs, outputs, x, x_stride, y, y_stride}}});
+        stages.run();
+        return 0;
+    });
 }
 }

@@ -12,6 +12,7 @@
 #include <limits>
 #include <vector>
 
+#include "border.h"
 #include "calls.h"
 #include "products.h"
 
@@ -448,22 +449,25 @@ extern "C" {
 
 // The strides are elements between two heads and between two rows; the last dimension is contiguous. `out` is [rows,
 // heads, width].
-void motet_attention(int64_t type, const void *batch, int64_t layer, int64_t heads, const void *queries,
-                     const void *keys, const void *values, int64_t query_head, int64_t query_row, int64_t key_head,
-                     int64_t key_row, int64_t value_head, int64_t value_row, void *out, float scale, int64_t window,
-                     float softcap) {
-    const Batch &b = *static_cast<const Batch *>(batch);
-    AttentionRows rows(type, batch);
-    const int64_t size = type == 0 ? sizeof(float) : sizeof(bfloat);
-    for (int64_t row = 0; row < rows.rows(); ++row)
-        rows.write(layer, row, static_cast<const uint8_t *>(keys) + row * key_row * size, key_head,
-                   static_cast<const uint8_t *>(values) + row * value_row * size, value_head);
-    int64_t products = 0;
-    for (int64_t s = 0; s < b.count; ++s)
-        products += b.sequences[s].count * (b.sequences[s].start + b.sequences[s].count);
-    Stages stages(products * heads * b.width < SMALL ? 1 : b.threads);
-    rows.add_to(stages, layer, heads, queries, {query_head, query_row}, out, {scale, window, softcap});
-    stages.end_stage();
-    stages.run();
+int64_t motet_attention(int64_t type, const void *batch, int64_t layer, int64_t heads, const void *queries,
+                        const void *keys, const void *values, int64_t query_head, int64_t query_row, int64_t key_head,
+                        int64_t key_row, int64_t value_head, int64_t value_row, void *out, float scale, int64_t window,
+                        float softcap) {
+    return answer_of([&] {
+        const Batch &b = *static_cast<const Batch *>(batch);
+        AttentionRows rows(type, batch);
+        const int64_t size = type == 0 ? sizeof(float) : sizeof(bfloat);
+        for (int64_t row = 0; row < rows.rows(); ++row)
+            rows.write(layer, row, static_cast<const uint8_t *>(keys) + row * key_row * size, key_head,
+                       static_cast<const uint8_t *>(values) + row * value_row * size, value_head);
+        int64_t products = 0;
+        for (int64_t s = 0; s < b.count; ++s)
+            products += b.sequences[s].count * (b.sequences[s].start + b.sequences[s].count);
+        Stages stages(products * heads * b.width < SMALL ? 1 : b.threads);
+        rows.add_to(stages, layer, heads, queries, {query_head, query_row}, out, {scale, window, softcap});
+        stages.end_stage();
+        stages.run();
+        return 0;
+    });
 }
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "border.h"
 #include "calls.h"
 #include "largest.h"
 #include "linear.h"
@@ -332,15 +333,17 @@ template <typename T> class Pass {
 
 extern "C" {
 
-// False if a token is not one of the vocabulary: then nothing is computed.
-bool motet_decoder_pass(const Decoder *decoder, const Step *step) {
-    for (int64_t row = 0; row < step->rows; ++row)
-        if (step->tokens[row] < 0 || step->tokens[row] >= decoder->vocabulary) return false;
-    if (decoder->type == 0)
-        Pass<float>(*decoder, *step).run();
-    else
-        Pass<bfloat>(*decoder, *step).run();
-    return true;
+// 0 if a token is not one of the vocabulary: then nothing is computed.
+int64_t motet_decoder_pass(const Decoder *decoder, const Step *step) {
+    return answer_of([&] {
+        for (int64_t row = 0; row < step->rows; ++row)
+            if (step->tokens[row] < 0 || step->tokens[row] >= decoder->vocabulary) return 0;
+        if (decoder->type == 0)
+            Pass<float>(*decoder, *step).run();
+        else
+            Pass<bfloat>(*decoder, *step).run();
+        return 1;
+    });
 }
 
 // What a pass chooses, of any rows that lie together.

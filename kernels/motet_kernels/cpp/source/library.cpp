@@ -1,7 +1,21 @@
 // What a process asks the library about itself and the machine.
+#include <cstdio>
+
+#include "border.h"
 #include "vectors.h"
 
+namespace {
+
+thread_local char newest_failure[200];
+
+}  // namespace
+
+void note_failure(const char *reason) noexcept { snprintf(newest_failure, sizeof newest_failure, "%s", reason); }
+
 extern "C" {
+
+// Why the newest call of this thread failed, if it says so.
+const char *motet_failure() { return newest_failure; }
 
 // Numbers that one instruction computes with: 16 with AVX-512, 8 with AVX2, 4 with NEON.
 int64_t motet_lanes() { return LANES; }

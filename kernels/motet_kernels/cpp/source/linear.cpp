@@ -1,6 +1,8 @@
 // The linears of a model, for Python. Types: 0 float, 1 bfloat.
 #include "linear.h"
 
+#include "border.h"
+
 namespace {
 
 constexpr int64_t SMALL = 256 * 1024;  // fewer products than these are not worth several threads
@@ -26,21 +28,28 @@ int64_t motet_packed_size(int64_t outputs, int64_t inputs) { return panels_of(ou
 // Columns of y that a packed matrix computes: its outputs, rounded up to panels.
 int64_t motet_packed_width(int64_t outputs) { return panels_of(outputs) * PAIR; }
 
-void motet_pack(int64_t type, const void *w, int64_t stride, int64_t outputs, int64_t inputs, void *packed,
-                int64_t most_threads) {
-    in_parallel(outputs * inputs < SMALL ? 1 : most_threads, panels_of(outputs), [&](int64_t panel) {
-        if (type == 0)
-            pack<float>({static_cast<const float *>(w), stride}, outputs, inputs, static_cast<float *>(packed), panel);
-        else
-            pack<bfloat>({static_cast<const bfloat *>(w), stride}, outputs, inputs, static_cast<bfloat *>(packed),
-                         panel);
+int64_t motet_pack(int64_t type, const void *w, int64_t stride, int64_t outputs, int64_t inputs, void *packed,
+                   int64_t most_threads) {
+    return answer_of([&] {
+        in_parallel(outputs * inputs < SMALL ? 1 : most_threads, panels_of(outputs), [&](int64_t panel) {
+            if (type == 0)
+                pack<float>({static_cast<const float *>(w), stride}, outputs, inputs, static_cast<float *>(packed),
+                            panel);
+            else
+                pack<bfloat>({static_cast<const bfloat *>(w), stride}, outputs, inputs, static_cast<bfloat *>(packed),
+                             panel);
+        });
+        return 0;
     });
 }
 
-void motet_linear(int64_t type, const void *x, int64_t x_stride, int64_t rows, int64_t inputs, const void *packed,
-                  const void *bias, void *y, int64_t y_stride, int64_t outputs, int64_t most_threads) {
-    (type == 0 ? linear<float> : linear<bfloat>)(x, x_stride, rows, inputs, packed, bias, y, y_stride, outputs,
-                                                 most_threads);
+int64_t motet_linear(int64_t type, const void *x, int64_t x_stride, int64_t rows, int64_t inputs, const void *packed,
+                     const void *bias, void *y, int64_t y_stride, int64_t outputs, int64_t most_threads) {
+    return answer_of([&] {
+        (type == 0 ? linear<float> : linear<bfloat>)(x, x_stride, rows, inputs, packed, bias, y, y_stride, outputs,
+                                                     most_threads);
+        return 0;
+    });
 }
 // The rows `rows` of a matrix that was packed, as they were.
 void motet_unpack(int64_t type, const void *packed, int64_t inputs, const int64_t *rows, int64_t count, void *into) {

@@ -3,8 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -85,6 +85,8 @@ struct Job {
     std::vector<std::atomic<int64_t>> taken;  // [threads][parts] of each thread's share, how many have been taken
     std::vector<Count> done;                  // units of each stage
     Sleepers sleepers;
+    std::atomic<bool> failed{false};
+    std::exception_ptr failure;  // of the first unit that failed; to be read when all are done
 
     void begin(int64_t most_threads) {
         threads = most_threads;
@@ -101,10 +103,21 @@ struct Job {
         while (next.load(std::memory_order_relaxed) < count) {
             int64_t mine = next.fetch_add(1, std::memory_order_relaxed);
             if (mine >= count) break;
-            part.unit(first + mine);
+            compute_unit(part, first + mine);
             ++computed;
         }
         return computed;
+    }
+
+    // What a unit throws is kept for the caller, whoever computes it. Units that come after it count as done: everybody
+    // goes on to the end, and nobody waits for them.
+    void compute_unit(const Part &part, int64_t number) {
+        if (failed.load(std::memory_order_relaxed)) return;
+        try {
+            part.unit(number);
+        } catch (...) {
+            if (!failed.exchange(true)) failure = std::current_exception();
+        }
     }
 
     // All stages, by one of the threads.
@@ -172,7 +185,7 @@ class Helpers {
                 std::thread([this, number = hired_ + 1] { help(number); }).detach();
                 ++hired_;
             }
-        } catch (const std::system_error &) {  // the machine gives no more: the others compute everything
+        } catch (const std::exception &) {  // the machine gives no more: the others compute everything
         }
 #if defined(__unix__) || defined(__APPLE__)
         if (blocked) pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -240,4 +253,5 @@ void Stages::run() {
     if (!job_ || job_->stages.empty()) return;
     job_->begin(threads_);
     helpers().run(job_, seconds_);
+    if (job_->failed) std::rethrow_exception(job_->failure);
 }

@@ -35,7 +35,8 @@ class Stages {
     // Ends the stage. `kind`: where its time is added.
     void end_stage(int kind = 0);
 
-    // Computes all stages. All units are done when it returns.
+    // Computes all stages. All units are done when it returns. If one throws, this throws it, whoever computed it, and
+    // those after it may not be computed.
     void run();
 
   private:

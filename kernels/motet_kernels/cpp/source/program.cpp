@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "border.h"
 #include "calls.h"
 #include "linear.h"
 
@@ -471,7 +472,9 @@ template <typename T> class Pass {
 
 }  // namespace
 
-// False if a token or position is not one of the model's: then the results mean nothing.
-extern "C" bool motet_program_pass(const Program *program, const Call *call) {
-    return program->type == FLOAT ? Pass<float>(*program, *call).run() : Pass<bfloat>(*program, *call).run();
+// 0 if a token or position is not one of the model's: then the results mean nothing.
+extern "C" int64_t motet_program_pass(const Program *program, const Call *call) {
+    return answer_of([&] {
+        return program->type == FLOAT ? Pass<float>(*program, *call).run() : Pass<bfloat>(*program, *call).run();
+    });
 }
