@@ -112,6 +112,14 @@ class RunStack:
         if not gaps and not joining:
             return
         self._matrices = {}
+        try:
+            self._fill(gaps, joining, memory)
+        except BaseException:  # out of memory, say: nobody knows what is where, and all are copied anew
+            position.clear()
+            raise
+
+    def _fill(self, gaps: list[int], joining: Sequence[PlacedAdapter], memory: torch.Tensor) -> None:
+        position = self.position
         for adapter in joining:
             place = position[adapter.name] = gaps.pop() if gaps else len(position)
             self._copy(memory[adapter.offset : adapter.offset + self.layout.bytes], place)

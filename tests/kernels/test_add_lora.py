@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from motet_kernels import LinearGroup, LoraBatch, PlacedAdapter, Segment, TorchBackend, reference
 from motet_kernels.cpp import CppBackend, Library
+from motet_kernels.run_stacks import RunStack
 from tests.support.compiled_kernels import compiled_library
 from tests.support.device import DEVICE
 
@@ -203,6 +204,23 @@ def test_only_those_that_join_are_copied(monkeypatch: pytest.MonkeyPatch) -> Non
         projection.backend.make_batch(projection.segments(owners))
         costs.append(sum(copied) / projection.backend.layout(8).bytes)
     assert costs == [4, 0, 1, 1, 1, 1, 0]
+
+
+def test_a_copy_that_fails_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of an adapter that had left must not pass for that of the one that could not be copied there."""
+    projection = Projection(32, 32, [8] * 4)
+    projection.check([0, 1, 2])
+    copy = RunStack._copy
+
+    def ends(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(RunStack, "_copy", ends)
+    with pytest.raises(torch.OutOfMemoryError):
+        projection.check([1, 2, 3])
+    monkeypatch.setattr(RunStack, "_copy", copy)
+    projection.check([1, 2, 3])
+    projection.check([0, 3, 2, 1])
 
 
 GROUPS = [

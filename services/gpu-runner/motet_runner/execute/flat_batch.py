@@ -356,6 +356,7 @@ class FlatBatchBuilder:
             and known.adapters == plan.adapters
         ):
             return known
+        self._known = None  # should memory end now: its batch of adapters is good until another one is made
         layout = self._lay_out(plan)
         self._known = None if plan.prefills else layout
         return layout
