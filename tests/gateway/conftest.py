@@ -59,7 +59,7 @@ async def serve(
     registry = CollectorRegistry()
     gateway = Gateway(own, process, addresses, Metrics(registry, names=names), keys=keys)
     await gateway.access.begin()
-    server = HttpServer(build_app(gateway, registry), own, grace=1)
+    server = HttpServer(build_app(gateway, registry), own, gateway.metrics, grace=1)
     with listening(own) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         running = asyncio.create_task(gateway.run())

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from motet.errors import InvalidRequest
-from motet_gateway import connection
+from motet_gateway.http import connection
 from motet_gateway.request_bodies import MAX_CONTAINERS, MAX_ELEMENTS, MAX_STRINGS, check_shape
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve

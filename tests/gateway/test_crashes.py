@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from starlette.responses import StreamingResponse
 
 from motet_gateway.app import add_error_handlers
+from motet_gateway.metrics import Metrics
 from motet_gateway.middleware import RequestContext
 from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
@@ -41,7 +43,7 @@ def crashing_app() -> RequestContext:
 @pytest.fixture
 async def http() -> AsyncIterator[httpx2.AsyncClient]:
     settings = Settings(port=0)
-    server = HttpServer(crashing_app(), settings, grace=1)
+    server = HttpServer(crashing_app(), settings, Metrics(CollectorRegistry()), grace=1)
     with listening(settings) as bound:
         running = asyncio.create_task(server.serve(sockets=[bound]))
         await eventually(lambda: server.started)

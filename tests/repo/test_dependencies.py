@@ -25,7 +25,6 @@ ALSO = {
 }
 """Extras beside the package's own."""
 BROUGHT_BY_NAME = {
-    "httptools": "uvicorn parses with it",
     "aiosqlite": "SQLAlchemy's driver for SQLite",
     "asyncpg": "SQLAlchemy's driver for PostgreSQL",
 }

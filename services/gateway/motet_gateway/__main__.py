@@ -33,7 +33,9 @@ def main() -> None:
             metrics, keys = Metrics(registry, names=process.metrics_names), source_of(settings, process, database)
             gateway = Gateway(settings, process, addresses, metrics, keys=keys)
             await gateway.access.begin()
-            server = HttpServer(build_app(gateway, registry), settings, grace=settings.drain_seconds + LAST_SECONDS)
+            server = HttpServer(
+                build_app(gateway, registry), settings, metrics, grace=settings.drain_seconds + LAST_SECONDS
+            )
             async with asyncio.TaskGroup() as tasks:
                 links = tasks.create_task(gateway.run(), name="gateway")
                 http = tasks.create_task(server.serve(sockets=[bound]), name="http")

@@ -7,11 +7,12 @@ task still writes its first piece and its last one, and all pieces while a clien
 """
 
 import asyncio
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from motet_gateway.http.exchange import Exchange
 
 log = structlog.get_logger(__name__)
 
@@ -21,26 +22,26 @@ _SCOPE_KEY = "motet.direct_writer"
 class DirectWriter:
     """Writes pieces of one answer whose head has been sent. Every piece is a chunk of the body, and never its last."""
 
-    __slots__ = ("_cycle", "_flow", "_transport")
+    __slots__ = ("_answer", "_channel", "_exchange", "_transport")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self._flow = cycle.flow
-        self._transport = cycle.transport
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._answer = exchange.answer
+        self._channel = exchange.channel
+        self._transport = exchange.channel.transport
 
     @property
     def ready(self) -> bool:
         """Whether the connection takes a piece now. If not, the answer's task writes it and waits for the client."""
-        cycle = self._cycle
-        gone = cycle.disconnected or cycle.response_complete or self._transport.is_closing()
-        return not (gone or self._flow.write_paused) and bool(cycle.chunked_encoding)
+        gone = self._exchange.disconnected or self._answer.complete or self._transport.is_closing()
+        return not (gone or self._channel.write_paused) and self._answer.chunked
 
     def write(self, piece: bytes) -> None:
         self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
 
-def offer(scope: Any, writer: DirectWriter) -> None:
-    """The connection calls this for each request, before its task begins. Uvicorn has a type of its own for `scope`."""
+def offer(scope: Scope, writer: DirectWriter) -> None:
+    """The connection calls this for each request, before its task begins."""
     scope[_SCOPE_KEY] = writer
 
 

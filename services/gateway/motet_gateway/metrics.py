@@ -93,6 +93,17 @@ class Metrics:
             "Requests whose client closed the connection before the answer was complete.",
             registry=registry,
         )
+        self.connections = Gauge(
+            "motet_client_connections",
+            "Open connections of HTTP clients.",
+            registry=registry,
+        )
+        self.refused_connections = Counter(
+            "motet_refused_connections",
+            "Connections of HTTP clients that were closed at once, by the limit that they reached: all, or address.",
+            ("limit",),
+            registry=registry,
+        )
         self.refused_callers = Counter(
             "motet_authentication_failures",
             "Requests refused because of their API key, by error code. invalid_api_key: a wrong key or none. "

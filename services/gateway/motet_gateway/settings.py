@@ -98,6 +98,15 @@ class Settings(BaseSettings):
     closed and its request cancelled, so that it does not hold memory any longer. When a large answer has ended, a
     client that reads at least 16 KiB in this time gets all of it."""
 
+    max_connections: int = Field(12_000, gt=0)
+    """The most connections of clients, idle ones included. A client above it gets 503 at once, and its connection is
+    closed before anything is read of it. Choose more than `max_live_requests`: each request has a connection, and
+    clients keep idle ones for later. Also, the operating system has to allow as many open files (`ulimit -n`)."""
+
+    max_connections_per_address: int = Field(0, ge=0)
+    """The most connections from one IP address. 0: no limit. Leave it at 0 behind a proxy or a load balancer that has
+    one address for all clients."""
+
     max_live_requests: int = Field(10_000, gt=0)
     """The most requests that may be open, and the most choices that may be under way, waiting ones included. Above it
     new requests get 503, before memory runs out."""

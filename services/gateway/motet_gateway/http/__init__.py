@@ -1,0 +1,1 @@
+"""HTTP/1.1 over the connections that uvicorn accepts."""
