@@ -164,7 +164,7 @@ async def test_usage_is_counted_for_the_caller(tenants: Tenants) -> None:
     (asked,) = tenants.cluster.predictor.prompts
     assert enqueued.tenant == submitted.tenant == asked.tenant == "zeta"
     assert enqueued.adapter_digest == submitted.adapter_digest == tenants.sql.digest
-    assert asked.adapter == "acme/sql"
+    assert asked.adapter == enqueued.adapter == submitted.adapter == "acme/sql", "whose adapter, of all with its bytes"
 
 
 async def test_an_unshared_adapter_ends_no_running_request(tenants: Tenants) -> None:

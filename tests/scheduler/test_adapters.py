@@ -491,3 +491,80 @@ def test_a_changed_share_list_changes_no_revision_and_ends_no_request():
     assert driver.where("a") == "r1", (
         "a running request is placed again, also if its tenant may no longer use the adapter"
     )
+
+
+def with_twins():
+    """Two tenants have the same bytes, each from a source and with a Secret of its own."""
+    driver = ready()
+    driver.attach()
+    specs = []
+    for tenant in ("acme", "zeta"):
+        key = RevisionKey(source=f"https://{tenant}.example/pirate/", credentials=f"{tenant}/token")
+        specs.append(adapter(namespace=tenant, model_name=f"{tenant}-pirate", revision=key))
+    driver.state(*specs)
+    for spec in specs:
+        driver.certify(ref=spec.ref)
+    return driver, specs
+
+
+def loads(driver):
+    found = [effect for effect in driver.of(effects.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
+    return [(effect.ref.namespace, effect.source, effect.credentials) for effect in found]
+
+
+ACME, ZETA = ((tenant, f"https://{tenant}.example/pirate/", f"{tenant}/token") for tenant in ("acme", "zeta"))
+
+
+def test_equal_bytes_of_two_tenants_are_ordered_from_the_source_of_whose_adapter_is_asked_for():
+    driver, _ = with_twins()
+    driver.enqueue("a", tenant="acme", digest=PIRATE, adapter="acme/pirate")
+    assert loads(driver) == [ACME]
+    driver.enqueue("b", tenant="zeta", digest=PIRATE, adapter="zeta/pirate")
+    assert loads(driver) == [ZETA], "another one's order may fail where its own does not"
+    driver.enqueue("c", tenant="zeta", digest=PIRATE, adapter="zeta/pirate")
+    assert not loads(driver)
+
+
+def test_a_load_that_fails_for_one_tenant_is_still_under_way_for_another():
+    driver, specs = with_twins()
+    driver.enqueue("a", tenant="acme", digest=PIRATE, adapter="acme/pirate")
+    driver.enqueue("b", tenant="zeta", digest=PIRATE, adapter="zeta/pirate")
+    failure = Failure("adapter_fetch_failed", "expired", 300.0, "CredentialsInvalid")
+    driver.certify(ref=specs[0].ref, stage=AdapterStage.NONE, failure=failure, answered_order=AdapterStage.DEVICE)
+    driver.enqueue("c", tenant="zeta", digest=PIRATE, adapter="zeta/pirate")
+    assert not loads(driver)
+    driver.enqueue("d", tenant="acme", digest=PIRATE, adapter="acme/pirate")
+    assert loads(driver) == [ACME]
+
+
+def test_a_revision_that_is_replaced_is_ordered_from_its_own_source_as_long_as_requests_use_it():
+    driver, (_, zeta) = with_twins()
+    driver.detach()
+    driver.enqueue("a", tenant="acme", digest=PIRATE, adapter="acme/pirate")
+    driver.state(zeta)
+    driver.attach(incarnation="2")
+    assert driver.where("a") == "r0"
+    assert loads(driver) == [ACME]
+    driver.finish("a")
+    assert not driver.of(effects.DropAdapter), "another name serves the same bytes"
+
+
+def test_a_request_whose_adapter_is_gone_is_not_served_from_another_tenants_source():
+    driver, (_, zeta) = with_twins()
+    driver.state(zeta)
+    driver.enqueue("a", tenant="acme", digest=PIRATE, adapter="acme/pirate")
+    assert [effect.failure.code for effect in driver.of(effects.SendRefused)] == ["model_not_found"]
+    driver.enqueue("b", tenant="acme", digest=PIRATE)
+    assert not driver.of(effects.SendRefused), "a gateway of an earlier version does not say whose adapter it is"
+
+
+def test_runners_are_told_of_each_manifest_that_goes():
+    driver, (acme, zeta) = with_twins()
+    driver.attach("r1")
+    driver.state(zeta)
+    gone = [(effect.instance, effect.ref) for effect in driver.of(effects.ForgetManifest)]
+    assert gone == [("r0", acme.ref), ("r1", acme.ref)]
+    drop = conversion.runner_message(driver.of(effects.ForgetManifest)[0], 3).drop
+    assert (drop.digest, drop.adapter.namespace, drop.term) == ("", "acme", 3)
+    driver.state(zeta)
+    assert not driver.of(effects.ForgetManifest)

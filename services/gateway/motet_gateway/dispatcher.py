@@ -436,6 +436,7 @@ class Dispatcher:
             tenant=order.tenant,
             group=order.group,
             adapter_digest=order.adapter_digest,
+            adapter=order.adapter,
             request_class=order.request_class,
             prompt_tokens=len(order.prompt_ids),
             max_tokens=order.sampling.max_tokens,
@@ -462,6 +463,7 @@ class Dispatcher:
             tenant=order.tenant,
             group=order.group,
             adapter_digest=order.adapter_digest,
+            adapter=order.adapter,
             request_class=order.request_class,
             prompt_tokens=len(order.prompt_ids),
             max_tokens=order.sampling.max_tokens,
@@ -480,6 +482,7 @@ class Dispatcher:
             epoch=placement.epoch,
             promise=placement.promise,
             adapter_digest=order.adapter_digest,
+            adapter=order.adapter,
             prompt_ids=order.prompt_ids,
             choices=[
                 runner_pb2.Choice(

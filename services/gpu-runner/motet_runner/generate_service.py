@@ -164,7 +164,9 @@ class GenerateService:
             self._start(placement, sequence)
         else:
             key = (submit.request, submit.epoch)
-            task = asyncio.create_task(self._start_with_adapter(placement, sequence), name=f"adapter for {key[0]}")
+            task = asyncio.create_task(
+                self._start_with_adapter(placement, sequence, submit.adapter), name=f"adapter for {key[0]}"
+            )
             self._waiting[key] = task
             task.add_done_callback(lambda done: self._waiting.pop(key) if self._waiting.get(key) is done else None)
 
@@ -173,7 +175,7 @@ class GenerateService:
         self._metrics.vllm_prompt_tokens.labels(self._model).inc(placement.prompt_tokens)
         self._engine.post(Add(sequence, placement.stream))
 
-    async def _start_with_adapter(self, placement: AcceptedRequest, sequence: NewSequence) -> None:
+    async def _start_with_adapter(self, placement: AcceptedRequest, sequence: NewSequence, adapter: str) -> None:
         """Wait for the adapter, then start. The scheduler ordered the adapter before it placed the request; its files
         may still be on their way."""
         step = runner_pb2.Step()
@@ -183,7 +185,7 @@ class GenerateService:
         failure: MotetError
         try:
             async with asyncio.timeout(self._adapter_wait):
-                await self._adapters.wait_for(placement.adapter)
+                await self._adapters.wait_for(placement.adapter, adapter)
             if self._adapters.for_request(placement.adapter) is not None:
                 self._start(placement, sequence)
                 return

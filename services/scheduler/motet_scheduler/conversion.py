@@ -130,6 +130,7 @@ def gateway_connected(hello: scheduler_pb2.GatewayHello) -> events.GatewayConnec
                 tenant=Tenant(live.tenant),
                 group=GroupName(live.group),
                 digest=Digest(live.adapter_digest),
+                adapter=live.adapter,
                 request_class=RequestClass.from_proto(live.request_class),
                 prompt_tokens=live.prompt_tokens,
                 max_tokens=live.max_tokens,
@@ -155,6 +156,7 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
                 tenant=Tenant(it.tenant),
                 group=GroupName(it.group),
                 digest=Digest(it.adapter_digest),
+                adapter=it.adapter,
                 request_class=RequestClass.from_proto(it.request_class),
                 prompt_tokens=it.prompt_tokens,
                 max_tokens=it.max_tokens,
@@ -346,6 +348,8 @@ def runner_message(effect: effects.RunnerEffect, term: int) -> scheduler_pb2.Att
             return scheduler_pb2.AttachDown(
                 drop=scheduler_pb2.DropAdapter(term=term, digest=effect.digest, adapter=_write_ref(effect.ref))
             )
+        case effects.ForgetManifest():
+            return scheduler_pb2.AttachDown(drop=scheduler_pb2.DropAdapter(term=term, adapter=_write_ref(effect.ref)))
         case effects.CancelAtRunner():
             return scheduler_pb2.AttachDown(
                 cancel=scheduler_pb2.CancelRequest(

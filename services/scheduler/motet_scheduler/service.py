@@ -367,6 +367,7 @@ _EFFECT_HANDLERS: dict[type, Callable[[SchedulerService, Any], None]] = {
     effects.ExpectRequest: SchedulerService._order_runner,
     effects.EnsureAdapter: SchedulerService._order_runner,
     effects.DropAdapter: SchedulerService._order_runner,
+    effects.ForgetManifest: SchedulerService._order_runner,
     effects.CancelAtRunner: SchedulerService._order_runner,
     effects.DrainRunner: SchedulerService._order_runner,
     effects.TakeWork: SchedulerService._order_runner,

@@ -41,11 +41,10 @@ class FetchSetup:
             self._fetcher = Fetcher(self.cache, self.sources)
         return self._fetcher
 
-    async def fetch(self, source: str, *, proven: bool = False, **how: object):
+    async def fetch(self, source: str, *, proven: bool = False, manifest: str = "a", **how: object):
         """Fetch as for the check of a new revision, unless its digest is known."""
-        return await self.fetcher.fetch(
-            FetchRequest(source=source, namespace="tenant-a", digest_verified=proven, **how)
-        )
+        request = FetchRequest(source=source, namespace="tenant-a", digest_verified=proven, **how)
+        return await self.fetcher.fetch(request, manifest=manifest)
 
     def cached(self) -> list[str]:
         return sorted(path.name for path in self.cache.folder.iterdir())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
 from motet.runner_info import Failure, Tier
-from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ReportAdapter
+from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ForgetManifest, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import (
@@ -93,10 +93,13 @@ class Adapters:
     def __init__(self, config: SchedulerConfig) -> None:
         self._policy = config
         self.by_name: dict[ObjectName, Adapter] = {}
-        self.retired: dict[Digest, DigestSource] = {}
+        self.retired: dict[Digest, dict[ObjectName, DigestSource]] = {}
+        """Where adapters that no longer serve a digest have it from, as long as requests use it."""
+        self.gone: list[AdapterRef] = []
+        """Manifests that were removed, until runners are told."""
         self._changes = ChangeLimiter[ObjectName](config.revision_pause)
         """Recent checks, also of adapters that were removed or suspended: they may return."""
-        self._serving: dict[Digest, DigestSource] | None = None
+        self._serving: dict[Digest, dict[ObjectName, DigestSource]] | None = None
         """The digests that names point to; None if they must be collected again."""
 
     def __iter__(self) -> Iterator[Adapter]:
@@ -123,6 +126,7 @@ class Adapters:
         self._serving = None
         # Only now, when all names are updated: another name may serve the same bytes.
         for adapter in gone:
+            self.gone.append(adapter.spec.ref)
             self._retire(adapter)
         return before != wanted
 
@@ -130,15 +134,27 @@ class Adapters:
         self.by_name[spec.ref.object] = Adapter(spec, serving)
         self._serving = None
 
-    def source_of(self, digest: Digest) -> DigestSource | None:
-        """Where a digest's bytes come from; None if no name and no request needs it."""
+    def source_of(self, digest: Digest, adapter: str = "") -> DigestSource | None:
+        """Where a digest's bytes come from; None if no name and no request needs it.
+
+        Several adapters may have the same bytes, each from a source and with a Secret of its own. With `adapter`, as
+        namespace/name, only that one's counts: no tenant depends on the source of another one, or learns of it.
+        """
+        sources = self._serving_sources().get(digest, {})
+        retired = self.retired.get(digest, {})
+        if adapter:
+            name = ObjectName.parse(adapter)
+            return sources.get(name) or retired.get(name)
+        return next(iter((*sources.values(), *retired.values())), None)
+
+    def _serving_sources(self) -> dict[Digest, dict[ObjectName, DigestSource]]:
         if self._serving is None:
-            self._serving = {
-                adapter.serving.digest: _source_of(adapter.spec, adapter.serving)
-                for adapter in self.by_name.values()
-                if adapter.serving is not None
-            }
-        return self._serving.get(digest) or self.retired.get(digest)
+            self._serving = {}
+            for name, adapter in self.by_name.items():
+                if adapter.serving is not None:
+                    source = _source_of(adapter.spec, adapter.serving)
+                    self._serving.setdefault(adapter.serving.digest, {})[name] = source
+        return self._serving
 
     def rank_of(self, digest: Digest) -> int:
         """The rank of an adapter; 0 for the base model, and for an adapter that was not checked for this scheduler."""
@@ -216,7 +232,6 @@ class Adapters:
         self._serving = None
         adapter.serving = Revision(key=check.key, digest=event.digest, certificate=event.certificate, bytes=event.bytes)
         adapter.failure = adapter.failed = adapter.retry_at = None
-        self.retired.pop(event.digest, None)
         if replaced is not None and replaced.digest != event.digest:
             self._retire_digest(adapter.spec, replaced)
         return True
@@ -228,22 +243,32 @@ class Adapters:
             if not spec.min_replicas or serving is None:
                 continue
             able = [runner for runner in runners if runner.takes_work and runner.group == spec.group]
-            have = [r for r in able if r.tier_of(serving.digest) is Tier.DEVICE or self._ordered(r, serving, now)]
+            since = now - self._policy.load_retry
+            have = [
+                r
+                for r in able
+                if r.tier_of(serving.digest) is Tier.DEVICE or r.load_ordered_since(since, serving.digest, spec.ref)
+            ]
             lacking = sorted((r for r in able if r not in have), key=lambda r: (len(r.resident), r.instance))
             for runner in lacking[: max(0, spec.min_replicas - len(have))]:
-                runner.loads_ordered[serving.digest] = now
+                runner.load_ordered(serving.digest, spec.ref, now)
                 yield ensure(runner, serving.digest, _source_of(spec, serving))
 
     # ---------------------------------------------------------------------------------------------- out of the way
 
-    def drops(self, in_use: Collection[Digest], runners: Collection[Runner]) -> Iterator[DropAdapter]:
-        """Drop digests that no name points to and no request uses."""
+    def drops(self, in_use: Collection[Digest], runners: Collection[Runner]) -> Iterator[DropAdapter | ForgetManifest]:
+        """Drop digests that no name points to and no request uses, and what is kept for manifests that have gone."""
+        attached = [runner for runner in runners if runner.attached]
         for digest in [digest for digest in self.retired if digest not in in_use]:
-            source = self.retired.pop(digest)
-            for runner in runners:
-                if runner.attached:
-                    runner.loads_ordered.pop(digest, None)
-                    yield DropAdapter(runner.instance, digest, source.ref)
+            (source, *_) = self.retired.pop(digest).values()
+            if self.source_of(digest) is not None:  # another name serves the same bytes
+                continue
+            for runner in attached:
+                runner.forget_loads(digest)
+                yield DropAdapter(runner.instance, digest, source.ref)
+        for ref in self.gone:
+            yield from (ForgetManifest(runner.instance, ref) for runner in attached)
+        self.gone.clear()
 
     def unneeded_on(self, runner: Runner, in_use: Collection[Digest]) -> Iterator[DropAdapter]:
         """Drop adapters in a runner's memory that nothing needs: the runner was away when they were dropped."""
@@ -305,17 +330,12 @@ class Adapters:
             return AdapterReadiness.READY if resident else AdapterReadiness.COLD
         return AdapterReadiness.FAILED if adapter.failure is not None else AdapterReadiness.LOADING
 
-    def _ordered(self, runner: Runner, serving: Revision, now: float) -> bool:
-        at = runner.loads_ordered.get(serving.digest)
-        return at is not None and now - at <= self._policy.load_retry
-
     def _retire(self, adapter: Adapter) -> None:
         if adapter.serving is not None:
             self._retire_digest(adapter.spec, adapter.serving)
 
     def _retire_digest(self, spec: AdapterSpec, revision: Revision) -> None:
-        if self.source_of(revision.digest) is None:  # another name may serve the same bytes
-            self.retired[revision.digest] = _source_of(spec, revision)
+        self.retired.setdefault(revision.digest, {})[spec.ref.object] = _source_of(spec, revision)
 
 
 def _source_of(spec: AdapterSpec, revision: Revision) -> DigestSource:

@@ -84,7 +84,7 @@ class CatalogPublisher:
         self._state.effects += self._state.adapters.replicas(runners, self._state.now)
 
     def drop_unused_adapters(self) -> None:
-        if self._state.adapters.retired:
+        if self._state.adapters.retired or self._state.adapters.gone:
             self._state.effects += self._state.adapters.drops(
                 self._state.digests_in_use(), self._state.runners.values()
             )

@@ -85,6 +85,14 @@ class DropAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetManifest:
+    """A manifest has gone: the runner needs nothing that it keeps for it."""
+
+    instance: InstanceName
+    ref: AdapterRef
+
+
+@dataclass(frozen=True, slots=True)
 class CancelAtRunner:
     instance: InstanceName
     request: RequestId
@@ -167,6 +175,6 @@ class SaveCatalog:
 
 
 GatewayEffect = SendPlaced | SendRefused | SendPosition | PublishCatalog
-RunnerEffect = ExpectRequest | EnsureAdapter | DropAdapter | CancelAtRunner | DrainRunner | TakeWork
+RunnerEffect = ExpectRequest | EnsureAdapter | DropAdapter | ForgetManifest | CancelAtRunner | DrainRunner | TakeWork
 OperatorEffect = ReportAdapter | ReportRunner | ReportDesiredReplicas | ReportDrained
 Effect = GatewayEffect | RunnerEffect | OperatorEffect | AllowResume | SaveCatalog

@@ -34,6 +34,8 @@ class Enqueued:
     tenant: Tenant
     group: GroupName
     digest: Digest
+    adapter: str = ""
+    """The adapter that its client names, as namespace/name. Others may have the same bytes."""
     request_class: RequestClass = RequestClass.STANDARD
     prompt_tokens: int
     max_tokens: int
@@ -64,6 +66,8 @@ class LiveRequest:
     tenant: Tenant
     group: GroupName
     digest: Digest
+    adapter: str = ""
+    """The adapter that its client names, as namespace/name. Others may have the same bytes."""
     request_class: RequestClass = RequestClass.STANDARD
     prompt_tokens: int
     max_tokens: int

@@ -51,6 +51,7 @@ class GatewayEvents:
                 tenant=live.tenant,
                 group=live.group,
                 digest=live.digest,
+                adapter=live.adapter,
                 request_class=live.request_class,
                 prompt_tokens=live.prompt_tokens,
                 max_tokens=live.max_tokens,
@@ -107,6 +108,7 @@ class GatewayEvents:
             tenant=event.tenant,
             group=event.group,
             digest=event.digest,
+            adapter=event.adapter,
             request_class=event.request_class,
             prompt_tokens=event.prompt_tokens,
             max_tokens=event.max_tokens,
@@ -141,7 +143,7 @@ class GatewayEvents:
         if (
             event.digest != BASE
             and self._state.catalog_known
-            and adapters.source_of(event.digest) is None
+            and adapters.source_of(event.digest, event.adapter) is None
             and not adapters.undecided(event.group)
         ):
             return ModelNotFound(

@@ -99,12 +99,13 @@ class Placer:
         return False
 
     def _assign(self, request: Request, runner: Runner, promise: Promise) -> None:
-        source = self._state.adapters.source_of(request.digest)
+        source = self._state.adapters.source_of(request.digest, request.adapter)
         if source is not None and runner.tier_of(request.digest) is not Tier.DEVICE:
             promise = Promise(promise.pages, promise.tokens, source.bytes)
-            ordered = runner.loads_ordered.get(request.digest)
-            if ordered is None or self._state.now - ordered > self._state.config.load_retry:
-                runner.loads_ordered[request.digest] = self._state.now
+            if not runner.load_ordered_since(
+                self._state.now - self._state.config.load_retry, request.digest, source.ref
+            ):
+                runner.load_ordered(request.digest, source.ref, self._state.now)
                 self._state.emit(ensure(runner, request.digest, source))
         request.epoch += 1
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)

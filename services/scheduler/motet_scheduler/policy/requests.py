@@ -42,6 +42,8 @@ class Request:
     tenant: Tenant
     group: GroupName
     digest: Digest
+    adapter: str = ""
+    """The adapter that its client names, as namespace/name. Empty: its gateway does not say."""
     request_class: RequestClass
     prompt_tokens: int
     max_tokens: int

@@ -65,7 +65,7 @@ class RunnerEvents:
             return
         runner.attached = False
         runner.detached_at = self._state.now
-        runner.loads_ordered.clear()
+        runner.forget_loads()
         self._state.catalog_changed = True
         self._state.emit(runner_report(runner))
 
@@ -112,7 +112,7 @@ class RunnerEvents:
         runner.resident = {found.digest: found for found in resident}
         for digest, found in runner.resident.items():
             if found.tier is Tier.DEVICE:
-                runner.loads_ordered.pop(digest, None)
+                runner.forget_loads(digest)
         if before != {digest: found.tier for digest, found in runner.resident.items()}:
             self._state.catalog_changed = True
             self._publisher.report_adapters()
@@ -138,7 +138,7 @@ class RunnerEvents:
     def adapter_changed(self, event: events.AdapterStateChanged) -> None:
         runner = self._state.runners.get(event.instance)
         if runner is not None and event.failure is not None:
-            runner.loads_ordered.pop(event.digest, None)
+            runner.load_failed(event.digest, event.ref)
         if self._state.adapters.adapter_state_changed(event, self._state.now):
             self._state.catalog_changed = True
             self._state.emit(effects.SaveCatalog())

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from motet.domain import BASE, Digest, InstanceName, RequestId
+from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId
 from motet.ledger import Ledger
 from motet.runner_info import Capacity, KernelState, ResidentAdapter, RunnerIdentity, Tier
 from motet_scheduler.policy.effects import ReportRunner
-from motet_scheduler.policy.values import BaseModel, GroupName, Promise
+from motet_scheduler.policy.values import AdapterRef, BaseModel, GroupName, Promise
 
 PlacementKey = tuple[RequestId, int]
 """A request under one epoch: the key of a ledger's entries. An old placement never hides a new one."""
@@ -74,8 +74,8 @@ class Runner:
         self.entries: dict[PlacementKey, LedgerEntry] = {}
         self.parked: dict[RequestId, ParkedRequest] = {}
         self.resident: dict[Digest, ResidentAdapter] = {}
-        self.loads_ordered: dict[Digest, float] = {}
-        """When the load of each adapter to the device was ordered."""
+        self._loads_ordered: dict[Digest, dict[ObjectName, float]] = {}
+        """When the load of each digest to the device was ordered, from the source of each adapter that has it."""
         self.attached = True
         self.detached_at = 0.0
         self.last_report_at = 0.0
@@ -161,6 +161,24 @@ class Runner:
         if not adapter or digest in self._live_digests:
             return self.ledger.free
         return int(self._kv_pages(adapter) * self.ledger.overcommit) - self.ledger.promised
+
+    def load_ordered(self, digest: Digest, adapter: AdapterRef, now: float) -> None:
+        self._loads_ordered.setdefault(digest, {})[adapter.object] = now
+
+    def load_ordered_since(self, since: float, digest: Digest, adapter: AdapterRef) -> bool:
+        """Whether a load was ordered from this adapter's own source. Another one's may fail where this one does not."""
+        at = self._loads_ordered.get(digest, {}).get(adapter.object)
+        return at is not None and at >= since
+
+    def load_failed(self, digest: Digest, adapter: AdapterRef) -> None:
+        self._loads_ordered.get(digest, {}).pop(adapter.object, None)
+
+    def forget_loads(self, digest: Digest | None = None) -> None:
+        """Of a digest, or all of them."""
+        if digest is None:
+            self._loads_ordered.clear()
+        else:
+            self._loads_ordered.pop(digest, None)
 
     def tier_of(self, digest: Digest) -> Tier:
         if digest == BASE:

@@ -169,6 +169,7 @@ class Submit(_message.Message):
     REQUEST_CLASS_FIELD_NUMBER: _builtins.int
     ENGINES_LOST_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
@@ -183,6 +184,8 @@ class Submit(_message.Message):
     """
     parent: _builtins.str
     """the first choice of the same call (n > 1); this runner may never have had it"""
+    adapter: _builtins.str
+    """namespace/name of the adapter that the client names: others may have its digest"""
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
@@ -207,10 +210,11 @@ class Submit(_message.Message):
         request_class: _common_pb2.RequestClass.ValueType = ...,
         engines_lost: _builtins.int = ...,
         parent: _builtins.str = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -228,6 +228,7 @@ class LiveRequest(_message.Message):
     ESTIMATE_FIELD_NUMBER: _builtins.int
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     instance: _builtins.str
@@ -242,6 +243,8 @@ class LiveRequest(_message.Message):
     age_seconds: _builtins.float
     deadline_seconds: _builtins.float
     parent: _builtins.str
+    """as in Enqueue"""
+    adapter: _builtins.str
     """as in Enqueue"""
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
@@ -266,10 +269,11 @@ class LiveRequest(_message.Message):
         estimate: _common_pb2.Estimate | None = ...,
         deadline_seconds: _builtins.float = ...,
         parent: _builtins.str = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "incarnation", b"incarnation", "instance", b"instance", "max_tokens", b"max_tokens", "parent", b"parent", "promise", b"promise", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "incarnation", b"incarnation", "instance", b"instance", "max_tokens", b"max_tokens", "parent", b"parent", "promise", b"promise", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -322,6 +326,7 @@ class Enqueue(_message.Message):
     AVOID_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     """of the last placement; 0 when there was none"""
@@ -342,6 +347,8 @@ class Enqueue(_message.Message):
     """the first choice of the same call (n > 1), which has the same prompt; empty: this is it"""
     choices: _builtins.int
     """how many choices that call has for this prompt, with this one; 0: one"""
+    adapter: _builtins.str
+    """namespace/name of the adapter that the client names: others may have its digest"""
     @_builtins.property
     def estimate(self) -> _common_pb2.Estimate: ...
     @_builtins.property
@@ -371,10 +378,11 @@ class Enqueue(_message.Message):
         avoid: _abc.Iterable[_builtins.str] | None = ...,
         parent: _builtins.str = ...,
         choices: _builtins.int = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "avoid", b"avoid", "choices", b"choices", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "max_tokens", b"max_tokens", "parent", b"parent", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "avoid", b"avoid", "choices", b"choices", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "max_tokens", b"max_tokens", "parent", b"parent", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1317,6 +1325,8 @@ Global___EnsureAdapter: _TypeAlias = EnsureAdapter  # noqa: Y015
 
 @_typing.final
 class DropAdapter(_message.Message):
+    """Without a digest: the manifest has gone. What is left of its fetches is of no use."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TERM_FIELD_NUMBER: _builtins.int

@@ -1,0 +1,131 @@
+"""What interrupted fetches leave on the disk: bounded for each namespace, and cleared when it is of no use."""
+
+import errno
+import os
+import time
+
+import pytest
+
+from motet.domain import Digest
+from motet.errors import AdapterFetchFailed
+from motet_runner.sources.partial_fetch import KEPT_SECONDS, PartialFetches, locked
+from tests.runner_service.fake_peers import until
+from tests.support.source_servers import ErrorStatus
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture
+def fetches(tmp_path):
+    return PartialFetches(tmp_path / "partial", max_count=3, max_bytes=1 << 20)
+
+
+def leave(fetches, namespace, source, *, size=1000, age=0.0):
+    folder = fetches.folder_of(namespace, source)
+    folder.mkdir(parents=True)
+    file = folder / f"{WEIGHTS}.part"
+    file.write_bytes(b"x" * size)
+    for path in (file, folder):
+        os.utime(path, (time.time() - age, time.time() - age))
+    return folder
+
+
+def test_a_namespace_keeps_its_newest_ones_and_takes_nothing_from_others(fetches):
+    other = leave(fetches, "zeta", "https://zeta/", age=1000)
+    left = [leave(fetches, "acme", f"https://acme/{n}/", age=100 - n) for n in range(10)]
+    fetches.make_room("acme")
+    assert [folder.exists() for folder in left] == [False] * 7 + [True] * 3
+    assert other.exists()
+
+
+def test_a_namespace_keeps_no_more_than_its_bytes(fetches):
+    left = [leave(fetches, "acme", f"https://acme/{n}/", size=600_000, age=100 - n) for n in range(3)]
+    fetches.make_room("acme")
+    assert [folder.exists() for folder in left] == [False, False, True]
+
+
+async def test_a_fetch_that_runs_is_never_removed(fetches):
+    async with locked(leave(fetches, "acme", "https://acme/", age=2 * KEPT_SECONDS)) as folder:
+        for n in range(5):
+            leave(fetches, "acme", f"https://acme/{n}/")
+        fetches.make_room("acme")
+        fetches.clear_old()
+        fetches.clear()
+        fetches.forget("acme", "https://acme/")
+        assert folder.exists()
+        assert len(list(folder.parent.iterdir())) == 1
+    fetches.forget("acme", "https://acme/")
+    assert not folder.exists()
+
+
+def test_what_is_too_old_goes_also_as_earlier_versions_left_it(fetches):
+    old, new = (leave(fetches, "acme", f"https://acme/{age}/", age=age) for age in (2 * KEPT_SECONDS, 10))
+    before = fetches.root / "0123456789abcdef"
+    before.mkdir()
+    os.utime(before, (0, 0))
+    fetches.clear_old()
+    assert (old.exists(), new.exists(), before.exists()) == (False, True, False)
+    fetches.clear()
+    assert not list(fetches.root.iterdir())
+
+
+async def interrupted(web, fetch_setup, adapter, name, **how):
+    source = web.put(f"/{name}/", adapter)
+    web.faults[f"/{name}/{WEIGHTS}"] = ErrorStatus(503)
+    with pytest.raises(AdapterFetchFailed, match="answers 503"):
+        await fetch_setup.fetch(source, **how)
+    return source
+
+
+def kept(fetch_setup):
+    return {path.parent for path in fetch_setup.partial()}
+
+
+async def test_a_tenant_with_many_adapters_cannot_fill_the_disk(web, fetch_setup, adapter):
+    fetch_setup.settings |= {"max_partial_fetches": 2}
+    for n in range(4):
+        await interrupted(web, fetch_setup, adapter, f"a{n}", manifest=f"a{n}")
+        assert len(kept(fetch_setup)) == min(n + 1, 2)
+
+
+async def test_what_is_left_goes_with_its_source_and_its_manifest(web, fetch_setup, adapter):
+    await interrupted(web, fetch_setup, adapter, "first")
+    (first,) = kept(fetch_setup)
+    await interrupted(web, fetch_setup, adapter, "second")
+    await until(lambda: not first.exists())
+    assert len(kept(fetch_setup)) == 1
+    fetch_setup.fetcher.registry.drop(Digest(""), "tenant-b/a")
+    fetch_setup.fetcher.registry.drop(Digest(""), "tenant-a/a")
+    await until(lambda: not kept(fetch_setup))
+
+
+async def test_what_another_manifest_will_go_on_with_stays(web, fetch_setup, adapter):
+    for manifest in ("one", "two"):
+        source = await interrupted(web, fetch_setup, adapter, "shared", manifest=manifest)
+    registry = fetch_setup.fetcher.registry
+    registry.drop(Digest(""), "tenant-a/one")
+    await until(lambda: registry.settled)
+    assert kept(fetch_setup)
+    web.faults.clear()
+    await fetch_setup.fetch(source, manifest="two")
+
+
+async def test_a_full_disk_is_cleared_of_what_is_left(web, fetch_setup, adapter, monkeypatch):
+    await interrupted(web, fetch_setup, adapter, "left", manifest="left")
+
+    def full(*_args, **_how):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fetch_setup.cache, "_store", full)
+    with pytest.raises(AdapterFetchFailed, match="no space left") as failed:
+        await fetch_setup.fetch(adapter.as_uri(), manifest="local")
+    assert failed.value.reason == "NoSpace"
+    assert not fetch_setup.partial()
+
+
+async def test_the_upkeep_clears_what_is_too_old(web, fetch_setup, adapter):
+    await interrupted(web, fetch_setup, adapter, "old")
+    for path in (*fetch_setup.partial(), *kept(fetch_setup)):
+        os.utime(path, (0, 0))
+    fetch_setup.fetcher.registry.tick()
+    await until(lambda: not fetch_setup.partial())

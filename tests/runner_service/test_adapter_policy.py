@@ -1,0 +1,368 @@
+"""Two runners with one disk cache: whatever is ordered, fails, vanishes and answers in whatever order.
+
+Each runner's policy is the product's own, and so are cache, leases, copies and checks; they are called here, one after
+the other, in the order that Hypothesis chooses. A call that was not made yet is one that takes long.
+"""
+
+import errno
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from motet.api.v1 import common_pb2, scheduler_pb2
+from motet.clock import FakeClock
+from motet.digest import adapter_digest
+from motet.domain import Digest
+from motet.errors import AdapterIncompatible, MotetError
+from motet.runner_info import Failure
+from motet_runner.adapters.cache import DiskCache, lease_of
+from motet_runner.adapters.certification import Certification
+from motet_runner.adapters.checks import Checks
+from motet_runner.adapters.folder_fetch import copy_folder
+from motet_runner.adapters.layout import AdapterLayout, FileStamp
+from motet_runner.adapters.peft_config import WEIGHTS_NAME
+from motet_runner.adapters.policy import effects, events
+from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
+from motet_runner.adapters.policy.failures import MAX_PER_NAMESPACE, SourceFailures
+from motet_runner.adapters.policy.values import FetchRequest, Held, Order
+from motet_runner.sources.fetch_errors import credentials
+from motet_runner.sources.folder import AdapterFolder
+from tests.support.in_process_runner import write_adapter
+
+TENANTS = ("acme", "zeta")
+ADAPTERS = ("pirate", "poet", "pilot", "refused")
+"""Each tenant has each of them, with equal bytes, in a folder of its own."""
+
+CAPACITY = 2
+
+NUMBERED = (effects.Find, effects.Fetch, effects.Check, effects.Evict, effects.ListCache)
+
+
+def check(folder: Path) -> Certification:
+    if "refused" in (folder / "adapter_config.json").read_text():
+        raise AdapterIncompatible("it says refused")
+    layout = AdapterLayout.of(folder / WEIGHTS_NAME, FileStamp.of(folder / WEIGHTS_NAME), 4, ())
+    return Certification(scheduler_pb2.Certificate(rank=4), layout)
+
+
+class Runner:
+    """One runner's policy on the shared cache."""
+
+    def __init__(self, shared: "SharedCache") -> None:
+        self.shared = shared
+        self.cache = DiskCache(shared.folder / "cache", max_adapter_bytes=1 << 20)
+        self.cache.prepare()
+        self.checks = Checks(self.cache, check, base_digest=Digest("sha256:" + "b" * 64))
+        self.users: Counter[Digest] = Counter()
+        self.policy = AdapterPolicy(capacity=CAPACITY, users_of=lambda digest: self.users[digest])
+        self.undone: list[Any] = []
+        self.orders: dict[int, Order] = {}
+        self.waiters: dict[int, tuple[Digest, str]] = {}
+        self.leases: list[Held] = []
+
+    def send(self, event: events.Event) -> None:
+        for effect in self.policy.handle(event, self.shared.clock()):
+            match effect:
+                case effects.Release():
+                    assert effect.held.lease._file is not None, "a lease is released once"
+                    lease_of(effect.held).release()
+                case effects.AnswerOrder():
+                    order = self.orders.pop(effect.order)
+                    life = self.policy.get(effect.digest)
+                    assert life is not None
+                    assert life.held is not None
+                    assert life.checked is not None or not order.check
+                case effects.FailOrder():
+                    self.tells_only_of(effect.failure, self.orders.pop(effect.order).ref.namespace)
+                case effects.AnswerRequest():
+                    self.waiters.pop(effect.waiter)
+                case effects.FailRequest():
+                    self.tells_only_of(effect.failure, self.waiters.pop(effect.waiter)[1].partition("/")[0])
+                case effects.Load() | effects.Unload() | effects.ForgetPartial():
+                    pass
+                case _:
+                    self.undone.append(effect)
+
+    def tells_only_of(self, failure: Failure, tenant: str) -> None:
+        for other in TENANTS:
+            assert other == tenant or f"/{other}/" not in failure.message, f"{tenant} learns of {other}: {failure}"
+
+    def carry_out(self, effect: Any) -> None:
+        self.undone.remove(effect)
+        answer: events.Event
+        if not isinstance(effect, NUMBERED):
+            if isinstance(effect, effects.Touch):
+                self.cache.touch(effect.held)
+            if not lease_of(effect.held).is_live():
+                self.send(events.FolderVanished(effect.held))
+            return
+        try:
+            answer = self.answer(effect)
+        except MotetError as error:
+            answer = events.Failed(effect.number, Failure.of(error))
+        except OSError as error:
+            answer = events.Failed(effect.number, Failure("adapter_fetch_failed", str(error), 5.0))
+        if isinstance(answer, events.FolderHeld):
+            self.leases.append(answer.held)
+        self.send(answer)
+
+    def answer(self, effect: Any) -> events.Event:
+        match effect:
+            case effects.Find():
+                held = self.cache.find(effect.digest, effect.request)
+                if held is None:
+                    return events.NotThere(effect.number)
+                return events.FolderHeld(effect.number, replace(held, certification=self.checks.earlier(held)))
+            case effects.Fetch():
+                source = Path(effect.request.source.removeprefix("file://"))
+                if effect.request.namespace in self.shared.locked_out:
+                    raise credentials(f"{source} does not accept the Secret")
+                if self.shared.disk_full:
+                    raise OSError(errno.ENOSPC, "no space left", "the cache")
+                held = copy_folder(self.cache, AdapterFolder(source), effect.request, effect.before)
+                return events.FolderHeld(effect.number, held)
+            case effects.Check():
+                return events.Checked(effect.number, self.checks.certify(effect.held))
+            case effects.Evict():
+                return self.evict(effect)
+            case _:
+                return events.Listed(effect.number, self.cache.by_last_use())
+
+    def evict(self, effect: effects.Evict) -> events.Event:
+        if self.shared.disk_full:  # a disk that is read-only does not let anything be removed, either
+            raise OSError(errno.EROFS, "read-only", "the cache") if effect.held is None else _released(effect.held)
+        before = self.shared.in_use()
+        gone = self.cache.evict(effect.digest, effect.held)
+        assert before <= self.shared.in_use(), "an adapter in use was evicted"
+        if gone:
+            return events.NotThere(effect.number)
+        if effect.held is not None:
+            return events.FolderHeld(effect.number, effect.held)
+        return events.Failed(effect.number, Failure("adapter_fetch_failed", "another runner uses it"))
+
+
+def _released(held: Held) -> OSError:
+    lease_of(held).release()
+    return OSError(errno.EROFS, "read-only", "the cache")
+
+
+class SharedCache(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="motet-adapters-"))
+        self.clock = FakeClock()
+        self.disk_full = False
+        self.locked_out: set[str] = set()
+        self.numbers = 0
+        self.digests: dict[str, Digest] = {}
+        for seed, name in enumerate(ADAPTERS):
+            for tenant in TENANTS:
+                settings = {"modules_to_save": ["refused"]} if name == "refused" else {}
+                folder = write_adapter(self.folder / "volumes" / tenant / name, seed=seed, **settings)
+                self.digests[name] = adapter_digest(folder)
+        self.runners = [Runner(self), Runner(self)]
+
+    def in_use(self) -> set[tuple[int, Digest]]:
+        """Which runner has requests with an adapter whose folder is in its place."""
+        return {
+            (at, life.digest)
+            for at, runner in enumerate(self.runners)
+            for life in runner.policy
+            if runner.users[life.digest] and life.held is not None and lease_of(life.held).is_live()
+        }
+
+    def number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    runner = st.sampled_from((0, 1))
+    tenant = st.sampled_from(TENANTS)
+    name = st.sampled_from(ADAPTERS)
+
+    # --------------------------------------------------------------------------------------- the scheduler and requests
+
+    @rule(at=runner, tenant=tenant, name=name, how=st.tuples(st.booleans(), st.booleans(), st.booleans()))
+    def order(self, at: int, tenant: str, name: str, how: tuple[bool, bool, bool]) -> None:
+        known, verified, check = how
+        fetch = FetchRequest(
+            source=f"file://{self.folder}/volumes/{tenant}/{name}",
+            namespace=tenant,
+            expected=self.digests[name] if known else "",
+            digest_verified=verified,
+        )
+        order = Order(self.number(), common_pb2.AdapterRef(namespace=tenant, name=name), fetch, check, load=check)
+        self.runners[at].orders[order.number] = order
+        self.runners[at].send(events.Ordered(order))
+
+    @precondition(lambda self: any(runner.orders for runner in self.runners))
+    @rule(data=st.data())
+    def cancel_order(self, data: st.DataObject) -> None:
+        runner = data.draw(st.sampled_from([one for one in self.runners if one.orders]))
+        order = data.draw(st.sampled_from(sorted(runner.orders)))
+        del runner.orders[order]
+        runner.send(events.OrderCancelled(order))
+
+    @rule(at=runner, tenant=st.sampled_from((*TENANTS, "")), name=name)
+    def wait(self, at: int, tenant: str, name: str) -> None:
+        number = self.number()
+        manifest = f"{tenant}/{name}" if tenant else ""
+        self.runners[at].waiters[number] = (self.digests[name], manifest)
+        self.runners[at].send(events.RequestWaits(number, self.digests[name], manifest))
+
+    @precondition(lambda self: any(runner.waiters for runner in self.runners))
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        runner = data.draw(st.sampled_from([one for one in self.runners if one.waiters]))
+        waiter = data.draw(st.sampled_from(sorted(runner.waiters)))
+        digest, _ = runner.waiters.pop(waiter)
+        runner.send(events.RequestLeft(waiter, digest))
+
+    @rule(at=runner, name=name)
+    def begin_request(self, at: int, name: str) -> None:
+        runner, digest = self.runners[at], self.digests[name]
+        life = runner.policy.get(digest)
+        if life is not None and life.ready:
+            runner.users[digest] += 1
+            runner.send(events.Used(digest))
+
+    @rule(at=runner, name=name)
+    def end_request(self, at: int, name: str) -> None:
+        runner, digest = self.runners[at], self.digests[name]
+        if runner.users[digest]:
+            runner.users[digest] -= 1
+            runner.send(events.RequestEnded(digest))
+
+    @rule(at=runner, name=name)
+    def expect(self, at: int, name: str) -> None:
+        self.runners[at].send(events.Used(self.digests[name], self.clock() + 2))
+
+    @rule(at=runner, name=name)
+    def drop(self, at: int, name: str) -> None:
+        self.runners[at].send(events.Dropped(self.digests[name]))
+
+    @rule(at=runner, tenant=tenant, name=name)
+    def manifest_goes(self, at: int, tenant: str, name: str) -> None:
+        self.runners[at].send(events.ManifestGone(f"{tenant}/{name}"))
+
+    # ---------------------------------------------------------------------------------------------------- what happens
+
+    @precondition(lambda self: any(runner.undone for runner in self.runners))
+    @rule(data=st.data())
+    def carry_out(self, data: st.DataObject) -> None:
+        runner = data.draw(st.sampled_from([one for one in self.runners if one.undone]))
+        runner.carry_out(runner.undone[data.draw(st.integers(0, len(runner.undone) - 1))])
+
+    @precondition(lambda self: any(runner.undone for runner in self.runners))
+    @rule()
+    def carry_out_all(self) -> None:
+        while any(runner.undone for runner in self.runners):
+            for runner in self.runners:
+                if runner.undone:
+                    runner.carry_out(runner.undone[0])
+
+    @rule(at=runner, name=name, what=st.sampled_from((events.EngineLoaded, events.EngineEvicted, events.EngineFailed)))
+    def engine(self, at: int, name: str, what: Any) -> None:
+        self.runners[at].send(what(self.digests[name]))
+
+    @rule(name=name)
+    def vanish(self, name: str) -> None:
+        shutil.rmtree(self.runners[0].cache.path_of(self.digests[name]), ignore_errors=True)
+
+    @rule(at=runner, name=name)
+    def corrupt(self, at: int, name: str) -> None:
+        weights = self.runners[0].cache.path_of(self.digests[name]) / WEIGHTS_NAME
+        if weights.exists():
+            weights.write_bytes(b"corrupt")
+            self.runners[at].send(events.EngineFailed(self.digests[name]))
+
+    @rule(full=st.booleans())
+    def fill_disk(self, full: bool) -> None:
+        self.disk_full = full
+
+    @rule(tenant=tenant, refused=st.booleans())
+    def expire_token(self, tenant: str, refused: bool) -> None:
+        (self.locked_out.add if refused else self.locked_out.discard)(tenant)
+
+    @rule(seconds=st.sampled_from((1, 10, 1000)))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        for runner in self.runners:
+            runner.send(events.Tick())
+
+    # ------------------------------------------------------------------------------------------------ what always holds
+
+    @invariant()
+    def all_who_wait_have_something_to_come(self) -> None:
+        for runner in self.runners:
+            runner.policy.check_consistent()
+
+    @invariant()
+    def what_is_held_is_locked(self) -> None:
+        for runner in self.runners:
+            for life in runner.policy:
+                assert life.held is None or life.held.lease._file is not None
+
+    def teardown(self) -> None:
+        try:
+            self.disk_full = False
+            self.locked_out = set()
+            self.carry_out_all()
+            self.time_passes(1000.0)
+            self.carry_out_all()
+            for runner in self.runners:
+                self.check_settled(runner)
+        finally:
+            for runner in self.runners:
+                for held in runner.leases:
+                    lease_of(held).release()
+            shutil.rmtree(self.folder)
+
+    @staticmethod
+    def check_settled(runner: Runner) -> None:
+        assert runner.policy.settled
+        assert not runner.orders, "an order has no answer"
+        for digest, _ in runner.waiters.values():
+            life = runner.policy.get(digest)
+            assert life is not None
+            assert not life.ready, "a request waits for what is there"
+        held = [life.held for life in runner.policy if life.held is not None]
+        assert all(lease_of(one).is_live() for one in held), "a lease of a folder that has gone"
+        unreleased = {id(one.lease) for one in runner.leases if one.lease._file is not None}
+        assert unreleased == {id(one.lease) for one in held}, "a lease that nobody holds"
+
+
+TestSharedCache = SharedCache.TestCase
+TestSharedCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def fetch(source: str, **how: Any) -> FetchRequest:
+    return FetchRequest(source=source, namespace=how.pop("namespace", "acme"), **how)
+
+
+def test_a_stranger_cannot_make_others_failures_be_forgotten_nor_the_memory_grow():
+    failures = SourceFailures()
+    failure = Failure("adapter_fetch_failed", "away", 5.0)
+    failures.note(fetch("https://zeta/", namespace="zeta"), failure, 0.0)
+    for n in range(3 * MAX_PER_NAMESPACE):
+        failures.note(fetch(f"https://acme/{n}/"), failure, 0.0)
+    assert len(failures) == MAX_PER_NAMESPACE + 1
+    assert failures.blocking(fetch("https://zeta/", namespace="zeta"), 1.0)
+    assert not failures.blocking(fetch("https://acme/0/"), 1.0)
+    failures.expire(10_000.0)
+    assert len(failures) == 0
+
+
+def test_the_time_until_the_next_attempt_doubles():
+    failures = SourceFailures()
+    failure = Failure("adapter_fetch_failed", "away", 5.0)
+    waits = [failures.note(fetch("https://acme/"), failure, 0.0).retry_after for _ in range(9)]
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    failures.forget(fetch("https://acme/"))
+    assert failures.note(fetch("https://acme/"), failure, 0.0).retry_after == 5

@@ -1,0 +1,465 @@
+"""Folders that change, grow, vanish or hang while adapters are fetched from them, and disks that take no writes."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from motet.api.v1 import common_pb2, scheduler_pb2
+from motet.digest import adapter_digest
+from motet.domain import Digest
+from motet.errors import AdapterFetchFailed
+from motet.settings import ProcessSettings
+from motet_runner.adapters import folder_fetch
+from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.folder_fetch import copy_folder
+from motet_runner.adapters.policy.values import FetchRequest
+from motet_runner.settings import Settings
+from motet_runner.sources.folder import AdapterFolder
+from motet_runner.sources.source_access import Sources
+from motet_runner.sources.volume_threads import mount_of
+from tests.common.waiting import until
+from tests.runner_service.test_registry import RegistrySetup
+from tests.support.adapter_fetches import Fetcher
+from tests.support.in_process_runner import write_adapter
+from tests.support.machine import lacking
+
+WEIGHTS = "adapter_model.safetensors"
+LIMIT = 1 << 20
+
+
+@pytest.fixture
+def cache(tmp_path):
+    cache = DiskCache(tmp_path / "cache", max_adapter_bytes=LIMIT)
+    cache.prepare()
+    return cache
+
+
+def contents(cache):
+    return sorted(path.name for path in cache.folder.iterdir())
+
+
+class Changing(AdapterFolder):
+    """A folder whose owner does something each time a file was looked at and is now opened to be read."""
+
+    def __init__(self, path, change):
+        super().__init__(path)
+        object.__setattr__(self, "change", change)
+        object.__setattr__(self, "looked", False)
+
+    def stat_files(self, max_bytes):
+        object.__setattr__(self, "looked", False)
+        found = super().stat_files(max_bytes)
+        object.__setattr__(self, "looked", True)
+        return found
+
+    def open(self, name):
+        if self.looked and name == WEIGHTS:
+            self.change(self.path)
+        return super().open(name)
+
+
+def request_for(folder: Path, **how):
+    return FetchRequest(source=folder.as_uri(), **how)
+
+
+def test_a_file_that_grows_beyond_the_limit_after_it_was_looked_at_is_refused(tmp_path, cache):
+    source = write_adapter(tmp_path / "a")
+    growing = Changing(source, lambda folder: os.truncate(folder / WEIGHTS, 4 * LIMIT))
+    with pytest.raises(AdapterFetchFailed, match="reads at most 1048576") as failed:
+        copy_folder(cache, growing, request_for(source))
+    assert failed.value.reason == "TooLarge"
+    assert contents(cache) == []
+
+
+def test_no_more_is_copied_than_was_looked_at(tmp_path, cache, monkeypatch):
+    """It grows while it is read, so that nothing but the count of bytes ends the copy."""
+    source = write_adapter(tmp_path / "a")
+    size = (source / WEIGHTS).stat().st_size
+    written = []
+    copied = folder_fetch._copy_file
+
+    def grow_once_open(source, expected, target, content, progress):
+        def grow():
+            with (source.path / expected.name).open("ab") as file:
+                file.write(b"x" * LIMIT)
+
+        try:
+            copied(source, expected, target, content, grow)
+        finally:
+            written.append(target.stat().st_size)
+
+    monkeypatch.setattr(folder_fetch, "_copy_file", grow_once_open)
+    monkeypatch.setattr(folder_fetch, "CHUNK_BYTES", 256)
+    with pytest.raises(AdapterFetchFailed, match=r"at most|changes while"):
+        copy_folder(cache, AdapterFolder(source), request_for(source))
+    assert max(written) <= size
+    assert contents(cache) == []
+
+
+def test_a_file_that_is_swapped_after_it_was_looked_at_is_read_again(tmp_path, cache):
+    source, other = write_adapter(tmp_path / "a"), write_adapter(tmp_path / "b", seed=1)
+    changes = [lambda folder: (other / WEIGHTS).replace(folder / WEIGHTS)]
+    held = copy_folder(cache, Changing(source, lambda folder: changes and changes.pop()(folder)), request_for(source))
+    assert held.digest == adapter_digest(source) == adapter_digest(held.folder)
+    assert contents(cache) == [held.folder.name], "nothing of what was there before"
+
+
+def test_a_folder_that_never_rests_is_tried_again_later(tmp_path, cache):
+    source = write_adapter(tmp_path / "a")
+    with pytest.raises(AdapterFetchFailed, match="changes while Motet reads it") as failed:
+        copy_folder(cache, Changing(source, lambda folder: write_adapter(folder, seed=1)), request_for(source))
+    assert failed.value.retry_after > 0
+    assert contents(cache) == []
+
+
+# ------------------------------------------------------------------------------------------------ volumes that hang
+
+
+class HungVolumes:
+    """Folders of some volumes hang in their first stat, as those of a network volume whose server is away."""
+
+    def __init__(self, monkeypatch, *names):
+        self.names = names
+        self.may_go_on = threading.Event()
+        self.stats = 0
+        stat_files = AdapterFolder.stat_files
+
+        def hang(folder, max_bytes):
+            if set(self.names) & set(folder.path.parts):
+                self.stats += 1
+                self.may_go_on.wait()
+            return stat_files(folder, max_bytes)
+
+        monkeypatch.setattr(AdapterFolder, "stat_files", hang)
+
+
+@pytest.fixture
+def volumes(tmp_path):
+    root = tmp_path / "volumes"
+    for volume in ("well", "hung"):
+        for n in range(8):
+            write_adapter(root / volume / f"a{n}", seed=n)
+    return root
+
+
+def sources_of(tmp_path, volumes, *, stall_seconds):
+    process = ProcessSettings(data_dir=tmp_path / "data", time_scale=1.0)
+    settings = Settings(volumes=str(volumes), fetch_stall_seconds=stall_seconds)
+    return Sources(settings, process, CollectorRegistry())
+
+
+async def test_a_hung_volume_holds_up_nobody_else(tmp_path, cache, volumes, monkeypatch):
+    hung = HungVolumes(monkeypatch, "hung")
+    fetcher = Fetcher(cache, sources_of(tmp_path, volumes, stall_seconds=0.5))
+    stuck = [
+        asyncio.create_task(fetcher.fetch(request_for(volumes / "hung" / f"a{n % 8}", namespace="acme")))
+        for n in range(64)
+    ]
+    await until(lambda: hung.stats == 2)
+    for n in range(8):
+        source = volumes / "well" / f"a{n}"
+        assert (await fetcher.fetch(request_for(source))).digest == adapter_digest(source)
+    failures = await asyncio.gather(*stuck, return_exceptions=True)
+    assert all(isinstance(one, AdapterFetchFailed) and "does not answer" in one.message for one in failures)
+    assert all(one.retry_after > 0 for one in failures)
+    assert hung.stats == 2, "no more threads than two wait for the volume"
+    assert [thread.name for thread in threading.enumerate()].count(f"volume {volumes / 'hung'}") == 2
+    hung.may_go_on.set()
+    source = volumes / "hung" / "a0"
+    assert (await fetcher.fetch(request_for(source))).digest == adapter_digest(source)
+    fetcher.registry.close()
+
+
+async def test_what_a_hung_volume_brings_after_all_is_not_kept_locked(tmp_path, cache, volumes, monkeypatch):
+    hung = HungVolumes(monkeypatch, "hung")
+    fetcher = Fetcher(cache, sources_of(tmp_path, volumes, stall_seconds=0.2))
+    with pytest.raises(AdapterFetchFailed, match="does not answer"):
+        await fetcher.fetch(request_for(volumes / "hung" / "a0"))
+    hung.may_go_on.set()
+    await until(lambda: len(contents(cache)) == 1 and not contents(cache)[0].startswith("."))
+    digest = adapter_digest(volumes / "hung" / "a0")
+    await until(lambda: cache.evict(digest, None))
+
+
+async def test_a_slow_copy_is_not_taken_for_a_hung_volume(tmp_path, cache, volumes, monkeypatch):
+    monkeypatch.setattr(folder_fetch, "CHUNK_BYTES", 64)
+    read = os.fdopen
+    pause = threading.Event()
+
+    def slow(*args, **how):
+        pause.wait(0.15)
+        return read(*args, **how)
+
+    monkeypatch.setattr(folder_fetch.os, "fdopen", slow)
+    fetcher = Fetcher(cache, sources_of(tmp_path, volumes, stall_seconds=0.25))
+    source = volumes / "well" / "a0"
+    assert (await fetcher.fetch(request_for(source))).digest == adapter_digest(source)
+    fetcher.registry.close()
+
+
+def test_a_process_ends_although_a_volume_hangs(tmp_path, volumes):
+    program = textwrap.dedent(f"""
+        import asyncio, threading
+        from pathlib import Path
+        from motet_runner.adapters.cache import DiskCache
+        from motet_runner.adapters.policy.values import FetchRequest
+        from motet_runner.sources.folder import AdapterFolder
+        from tests.support.adapter_fetches import Fetcher
+
+        hung = threading.Event()
+
+        def hang(folder, max_bytes):
+            hung.set()
+            threading.Event().wait()
+
+        AdapterFolder.stat_files = hang
+
+        async def main():
+            cache = DiskCache(Path({str(tmp_path / "cache")!r}), max_adapter_bytes=1 << 20)
+            cache.prepare()
+            fetcher = Fetcher(cache)
+            fetch = asyncio.create_task(fetcher.fetch(FetchRequest(source={(volumes / "hung/a0").as_uri()!r})))
+            while not hung.is_set():
+                await asyncio.sleep(0.01)
+            fetcher.registry.close()
+            print("ends")
+
+        asyncio.run(main())
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr
+
+
+@pytest.mark.parametrize(("path", "mount"), [("/proc/self/status", "/proc"), ("/nowhere/at/all", "/")])
+def test_a_path_belongs_to_the_mount_that_it_lies_on(path, mount):
+    assert mount_of(Path(path)) == mount
+
+
+# -------------------------------------------------------------------------------------- disks and folders that change
+
+
+@pytest.fixture
+def setup(tmp_path):
+    setup = RegistrySetup(tmp_path)
+    yield setup
+    setup.adapters.close()
+
+
+async def test_a_vanished_folder_costs_a_fetch_and_no_more(setup):
+    one = await setup.ensure(1)
+    digest = one.digest
+    shutil.rmtree(one.held.folder)
+    assert setup.adapters.for_request(digest) is not None, "nobody has noticed yet"
+    await setup.settled()
+    assert setup.adapters.for_request(digest) is None
+    assert not setup.adapters.resident([])
+    waiting = asyncio.create_task(setup.adapters.wait_for(digest))
+    await setup.ensure_digest(1, digest)
+    await waiting
+    assert setup.adapters.for_request(digest) is not None
+
+
+async def test_a_vanished_folder_is_noticed_without_a_request(setup):
+    one = await setup.ensure(1)
+    shutil.rmtree(one.held.folder)
+    setup.adapters.tick()
+    await setup.settled()
+    assert setup.adapters.get(one.digest) is None
+
+
+async def test_a_cached_folder_that_lacks_a_file_is_replaced(setup, tmp_path):
+    one = await setup.ensure(1)
+    setup.adapters.close()
+    (one.held.folder / WEIGHTS).unlink()
+    again = RegistrySetup(tmp_path)
+    assert await again.request(one.digest) is None
+    found = await again.ensure(1)
+    assert adapter_digest(found.held.folder) == one.digest
+    again.adapters.close()
+
+
+@pytest.fixture
+def own_mount(tmp_path):
+    """A file system for the cache that can be made read-only, if this machine lets us mount one."""
+    place = tmp_path / "cache"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "tmpfs", place]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        lacking("the right to mount a file system")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+async def test_what_is_on_a_read_only_disk_still_serves(own_mount, tmp_path):
+    setup = RegistrySetup(tmp_path, capacity=1)
+    one, other = await setup.ensure(1), await setup.ensure(2)
+    setup.adapters.close()
+    await asyncio.to_thread(subprocess.run, ["mount", "-o", "remount,ro", own_mount], check=True)
+    again = RegistrySetup(tmp_path, capacity=1)
+    assert await again.request(other.digest)
+    for _ in range(3):
+        assert again.adapters.for_request(other.digest)
+        await again.settled()
+    with pytest.raises(AdapterFetchFailed, match="Read-only file system"):
+        await again.ensure_digest(1, one.digest)
+    assert again.adapters.for_request(other.digest)
+    newer = RegistrySetup(tmp_path, checker=99)
+    assert (await newer.ensure_digest(2, other.digest)).certificate.checker == 99, (
+        "it is checked, although nothing can be kept of it"
+    )
+    for each in (again, newer):
+        each.adapters.close()
+
+
+async def test_an_error_of_any_kind_ends_only_its_order(setup, monkeypatch):
+    kept = await setup.ensure(1)
+    for error in (OSError(5, "Input/output error"), KeyError("a defect"), UnicodeDecodeError("utf-8", b"x", 0, 1, "")):
+
+        def fails(*_args, raised=error, **_how):
+            raise raised
+
+        with monkeypatch.context() as patch:
+            patch.setattr(setup.adapters._cache, "store", fails)
+            with pytest.raises((AdapterFetchFailed, Exception)) as failed:
+                await setup.ensure(2)
+            assert hasattr(failed.value, "code"), "an error of the table"
+    assert setup.adapters.for_request(kept.digest)
+    assert await setup.ensure(2)
+
+
+# ------------------------------------------------------------------------------------------------------ two processes
+
+
+async def test_after_a_new_fetch_the_lease_holds_the_new_folder(setup, tmp_path):
+    """Another process evicts nothing that is in use here, although it was fetched again meanwhile."""
+    one = await setup.ensure(1)
+    digest = one.digest
+    (one.held.folder / WEIGHTS).write_bytes(b"changed")
+    setup.adapters.on_failed(_engine_failure(digest))
+    with pytest.raises(AdapterFetchFailed, match="have changed"):
+        await setup.ensure_digest(1, digest)
+    await setup.ensure_digest(1, digest)
+    setup.users[digest] = 1
+    assert setup.adapters.get(digest).held.lease.is_live()
+    assert not evicted_by_another_process(setup.cache, digest)
+    setup.users[digest] = 0
+    setup.adapters.drop(digest)
+    await setup.settled()
+    assert evicted_by_another_process(setup.cache, digest)
+
+
+async def test_a_folder_that_another_process_has_replaced_is_held_anew(setup, tmp_path):
+    one = await setup.ensure(1)
+    old = one.held
+    setup.users[one.digest] = 1
+    other = RegistrySetup(tmp_path)
+    shutil.rmtree(old.folder)
+    await other.ensure(1)
+    setup.adapters.tick()
+    await setup.settled()
+    held = setup.adapters.get(one.digest).held
+    assert held.inode != old.inode
+    other.adapters.close()
+    assert not evicted_by_another_process(setup.cache, one.digest)
+
+
+async def test_an_adapter_that_another_process_uses_stays_on_the_disk(setup, tmp_path):
+    other = RegistrySetup(tmp_path)
+    theirs = await other.ensure(1)
+    for n in (1, 2, 3, 4):
+        await setup.ensure(n)
+    assert theirs.digest in setup.cached()
+    assert setup.adapters.for_request(theirs.digest)
+    other.adapters.close()
+    await setup.ensure(5)
+    assert len(setup.cached()) == 2
+
+
+def evicted_by_another_process(cache: DiskCache, digest: Digest) -> bool:
+    program = textwrap.dedent(f"""
+        from pathlib import Path
+        from motet_runner.adapters.cache import DiskCache
+        print(DiskCache(Path({str(cache.folder)!r}), max_adapter_bytes=1).evict({digest!r}, None))
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout == "True\n"
+
+
+def _engine_failure(digest):
+    from motet_runner.interface import AdapterFailed
+
+    return AdapterFailed(digest, AdapterFetchFailed("changed"))
+
+
+# ----------------------------------------------------------------------------------------------- equal bytes of tenants
+
+
+async def test_a_tenants_failure_is_its_own_although_another_has_the_same_bytes(setup, tmp_path):
+    digest = adapter_digest(write_adapter(tmp_path / "acme" / "a"))
+    write_adapter(tmp_path / "zeta" / "a")
+    shutil.rmtree(tmp_path / "acme" / "a")
+    waiting = {
+        tenant: asyncio.create_task(setup.adapters.wait_for(digest, f"{tenant}/a")) for tenant in ("acme", "zeta")
+    }
+    await setup.settled()
+
+    def order(tenant):
+        return setup.adapters.ensure(
+            scheduler_pb2.EnsureAdapter(
+                adapter=common_pb2.AdapterRef(namespace=tenant, name="a"),
+                source=(tmp_path / tenant / "a").as_uri(),
+                expected_digest=digest,
+                stage=common_pb2.ADAPTER_STAGE_DEVICE,
+            )
+        )
+
+    with pytest.raises(AdapterFetchFailed, match="/acme/a"):
+        await order("acme")
+    with pytest.raises(AdapterFetchFailed, match="/acme/a"):
+        await waiting["acme"]
+    assert not waiting["zeta"].done()
+    await order("zeta")
+    await waiting["zeta"]
+
+
+async def test_a_request_of_an_earlier_gateway_fails_without_a_word_about_a_source(setup, tmp_path):
+    digest = Digest("sha256:" + "1" * 64)
+    waiting = asyncio.create_task(setup.adapters.wait_for(digest))
+    await setup.settled()
+    with pytest.raises(AdapterFetchFailed, match="nowhere"):
+        await setup.adapters.ensure(
+            scheduler_pb2.EnsureAdapter(
+                adapter=common_pb2.AdapterRef(namespace="acme", name="a"),
+                source=(tmp_path / "nowhere").as_uri(),
+                expected_digest=digest,
+                stage=common_pb2.ADAPTER_STAGE_DEVICE,
+            )
+        )
+    with pytest.raises(AdapterFetchFailed) as failed:
+        await waiting
+    assert str(tmp_path) not in failed.value.message
+
+
+async def test_refused_orders_leave_nothing_behind(setup, tmp_path):
+    """A kept exception would grow with each order that raises it again."""
+    order = scheduler_pb2.EnsureAdapter(
+        adapter=common_pb2.AdapterRef(namespace="acme", name="a"),
+        source=(tmp_path / "nowhere").as_uri(),
+        expected_digest="sha256:" + "1" * 64,
+        stage=common_pb2.ADAPTER_STAGE_DEVICE,
+    )
+    depths = []
+    for _ in range(5):
+        with pytest.raises(AdapterFetchFailed) as failed:
+            await setup.adapters.ensure(order)
+        depths.append(len(failed.traceback))
+    assert len(set(depths)) == 1
+    assert setup.adapters.get(order.expected_digest) is None
