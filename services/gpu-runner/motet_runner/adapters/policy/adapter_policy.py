@@ -477,7 +477,7 @@ class AdapterPolicy:
                 assert self._pending.get(life.pending.number) is life, f"{life} waits for nothing"
             assert not life.orders or life.pending is not None, f"{life} has orders that nothing answers"
             assert not life.waiters or not life.ready, f"{life} is ready, and requests wait for it"
-            assert not life.waiters or life.pending is not None or not life.look, f"{life} is not looked for"
+            assert life.held is not None or life.pending is not None or not life.look, f"{life} is not looked for"
         for job in self._jobs.values():
             assert any(one is job for one in self._pending.values()), f"{job} waits for nothing"
 
