@@ -268,9 +268,9 @@ class CompletionBody(Body):
         """Token ids as arrays: the body is kept until the request ends."""
         if not isinstance(prompt, list) or not prompt:
             return prompt
-        if _are_tokens(prompt):
-            return _compact(prompt)
-        return [_compact(one) if isinstance(one, list) and one and _are_tokens(one) else one for one in prompt]
+        if (tokens := _tokens(prompt)) is not None:
+            return tokens
+        return [(_tokens(one) or one) if isinstance(one, list) else one for one in prompt]
 
     def prompts(self) -> list[str | Tokens]:
         prompt = self.prompt
@@ -373,12 +373,14 @@ def _path(location: Sequence[int | str]) -> str:
     return path
 
 
-def _are_tokens(values: list[Any]) -> bool:
-    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 1 << 32
-
-
-def _compact(values: list[int]) -> "array[int]":
-    return array("I", values)
+def _tokens(values: list[Any]) -> "array[int] | None":
+    """None if they are something else."""
+    if set(map(type, values)) != {int}:
+        return None
+    try:
+        return array("I", values)
+    except OverflowError:
+        return None
 
 
 def _unsupported(field: str, why: str) -> UnsupportedParameter:

@@ -307,7 +307,8 @@ class AnswerResponse(Response):
             if body.prompt_logprobs_wanted is not None:
                 self._take(SCORE_BYTES * sum(map(len, self._prompts)) * (1 + body.prompt_logprobs_wanted))
             writer = partial(CompletionLogprobs, text.token_bytes, self._top())
-            self._echoes = await asyncio.to_thread(echoed_prompts, body, self._prompts, text, writer=writer)
+            echo = partial(echoed_prompts, body, self._prompts, text, writer=writer)
+            self._echoes = await gateway.encoder.run(sum(map(len, self._prompts)), echo)
         wanted = samplings(body, text, limits)
         wanted_class = request_class(body, target.max_class)
         self._class_name = RequestClass.from_proto(wanted_class).name.lower()
@@ -432,8 +433,9 @@ class AnswerResponse(Response):
         assert self._form is not None
         try:
             parts: list[bytes] = []
+            usage_so_far = self._running_usage()
             for choice in self._changed.values():
-                self._write_choice(choice, self._form, parts)
+                self._write_choice(choice, self._form, parts, usage_so_far)
             self._changed.clear()
             if parts:
                 self._wrote_at = self._clock()
@@ -447,8 +449,9 @@ class AnswerResponse(Response):
         await self._encode_echoes()
         parts: list[bytes] = []
         ready = [choice for choice in self._changed.values() if (echo := self._echo_of(choice)) is None or echo.ready]
+        usage_so_far = self._running_usage()
         for choice in ready:
-            self._write_choice(choice, form, parts)
+            self._write_choice(choice, form, parts, usage_so_far)
             del self._changed[choice.index]
         error = self._error()
         over = error is None and self._over()
@@ -464,7 +467,9 @@ class AnswerResponse(Response):
             raise error
         return over
 
-    def _write_choice(self, choice: ChoiceText, form: Format, parts: list[bytes]) -> None:
+    def _write_choice(
+        self, choice: ChoiceText, form: Format, parts: list[bytes], usage_so_far: dict[str, Any] | None
+    ) -> None:
         piece = choice.take()
         logprobs = choice.logprobs.take() if choice.logprobs else None
         if (piece or logprobs or choice.finish is not None) and choice.index not in self._introduced:
@@ -472,14 +477,14 @@ class AnswerResponse(Response):
             parts.append(form.opening(choice.index))
             if (echo := self._echo_of(choice)) is not None:
                 shown = _as_json(choice, echo.logprobs) if echo.logprobs else None
-                parts.append(form.full_event(choice.index, echo.text, shown, None, self._running_usage()))
+                parts.append(form.full_event(choice.index, echo.text, shown, None, usage_so_far))
         if logprobs or (piece and self._options.continuous_usage_stats):
             shown = _as_json(choice, logprobs) if logprobs else None
-            parts.append(form.full_event(choice.index, piece, shown, None, self._running_usage()))
+            parts.append(form.full_event(choice.index, piece, shown, None, usage_so_far))
         elif piece:
             parts.append(form.text_event(choice.index, piece))
         if choice.finish is not None:
-            parts.append(form.full_event(choice.index, None, None, choice.finish, self._running_usage()))
+            parts.append(form.full_event(choice.index, None, None, choice.finish, usage_so_far))
 
     async def _write_whole(self, form: Format, send: Send) -> None:
         await self._encode_echoes()

@@ -1,6 +1,6 @@
 """/tokenize and /detokenize, as in vLLM: clients count a private model's tokens with them."""
 
-import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -51,7 +51,8 @@ def token_routes(gateway: Gateway) -> APIRouter:
             tokens = await counted(body, text)
             content: dict[str, Any] = {"count": len(tokens), "max_model_len": target.group.max_model_length}
             strings = bool(body.return_token_strs)
-            return await asyncio.to_thread(_counted_response, content, tokens, text, strings=strings)
+            answer = partial(_counted_response, content, tokens, text, strings=strings)
+            return await gateway.encoder.run(len(tokens), answer)
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
@@ -60,7 +61,8 @@ def token_routes(gateway: Gateway) -> APIRouter:
             body = await read(DetokenizeBody, request, held)
             _, text = text_of(body.model, caller_of(request.scope))
             check_tokens(body.tokens, text, "tokens")
-            (prompt,) = await asyncio.to_thread(text.decode, [body.tokens], skip_special_tokens=False)
+            decode = partial(text.decode, [body.tokens], skip_special_tokens=False)
+            (prompt,) = await gateway.encoder.run(len(body.tokens), decode)
             return json_response({"prompt": prompt})
 
     async def read(kind: type[AnyBody], request: Request, held: RequestBody) -> AnyBody:

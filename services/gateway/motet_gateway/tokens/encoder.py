@@ -1,18 +1,22 @@
-"""Turns the texts of all requests into tokens. So much memory is taken for each byte that only a few may be in work at
-once: long texts wait for each other, and never stand before short ones.
+"""Turns the texts of all requests into tokens, and many tokens into text. That takes so much memory for each byte that
+only a few texts are in work at once: long ones wait for each other, and never stand before short ones.
 """
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
 from motet_gateway.tokens.text_model import KEEP_ALL, Keep, ModelTokenizer
 
 LANES = ((64 * 1024, 4), (1024 * 1024, 1), (1 << 63, 1))
 """For texts of at most so many characters together, so many threads. In each lane they begin in the order in which they
 came. A thread keeps a part of the memory of its longest text, so it is always the same few threads."""
+
+
+Result = TypeVar("Result")
 
 
 class Encoder:
@@ -28,11 +32,12 @@ class Encoder:
     ) -> "list[array[int]]":
         size = sum(map(len, texts))
         encode = partial(model.encode, texts, add_special_tokens=special, keep=keep)
-        if size <= self._threaded_bytes:
-            return encode()
+        return encode() if size <= self._threaded_bytes else await self.run(size, encode)
+
+    async def run(self, size: int, work: Callable[[], Result]) -> Result:
+        """Work for a text of about so many characters, in its lane. Cancelled before it begins, it leaves the lane."""
         lane = next(lane for most, lane in self._lanes if size <= most)
-        # Cancelled, a text that still waits leaves its lane.
-        return await asyncio.get_running_loop().run_in_executor(lane, encode)
+        return await asyncio.get_running_loop().run_in_executor(lane, work)
 
     def close(self) -> None:
         for _, lane in self._lanes:
