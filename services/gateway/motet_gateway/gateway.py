@@ -27,6 +27,8 @@ from motet_gateway.tokens.encoder import Encoder
 from motet_gateway.tokens.render_pool import RenderPool
 from motet_gateway.tokens.text_model import ModelTokenizer
 
+_STOPPING = "The gateway is stopping; send the request again."
+
 
 class LiveAnswer(Protocol):
     """An answer in progress."""
@@ -63,6 +65,7 @@ class Gateway:
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
+        self._drained = False
         self.writes = WritesOfTurn()
         self._listeners: set[Callable[[], None]] = set()
         self.assets = AssetStore(process.cache_dir / "assets", self._notify_listeners)
@@ -111,17 +114,21 @@ class Gateway:
             await self.assets.close()
 
     async def drain(self) -> None:
-        """Wait until running answers end. After `drain_seconds` end them with an error."""
+        """Wait until running answers end. After `drain_seconds` end them with an error. Then no other answer begins:
+        its body may have arrived late, or it waited behind another one on its connection."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_seconds):
                 await self._idle.wait()
+        self._drained = True
         for answer in list(self._answers):
-            answer.abort(EngineRestarted("The gateway is stopping; send the request again."))
+            answer.abort(EngineRestarted(_STOPPING))
 
     @contextlib.contextmanager
     def answering(self, answer: LiveAnswer) -> Iterator[None]:
-        """Count `answer` as in progress, and abort it if its key has ended."""
+        """Count `answer` as in progress, and abort it if its key has ended. Raises EngineRestarted after the drain."""
+        if self._drained:
+            raise EngineRestarted(_STOPPING)
         self._answers.add(answer)
         self._idle.clear()
         if why := self.access.ended_reason(answer.caller):  # the key may have ended while the body arrived
