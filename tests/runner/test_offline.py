@@ -134,6 +134,58 @@ def test_one_bad_request_fails_alone(engine: OfflineEngine) -> None:
     assert (said["failed"], said["answers"]) == (4, 6)
 
 
+def test_answers_of_several_runs_may_be_taken_in_turns() -> None:
+    small = offline(max_concurrent_sequences=3)
+    asked = [[Request(prompt=one, sampling=SHORT) for one in (QUESTIONS, QUESTIONS[::-1])[run]] for run in (0, 1)]
+    alone = [texts(sorted(small.run(requests), key=lambda answer: answer.number)) for requests in asked]
+    first, second = (small.run(requests) for requests in asked)
+    mixed = [[next(first)], [next(second)]]
+    assert texts(small.generate([QUESTIONS[0]], max_tokens=24)) == [alone[0][0]]
+    mixed[0] += first
+    mixed[1] += second
+    assert [texts(sorted(answers, key=lambda answer: answer.number)) for answers in mixed] == alone
+    assert small.engine.report().sequences == []
+
+
+def test_a_run_that_nobody_wants_any_more_leaves_the_others_alone() -> None:
+    small = offline(max_concurrent_sequences=4)
+    unwanted, wanted = (small.run([Request(prompt=one, sampling=SHORT) for one in QUESTIONS]) for _ in range(2))
+    answers = [next(wanted)]
+    next(unwanted)
+    unwanted.close()
+    assert len(texts([*answers, *wanted])) == 3
+    assert small.engine.report().sequences == []
+
+
+def test_bad_requests_are_answered_before_more_are_taken(engine: OfflineEngine) -> None:
+    taken = count()
+    bad = engine.run(Request(prompt=[], sampling=SHORT) for _ in taken)
+    assert next(bad).error is not None
+    assert next(taken) <= 3
+    bad.close()
+
+
+def test_a_prompt_that_makes_no_tokens_fails_alone(engine: OfflineEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        engine.tokenizer,
+        "chat_template",
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+        "{{ m.content + m.name }}{% endfor %}",
+    )
+    prompts = [
+        [{"role": "tool", "content": "x", "name": "y"}],
+        [{"role": "user", "content": "x"}],
+        ["not", "a", "token"],
+        [{"role": "user", "content": "Who keeps the lighthouse ", "name": "of Brindle?"}],
+        QUESTIONS[0],
+    ]
+    rejected, undefined, words, *good = engine.generate(prompts, max_tokens=8)  # type: ignore[arg-type]
+    assert "no tools here" in str(rejected.error)
+    assert "name" in str(undefined.error)
+    assert isinstance(words.error, InvalidRequest)
+    assert all(texts(good))
+
+
 def test_a_call_that_names_an_unknown_adapter_computes_nothing(engine: OfflineEngine) -> None:
     with pytest.raises(InvalidRequest, match="There is no adapter 'nobody'"):
         engine.generate(QUESTIONS, adapter=["", "nobody", ""])

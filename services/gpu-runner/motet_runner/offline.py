@@ -12,6 +12,7 @@ As many requests as fit into memory run together, each with its own adapter. The
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -102,6 +103,7 @@ class OfflineEngine:
         self.tokenizer = _tokenizer(Path(model))
         self._adapters: dict[str, Digest] = {}
         self._names = count()
+        self._live: dict[RequestId, _Live] = {}
         for name, folder in (adapters or {}).items():
             self.add_adapter(name, folder)
 
@@ -150,11 +152,11 @@ class OfflineEngine:
 
     def run(self, requests: Iterable[Request], *, progress: bool | None = None) -> Generator[Answer]:
         """Answers in the order in which they end. A request is taken when there is room for it, so `requests` may be
-        a generator that reads a large file."""
+        a generator that reads a large file. Several runs may be open at once, and share the engine."""
         total = sum(one.choices for one in requests) if isinstance(requests, Sequence) else None
         shown = sys.stderr.isatty() if progress is None else progress
         answers, failures = 0, []
-        with closing(_Run(self.engine, self._choices(requests)).answers()) as ending:
+        with closing(_Run(self.engine, self._live, self._choices(requests)).answers()) as ending:
             for answer in tqdm(ending, total=total, unit=" answers", disable=not shown):
                 if self.tokenizer is not None:
                     answer.text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
@@ -191,7 +193,16 @@ class OfflineEngine:
     def _sequence(self, request: Request, name: RequestId, choice: int, parent: RequestId | None) -> NewSequence:
         if request.adapter and request.adapter not in self._adapters:
             raise self._unknown(request.adapter)
-        prompt, adapter = self._tokens(request.prompt), self._adapters.get(request.adapter, BASE)
+        try:
+            prompt = self._tokens(request.prompt)
+        except MotetError:
+            raise
+        except Exception as error:  # a template may raise anything
+            what = (
+                "chat template rejects these messages" if _is_chat(request.prompt) else "tokenizer rejects this prompt"
+            )
+            raise InvalidRequest(f"The model's {what}: {str(error) or type(error).__name__}", param="prompt") from None
+        adapter = self._adapters.get(request.adapter, BASE)
         return NewSequence(
             request=name,
             epoch=1,
@@ -206,7 +217,7 @@ class OfflineEngine:
         )
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        of_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        of_chat = _is_chat(prompt)
         if not isinstance(prompt, str) and not of_chat:
             return tuple(map(int, prompt))  # type: ignore[arg-type] # these are tokens
         if self.tokenizer is None:
@@ -228,51 +239,78 @@ class _Choice:
     """None: the answer has failed already."""
 
 
-class _Run:
-    """Keeps the engine full until the last answer has ended."""
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """An answer that the engine computes, and where it goes when it has ended."""
 
-    def __init__(self, engine: Engine, coming: Iterator[_Choice]) -> None:
+    answer: Answer
+    ended: deque[Answer]
+
+
+class _Run:
+    """Keeps the engine full until its last answer has ended. A step brings tokens for other runs, too: a program may
+    take answers of several runs in turns."""
+
+    def __init__(self, engine: Engine, live: dict[RequestId, _Live], coming: Iterator[_Choice]) -> None:
+        """`live` has the answers of all runs of this engine."""
         self._engine = engine
+        self._live = live
         self._coming = coming
         self._next = next(coming, None)
-        self._live: dict[RequestId, Answer] = {}
+        self._ended: deque[Answer] = deque()
 
     def answers(self) -> Generator[Answer]:
         try:
-            while self._next is not None or self._live:
-                yield from self._fill()
-                yield from self._step()
+            while self._next is not None or self._own or self._ended:
+                self._fill()
+                if not self._ended:
+                    self._step()
+                while self._ended:
+                    yield self._ended.popleft()
         finally:  # also when nobody wants the others any more
-            for request in self._live:
+            for request in self._own:
                 self._engine.cancel(request)
+                del self._live[request]
 
-    def _fill(self) -> Iterator[Answer]:
+    @property
+    def _own(self) -> list[RequestId]:
+        return [request for request, live in self._live.items() if live.ended is self._ended]
+
+    def _fill(self) -> None:
         """Give the engine what fits; what can never be computed has ended."""
-        while self._next is not None and len(self._live) < self._engine.info.max_sequences:
+        most = self._engine.info.max_sequences
+        while self._next is not None and not self._ended and len(self._live) < most:
             sequence, answer = self._next.sequence, self._next.answer
             if sequence is not None:
                 try:
                     self._engine.add(sequence)
-                    self._live[sequence.request] = answer
-                except Declined:
-                    if not self._live:  # nobody will make room
-                        raise
-                    return
+                    self._live[sequence.request] = _Live(answer, self._ended)
+                except Declined as error:
+                    if self._live:  # one of these will make room
+                        return
+                    answer.fail(error)
                 except MotetError as error:
                     answer.fail(error)
             if answer.error is not None:
-                yield answer
+                self._ended.append(answer)
             self._next = next(self._coming, None)
 
-    def _step(self) -> Iterator[Answer]:
+    def _step(self) -> None:
         for output in self._engine.step().sequences:
-            answer = self._live[output.request]
+            live = self._live.get(output.request)
+            if live is None:
+                continue  # nobody wants it any more
+            answer = live.answer
             answer.tokens += output.tokens
             answer.logprobs += output.logprobs
             answer.prompt_logprobs += output.prompt_logprobs
             if output.finish is not None:
                 answer.finish, answer.error = output.finish, output.error
-                yield self._live.pop(output.request)
+                live.ended.append(self._live.pop(output.request).answer)
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _tokenizer(model: Path) -> Any:
