@@ -1,13 +1,17 @@
 """The step trace: one JSON line an iteration. Promises, parks and resumes are on the line of the iteration they came
-with."""
+with. It ends with the first line that cannot be written: the engine goes on."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from motet.domain import RequestId
 from motet_runner.interface import Event, OverflowAhead, ParkedNow, ResumedNow, State
 from motet_runner.plan import Planner, StepPlan, StepResult
+
+log = structlog.get_logger(__name__)
 
 _KINDS = (("overflows", OverflowAhead), ("parks", ParkedNow), ("resumes", ResumedNow))
 
@@ -44,8 +48,15 @@ class StepTrace:
             if happened:
                 line[name] = [_described(event) for event in happened]
         if plan.count or line.keys() & {"promises", "overflows", "parks", "resumes"}:
-            with self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            self._append(self._path, json.dumps(line) + "\n")
+
+    def _append(self, path: Path, line: str) -> None:
+        try:
+            with path.open("a") as file:
+                file.write(line)
+        except OSError as error:
+            log.warning("step_trace_stopped", path=str(path), reason=error.strerror or str(error))
+            self._path = None
 
     def _changed_promises(self, planner: Planner) -> dict[RequestId, int]:
         promises = {s.request: s.promise for s in planner.sequences if s.state is not State.PARKED}
