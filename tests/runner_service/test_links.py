@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.digest import adapter_digest
+from motet.health import Health
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet.promises import PromiseRule
 from motet.runner_info import KernelState
@@ -192,6 +193,25 @@ async def test_a_hanging_engine_is_reported_as_hung(folder):
             assert supervisor.of("memory")[-1].steps == stuck[0].steps
         finally:
             may_go_on.set()
+
+
+async def test_an_engine_does_not_hang_while_a_request_waits_for_its_adapters_files(folder):
+    _, address = places(folder)
+    health = Health()
+    async with (
+        supervisor_at(address) as supervisor,
+        in_process_runner(
+            folder, supervisor=address, health=health, hang_seconds=0.1, adapter_wait_seconds=1000
+        ) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await gateway.submit("cold", adapter=f"sha256:{'0' * 64}")
+        await until(lambda: any(one.live for one in supervisor.of("memory")))
+        seen = len(supervisor.of("memory"))
+        await until(lambda: len(supervisor.of("memory")) > seen + 10)  # five times as long as an engine may hang
+        assert runner.service.accepted.holds("cold", 1)
+        assert not any(one.work_pending for one in supervisor.of("memory"))
+        assert health.dead_reason() == ""
 
 
 async def test_an_adapter_is_certified_then_served(folder):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.domain import Digest, RequestId
 from motet.errors import Declined
-from motet.terms import check_leaders_term, check_term
+from motet.terms import check_epoch, check_leaders_term, check_term
 from motet_runner.engine_loop import STATES
 from motet_runner.interface import EngineReport
 
@@ -82,7 +82,9 @@ class AcceptedRequests:
             self._epochs.popitem(last=False)
 
     def check(self, submit: runner_pb2.Submit) -> None:
-        """Raise Declined for a placement that a later term or epoch has replaced."""
+        """Raise Declined for a placement that a later term or epoch has replaced, InvalidRequest for one that cannot
+        be: no scheduler or supervisor would read a report with it."""
+        check_epoch(submit.epoch, submit.request)
         if not self.accepts_term(submit.term):
             raise Declined(f"The term {submit.term} is over. A scheduler leads in term {self.highest_term}.")
         latest = self._epochs.get(RequestId(submit.request), 0)
@@ -142,5 +144,9 @@ class AcceptedRequests:
 
 
 def has_work(report: EngineReport, accepted: AcceptedRequests) -> bool:
-    """Whether the engine should complete steps. Parked and loading sequences do not count: they give it no work."""
-    return report.running + report.waiting > 0 or len(accepted) > len(report.sequences)
+    """Whether the engine should complete steps. Parked sequences give it no work, nor do requests that wait for the
+    files of their adapter: the engine does not know them yet."""
+    if report.running + report.waiting > 0:
+        return True
+    reported = {(one.request, one.epoch) for one in report.sequences}
+    return any(one.in_engine and (one.request, one.epoch) not in reported for one in accepted)
