@@ -17,8 +17,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.errors import SetupError
-from motet.rpc import Backoff, Link, Outbox, is_healthy, open_channel, serving, socket_path
+from motet.errors import Internal, InvalidRequest, MotetError, SetupError
+from motet.rpc import Backoff, EndStream, Link, Outbox, is_healthy, open_channel, serving, socket_path
+from motet.terms import ImpossibleTerm
 from tests.common.echo import Echo, open_talk
 from tests.common.waiting import PATIENCE_S, until
 
@@ -34,12 +35,14 @@ class Client:
     def __init__(self, address: str, greet: Callable[[], Iterable[bytes]], receive: Callable[[bytes], None]) -> None:
         self.received: list[bytes] = []
         self.events: list[str] = []
+        self.failed: list[tuple[bytes, MotetError]] = []
         self.link: Link[bytes, bytes] = Link(
             "test",
             address,
             open_talk,
             greet=greet,
             receive=self._receive,
+            failed=lambda message, error: self.failed.append((message, error)),
             opened=lambda: self.events.append("opened"),
             closed=lambda why: self.events.append(f"closed: {why}"),
         )
@@ -208,17 +211,32 @@ async def test_a_defect_of_the_server_ends_the_stream_and_the_link_comes_back(ad
         assert client.events[2] == "opened"
 
 
-async def test_a_message_that_cannot_be_taken_ends_the_connection_and_not_the_link(address: str) -> None:
-    echo = Echo()
-    failures = [ValueError("cannot take the first one")]
+async def test_a_message_that_cannot_be_taken_fails_alone(address: str) -> None:
+    def receive(message: bytes) -> None:
+        if message == b"bad":
+            raise ValueError("cannot take this one")
+
+    async with serving(address, Echo().add), linked(address, lambda: [b"bad", b"good"], receive) as client:
+        await until(lambda: client.received == [b"bad", b"good"])
+        assert client.events == ["opened"]
+        ((message, error),) = client.failed
+        assert (message, type(error)) == (b"bad", Internal)
+
+
+@pytest.mark.parametrize("error", [EndStream(InvalidRequest("wrong peer")), ImpossibleTerm("not possible")])
+async def test_a_peer_that_breaks_the_protocol_ends_the_connection_and_not_the_link(
+    address: str, error: Exception
+) -> None:
+    failures = [error]
 
     def receive(_message: bytes) -> None:
         if failures:
             raise failures.pop()
 
-    async with serving(address, echo.add), linked(address, receive=receive) as client:
+    async with serving(address, Echo().add), linked(address, receive=receive) as client:
         await until(lambda: client.received == [b"hello", b"hello"])
         assert [event.split(":")[0] for event in client.events] == ["opened", "closed", "opened"]
+        assert client.failed == []
 
 
 async def test_a_cancelled_link_ends_the_servers_stream_at_once(address: str) -> None:

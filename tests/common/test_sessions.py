@@ -8,8 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from motet.errors import Overloaded
-from motet.rpc import Session, Sessions, open_channel, serving
+from motet.errors import Internal, InvalidRequest, MotetError, Overloaded
+from motet.rpc import EndStream, Session, Sessions, open_channel, serving
+from motet.terms import ImpossibleTerm
 from tests.common.echo import open_talk
 from tests.common.waiting import until
 
@@ -21,13 +22,20 @@ class RecordingSessions:
         self.record: list[str] = []
         self.fails: set[str] = set()
         self.error: Exception = RuntimeError("a defect")
+        self.failures: list[tuple[str, bytes, MotetError]] = []
         self.sessions: Sessions[str, bytes, bytes] = Sessions(
             hello=lambda message: message.removeprefix(b"hello ").decode() if message.startswith(b"hello") else None,
             key=lambda name: name.split("/")[0],
             opened=lambda session: self._note("opened", session),
             received=lambda session, message: self._note(message.decode(), session),
+            failed=self._on_failure,
             closed=lambda session: self._note("closed", session),
         )
+
+    def _on_failure(self, session: Session[str, bytes], message: bytes, error: MotetError) -> None:
+        self.failures.append((session.peer, message, error))
+        if f"answer to {message.decode()}" in self.fails:
+            raise RuntimeError("and no answer")
 
     def _note(self, what: str, session: Session[str, bytes]) -> None:
         self.record.append(f"{session.peer}: {what}")
@@ -97,14 +105,44 @@ async def test_a_second_hello_is_refused_and_cannot_leave_the_first_name_behind(
         assert not len(recorder.sessions)
 
 
-@pytest.mark.parametrize("what", ["opened", "hello a", "one"])
-async def test_after_an_error_at_any_moment_no_session_is_left(address: str, what: str) -> None:
+@pytest.mark.parametrize("what", ["opened", "hello a"])
+async def test_after_an_error_while_it_opens_no_session_is_left(address: str, what: str) -> None:
     recorder = RecordingSessions()
     recorder.fails.add(what)
-    async with recorder.serving(address), open_stream(address, b"hello a", b"one") as call:
+    async with recorder.serving(address), open_stream(address, b"hello a") as call:
         assert (await refusal(call)).startswith("UNKNOWN")
         await until(lambda: recorder.record[-1] == "a: closed")
         assert not len(recorder.sessions)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a secret"), InvalidRequest("not like this")])
+async def test_a_message_that_cannot_be_handled_fails_alone(address: str, error: Exception) -> None:
+    recorder = RecordingSessions()
+    recorder.fails.add("one")
+    recorder.error = error
+    async with recorder.serving(address), open_stream(address, b"hello a", b"one", b"two"):
+        await until(lambda: recorder.record == ["a: opened", "a: hello a", "a: one", "a: two"])
+        ((peer, message, failure),) = recorder.failures
+        assert (peer, message) == ("a", b"one")
+        assert failure is error or (isinstance(failure, Internal) and "a secret" not in failure.message)
+
+
+async def test_a_failure_that_cannot_be_answered_fails_alone(address: str) -> None:
+    recorder = RecordingSessions()
+    recorder.fails = {"one", "answer to one"}
+    async with recorder.serving(address), open_stream(address, b"hello a", b"one", b"two"):
+        await until(lambda: recorder.record[-1:] == ["a: two"])
+
+
+@pytest.mark.parametrize("error", [EndStream(Overloaded("I begin again")), ImpossibleTerm("not possible")])
+async def test_what_ends_a_stream_ends_it(address: str, error: Exception) -> None:
+    recorder = RecordingSessions()
+    recorder.fails.add("one")
+    recorder.error = error
+    async with recorder.serving(address), open_stream(address, b"hello a", b"one") as call:
+        assert (await refusal(call)).endswith(str(error))
+        await until(lambda: recorder.record == ["a: opened", "a: hello a", "a: one", "a: closed"])
+        assert recorder.failures == []
 
 
 async def test_an_error_while_a_session_without_a_hello_opens_leaves_no_session(address: str) -> None:

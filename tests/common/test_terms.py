@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
 from motet.errors import InvalidRequest, from_proto
-from motet.rpc.finite_check import check_of
-from motet.rpc.packing import unpacked
+from motet.rpc.finite_check import check_numbers, check_of
 from motet.runner_info import RunnerRequest
 from motet.terms import MAX_TERM, MAX_TERM_JUMP, check_epoch, check_leaders_term, check_term, is_term
 
@@ -82,15 +81,29 @@ def test_the_largest_epoch_is_refused() -> None:
 )
 def test_a_value_that_is_not_a_number_is_refused_by_its_name(message, figure) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InvalidRequest, match="must be a finite number"):
-        list(unpacked(message(figure)))
-    assert list(unpacked(message(1.5)))
+        check_numbers(message(figure))
+    check_numbers(message(1.5))
+
+
+@pytest.mark.parametrize("factor", [1e308, -1.0, 0.0, 4.1])
+def test_a_factor_that_no_pool_may_choose_is_refused_by_its_name(factor: float) -> None:
+    for kind in (supervisor_pb2.WatchDown, supervisor_pb2.AdviseDown):
+        with pytest.raises(InvalidRequest, match=r"Overcommit\.factor is .* from 1 to 4"):
+            check_numbers(kind(overcommit={"factor": factor}))
+        check_numbers(kind(overcommit={"factor": 4.0}))
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1e300])
+def test_a_time_that_cannot_be_is_refused_by_its_name(seconds: float) -> None:
+    with pytest.raises(InvalidRequest, match=r"age_seconds is .* from 0 to"):
+        check_numbers(scheduler_pb2.ServeUp(hello={"gateway": "g", "live": [{"request": "a", "age_seconds": seconds}]}))
 
 
 def test_messages_without_numbers_are_not_checked() -> None:
     assert check_of(scheduler_pb2.CancelRequest.DESCRIPTOR) is None
     assert check_of(scheduler_pb2.Report.DESCRIPTOR) is not None
     assert check_of(runner_pb2.Step.DESCRIPTOR) is None, "one a token: whoever reads its figures looks at them"
-    assert list(unpacked(b"bytes")) == [b"bytes"]
+    check_numbers(b"bytes")
 
 
 @pytest.mark.parametrize("seconds", [nan, inf, -1.0])

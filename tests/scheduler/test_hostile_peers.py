@@ -80,13 +80,16 @@ async def test_a_supervisor_does_not_follow_a_scheduler_of_the_last_term(system)
     await assert_working(system)
 
 
-async def test_the_largest_epoch_ends_only_its_own_stream(system):
+async def test_the_largest_epoch_ends_only_its_own_request(system):
     enqueue = scheduler_pb2.ServeUp(enqueue={"request": "x", "epoch": 2**32 - 1, "group": "default/demo"})
-    error = await refusal(
-        system.control.scheduler_address,
-        lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Serve(),
-        scheduler_pb2.ServeUp(hello={"gateway": "evil"}),
-        enqueue,
-    )
-    assert "the highest possible one" in error
+    async with open_channel(system.control.scheduler_address) as channel:
+        call = scheduler_pb2_grpc.SchedulerStub(channel).Serve()
+        await call.write(scheduler_pb2.ServeUp(hello={"gateway": "evil"}))
+        await call.write(enqueue)
+        async for down in call:
+            if down.HasField("refused"):
+                break
+        assert "the highest possible one" in down.refused.failure.message
+        assert not call.done()
+        call.cancel()
     await assert_working(system)

@@ -11,7 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from motet.errors import InvalidRequest
+
 Key = TypeVar("Key")
+
+MIN_OVERCOMMIT = 1.0
+MAX_OVERCOMMIT = 4.0
+"""Pools may choose a factor between these two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +96,11 @@ class Ledger(Generic[Key]):
             raise ValueError(f"a promise must be at least one page, not {pages}")
         self._total += pages - self._promises.get(key, 0)
         self._promises[key] = pages
+
+
+def check_overcommit(factor: float) -> None:
+    """Raise InvalidRequest for a factor that no pool may choose."""
+    if not MIN_OVERCOMMIT <= factor <= MAX_OVERCOMMIT:  # also NaN
+        raise InvalidRequest(
+            f"overcommit is {factor}: use {MIN_OVERCOMMIT:g} to {MAX_OVERCOMMIT:g}", param="overcommit"
+        )

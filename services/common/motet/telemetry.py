@@ -22,6 +22,7 @@ from motet.clock import Clock, monotonic
 from motet.errors import SetupError
 from motet.health import Health
 from motet.rpc import socket_path
+from motet.rpc.metrics import StreamMetrics
 from motet.settings import ProcessSettings
 
 
@@ -87,6 +88,7 @@ def new_registry() -> CollectorRegistry:
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
+    StreamMetrics(registry)
     return registry
 
 

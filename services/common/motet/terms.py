@@ -13,15 +13,19 @@ MAX_EPOCH = 2**31
 """Half of what the field of the message can hold, so there is always a higher epoch for the next placement."""
 
 
+class ImpossibleTerm(InvalidRequest):
+    """The peer belongs to no leader that this process could follow or succeed."""
+
+
 def is_term(text: str) -> bool:
     """Whether a text from a file or a Lease is a term that Motet can have written."""
     return text.isascii() and text.isdecimal() and len(text) <= len(str(2**64)) and int(text) <= MAX_TERM
 
 
 def check_term(term: int, highest: int, source: str) -> None:
-    """Raise InvalidRequest for a term that is too high. `highest` is 0 if this process has lost its state."""
+    """Raise ImpossibleTerm for a term that is too high. `highest` is 0 if this process has lost its state."""
     if term > min(highest + MAX_TERM_JUMP, MAX_TERM):
-        raise InvalidRequest(
+        raise ImpossibleTerm(
             f"{source} has term {term}, which is not possible: the highest known term is {highest}, and a new one can "
             f"be at most {MAX_TERM_JUMP} higher. Restart the process that sent it",
             param="term",

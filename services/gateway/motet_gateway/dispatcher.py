@@ -14,8 +14,8 @@ import structlog
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.clock import Clock, monotonic
-from motet.errors import Internal, MotetError, RequestKillsEngines, from_proto
-from motet.rpc import Link
+from motet.errors import MotetError, RequestKillsEngines, from_proto
+from motet.rpc import Link, known_error
 from motet.terms import check_leaders_term, check_term
 from motet_gateway.catalog import Catalog, CurrentCatalog
 from motet_gateway.generation import (
@@ -148,6 +148,7 @@ class Dispatcher:
             _open,
             greet=self._hello,
             receive=self._from_scheduler,
+            failed=self._on_scheduler_failure,
             closed=self._scheduler_lost,
         )
 
@@ -193,8 +194,8 @@ class Dispatcher:
         hello = scheduler_pb2.GatewayHello(gateway=self._gateway, highest_term=self._term, usage=usage)
         waiting = []
         for live in self._live.values():
-            if live.generation.phase is GenerationPhase.PLACED:
-                hello.live.append(self._live_request(live))
+            if live.generation.placement is not None:
+                hello.live.append(self._live_request(live, live.generation.placement))
             else:
                 waiting.append(live)
         yield scheduler_pb2.ServeUp(hello=hello)
@@ -204,9 +205,10 @@ class Dispatcher:
             yield scheduler_pb2.ServeUp(enqueue=self._enqueue(live))
 
     def _scheduler_lost(self, _why: str) -> None:
-        for live in self._live.values():
+        for live in list(self._live.values()):
             if live.generation.phase is GenerationPhase.WAITING:
-                live.sink.waiting(NO_SCHEDULER)
+                with self._failing_alone(live):
+                    live.sink.waiting(NO_SCHEDULER)
 
     def _from_scheduler(self, message: scheduler_pb2.ServeDown) -> None:
         match message.WhichOneof("message"):
@@ -229,6 +231,22 @@ class Dispatcher:
                 self._term = max(self._term, message.welcome.term)
             case unknown:
                 log.debug("message_unknown", sender="scheduler", kind=unknown)
+
+    def _on_scheduler_failure(self, message: scheduler_pb2.ServeDown, error: MotetError) -> None:
+        """End the choice that the message was about. A catalog is about none: the last one stays."""
+        match message.WhichOneof("message"):
+            case "placed":
+                request = message.placed.request
+            case "moved":
+                request = message.moved.placement.request
+            case "refused":
+                request = message.refused.request
+            case "position":
+                request = message.position.request
+            case _:
+                return
+        if (live := self._live.get(request)) is not None:
+            self._break_off(live, error)
 
     def _is_stale_term(self, term: int) -> bool:
         if term < self._term:
@@ -271,7 +289,8 @@ class Dispatcher:
                         self._metrics.dropped.labels("ended").inc()
                     else:
                         live.heard_at = now
-                        self._carry_out(live, live.generation.step(sequence))
+                        with self._failing_alone(live):
+                            self._carry_out(live, live.generation.step(sequence))
                 for progress in message.step.progress:
                     self._progress(progress)
             case "declined":
@@ -282,7 +301,8 @@ class Dispatcher:
                 if placed is not None and 0 < declined.term < placed.term:
                     self._metrics.dropped.labels("stale term").inc()
                 else:
-                    self._carry_out(live, live.generation.declined(declined.epoch, declined.failure))
+                    with self._failing_alone(live):
+                        self._carry_out(live, live.generation.declined(declined.epoch, declined.failure))
             case "engine_died":
                 self._runner_gone(address, f"the engine died: {message.engine_died.why}", Loss.ENGINE_DIED)
             case "welcome":
@@ -296,7 +316,8 @@ class Dispatcher:
             live.generation.alone = progress.alone
             if live.pause is not None and (stage := _STAGES.get(progress.state)) is not None:
                 live.pause.enter(stage, self._clock())
-            live.sink.waiting(_waiting_for(progress, live.order))
+            with self._failing_alone(live):
+                live.sink.waiting(_waiting_for(progress, live.order))
 
     def _runner_is(self, address: str, incarnation: str) -> None:
         """If another process listens at the address now, requests placed on the old one are lost."""
@@ -315,12 +336,14 @@ class Dispatcher:
                 continue
             if unless_incarnation and placement.incarnation in ("", unless_incarnation):
                 continue
-            self._carry_out(live, live.generation.runner_lost(why, loss))
+            with self._failing_alone(live):
+                self._carry_out(live, live.generation.runner_lost(why, loss))
 
     def _unreachable(self, placement: RunnerPlacement, request: str, why: str) -> None:
         live = self._live.get(request)
         if live is not None and live.generation.epoch == placement.epoch:
-            self._carry_out(live, live.generation.unreachable(why))
+            with self._failing_alone(live):
+                self._carry_out(live, live.generation.unreachable(why))
 
     # ------------------------------------------------------------------------------------------------------- carry out
 
@@ -362,11 +385,7 @@ class Dispatcher:
             self._resumed(live, live.pause)
         if live.order.scores_only:
             return
-        try:
-            live.sink.deliver(delivery.tokens, delivery.logprobs)
-        except Exception:
-            log.exception("detokenize_failed", request=live.order.request)
-            self._break_off(live)
+        live.sink.deliver(delivery.tokens, delivery.logprobs)
 
     def _log_failure(self, live: _LiveChoice, call: Callable[[], None]) -> None:
         try:
@@ -374,11 +393,14 @@ class Dispatcher:
         except Exception:
             log.exception("request_end_failed", request=live.order.request)
 
-    def _break_off(self, live: _LiveChoice) -> None:
-        """End one request with an error, so that its failure does not end the stream that others use, too."""
-        self._carry_out(live, live.generation.cancel("the gateway failed"))
+    def _failing_alone(self, live: _LiveChoice) -> "_FailingAlone":
+        return _FailingAlone(self, live)
+
+    def _break_off(self, live: _LiveChoice, error: MotetError) -> None:
+        """End one choice with an error."""
+        self._log_failure(live, lambda: self._carry_out(live, live.generation.cancel("the gateway failed")))
         self._forget(live)
-        self._log_failure(live, lambda: live.sink.end(Internal("The gateway could not turn the tokens into text.")))
+        self._log_failure(live, lambda: live.sink.end(error))
 
     def _resumed(self, live: _LiveChoice, pause: Pause) -> None:
         """Its first token since it lost its runner."""
@@ -450,10 +472,8 @@ class Dispatcher:
             prefix_hashes=order.prefix_hints,
         )
 
-    def _live_request(self, live: _LiveChoice) -> scheduler_pb2.LiveRequest:
+    def _live_request(self, live: _LiveChoice, placement: RunnerPlacement) -> scheduler_pb2.LiveRequest:
         order, generation = live.order, live.generation
-        placement = generation.placement
-        assert placement is not None
         return scheduler_pb2.LiveRequest(
             request=order.request,
             epoch=generation.epoch,
@@ -514,6 +534,27 @@ _STAGES = {
     common_pb2.SEQUENCE_STATE_LOADING: Stage.ADAPTER,
     common_pb2.SEQUENCE_STATE_PREFILL: Stage.RECOMPUTE,
 }
+
+
+class _FailingAlone:
+    """An error in this block ends one choice, and not the message or stream that others use, too.
+
+    A class, because it is entered for every token: a generator's context manager takes four times as long.
+    """
+
+    __slots__ = ("_dispatcher", "_live")
+
+    def __init__(self, dispatcher: Dispatcher, live: _LiveChoice) -> None:
+        self._dispatcher = dispatcher
+        self._live = live
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._dispatcher._break_off(self._live, known_error(error, request=self._live.order.request))
+        return True
 
 
 def _tokens_of(live: _LiveChoice) -> tuple[str, int, int]:

@@ -88,8 +88,8 @@ class Estimator:
                     return [_within(e, p) for e, p in zip(await self._ask(prompts), prompts, strict=True)]
             except TimeoutError:
                 self._down("no answer within the budget")
-            except (grpc.aio.AioRpcError, ValueError) as error:
-                self._down(error.details() or "" if isinstance(error, grpc.aio.AioRpcError) else str(error))
+            except Exception as error:  # whatever it is, an estimate of our own is better than no answer
+                self._down(error.details() or "" if isinstance(error, grpc.aio.AioRpcError) else repr(error))
         return [self._local.estimate(p.tenant, p.adapter, p.max_tokens) for p in prompts]
 
     def observe(self, outcome: predictor_pb2.Outcome) -> None:
@@ -181,7 +181,7 @@ def _failing_all(batch: list[_PendingEstimate]) -> Iterator[None]:
     """An error of the call fails every request that shares it."""
     try:
         yield
-    except (grpc.aio.AioRpcError, ValueError) as error:
+    except Exception as error:
         for asked in batch:
             if not asked.answer.done():
                 asked.answer.set_exception(error)

@@ -119,6 +119,7 @@ class SchedulerLink:
             lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Attach(),
             greet=self._greet,
             receive=self._receive,
+            failed=self._on_failure,
         )
 
     async def run(self) -> None:
@@ -224,6 +225,10 @@ class SchedulerLink:
             case _:
                 pass
 
+    def _on_failure(self, down: scheduler_pb2.AttachDown, error: MotetError) -> None:
+        if down.HasField("ensure"):
+            self._refuse(down.ensure, error)
+
     async def _ensure(self, order: scheduler_pb2.EnsureAdapter) -> None:
         progress = asyncio.create_task(self._report_progress(order))
         try:
@@ -237,21 +242,19 @@ class SchedulerLink:
                 code=error.code,
                 reason=error.message,
             )
-            self._report_adapter(
-                scheduler_pb2.AdapterState(
-                    ref=order.adapter, digest=order.expected_digest, failure=error.to_proto(), answers=order.stage
-                )
-            )
+            self._refuse(order, error)
         except Exception:
             log.exception("adapter_check_failed", adapter=f"{order.adapter.namespace}/{order.adapter.name}")
-            failure = Internal("The runner could not check this adapter. See the runner's log.").to_proto()
-            self._report_adapter(
-                scheduler_pb2.AdapterState(
-                    ref=order.adapter, digest=order.expected_digest, failure=failure, answers=order.stage
-                )
-            )
+            self._refuse(order, Internal("The runner could not check this adapter. See the runner's log."))
         finally:
             progress.cancel()
+
+    def _refuse(self, order: scheduler_pb2.EnsureAdapter, error: MotetError) -> None:
+        self._report_adapter(
+            scheduler_pb2.AdapterState(
+                ref=order.adapter, digest=order.expected_digest, failure=error.to_proto(), answers=order.stage
+            )
+        )
 
     async def _report_progress(self, order: scheduler_pb2.EnsureAdapter) -> None:
         """Report a long download again and again, so that the scheduler does not order it from another runner, too."""

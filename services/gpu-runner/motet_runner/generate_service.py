@@ -18,7 +18,7 @@ from motet.clock import monotonic
 from motet.domain import BASE, Digest, RequestId
 from motet.errors import Declined, InvalidRequest, MotetError, UnsupportedParameter
 from motet.prefix_hints import prefix_salt
-from motet.rpc import Session, Sessions
+from motet.rpc import Session, Sessions, known_error
 from motet.runner_info import RequestClass
 from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests
 from motet_runner.adapters.registry import AdapterRegistry
@@ -71,6 +71,7 @@ class GenerateService:
             hello=lambda up: GatewayStream(next(self._numbers), up.hello.gateway) if up.hello.gateway else None,
             key=lambda stream: stream.number,
             received=self._on_message,
+            failed=self._on_failure,
             closed=self._on_gateway_disconnected,
             outbox=lambda: StepOutbox(outbox_bytes, metrics.merged_steps.inc, interval_seconds=stream_interval_seconds),
         )
@@ -112,6 +113,15 @@ class GenerateService:
             case _:
                 pass  # a message of a later version
 
+    def _on_failure(
+        self,
+        session: Session[GatewayStream, bytes | runner_pb2.GenerateDown],
+        up: runner_pb2.GenerateUp,
+        error: MotetError,
+    ) -> None:
+        if up.HasField("submit"):
+            self._decline(session.peer.number, up.submit.request, up.submit.epoch, up.submit.term, error)
+
     def _on_gateway_disconnected(self, session: Session[GatewayStream, bytes | runner_pb2.GenerateDown]) -> None:
         """A gateway's stream has ended. In the grace period it may submit its requests again on another stream."""
         stream = session.peer
@@ -134,7 +144,7 @@ class GenerateService:
                 raise Declined(self.refusal_reason)
             self._accepted.check(submit)
             sequence = sequence_of(submit, base_digest=self._base_digest)
-        except MotetError as error:
+        except MotetError as error:  # also an impossible term: the gateway's other requests may have the right one
             self._decline(stream.number, submit.request, submit.epoch, submit.term, error)
             return
         old = self._accepted.get(submit.request)
@@ -160,7 +170,12 @@ class GenerateService:
             term=submit.term,
         )
         self._accepted.add(placement)
-        if sequence.adapter == BASE or self._adapters.for_request(sequence.adapter) is not None:
+        try:
+            ready = sequence.adapter == BASE or self._adapters.for_request(sequence.adapter) is not None
+        except Exception:
+            self._close(placement.request, placement.epoch, placement.stream)
+            raise
+        if ready:
             self._start(placement, sequence)
         else:
             key = (submit.request, submit.epoch)
@@ -192,8 +207,8 @@ class GenerateService:
             failure = Declined(f"The adapter {placement.adapter} was removed before the request could start.")
         except TimeoutError:
             failure = Declined(f"The adapter {placement.adapter} did not arrive within {self._adapter_wait:g} s.")
-        except MotetError as error:
-            failure = error
+        except Exception as error:  # nobody else sees an error of this task
+            failure = known_error(error, request=placement.request)
         self._close(placement.request, placement.epoch, placement.stream)
         self._decline(placement.stream, placement.request, placement.epoch, placement.term, failure)
 

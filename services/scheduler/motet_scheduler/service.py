@@ -12,9 +12,9 @@ from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supe
 from motet.api.v1.common_pb2 import Welcome
 from motet.clock import Clock, monotonic
 from motet.domain import InstanceName, RequestId
-from motet.errors import Internal, InvalidRequest, NotFound, Overloaded
+from motet.errors import Internal, InvalidRequest, MotetError, NotFound, Overloaded
 from motet.leadership import Leadership
-from motet.rpc import Link, Session, Sessions
+from motet.rpc import EndStream, Link, Session, Sessions
 from motet.runner_info import Failure, RunnerIdentity
 from motet.terms import check_term
 from motet_scheduler import conversion, event_failures
@@ -65,6 +65,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._gateways: Sessions[str, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
             hello=lambda up: up.hello.gateway if up.HasField("hello") else None,
             received=self._on_gateway_message,
+            failed=self._on_gateway_failure,
             closed=self._on_gateway_disconnected,
         )
         self._runners: Sessions[RunnerIdentity, scheduler_pb2.AttachUp, scheduler_pb2.AttachDown] = Sessions(
@@ -163,6 +164,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         elif (event := conversion.serve_event(gateway, up)) is not None:
             self._handle(event)
 
+    def _on_gateway_failure(
+        self, session: Session[str, scheduler_pb2.ServeDown], up: scheduler_pb2.ServeUp, error: MotetError
+    ) -> None:
+        """Refuse the request if its gateway waits for a placement. Other messages need no answer."""
+        if up.HasField("enqueue"):
+            request, epoch = up.enqueue.request, up.enqueue.epoch
+        elif up.HasField("lost"):
+            request, epoch = up.lost.request, up.lost.epoch
+        else:
+            return
+        self._refuse(effects.SendRefused(session.peer, RequestId(request), epoch, Failure.of(error)))
+
     def _on_gateway_disconnected(self, session: Session[str, scheduler_pb2.ServeDown]) -> None:
         log.info("gateway_disconnected", gateway=session.peer)
         self._handle(events.GatewayDisconnected(session.peer))
@@ -237,7 +250,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             case events.Enqueued() | events.RequestLost():
                 self._refuse(effects.SendRefused(event.gateway, event.request, event.epoch, Failure.of(FAILED)))
             case events.GatewayConnected() | events.RunnerAttached():
-                raise HELLO_REJECTED
+                raise EndStream(HELLO_REJECTED)
 
     async def until_it_fails(self) -> None:
         """Wait until a decision fails, then raise DecisionFailed."""
@@ -251,7 +264,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _check_not_failed(self) -> None:
         """Reject messages of streams that opened before the failure and had no session when all sessions ended."""
         if self._failed.is_set():
-            raise RESTARTING
+            raise EndStream(RESTARTING)
 
     def _decide(self, event: events.Event, now: float) -> None:
         started = time.perf_counter()

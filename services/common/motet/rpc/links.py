@@ -14,6 +14,7 @@ import structlog
 from motet import tls
 from motet.errors import MotetError, SetupError
 from motet.rpc.channels import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, open_channel, socket_path
+from motet.rpc.message_failures import EndStream, handle
 from motet.rpc.outbox import MAX_OUTBOX_BYTES, Outbox
 from motet.rpc.packing import leader_redirect, unpacked, write_all
 
@@ -87,8 +88,9 @@ class Link(Generic[Up, Down]):
     """The client's side of one long-lived bidirectional stream. It opens the stream again whenever it breaks.
 
     `peer` is the role of the server at `address`. `greet` returns the first messages of each connection. `receive` is
-    called with every message from the peer, in order, and must not block; an error in it ends the connection, not the
-    link. `opened` and `closed` are called when a connection begins and ends.
+    called with every message from the peer, in order, and must not block. A message that it cannot handle goes to
+    `failed`, with the error; `motet.rpc.message_failures` lists what ends a connection. `opened` and `closed` are
+    called when a connection begins and ends.
 
     When the first message of the peer is NotLeader, the link does not pass it to `receive`. It connects to the leader
     that the message names, and after that connection breaks, to `address` again.
@@ -105,6 +107,7 @@ class Link(Generic[Up, Down]):
         *,
         greet: Callable[[], Iterable[Up]],
         receive: Callable[[Down], None],
+        failed: Callable[[Down, MotetError], None] = lambda *_: None,
         opened: Callable[[], None] | None = None,
         closed: Callable[[str], None] | None = None,
         limit_bytes: int = MAX_OUTBOX_BYTES,
@@ -117,6 +120,7 @@ class Link(Generic[Up, Down]):
         self._open_stream = open_stream
         self._greet = greet
         self._receive = receive
+        self._failed = failed
         self._opened = opened
         self._closed = closed
         self._limit = limit_bytes
@@ -169,14 +173,13 @@ class Link(Generic[Up, Down]):
             except SetupError as error:
                 why = error.message
                 self._warn(why)
-            except MotetError as error:
-                # The message of the peer is wrong, and the peer will probably send it again.
-                why = error.message
+            except (EndStream, MotetError) as error:
+                # The peer breaks the protocol, and will probably do it again.
+                why = str(error)
                 self._warn(why)
                 await asyncio.sleep(LAST_RETRY_SECONDS)
             except Exception:
-                # `receive` failed on a message. The next connection begins with the whole state. Wait first: a peer
-                # that sends the same message again would keep both sides busy.
+                # The connection could not begin or end as it should. The next one will probably fail in the same way.
                 log.exception("stream_failed", link=self.peer, address=here)
                 await asyncio.sleep(LAST_RETRY_SECONDS)
                 continue
@@ -227,7 +230,7 @@ class Link(Generic[Up, Down]):
                         raise RedirectToLeader(leader)
                     first = self._redirected = False
                     for one in unpacked(message):
-                        self._receive(one)
+                        handle(one, self._receive, self._failed)
                     self._warned_reason = ""  # only after a message was accepted: a refused stream connects, too
             except RedirectToLeader as redirect:
                 why = f"the leader is {redirect}"

@@ -3,14 +3,11 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.descriptor import Descriptor
 
-from motet.rpc.finite_check import Check, check_of
 from motet.rpc.outbox import Outbox
 
 log = structlog.get_logger(__name__)
@@ -44,30 +41,17 @@ def leader_redirect(message: Any) -> str | None:
 
 
 def unpacked(message: Any) -> Iterator[Any]:
-    """The messages in one packed message. Leaves out those of a newer version: their oneof is empty for us.
-
-    Raises InvalidRequest for a number that is not finite.
-    """
+    """The messages in one packed message. Leaves out those of a newer version: their oneof is empty for us."""
     for one in getattr(message, "more", None) or (message,):
-        if (descriptor := getattr(one, "DESCRIPTOR", None)) is not None:
-            member = one.WhichOneof(_ONEOF)
-            if member is None:
-                _warn_once(descriptor.full_name)
-                continue
-            if (check := _checks_of(descriptor)[member]) is not None:
-                check(getattr(one, member))
-        yield one
+        descriptor = getattr(one, "DESCRIPTOR", None)
+        if descriptor is not None and one.WhichOneof("message") is None:
+            _warn_once(descriptor.full_name)
+        else:
+            yield one
 
 
-_ONEOF = "message"  # the name of the oneof in every message of a stream
 _warned: set[str] = set()
 """Kinds of messages for which the warning about a newer peer has been logged: one line each is enough."""
-
-
-@cache
-def _checks_of(descriptor: Descriptor) -> dict[str, Check | None]:
-    """For each member of the oneof: the function that checks its numbers, or None."""
-    return {field.name: check_of(field.message_type) for field in descriptor.oneofs_by_name[_ONEOF].fields}
 
 
 def _warn_once(stream: str) -> None:

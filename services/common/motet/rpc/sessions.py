@@ -3,17 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import structlog
 
 from motet.errors import InvalidRequest, MotetError, Overloaded
+from motet.rpc.finite_check import check_numbers
+from motet.rpc.message_failures import EndStream, handle
 from motet.rpc.outbox import Outbox
 from motet.rpc.packing import unpacked, write_all
 
 log = structlog.get_logger(__name__)
 
-ENDED = Overloaded("the server has ended this stream; connect again")
+ENDED = "the server has ended this stream; connect again"
 
 FLUSH_SECONDS = 1.0
 """How long the server tries to send the status when it ends a stream. A peer that does not read never gets it."""
@@ -59,6 +62,9 @@ class Sessions(Generic[Peer, Up, Down]):
     stream, and the only one. With it the session opens (`opened`); a stream that begins with another message is
     refused. `received` gets every message, also the hello. `closed` is called when the stream has ended for any reason.
 
+    An error while a session opens ends its stream. A later message that cannot be handled goes to `failed`, with the
+    error; `motet.rpc.message_failures` lists what else ends a stream.
+
     `key` returns the key by which a peer is found; by default the peer itself. When a peer connects again, its new
     session replaces the old one, and `closed` is not called for the old one. A message to a peer that is not connected
     is dropped: after its next hello it gets the whole state.
@@ -71,12 +77,14 @@ class Sessions(Generic[Peer, Up, Down]):
         closed: Callable[[Session[Peer, Down]], None],
         hello: Callable[[Up], Peer | None] = lambda _: None,
         opened: Callable[[Session[Peer, Down]], None] = lambda _: None,
+        failed: Callable[[Session[Peer, Down], Up, MotetError], None] = lambda *_: None,
         key: Callable[[Peer], Hashable] = lambda peer: peer,
         outbox: Callable[[], Outbox[Down]] = Outbox,
     ) -> None:
         self._hello = hello
         self._opened = opened
         self._received = received
+        self._failed = failed
         self._closed = closed
         self._key = key
         self._make_outbox = outbox
@@ -90,21 +98,26 @@ class Sessions(Generic[Peer, Up, Down]):
         outbox = self._make_outbox()
         session: Session[Peer, Down] | None = None
 
-        def open_for(peer: Peer) -> None:
+        def open_for(peer: Peer) -> Session[Peer, Down]:
             nonlocal session
             session = self._open[self._key(peer)] = Session(peer, outbox)
             self._opened(session)
+            return session
+
+        def receive_first(message: Up) -> None:
+            check_numbers(message)
+            hello = self._hello(message)
+            if hello is None or not self._key(hello):
+                raise InvalidRequest("the first message of a stream must be a hello with the name of the sender")
+            self._received(open_for(hello), message)
 
         def receive(message: Up) -> None:
-            hello = self._hello(message)
-            if session is not None and hello is not None:
-                raise InvalidRequest("a stream has only one hello, its first message; open another stream")
             if session is None:
-                if hello is None or not self._key(hello):
-                    raise InvalidRequest("the first message of a stream must be a hello with the name of the sender")
-                open_for(hello)
-            assert session is not None
-            self._received(session, message)
+                receive_first(message)
+                return
+            if self._hello(message) is not None:
+                raise InvalidRequest("a stream has only one hello, its first message; open another stream")
+            handle(message, partial(self._received, session), partial(self._failed, session))
 
         try:
             if peer is not None:
@@ -119,7 +132,7 @@ class Sessions(Generic[Peer, Up, Down]):
                 # gRPC does not tell the peer that the handler was cancelled, so the peer would wait for ever.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FLUSH_SECONDS):
-                        await context.abort(ENDED.mapping.grpc, ENDED.message)
+                        await context.abort(Overloaded.mapping.grpc, ENDED)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -168,6 +181,7 @@ async def _abort_with_status(context: Any) -> AsyncIterator[None]:
     """End the stream with the status of a MotetError. Otherwise gRPC would report it as a defect."""
     try:
         yield
-    except MotetError as error:
+    except (EndStream, MotetError) as raised:
+        error = raised.error if isinstance(raised, EndStream) else raised
         log.info("stream_refused", reason=error.message)
         await context.abort(error.mapping.grpc, error.message)

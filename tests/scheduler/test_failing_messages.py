@@ -1,0 +1,251 @@
+"""A message that cannot be handled ends its own request. The streams of all services go on, and so do their requests.
+
+The kinds of messages come from the protocol itself: a new one is tested as soon as it exists.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+
+from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
+from motet.errors import Internal, InvalidRequest, MotetError
+from motet.rpc.metrics import FAILED_MESSAGES
+from motet_gateway.dispatcher import Dispatcher
+from motet_gateway.generation import EndReason
+from motet_operator.sync import SchedulerSync
+from tests.runner_service.fake_peers import gateway_to
+from tests.support.in_process_services import until
+from tests.support.in_process_system import InProcessSystem, in_process_system
+from tests.support.real_dispatcher import ask, dispatcher_of
+
+OPENING = {"hello", "more"}
+"""A hello that fails ends its stream; `more` is a pack of messages."""
+
+
+class Streams:
+    """Both ends of every stream of a running system."""
+
+    def __init__(self, system: InProcessSystem, dispatcher: Dispatcher, operator: SchedulerSync) -> None:
+        scheduler, supervisor = system.control.scheduler_service, system.control.supervisor_service
+        runner = system.runners["r0"].service._parts
+        to_runner = dispatcher._runners._streams[system.runners["r0"].address]
+        self.receivers: dict[type, Any] = {
+            scheduler_pb2.ServeUp: scheduler._gateways,
+            scheduler_pb2.ServeDown: dispatcher._scheduler,
+            scheduler_pb2.AttachUp: scheduler._runners,
+            scheduler_pb2.AttachDown: runner.scheduler.link,
+            scheduler_pb2.SyncUp: scheduler._operators,
+            scheduler_pb2.SyncDown: operator._link,
+            supervisor_pb2.WatchUp: supervisor._runners,
+            supervisor_pb2.WatchDown: runner.supervisor.link,
+            supervisor_pb2.AdviseUp: supervisor._schedulers,
+            supervisor_pb2.AdviseDown: scheduler.supervisor,
+            runner_pb2.GenerateUp: runner.generation._streams,
+            runner_pb2.GenerateDown: to_runner._link,
+        }
+        self.senders: dict[type, Callable[[Any], object]] = {
+            scheduler_pb2.ServeUp: dispatcher._scheduler.send,
+            scheduler_pb2.ServeDown: lambda message: scheduler._gateways.send("g-real", message),
+            scheduler_pb2.AttachUp: runner.scheduler.link.send,
+            scheduler_pb2.AttachDown: scheduler._runners.broadcast,
+            scheduler_pb2.SyncUp: operator._link.send,
+            scheduler_pb2.SyncDown: scheduler._operators.broadcast,
+            supervisor_pb2.WatchUp: runner.supervisor.link.send,
+            supervisor_pb2.WatchDown: supervisor._runners.broadcast,
+            supervisor_pb2.AdviseUp: scheduler.supervisor.send,
+            supervisor_pb2.AdviseDown: supervisor._schedulers.broadcast,
+            runner_pb2.GenerateUp: to_runner._link.send,
+            runner_pb2.GenerateDown: runner.generation._streams.broadcast,
+        }
+
+
+@asynccontextmanager
+async def all_streams(folder: Any) -> AsyncIterator[Streams]:
+    async with in_process_system(folder) as system:
+        await system.runner("r0")
+        operator = SchedulerSync(system.control.scheduler_address, lambda: None)
+        running = asyncio.create_task(operator.run())
+        try:
+            async with dispatcher_of(system) as dispatcher:
+                await until(lambda: operator.connected and system.control.scheduler_service.supervisor.connected)
+                client = ask(dispatcher, "before", (1, 2, 3), max_tokens=4)
+                assert await client.over() is EndReason.LENGTH
+                yield Streams(system, dispatcher, operator)
+                client = ask(dispatcher, "after", (1, 2, 3), max_tokens=4)
+                assert await client.over() is EndReason.LENGTH
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def streamed_types() -> set[type]:
+    """Both directions of each stream of each service."""
+    return {
+        getattr(module, side.name)
+        for module in (runner_pb2, scheduler_pb2, supervisor_pb2)
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+        if method.client_streaming and method.server_streaming
+        for side in (method.input_type, method.output_type)
+    }
+
+
+def kinds_of(descriptor: Descriptor) -> list[str]:
+    return [field.name for field in descriptor.fields if field.message_type is not None and field.name not in OPENING]
+
+
+class FailsOnce:
+    """Stands before a handler: fails for one message of a kind, and sees the next one."""
+
+    def __init__(self, receiver: Any, kind: str) -> None:
+        self._name = "_received" if hasattr(receiver, "_received") else "_receive"
+        self._receiver, self._kind = receiver, kind
+        self._handler = getattr(receiver, self._name)
+        self.seen = 0
+
+    def __enter__(self) -> "FailsOnce":
+        setattr(self._receiver, self._name, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self._receiver, self._name, self._handler)
+
+    def _receive(self, *handed: Any) -> None:
+        if handed[-1].WhichOneof("message") != self._kind:
+            self._handler(*handed)
+            return
+        self.seen += 1
+        if self.seen == 1:
+            raise KeyError("a defect")
+
+
+def connections_of(receiver: Any) -> list[Any]:
+    return [receiver._outbox] if hasattr(receiver, "_outbox") else list(receiver)
+
+
+def failures(stream: str, kind: str) -> float:
+    return FAILED_MESSAGES.labels(stream, kind)._value.get()
+
+
+@pytest.mark.parametrize("message", sorted(streamed_types(), key=lambda kind: kind.__name__), ids=lambda m: m.__name__)
+async def test_a_handler_that_fails_for_one_message_gets_the_next_one_on_the_same_stream(folder, message):
+    async with all_streams(folder) as streams:
+        receiver, send = streams.receivers[message], streams.senders[message]
+        connections = connections_of(receiver)
+        for kind in kinds_of(message.DESCRIPTOR):
+            failed = failures(message.__name__, kind)
+            one = message(**{kind: {"factor": 1.0} if kind == "overcommit" else {}})
+            with FailsOnce(receiver, kind) as handler:
+                send(one)
+                await until(lambda handler=handler: handler.seen >= 1, why=f"{kind} arrives")
+                send(one)
+                await until(lambda handler=handler: handler.seen >= 2, why=f"another {kind} arrives")
+            assert failures(message.__name__, kind) == failed + 1
+            assert all(map(lambda a, b: a is b, connections, connections_of(receiver))), kind
+
+
+async def test_a_submit_that_fails_is_declined_and_the_others_run(folder, monkeypatch):
+    """Such as the files of an adapter that vanished from a disk that cannot be written."""
+    async with in_process_system(folder) as system:
+        runner = await system.runner("r0")
+        registry = runner.service._parts.adapters
+
+        def fails(digest: str) -> None:
+            raise PermissionError(f"read-only: {digest}")
+
+        monkeypatch.setattr(registry, "for_request", fails)
+        async with gateway_to(runner.address, "g1") as gateway:
+            await gateway.submit("bad", adapter="sha256:" + "a" * 64)
+            await gateway.submit("good")
+            declined = await gateway.refusal("bad")
+            assert declined.failure.code == Internal.mapping.code
+            assert "read-only" not in declined.failure.message, "the path is for the log"
+            await gateway.finished("good")
+            assert len(runner.service.accepted) == 0
+            assert gateway.error is None
+
+
+async def test_a_request_whose_adapter_fails_unexpectedly_while_it_waits_is_declined(folder, monkeypatch):
+    async with in_process_system(folder) as system:
+        runner = await system.runner("r0")
+
+        async def fails(digest: str) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(runner.service._parts.adapters, "wait_for", fails)
+        async with gateway_to(runner.address, "g1") as gateway:
+            await gateway.submit("waits", adapter="sha256:" + "a" * 64)
+            assert (await gateway.refusal("waits")).failure.code == Internal.mapping.code
+            assert len(runner.service.accepted) == 0
+
+
+async def test_an_order_for_an_adapter_that_fails_is_answered(folder, monkeypatch):
+    async with in_process_system(folder) as system:
+        runner = await system.runner("r0")
+        scheduler_link = runner.service._parts.scheduler
+
+        def fails(work: Any) -> None:
+            work.close()
+            raise RuntimeError("no task can be made")
+
+        monkeypatch.setattr(scheduler_link, "_spawn", fails)
+        sent: list[Any] = []
+        monkeypatch.setattr(scheduler_link, "_report_adapter", sent.append)
+        ensure = scheduler_pb2.EnsureAdapter(term=1, adapter={"namespace": "default", "name": "a"}, source="file:///a")
+        system.control.scheduler_service._runners.broadcast(scheduler_pb2.AttachDown(ensure=ensure))
+        await until(lambda: sent)
+        assert (sent[0].ref.name, sent[0].failure.code) == ("a", Internal.mapping.code)
+
+
+async def test_an_enqueue_that_fails_is_refused_and_the_others_run(folder):
+    async with in_process_system(folder) as system:
+        await system.runner("r0")
+        async with dispatcher_of(system) as dispatcher:
+            ends: list[MotetError] = []
+            wrong = ask(dispatcher, "wrong", (1, 2, 3), max_tokens=4)
+            wrong.end = ends.append
+            dispatcher._live["wrong"].generation.epoch = 2**31 + 1
+            dispatcher._scheduler.send(
+                scheduler_pb2.ServeUp(enqueue={"request": "wrong", "epoch": 2**31 + 1, "group": "default/demo"})
+            )
+            await until(lambda: ends)
+            assert isinstance(ends[0], InvalidRequest)
+            assert await ask(dispatcher, "good", (1, 2, 3), max_tokens=4).over() is EndReason.LENGTH
+
+
+@pytest.mark.parametrize("method", ["placed", "deliver", "waiting"])
+async def test_an_answer_that_fails_on_its_tokens_ends_alone(folder, method):
+    async with in_process_system(folder) as system:
+        await system.runner("r0")
+        async with dispatcher_of(system) as dispatcher:
+            bad, good = (ask(dispatcher, name, (1, 2, 3), max_tokens=50) for name in ("bad", "good"))
+
+            def fails(*_: Any) -> None:
+                raise UnicodeError("a defect")
+
+            setattr(bad, method, fails)
+            if method == "waiting":
+                step = runner_pb2.Step()
+                step.progress.add(request="bad", state=common_pb2.SEQUENCE_STATE_PARKED)
+                dispatcher._from_runner("anywhere", runner_pb2.GenerateDown(step=step))
+            end = await bad.over()
+            assert isinstance(end, Internal)
+            assert await good.over() is EndReason.LENGTH
+            assert len(good.tokens) == 50
+
+
+async def test_a_wrong_number_ends_only_its_own_request(folder):
+    async with in_process_system(folder) as system:
+        runner = await system.runner("r0")
+        async with gateway_to(runner.address, "g1") as gateway:
+            bad = runner_pb2.Submit(
+                request="bad", epoch=1, term=1, choices=[{}], sampling={"temperature": float("nan"), "max_tokens": 4}
+            )
+            await gateway.send(submit=bad)
+            await gateway.submit("good")
+            assert "must be a finite number" in (await gateway.refusal("bad")).failure.message
+            await gateway.finished("good")
