@@ -1,6 +1,7 @@
 """What a runner's service expects of an engine: the real one and the fake one pass the same tests."""
 
 from dataclasses import replace
+from math import inf, nan
 
 import pytest
 from hypothesis import given, settings
@@ -317,6 +318,14 @@ def test_promises_beyond_the_pages_are_kept_by_parking_the_newest(engine_of):
     ran = run(engine, *(ask(name, prompt=20, max_tokens=40, promise=4) for name in "abcd"))
     assert {name: len(tokens) for name, tokens in ran.tokens.items()} == dict.fromkeys("abcd", 40)
     assert ran.of(ParkedNow)[0].request == "d"
+
+
+@pytest.mark.parametrize("factor", [1e308, inf, nan, 4.1, 0.99, 0.0, -1.0])
+def test_a_factor_that_no_pool_may_choose_is_refused(engine_of, factor):
+    engine = engine_of(Size(pages=8))
+    with pytest.raises(InvalidRequest, match="use 1 to 4"):
+        engine.set_overcommit(factor)
+    assert len(run(engine, ask("a", max_tokens=4)).tokens["a"]) == 4
 
 
 # ----------------------------------------------------------------------------------------------------------- adapters

@@ -17,7 +17,7 @@ from typing import Any
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import Declined
-from motet.ledger import Ledger
+from motet.ledger import Ledger, check_overcommit
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import (
@@ -159,6 +159,7 @@ class FakeEngine:
         self.planner.supervised = supervised
 
     def set_overcommit(self, factor: float) -> None:
+        check_overcommit(factor)
         self.planner.set_overcommit(factor)
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:

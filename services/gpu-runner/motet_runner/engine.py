@@ -14,6 +14,7 @@ import torch
 from motet.clock import Clock
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import SetupError
+from motet.ledger import check_overcommit
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.execute import exact_mode
@@ -200,6 +201,7 @@ class Engine:
         self._planner.supervised = supervised
 
     def set_overcommit(self, factor: float) -> None:
+        check_overcommit(factor)
         self._planner.set_overcommit(factor)
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:

@@ -118,9 +118,12 @@ class EngineLoop:
         }
 
     def apply(self, commands: Iterable[Command]) -> None:
-        """Take commands between two iterations. No command can stop the loop: an error ends only its own request."""
+        """Take commands between two iterations. A command that the engine refuses changes nothing else."""
         for command in commands:
-            self._handlers[type(command)](command)
+            try:
+                self._handlers[type(command)](command)
+            except MotetError as error:
+                log.warning("command_refused", command=type(command).__name__, reason=error.message)
 
     def turn(self) -> EngineOutputs | None:
         """Run one iteration if there is work. Return what has happened since the last turn, or None if nothing has."""

@@ -360,7 +360,10 @@ class Engine(Protocol):
         """Without a supervisor the engine extends, parks and resumes by itself."""
 
     def set_overcommit(self, factor: float) -> None:
-        """Allow promises of `factor` × the pages in total. If the pages run out, the newest sequence is parked."""
+        """Allow promises of `factor` × the pages in total. If the pages run out, the newest sequence is parked.
+
+        Raises InvalidRequest for a factor that no pool may choose.
+        """
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
         """Say where an adapter's checked bytes are, and load them once the device has pages for them. Idempotent.

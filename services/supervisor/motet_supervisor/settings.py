@@ -6,6 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from motet.domain import ParkMethod
+from motet.ledger import MAX_OVERCOMMIT, MIN_OVERCOMMIT
 from motet_supervisor.policy.values import SupervisorConfig
 
 
@@ -32,7 +33,7 @@ class Settings(BaseSettings):
     resume_margin: float = Field(0.05, ge=0, lt=1)
     """The share of a runner's KV pages, 0 to 1, that must stay free when a request resumes without the scheduler."""
 
-    overcommit: float = Field(1.0, ge=1.0, le=4.0)
+    overcommit: float = Field(1.0, ge=MIN_OVERCOMMIT, le=MAX_OVERCOMMIT)
     """Promises on a runner may add up to its KV pages times this; runners and schedulers are told. Above 1 more
     requests run at once, and some are parked when their predictions are too short for all of them."""
 
