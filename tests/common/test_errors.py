@@ -44,6 +44,18 @@ def test_an_error_survives_the_way_to_a_peer(kind: type[MotetError]) -> None:
     )
 
 
+def test_an_error_that_is_raised_again_and_again_does_not_grow() -> None:
+    kept = InvalidRequest("not like this", param="x", reason="Why")
+    frames = set()
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match="not like this") as raised:
+            raise kept.again()
+        assert (raised.value.param, raised.value.reason) == ("x", "Why")
+        frames.add(len(raised.traceback))
+    assert len(frames) == 1
+    assert kept.__traceback__ is None
+
+
 def test_an_error_without_a_hint_has_its_kinds_hint() -> None:
     for kind in OURS:
         assert kind("x").retry_after == kind.mapping.retry_after

@@ -36,7 +36,9 @@ Raise the most specific class, with a message. `TABLE` has each error by its cod
 OpenAI `type`.
 """
 
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import grpc
 
@@ -80,6 +82,11 @@ class MotetError(Exception):
     @property
     def for_clients(self) -> str:
         return self.message
+
+    def again(self) -> Self:
+        """A new one of the same meaning. An error that is kept and raised several times would keep the frames of every
+        time."""
+        return copy(self)
 
     def to_proto(self) -> common_pb2.Failure:
         return common_pb2.Failure(

@@ -37,7 +37,7 @@ class AssetStore:
     def get(self, digest: str) -> ModelTokenizer | None:
         """The model's tokenizer, or None if it is not loaded yet. Raises the error that made its files unusable."""
         if (failure := self._failures.get(digest)) is not None:
-            raise failure
+            raise failure.again()
         return self._models.get(digest)
 
     def fetch(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
