@@ -347,6 +347,8 @@ class SupervisorLink:
         )
         if entry is None or entry.epoch != event.epoch:
             return
+        if entry.charged_pages:  # what the promise has grown by since the report is charged, too
+            entry.charged_pages += max(0, event.promise - entry.promise.pages)
         entry.promise.pages = event.promise
         free = report.pages_free if report is not None else 0
         sent = self.link.send(supervisor_pb2.WatchUp(overflow=supervisor_pb2.Overflow(request=entry, pages_free=free)))

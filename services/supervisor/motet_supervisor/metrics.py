@@ -50,5 +50,5 @@ class Metrics:
         self.free.clear()
         self.parked.clear()
         for runner in supervisor.runners.values():
-            self.free.labels(runner.instance).set(runner.free)
+            self.free.labels(runner.instance).set(runner.ledger.free)
             self.parked.labels(runner.instance).set(sum(one.parked for one in runner.sequences.values()))

@@ -8,6 +8,7 @@ sequence uses yield after the prefix cache.
 from collections.abc import Callable, Iterable, Mapping
 
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
+from motet.shared_pages import charges
 from motet_runner.interface import NewSequence, OverflowAhead, ParkedNow, ResumedNow, State
 from motet_runner.plan.copies import Copy, Effect, Tier
 from motet_runner.plan.page_ledger import PageLedger
@@ -114,15 +115,9 @@ class SequenceMemory:
             self.move_pages(grant.moved, grant.effects)
 
     def charges(self) -> dict[RequestId, int]:
-        """How many pages of its promise the ledger charges to each sequence. The one that came first pays for a shared
-        page."""
-        paid: set[int] = set()
-        charges = {}
-        for sequence in sorted(self._table, key=lambda sequence: sequence.arrival):
-            if sequence.request in self.ledger:
-                charges[sequence.request] = sequence.promise - sum(page in paid for page in sequence.pages)
-                paid.update(sequence.pages)
-        return charges
+        """How many pages of its promise the ledger charges to each sequence."""
+        by_arrival = sorted(self._table, key=lambda sequence: sequence.arrival)
+        return charges((one.request, one.promise, one.pages) for one in by_arrival if one.request in self.ledger)
 
     def move_pages(self, moves: Mapping[int, int], copies: Iterable[Effect]) -> None:
         """The allocator has given all holders of some pages other ones, and these copies carry their bytes there. An

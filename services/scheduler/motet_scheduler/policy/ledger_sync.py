@@ -60,7 +60,7 @@ def sync_ledger(
         ledger_entry.missed = 0
         ledger_entry.readmitted = False
         effects += _superseded(runner, entry, request, gateways)
-    runner.charge_shared(charged_to_ended)
+    runner.ledger.charge_others(charged_to_ended)
     for key, ledger_entry in list(runner.entries.items()):
         if key not in listed:
             ledger_entry.missed += 1

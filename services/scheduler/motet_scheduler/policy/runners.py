@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId
-from motet.ledger import Ledger
 from motet.runner_info import Capacity, KernelState, ResidentAdapter, RunnerIdentity, Tier
+from motet.shared_pages import ReportedLedger
 from motet_scheduler.policy.effects import ReportRunner
 from motet_scheduler.policy.values import AdapterRef, BaseModel, GroupName, Promise
 
@@ -20,8 +20,6 @@ class LedgerEntry:
 
     digest: Digest
     since: float
-    shared: int = 0
-    """Pages of the promise that are not charged, because other requests pay for them."""
     missed: int = 0
     """Reports in a row that did not list it."""
     orphaned: int = 0
@@ -70,7 +68,7 @@ class Runner:
         self.capacity = capacity
         self.base = BaseModel()
         self.max_sequences = capacity.max_sequences
-        self.ledger: Ledger[PlacementKey] = Ledger(capacity.pages, overcommit=overcommit)
+        self.ledger: ReportedLedger[PlacementKey] = ReportedLedger(capacity.pages, overcommit=overcommit)
         self.entries: dict[PlacementKey, LedgerEntry] = {}
         self.parked: dict[RequestId, ParkedRequest] = {}
         self.resident: dict[Digest, ResidentAdapter] = {}
@@ -103,8 +101,6 @@ class Runner:
         self._live_digests: Counter[Digest] = Counter()
         self._adapter_pages: dict[Digest, int] = {}
         """Pages that each adapter in use takes from KV, of those that take any."""
-        self._shared = 0
-        """Pages that all entries together share."""
 
     @property
     def instance(self) -> InstanceName:
@@ -238,37 +234,16 @@ class Runner:
         if entry is None:
             entry = self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted)
             self._use_adapter(digest)
-        pages = max(1, pages)
-        shared = min(shared, pages - 1)
-        self._shared += shared - entry.shared
-        entry.shared = shared
-        self.ledger.adopt(key, pages - shared)
+        self.ledger.record(key, pages, shared=shared)
 
     def release_promise(self, key: PlacementKey) -> bool:
         """Release a promise. False if there is none."""
         entry = self.entries.pop(key, None)
         if entry is None:
             return False
-        charged = self.ledger.release(key)
-        self._shared -= entry.shared
-        self.charge_shared(charged)
+        self.ledger.release(key)
         self._leave_adapter(entry.digest)
         return True
-
-    def charge_shared(self, pages: int) -> None:
-        """A request that was charged so many pages is gone. Others may pay now for those that it shared with them:
-        charge them that much more, until the next report says who pays."""
-        if not self._shared:
-            return
-        for key, entry in self.entries.items():
-            more = min(entry.shared, pages)
-            if more:
-                self.ledger.adopt(key, self.ledger.promise_of(key) + more)
-                entry.shared -= more
-                self._shared -= more
-                pages -= more
-            if not pages:
-                return
 
     def park(self, entry: RequestId, parked: ParkedRequest) -> None:
         self.release_promise((entry, parked.epoch))
@@ -293,7 +268,6 @@ class Runner:
         assert counted == self._live_digests, "adapters in use were miscounted"
         assert self._adapter_pages.keys() <= counted.keys(), "an adapter that nobody uses takes pages"
         assert self.ledger.capacity == self._kv_pages(), "the ledger has another capacity than the runner"
-        assert self._shared == sum(entry.shared for entry in self.entries.values()), "shared pages were miscounted"
 
 
 def runner_report(runner: Runner) -> ReportRunner:

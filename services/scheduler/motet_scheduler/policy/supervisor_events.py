@@ -26,8 +26,8 @@ class SupervisorEvents:
         key = (event.request, event.epoch)
         if runner is None or key not in runner.entries:
             return
-        entry = runner.entries[key]
-        runner.record_promise(key, event.promise.pages, entry.digest, self._state.now, shared=entry.shared)
+        shared = runner.ledger.shared_of(key)
+        runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now, shared=shared)
         self._state.note_event(event.request, "extended", f"to {event.promise.pages} pages")
 
     def parked(self, event: events.RequestParked) -> None:

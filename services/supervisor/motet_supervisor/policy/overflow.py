@@ -40,7 +40,7 @@ def decide(
     runner: WatchedRunner, overflowing: TrackedRequest, now: float, order_timeout: float
 ) -> ExtendTo | ParkVictim | WaitForPages:
     entry = overflowing.entry
-    growth = min(runner.doubled(entry) - entry.pages, runner.free)
+    growth = min(runner.doubled(entry) - entry.pages, runner.ledger.free)
     if growth > 0:
         return ExtendTo(entry.pages + growth)
     if runner.pages_being_freed > 0:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from motet import promises
 from motet.domain import InstanceName, ParkMethod, RequestId
 from motet.runner_info import Capacity, RunnerIdentity, RunnerRequest, SequenceState
+from motet.shared_pages import ReportedLedger
 
 
 @dataclass(slots=True)
@@ -70,9 +71,9 @@ class WatchedRunner:
     def __init__(self, identity: RunnerIdentity, capacity: Capacity, now: float, *, overcommit: float = 1.0) -> None:
         self.identity = identity
         self.capacity = capacity
-        self.kv_pages = capacity.pages
-        """That KV can have now, as last reported."""
-        self.overcommit = overcommit
+        self.ledger: ReportedLedger[RequestId] = ReportedLedger(capacity.pages, overcommit=overcommit)
+        """Of the requests that are not parked. Its capacity is what KV can have now, as last reported. Extensions that
+        were ordered are in it."""
         self.connected = True
         self.last_message_at = now
         self.sequences: dict[RequestId, TrackedRequest] = {}
@@ -104,15 +105,6 @@ class WatchedRunner:
         self.last_message_at = now
 
     @property
-    def promised(self) -> int:
-        return sum(one.entry.pages for one in self.sequences.values() if not one.parked)
-
-    @property
-    def free(self) -> int:
-        """Pages that may still be promised. Extensions that were ordered are counted as promised."""
-        return int(self.kv_pages * self.overcommit) - self.promised
-
-    @property
     def pages_being_freed(self) -> int:
         return sum(one.freeing for one in self.sequences.values())
 
@@ -121,11 +113,14 @@ class WatchedRunner:
         newly_parked: list[TrackedRequest] = []
         listed = {entry.request for entry in live}
         for name in self.sequences.keys() - listed:
-            del self.sequences[name]
+            self.remove(name)
+        for entry in live:
+            if entry.parked:
+                self.ledger.release(entry.request)  # first: who pays for its pages is in the same report
         for entry in live:
             known = self.sequences.get(entry.request)
             if known is None or known.entry.epoch != entry.epoch:
-                known = self.sequences[entry.request] = self.newest(entry)
+                known = self.add(entry)
                 known.parked_at = now
                 if entry.parked:
                     newly_parked.append(known)
@@ -133,25 +128,42 @@ class WatchedRunner:
             known.reports += 1
             if known.order_pending(now, order_timeout):
                 # The report may have been sent before our order arrived: keep what was ordered, take the counters.
-                known.entry = replace(
-                    entry, pages=known.entry.pages, state=known.entry.state, parked_times=known.entry.parked_times
+                ordered = known.entry
+                self.change(
+                    known,
+                    replace(entry, pages=ordered.pages, state=ordered.state, parked_times=ordered.parked_times),
+                    shared=entry.shared_pages,
                 )
                 continue
             known.order_done()
             if entry.parked and known.parked:
-                known.entry = replace(
-                    entry, pages=known.entry.pages
-                )  # its wanted pages were reported when it was parked
+                # Its wanted pages were reported when it was parked.
+                self.change(known, replace(entry, pages=known.entry.pages))
                 continue
-            known.entry = entry
+            self.change(known, entry, shared=entry.shared_pages)
             if entry.parked:
                 known.parked_at = now
                 newly_parked.append(known)
         return newly_parked
 
-    def newest(self, entry: RunnerRequest) -> TrackedRequest:
+    def add(self, entry: RunnerRequest) -> TrackedRequest:
+        """A request that was not known, under this epoch, as the newest."""
         self._orders += 1
-        return TrackedRequest(entry, self._orders)
+        added = self.sequences[entry.request] = TrackedRequest(entry, self._orders)
+        self.change(added, entry, shared=entry.shared_pages)
+        return added
+
+    def change(self, one: TrackedRequest, entry: RunnerRequest, *, shared: int = 0) -> None:
+        """Another promise or state. Others pay for `shared` pages of the promise."""
+        one.entry = entry
+        if entry.parked:
+            self.ledger.release(entry.request)
+        else:
+            self.ledger.record(entry.request, entry.pages, shared=shared)
+
+    def remove(self, name: RequestId) -> None:
+        del self.sequences[name]
+        self.ledger.release(name)
 
     def max_pages(self, entry: RunnerRequest) -> int:
         """The most that a request can ever use here (S3-13)."""

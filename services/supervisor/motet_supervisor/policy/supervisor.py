@@ -74,7 +74,7 @@ class Supervisor:
         if runner is None:
             return
         runner.note_message(self._now)
-        runner.kv_pages = runner.capacity.kv_pages(event.pages)
+        runner.ledger.capacity = runner.capacity.kv_pages(event.pages)
         runner.host_bytes_free = event.host_bytes_free
         runner.prefill_seconds_per_token = event.prefill_seconds_per_token
         runner.swap_seconds_per_page = event.swap_seconds_per_page
@@ -100,12 +100,13 @@ class Supervisor:
         entry = event.entry
         known = runner.sequences.get(entry.request)
         if known is None or known.entry.epoch != entry.epoch:
-            known = runner.sequences[entry.request] = runner.newest(entry)
+            known = runner.add(entry)
         elif known.entry.pages > entry.pages and known.order_pending(self._now, self.config.order_timeout):
             return  # it has been extended already; announcement and order crossed
         else:
             known.order_done()
-            known.entry = replace(entry, max_tokens=entry.max_tokens or known.entry.max_tokens)
+            shared = runner.ledger.shared_of(entry.request)
+            runner.change(known, replace(entry, max_tokens=entry.max_tokens or known.entry.max_tokens), shared=shared)
         known.overflowing_since = self._now
         self._answer_overflows(runner)
 
@@ -115,8 +116,9 @@ class Supervisor:
             return
         entry = sequence.entry
         times = entry.parked_times if sequence.freeing else entry.parked_times + 1
-        sequence.entry = replace(
-            entry, pages=event.wanted, pages_used=0, state=SequenceState.PARKED, parked_times=times
+        runner.change(
+            sequence,
+            replace(entry, pages=event.wanted, pages_used=0, state=SequenceState.PARKED, parked_times=times),
         )
         sequence.parked_at = self._now
         sequence.method = event.method
@@ -129,7 +131,7 @@ class Supervisor:
         runner, sequence = self._find(event.instance, event.request, event.epoch)
         if runner is None or sequence is None:
             return
-        sequence.entry = replace(sequence.entry, pages=event.pages, state=SequenceState.WAITING)
+        runner.change(sequence, replace(sequence.entry, pages=event.pages, state=SequenceState.WAITING))
         sequence.order_done()
         self._effects.append(effects.ReportResumed(event.instance, event.request, event.epoch, event.pages))
 
@@ -137,7 +139,7 @@ class Supervisor:
         runner, sequence = self._find(event.instance, event.request, event.epoch)
         if runner is None or sequence is None:
             return
-        del runner.sequences[event.request]
+        runner.remove(event.request)
         self._answer_overflows(runner)
 
     # ----------------------------------------------------------------------------------------------------- scheduler
@@ -252,7 +254,7 @@ class Supervisor:
         entry = sequence.entry
         self._effects.append(effects.Extend(runner.instance, entry.request, entry.epoch, entry.pages, pages))
         self._effects.append(effects.ReportPromise(runner.instance, entry.request, entry.epoch, pages))
-        sequence.entry = replace(entry, pages=pages)
+        runner.change(sequence, replace(entry, pages=pages), shared=runner.ledger.shared_of(entry.request))
         sequence.order(self._now)
         sequence.overflowing_since = None
 
@@ -263,7 +265,7 @@ class Supervisor:
         if method == "swap":
             runner.host_bytes_free -= entry.pages_used * runner.capacity.page_bytes
         sequence.entry = replace(entry, parked_times=entry.parked_times + 1)
-        sequence.order(self._now, freeing=entry.pages)
+        sequence.order(self._now, freeing=runner.ledger.promise_of(entry.request))
 
     def _resume(self, runner: WatchedRunner, sequence: TrackedRequest) -> None:
         entry = sequence.entry
@@ -278,16 +280,16 @@ class Supervisor:
             (one for one in runner.sequences.values() if one.parked),
             key=lambda one: (one.entry.request_class, one.arrival),
         )
-        spare = runner.free - sum(
+        spare = runner.ledger.free - sum(
             one.entry.pages for one in parked if one.order_pending(self._now, self.config.order_timeout)
         )
-        margin = max(1, int(self.config.resume_margin * runner.kv_pages))
+        margin = max(1, int(self.config.resume_margin * runner.ledger.capacity))
         for one in parked:
             if one.order_pending(self._now, self.config.order_timeout):
                 continue
             if self._now - one.parked_at < self.config.resume_without_scheduler:
                 return
-            idle = runner.promised == 0
+            idle = runner.ledger.promised == 0
             if one.entry.pages + (0 if idle else margin) > spare:
                 return  # strictly in order: the first waits until it fits
             spare -= one.entry.pages

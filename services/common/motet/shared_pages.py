@@ -1,0 +1,71 @@
+"""What promises that share pages are charged. Runner, scheduler and supervisor use this one rule. Pure arithmetic.
+
+Sequences that begin alike hold the same pages, each within its own promise. A page is charged once, to the sequence
+that came first. The runner knows who holds which page; its reports say what it charges to each request. The others know
+only these numbers, and keep a `ReportedLedger`. Its sum is never smaller than the runner's:
+- a promise is charged whole until a report says less, and at least one page;
+- when a request goes, others may pay from then on for the pages that they shared with it. Nobody but the runner knows
+  which, so others are charged that many pages more, until the next report.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import TypeVar
+
+from motet.ledger import Ledger
+
+Key = TypeVar("Key")
+
+
+def charges(promises: Iterable[tuple[Key, int, Collection[int]]]) -> dict[Key, int]:
+    """How many pages of its promise are charged to each sequence. `promises`: of each sequence, in the order in which
+    they came, its promise and the numbers of the pages that it holds."""
+    paid: set[int] = set()
+    charged = {}
+    for key, promise, pages in promises:
+        charged[key] = promise - sum(page in paid for page in pages)
+        paid.update(pages)
+    return charged
+
+
+class ReportedLedger(Ledger[Key]):
+    def __init__(self, capacity: int, *, overcommit: float = 1.0) -> None:
+        super().__init__(capacity, overcommit=overcommit)
+        self._shared: dict[Key, int] = {}
+        """Pages of promises that others pay for, where there are any."""
+
+    def shared_of(self, key: Key) -> int:
+        """How many pages of a promise are not charged."""
+        return self._shared.get(key, 0)
+
+    def record(self, key: Key, pages: int, *, shared: int = 0) -> None:
+        """A promise that was checked to fit, or that the runner has already made. Others pay for `shared` of its pages,
+        by the runner's last report."""
+        pages = max(1, pages)
+        self._share(key, min(shared, pages - 1))
+        self.adopt(key, pages - self.shared_of(key))
+
+    def release(self, key: Key) -> int:
+        charged = super().release(key)
+        self._share(key, 0)
+        self.charge_others(charged)
+        return charged
+
+    def charge_others(self, pages: int) -> None:
+        """A request that was charged so many pages is gone: others may pay now for those that it shared with them."""
+        for key, shared in list(self._shared.items()):
+            more = min(shared, pages)
+            self._share(key, shared - more)
+            self.adopt(key, self.promise_of(key) + more)
+            pages -= more
+            if not pages:
+                return
+
+    def check(self) -> None:
+        super().check()
+        assert all(key in self and shared > 0 for key, shared in self._shared.items()), "who is gone shares pages"
+
+    def _share(self, key: Key, pages: int) -> None:
+        if pages > 0:
+            self._shared[key] = pages
+        else:
+            self._shared.pop(key, None)
