@@ -5,6 +5,7 @@ requests share each step. The echo runs in a real uvicorn, too. This process sen
 
 It also measures API keys, in this process: how long it takes to read the head of a request and to find the caller, with
 one of ten thousand keys and without a key; and to refuse a key with a wrong secret, against a key that does not exist.
+Also what it costs to turn a token into text, against the stream of the tokenizers library.
 
     python -m benchmarks.gateway [--requests 400] [--pairs 8] [--json]
 """
@@ -19,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,11 +28,13 @@ import httptools
 import psutil
 import uvloop
 
-from benchmarks.harness import Pairs, Result, alternate, arguments, cpu_seconds, percentile, report
+from benchmarks.harness import ROOT, Pairs, Result, alternate, arguments, cpu_seconds, percentile, report
 from motet import keys
 from motet.keys import ApiKey
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import Message, Receive, Scope, Send
 
     from motet_gateway.identity.access import KeyAccess
@@ -48,6 +52,7 @@ MAX_REFUSED_DIFFERENCE = 0.1
 """The time to refuse a known key may differ from that for an unknown key by this share. A client cannot measure smaller
 differences over a network."""
 LATENCY_BUDGET_MS = 5
+TEXT_TOKENS, TEXT_TURNS = 2_000, 20
 READY_SECONDS = 60
 
 BODY = {
@@ -348,6 +353,40 @@ async def measure_keys(pairs: int) -> list[Result]:
     ]
 
 
+class TextCost:
+    """Measures the microseconds per token that become text one by one."""
+
+    def __init__(self, make: "Callable[[], Callable[[list[int]], str | None]]", tokens: list[int]) -> None:
+        self._make = make
+        self._tokens = tokens
+
+    async def __call__(self) -> float:
+        feed = self._make()
+        before = time.process_time()
+        for token in self._tokens:
+            feed([token])
+        return (time.process_time() - before) / len(self._tokens) * 1e6
+
+
+async def measure_text(pairs: int) -> list[Result]:
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import DecodeStream
+
+    from motet_gateway.tokens.detokenizer import detokenizer
+    from motet_gateway.tokens.token_bytes import TokenBytes
+
+    tokenizer = Tokenizer.from_file(str(ROOT / "cli" / "motet_cli" / "bundled" / "model" / "tokenizer.json"))
+    token_bytes = TokenBytes(tokenizer)
+    tokens = tokenizer.encode("The quick brown fox ships the sea, naïvely. " * TEXT_TOKENS).ids[:TEXT_TOKENS]
+    own = TextCost(lambda: detokenizer(token_bytes).feed, tokens)
+    stream = TextCost(lambda: partial(DecodeStream([], skip_special_tokens=True).step, tokenizer), tokens)
+    for side in (own, stream):
+        await side()  # warm
+    text = await alternate(own, stream, pairs=pairs, turns=TEXT_TURNS)
+    print(f"a token becomes text, against the library's stream: {text}")
+    return [Result("gateway_text_vs_stream", text.ratio, "×", "≤ 1", text.ratio <= 1, "tokenizers' DecodeStream", text)]
+
+
 async def measure(requests: int, pairs: int) -> list[Result]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="motet-")))
@@ -378,7 +417,7 @@ async def measure(requests: int, pairs: int) -> list[Result]:
         stream = await alternate(CpuPerRequest(processes[0], streamed, requests), bare, pairs=pairs, own=processes)
         print(f"streams of {TOKENS} events, against echo: {stream}")
         latencies = await paced(port, 5)
-        return [*results(plain, stream, latencies), *await measure_keys(pairs)]
+        return [*results(plain, stream, latencies), *await measure_keys(pairs), *await measure_text(pairs)]
 
 
 def results(plain: Pairs, stream: Pairs, latencies: list[float]) -> list[Result]:

@@ -5,6 +5,7 @@ import re
 from motet_gateway import parameters
 from motet_gateway.errors import errors_by_code
 from motet_gateway.settings import Settings
+from motet_gateway.tokens import text_model
 from tests.docs.pages import DOCS, rows
 
 PAGE = DOCS / "guides" / "client.md"
@@ -39,6 +40,9 @@ def test_the_limits_are_those_of_the_gateway() -> None:
     assert {what: tuple(map(int, re.findall(r"\d+", at_most))) for what, at_most in said.items()} == {
         "body": (defaults["max_body_bytes"] >> 20,),
         "body of `/tokenize` and `/detokenize`": (defaults["max_counted_bytes"] >> 20,),
+        "text without a space between words or the end of a line; with some tokenizers, any text": (
+            text_model.MAX_UNCUT_BYTES >> 20,
+        ),
         "messages": (parameters.MAX_MESSAGES,),
         "prompts of one request": (parameters.MAX_PROMPTS,),
         "choices (`n`)": (parameters.MAX_CHOICES,),
