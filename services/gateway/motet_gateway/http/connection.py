@@ -239,7 +239,10 @@ class HttpConnection(asyncio.Protocol):
         if self._state is State.LINGERING:
             pause = self._lingering_bytes > self._settings.max_body_bytes
         else:
-            pause = sum(exchange.unread_bytes for exchange in self._exchanges) > MAX_UNREAD_BYTES
+            unread = 0
+            for exchange in self._exchanges:
+                unread += exchange.unread_bytes
+            pause = unread > MAX_UNREAD_BYTES
         if pause != self._read_paused and not self.transport.is_closing():
             self._read_paused = pause
             if pause:
@@ -287,7 +290,7 @@ class HttpConnection(asyncio.Protocol):
                 self.transport.write_eof()
             self._lingering_bytes = 0
             self._expect(State.LINGERING, BODY_LINGER_SECONDS)
-        self._regulate_reading()
+        self.body_taken()
         self._watch_writing()
 
     def _after(self, exchange: Exchange) -> None:

@@ -38,12 +38,12 @@ class Exchange:
     __slots__ = (
         "_changed",
         "_expects_continue",
-        "_head_bytes",
         "_pieces",
         "_scope",
         "answer",
         "channel",
         "disconnected",
+        "unread_bytes",
         "whole",
     )
 
@@ -54,27 +54,24 @@ class Exchange:
         """Whether the client is gone, so that nobody reads the answer."""
         self.whole = False
         """Whether the whole request has arrived."""
+        self.unread_bytes = head_bytes
+        """What the application has not taken yet."""
         self.channel = channel
         self._scope = scope
         self.answer = answer
         self._expects_continue = expects_continue
-        self._head_bytes = head_bytes
         self._pieces: list[bytes] = []
         self._changed = asyncio.Event()
 
     def _over(self) -> bool:
         return self.disconnected or self.answer.complete
 
-    @property
-    def unread_bytes(self) -> int:
-        """What the application has not taken yet."""
-        return self._head_bytes + sum(map(len, self._pieces))
-
     # ---------------------------------------------------------------------------------------- events of the connection
 
     def body_arrived(self, piece: bytes) -> None:
         if not self.answer.complete:
             self._pieces.append(piece)
+            self.unread_bytes += len(piece)
             self._changed.set()
 
     def end_arrived(self) -> None:
@@ -88,7 +85,6 @@ class Exchange:
     # -------------------------------------------------------------------------------------------------- the application
 
     async def run(self, app: ASGIApp) -> None:
-        self._head_bytes = 0
         try:
             await app(self._scope, self.receive, self.send)
         except Exception:
@@ -118,6 +114,7 @@ class Exchange:
             return {"type": "http.disconnect"}
         body = b"".join(self._pieces)
         self._pieces.clear()
+        self.unread_bytes = 0
         self.channel.body_taken()
         return {"type": "http.request", "body": body, "more_body": not self.whole}
 

@@ -23,7 +23,7 @@ _CHECKED = frozenset((b"host", b"transfer-encoding", b"expect"))
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each request: a frozen one takes several times as long to create
 class RequestHead:
     method: str
     path: str
@@ -166,11 +166,9 @@ class RequestParser:
             HeadersTooLarge(f"The request line and headers have more than {what}. Send fewer or shorter headers.")
         )
 
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self._max_head_bytes:
-            self._ended = self._too_large(f"{self._max_head_bytes} bytes")
-            raise _Stop
+    def _refuse_size(self) -> NoReturn:
+        self._ended = self._too_large(f"{self._max_head_bytes} bytes")
+        raise _Stop
 
     # --------------------------------------------------------------------------------------------- httptools' callbacks
 
@@ -190,14 +188,19 @@ class RequestParser:
         self._chunked = self._expects_continue = False
 
     def on_url(self, url: bytes) -> None:
-        if not self._repeating:
-            self._count(len(url))
-            self._target += url
+        if self._repeating:
+            return
+        self._target += url
+        self._head_bytes += len(url)
+        if self._head_bytes > self._max_head_bytes:
+            self._refuse_size()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._repeating:
             return
-        self._count(len(name) + len(value))
+        self._head_bytes = size = self._head_bytes + len(name) + len(value)
+        if size > self._max_head_bytes:
+            self._refuse_size()
         if not self.begun:
             return  # a trailer, which nobody reads
         headers = self._headers
