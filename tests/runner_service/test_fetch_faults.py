@@ -172,6 +172,7 @@ async def test_a_hung_volume_holds_up_nobody_else(tmp_path, cache, volumes, monk
     assert all(one.retry_after > 0 for one in failures)
     assert hung.stats == 2, "no more threads than two wait for the volume"
     assert [thread.name for thread in threading.enumerate()].count(f"volume {volumes / 'hung'}") == 2
+    assert fetcher.registry._fetches._volumes.waiting == 0, "what waited behind them is forgotten"
     hung.may_go_on.set()
     source = volumes / "hung" / "a0"
     assert (await fetcher.fetch(request_for(source))).digest == adapter_digest(source)
@@ -265,6 +266,25 @@ async def test_a_vanished_folder_costs_a_fetch_and_no_more(setup):
     await setup.ensure_digest(1, digest)
     await waiting
     assert setup.adapters.for_request(digest) is not None
+
+
+async def test_a_cache_that_was_removed_is_made_again(setup):
+    one = await setup.ensure(1)
+    shutil.rmtree(setup.cache.folder)
+    assert (await setup.ensure(1)).digest == one.digest
+    assert setup.adapters.for_request(one.digest)
+
+
+async def test_what_is_no_digest_is_not_there(setup):
+    assert await setup.request(Digest("sha256:../../etc")) is None
+
+
+async def test_requests_do_not_pile_up_looks_at_a_folder(setup):
+    one = await setup.ensure(1)
+    for _ in range(1000):
+        setup.adapters.for_request(one.digest)
+    assert len(setup.adapters._tasks) <= 2
+    await setup.settled()
 
 
 async def test_a_vanished_folder_is_noticed_without_a_request(setup):

@@ -32,16 +32,21 @@ class DaemonThreads:
         """Whether no thread runs or hangs."""
         return self._threads == 0
 
+    @property
+    def waiting(self) -> int:
+        """How many calls have not begun."""
+        return len(self._calls)
+
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """A call that has not begun can be cancelled."""
         future: Future[T] = Future()
         with self._changed:
-            self._calls.append((future, call))
-            if self._idle >= len(self._calls) or self._threads == self._most:
-                self._changed.notify()
-            else:
-                self._threads += 1
+            if self._idle <= len(self._calls) and self._threads < self._most:
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._threads += 1
+            self._calls.append((future, call))
+            self._changed.notify()
+        future.add_done_callback(self._forget_cancelled)
         return future
 
     async def run(self, call: Callable[[], T], *, discard: Callable[[T], object] = lambda _: None) -> T:
@@ -65,6 +70,12 @@ class DaemonThreads:
             else:
                 future.set_result(result)
             del future, call, work
+
+    def _forget_cancelled(self, future: Future[Any]) -> None:
+        """Behind a call that hangs for days, cancelled ones must not pile up."""
+        if future.cancelled():
+            with self._changed:
+                self._calls = deque(call for call in self._calls if call[0] is not future)
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._changed:

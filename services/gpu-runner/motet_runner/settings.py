@@ -138,8 +138,8 @@ class Settings(BaseSettings):
     loopback, link-local and metadata addresses itself."""
 
     fetch_stall_seconds: float = Field(30.0, gt=0)
-    """A fetch that brings less than 1 KiB/s for this long is stopped, and continued later. Multiplied by
-    MOTET_TIME_SCALE."""
+    """A fetch that brings less than 1 KiB/s for this long is stopped, and continued later. A volume that gives nothing
+    for this long fails the fetches of its adapters, which are tried again. Multiplied by MOTET_TIME_SCALE."""
 
     fetch_kib_per_second: int = Field(1024, ge=1)
     """The average rate in KiB/s that a source must reach. A fetch may take as long as its largest allowed size takes at

@@ -66,7 +66,7 @@ class DiskCache:
         """
         try:
             lease = FolderLease(self.path_of(digest))
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: it is not a digest
             return None
         try:
             held = self._held(digest, lease)
@@ -226,7 +226,7 @@ class DiskCache:
         it is locked: then try again."""
         while True:
             folder = self.folder / f".fetch-{os.getpid()}-{next(_counter)}"
-            folder.mkdir(mode=0o755)
+            folder.mkdir(mode=0o755, parents=True)
             try:
                 return folder, FolderLease(folder)
             except FileNotFoundError:

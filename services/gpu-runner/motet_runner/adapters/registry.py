@@ -74,6 +74,7 @@ class AdapterRegistry:
         self._orders: dict[int, asyncio.Future[AdapterLife]] = {}
         self._waiters: dict[int, asyncio.Future[None]] = {}
         self._numbers = 0
+        self._looks: set[tuple[type, tuple[int, int]]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.copies = 0
@@ -238,7 +239,7 @@ class AdapterRegistry:
             case effects.ListCache():
                 self._spawn(self._answer(effect.number, lambda: self._in_folders(partial(self._list, effect))))
             case effects.Touch() | effects.Confirm():
-                self._spawn(self._quietly(lambda: self._look_after(effect)))
+                self._look_after(effect)
             case effects.Release():
                 _release(effect.held)
             case effects.ForgetPartial():
@@ -309,14 +310,23 @@ class AdapterRegistry:
     def _list(self, effect: effects.ListCache) -> events.Answer:
         return events.Listed(effect.number, self._cache.by_last_use())
 
-    async def _look_after(self, effect: effects.Touch | effects.Confirm) -> None:
+    def _look_after(self, effect: effects.Touch | effects.Confirm) -> None:
+        """At most one look of each kind waits for a folder: requests may come faster than a disk answers."""
+        key = (type(effect), effect.held.inode)
+
         def look() -> bool:
+            self._looks.discard(key)
             if isinstance(effect, effects.Touch):
                 self._cache.touch(effect.held)
             return lease_of(effect.held).is_live()
 
-        if not await self._folders.run(look):
-            self._handle(events.FolderVanished(effect.held))
+        async def look_in_thread() -> None:
+            if not await self._folders.run(look):
+                self._handle(events.FolderVanished(effect.held))
+
+        if key not in self._looks:
+            self._looks.add(key)
+            self._spawn(self._quietly(look_in_thread))
 
 
 def fetch_request_of(order: scheduler_pb2.EnsureAdapter) -> FetchRequest:

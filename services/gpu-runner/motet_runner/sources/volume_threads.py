@@ -45,6 +45,11 @@ class VolumeThreads:
         self._stall_seconds = stall_seconds
         self._volumes: dict[str, _Volume] = {}
 
+    @property
+    def waiting(self) -> int:
+        """How many calls have not begun."""
+        return sum(one.threads.waiting for one in self._volumes.values())
+
     async def run(self, volume: str, call: Callable[[Progress], T], *, discard: Callable[[T], object]) -> T:
         """Run a call that reads this volume, and tells its progress. Raises AdapterFetchFailed if the volume gives
         nothing for `stall_seconds`; the thread may hang on, and what it brings after all goes to `discard`."""
