@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -124,7 +125,8 @@ def test_the_end_of_an_answer_has_nothing_left_to_write(
     for token in range(1, 2001):
         choice.deliver([token % 300], [one])
     text.fed.clear()
-    monkeypatch.setattr(logprobs.orjson, "dumps", lambda _: pytest.fail("a token was written at the end"))
+    nothing = SimpleNamespace(dumps=lambda _: pytest.fail("a token was written at the end"))
+    monkeypatch.setattr(logprobs, "orjson", nothing)  # only there: tasks of other tests may end now
     choice.end(EndReason.STOP)
     assert choice.take()
     assert sum(text.fed) < MAX_UNREAD
