@@ -2,12 +2,15 @@
 
 import dataclasses
 import re
+import typing
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.peft_config import IGNORED, REFUSED, SUPPORTED, parse_config
+from motet_runner.adapters.peft_config import IGNORED, REFUSED, STARTS, SUPPORTED, parse_config, read_config
 
 PLAIN = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
 MODULE = "model.layers.1.self_attn.q_proj"
@@ -103,6 +106,24 @@ def test_a_list_of_targets_names_ends_of_paths() -> None:
         ("init_lora_weights", "olora"),
         ("init_lora_weights", "loftq"),
         ("init_lora_weights", "corda"),
+        ("init_lora_weights", "lora_ga"),
+        ("init_lora_weights", "one from the future"),
+        ("init_lora_weights", ["gaussian"]),
+        ("init_lora_weights", 2),
+        ("alpha_pattern", {".*": 0}),
+        ("alpha_pattern", {"q_proj": 8, "k_proj": 0.0}),
+        ("alpha_pattern", {".*": float("nan")}),
+        ("alpha_pattern", {".*": None}),
+        ("alpha_pattern", {".*": 1e300}),
+        ("alpha_pattern", {".*": 1e-300}),
+        ("alpha_pattern", {".*": -1e9}),
+        ("alpha_pattern", {".*": 10**400}),
+        ("lora_alpha", float("inf")),
+        ("lora_alpha", -1e300),
+        ("lora_alpha", None),
+        ("rank_pattern", {".*": 0}),
+        ("rank_pattern", {".*": -4}),
+        ("rank_pattern", {".*": 1.5}),
         ("trainable_token_indices", [1, 2]),
         ("layer_replication", [[0, 2]]),
         ("alora_invocation_tokens", [5]),
@@ -129,7 +150,83 @@ def test_a_refused_field_that_is_off_does_not_matter(value: object) -> None:
     parse_config(PLAIN | dict.fromkeys(REFUSED, value))
 
 
-@pytest.mark.parametrize("start", [True, False, "gaussian", "eva", "orthogonal"])
+def starts_of_peft() -> list[str]:
+    """Those that today's PEFT has a name for."""
+    from peft import LoraConfig
+
+    kinds = typing.get_args(typing.get_type_hints(LoraConfig)["init_lora_weights"])
+    names = [name for kind in kinds if kind is not bool for name in typing.get_args(kind)]
+    return [re.sub(r"\[.*\]", "4", name) for name in names]
+
+
+@pytest.mark.parametrize("start", starts_of_peft())
+def test_start_values_are_served_only_if_peft_leaves_the_base_as_it_is(start: str) -> None:
+    """PEFT itself is asked, with all that its start values want to have prepared."""
+    warnings.simplefilter("ignore")
+    import torch
+    from peft import LoraConfig, LoraGAConfig, get_peft_model
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj = torch.nn.Linear(16, 16, bias=False)
+
+    torch.manual_seed(3)
+    model = Model()
+    model.q_proj._peft_loraga_grad = torch.randn(16, 16)
+    model.q_proj.eigens = SimpleNamespace(U_WC=torch.randn(16, 4), S_WC=torch.rand(4) + 1, V_WC=torch.randn(16, 4))
+    before = model.q_proj.weight.detach().clone()
+    more = {"lora_ga_config": LoraGAConfig()} if start == "lora_ga" else {}
+    try:
+        config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], init_lora_weights=start, **more)
+        adapted = get_peft_model(model, config)
+    except ImportError:
+        unchanged = False  # LoftQ needs a library that is not here
+    else:
+        unchanged = torch.equal(adapted.base_model.model.q_proj.base_layer.weight, before)
+    if unchanged:
+        parse_config(PLAIN | {"init_lora_weights": start})
+    else:
+        with pytest.raises(AdapterIncompatible, match="path_initial_model_for_weight_conversion"):
+            parse_config(PLAIN | {"init_lora_weights": start})
+
+
+def test_an_adapter_with_any_start_values_that_are_served_has_its_files_weights(tmp_path: Path) -> None:
+    """PEFT fills in the weights of the file, whatever the start values were, and leaves the base alone."""
+    warnings.simplefilter("ignore")
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from safetensors.torch import load_file
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj = torch.nn.Linear(16, 16, bias=False)
+
+    for start in sorted(STARTS):
+        torch.manual_seed(3)
+        weights = Model().state_dict()
+
+        def base(weights: dict = weights) -> Model:
+            model = Model()
+            model.load_state_dict(weights)
+            return model
+
+        config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], init_lora_weights=start)
+        trained = get_peft_model(base(), config)
+        with torch.no_grad():
+            trained.base_model.model.q_proj.lora_A["default"].weight.normal_()
+        trained.save_pretrained(str(tmp_path / start))
+        read = read_config(tmp_path / start)
+        file = load_file(tmp_path / start / "adapter_model.safetensors")
+        first, second = (file[f"base_model.model.q_proj.lora_{name}.weight"] for name in "AB")
+        loaded = PeftModel.from_pretrained(base(), str(tmp_path / start))
+        given = torch.randn(3, 16)
+        ours = given @ weights["q_proj.weight"].T + given @ first.T @ second.T * read.scale_of("q_proj")
+        assert torch.allclose(loaded.base_model.model.q_proj(given), ours, atol=1e-5), start
+
+
+@pytest.mark.parametrize("start", [True, False, "gaussian", "eva", "orthogonal", "mica"])
 def test_initial_weights_that_keep_the_base_unchanged_are_accepted(start: object) -> None:
     parse_config(PLAIN | {"init_lora_weights": start})
 

@@ -40,10 +40,10 @@ IGNORED = frozenset(
         "fan_in_fan_out",  # how a merge transposes; it does not matter without a merge
         "megatron_config",
         "megatron_core",
-        "loftq_config",  # only read when init_lora_weights says loftq, refused below
-        "eva_config",  # these two are about start values
+        "eva_config",  # these four are only read for the start values of that name, which are judged below
+        "loftq_config",
         "lora_ga_config",
-        "corda_config",  # only read when init_lora_weights says corda, refused below
+        "corda_config",
         "runtime_config",
         "ensure_weight_tying",
         "qalora_group_size",  # only read with use_qalora
@@ -68,9 +68,14 @@ REFUSED = {
     "kasa_config": f"Motet does not serve KaSA. {MERGE}.",
     "monteclora_config": f"Motet does not serve MonteCLoRA. {MERGE}.",
 }
-CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
-"""Start values that move a part of the base model's weights into the adapter: it is only right on a base model that is
-changed like that."""
+STARTS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
+"""Start values that leave the base model as it is, beside PEFT's own (true) and random ones (false). With others, such
+as PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA, a part of the base model's weights moves into the adapter: it is only right
+on a base model that is changed like that. What a later PEFT adds is refused until it is known."""
+
+MIN_ALPHA, MAX_ALPHA = 2.0**-20, 2.0**20
+"""Beyond these, no training makes sense: the scale becomes 0 or infinite in the engine's numbers."""
+
 GENERATES = (None, "CAUSAL_LM")
 
 
@@ -132,11 +137,13 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
     if raw.get("bias", "none") not in ("none", None):
         raise _refused("bias", raw["bias"], f"Other tenants share the biases of the base model. {MERGE}.")
     start = raw.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(CHANGES_THE_BASE):
+    if not (start is None or isinstance(start, bool) or (isinstance(start, str) and start.lower() in STARTS)):
         raise _refused(
             "init_lora_weights",
             start,
-            "This also changes the base model. Save the adapter with path_initial_model_for_weight_conversion.",
+            "With these start values the adapter may be right only on a changed base model. Save it as a plain LoRA "
+            "with save_pretrained(..., path_initial_model_for_weight_conversion=...), or merge it into the model that "
+            "it was trained on with merge_and_unload().",
         )
     if raw.get("task_type") not in GENERATES:
         raise _refused("task_type", raw["task_type"], "Motet serves only adapters that generate text (CAUSAL_LM).")
@@ -152,10 +159,10 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
             accept(targets)
         config = LoraConfig(
             r=_positive("r", raw.get("r")),
-            alpha=_finite("lora_alpha", raw.get("lora_alpha") or 0),
+            alpha=_alpha("lora_alpha", raw.get("lora_alpha")),
             rslora=bool(raw.get("use_rslora")),
             rank_pattern={accept(k): _positive("rank_pattern", v) for k, v in (raw.get("rank_pattern") or {}).items()},
-            alpha_pattern={accept(k): _finite("alpha_pattern", v) for k, v in (raw.get("alpha_pattern") or {}).items()},
+            alpha_pattern={accept(k): _alpha("alpha_pattern", v) for k, v in (raw.get("alpha_pattern") or {}).items()},
             target_modules=frozenset(targets) if isinstance(targets, list) else targets,
             base_model=raw.get("base_model_name_or_path"),
             matcher=matcher,
@@ -164,17 +171,16 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
         raise AdapterIncompatible(
             f"{CONFIG_NAME} does not have the form that PEFT writes: {str(error)[:200]}."
         ) from error
-    if config.alpha == 0:
-        raise _refused(
-            "lora_alpha", raw.get("lora_alpha"), "With alpha 0 the adapter does nothing. Set the alpha of the training."
-        )
     return config
 
 
-def _finite(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(number := float(value)):
-        raise _refused(name, value, "It must be a number.")
-    return number
+def _alpha(name: str, value: Any) -> float:
+    """A negative one is right: it takes away what the adapter has learnt."""
+    if value == 0 or value is None:
+        raise _refused(name, value, "With alpha 0 the adapter does nothing. Set the alpha of the training.")
+    if not isinstance(value, int | float) or not MIN_ALPHA <= abs(value) <= MAX_ALPHA:  # also NaN
+        raise _refused(name, value, f"It must be a number from {MIN_ALPHA:g} to {MAX_ALPHA:g}, or the negative of one.")
+    return float(value)
 
 
 def _positive(name: str, value: Any) -> int:
