@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from motet_kernels.cpp import CannotBuild, Library, build, builder
+from motet_kernels.cpp import CannotBuild, Library, build, builder, programs
 from motet_kernels.cpp.builder import ABANDONED_SECONDS, SOURCE
 from motet_kernels.cpp.compiler import INSTRUCTION_SETS, OPTIONS, cpu_flags, first_error, instruction_sets
 from motet_kernels.cpp.self_test import check
@@ -86,16 +86,61 @@ from pathlib import Path
 from motet_kernels.cpp import builder, compiler
 builder.cpu_flags = lambda: frozenset({{"nothing special"}})
 compiler.OPTIONS = {UNOPTIMISED}
-print(builder.build(Path(sys.argv[1])).instructions)
+print(builder.build(Path(sys.argv[1]), sys.argv[2]).instructions)
 """
 
 
-def test_two_processes_that_build_at_once_are_fine(cache: Path) -> None:
-    needs_a_compiler()
-    command = [sys.executable, "-c", BUILD, str(cache)]
+def test_of_two_processes_that_want_one_library_one_builds_it(cache: Path, tmp_path: Path) -> None:
+    compiler, calls = needs_a_compiler(), tmp_path / "calls"
+    noted = script(tmp_path / "noted", f'[ "$1" = --version ] || echo called >> {calls}; exec {compiler} "$@"')
+    command = [sys.executable, "-c", BUILD, str(cache), noted]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [one.communicate(timeout=300)[0] for one in both] == ["basic\n"] * 2
     assert [path.suffix for path in cache.iterdir()] == [".so"]
+    assert calls.read_text() == "called\n"
+
+
+def test_nobody_waits_longer_for_another_build_than_a_build_takes(
+    cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "WAIT_SECONDS", 0.3)
+    cache.mkdir(parents=True, mode=0o700)
+    with builder._alone(cache):
+        assert build(cache).seconds > 0
+
+
+def processes_with(word: str) -> list[str]:
+    found = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in found.splitlines() if word in line and "ps -ww" not in line]
+
+
+def test_a_compiler_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """Also what the compiler has started: it is a driver of other programs."""
+    name = f"compiler-{os.getpid()}"
+    compiler = script(tmp_path / name, f'exec_part() {{ "{tmp_path}/{name}-part"; }}; exec_part & exec_part; wait')
+    script(tmp_path / f"{name}-part", "sleep 100; exit 0")
+    run_it = f"import programs; programs.run([{compiler!r}], seconds=100)"  # without torch, whose import takes seconds
+    engine = subprocess.Popen([sys.executable, "-c", run_it], cwd=Path(programs.__file__).parent)
+    deadline = time.monotonic() + 60
+    while len(processes_with(f"{name}-part")) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    engine.kill()
+    engine.wait()
+    while processes_with(name):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_compiler_that_takes_too_long_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
+    name = f"slow-{os.getpid()}"
+    script(tmp_path / f"{name}-part", "sleep 100; exit 0")
+    began = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        programs.run(["/bin/sh", "-c", f'"{tmp_path}/{name}-part" & sleep 100'], seconds=1)
+    while processes_with(f"{name}-part"):
+        assert time.monotonic() - began < 60
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +185,12 @@ def test_a_read_only_cache_that_has_the_library_serves(cache: Path, quick: None)
 def test_libraries_that_nobody_has_used_for_long_are_removed_and_nothing_else(cache: Path, quick: None) -> None:
     build(cache)
     (ours,) = cache.iterdir()
-    old, new, notes, text = f"avx2-{'a' * 24}.so", f"avx512-bf16-{'b' * 24}.so", "notes.so", f"avx2-{'a' * 24}.txt"
+    old, new, notes, text = (
+        f"avx2-{'a' * 24}.so",
+        f"avx512-bf16-{'b' * 24}-{'c' * 64}.so",
+        "notes.so",
+        f"avx2-{'a' * 24}.txt",
+    )
     for name, age in ((old, 31), (new, 29), (notes, 31), (text, 31), (ours.name, 31)):
         (cache / name).touch()
         os.utime(cache / name, (time.time() - age * 86400,) * 2)
@@ -319,14 +369,49 @@ def test_a_library_with_instructions_that_the_cpu_lacks_ends_only_its_test(
         build(cache)
 
 
-def test_a_damaged_library_is_made_again(cache: Path, quick: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["another file", "cut short", "a bit", "a crash that was written so"])
+def test_a_damaged_library_is_made_again(cache: Path, quick: None, tmp_path: Path, damage: str) -> None:
+    """And ends no process, although its first bytes may be right: this one would end at the first page that lacks."""
     build(cache)
     (path,) = cache.iterdir()
     other = tmp_path / "other"  # this process would find the loaded library again at its old path
     other.mkdir(mode=0o700)
-    (other / path.name).write_bytes(b"not a library")
-    assert build(other).seconds > 0
-    assert build(other).seconds == 0
+    damaged, whole = other / path.name, path.read_bytes()
+    says = "its bytes are not those that were written"
+    if damage == "another file":
+        damaged.write_bytes(b"not a library")
+    elif damage == "cut short":
+        damaged.write_bytes(whole[:8192])
+    elif damage == "a bit":
+        damaged.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    else:
+        compile_trap(tmp_path / "trap.cpp", tmp_path / "trap.so")
+        name = path.name.rpartition("-")[0] + ".so"
+        damaged = other / builder._with_digest(name, tmp_path / "trap.so")
+        shutil.copyfile(tmp_path / "trap.so", damaged)
+        says = "its test ended with status -"
+    again = build(other)
+    assert again.seconds > 0
+    assert again.damaged.startswith(f"{damaged.name}: {says}")
+    assert [one.name for one in other.iterdir()] == [path.name]
+    assert (build(other).seconds, build(other).damaged) == (0, "")
+
+
+def test_a_library_is_on_the_disk_before_it_has_its_name(
+    cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, int]] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append((str(Path(f"/proc/self/fd/{descriptor}").readlink()), len(list(cache.glob("*.so")))))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    build(cache)
+    (file, named), (folder, named_then) = synced
+    assert (Path(file).parent.parent, named) == (cache, 0)
+    assert (Path(folder), named_then) == (cache, 1)
 
 
 def test_a_cache_that_cannot_be_written(cache: Path) -> None:
@@ -354,6 +439,7 @@ def test_what_a_killed_build_has_left_is_removed_later(cache: Path, quick: None)
     for name, age in (("build-old", ABANDONED_SECONDS + 60), ("build-now", 0)):
         (cache / name).mkdir(parents=True)
         os.utime(cache / name, (time.time() - age,) * 2)
+    (cache / "build-gone").symlink_to("nowhere")  # as one that goes between two looks at it
     cache.chmod(0o700)
     build(cache)
     assert sorted(path.name for path in cache.iterdir() if path.is_dir()) == ["build-now"]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -87,6 +88,15 @@ def test_without_them_such_an_engine_does_not_start(llama: Path, settings: dict,
         make_engine(llama, kernels="cpp", **settings)
     assert "\n" not in refused.value.message
     assert "engine.kernels is cpp" in refused.value.message
+
+
+def test_the_log_says_that_a_damaged_library_was_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_a_compiler()
+    again = replace(built(), damaged="avx2.so: its bytes are not those that were written")
+    monkeypatch.setattr("motet_runner.execute.kernels.build", lambda *_: again)
+    with capture_logs() as logs:
+        KernelChoice("cpp", CPU, CACHE)
+    assert [line["damaged"] for line in logs if line["event"] == "kernels_made_again"] == [again.damaged]
 
 
 def test_they_are_for_a_cpu() -> None:

@@ -1,13 +1,16 @@
 """A library of the sources, for this compiler and this CPU: one that came with the installation, the one in the cache,
 or a new one.
 
-A new library is tested in a process of its own, because one with instructions that the CPU lacks would end this one.
-Only then it gets its name in the cache, at once: processes that build at the same time do not disturb each other.
+A library is tested in a process of its own before this one loads it: one with instructions that the CPU lacks, or whose
+file was damaged, would end it. Only then a new one gets its name in the cache, at once. The name has the digest of the
+file: one that differs is removed, and made again. Of processes that want the same library, one builds it, and the
+others wait.
 
 An image has no compiler. When it is made, `install` puts a library for each set of instructions beside the packages.
 They are tested where they run.
 """
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -17,11 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from motet_kernels.cpp.compiler import (
+    COMPILE_SECONDS,
     INSTRUCTION_SETS,
     OPTIONS,
     CompilerError,
@@ -34,11 +39,16 @@ from motet_kernels.cpp.compiler import (
     version_of,
 )
 from motet_kernels.cpp.library import Library
+from motet_kernels.cpp.programs import run
 from motet_kernels.cpp.self_test import SelfTestFailed, check
 
 SOURCE = Path(__file__).parent / "source"
 
 TEST_SECONDS = 120.0
+
+WAIT_SECONDS = COMPILE_SECONDS + TEST_SECONDS
+"""For another process that builds. After that, this one builds, too."""
+_LOOK_AGAIN_SECONDS = 0.1
 
 ABANDONED_SECONDS = 3600.0
 """A folder of a build that is older than this belongs to a process that was killed."""
@@ -49,7 +59,7 @@ UNUSED_SECONDS = 30 * 24 * 3600.0
 INSTALLED = Path(sys.prefix) / "motet-kernels"
 """Libraries that came with the installation"""
 
-_NAME = re.compile(rf"({'|'.join(one.name for one in INSTRUCTION_SETS)})-[0-9a-f]{{24}}\.so")
+_NAME = re.compile(rf"({'|'.join(one.name for one in INSTRUCTION_SETS)})-[0-9a-f]{{24}}(-[0-9a-f]{{64}})?\.so")
 
 
 class CannotBuild(Exception):
@@ -63,6 +73,8 @@ class Built:
     """The name of the instruction set"""
     seconds: float
     """What the build took; 0 if the library was there"""
+    damaged: str = ""
+    """Why one that was there was made again"""
 
 
 def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> Built:
@@ -75,11 +87,12 @@ def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> 
         program = find_compiler(compiler)
         identity = f"{program.resolve()}\n{version_of(program)}"
         _prepare(cache)
-        for instructions in instruction_sets(cpu_flags()):
-            try:
-                return _build(cache, program, identity, instructions)
-            except (CompilerError, SelfTestFailed) as error:  # perhaps the compiler is too old for these instructions
-                reasons.append(f"{instructions.name}: {error}")
+        with _alone(cache):
+            for instructions in instruction_sets(cpu_flags()):
+                try:
+                    return _build(cache, program, identity, instructions)
+                except (CompilerError, SelfTestFailed) as error:  # perhaps the compiler is too old for these
+                    reasons.append(f"{instructions.name}: {error}")
     except CompilerError as error:
         raise CannotBuild("; ".join([*reasons, str(error)])) from error
     except OSError as error:
@@ -123,23 +136,73 @@ def _file_name(instructions: InstructionSet, identity: str = "") -> str:
 
 
 def _build(cache: Path, compiler: Path, identity: str, instructions: InstructionSet) -> Built:
-    path = cache / _file_name(instructions, identity)
-    if path.is_file():
+    name = _file_name(instructions, identity)
+    damaged = ""
+    for path in sorted(cache.glob(f"{name.removesuffix('.so')}-*.so")):
         try:
+            _check_bytes(path, name)
+            _test_in_a_process(path)
             with suppress(OSError):  # the folder may be read-only
                 path.touch()  # it is in use
             _remove_unused(path)
-            return Built(_checked(path), instructions.name, 0.0)
-        except SelfTestFailed:
+            return Built(_checked(path), instructions.name, 0.0, damaged)
+        except SelfTestFailed as error:
+            damaged = f"{path.name}: {error}"
             path.unlink(missing_ok=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="build-", dir=cache) as folder:
-        unproved = Path(folder) / path.name
+        unproved = Path(folder) / name
         compile_library(compiler, sorted(SOURCE.glob("*.cpp")), instructions.options, unproved)
         _test_in_a_process(unproved)
-        unproved.replace(path)
+        _sync(unproved)
+        path = unproved.replace(cache / _with_digest(name, unproved))
+    _sync(cache)
     _remove_unused(path)
-    return Built(_checked(path), instructions.name, time.monotonic() - began)
+    return Built(_checked(path), instructions.name, time.monotonic() - began, damaged)
+
+
+def _check_bytes(library: Path, name: str) -> None:
+    try:
+        same = library.name == _with_digest(name, library)
+    except OSError as error:
+        raise SelfTestFailed(f"it cannot be read: {error.strerror}") from error
+    if not same:
+        raise SelfTestFailed("its bytes are not those that were written")
+
+
+def _with_digest(name: str, library: Path) -> str:
+    with library.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    return f"{name.removesuffix('.so')}-{digest}.so"
+
+
+def _sync(path: Path) -> None:
+    """What it holds outlives a machine that stops now."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """While no other process builds in this folder, or after it has taken too long. The lock ends with the process."""
+    descriptor = os.open(cache, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOOK_AGAIN_SECONDS)
+            except OSError:  # a file system without locks
+                break
+            else:
+                break
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _checked(path: Path) -> Library:
@@ -169,8 +232,9 @@ def _prepare(cache: Path) -> None:
             f"the folder {cache} must belong to the user of this process, and nobody else may write to it"
         )
     for folder in cache.glob("build-*"):
-        if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another process has ended its build
+            if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_unused(ours: Path) -> None:
@@ -185,9 +249,7 @@ def _remove_unused(ours: Path) -> None:
 def _test_in_a_process(library: Path) -> None:
     command = [sys.executable, "-P", "-m", "motet_kernels.cpp", str(library)]
     try:
-        ran = subprocess.run(
-            command, capture_output=True, check=False, text=True, timeout=TEST_SECONDS, stdin=subprocess.DEVNULL
-        )
+        ran = run(command, seconds=TEST_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise SelfTestFailed(f"its test took more than {TEST_SECONDS:.0f} s") from error
     if ran.returncode:

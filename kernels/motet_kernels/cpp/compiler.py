@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from motet_kernels.cpp.programs import run
+
 NAMES = ("c++", "g++", "clang++")
 
 OPTIONS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
@@ -83,15 +85,7 @@ def compile_library(compiler: Path, sources: Sequence[Path], options: Sequence[s
 
 def _run(command: list[str], *, seconds: float) -> str:
     try:
-        ran = subprocess.run(
-            command,
-            capture_output=True,
-            check=False,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            stdin=subprocess.DEVNULL,
-        )
+        ran = run(command, seconds=seconds)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompilerError(f"{command[0]} could not run: {error}") from error
     if ran.returncode:

@@ -342,6 +342,8 @@ class KernelChoice:
 
 
 def _compiled(built: Built) -> CompiledKernels:
+    if built.damaged:
+        log.warning("kernels_made_again", damaged=built.damaged)
     return CompiledKernels(built.library, built.instructions)
 
 

@@ -1,0 +1,32 @@
+"""Runs compilers and tests of libraries: programs that may hang, crash, and outlive nobody."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_WATCHED = Path(__file__).with_name("watched.py")
+
+
+def run(command: Sequence[str], *, seconds: float) -> "subprocess.CompletedProcess[str]":
+    """Raises OSError or subprocess.TimeoutExpired. After that, or if this process ends meanwhile, the program and all
+    that it has started are killed."""
+    watched = [sys.executable, "-I", "-S", str(_WATCHED), *command]
+    lives, held = os.pipe()
+    try:
+        with subprocess.Popen(
+            watched, stdin=lives, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                raise subprocess.TimeoutExpired(list(command), seconds) from None
+            finally:
+                os.close(held)  # what still runs is killed
+                held = -1
+    finally:
+        os.close(lives)
+        if held != -1:
+            os.close(held)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)

@@ -1,0 +1,40 @@
+"""`python watched.py PROGRAM…` runs a program that ends when whoever started this ends, however that happens.
+
+Standard input is a pipe that nobody writes to: it ends with the process that holds its other end. The program and what
+it starts, such as the parts of a compiler, are one process group, which is killed then. A death signal would reach only
+the first of them.
+
+It is a script, and imports nothing of this package: that would take longer than most of what it runs.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from threading import Thread
+
+
+def _kill_without_parent(program: "subprocess.Popen[bytes]") -> None:
+    os.read(0, 1)
+    with suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
+
+
+def main() -> int:
+    try:
+        program = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+    except OSError as error:
+        sys.stderr.write(f"error: {sys.argv[1]} could not run: {error.strerror}\n")
+        return 127
+    Thread(target=_kill_without_parent, args=(program,), daemon=True).start()
+    return program.wait()
+
+
+if __name__ == "__main__":
+    status = main()
+    if status < 0:  # a signal has ended it, and ends this, too
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
