@@ -1,11 +1,13 @@
 """add_lora in C++ with each set of instructions that this CPU has: every tile, every type, any threads."""
 
+import gc
+
 import pytest
 import torch
 
 from motet_kernels import PlacedAdapter, Segment, reference
 from motet_kernels.cpp import Library
-from motet_kernels.cpp.lora_backend import MAX_RANK
+from motet_kernels.cpp.lora_backend import KEPT_OFFSETS, MAX_RANK
 from tests.kernels.test_add_lora import LINEAR, Projection
 from tests.support.compiled_kernels import compiled_library
 
@@ -113,6 +115,23 @@ def test_what_does_not_fit_the_batch_is_refused_before_any_memory_is_touched(x: 
     projection = Projection(16, 16, [8], library=compiled_library())
     with pytest.raises(ValueError, match="do not fit the batch"):
         projection.add(y, x, [Segment(0, 2, projection.placed[0])])
+
+
+def test_the_largest_rank_is_computed_and_sets_of_linears_that_nobody_uses_are_forgotten() -> None:
+    """Tenants choose ranks and linears. A batch keeps what it reads."""
+    projection = Projection(32, 32, [MAX_RANK], library=compiled_library())
+    segments = spread(projection, [3])
+    x, y = projection.random(3, 32), projection.random(3, 32)
+    expected = reference.add_lora(y, x, segments, projection.matrices)
+    batch = projection.backend.make_batch(segments)
+    for number in range(KEPT_OFFSETS + 10):
+        other = PlacedAdapter("x", 0, 8, frozenset({f"other {number}"}))
+        projection.backend.make_batch([Segment(0, 1, other)])
+    assert projection.backend._offsets_of.cache_info().currsize == KEPT_OFFSETS
+    gc.collect()
+    torch.full((100, 64), 255, dtype=torch.uint8)
+    projection.backend.add_lora(y, x, "linear", batch)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_a_rank_that_the_library_has_no_room_for_is_refused() -> None:

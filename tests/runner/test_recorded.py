@@ -10,11 +10,12 @@ from structlog.testing import capture_logs
 
 from motet.domain import BASE, Digest
 from motet_kernels.cpp import PagedAttention
-from motet_kernels.cpp.program import OPERATIONS
-from motet_runner.execute.model import LoadedModel, load, probe_logits
+from motet_kernels.cpp.program import OPERATIONS, CompiledProgram
+from motet_runner.execute.flat_batch import FlatBatch
+from motet_runner.execute.model import LoadedModel, load, probe_logits, recorded_iteration
 from motet_runner.execute.packed_model import pack
 from motet_runner.execute.recorded import RecordedForward
-from motet_runner.execute.recording import Recording
+from motet_runner.execute.recording import KEPT, ROWS, CannotRecord, Recording
 from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.engines import load as load_adapter
 from tests.runner.families import BY_NAME, GROUPED, save_adapters, save_model
@@ -162,6 +163,54 @@ def test_what_a_program_cannot_do_is_left_to_the_modules(changed: Any, why: str,
         assert told["event"] == "forward_not_recorded"
         assert why in told["reason"]
         assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("broken", [(Recording, "attend"), (Recording, "program"), (CompiledProgram, "_assemble")])
+def test_an_unexpected_error_costs_the_recording_and_nothing_else(
+    broken: tuple[type, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(save("Gemma", tmp_path), "float32", "cpu")
+    with torch.inference_mode():
+        expected = probe_logits(loaded)
+
+    def fails(*_: object, **__: object) -> None:
+        raise KeyError("nobody knows")
+
+    monkeypatch.setattr(*broken, fails)
+    with capture_logs() as logs:
+        pack(loaded, kernels_named("cpp"))
+    assert loaded.fused is None
+    (told,) = logs
+    assert (told["event"], told["reason"]) == ("forward_not_recorded", "KeyError: 'nobody knows'")
+    assert not any(linear.weight.numel() for linear in loaded.linears.values()), "they are packed"
+    with torch.inference_mode():
+        assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
+
+
+def look_up_in_rows(loaded: LoadedModel, batch: FlatBatch) -> torch.Tensor:
+    """The first rows of this iteration, as if they were those of all iterations"""
+    embedded = loaded.model.get_input_embeddings()(batch.input_ids)[0]
+    return embedded.index_select(0, batch.positions[0])[batch.keep]
+
+
+def look_up_in_a_table_of_this_iteration(_: LoadedModel, batch: FlatBatch) -> torch.Tensor:
+    """As long as the iteration: in a longer one there are more positions"""
+    table = torch.arange(batch.input_ids.shape[1], dtype=torch.float32)[:, None] * torch.ones(64)
+    return torch.nn.functional.embedding(batch.positions[0], table)[batch.keep]
+
+
+@pytest.mark.parametrize(
+    ("forward", "why"),
+    [
+        (look_up_in_rows, "it looks up in numbers of rows"),
+        (look_up_in_a_table_of_this_iteration, "it looks up in a table of 23 rows, where there may be 256"),
+    ],
+)
+def test_a_table_is_recorded_only_if_every_iteration_has_the_same(forward: Any, why: str, tmp_path: Path) -> None:
+    loaded = load(save("Gemma", tmp_path), "float32", "cpu")
+    recording = Recording({}, 0, loaded.dtype, vocabulary=loaded.vocabulary, positions=loaded.max_positions)
+    with torch.inference_mode(), pytest.raises(CannotRecord, match=why):
+        recording.run(recorded_iteration(loaded, ROWS, KEPT), lambda batch: forward(loaded, batch))
 
 
 def test_a_recording_that_gives_other_logits_does_not_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

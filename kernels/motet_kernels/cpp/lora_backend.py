@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from motet_kernels.run_layout import LinearGroup, RunLayout
 MAX_RANK = 512
 """The library has room for so many products of a row."""
 
+KEPT_OFFSETS = 1024
+"""Of so many ranks and sets of linears, which tenants choose"""
+
 LINEARS_AT_ONCE = 3
 """The fused decoder keeps the products of q, k and v of all rows at once."""
 
@@ -23,6 +26,8 @@ LINEARS_AT_ONCE = 3
 class CppBatch:
     segments: npt.NDArray[np.int64]
     """[segments, 5] first row, end, rank, address of the run, address of its offsets"""
+    offsets: Sequence[npt.NDArray[np.int64]]
+    """The arrays at these addresses"""
     address: int
     count: int
     rows: int
@@ -49,7 +54,7 @@ class CppBackend:
         self._layout = cache(lambda rank: RunLayout(rank, groups, dtype))
         sizes = [(linear, group.inputs, outputs) for group in groups for linear, outputs in group.outputs.items()]
         self._linears = {linear: (index, *size) for index, (linear, *size) in enumerate(sizes)}
-        self._offsets: dict[tuple[int, frozenset[str]], npt.NDArray[np.int64]] = {}
+        self._offsets_of = lru_cache(KEPT_OFFSETS)(self._find_offsets)
         self._products = torch.empty(0, dtype=torch.float32)
 
     def layout(self, rank: int) -> RunLayout:
@@ -65,6 +70,7 @@ class CppBackend:
 
     def make_batch(self, segments: Sequence[Segment]) -> CppBatch:
         rows: list[list[int]] = []
+        kept: list[npt.NDArray[np.int64]] = []
         used = 0
         last: Segment | None = None
         for segment in sorted(segments, key=lambda one: one.start):
@@ -76,8 +82,8 @@ class CppBackend:
                 if adapter.rank > MAX_RANK:
                     raise ValueError(f"rank {adapter.rank} is above {MAX_RANK}")
                 begin = self._memory.data_ptr() + adapter.offset
-                offsets = self._offsets_of(adapter.rank, adapter.linears).ctypes.data
-                rows.append([segment.start, segment.stop, adapter.rank, begin, offsets])
+                kept.append(self._offsets_of(adapter.rank, adapter.linears))
+                rows.append([segment.start, segment.stop, adapter.rank, begin, kept[-1].ctypes.data])
             used += count * adapter.rank
             last = segment
         if len(self._products) < used * LINEARS_AT_ONCE:
@@ -85,6 +91,7 @@ class CppBackend:
         table = np.array(rows, dtype=np.int64).reshape(-1, 5)
         return CppBatch(
             table,
+            offsets=kept,
             address=table.ctypes.data,
             count=len(rows),
             rows=int(table[:, 1].max(initial=0)),
@@ -120,11 +127,7 @@ class CppBackend:
             y.stride(0),
         )
 
-    def _offsets_of(self, rank: int, changed: frozenset[str]) -> npt.NDArray[np.int64]:
+    def _find_offsets(self, rank: int, changed: frozenset[str]) -> npt.NDArray[np.int64]:
         """[linears, 2] where A and B of each linear begin in a run; -1 for those that the adapter does not change."""
-        known = self._offsets.get((rank, changed))
-        if known is None:
-            of_rank = self._layout(rank).offsets
-            table = [of_rank[linear] if linear in changed else (-1, -1) for linear in self._linears]
-            known = self._offsets[rank, changed] = np.array(table, dtype=np.int64)
-        return known
+        of_rank = self._layout(rank).offsets
+        return np.array([of_rank[one] if one in changed else (-1, -1) for one in self._linears], dtype=np.int64)

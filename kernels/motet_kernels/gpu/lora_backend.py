@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from motet_kernels.run_layout import ALIGNMENT_BYTES, LinearGroup, RunLayout
 
 LINEARS_AT_ONCE = 3
 """As q, k and v"""
+
+KEPT_SETS = 1024
+"""Of so many sets of linears, which tenants choose, the numbers that kernels read"""
 
 INPUTS_OF_A_WARP = 128
 
@@ -74,7 +77,7 @@ class GpuBackend:
         self._layout = cache(lambda rank: make_layout(rank, groups, dtype))
         self._sizes = {linear: (group.inputs, outputs) for group in groups for linear, outputs in group.outputs.items()}
         self._numbers = {linear: number for number, linear in enumerate(self._sizes)}
-        self._changed = cache(lambda linears: words([linear in linears for linear in self._sizes]))
+        self._changed = lru_cache(KEPT_SETS)(lambda linears: words([linear in linears for linear in self._sizes]))
         self._call = cache(self._describe)
         self._products = _most_products(groups)
         self._offsets = torch.from_numpy(self._all_offsets()).to(memory.device)

@@ -14,6 +14,9 @@ Digest = NewType("Digest", str)
 
 BASE = Digest("")
 
+MAX_LORA_RANK = 512
+"""Of an adapter: what all kernels compute."""
+
 PAGE_TOKENS = 16
 """Tokens in a page (PU-20). A small page wastes little memory at the end of a sequence; a page that is too small makes
 each copy of a page (all layers) too short to be fast."""

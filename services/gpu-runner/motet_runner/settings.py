@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from motet.domain import MAX_LORA_RANK
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.interface import EngineConfig
 
@@ -92,7 +93,7 @@ class Settings(BaseSettings):
     """The C++ compiler of the kernels, as a name or a path. Empty: the first one of c++, g++ and clang++ on the
     path."""
 
-    max_lora_rank: int = Field(64, ge=1, le=512)
+    max_lora_rank: int = Field(64, ge=1, le=MAX_LORA_RANK)
     """Adapters of a higher rank are refused."""
 
     max_resident_adapters: int = Field(16, ge=1)

@@ -9,8 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from motet.domain import MAX_LORA_RANK
 from motet.errors import AdapterIncompatible
+from motet.resources.pool import EngineSpec
+from motet_kernels.cpp import lora_backend as cpp_lora
+from motet_kernels.gpu import lora_tiles
 from motet_runner.adapters.compatibility_check import Shapes, check
+from motet_runner.settings import Settings
 from tests.runner.random_models import RandomAdapter, save_adapter, save_base
 
 WEIGHTS = "adapter_model.safetensors"
@@ -91,6 +96,16 @@ def test_weights_that_are_no_common_floats_are_refused(folder: Path, shapes: Sha
     save_file(tensors | {odd: tensors[odd].to(dtype)}, folder / WEIGHTS)
     with pytest.raises(AdapterIncompatible, match=rf"{odd} has the type (I32|F8_E4M3), .* one of the types F32"):
         check(folder, shapes, max_rank=64)
+
+
+def test_all_parts_take_ranks_up_to_the_same_one(llama: Path, shapes: Shapes, tmp_path: Path) -> None:
+    """What a pool may allow, an adapter may have, and every kernel computes."""
+    assert MAX_LORA_RANK == cpp_lora.MAX_RANK == lora_tiles.MAX_RANK
+    for model in (Settings, EngineSpec):
+        schema = model.model_json_schema(by_alias=False)["properties"]["max_lora_rank"]
+        assert f"'maximum': {MAX_LORA_RANK}" in str(schema)
+    folder = save_adapter(llama, "llama", RandomAdapter(MAX_LORA_RANK, 8), tmp_path / "adapter", seed=1)
+    assert check(folder, shapes, max_rank=MAX_LORA_RANK).rank == MAX_LORA_RANK
 
 
 def test_a_rank_above_the_pools_is_refused(folder: Path, shapes: Shapes) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from motet.domain import ObjectName
+from motet.domain import MAX_LORA_RANK, ObjectName
 from motet.resources.fields import (
     API_VERSION,
     MAX_REPLICAS,
@@ -109,7 +109,7 @@ class EngineSpec(ResourceModel):
     device: Literal["auto", "cpu", "cuda"] | None = None
     """The device. `auto`: a GPU if there is one, otherwise the CPU."""
 
-    max_lora_rank: Annotated[int, Field(ge=1, le=512)] | None = None
+    max_lora_rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] | None = None
     """Adapters of a higher rank are refused."""
 
     max_resident_adapters: Annotated[int, Field(ge=1, le=4096)] | None = None

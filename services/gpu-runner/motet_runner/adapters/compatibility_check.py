@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from motet.domain import MAX_LORA_RANK
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, Matrix
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_config
@@ -27,8 +28,6 @@ Shapes = dict[str, tuple[int, int]]
 
 PREFIXES = ("base_model.model.", "base_model.", "")
 """What PEFT and similar tools write before the base model's own module path."""
-
-MAX_RANK = 256
 
 FLOATS = ("F32", "BF16", "F16", "F64")
 """The types that are served. Rounded to whole numbers, a LoRA would be all zeros and change nothing."""
@@ -201,10 +200,11 @@ def _fit(
             )
         ranks[module] = rank
     largest = max(ranks.values())
-    if largest > min(max_rank, MAX_RANK):
+    served = min(max_rank, MAX_LORA_RANK)
+    if largest > served:
         raise AdapterIncompatible(
-            f"The adapter's rank is {largest}, but this pool serves ranks up to {min(max_rank, MAX_RANK)}. Train a "
-            f"smaller rank, or raise the pool's engine.maxLoraRank (at most {MAX_RANK}).",
+            f"The adapter's rank is {largest}, but this pool serves ranks up to {served}. Train a smaller rank, or "
+            f"raise the pool's engine.maxLoraRank (at most {MAX_LORA_RANK}).",
             reason="RankTooLarge",
         )
     return ranks

@@ -42,13 +42,15 @@ class RecordedModel:
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._recording: Recording | None = None
-        linears, head = linears_by_address(loaded.model, loaded.linears)
-        recording = Recording(linears, head, loaded.dtype)
         try:
+            linears, head = linears_by_address(loaded.model, loaded.linears)
+            recording = Recording(
+                linears, head, loaded.dtype, vocabulary=loaded.vocabulary, positions=loaded.max_positions
+            )
             self._logits = recording.run(recorded_iteration(loaded, ROWS, KEPT), loaded.forward)
             self._recording = recording
-        except CannotRecord as error:
-            log.info("forward_not_recorded", architecture=loaded.architecture, reason=str(error))
+        except Exception as error:  # the modules serve, whatever they do
+            self._not_recorded(error)
 
     def forward(self, packed: dict[str, Packed], library: Library) -> RecordedForward | None:
         recording = self._recording
@@ -56,10 +58,17 @@ class RecordedModel:
             return None
         linears: dict[str, nn.Module] = self._loaded.linears | {HEAD: self._loaded.model.get_output_embeddings()}
         biases: dict[str, Any] = {path: linear.bias for path, linear in linears.items()}
-        try:
-            steps = recording.program(packed, biases)
-        except CannotRecord as error:
-            log.info("forward_not_recorded", architecture=self._loaded.architecture, reason=str(error))
-            return None
         values = {"tokens": recording.tokens, "positions": recording.positions, "logits": self._logits}
-        return RecordedForward(CompiledProgram(library, steps, **values))
+        try:
+            return RecordedForward(CompiledProgram(library, recording.program(packed, biases), **values))
+        except Exception as error:  # as above
+            self._not_recorded(error)
+            return None
+
+    def _not_recorded(self, error: Exception) -> None:
+        architecture = self._loaded.architecture
+        if isinstance(error, CannotRecord):
+            log.info("forward_not_recorded", architecture=architecture, reason=str(error))
+        else:
+            reason = f"{type(error).__name__}: {error}"
+            log.warning("forward_not_recorded", architecture=architecture, reason=reason, exc_info=error)

@@ -56,14 +56,18 @@ class _View:
 
 
 class Recording(TorchDispatchMode):
-    def __init__(self, linears: dict[int, str], head: int, dtype: torch.dtype) -> None:
-        """`linears`: the paths of linears by the addresses of their weights; `head`: the address of the head's."""
+    def __init__(
+        self, linears: dict[int, str], head: int, dtype: torch.dtype, *, vocabulary: int, positions: int
+    ) -> None:
+        """`linears`: the paths of linears by the addresses of their weights; `head`: the address of the head's.
+        `vocabulary`, `positions`: how many tokens and positions there may ever be"""
         super().__init__()  # type: ignore[no-untyped-call] # torch's
         self.tokens, self.positions = Value(1, torch.int64), Value(1, torch.int64)
         self._steps: list[Step | _Linear | _LookUp] = []
         self._linears = linears
         self._head = head
         self._dtype = dtype
+        self._vocabulary, self._positions = vocabulary, positions
         # By the tensors that are still there: all that a large model computes would take much memory.
         self._views = WeakTensorKeyDictionary()
         self._unknown = WeakTensorKeyDictionary()
@@ -326,9 +330,14 @@ class Recording(TorchDispatchMode):
 
     def _look_up(self, result: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> None:
         by = self._view(index)
+        if table in self._views:
+            raise CannotRecord("it looks up in numbers of rows")
         width = table.shape[-1]
         if by.value.size != 1 or by.value.dtype is not torch.int64 or table.dim() != 2 or not table.is_contiguous():
             raise CannotRecord("it looks up something else than rows of a matrix")
+        most = self._vocabulary if by.value is self.tokens else self._positions
+        if len(table) < most:  # it was made for this iteration, say, and is longer in a later one
+            raise CannotRecord(f"it looks up in a table of {len(table)} rows, where there may be {most}")
         if table.dtype not in NUMBER_TYPES:
             raise CannotRecord(f"it looks up numbers that are {table.dtype}")
         out = self._new(result.shape, result.dtype, kept=by.value.kept)
