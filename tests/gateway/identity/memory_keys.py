@@ -38,6 +38,9 @@ class MemoryKeySource:
         self._check()
         return list(self.keys.values())
 
+    def applied(self) -> None:
+        pass
+
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
         self._check()
         self.used.extend((id_, at) for id_ in sorted(ids))

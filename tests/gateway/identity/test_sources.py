@@ -4,8 +4,10 @@ import asyncio
 import errno
 import itertools
 import os
+import shutil
+import tempfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -14,18 +16,21 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from sqlalchemy import text, update
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import delete, text, update
 
 from motet import keys
 from motet.clock import FakeClock
 from motet.errors import StoreUnavailable
 from motet.keys import ApiKey, KeyScope
+from motet.store import Store, migrate, open_store
 from motet.store import keys as stored
-from motet.store import migrate, open_store
 from motet.store.tables import ApiKeyRow
 from motet_gateway.identity import key_sources
 from motet_gateway.identity.bounded_call import BoundedCall
 from motet_gateway.identity.key_sources import Change, DatabaseKeys, FileKeys, KeySource
+from motet_gateway.identity.keyring import Keyring
 from tests.support.key_rows import record_read_key_ids
 from tests.support.postgresql import PostgreSQL
 
@@ -56,10 +61,12 @@ class Reader:
         answer = await self._source.read()
         if isinstance(answer, Change):
             for id_ in answer.gone:
-                del self._known[id_]
+                self._known.pop(id_, None)
             self._known |= {one.id: one for one in answer.keys}
         elif answer is not None:
             self._known = {one.id: one for one in answer}
+        if answer is not None:
+            self._source.applied()
         return list(self._known.values()) if answer is not None else None
 
     def __getattr__(self, name: str) -> Any:
@@ -256,7 +263,7 @@ async def test_tenants_cannot_delay_the_reading_of_keys(tmp_path: Path) -> None:
     await migrate(url)
     async with open_store(url) as store:
         await stored.add(store, one)
-    in_file, in_database = FileKeys(file), stored_keys(url)
+    in_file, in_database = Reader(FileKeys(file)), stored_keys(url)
     async with no_thread_free(), asyncio.timeout(5):
         assert await in_file.read() == [one]
         assert await in_database.read() == [one]
@@ -296,7 +303,7 @@ async def test_a_file_that_is_not_a_database_counts_as_unavailable(tmp_path: Pat
 
 async def test_keys_in_a_file_are_read_again_when_it_changes(tmp_path: Path) -> None:
     file, first, second = tmp_path / "keys", key(), key("zeta")
-    source = FileKeys(file)
+    source = Reader(FileKeys(file))
     with pytest.raises(StoreUnavailable, match="keys"):
         await source.read()
     file.write_text(f"# ours\n\n{keys.to_line(first)}\n")
@@ -313,7 +320,7 @@ async def test_a_wrong_line_takes_no_other_key_away_and_is_not_repeated(
 ) -> None:
     file, good, pasted = tmp_path / "keys", key(), str(keys.new_key())
     file.write_bytes(f"{pasted}\n{keys.to_line(good)}\n".encode() + b"\xff\xfe\n{}\n")
-    assert await FileKeys(file).read() == [good]
+    assert await Reader(FileKeys(file)).read() == [good]
     log = capsys.readouterr().out
     assert "api_key_line_invalid" in log
     assert "line=1" in log
@@ -329,7 +336,7 @@ async def test_a_mounted_secret_is_read_as_a_folder(tmp_path: Path) -> None:
             (mount / version / name).write_text(keys.to_line(one))
     (mount / "..data").symlink_to("..1")
     (mount / "ours").symlink_to("..data/ours")
-    source = FileKeys(mount)
+    source = Reader(FileKeys(mount))
     assert await source.read() == [first]
     (mount / "theirs").symlink_to("..data/theirs")
     (mount / "..new").symlink_to("..2")
@@ -343,19 +350,19 @@ async def test_a_too_large_file_counts_as_unavailable(tmp_path: Path, monkeypatc
     file = tmp_path / "keys"
     file.write_text(keys.to_line(key()))
     with pytest.raises(StoreUnavailable, match="more than 100 bytes"):
-        await FileKeys(file).read()
+        await Reader(FileKeys(file)).read()
 
 
 async def test_a_line_that_breaks_the_reader_of_lines_takes_no_other_key_away(tmp_path: Path) -> None:
     file, good = tmp_path / "keys", key()
     file.write_text("[" * 200_000 + f"\n{keys.to_line(good)}")
-    assert await FileKeys(file).read() == [good]
+    assert await Reader(FileKeys(file)).read() == [good]
 
 
 async def test_an_unreadable_file_does_not_count_as_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, one = tmp_path / "keys", key()
     file.write_text(keys.to_line(one))
-    source = FileKeys(file)
+    source = Reader(FileKeys(file))
 
     def break_down(_line: str) -> ApiKey:
         raise RuntimeError("a mistake of ours")
@@ -378,7 +385,7 @@ async def test_of_two_lines_with_one_id_the_stricter_one_counts(
         lines = [keys.to_line(one) for one in (strict, other)]
         file = tmp_path / "keys"
         file.write_text("\n".join(reversed(lines) if turned else lines))
-        assert await FileKeys(file).read() == [strict]
+        assert await Reader(FileKeys(file)).read() == [strict]
         log = capsys.readouterr().out
         assert "api_key_duplicate" in log
         assert strict.id in log
@@ -406,7 +413,7 @@ async def test_a_mounted_secret_that_changes_while_it_is_read_is_read_as_it_was(
         return open_file(self, mode)
 
     monkeypatch.setattr(Path, "open", changing)
-    source = FileKeys(mount)
+    source = Reader(FileKeys(mount))
     assert await source.read() == [before]
     assert await source.read() == [after]
     assert len(opened) == 4
@@ -422,10 +429,93 @@ async def test_an_unreadable_folder_counts_as_unavailable_and_not_as_empty(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "stat", refuse)
-    sources_ = [stored_keys(f"sqlite+aiosqlite:///{path}"), FileKeys(path)]
+    sources_ = [stored_keys(f"sqlite+aiosqlite:///{path}"), Reader(FileKeys(path))]
     for source in sources_:
         with pytest.raises(StoreUnavailable, match="Permission denied"):
             await source.read()
+
+
+STEPS = ("add", "revoke", "delete", "copy", "restore", "read", "read fails", "applying fails")
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps=st.lists(st.sampled_from(STEPS), max_size=12))
+@example(steps=["read", "add", "read fails", "delete", "read"])
+@example(steps=["read", "copy", "add", "read fails", "restore"])
+@example(steps=["add", "read", "revoke", "applying fails"])
+@example(steps=["add", "copy", "read", "revoke", "read", "restore", "read fails"])
+def test_after_anything_one_good_reading_makes_the_ring_equal_the_store(steps: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(ring_equals_store_after(steps, Path(folder)))
+
+
+async def ring_equals_store_after(steps: list[str], folder: Path) -> None:
+    file, copy = folder / "motet.db", folder / "copy.db"
+    url = f"sqlite+aiosqlite:///{file}"
+    await migrate(url)
+    shutil.copyfile(file, copy)
+    source, ends = DatabaseKeys(url), Failing()
+    ring = Keyring(trusted_seconds=600, between_seconds=60, gone=ends)
+    for number, step in enumerate([*steps, "read"]):
+        match step:
+            case "read":
+                await learn(source, ring)
+            case "read fails":  # after it has read some keys
+                with pytest.MonkeyPatch.context() as broken, suppress(StoreUnavailable):
+                    broken.setattr(DatabaseKeys, "_due", fails)
+                    await learn(source, ring)
+            case "applying fails":
+                ends.failing = True
+                with suppress(RuntimeError):
+                    await learn(source, ring)
+                ends.failing = False
+            case "copy":
+                shutil.copyfile(file, copy)
+            case "restore":
+                shutil.copyfile(copy, folder / "restored.db")
+                (folder / "restored.db").replace(file)
+            case _:
+                async with open_store(url) as store:
+                    await change(store, step, NOW + timedelta(seconds=number))
+    async with open_store(url) as store:
+        wanted = {one.id: one for one, _ in await stored.all_keys(store)}
+    assert ring._keys == wanted
+    assert ring._callers.keys() == wanted.keys()
+    assert ring._opened == {id_ for id_, one in wanted.items() if one.revoked is None}
+    await source.close()
+
+
+class Failing:
+    def __init__(self) -> None:
+        self.failing = False
+
+    def __call__(self, _: Mapping[str, str]) -> None:
+        if self.failing:
+            raise RuntimeError("the requests of a key cannot be ended")
+
+
+def fails(*_: object) -> list[str]:
+    raise StoreUnavailable("it is away")
+
+
+async def learn(source: DatabaseKeys, ring: Keyring) -> None:
+    found = await source.read()
+    if isinstance(found, Change):
+        ring.change(found.keys, found.gone, now=NOW, at=0)
+    elif found is not None:
+        ring.replace(found, now=NOW, at=0)
+    source.applied()
+
+
+async def change(store: Store, how: str, at: datetime) -> None:
+    known = [one for one, _ in await stored.all_keys(store)]
+    if how == "add":
+        await stored.add(store, replace(key(), created=at))
+    elif known and how == "revoke":
+        await stored.revoke(store, known[-1].id, tenant="acme", at=at)
+    elif known and how == "delete":
+        async with store.write() as connection:
+            await connection.execute(delete(ApiKeyRow).where(ApiKeyRow.id == known[-1].id))
 
 
 async def test_a_replaced_database_is_read(tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ class KeyAccess:
             ring.unchanged(now=self._today(), at=self._clock())
         else:
             self._learn(found)
+            self._source.applied()
         if self._open_until_keys and ring.has_keys:
             self._open_until_keys, self._required = False, True
             await self._remember()

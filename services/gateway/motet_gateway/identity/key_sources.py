@@ -1,6 +1,7 @@
 """Where a gateway reads API keys: the database, or a file or folder such as a mounted Secret.
 
-Each returns None if nothing has changed since the last reading, and raises StoreUnavailable if it can't be read.
+Each returns None if nothing has changed since the last reading, and raises StoreUnavailable if it can't be read. A
+change is returned by each reading until the gateway says that it has applied it.
 """
 
 import asyncio
@@ -49,6 +50,9 @@ class KeySource(Protocol):
     async def read(self) -> list[ApiKey] | Change | None:
         """All keys, or what has changed; None: nothing. Raises StoreUnavailable."""
 
+    def applied(self) -> None:
+        """What the last reading returned counts now, so the next one need not return it."""
+
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
         """Raises StoreUnavailable."""
 
@@ -63,6 +67,9 @@ class NoKeys:
 
     async def read(self) -> list[ApiKey]:
         return []
+
+    def applied(self) -> None:
+        pass
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
         pass
@@ -95,9 +102,11 @@ class DatabaseKeys:
         self._found: dict[str, dict[str, ApiKey]] = {}
         """The keys of each part, by id."""
         self._unreported: dict[str, ApiKey | None] = {}
-        """New and changed keys by id, and None for removed ones, that `read` has not returned yet."""
+        """New and changed keys by id, and None for removed ones, that the gateway has not applied yet."""
         self._reported = False
-        """Whether `read` has returned all keys once."""
+        """Whether the gateway has applied all keys once."""
+        self._complete = False
+        """Whether a reading has found the table of keys."""
         self._clock = clock
         self._checked_at = clock()
         self._read_at: dict[str, float] = {}
@@ -122,7 +131,7 @@ class DatabaseKeys:
         self._mark, self._checked_at = mark, at  # from before the reading: what was written meanwhile is read again
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise asyncio.CancelledError  # the caller was cancelled: keep the changes for the next reading
-        return self._take_changes()
+        return self._changes()
 
     async def _read_parts(
         self, store: "Store", parts: Sequence[str], marks: Mapping[str, tuple[Any, ...]], at: float
@@ -145,15 +154,17 @@ class DatabaseKeys:
         many = min(PARTS_AT_ONCE, math.ceil(len(self._found) * (at - self._checked_at) / FULL_READ_SECONDS))
         return sorted(self._found, key=lambda part: self._read_at[part])[:many]
 
-    def _take_changes(self) -> list[ApiKey] | Change | None:
-        unreported, self._unreported = self._unreported, {}
+    def _changes(self) -> list[ApiKey] | Change | None:
+        self._complete = True
         if not self._reported:
-            self._reported = True
             return [key for keys_ in self._found.values() for key in keys_.values()]
-        if not unreported:
+        if not self._unreported:
             return None
-        changed = [key for key in unreported.values() if key is not None]
-        return Change(changed, [id_ for id_, key in unreported.items() if key is None])
+        changed = [key for key in self._unreported.values() if key is not None]
+        return Change(changed, [id_ for id_, key in self._unreported.items() if key is None])
+
+    def applied(self) -> None:
+        self._unreported, self._reported = {}, self._complete
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
         await self._stored.note_use(await self._opened(), ids, at=at)
@@ -192,6 +203,8 @@ class FileKeys:
         self._path = path
         self._thread = OwnThread("keys")
         self._content: list[tuple[str, bytes]] | None = None
+        """What was applied last."""
+        self._read_content: list[tuple[str, bytes]] | None = None
 
     async def read(self) -> list[ApiKey] | Change | None:
         try:
@@ -207,8 +220,11 @@ class FileKeys:
                 if other != key:
                     log.error("api_key_duplicate", file=name, key=key.id, hint="The entry that ends earlier counts.")
                 found[key.id] = min(other, key, key=_end_of)
-        self._content = content  # set last, so that a failed reading is tried again
+        self._read_content = content
         return list(found.values())
+
+    def applied(self) -> None:
+        self._content = self._read_content
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
         """Does nothing: Motet does not write to a Secret."""

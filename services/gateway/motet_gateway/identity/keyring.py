@@ -60,11 +60,13 @@ class Keyring:
         self._check_all(now, before)
 
     def change(self, keys: Collection[ApiKey], gone: Iterable[str], *, now: datetime, at: float) -> None:
-        """Set new and changed keys, and remove `gone`."""
+        """Set new and changed keys, and remove `gone`. The same change may come twice, and a key may be gone that was
+        never here: it came and went between two readings."""
         before: dict[str, ApiKey] = {}
         for id_ in gone:
-            before[id_] = self._keys.pop(id_)
-            del self._callers[id_]
+            if (known := self._keys.pop(id_, None)) is not None:
+                before[id_] = known
+                del self._callers[id_]
         for key in keys:
             if (known := self._keys.get(key.id)) is not None:
                 before[key.id] = known
