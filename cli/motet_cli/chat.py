@@ -13,6 +13,7 @@ import typer
 
 from motet.errors import SetupError
 from motet.service_main import read
+from motet_cli.printer import visible
 from motet_cli.readiness import read_status
 from motet_cli.settings import Settings
 from motet_operator.local.state_directory import StateDirectory
@@ -26,6 +27,9 @@ READ_TIMEOUT_SECONDS = 120.0
 
 class GatewayRefused(Exception):
     """The gateway refused the request. The message is the gateway's."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(visible(message))
 
 
 @dataclass
@@ -78,33 +82,44 @@ def _url_of(data_dir: Path) -> str:
 
 
 def _converse(client: httpx.Client, conversation: Conversation) -> int:
+    """Until the end of the input. A pipe's exit status is 1 if a request was refused."""
     interactive = sys.stdin.isatty()
     if interactive:
-        typer.secho(f"Talking to {conversation.model}. Type /help for the commands.", dim=True)
+        typer.secho(f"Talking to {visible(conversation.model)}. Type /help for the commands.", dim=True)
         _enable_line_editing()
+    refused = False
     while True:
         try:
-            line = (input("> ") if interactive else sys.stdin.readline()).strip()
-            if not line and not interactive:
-                return 0
+            line = _next_line(interactive=interactive)
         except EOFError:
-            typer.echo()
-            return 0
+            if interactive:
+                typer.echo()
+            break
         except KeyboardInterrupt:
             typer.echo()
             continue
         if not line:
             continue
-        if line.startswith("/"):
-            if _command(client, conversation, line):
-                return 0
-            continue
         try:
-            _send(client, conversation, line)
+            if not line.startswith("/"):
+                _send(client, conversation, line)
+            elif _command(client, conversation, line):
+                break
         except GatewayRefused as refusal:
             typer.secho(str(refusal), fg="red", err=True)
+            refused = True
         except KeyboardInterrupt:
             typer.echo(" …")  # the connection is closed, so the gateway ends the answer, too
+    return 1 if refused and not interactive else 0
+
+
+def _next_line(*, interactive: bool) -> str:
+    """Without the spaces around it. Raises EOFError."""
+    if interactive:
+        return input("> ").strip()
+    if line := sys.stdin.readline():
+        return line.strip()
+    raise EOFError
 
 
 def _command(client: httpx.Client, conversation: Conversation, line: str) -> bool:
@@ -116,7 +131,7 @@ def _command(client: httpx.Client, conversation: Conversation, line: str) -> boo
         case "/clear":
             conversation.messages.clear()
         case "/models":
-            typer.echo("\n".join(model["id"] for model in _models(client)))
+            typer.echo("\n".join(visible(model["id"]) for model in _models(client)))
         case "/model" if rest.strip():
             conversation.model = rest.strip()
             conversation.messages.clear()  # the new model should not continue from answers of the old one

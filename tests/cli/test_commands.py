@@ -18,7 +18,7 @@ from tests.stack.harness import MOTET, copy_of_bundled, write_adapter
 from tests.support.machine import lacking
 
 
-def motet(*arguments: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+def motet(*arguments: str, env: dict[str, str] | None = None, typed: str = "") -> "subprocess.CompletedProcess[str]":
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MOTET_")}
     done = subprocess.run(
         [*MOTET, *arguments],
@@ -27,7 +27,7 @@ def motet(*arguments: str, env: dict[str, str] | None = None) -> "subprocess.Com
         text=True,
         timeout=60,
         check=False,
-        stdin=subprocess.DEVNULL,
+        input=typed,
     )
     assert "Traceback" not in done.stderr
     return done
@@ -244,6 +244,45 @@ def test_chat_reports_a_broken_answer_on_its_own_line() -> None:
             server.shutdown()
     assert (done.returncode, done.stdout) == (2, "half an\n")
     assert "Is Motet running?" in done.stderr
+
+
+class RefusingSome(Listing):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        said = body["messages"][-1]["content"]
+        if said.startswith("no"):
+            text = json.dumps({"error": {"message": f"We do not answer [/x] \x1b[2J {said}."}}).encode()
+            self.send_response(400)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+        else:
+            event = json.dumps({"choices": [{"delta": {"content": f"to {said}"}}]})
+            self._answer("text/event-stream", f"data: {event}\n\ndata: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "status", "printed", "refused"),
+    [
+        ("one\n\n \n\ntwo\n", 0, "to one\nto two\n", 0),
+        ("one\n\ntwo", 0, "to one\nto two\n", 0),
+        ("\n", 0, "", 0),
+        ("", 0, "", 0),
+        ("no\n\ntwo\nno more\n", 1, "to two\n", 2),
+        ("no\n/quit\ntwo\n", 1, "", 1),
+    ],
+)
+def test_a_piped_chat_ends_with_its_input_and_reports_refusals(
+    typed: str, status: int, printed: str, refused: int
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), RefusingSome) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            done = motet("chat", "any", "--url", f"http://127.0.0.1:{server.server_port}", typed=typed)
+        finally:
+            server.shutdown()
+    assert (done.returncode, done.stdout) == (status, printed)
+    assert done.stderr.count("We do not answer [/x] \\x1b[2J no") == refused
 
 
 def test_the_data_dir_follows_the_xdg_rules(tmp_path: Path) -> None:
