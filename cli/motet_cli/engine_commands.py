@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import orjson
 import structlog
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from motet.domain import PAGE_TOKENS
 from motet.errors import SetupError
+from motet_cli.printer import Printer
 from motet_runner.interface import EngineConfig
 
 if TYPE_CHECKING:
@@ -75,25 +74,27 @@ def _document(found: "Inspection") -> dict[str, object]:
 
 
 def _print(found: "Inspection", *, prompt: int, output: int) -> None:
-    info, console = found.info, Console(highlight=False)
-    console.print(
+    info, printer = found.info, Printer()
+    printer.line(
         f"{info.architecture}: {info.layers} layers, vocabulary {info.vocabulary:,}, "
         f"context {info.max_model_length:,}; {info.dtype} on {info.device}"
     )
     memory = info.pages * info.page_bytes / MIB
-    console.print(
+    printer.line(
         f"A token's keys and values take {info.page_bytes / info.page_tokens / KIB:.1f} KiB. {memory:,.0f} MiB hold "
         f"{info.pages * PAGE_TOKENS:,} tokens, in {info.pages:,} pages of {info.page_tokens}, which adapters share."
     )
-    presets = Table("preset", "first promise", "admitted", title=f"Requests of {prompt} + {output} tokens")
-    for one in found.presets:
-        presets.add_row(one.preset, f"{one.promise} pages", f"{one.requests}")
-    console.print(presets)
-    console.print(f"Of those admitted, {info.max_sequences} are computed at once (engine.maxConcurrentSequences).")
+    printer.table(
+        ("preset", "first promise", "admitted"),
+        [(one.preset, f"{one.promise} pages", f"{one.requests}") for one in found.presets],
+        title=f"Requests of {prompt} + {output} tokens",
+        frame=True,
+    )
+    printer.line(f"Of those admitted, {info.max_sequences} are computed at once (engine.maxConcurrentSequences).")
     if found.adapters:
-        table = Table("adapter", "rank", "linears", "pages", "MiB", "refused because")
+        rows = []
         for cost in found.adapters:
             size = f"{cost.pages * info.page_bytes / MIB:.1f}"
             values = ["", "", "", ""] if cost.refused else [f"{cost.rank}", f"{cost.linears}", f"{cost.pages}", size]
-            table.add_row(cost.name, *values, cost.refused)
-        console.print(table)
+            rows.append((cost.name, *values, cost.refused))
+        printer.table(("adapter", "rank", "linears", "pages", "MiB", "refused because"), rows, frame=True)

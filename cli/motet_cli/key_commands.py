@@ -17,8 +17,6 @@ from typing import Any
 import orjson
 import typer
 from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
-from rich.table import Table
 
 from motet import keys
 from motet.errors import NotFound, SetupError, StateDirectoryError, StoreUnavailable
@@ -31,6 +29,7 @@ from motet.store import keys as key_store
 from motet.store.database import parse
 from motet_cli.durations import duration
 from motet_cli.log_file import log_to
+from motet_cli.printer import Printer
 from motet_operator.local.state_directory import StateDirectory
 
 _ID = re.compile(rf"[0-9a-f]{{{2 * keys.ID_BYTES}}}")
@@ -42,6 +41,8 @@ HOW_TO_HASH = f"""Without a database, make a key in a file of yours and print th
 
   (umask 077; {KEY_ONE_LINER} > key)
   motet key hash --tenant acme < key"""
+
+WIDTH_OF_A_PIPE = 200
 
 SHOWN_ONCE = "The key is shown only once: save it."
 
@@ -171,14 +172,8 @@ def document_of(key: ApiKey, used: datetime | None, now: datetime) -> dict[str, 
 
 
 def _print_table(found: Sequence[tuple[ApiKey, datetime | None]], now: datetime) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200  # a pipe has no width; do not fold for it
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    for column in ("id", "tenant", "scopes", "created", "expires", "last used", "state"):
-        table.add_column(column, overflow="fold")
-    for key, used in found:
-        table.add_row(
+    rows = [
+        (
             key.id,
             key.tenant,
             ",".join(sorted(key.scopes)),
@@ -187,7 +182,10 @@ def _print_table(found: Sequence[tuple[ApiKey, datetime | None]], now: datetime)
             _time(used) if used is not None else "-",
             state_of(key, now),
         )
-    console.print(table)
+        for key, used in found
+    ]
+    columns = ("id", "tenant", "scopes", "created", "expires", "last used", "state")
+    Printer(width_of_a_pipe=WIDTH_OF_A_PIPE).table(columns, rows)
 
 
 def _check_gateways_read_them(instead: str) -> None:

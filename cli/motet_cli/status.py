@@ -5,11 +5,9 @@ from typing import Any
 
 import orjson
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from motet.processes import ProcessRecord, ProcessRecords
+from motet_cli.printer import Part, Printer
 from motet_cli.readiness import read_status, ready_of
 from motet_operator.local.lock import is_held
 from motet_operator.local.state_directory import StateDirectory
@@ -87,49 +85,44 @@ def _notes(layout: StateDirectory, operator: ProcessRecord | None, *, running: b
 
 
 def _print(document: dict[str, Any], notes: list[str]) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH_OF_A_PIPE
+    printer = Printer(width_of_a_pipe=WIDTH_OF_A_PIPE)
     for note in [*notes, *document["problems"]]:
-        console.print(note, style="yellow", markup=False, soft_wrap=True)
+        printer.whole_line((note, "yellow"))
     if document["url"]:
-        console.print(f"{document['url']}\n", markup=False)
-    if document["services"]:
-        table = _table("service", "kind", "pid", "ready", "restarts")
-        for service in document["services"]:
-            pid = str(service["pid"]) if service["pid"] is not None else "-"
-            table.add_row(service["name"], service["kind"], pid, _mark(service["ready"]), str(service["restarts"]))
-        console.print(table)
-    if document["runners"]:
-        table = _table("runner", "computes with", "since", "note")
-        for runner in document["runners"]:
-            kernels = runner["kernels"]
-            table.add_row(runner["name"], kernels["serving"], kernels["since"], escape(kernels["note"]) or "-")
-        console.print(table)
-    if document["pools"]:
-        table = _table("pool", "model", "ready", "why")
-        for pool in document["pools"]:
-            count = f"{pool['ready']}/{pool['replicas']}"
-            table.add_row(f"{pool['namespace']}/{pool['name']}", pool["model"], count, _ready_reason(pool))
-        console.print(table)
-    if document["adapters"]:
-        table = _table("adapter", "model", "ready", "resident", "why")
-        for adapter in document["adapters"]:
-            places = ", ".join(f"{place['runner']} ({place['tier']})" for place in adapter["resident"])
-            name = f"{adapter['namespace']}/{adapter['name']}"
-            table.add_row(name, adapter["model"], _mark(adapter["ready"]), places or "-", _ready_reason(adapter))
-        console.print(table)
+        printer.line(f"{document['url']}\n")
+    if services := [_service_row(service) for service in document["services"]]:
+        printer.table(("service", "kind", "pid", "ready", "restarts"), services)
+    if runners := [_runner_row(runner) for runner in document["runners"]]:
+        printer.table(("runner", "computes with", "since", "note"), runners)
+    if pools := [_pool_row(pool) for pool in document["pools"]]:
+        printer.table(("pool", "model", "ready", "why"), pools)
+    if adapters := [_adapter_row(adapter) for adapter in document["adapters"]]:
+        printer.table(("adapter", "model", "ready", "resident", "why"), adapters)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+def _service_row(service: dict[str, Any]) -> list[Part]:
+    pid = str(service["pid"]) if service["pid"] is not None else "-"
+    return [service["name"], service["kind"], pid, _mark(service["ready"]), str(service["restarts"])]
 
 
-def _mark(ready: bool) -> str:
-    return "[green]yes[/]" if ready else "[red]no[/]"
+def _runner_row(runner: dict[str, Any]) -> list[Part]:
+    kernels = runner["kernels"]
+    return [runner["name"], kernels["serving"], kernels["since"], kernels["note"] or "-"]
+
+
+def _pool_row(pool: dict[str, Any]) -> list[Part]:
+    count = f"{pool['ready']}/{pool['replicas']}"
+    return [f"{pool['namespace']}/{pool['name']}", pool["model"], count, _ready_reason(pool)]
+
+
+def _adapter_row(adapter: dict[str, Any]) -> list[Part]:
+    places = ", ".join(f"{place['runner']} ({place['tier']})" for place in adapter["resident"])
+    name = f"{adapter['namespace']}/{adapter['name']}"
+    return [name, adapter["model"], _mark(adapter["ready"]), places or "-", _ready_reason(adapter)]
+
+
+def _mark(ready: bool) -> Part:
+    return ("yes", "green") if ready else ("no", "red")
 
 
 def _ready_reason(item: dict[str, Any]) -> str:

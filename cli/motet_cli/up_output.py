@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from motet.keys import KEYS_MADE_FILE
+from motet_cli.printer import Printer
 from motet_cli.readiness import StartupFailed, StartupReady, StartupWatch, ready_of
 from motet_operator.local.state_directory import StateDirectory
 
@@ -30,49 +29,48 @@ class UpOutput:
         self._layout = layout
         self._url = url
         self._question = question
-        self._console = Console(highlight=False, soft_wrap=True)
-        self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._printer = Printer(folds_lines=False)
+        self._errors = Printer(to_errors=True, folds_lines=False)
         self._began = time.monotonic()
         self._shown: set[str] = set()
         self._kernels: dict[str, dict[str, Any]] = {}
         """What was last said about each runner"""
-        self._spinner = self._console.status("starting") if self._console.is_terminal else None
-        if self._spinner is not None:
-            self._spinner.start()
+        self._spinner = self._printer.waiting()
 
     def close(self) -> None:
         if self._spinner is not None:
             self._spinner.stop()
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._printer.line(text)
 
     def show(self, watch: StartupWatch) -> None:
         for name, record in watch.records.items():
             if record.ready and name not in self._shown:
                 self._shown.add(name)
-                self._console.print(f"  [green]✓[/] {name:<24} ready after {self._elapsed:.1f} s")
+                self._printer.line("  ", ("✓", "green"), f" {name:<24} ready after {self._elapsed:.1f} s")
         waiting = [name for name, record in watch.records.items() if not record.ready]
         if self._spinner is not None:
             self._spinner.update(f"waiting for {', '.join(waiting)}" if waiting else "waiting for the adapters")
 
     def failed(self, failure: StartupFailed) -> None:
         self.close()
-        self._errors.print(f"[red bold]motet:[/] {failure.who} could not start", end=": ")
-        self._errors.print(failure.reason.removeprefix(f"{failure.who}: "), markup=False)
-        self._errors.print(f"Its log: {failure.log}", markup=False)
+        reason = failure.reason.removeprefix(f"{failure.who}: ")
+        self._errors.line(("motet:", "red bold"), f" {failure.who} could not start: {reason}")
+        self._errors.line(f"Its log: {failure.log}")
 
     def ready(self, outcome: StartupReady, *, hint: str) -> None:
         self.close()
-        console = self._console
+        printer = self._printer
         for kind in ("pool", "adapter"):
             for item in outcome.status[f"{kind}s"]:
                 ready = ready_of(item)
                 if ready.get("status") != "True":
-                    console.print(f"  [yellow]![/] {kind} {item['namespace']}/{item['name']} is not ready", end=": ")
-                    self.say(f"{ready.get('reason', '')}: {ready.get('message', '')}")
+                    why = f"{ready.get('reason', '')}: {ready.get('message', '')}"
+                    name = f"{item['namespace']}/{item['name']}"
+                    printer.line("  ", ("!", "yellow"), f" {kind} {name} is not ready: {why}")
         self._show_kernels(outcome.status)
-        console.print(f"\nMotet is up at [bold]{self._url}[/] after {self._elapsed:.1f} s. Try:\n")
+        printer.line("\nMotet is up at ", (self._url, "bold"), f" after {self._elapsed:.1f} s. Try:\n")
         for command in example_commands(self._url, self._layout, outcome.status, self._question):
             self.say(f"  {command}\n")
         if needs_key(self._layout, os.environ):

@@ -62,3 +62,24 @@ def test_status_shows_what_a_runner_computes_with(capsys: pytest.CaptureFixture[
 def test_a_pipe_gets_one_line_for_each_adapter(capsys: pytest.CaptureFixture[str]) -> None:
     long = ("False", "FetchFailed", "a long path " * 40)
     assert printed(adapter(Ready=long), capsys).startswith("default/desk")
+
+
+@pytest.mark.parametrize("said", ["field [/x]", "[bold]field[/bold]", "[link=x]", ":smile:", "\\[/x]", "[red]"])
+def test_status_shows_foreign_text_as_it_is(said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(adapter(Ready=("False", "UnknownField", said)), capsys).endswith(f"UnknownField: {said}")
+    one = adapter(Ready=("True", "Serving", "")) | {
+        "model": said,
+        "ready": True,
+        "resident": [{"runner": said, "tier": said}],
+    }
+    pool = {"namespace": said, "name": said, "model": said, "ready": 1, "replicas": 1, "conditions": one["conditions"]}
+    service = {"name": said, "kind": said, "pid": 1, "ready": True, "restarts": 0}
+    runner = {"name": said, "kernels": {"serving": said, "since": said, "note": said}}
+    document = {"services": [service], "runners": [runner], "pools": [pool], "adapters": [one]}
+    status._print({**document, "problems": [said], "url": said}, [said])
+    assert capsys.readouterr().out.count(said) == 2 + 1 + 2 + 4 + 3 + 3
+
+
+def test_status_obeys_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    line = printed(adapter(Ready=("False", "UnknownField", "\x1b[2J\x07 \u202e")), capsys)
+    assert line.endswith(r"UnknownField: \x1b[2J\x07 \u202e")
