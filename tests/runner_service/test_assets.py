@@ -1,6 +1,7 @@
 """Runner.Assets over real gRPC, and the digests that name them."""
 
 import hashlib
+import json
 
 import grpc
 import pytest
@@ -17,6 +18,7 @@ from motet.digest import (
     digest_of,
     hex_of,
 )
+from motet.errors import ModelFolderError
 from motet.rpc import is_healthy, open_channel
 from motet_runner.assets import CHUNK_BYTES
 from tests.common.waiting import PATIENCE_S
@@ -40,7 +42,7 @@ async def fetched(address, digest):
 
 async def test_assets_come_whole_in_pieces(folder):
     model = write_model(folder / "model")
-    (model / "tokenizer.json").write_bytes(b"x" * (2 * CHUNK_BYTES + 7))
+    (model / "tokenizer.json").write_text(json.dumps({"text": "x" * (2 * CHUNK_BYTES + 7)}))
     (model / "special_tokens_map.json").write_bytes(b"")
     async with in_process_runner(folder) as runner:
         files = await fetched(runner.address, asset_digest(model))
@@ -53,6 +55,14 @@ async def test_assets_come_whole_in_pieces(folder):
         }
         for name, data in files.items():
             assert data == (model / name).read_bytes()
+
+
+async def test_a_runner_does_not_serve_a_model_whose_assets_no_gateway_can_use(folder):
+    model = write_model(folder / "model")
+    (model / "generation_config.json").write_text('{"temperature": "hot"}')
+    with pytest.raises(ModelFolderError, match=r"generation_config\.json: temperature must be a number"):
+        async with in_process_runner(folder):
+            pass
 
 
 async def test_an_unknown_digest_is_not_found(folder):

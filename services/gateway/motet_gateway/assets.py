@@ -64,6 +64,9 @@ class AssetStore:
         except MotetError as error:
             self._failures[digest] = error
             log.error("assets_invalid", digest=digest, reason=error.message)
+        except Exception as error:  # without an answer, requests would wait until their deadlines
+            self._failures[digest] = Internal(f"the model's files cannot be used: {type(error).__name__}: {error}")
+            log.exception("assets_invalid", digest=digest)
         finally:
             self._changed()
 

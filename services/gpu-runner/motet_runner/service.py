@@ -18,6 +18,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, runner_pb2
+from motet.asset_fields import check_asset_files
 from motet.clock import every
 from motet.digest import asset_digest, base_digest
 from motet.domain import Digest
@@ -212,7 +213,7 @@ class RunnerService:
 
     async def _digests(self) -> tuple[Digest, Digest]:
         """The digests of the base model and of its assets. Raises ModelFolderError if the pool asks for another model;
-        it does not wait for the engine then."""
+        it does not wait for the engine then. Also raises it for assets that no gateway could use."""
         base, assets = await asyncio.gather(
             asyncio.to_thread(base_digest, self._folder), asyncio.to_thread(asset_digest, self._folder)
         )
@@ -223,6 +224,7 @@ class RunnerService:
                 f"The model in {self._folder} has the digest {base}, but the pool {self._settings.pool} asks for "
                 f"{expected}. Put the right files there, or correct model.digest."
             )
+        await asyncio.to_thread(check_asset_files, self._folder)
         return base, assets
 
     async def _assemble(self, info: EngineInfo, base: Digest, assets: Digest) -> "_Parts":

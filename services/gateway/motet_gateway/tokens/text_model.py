@@ -1,16 +1,16 @@
 """A model's tokenizer, chat template and sampling defaults, read from a folder of assets. No weights."""
 
-import json
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from motet.errors import Internal, InvalidRequest, RequestTooLarge
+from motet.asset_fields import AssetFields
+from motet.errors import Internal, InvalidRequest, ModelFolderError, RequestTooLarge
 from motet_gateway.tokens.render_pool import TemplateText
 from motet_gateway.tokens.text_bounds import counted_bytes, most_bytes_per_token, takes_spaces
 from motet_gateway.tokens.text_pieces import PIECE_CHARACTERS, can_be_cut, pieces
@@ -95,18 +95,18 @@ class ModelTokenizer:
         # A tokenizer saved from training may cut or fill every text to one length.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        config = _read_json(folder / "config.json")
-        generation = _read_json(folder / "generation_config.json")
-        tokenizer_config = _read_json(folder / "tokenizer_config.json")
-        special = {name: _token_text(tokenizer_config.get(name)) for name in _SPECIAL_TOKENS}
-        text = _template_text(folder, tokenizer_config)
+        try:
+            fields = AssetFields(folder)
+        except ModelFolderError as error:
+            raise Internal(error.message) from None
+        special = {name: _token_text(fields.tokenizer.get(name)) for name in _SPECIAL_TOKENS}
         return cls(
             tokenizer,
-            TemplateText(text, special) if text else None,
+            TemplateText(fields.chat_template, special) if fields.chat_template else None,
             tokenizer.get_vocab_size(with_added_tokens=True),
-            int(config.get("max_position_embeddings") or config.get("n_positions") or 0),
-            _ids(generation.get("eos_token_id", config.get("eos_token_id"))),
-            _defaults(generation),
+            fields.context_length,
+            fields.eos_ids,
+            SamplingDefaults(**fields.sampling),
         )
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: Keep = KEEP_ALL) -> "list[array[int]]":
@@ -160,35 +160,6 @@ class ModelTokenizer:
         return self.template
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise Internal(f"the model's {path.name} isn't valid JSON: {error}") from None
-    return content if isinstance(content, dict) else {}
-
-
-def _template_text(folder: Path, tokenizer_config: Mapping[str, Any]) -> str:
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return file.read_text()
-    inline = tokenizer_config.get("chat_template")
-    if isinstance(inline, list):  # several templates, by name
-        inline = {entry.get("name"): entry.get("template") for entry in inline}.get("default")
-    return inline if isinstance(inline, str) else ""
-
-
 def _token_text(token: Any) -> str:
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else ""
-
-
-def _ids(value: Any) -> frozenset[int]:
-    return frozenset(value if isinstance(value, list) else [] if value is None else [value])
-
-
-def _defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
-    names = SamplingDefaults.__dataclass_fields__
-    return SamplingDefaults(**{name: generation[name] for name in names if generation.get(name) is not None})

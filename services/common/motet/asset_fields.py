@@ -1,0 +1,115 @@
+"""Reads the JSON and text files among a model's assets. A runner reads them before it serves the model, so that its
+pool says what is wrong; a gateway reads them again before it uses them.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from motet.errors import ModelFolderError
+
+MOST = 1 << 31
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Numbers in generation_config.json."""
+
+
+class AssetFields:
+    """Raises ModelFolderError that names the file and the field."""
+
+    def __init__(self, folder: Path) -> None:
+        config, self.generation = _object(folder, "config.json"), _object(folder, "generation_config.json")
+        self.tokenizer = _object(folder, "tokenizer_config.json")
+        self.sampling: dict[str, Any] = {
+            name: _number(self.generation[name], f"generation_config.json: {name}")
+            for name in SAMPLING_FIELDS
+            if self.generation.get(name) is not None
+        }
+        self.context_length = next((length for name in _LENGTHS if (length := _length(config, name))), 0)
+        said, usual = _ids(self.generation, "generation_config.json"), _ids(config, "config.json")
+        self.eos_ids = said if said is not None else usual or frozenset()
+        self.chat_template = _template(folder, self.tokenizer)
+
+
+_LENGTHS = ("max_position_embeddings", "n_positions")
+
+
+def check_asset_files(folder: Path) -> None:
+    AssetFields(folder)
+    _object(folder, "tokenizer.json")
+
+
+def _wrong(field: str, what: str) -> ModelFolderError:
+    return ModelFolderError(f"The model's {field} {what}. Correct the file in the model's folder, then start again.")
+
+
+def _object(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(_text(folder / name))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise _wrong(name, f"is not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise _wrong(name, "must be a JSON object")
+    for field, value in content.items():
+        try:
+            json.dumps({field: value}, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise _wrong(f"{name}: {field!a}", "holds half of a surrogate pair") from None
+    return content
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise _wrong(path.name, f"is not UTF-8: see byte {error.start}") from None
+
+
+def _number(value: Any, field: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > MOST:
+        raise _wrong(field, f"must be a number, not {_shown(value)}")
+    return value
+
+
+def _length(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if value is None:
+        return 0
+    return int(_number(value, f"config.json: {name}"))
+
+
+def _ids(content: Mapping[str, Any], file: str) -> frozenset[int] | None:
+    value = content.get("eos_token_id")
+    if value is None:
+        return None
+    ids = value if isinstance(value, list) else [value]
+    for one in ids:
+        if isinstance(one, bool) or not isinstance(one, int) or abs(one) > MOST:
+            raise _wrong(f"{file}: eos_token_id", f"must be a token id or a list of them, not {_shown(value)}")
+    return frozenset(ids)
+
+
+def _template(folder: Path, tokenizer: Mapping[str, Any]) -> str:
+    try:
+        return _text(folder / "chat_template.jinja")
+    except FileNotFoundError:
+        pass
+    inline = tokenizer.get("chat_template")
+    if not isinstance(inline, list):
+        return inline if isinstance(inline, str) else ""
+    named: dict[str, str] = {}
+    for entry in inline:
+        name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise _wrong(
+                "tokenizer_config.json: chat_template", "needs a name and a template, both text, in each entry"
+            )
+        named[name] = text
+    return named.get("default", "")
+
+
+def _shown(value: Any) -> str:
+    return ascii(value)[:80]
