@@ -342,6 +342,24 @@ TestSharedCache = SharedCache.TestCase
 TestSharedCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+def test_a_folder_whose_load_failed_is_checked_again_if_an_order_finds_it_first() -> None:
+    """The look that the failure has begun answers later: nothing of before the failure counts meanwhile."""
+    policy = AdapterPolicy(capacity=9, users_of=lambda _: 0)
+    digest, certified = Digest("sha256:" + "a" * 64), Certification(scheduler_pb2.Certificate(), None)
+    held = Held(digest, Path("folder"), 1, (1, 1), None, certified)
+    ref = common_pb2.AdapterRef(namespace="acme", name="a")
+
+    def order(number: int) -> list[Any]:
+        return policy.handle(events.Ordered(Order(number, ref, fetch("https://acme/", expected=digest))), 0.0)
+
+    (find,) = order(1)
+    assert effects.AnswerOrder(1, digest) in policy.handle(events.FolderHeld(find.number, held), 0.0)
+    policy.handle(events.EngineFailed(digest), 0.0)
+    (find,) = order(2)
+    done = policy.handle(events.FolderHeld(find.number, replace(held, certification=None)), 0.0)
+    assert [type(effect) for effect in done] == [effects.Release, effects.Check]
+
+
 def fetch(source: str, **how: Any) -> FetchRequest:
     return FetchRequest(source=source, namespace=how.pop("namespace", "acme"), **how)
 

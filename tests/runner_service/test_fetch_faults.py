@@ -21,6 +21,7 @@ from motet_runner.adapters import folder_fetch
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.folder_fetch import copy_folder
 from motet_runner.adapters.policy.values import FetchRequest
+from motet_runner.interface import AdapterFailed
 from motet_runner.settings import Settings
 from motet_runner.sources.folder import AdapterFolder
 from motet_runner.sources.source_access import Sources
@@ -391,6 +392,30 @@ async def test_a_folder_that_another_process_has_replaced_is_held_anew(setup, tm
     assert not evicted_by_another_process(setup.cache, one.digest)
 
 
+async def test_an_order_that_finds_another_folder_than_the_one_held_takes_its_lease(setup, tmp_path):
+    one = await setup.ensure(1)
+    old = one.held
+    other = RegistrySetup(tmp_path)
+    shutil.rmtree(old.folder)
+    await other.ensure(1)
+    other.adapters.close()
+    await setup.ensure_digest(1, one.digest)
+    held = setup.adapters.get(one.digest).held
+    assert held.inode != old.inode
+    assert held.lease.is_live()
+    assert not old.lease.is_live(), "it is released"
+    assert not evicted_by_another_process(setup.cache, one.digest)
+
+
+async def test_whoever_evicts_a_folder_that_was_replaced_leaves_the_new_one(cache, tmp_path):
+    source = write_adapter(tmp_path / "a")
+    old = copy_folder(cache, AdapterFolder(source), request_for(source))
+    shutil.rmtree(old.folder)
+    copy_folder(cache, AdapterFolder(source), request_for(source)).lease.release()
+    assert cache.evict(old.digest, old)
+    assert old.folder.exists()
+
+
 async def test_an_adapter_that_another_process_uses_stays_on_the_disk(setup, tmp_path):
     other = RegistrySetup(tmp_path)
     theirs = await other.ensure(1)
@@ -414,8 +439,6 @@ def evicted_by_another_process(cache: DiskCache, digest: Digest) -> bool:
 
 
 def _engine_failure(digest):
-    from motet_runner.interface import AdapterFailed
-
     return AdapterFailed(digest, AdapterFetchFailed("changed"))
 
 
