@@ -3,11 +3,18 @@
 import asyncio
 import contextlib
 import time
+from contextvars import ContextVar
 
 import orjson
 import pytest
+from prometheus_client import CollectorRegistry
+from starlette.types import Receive, Scope, Send
 
 from motet_gateway.http.connection import MAX_WAITING
+from motet_gateway.metrics import Metrics
+from motet_gateway.server import HttpServer, listening
+from motet_gateway.settings import Settings
+from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
 from tests.gateway.test_connections import BODY, HEAD, RawClient, raw_client, with_length
 from tests.support.fake_services import FakeServices
@@ -115,6 +122,31 @@ async def test_at_the_servers_end_what_was_sent_is_answered(cluster: FakeService
     assert answer.count(b"HTTP/1.1 200 ") == 2
     assert b"[DONE]" in answer
     assert b"connection: close" in answer.rpartition(b"HTTP/1.1 ")[2]
+
+
+async def test_a_request_inherits_nothing_of_the_one_before_it() -> None:
+    bound: ContextVar[str] = ContextVar("bound", default="nothing")
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        found = bound.get().encode()
+        bound.set("something")
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
+        await send({"type": "http.response.body", "body": found})
+
+    settings = Settings(port=0)
+    server = HttpServer(app, settings, Metrics(CollectorRegistry()), grace=1)
+    with listening(settings) as socket:
+        running = asyncio.create_task(server.serve(sockets=[socket]))
+        await eventually(lambda: server.started)
+        reader, writer = await asyncio.open_connection(*socket.getsockname())
+        writer.write(GET * 3)
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(3):
+                await reader.readuntil(b"\r\n\r\n")
+                assert await reader.readexactly(7) == b"nothing"
+        writer.close()
+        server.should_exit = True
+        await running
 
 
 # -------------------------------------------------------------------------------------------------- old and other forms

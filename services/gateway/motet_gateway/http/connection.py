@@ -25,6 +25,7 @@ than their answers, and after an error of HTTP, which is the last answer.
 import array
 import asyncio
 import contextlib
+import contextvars
 import fcntl
 import termios
 from collections import deque
@@ -120,6 +121,7 @@ class HttpConnection(asyncio.Protocol):
             self._end_with(error)
             return
         self._entered = True
+        self._context = contextvars.copy_context()
         self._server_state.connections.add(cast("Any", self))
         self._scope = {
             "type": "http",
@@ -209,7 +211,8 @@ class HttpConnection(asyncio.Protocol):
             self._run(exchange)
 
     def _run(self, exchange: Exchange) -> None:
-        task = self._loop.create_task(exchange.run(self._app))
+        # The end of one request starts the next: that one must not inherit what the first has bound for its log.
+        task = self._loop.create_task(exchange.run(self._app), context=self._context.copy())
         self._server_state.tasks.add(task)
         task.add_done_callback(self._server_state.tasks.discard)
 
