@@ -90,8 +90,8 @@ class Trial:
         lines = [f"longest pause {self.pause:.2f} s; {self.others:.0%} of the cores went to other processes"]
         by_request = {str(line["request"]): line for line in self.resumed}
         if (line := by_request.get(self.slowest)) is not None:
-            stages = (f"{name.removesuffix('_seconds')} {line[name]:.2f}" for name in line if name.endswith("_seconds"))
-            lines.append(f"  its stages, in seconds: {', '.join(stages)}; {line['tokens']} tokens computed again")
+            parts = (f"{name.removesuffix('_seconds')} {line[name]:.2f}" for name in line if name.endswith("_seconds"))
+            lines.append(f"  its parts, in seconds: {', '.join(parts)}; {line['tokens']} tokens computed again")
         busiest = sorted(self.cpu.items(), key=lambda one: -one[1])
         used = (f"{name} {seconds / self.seconds:.0%}" for name, seconds in busiest if seconds > 0.02 * self.seconds)
         lines.append(f"  of a core, until all went on: {', '.join(used)}")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from motet_gateway.pauses import Pause, Stage
+from motet_gateway.pauses import Pause, PausePart
 from tests.support.fake_engine import SlowEngines
 from tests.support.in_process_runner import short_folder
 from tests.support.in_process_services import until
@@ -18,22 +18,27 @@ from tests.support.real_dispatcher import ask, dispatcher_of
 PROMPT = (1, 2, 3)
 
 
-@given(st.lists(st.tuples(st.sampled_from(Stage), st.floats(0, 10))), st.floats(0, 10))
-def test_the_stages_add_up_to_the_pause(entered: list[tuple[Stage, float]], last: float) -> None:
+@given(st.lists(st.tuples(st.sampled_from(PausePart), st.floats(0, 10))), st.floats(0, 10))
+def test_the_stages_add_up_to_the_pause(entered: list[tuple[PausePart, float]], last: float) -> None:
     now = 1000.0
     pause = Pause(now)
-    for stage, seconds in entered:
+    for part, seconds in entered:
         now += seconds
-        pause.enter(stage, now)
+        pause.enter(part, now)
     said = pause.end(now + last)
     assert said.pop("seconds") == pytest.approx(now + last - 1000.0, abs=1e-3)
     assert sum(said.values()) == pytest.approx(now + last - 1000.0, abs=1e-2)
 
 
-def test_a_stage_that_is_entered_again_goes_on() -> None:
+def test_a_part_that_is_entered_again_goes_on() -> None:
     pause = Pause(1.0)
-    for at, stage in [(2.0, Stage.QUEUE), (2.5, Stage.RUNNER), (3.0, Stage.QUEUE), (5.0, Stage.RECOMPUTE)]:
-        pause.enter(stage, at)
+    for at, part in [
+        (2.0, PausePart.QUEUE),
+        (2.5, PausePart.RUNNER),
+        (3.0, PausePart.QUEUE),
+        (5.0, PausePart.RECOMPUTE),
+    ]:
+        pause.enter(part, at)
     assert pause.end(5.25) == {
         "seconds": 4.25,
         "notice_seconds": 1.0,
@@ -54,7 +59,7 @@ async def test_a_request_that_lost_its_runner_says_how_long_it_waited_for_what()
     assert resumed["instance"] == "r1"
     assert resumed["tokens"] > len(PROMPT)
     assert resumed["queue_seconds"] >= 0.2, "the second runner came so much later"
-    assert resumed["seconds"] == pytest.approx(sum(resumed[f"{stage}_seconds"] for stage in Stage), abs=1e-2), (
+    assert resumed["seconds"] == pytest.approx(sum(resumed[f"{part}_seconds"] for part in PausePart), abs=1e-2), (
         "nothing is left out"
     )
 

@@ -214,6 +214,32 @@ async def test_an_engine_does_not_hang_while_a_request_waits_for_its_adapters_fi
         assert health.dead_reason() == ""
 
 
+async def test_heartbeats_wait_neither_for_an_iteration_nor_for_the_next_report(folder):
+    """A report that is asked for during an iteration comes when that ends, or with the next one's turn."""
+    _, address = places(folder)
+    may_go_on = threading.Event()
+
+    class Hanging(FakeEngine):
+        def step(self):
+            may_go_on.wait()
+            return super().step()
+
+    async with (
+        supervisor_at(address) as supervisor,
+        in_process_runner(folder, supervisor=address, engine=Hanging, report_seconds=1000) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        try:
+            await until(lambda: supervisor.received)
+            assert supervisor.of("hello")[0].heartbeats
+            await gateway.submit("a")
+            seen, reports = len(supervisor.of("heartbeat")), len(supervisor.of("memory"))
+            await until(lambda: len(supervisor.of("heartbeat")) > seen + 5)
+            assert len(supervisor.of("memory")) <= reports + 1
+        finally:
+            may_go_on.set()
+
+
 async def test_an_adapter_is_certified_then_served(folder):
     address, _ = places(folder)
     source = write_adapter(folder / "a0").as_uri()

@@ -302,6 +302,58 @@ def test_a_silent_runner_gets_no_new_work_until_it_reports_but_keeps_its_request
     assert driver.where("b") == "r0"
 
 
+def silent_for(driver, seconds, *, runner="r0"):
+    identity = RunnerIdentity(instance=runner, incarnation="1")
+    return driver.send(events.RunnerUnhealthy(identity, "it has sent nothing", hung=False, silent_seconds=seconds))
+
+
+def test_the_requests_of_a_runner_that_nobody_hears_go_on_elsewhere():
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.attach("r1")
+    driver.wait(2.0)
+    driver.report("r1")
+    silent_for(driver, 2.1)
+    (place,) = driver.of(effects.SendPlaced)
+    assert (place.instance, place.epoch, place.moved_reason) == ("r1", 2, "it has sent nothing")
+    assert not place.engine_hung, "nobody knows what its engine does"
+
+
+def test_a_runner_that_only_the_supervisor_does_not_hear_keeps_its_requests():
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.attach("r1")
+    driver.wait(1.0)
+    driver.report("r0", entry("a", 5))
+    driver.wait(1.1)
+    silent_for(driver, 2.1)
+    assert driver.where("a") == "r0"
+    driver.enqueue("b")
+    assert driver.where("b") == "r1"
+
+
+def test_a_silent_runner_keeps_its_requests_while_no_other_could_take_them():
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.wait(2.1)
+    silent_for(driver, 2.1)
+    assert driver.where("a") == "r0"
+
+
+def test_a_supervisor_that_hears_nobody_moves_nothing_in_circles():
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.attach("r1")
+    driver.wait(2.1)
+    silent_for(driver, 2.1, runner="r1")
+    silent_for(driver, 2.1, runner="r0")
+    assert driver.where("a") == "r0"
+
+
 def test_a_hung_runner_that_computes_again_is_used_again():
     driver = ready()
     driver.attach("r0")

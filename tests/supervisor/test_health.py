@@ -1,5 +1,8 @@
 """When a runner counts as lost: if it is silent or hangs, but not if it is slow."""
 
+import pytest
+
+from motet.runner_info import Capacity, RunnerIdentity
 from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver, entry
 
@@ -32,6 +35,61 @@ def test_a_runner_that_reports_again_can_be_lost_again():
     driver.wait(6)
     driver.report(steps=1)
     assert driver.wait(6)
+
+
+def test_a_heartbeat_is_a_sign_of_life_like_a_report():
+    driver = SupervisorDriver(heartbeat=2.0)
+    driver.connect()
+    for _ in range(20):
+        assert not driver.wait(0.4)
+        driver.send(events.HeartbeatReceived(R0))
+    assert not driver.wait(1.9)
+    (lost,) = driver.wait(0.2)
+    assert lost.silent_seconds == pytest.approx(2.1)
+    driver.send(events.HeartbeatReceived(R0))
+    assert not driver.supervisor.runners[R0].unhealthy
+
+
+def test_heartbeats_alone_do_not_show_that_an_engine_works():
+    driver = SupervisorDriver(heartbeat=2.0, hang=20.0)
+    driver.connect()
+    driver.report(entry("a", 4), steps=5, work_pending=True)
+    lost = []
+    for _ in range(60):
+        driver.send(events.HeartbeatReceived(R0))
+        lost += driver.wait(0.4)
+    assert [(one.hung, one.silent_seconds) for one in lost] == [(True, 0.0)]
+
+
+def test_a_supervisor_that_did_not_run_condemns_nobody():
+    """As on a machine that was suspended, or whose cores others took: what came meanwhile is read after the tick."""
+    driver = SupervisorDriver(heartbeat=2.0, hang=20.0)
+    driver.connect()
+    driver.report(entry("a", 4), steps=5, work_pending=True)
+    driver.clock.advance(300)
+    assert not driver.send(events.Tick(late=299.6))
+    driver.wait(0.2)
+    driver.report(entry("a", 4), steps=6, work_pending=True)
+    assert not driver.wait(1.9)
+    assert driver.wait(0.2), "from then on, time counts again"
+
+
+def test_a_supervisor_that_is_always_late_still_finds_a_silent_runner():
+    driver = SupervisorDriver(heartbeat=2.0)
+    driver.connect()
+    lost = []
+    for _ in range(10):
+        driver.clock.advance(1.0)
+        lost += driver.send(events.Tick(late=0.6))
+    assert len(lost) == 1
+
+
+def test_a_runner_without_heartbeats_has_the_time_of_a_few_reports():
+    driver = SupervisorDriver(heartbeat=2.0)
+    identity = RunnerIdentity(instance="r0", incarnation="1", pool="default/demo")
+    driver.send(events.RunnerConnected(identity, Capacity(pages=100), heartbeats=False))
+    assert not driver.wait(4.9)
+    assert driver.wait(0.2)
 
 
 def test_an_engine_with_work_and_no_step_is_hung():

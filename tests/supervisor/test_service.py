@@ -3,8 +3,14 @@
 import time
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from motet.clock import FakeClock
+from motet.runner_info import Capacity, RunnerIdentity
 from motet_scheduler.settings import Settings as SchedulerSettings
+from motet_supervisor.metrics import Metrics
+from motet_supervisor.policy import events
+from motet_supervisor.service import SupervisorService
 from motet_supervisor.settings import Settings as SupervisorSettings
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_services import until
@@ -41,6 +47,22 @@ def count(system, name):
 
 def ordered_parks(system, method):
     return system.control.supervisor_metrics.get_sample_value("motet_park_orders_total", {"method": method}) or 0
+
+
+def test_a_tick_says_for_how_long_the_supervisor_did_not_run():
+    clock = FakeClock()
+    settings = SupervisorSettings(heartbeat_seconds=2.0)
+    service = SupervisorService(settings.config(1.0), metrics=Metrics(CollectorRegistry()), clock=clock, tick=0.2)
+    identity = RunnerIdentity(instance="r0", incarnation="1", pool="default/demo")
+    service.supervisor.handle(events.RunnerConnected(identity, Capacity(pages=100)), clock())
+    clock.advance(300)
+    service.tick()
+    (runner,) = service.supervisor.runners.values()
+    assert not runner.silent, "its messages of that time may wait to be read"
+    for _ in range(10):
+        clock.advance(0.2)
+        service.tick()
+    assert runner.silent
 
 
 async def test_sequences_that_outgrow_their_promises_are_extended_then_parked_and_all_finish(folder):

@@ -37,7 +37,7 @@ from motet_gateway.generation import (
 from motet_gateway.held_requests import HeldRequests
 from motet_gateway.loss_limits import Loss
 from motet_gateway.metrics import Metrics
-from motet_gateway.pauses import Pause, Stage
+from motet_gateway.pauses import Pause, PausePart
 from motet_gateway.runner_streams import RunnerStreams
 from motet_gateway.usage import RecentUsage
 
@@ -314,8 +314,8 @@ class Dispatcher:
         live = self._live.get(progress.request)
         if live is not None and live.generation.epoch == progress.epoch:
             live.generation.alone = progress.alone
-            if live.pause is not None and (stage := _STAGES.get(progress.state)) is not None:
-                live.pause.enter(stage, self._clock())
+            if live.pause is not None and (part := _PARTS.get(progress.state)) is not None:
+                live.pause.enter(part, self._clock())
             with self._failing_alone(live):
                 live.sink.waiting(_waiting_for(progress, live.order))
 
@@ -358,7 +358,7 @@ class Dispatcher:
                 case Submit(placement):
                     live.sink.placed()
                     if live.pause is not None:
-                        live.pause.enter(Stage.RUNNER, self._clock())
+                        live.pause.enter(PausePart.RUNNER, self._clock())
                     self._runners.submit(placement, self._submission(live, placement))
                 case DeliverScores(logprobs):
                     live.sink.score(logprobs)
@@ -418,7 +418,7 @@ class Dispatcher:
     def _report_lost(self, live: _LiveChoice, epoch: int, instance: str, why: str) -> None:
         request = live.order.request
         live.pause = live.pause or Pause(live.heard_at)
-        live.pause.enter(Stage.QUEUE, self._clock())
+        live.pause.enter(PausePart.QUEUE, self._clock())
         log.info("request_lost", request=request, epoch=epoch, instance=instance, reason=why)
         self._metrics.replacements.inc()
         live.sink.waiting("moving to another runner")
@@ -529,10 +529,10 @@ class Dispatcher:
         )
 
 
-_STAGES = {
-    common_pb2.SEQUENCE_STATE_WAITING: Stage.RUNNER,
-    common_pb2.SEQUENCE_STATE_LOADING: Stage.ADAPTER,
-    common_pb2.SEQUENCE_STATE_PREFILL: Stage.RECOMPUTE,
+_PARTS = {
+    common_pb2.SEQUENCE_STATE_WAITING: PausePart.RUNNER,
+    common_pb2.SEQUENCE_STATE_LOADING: PausePart.ADAPTER,
+    common_pb2.SEQUENCE_STATE_PREFILL: PausePart.RECOMPUTE,
 }
 
 

@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class Stage(StrEnum):
+class PausePart(StrEnum):
     """The parts of a pause, in their usual order."""
 
     NOTICE = "notice"
@@ -21,21 +21,21 @@ class Stage(StrEnum):
 class Pause:
     """From the last token of a lost runner to the first one of the next. It goes on if that one is lost, too."""
 
-    __slots__ = ("_began", "_entered", "_seconds", "_stage")
+    __slots__ = ("_began", "_entered", "_part", "_seconds")
 
     def __init__(self, began: float) -> None:
         """`began`: when the last token came, or the request, if it has none."""
         self._began = self._entered = began
-        self._stage = Stage.NOTICE
-        self._seconds = dict.fromkeys(Stage, 0.0)
+        self._part = PausePart.NOTICE
+        self._seconds = dict.fromkeys(PausePart, 0.0)
 
-    def enter(self, stage: Stage, now: float) -> None:
-        self._seconds[self._stage] += now - self._entered
-        self._stage, self._entered = stage, now
+    def enter(self, part: PausePart, now: float) -> None:
+        self._seconds[self._part] += now - self._entered
+        self._part, self._entered = part, now
 
     def end(self, now: float) -> dict[str, float]:
-        """The seconds in all and of each stage, as a line of the log has them."""
-        self.enter(self._stage, now)
+        """The seconds in all and of each part, as a line of the log has them."""
+        self.enter(self._part, now)
         return {"seconds": round(now - self._began, 3)} | {
-            f"{stage}_seconds": round(seconds, 3) for stage, seconds in self._seconds.items()
+            f"{part}_seconds": round(seconds, 3) for part, seconds in self._seconds.items()
         }

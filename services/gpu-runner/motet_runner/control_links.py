@@ -39,6 +39,9 @@ SELF_PROTECTION = "Until the supervisor answers, this runner decides which seque
 EXPECT_SECONDS = 2.0
 """How long an announced request protects its adapter from eviction. Multiplied by the time scale."""
 
+HEARTBEAT_SECONDS = 0.4
+"""Seconds between two heartbeats to the supervisor. Multiplied by the time scale."""
+
 PROGRESS_SECONDS = 2.0
 """Seconds between two messages about an adapter that is still being fetched. Multiplied by the time scale."""
 
@@ -340,6 +343,10 @@ class SupervisorLink:
         )
         self.link.send(supervisor_pb2.WatchUp(memory=memory))
 
+    def heartbeat(self) -> None:
+        """Say that this process lives. A report may wait for an iteration, and the next one for its turn."""
+        self.link.send(supervisor_pb2.WatchUp(heartbeat=supervisor_pb2.Heartbeat()))
+
     def overflow(self, event: OverflowAhead) -> None:
         report = self._last_report()
         entry = next(
@@ -393,6 +400,7 @@ class SupervisorLink:
                 identity=self._facts.identity,
                 capacity=self._facts.capacity,
                 live=self._accepted.runner_requests(self._last_report()),
+                heartbeats=True,
             )
         )
 

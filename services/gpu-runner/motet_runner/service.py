@@ -33,7 +33,7 @@ from motet_runner.adapters.certification import certify, limits_of
 from motet_runner.adapters.checks import Check, Checks
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.assets import stream_assets
-from motet_runner.control_links import RunnerFacts, SchedulerLink, SupervisorLink
+from motet_runner.control_links import HEARTBEAT_SECONDS, RunnerFacts, SchedulerLink, SupervisorLink
 from motet_runner.engine_client import EngineClient, EngineDied
 from motet_runner.engine_messages import EngineOutputs, ReportNow
 from motet_runner.generate_service import GenerateService
@@ -202,6 +202,7 @@ class RunnerService:
                 parts.supervisor.run(),
                 every(report_seconds, self._request_report, name="report"),
                 every(UPKEEP_SECONDS * self._process.time_scale, parts.adapters.tick, name="adapters"),
+                every(HEARTBEAT_SECONDS * self._process.time_scale, parts.supervisor.heartbeat, name="heartbeat"),
             )
         except EngineDied as error:
             parts.generation.engine_died(error.message)
@@ -342,7 +343,7 @@ class RunnerService:
 
     def _request_report(self) -> None:
         """Ask the engine for a report. If it has not answered the last time, it is busy or hangs: then its last report
-        is sent again. So silence always means a lost runner, and steps that stand still mean an engine that hangs."""
+        is sent again. So steps that stand still mean an engine that hangs."""
         if self._report_asked and self._last_report is not None:
             self._publish(self._last_report)
         self._report_asked = True

@@ -510,7 +510,8 @@ def supervisor_event(down: supervisor_pb2.AdviseDown) -> list[events.Event]:
             ]
         case "lost":
             lost = down.lost
-            return [events.RunnerUnhealthy(RunnerIdentity.from_proto(lost.runner), lost.why, lost.hung)]
+            identity = RunnerIdentity.from_proto(lost.runner)
+            return [events.RunnerUnhealthy(identity, lost.why, lost.hung, lost.silent_seconds)]
         case "overcommit":
             return [events.OvercommitSet(down.overcommit.pool, down.overcommit.factor)]
         case _:

@@ -24,8 +24,8 @@ def main() -> None:
     settings, process, addresses = read(Settings), read(ProcessSettings), read(Addresses)
 
     async def supervise(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
-        service = SupervisorService(settings.config(process.time_scale), metrics=Metrics(registry))
         tick = max(TICK_SECONDS * process.time_scale, MIN_TICK_SECONDS)
+        service = SupervisorService(settings.config(process.time_scale), metrics=Metrics(registry), tick=tick)
         async with serving(
             addresses.supervisor_address,
             lambda server: supervisor_pb2_grpc.add_SupervisorServicer_to_server(service, server),

@@ -24,7 +24,10 @@ def _read_method(it: "common_pb2.ParkMethod.ValueType") -> ParkMethod:
 
 def runner_connected(hello: supervisor_pb2.WatchHello) -> events.RunnerConnected:
     return events.RunnerConnected(
-        RunnerIdentity.from_proto(hello.identity), Capacity.from_proto(hello.capacity), read_runner_requests(hello.live)
+        RunnerIdentity.from_proto(hello.identity),
+        Capacity.from_proto(hello.capacity),
+        read_runner_requests(hello.live),
+        heartbeats=hello.heartbeats,
     )
 
 
@@ -44,6 +47,8 @@ def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> events.Ev
                 swap_seconds_per_page=it.swap_seconds_per_page,
                 live=read_runner_requests(it.live),
             )
+        case "heartbeat":
+            return events.HeartbeatReceived(instance)
         case "overflow":
             return events.OverflowAnnounced(instance, RunnerRequest.from_proto(up.overflow.request))
         case "parked":
@@ -158,7 +163,12 @@ def scheduler_message(effect: effects.SchedulerMessage) -> supervisor_pb2.Advise
             )
         case effects.ReportRunnerLost():
             return supervisor_pb2.AdviseDown(
-                lost=supervisor_pb2.RunnerLost(runner=effect.identity.to_proto(), why=effect.why, hung=effect.hung)
+                lost=supervisor_pb2.RunnerLost(
+                    runner=effect.identity.to_proto(),
+                    why=effect.why,
+                    hung=effect.hung,
+                    silent_seconds=effect.silent_seconds,
+                )
             )
         case effects.ReportOvercommit():
             return supervisor_pb2.AdviseDown(overcommit=_overcommit(effect))

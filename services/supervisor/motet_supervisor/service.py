@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import AsyncIterator
+from math import inf
 from typing import Any
 
 import structlog
@@ -22,10 +23,18 @@ log = structlog.get_logger(__name__)
 
 SERVICE = "motet.api.v1.Supervisor"
 
+IN_TIME = 2.0
+"""A tick that comes after less than this many times its interval is not late."""
+
 
 class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
-    def __init__(self, config: SupervisorConfig, *, metrics: Metrics, clock: Clock = monotonic) -> None:
+    def __init__(
+        self, config: SupervisorConfig, *, metrics: Metrics, clock: Clock = monotonic, tick: float = inf
+    ) -> None:
+        """`tick`: seconds between two calls of `tick`, if this process runs as it should."""
         self.supervisor = Supervisor(config)
+        self._tick = tick
+        self._ticked_at = clock()
         self._metrics = metrics
         self._clock = clock
         self._runners: Sessions[RunnerIdentity, supervisor_pb2.WatchUp, supervisor_pb2.WatchDown] = Sessions(
@@ -43,7 +52,9 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         self._scheduler_numbers = itertools.count(1)
 
     def tick(self) -> None:
-        self._handle(events.Tick())
+        now = self._clock()
+        late, self._ticked_at = max(0.0, now - self._ticked_at - IN_TIME * self._tick), now
+        self._handle(events.Tick(late))
         self._metrics.observe(self.supervisor)
 
     # ------------------------------------------------------------------------------------------------------- streams

@@ -9,15 +9,19 @@ from motet.domain import ParkMethod
 from motet.ledger import MAX_OVERCOMMIT, MIN_OVERCOMMIT
 from motet_supervisor.policy.values import SupervisorConfig
 
+REMIND_SECONDS, FORGET_SECONDS = 10.0, 50.0
+"""How often a hang is reported again, and when a runner whose stream is down is forgotten, before the time scale."""
+
 
 class Settings(BaseSettings):
     """When a runner is unhealthy, and how requests are parked. Seconds are multiplied by MOTET_TIME_SCALE."""
 
     model_config = SettingsConfigDict(env_prefix="MOTET_SUPERVISOR_", frozen=True, extra="ignore")
 
-    heartbeat_seconds: float = Field(5.0, gt=0)
-    """A runner that has sent no report for this long is unhealthy and gets no new requests. Five reports are due in
-    this time."""
+    heartbeat_seconds: float = Field(2.0, gt=0)
+    """A runner that has sent nothing for this long is unhealthy: it gets no new requests, and if the scheduler hears
+    nothing of it either, its requests continue on other runners. Five heartbeats are due in this time. Time in which
+    the supervisor itself did not run does not count."""
 
     hang_seconds: float = Field(20.0, gt=0)
     """An engine hangs when it has work and takes no step for this long, and for as long as ten of its own slowest
@@ -45,6 +49,8 @@ class Settings(BaseSettings):
     def config(self, time_scale: float) -> SupervisorConfig:
         return SupervisorConfig(
             heartbeat=self.heartbeat_seconds * time_scale,
+            remind=REMIND_SECONDS * time_scale,
+            forget=FORGET_SECONDS * time_scale,
             hang=self.hang_seconds * time_scale,
             order_timeout=self.answer_seconds * time_scale,
             resume_without_scheduler=self.resume_alone_seconds * time_scale,

@@ -282,6 +282,8 @@ class RunnerUnhealthy:
     runner: RunnerIdentity
     why: str
     hung: bool
+    silent_seconds: float = 0.0
+    """How long the supervisor has heard nothing of it; 0 if it hears it."""
 
 
 @dataclass(frozen=True, slots=True)

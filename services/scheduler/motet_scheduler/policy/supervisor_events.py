@@ -4,8 +4,12 @@ from motet.domain import InstanceName
 from motet_scheduler.policy import events
 from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
-from motet_scheduler.policy.runners import ParkedRequest, runner_report
+from motet_scheduler.policy.runners import ParkedRequest, Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
+
+AS_SILENT = 0.75
+"""A runner is silent for us, too, if its last report is as old as this share of the time in which the supervisor heard
+nothing. It sends both of them reports at the same moment."""
 
 
 class SupervisorEvents:
@@ -67,5 +71,12 @@ class SupervisorEvents:
         runner.hung = runner.hung or event.hung  # a hung runner that stops reporting is still hung
         self._state.catalog_changed = True
         self._state.emit(runner_report(runner))
-        if event.hung:
+        if event.hung or self._is_gone(runner, event.silent_seconds):
             self._lifecycle.move_everything(runner, event.why)
+
+    def _is_gone(self, runner: Runner, silent_seconds: float) -> bool:
+        """Whether a silent runner's requests have to go on elsewhere. Not if we hear it: then the supervisor is cut off
+        from it, and its streams may be whole. Not if no other runner takes work: it may come back."""
+        if silent_seconds <= 0 or self._state.now - runner.last_report_at < AS_SILENT * silent_seconds:
+            return False
+        return any(other.takes_work for other in self._state.runners_of(runner.group) if other is not runner)

@@ -13,6 +13,8 @@ class RunnerConnected:
     identity: RunnerIdentity
     capacity: Capacity
     live: tuple[RunnerRequest, ...] = ()
+    heartbeats: bool = True
+    """Whether it sends more than its reports. Runners of earlier versions do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,11 @@ class MemoryReported:
     prefill_seconds_per_token: float = 0.0
     swap_seconds_per_page: float = 0.0
     live: tuple[RunnerRequest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived:
+    instance: InstanceName
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +115,15 @@ class Resumable:
 class Tick:
     """Time passed."""
 
+    late: float = 0.0
+    """Seconds since the last one in which this process did not run, or was busy."""
+
 
 Event = (
     RunnerConnected
     | RunnerDisconnected
     | MemoryReported
+    | HeartbeatReceived
     | OverflowAnnounced
     | RequestParked
     | RequestResumed

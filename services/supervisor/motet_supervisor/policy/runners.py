@@ -75,6 +75,7 @@ class WatchedRunner:
         """Of the requests that are not parked. Its capacity is what KV can have now, as last reported. Extensions that
         were ordered are in it."""
         self.connected = True
+        self.heartbeats = True
         self.last_message_at = now
         self.sequences: dict[RequestId, TrackedRequest] = {}
         self.host_bytes_free = capacity.host_bytes
@@ -103,6 +104,12 @@ class WatchedRunner:
             self.progress.skip_silence(now - self.last_message_at)
         self.silent = False
         self.last_message_at = now
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """Nobody listened for this long, so that nothing was heard says nothing. Messages that came meanwhile may still
+        wait to be read."""
+        self.last_message_at = min(now, self.last_message_at + seconds)
+        self.progress.moved_at = min(now, self.progress.moved_at + seconds)
 
     @property
     def pages_being_freed(self) -> int:

@@ -51,7 +51,7 @@ class Supervisor:
             runner = self.runners[instance] = WatchedRunner(
                 event.identity, event.capacity, self._now, overcommit=self.config.overcommit
             )
-        runner.connected = True
+        runner.connected, runner.heartbeats = True, event.heartbeats
         runner.note_message(self._now, again=True)
         for sequence in runner.sequences.values():
             sequence.order_done()  # orders on the old stream are lost
@@ -91,6 +91,10 @@ class Supervisor:
             elif sequence.overflowing_since is None:
                 sequence.overflowing_since = self._now
         self._answer_overflows(runner)
+
+    def _heartbeat_received(self, event: events.HeartbeatReceived) -> None:
+        if (runner := self.runners.get(event.instance)) is not None:
+            runner.note_message(self._now)
 
     def _overflow_announced(self, event: events.OverflowAnnounced) -> None:
         runner = self.runners.get(event.instance)
@@ -187,10 +191,11 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------------------------- time
 
-    def _tick(self, _event: events.Tick) -> None:
+    def _tick(self, event: events.Tick) -> None:
         if not self.has_leader and self._no_leader_since is None:
             self._no_leader_since = self._now
         for runner in list(self.runners.values()):
+            runner.excuse(event.late, self._now)
             self._watch_health(runner)
             if runner.connected:
                 self._answer_overflows(runner)
@@ -198,17 +203,18 @@ class Supervisor:
 
     def _watch_health(self, runner: WatchedRunner) -> None:
         silent = self._now - runner.last_message_at
-        if not runner.connected and silent > 10 * self.config.heartbeat:
+        if not runner.connected and silent > self.config.forget:
             del self.runners[runner.instance]
             return
         if runner.hung_reason:
-            if self._now - runner.unhealthy_reported_at > 2 * self.config.heartbeat:
+            if self._now - runner.unhealthy_reported_at > self.config.remind:
                 self._mark_unhealthy(runner, runner.hung_reason, hung=True)
             return
         if runner.silent:
             return
-        if silent > self.config.heartbeat:
-            self._mark_unhealthy(runner, f"no report for {silent:.1f} seconds", hung=False)
+        if silent > self.config.heartbeat * (1.0 if runner.heartbeats else self.config.without_heartbeats):
+            why = f"it has sent nothing for {silent:.1f} seconds"
+            self._mark_unhealthy(runner, why, hung=False, silent_seconds=silent)
             return
         without_step = self._now - runner.progress.moved_at
         limit = max(self.config.hang, self.config.hang_steps * runner.progress.slowest_step)
@@ -217,8 +223,9 @@ class Supervisor:
                 runner, f"its engine has work and took no step for {without_step:.1f} seconds", hung=True
             )
 
-    def _mark_unhealthy(self, runner: WatchedRunner, why: str, *, hung: bool) -> None:
-        self._effects.append(effects.ReportRunnerLost(runner.identity, why, hung, again=runner.unhealthy))
+    def _mark_unhealthy(self, runner: WatchedRunner, why: str, *, hung: bool, silent_seconds: float = 0.0) -> None:
+        lost = effects.ReportRunnerLost(runner.identity, why, hung, silent_seconds, again=runner.unhealthy)
+        self._effects.append(lost)
         runner.unhealthy_reported_at = self._now
         if hung:
             runner.hung_reason = why
@@ -317,6 +324,7 @@ _HANDLERS: dict[type, Callable[[Supervisor, Any], None]] = {
     events.RunnerConnected: Supervisor._runner_connected,
     events.RunnerDisconnected: Supervisor._runner_disconnected,
     events.MemoryReported: Supervisor._memory_reported,
+    events.HeartbeatReceived: Supervisor._heartbeat_received,
     events.OverflowAnnounced: Supervisor._overflow_announced,
     events.RequestParked: Supervisor._parked,
     events.RequestResumed: Supervisor._resumed,

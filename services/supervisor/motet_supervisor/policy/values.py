@@ -9,8 +9,14 @@ from motet.domain import ParkMethod
 class SupervisorConfig:
     """The parameters of the policy. Times are seconds, with the time scale applied."""
 
-    heartbeat: float = 5.0
+    heartbeat: float = 2.0
     """A runner that sends nothing for this long is unhealthy."""
+    without_heartbeats: float = 2.5
+    """A runner that sends only its reports, as earlier versions do, may be silent for this many times as long."""
+    remind: float = 10.0
+    """A runner that still hangs is reported again this often."""
+    forget: float = 50.0
+    """A runner whose stream is down and that sends nothing for this long is forgotten."""
     hang: float = 20.0
     """An engine that has work and takes no step for this long hangs,"""
     hang_steps: float = 10.0

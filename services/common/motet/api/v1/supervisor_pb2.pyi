@@ -30,6 +30,7 @@ class WatchUp(_message.Message):
     PARKED_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WatchHello: ...
     @_builtins.property
@@ -42,6 +43,8 @@ class WatchUp(_message.Message):
     def resumed(self) -> Global___Resumed: ...
     @_builtins.property
     def ended(self) -> Global___Ended: ...
+    @_builtins.property
+    def heartbeat(self) -> Global___Heartbeat: ...
     def __init__(
         self,
         *,
@@ -51,12 +54,13 @@ class WatchUp(_message.Message):
         parked: Global___Parked | None = ...,
         resumed: Global___Resumed | None = ...,
         ended: Global___Ended | None = ...,
+        heartbeat: Global___Heartbeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "hello", b"hello", "memory", b"memory", "message", b"message", "overflow", b"overflow", "parked", b"parked", "resumed", b"resumed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "memory", b"memory", "message", b"message", "overflow", b"overflow", "parked", b"parked", "resumed", b"resumed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "hello", b"hello", "memory", b"memory", "message", b"message", "overflow", b"overflow", "parked", b"parked", "resumed", b"resumed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "memory", b"memory", "message", b"message", "overflow", b"overflow", "parked", b"parked", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "memory", "overflow", "parked", "resumed", "ended"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "memory", "overflow", "parked", "resumed", "ended", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -111,6 +115,9 @@ class WatchHello(_message.Message):
     IDENTITY_FIELD_NUMBER: _builtins.int
     CAPACITY_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
+    HEARTBEATS_FIELD_NUMBER: _builtins.int
+    heartbeats: _builtins.bool
+    """whether this runner sends them"""
     @_builtins.property
     def identity(self) -> _common_pb2.RunnerIdentity: ...
     @_builtins.property
@@ -123,10 +130,11 @@ class WatchHello(_message.Message):
         identity: _common_pb2.RunnerIdentity | None = ...,
         capacity: _common_pb2.Capacity | None = ...,
         live: _abc.Iterable[_common_pb2.RunnerRequest] | None = ...,
+        heartbeats: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "identity", b"identity", "live", b"live"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "heartbeats", b"heartbeats", "identity", b"identity", "live", b"live"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -203,9 +211,26 @@ class MemoryReport(_message.Message):
 Global___MemoryReport: _TypeAlias = MemoryReport  # noqa: Y015
 
 @_typing.final
-class Overflow(_message.Message):
-    """A sequence is about to reach its promise: announced one page ahead, so that the answer is there in time (S3-10)."""
+class Heartbeat(_message.Message):
+    """A sequence is about to reach its promise: announced one page ahead, so that the answer is there in time (S3-10).
+    The runner's process lives: sent more often than reports, which may wait for the engine's iteration.
+    """
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class Overflow(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
@@ -711,8 +736,11 @@ class RunnerLost(_message.Message):
     RUNNER_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
     HUNG_FIELD_NUMBER: _builtins.int
+    SILENT_SECONDS_FIELD_NUMBER: _builtins.int
     why: _builtins.str
     hung: _builtins.bool
+    silent_seconds: _builtins.float
+    """for how long the supervisor has heard nothing; 0 if it hears the runner"""
     @_builtins.property
     def runner(self) -> _common_pb2.RunnerIdentity: ...
     def __init__(
@@ -721,10 +749,11 @@ class RunnerLost(_message.Message):
         runner: _common_pb2.RunnerIdentity | None = ...,
         why: _builtins.str = ...,
         hung: _builtins.bool = ...,
+        silent_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["runner", b"runner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hung", b"hung", "runner", b"runner", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hung", b"hung", "runner", b"runner", "silent_seconds", b"silent_seconds", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
