@@ -15,16 +15,16 @@ import json
 import random
 import signal
 import tempfile
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic
 
 import psutil
 
-from benchmarks.harness import Result, arguments, measuring_other_load, percentile, report
+from benchmarks.harness import Result, arguments, percentile, report
 from benchmarks.served import HERE, named
 from tests.stack.harness import BUNDLED, LocalStack, running_stack
 
@@ -35,6 +35,7 @@ MODELS = ["motet-demo", *sorted(path.name for path in (BUNDLED / "adapters").ite
 MORE = 20
 """So many tokens come to each stream before a pause counts as over."""
 PATIENCE_SECONDS = 60.0
+SETTLE_SECONDS = 3.0
 PROMPT_WORDS = 40
 WORDS = ("lighthouse", "keeper", "storm", "lamp", "harbour", "boat", "night", "wind", "stairs", "island")
 
@@ -64,7 +65,7 @@ class Stream:
                 if line.startswith(b'data: {"error"'):
                     raise RuntimeError(f"a stream ended with {line!r}")
                 if line.startswith(b"data: {"):
-                    self.arrivals.append(monotonic())
+                    self.arrivals.append(time.monotonic())
         finally:
             writer.close()
 
@@ -75,6 +76,8 @@ class Stream:
 
 @dataclass
 class Trial:
+    victim: int
+    """The process that was killed or frozen."""
     pause: float
     slowest: str
     """The request that paused longest."""
@@ -104,9 +107,14 @@ class Cpu:
     def __init__(self, stack: LocalStack) -> None:
         self._stack = stack
         self._before = self._seconds()
+        self._busy = _busy_seconds()
+        self._began = time.monotonic()
 
-    def since(self) -> dict[str, float]:
-        return {name: now - self._before.get(name, 0.0) for name, now in self._seconds().items()}
+    def since(self) -> tuple[dict[str, float], float]:
+        """Seconds of each process, and the share of all cores that processes outside took."""
+        used = {name: now - self._before.get(name, 0.0) for name, now in self._seconds().items()}
+        wall = (time.monotonic() - self._began) * (psutil.cpu_count() or 1)
+        return used, max(0.0, (_busy_seconds() - self._busy - sum(used.values())) / wall)
 
     def _seconds(self) -> dict[str, float]:
         names = {int(one["pid"]): str(one["name"]) for one in self._stack.status()["services"] if one["pid"]}
@@ -122,6 +130,11 @@ class Cpu:
         return found
 
 
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+
+
 async def trial(stack: LocalStack, fault: str, given: Namespace, drawn: random.Random) -> Trial:
     streams = [
         Stream(MODELS[number % len(MODELS)], " ".join(drawn.choices(WORDS, k=PROMPT_WORDS)))
@@ -133,22 +146,18 @@ async def trial(stack: LocalStack, fault: str, given: Namespace, drawn: random.R
         name, _ = await asyncio.to_thread(stack.busiest_runner)
         log = len(stack.log("gateway"))
         cpu = Cpu(stack)
-        with measuring_other_load(list(named(stack.processes()).values())) as other:
-            struck = monotonic()
-            stack.kill(name, SIGNALS[fault])
-            lost = [len(stream.arrivals) for stream in streams]
-            await asyncio.sleep(0.1)  # what was under way arrives
-            lost = [max(before, len(stream.arrivals)) for before, stream in zip(lost, streams, strict=True)]
-            await _until(
-                lambda: all(len(stream.arrivals) >= had + MORE for stream, had in zip(streams, lost, strict=True))
-            )
-            seconds = monotonic() - struck
-            used = cpu.since()
+        struck = time.monotonic()
+        victim = stack.kill(name, SIGNALS[fault])
+        await asyncio.sleep(0.1)  # what was under way arrives
+        had = [len(stream.arrivals) for stream in streams]
+        await _until(lambda: all(len(one.arrivals) >= before + MORE for one, before in zip(streams, had, strict=True)))
+        seconds = time.monotonic() - struck
+        used, others = cpu.since()
         for task in tasks:
             task.cancel()
     lines = [json.loads(line) for line in stack.log("gateway")[log:].splitlines() if "request_resumed" in line]
     slowest = max(streams, key=lambda stream: stream.longest_pause(struck))
-    return Trial(slowest.longest_pause(struck), slowest.request, lines, used, seconds, other.share)
+    return Trial(victim, slowest.longest_pause(struck), slowest.request, lines, used, seconds, others)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -157,17 +166,23 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def restored(stack: LocalStack) -> None:
-    """Wait until both runners serve again, as before the trial."""
-    stack.until(lambda: all(one["ready"] for one in stack.status()["services"]))
+def restored(stack: LocalStack, gone: int | None = None) -> None:
+    """Wait until both runners serve, the process `gone` is replaced, and the new one has chosen its kernels."""
+
+    def serve() -> bool:
+        services = stack.status()["services"]
+        return all(one["ready"] and one["pid"] != gone for one in services)
+
+    stack.until(serve)
+    time.sleep(SETTLE_SECONDS)
 
 
 def measure(stack: LocalStack, fault: str, given: Namespace) -> list[Result]:
     drawn = random.Random(0)
     pauses = []
     for number in range(given.trials):
-        restored(stack)
         found = asyncio.run(trial(stack, fault, given, drawn))
+        restored(stack, found.victim)
         print(f"{fault} {number}: {found.describe()}", flush=True)
         pauses.append(found.pause)
     limit = MOST_SECONDS[fault]
@@ -194,6 +209,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="mt", dir="/tmp") as folder,
         running_stack(Path(folder), runners=2, env=env) as stack,
     ):
+        restored(stack)
         results = [one for fault in given.faults for one in measure(stack, fault, given)]
     report("pauses", results, as_json=given.json)
 
