@@ -23,9 +23,6 @@ log = structlog.get_logger(__name__)
 
 SERVICE = "motet.api.v1.Supervisor"
 
-IN_TIME = 2.0
-"""A tick that comes after less than this many times its interval is not late."""
-
 
 class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
     def __init__(
@@ -53,7 +50,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
 
     def tick(self) -> None:
         now = self._clock()
-        late, self._ticked_at = max(0.0, now - self._ticked_at - IN_TIME * self._tick), now
+        late, self._ticked_at = max(0.0, now - self._ticked_at - self._tick), now
         self._handle(events.Tick(late))
         self._metrics.observe(self.supervisor)
 

@@ -21,7 +21,8 @@ class Settings(BaseSettings):
     heartbeat_seconds: float = Field(2.0, gt=0)
     """A runner that has sent nothing for this long is unhealthy: it gets no new requests, and if the scheduler hears
     nothing of it either, its requests continue on other runners. Five heartbeats are due in this time. Time in which
-    the supervisor itself did not run does not count."""
+    the supervisor itself did not run does not count, and while it runs late, runners have up to two and a half times as
+    long."""
 
     hang_seconds: float = Field(20.0, gt=0)
     """An engine hangs when it has work and takes no step for this long, and for as long as ten of its own slowest

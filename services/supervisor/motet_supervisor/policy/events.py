@@ -116,7 +116,7 @@ class Tick:
     """Time passed."""
 
     late: float = 0.0
-    """Seconds since the last one in which this process did not run, or was busy."""
+    """By how many seconds: so long this process did not run, or was busy."""
 
 
 Event = (

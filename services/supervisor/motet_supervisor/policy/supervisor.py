@@ -23,7 +23,9 @@ class Supervisor:
         """Terms of the connected schedulers."""
         self.highest_term = 0
         self._no_leader_since: float | None = None
-        self._now = 0.0
+        self._now = self._ticked_at = 0.0
+        self._lateness = 0.0
+        """How late ticks were recently."""
         self._effects: list[effects.Effect] = []
 
     @property
@@ -194,6 +196,7 @@ class Supervisor:
     def _tick(self, event: events.Tick) -> None:
         if not self.has_leader and self._no_leader_since is None:
             self._no_leader_since = self._now
+        self._note_lateness(event.late)
         for runner in list(self.runners.values()):
             runner.excuse(event.late, self._now)
             self._watch_health(runner)
@@ -212,7 +215,7 @@ class Supervisor:
             return
         if runner.silent:
             return
-        if silent > self.config.heartbeat * (1.0 if runner.heartbeats else self.config.without_heartbeats):
+        if silent > self._longest_silence(runner):
             why = f"it has sent nothing for {silent:.1f} seconds"
             self._mark_unhealthy(runner, why, hung=False, silent_seconds=silent)
             return
@@ -222,6 +225,16 @@ class Supervisor:
             self._mark_unhealthy(
                 runner, f"its engine has work and took no step for {without_step:.1f} seconds", hung=True
             )
+
+    def _longest_silence(self, runner: WatchedRunner) -> float:
+        config = self.config
+        most = config.most_heartbeats * config.heartbeat
+        return min(most, config.heartbeat + config.lateness_factor * self._lateness) if runner.heartbeats else most
+
+    def _note_lateness(self, late: float) -> None:
+        """The most of the last seconds: it halves with each heartbeat's time."""
+        halved = self._lateness * 0.5 ** ((self._now - self._ticked_at) / self.config.heartbeat)
+        self._lateness, self._ticked_at = max(halved, min(late, self.config.heartbeat)), self._now
 
     def _mark_unhealthy(self, runner: WatchedRunner, why: str, *, hung: bool, silent_seconds: float = 0.0) -> None:
         lost = effects.ReportRunnerLost(runner.identity, why, hung, silent_seconds, again=runner.unhealthy)

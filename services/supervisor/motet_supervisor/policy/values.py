@@ -11,8 +11,11 @@ class SupervisorConfig:
 
     heartbeat: float = 2.0
     """A runner that sends nothing for this long is unhealthy."""
-    without_heartbeats: float = 2.5
-    """A runner that sends only its reports, as earlier versions do, may be silent for this many times as long."""
+    most_heartbeats: float = 2.5
+    """A runner may be silent for at most this many times as long: where this process runs late itself, so that others
+    probably do, or if the runner sends only its reports, as earlier versions do."""
+    lateness_factor: float = 4.0
+    """For each second by which this process was late recently, a runner may be silent for so many more."""
     remind: float = 10.0
     """A runner that still hangs is reported again this often."""
     forget: float = 50.0
