@@ -100,7 +100,7 @@ async def test_usual_headers_and_large_bodies_in_pieces_pass(served: Served) -> 
             await client.send(HEAD + cookie + b"transfer-encoding: chunked\r\n\r\n")
             await client.send(*(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), b"0\r\n\r\n")
             assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
-            await asyncio.wait_for(client.reader.readuntil(b"}}"), PATIENCE_S)
+            await asyncio.wait_for(client.reader.readuntil(b"]}"), PATIENCE_S)
 
 
 async def test_headers_that_never_end_are_given_up(cluster: FakeServices) -> None:
@@ -112,7 +112,7 @@ async def test_headers_that_never_end_are_given_up(cluster: FakeServices) -> Non
         async with raw_client(served) as client:  # also after an answer
             await client.send(with_length(BODY))
             assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
-            await asyncio.wait_for(client.reader.readuntil(b"}}"), PATIENCE_S)
+            await asyncio.wait_for(client.reader.readuntil(b"]}"), PATIENCE_S)
             await client.send(b"POST")
             assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
 
@@ -295,7 +295,7 @@ async def test_after_the_rest_of_a_refused_body_a_connection_is_idle_like_others
         await refused(client)
         await client.send(b"67890" + with_length(body))  # its answer takes longer than a connection may be idle
         assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
-        await client.reader.readuntil(b"}}")
+        await client.reader.readuntil(b"]}")
         await refused(client)
         await client.send(b"67890")
         began = time.monotonic()
