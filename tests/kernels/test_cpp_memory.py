@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from motet_kernels.cpp import PagedAttention
-from motet_runner.execute.model import load, probe_logits
+from motet_runner.execute.model import load
 from motet_runner.execute.packed_model import pack
 from tests.runner.engines import kernels_named
 from tests.runner.families import BY_NAME, save_model
+from tests.runner.trials import probe_logits
 from tests.support.compiled_kernels import compiled_library, needs_a_compiler
 from tests.support.little_memory import Counts
 

@@ -19,13 +19,15 @@ from motet_runner.engine import Engine
 from motet_runner.execute import packed_model
 from motet_runner.execute.forward import Forward
 from motet_runner.execute.fused import CompiledForward, TorchForward
+from motet_runner.execute.gate import Gate
 from motet_runner.execute.kernels import Kernels, TorchKernels
-from motet_runner.execute.model import LoadedModel, load, probe_logits
+from motet_runner.execute.model import LoadedModel, load
 from motet_runner.execute.packed_model import PackedModel, pack
 from motet_runner.execute.rotations import FIRST_POSITIONS
 from tests.runner.engines import ask, kernels_named, make_engine, make_engine_of_modules, run
 from tests.runner.engines import load as load_adapter
 from tests.runner.random_models import EIGHT, ENDS, VOCABULARY, llama, save_adapter, save_base
+from tests.runner.trials import probe_logits
 from tests.support.compiled_kernels import CACHE, compiled_library
 
 SMALL = {
@@ -184,7 +186,7 @@ def test_while_weights_are_packed_memory_holds_those_of_one_group_twice(
         return ours + sum(weights._packed.nbytes for weights in alive)
 
     before = held()
-    model = PackedModel(loaded, kernels_named("cpp"))
+    model = PackedModel(loaded, kernels_named("cpp"), Gate(loaded))
     with torch.inference_mode():
         most = max(held() for _ in model.parts())
     assert model.fused is not None

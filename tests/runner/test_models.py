@@ -14,11 +14,12 @@ from motet_runner.execute import attention
 from motet_runner.execute import model as execute
 from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder
 from motet_runner.execute.row_table import RowTable
+from motet_runner.execute.trial import probe_row
 from motet_runner.interface import Finish
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import DecodeRows, RowStep, StepPlan
 from tests.runner.engines import ask, make_engine, run
-from tests.runner.families import BY_NAME, GROUPED, SMALL, save_model
+from tests.runner.families import BY_NAME, FAMILIES, GROUPED, MORE, SMALL, save_model
 from tests.runner.random_models import VOCABULARY, save_base
 from tests.support.compiled_kernels import compiled_library
 
@@ -40,7 +41,7 @@ def test_packed_chunked_and_decoded_tokens_equal_transformers(family: str, kerne
         if kernels == "cpp":
             builder.use(None, PagedAttention(compiled_library(), store.data))
         for row, tokens, pages in ((0, first, (5, 1, 7, 0)), (1, second, (2, 3))):
-            table.join(execute.probe_row(row, tokens))
+            table.join(probe_row(row, tokens))
             table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=pages))
         plans = [
             (RowStep(1, 0, 11, samples=True), RowStep(0, 0, 37, samples=True)),
@@ -77,6 +78,66 @@ REFUSED = {
     "attention of its own": (
         transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2),
         "not yet: Bloom",
+    ),
+    "a state beside the attention of each layer": (
+        transformers.FalconH1Config(
+            **GROUPED, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1,
+            mamba_chunk_size=16,
+        ),
+        r"FalconH1.* keeps a state besides keys and values \(model\.layers\.0\.mamba\.conv1d is Conv1d\)",
+    ),
+    "Jamba": (
+        transformers.JambaConfig(
+            **GROUPED, attn_layer_period=2, attn_layer_offset=1, num_experts=2, num_experts_per_tok=1, mamba_d_state=8,
+            mamba_dt_rank=4, use_mamba_kernels=False,
+        ),
+        "Jamba.* keeps a state",
+    ),
+    "Bamba": (
+        transformers.BambaConfig(
+            **GROUPED, attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8
+        ),
+        "Bamba.* keeps a state",
+    ),
+    "Zamba 2": (
+        transformers.Zamba2Config(
+            **GROUPED, mamba_d_state=8, n_mamba_heads=4, mamba_headdim=16, layers_block_type=["mamba", "hybrid"],
+            use_mamba_kernels=False,
+        ),
+        "Zamba2.* keeps a state",
+    ),
+    "Granite with Mamba": (
+        transformers.GraniteMoeHybridConfig(
+            **GROUPED, layer_types=["mamba", "attention"], mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8,
+            num_local_experts=2, num_experts_per_tok=1, shared_intermediate_size=32,
+        ),
+        "GraniteMoeHybrid.*(linear_attention|mamba)",
+    ),
+    "recurrent layers": (
+        transformers.RecurrentGemmaConfig(
+            **{name: value for name, value in GROUPED.items() if name != "max_position_embeddings"}, head_dim=16,
+            lru_width=32, attention_window_size=24, block_types=("recurrent", "attention"),
+        ),
+        "RecurrentGemma.* keeps a state",
+    ),
+    "linear attention": (
+        transformers.Qwen3NextConfig(
+            **GROUPED, head_dim=8, layer_types=["linear_attention", "full_attention"], linear_num_value_heads=4,
+            linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2,
+            num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+        ),
+        "Qwen3Next.*linear_attention",
+    ),
+    "lightning attention": (
+        transformers.MiniMaxConfig(
+            **GROUPED, head_dim=8, layer_types=["linear_attention", "full_attention"], num_local_experts=2,
+            num_experts_per_tok=1, block_size=16,
+        ),
+        "MiniMax.*linear_attention",
+    ),
+    "RWKV": (
+        transformers.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, context_length=64),
+        "Rwkv.* keeps a state",
     ),
     "convolutions between attention": (
         transformers.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"]),
@@ -116,8 +177,46 @@ def test_an_unsupported_model_is_refused_by_name(kind: str, tmp_path: Path) -> N
     folder = tmp_path / "base"
     kinds = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     kinds.from_config(config).save_pretrained(folder)
-    with pytest.raises(ModelFolderError, match=says):
-        execute.load(folder, "float32", "cpu")
+    for dtype in ("float32", "bfloat16"):
+        with pytest.raises(ModelFolderError, match=says):
+            execute.load(folder, dtype, "cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("untrained", [True, False], ids=["as initialised", "large weights"])
+def test_a_state_is_noticed_without_its_name(
+    untrained: bool, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With small weights, what a neighbour leaves changes logits by 0.00004 of them."""
+    config, _ = REFUSED["a state beside the attention of each layer"]
+    if untrained:
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    else:
+        save_model(config, tmp_path)
+    monkeypatch.setattr(execute, "_refuse_states", lambda _: None)
+    with pytest.raises(ModelFolderError, match=r"FalconH1.* when a sequence is computed beside another .* mixes"):
+        execute.load(tmp_path, dtype, "cpu")
+    monkeypatch.setattr(execute._Probe, "_check_neighbours", lambda *_: None)
+    with pytest.raises(ModelFolderError, match=r"FalconH1.* when a sequence is computed in two parts .* mixes"):
+        execute.load(tmp_path, dtype, "cpu")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", [*BY_NAME, *(pytest.param(family.name, marks=pytest.mark.soak) for family in MORE)])
+def test_every_family_loads_in_half_precision(family: str, dtype: str, tmp_path: Path) -> None:
+    """The experts of a mixture get as many rows as the neighbours send there, and results other last digits."""
+    config = {one.name: one for one in (*FAMILIES, *MORE)}[family].config
+    assert execute.load(save_model(config, tmp_path), dtype, "cpu").linears
+
+
+def test_a_hybrid_familys_model_without_a_state_is_served(tmp_path: Path) -> None:
+    """The family also has models all of whose layers are attention."""
+    config = transformers.GraniteMoeHybridConfig(
+        **GROUPED, layer_types=["attention"] * 2, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8,
+        num_local_experts=2, num_experts_per_tok=1, shared_intermediate_size=32,
+    )  # fmt: skip
+    assert execute.load(save_model(config, tmp_path), "bfloat16", "cpu").linears
 
 
 def test_attention_that_is_not_the_models_own_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +344,7 @@ def test_layers_can_be_called_one_by_one(tmp_path: Path) -> None:
 
     def batch() -> FlatBatch:
         table = RowTable()
-        table.join(execute.probe_row(0, tokens))
+        table.join(probe_row(0, tokens))
         store = PagedStore(4, loaded.shape, loaded.dtype, loaded.device)
         steps = (RowStep(0, 0, len(tokens), samples=True, new_pages=(2, 0, 3)),)
         table.append_pages(steps[0])

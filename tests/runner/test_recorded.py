@@ -12,14 +12,16 @@ from motet.domain import BASE, Digest
 from motet_kernels.cpp import PagedAttention
 from motet_kernels.cpp.program import OPERATIONS, CompiledProgram
 from motet_runner.execute.flat_batch import FlatBatch
-from motet_runner.execute.model import LoadedModel, load, probe_logits, recorded_iteration
+from motet_runner.execute.model import LoadedModel, load
 from motet_runner.execute.packed_model import pack
 from motet_runner.execute.recorded import RecordedForward
 from motet_runner.execute.recording import KEPT, ROWS, CannotRecord, Recording
+from motet_runner.execute.trial import recorded_iteration
 from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.engines import load as load_adapter
 from tests.runner.families import BY_NAME, GROUPED, save_adapters, save_model
 from tests.runner.test_fused import Tap
+from tests.runner.trials import probe_logits
 from tests.support.compiled_kernels import CACHE, compiled_library
 
 OTHERS: dict[str, Any] = {

@@ -23,6 +23,7 @@ from motet_runner.execute.checkpoint import ignore_progress
 from motet_runner.execute.device.worker import DeviceWorker, computes_by_itself
 from motet_runner.execute.dtype_choice import DtypeChoice
 from motet_runner.execute.forward import Forward
+from motet_runner.execute.gate import Gate
 from motet_runner.execute.kernel_change import KernelChange
 from motet_runner.execute.kernel_test import fault_of
 from motet_runner.execute.kernels import KernelChoice, Kernels
@@ -102,7 +103,8 @@ class Engine:
         if exact:
             exact_mode.check_model(loaded)
         page_bytes = loaded.shape.bytes_per_page()
-        kernels = choice.begin(lambda kernels: fault_of(loaded, kernels))
+        gate = Gate(loaded)
+        kernels = choice.begin(lambda kernels: fault_of(loaded, kernels, gate))
         linears = LoraLinears(loaded.linears, loaded.dtype, kernels, loaded.linear_groups)
         self._linears = linears
         pages = whole_pages(loaded, kernels, linears, config)
@@ -127,7 +129,7 @@ class Engine:
             )
         else:
             self._worker = LocalWorker(loaded, self._store, tiers, clock=clock, loads=loads, exact=exact)
-        self._kernel_change = KernelChange(choice, loaded, linears, self._switch, self._tune)
+        self._kernel_change = KernelChange(choice, loaded, gate, linears, switch=self._switch, tune=self._tune)
         self._kernel_change.begin(kernels)
         prefill_seconds, copy_seconds = self._worker.measure(max_length)
         self._worker.on_logits = on_logits

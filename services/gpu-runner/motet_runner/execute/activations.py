@@ -5,8 +5,9 @@ import torch
 from motet.domain import pages_for
 from motet.errors import SetupError
 from motet_runner.execute.flat_batch import FlatBatchBuilder
-from motet_runner.execute.model import LoadedModel, probe_row
+from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.row_table import RowTable
+from motet_runner.execute.trial import probe_row
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan

@@ -13,9 +13,10 @@ from motet.domain import pages_for
 from motet.errors import ModelFolderError, SetupError
 from motet_kernels import TILE_ROWS
 from motet_runner.execute.lora import features
-from motet_runner.execute.model import LoadedModel, probe_row
+from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.row_table import RowTable
 from motet_runner.execute.tiles import TileBuilder, one_thread, tiles
+from motet_runner.execute.trial import probe_row
 from motet_runner.interface import EngineConfig
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan

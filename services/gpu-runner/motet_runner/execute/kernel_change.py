@@ -13,10 +13,12 @@ import structlog
 import torch
 
 from motet_runner.execute.forward import Forward
+from motet_runner.execute.gate import Gate
 from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.packed_model import PackedModel
+from motet_runner.memory.out_of_memory import is_out_of_memory
 
 log = structlog.get_logger(__name__)
 
@@ -28,13 +30,25 @@ Switch = Callable[[Kernels, Forward | None], None]
 Tune = Callable[[Kernels], Iterator[None]]
 """Measure, in parts, how these kernels compute best, and compute so from then on."""
 
+Told = Callable[[Kernels, str], None]
+"""These kernels serve now. Gets a note, too: what does not serve, or is not packed, and why."""
+
 
 class KernelChange:
     def __init__(
-        self, choice: KernelChoice, loaded: LoadedModel, linears: LoraLinears, switch: Switch, tune: Tune
+        self,
+        choice: KernelChoice,
+        loaded: LoadedModel,
+        gate: Gate,
+        linears: LoraLinears,
+        *,
+        switch: Switch,
+        tune: Tune,
     ) -> None:
         self._choice = choice
         self._loaded = loaded
+        self._gate: Gate | None = gate
+        """Until nothing is left to judge: it holds logits"""
         self._linears = linears
         self._switch = switch
         self._tune = tune
@@ -42,14 +56,22 @@ class KernelChange:
 
     def begin(self, kernels: Kernels) -> None:
         """Compute with the kernels to begin with."""
+        assert self._gate is not None
         with torch.inference_mode():
-            packed = PackedModel(self._loaded, kernels)
-            for _ in packed.parts():
+            for _ in self._bring(kernels, self._choice.began):
                 pass
-            self._switch(kernels, packed.fused)
-            for _ in self._tune(kernels):
-                pass
-        self._choice.began(packed.shortage)
+            if self._choice.waiting:
+                self._prepare(self._gate)
+        self._forget_gate()
+
+    def _prepare(self, gate: Gate) -> None:
+        """Now, while no request waits for it"""
+        try:
+            gate.prepare(self._choice.serving)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # It is tried again with the change, which memory must suffice for, too.
 
     def advance(self) -> float | None:
         """Compute the next part, if there is one. To be called while no sequence lives.
@@ -70,6 +92,7 @@ class KernelChange:
         except Exception as error:  # the kernels that serve are complete
             self._parts = None
             self._choice.not_changed(error)
+            self._forget_gate()
             return None
         finally:
             self._linears.follow()  # also those that were packed just now
@@ -77,12 +100,26 @@ class KernelChange:
 
     def _change(self, kernels: Kernels) -> Iterator[None]:
         began = time.monotonic()
-        packed = PackedModel(self._loaded, kernels)
+        yield from self._bring(kernels, lambda *now: self._choice.changed(*now, seconds=time.monotonic() - began))
+        self._forget_gate()
+
+    def _bring(self, kernels: Kernels, told: Told) -> Iterator[None]:
+        """Pack the model, compute with these kernels or, if they fail the gate, with those that follow, and measure."""
+        assert self._gate is not None
+        packed = PackedModel(self._loaded, kernels, self._gate)
         yield from packed.parts()
+        if packed.fault:
+            kernels = self._choice.refused(packed.fault)
+            packed = PackedModel(self._loaded, kernels, self._gate)
+            yield from packed.parts()
         self._switch(kernels, packed.fused)
-        self._choice.changed(kernels, packed.shortage, seconds=time.monotonic() - began)
+        told(kernels, packed.note)
         yield
         try:
             yield from self._tune(kernels)
         except Exception:  # they serve, tuned or not
             log.exception("kernels_not_tuned", serving=kernels.name)
+
+    def _forget_gate(self) -> None:
+        if not self._choice.waiting:
+            self._gate = None

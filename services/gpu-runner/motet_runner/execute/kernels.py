@@ -279,9 +279,9 @@ class KernelChoice:
         self.serving = self.built() or self.serving
         return self.serving
 
-    def began(self, shortage: str) -> None:
-        """The kernels to begin with serve. `shortage`: why not all weights are packed."""
-        self._serve(self.serving, shortage)
+    def began(self, kernels: Kernels, note: str) -> None:
+        """The kernels to begin with serve. `note`: what does not serve, or is not packed, and why."""
+        self._serve(kernels, note)
         log.info("kernels_chosen", serving=self.serving.name, building=self.waiting)
 
     def built(self) -> Kernels | None:
@@ -298,9 +298,17 @@ class KernelChoice:
         self._note = "the compiled kernels are tested, and serve soon"
         return _compiled(building.result)
 
-    def changed(self, kernels: Kernels, shortage: str, *, seconds: float) -> None:
+    def refused(self, fault: str) -> Kernels:
+        """The compiled kernels cannot serve this model → those that do."""
+        if not self._test_decides:
+            raise SetupError(f"engine.kernels is cpp, and its kernels cannot serve: {fault}. Use auto.")
+        log.warning("compiled_kernels_do_not_serve", reason=fault)
+        self._note = f"the compiled kernels do not serve: {fault}"
+        return TorchKernels(packed=True)
+
+    def changed(self, kernels: Kernels, note: str, *, seconds: float) -> None:
         """These serve now. `seconds`: what the change took, with the requests in between."""
-        self._serve(kernels, shortage)
+        self._serve(kernels, note)
         log.info("kernels_changed", serving=kernels.name, seconds=round(seconds, 3))
 
     def not_changed(self, error: Exception) -> None:
@@ -326,11 +334,11 @@ class KernelChoice:
         log.warning("gpu_kernels_do_not_serve", serving=self.serving.name, reason=reason)
         self._note = f"the GPU's kernels do not serve: {reason}"
 
-    def _serve(self, kernels: Kernels, shortage: str) -> None:
+    def _serve(self, kernels: Kernels, note: str) -> None:
         self.serving = kernels
         self._since = time.time()
-        if shortage:
-            self._note = f"some weights are not packed: {shortage}"
+        if note:
+            self._note = note
         elif kernels.library is not None:
             self._note = ""
 

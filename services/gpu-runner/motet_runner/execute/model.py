@@ -1,11 +1,12 @@
 """Loading a base model and finding out, by running it, that it is one we serve right.
 
 `set_attn_implementation` only warns for some models and their own attention runs on; some mix tokens outside attention.
-So a probe looks: our attention is called exactly once a layer, with the shapes the KV pages have; and two sequences
-packed together, or one cut in two, give what each gives alone. It also tells each attention module which layer it is.
+So a probe looks: our attention is called exactly once a layer, with the shapes the KV pages have; a sequence has the
+same logits whoever is beside it, and when it is cut in two. It also tells each attention module which layer it is.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,31 +15,36 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
-from motet.domain import BASE, KVShape, RequestId, pages_for
+from motet.domain import KVShape
 from motet.errors import ModelFolderError, MotetError, SetupError
 from motet_runner.execute import attention
 from motet_runner.execute.checkpoint import Checkpoint, CheckpointReader, ignore_progress, other_shape
-from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder, SequenceAttention, Watcher
+from motet_runner.execute.flat_batch import CURRENT, FlatBatch
 from motet_runner.execute.forward import Forward
 from motet_runner.execute.gpu_device import check_card, cuda_is_usable, why_not
 from motet_runner.execute.lora import features
 from motet_runner.execute.rope import compute_per_sequence, length_rope
-from motet_runner.execute.row_table import RowTable
-from motet_runner.interface import LoadProgress, Sampling
+from motet_runner.execute.trial import Trial, text
+from motet_runner.execute.wide import wide
+from motet_runner.interface import LoadProgress
 from motet_runner.memory.gpu_memory import GpuMemory
 from motet_runner.memory.out_of_memory import is_out_of_memory
-from motet_runner.memory.paged import PagedStore
-from motet_runner.plan import LengthRope, RowJoin, RowStep, StepPlan
+from motet_runner.plan import LengthRope
 from motet_runner.supported_models import read_supported_config
 
-MakeAttention = Callable[[torch.Tensor], SequenceAttention | None]
-"""Attention over pages that lie as those of a PagedStore."""
+EXACT = torch.float64
+"""In which the probe compares logits: rounding is then far below whatever a mixed-in token changes."""
+SAME = 1e-9
+"""By which share of the largest two logits may differ there, because products have other shapes"""
 
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
-"""How far packing may move a logit in the probe, as a share of the largest. Rounding stays far below, a token that
-was mixed in goes far above."""
 
+_KEEPS_A_STATE = re.compile(
+    r"Mamba|SSM|Rwkv|LSTM|Recurrent|RgLru|DeltaNet|(Linear|Lightning)Attention|ShortConv|Retention"
+)
+"""In the names of classes"""
 
 ChooseDtype = Callable[[Checkpoint], torch.dtype]
 
@@ -179,6 +185,7 @@ def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             empty = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        _refuse_states(empty)
         checkpoint.check_shapes(empty)
         with CheckpointReader(checkpoint, device, on_progress) as reader:
             model, found = type(empty).from_pretrained(
@@ -211,6 +218,16 @@ def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
             "of the model there again."
         )
     return model
+
+
+def _refuse_states(model: nn.Module) -> None:
+    """Its config may not tell: some have such a module beside the attention of each layer."""
+    for path, module in model.named_modules():
+        if path and (isinstance(module, _ConvNd) or _KEEPS_A_STATE.search(type(module).__name__)):
+            raise ModelFolderError(
+                f"{type(model).__name__} keeps a state besides keys and values ({path} is {type(module).__name__}), "
+                "which Motet does not serve yet."
+            )
 
 
 def quiet() -> None:
@@ -282,11 +299,6 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def tolerance_of(logits: torch.Tensor) -> float:
-    """How far packing may move one of these logits."""
-    return TOLERANCE[logits.dtype] * max(1.0, float(logits.abs().max()))
-
-
 class _Probe:
     """Runs a handful of tokens through the model and looks on."""
 
@@ -301,27 +313,17 @@ class _Probe:
 
     def run(self) -> None:
         loaded = self._loaded
-        first, second = _probe_tokens(loaded)
-        with torch.inference_mode(), self._watch_linears():
-            alone = _last_logits(loaded, [(first, 0)], watcher=self._look)[0]
-        self._check_calls()
-        tolerance = tolerance_of(alone)
-        difference = float((self._by_transformers(first) - alone).abs().max())
-        if not difference <= tolerance:
-            raise ModelFolderError(
-                f"not yet: {self._name} gives other logits with our attention than with its own (by {difference:.2g})."
-            )
+        first = self._text(21, stride=7, first=3)
         with torch.inference_mode():
-            packed = _last_logits(loaded, [(second, 0), (first, 0)])[1]
-            cut = _last_logits(loaded, [(first, 17)])[0]
-            decoded = _last_logits(loaded, [(first, 20)])[0]
-        for way, logits in (("beside another", packed), ("in two parts", cut), ("token by token", decoded)):
-            difference = float((logits - alone).abs().max())
-            if not difference <= tolerance:
-                raise ModelFolderError(
-                    f"not yet: {self._name} gives other logits when a sequence is computed {way} "
-                    f"(by {difference:.2g}); something besides attention mixes its tokens."
-                )
+            with self._watch_linears():
+                batch = Trial(loaded, [first]).batch({0: len(first)}, every_token=False)
+                batch.watcher = self._look
+                loaded.forward(batch)
+            self._check_calls()
+            self._check_neighbours(first)
+            with wide(loaded, EXACT) as exact:
+                whole = self._check_parts(exact, first)
+                self._check_attention(exact, first, whole)
         windows = [window for window in self._windows if window]
         loaded.window = max(windows) if len(windows) == loaded.shape.layers else None
         loaded.linears = {
@@ -337,15 +339,58 @@ class _Probe:
                 groups.setdefault((id(fed), total), []).append(path)
         loaded.linear_groups = [tuple(group) for group in groups.values()]
 
-    def _by_transformers(self, tokens: list[int]) -> torch.Tensor:
-        """The last logits with the attention of transformers"""
-        model = self._loaded.model
+    def _text(self, count: int, *, stride: int, first: int) -> list[int]:
+        return text(count, stride=stride, first=first, vocabulary=self._loaded.vocabulary)
+
+    def _check_neighbours(self, tokens: list[int]) -> None:
+        """Beside others of equal lengths, all products have equal shapes: what differs in one bit was mixed in."""
+        neighbours = [[self._text(count, stride=11, first=count + mark) for count in (6, 5)] for mark in (0, 400)]
+
+        def beside(loaded: LoadedModel, before: list[int], after: list[int]) -> torch.Tensor:
+            texts = [before, tokens, after]
+            return Trial(loaded, texts).logits({row: len(one) for row, one in enumerate(texts)})[1]
+
+        one, other = (beside(self._loaded, *texts) for texts in neighbours)
+        if torch.equal(one, other):
+            return
+        # Only how many rows an expert gets depends on the neighbours: other shapes, and other last digits.
+        with wide(self._loaded, EXACT) as exact:
+            one, other = (beside(exact, *texts) for texts in neighbours)
+        self._check_mixture("beside another", one, other)
+
+    def _check_parts(self, exact: LoadedModel, tokens: list[int]) -> torch.Tensor:
+        """→ the logits of each token"""
+        first, tail = tokens[:9], 4
+        trial = Trial(exact, [tokens, tokens, first])
+        begun = trial.logits({0: len(tokens), 1: len(tokens) - tail, 2: len(first) - 1})
+        ended = trial.logits({1: tail, 2: 1})
+        for row, way in ((1, "in two parts"), (2, "token by token")):
+            parts = torch.cat((begun[row], ended[row]))
+            self._check_mixture(way, begun[0][: len(parts)], parts)
+        return begun[0]
+
+    def _check_attention(self, exact: LoadedModel, tokens: list[int], expected: torch.Tensor) -> None:
+        """Ours against that of transformers"""
+        model = exact.model
         model.set_attn_implementation("eager")
         try:
-            with torch.inference_mode():
-                return _last_logits(self._loaded, [(tokens, 0)])[0]
+            theirs = Trial(exact, [tokens]).logits({0: len(tokens)})[0]
         finally:
             model.set_attn_implementation(attention.NAME)
+        difference = _difference(theirs, expected)
+        if not difference <= SAME:
+            raise ModelFolderError(
+                f"not yet: {self._name} gives other logits with our attention than with its own "
+                f"(by {difference:.2g} of the largest)."
+            )
+
+    def _check_mixture(self, way: str, expected: torch.Tensor, logits: torch.Tensor) -> None:
+        difference = _difference(expected, logits)
+        if not difference <= SAME:
+            raise ModelFolderError(
+                f"not yet: {self._name} gives other logits when a sequence is computed {way} (by {difference:.2g} of "
+                "the largest); something besides attention mixes its tokens."
+            )
 
     def _check_calls(self) -> None:
         layers = self._loaded.shape.layers
@@ -411,101 +456,6 @@ class _Probe:
                 hook.remove()
 
 
-def probe_logits(loaded: LoadedModel, paged: MakeAttention | None = None) -> torch.Tensor:
-    """Last logits of a few sequences: packed together, and the first one in two parts and token by token."""
-    return torch.cat(list(probes(loaded, paged)))
-
-
-def probes(loaded: LoadedModel, paged: MakeAttention | None = None) -> Iterator[torch.Tensor]:
-    """The same, one part after the other."""
-    first, second = _probe_tokens(loaded)
-    ways: list[list[tuple[list[int], int]]] = [[(second, 0), (first, 0)], [(first, 17)], [(first, 20), (second, 3)]]
-    for parts in ways:
-        yield _last_logits(loaded, parts, paged=paged)
-
-
-def _probe_tokens(loaded: LoadedModel) -> tuple[list[int], list[int]]:
-    vocabulary = min(loaded.vocabulary, 997)
-    return [(7 * i + 3) % vocabulary for i in range(21)], [(11 * i + 5) % vocabulary for i in range(6)]
-
-
-def _last_logits(
-    loaded: LoadedModel,
-    parts: list[tuple[list[int], int]],
-    *,
-    watcher: Watcher | None = None,
-    paged: MakeAttention | None = None,
-) -> torch.Tensor:
-    """Last logits of each sequence; one with a second number is computed up to there first, and then the rest.
-
-    `paged`: attention over the pages where they are; None for torch's.
-    """
-    pages = sum(pages_for(len(tokens)) for tokens, _ in parts)
-    store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
-    table = RowTable()
-    builder = FlatBatchBuilder(table, store, loaded.device)
-    if paged is not None:
-        builder.use(None, paged(store.data))
-    free = iter(range(pages))
-    before, after = [], []
-    for row, (tokens, cut) in enumerate(parts):
-        table.join(probe_row(row, tokens))
-        of_row = tuple(next(free) for _ in range(pages_for(len(tokens))))
-        table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=of_row))
-        if cut:
-            before.append(RowStep(row, 0, cut, samples=False))
-        after.append(RowStep(row, cut, len(tokens) - cut, samples=True))
-    if before:
-        loaded.forward(builder.build(StepPlan(number=0, prefills=tuple(before))))
-    batch = builder.build(StepPlan(number=1, prefills=tuple(after)))
-    batch.watcher = watcher
-    return loaded.forward(batch)
-
-
-def recorded_iteration(loaded: LoadedModel, rows: int, kept: int) -> FlatBatch:
-    """An iteration of so many rows, of which the logits of so many are wanted."""
-    tokens, _ = _probe_tokens(loaded)
-    pages = kept + pages_for(len(tokens))
-    store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
-    table = RowTable()
-    builder = FlatBatchBuilder(table, store, loaded.device)
-    counts = [rows - kept + 1] + [1] * (kept - 1)
-    steps = []
-    for row, count in enumerate(counts):
-        table.join(probe_row(row, tokens[:count]))
-        table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=(row,)))
-        steps.append(RowStep(row, 0, count, samples=True))
-    return builder.build(StepPlan(number=0, prefills=tuple(steps)))
-
-
-def decode_probe(loaded: LoadedModel, paged: MakeAttention, rows: int) -> Callable[[], torch.Tensor]:
-    """An iteration in which so many sequences get their next token, to be computed as often as wanted."""
-    tokens, _ = _probe_tokens(loaded)
-    pages = pages_for(len(tokens))
-    store = PagedStore(rows * pages, loaded.shape, loaded.dtype, loaded.device)
-    table = RowTable()
-    builder = FlatBatchBuilder(table, store, loaded.device)
-    builder.use(None, paged(store.data))
-    for row in range(rows):
-        table.join(probe_row(row, tokens))
-        of_row = tuple(range(row * pages, (row + 1) * pages))
-        table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=of_row))
-    last = len(tokens) - 1
-    prefills = tuple(RowStep(row, 0, last, samples=False) for row in range(rows))
-    loaded.forward(builder.build(StepPlan(number=0, prefills=prefills)))
-    decodes = tuple(RowStep(row, last, 1, samples=True) for row in range(rows))
-    return lambda: loaded.forward(builder.build(StepPlan(number=1, prefills=decodes)))
-
-
-def probe_row(row: int, tokens: list[int]) -> RowJoin:
-    """A row for tokens of no request."""
-    return RowJoin(
-        row=row,
-        request=RequestId("probe"),
-        tokens=tuple(tokens),
-        prompt_tokens=len(tokens),
-        adapter=BASE,
-        sampling=Sampling(max_tokens=1),
-        seed=0,
-        choice=0,
-    )
+def _difference(expected: torch.Tensor, logits: torch.Tensor) -> float:
+    """The largest one, as a share of the largest number"""
+    return float((logits - expected).abs().max()) / max(float(expected.abs().max()), torch.finfo(EXACT).tiny)

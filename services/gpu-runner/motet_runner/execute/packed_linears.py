@@ -3,7 +3,7 @@
 The modules stay and compute with the packed weights, so memory holds one copy, for them and for the fused forward.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -123,6 +123,9 @@ class Packed:
     index: int
 
 
+FaultOf = Callable[[Sequence[torch.Tensor], PackedLinears], str]
+"""Gets weights, and the same ones packed: why these cannot replace them; empty if they can."""
+
 HEAD = ""
 """The path of the model's head, whatever the model calls it"""
 
@@ -135,16 +138,25 @@ class LinearPacking:
     """
 
     def __init__(
-        self, model: Any, linears: dict[str, nn.Module], groups: Sequence[Sequence[str]], packing: Packing
+        self,
+        model: Any,
+        linears: dict[str, nn.Module],
+        groups: Sequence[Sequence[str]],
+        packing: Packing,
+        fault_of: FaultOf,
     ) -> None:
+        """`fault_of`: what fails keeps its own weights."""
         self.packed: dict[str, Packed] = {}
         """By path"""
         self.total = len(linears)
         """Linears, without the head"""
+        self.fault = ""
+        """Why some are not packed, if their products are wrong then"""
         self._model = model
         self._linears = linears
         self._groups = groups
         self._packing = packing
+        self._fault_of = fault_of
 
     @property
     def unpacked(self) -> int:
@@ -160,6 +172,8 @@ class LinearPacking:
             if dtype not in self._packing.dtypes or any(weight.dtype is not dtype for weight in weights):
                 continue
             together = yield from self._pack(weights)
+            if together is None:
+                continue
             for index, path in enumerate(group):
                 self.packed[path] = Packed(together, index)
                 _replace(self._linears[path], together, index)
@@ -169,13 +183,17 @@ class LinearPacking:
 
     def _pack(
         self, weights: Sequence[torch.Tensor], *, looked_up: bool = False
-    ) -> Generator[None, None, PackedLinears]:
+    ) -> Generator[None, None, PackedLinears | None]:
+        """None if their products are wrong"""
         needed, available = self._packing.bytes_beside(weights), self._packing.available_bytes()
         if needed > available:  # an allocation would succeed, and its use would end the process
             raise MemoryError(f"{needed / MIB:.0f} MiB are needed for a moment, and {available / MIB:.0f} MiB are left")
         packed = self._packing.begin(weights, looked_up=looked_up)
         yield from packed.parts(weights)
-        return packed
+        fault = self._fault_of(weights, packed)
+        yield
+        self.fault = self.fault or fault
+        return None if fault else packed
 
     def _pack_head(self) -> Iterator[None]:
         """The embedding looks up in the packed weights when both are one matrix."""
@@ -184,6 +202,8 @@ class LinearPacking:
             return
         tied = head.weight.data_ptr() == embedding.weight.data_ptr()
         weights = yield from self._pack([head.weight], looked_up=tied)
+        if weights is None:
+            return
         if tied:
             looks_up = weights.rows if type(embedding) is nn.Embedding else _Embedding(embedding, weights)
             some = torch.tensor([[1, 0, len(head.weight) - 1]], device=head.weight.device)

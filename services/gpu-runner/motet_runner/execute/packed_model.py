@@ -1,7 +1,6 @@
 """A loaded model in the kernels that serve: its linears packed and, for some families, its whole forward pass."""
 
-from collections.abc import Generator, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
 
 import structlog
@@ -9,8 +8,9 @@ import torch
 
 from motet_runner.execute.forward import Forward, MakeForward
 from motet_runner.execute.fused import CompiledForward, TorchForward, fused_forward, of_a_fused_family
+from motet_runner.execute.gate import Gate, linear_fault
 from motet_runner.execute.kernels import Kernels
-from motet_runner.execute.model import LoadedModel, probes, tolerance_of
+from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.packed_linears import LinearPacking, Packed
 from motet_runner.execute.recorded import RecordedModel
 from motet_runner.memory.out_of_memory import is_out_of_memory
@@ -25,13 +25,16 @@ class PackedModel:
     part: results change in their last digits.
     """
 
-    def __init__(self, loaded: LoadedModel, kernels: Kernels) -> None:
+    def __init__(self, loaded: LoadedModel, kernels: Kernels, gate: Gate) -> None:
         self.fused: Forward | None = None
-        """At the end: computes what the modules compute, if it gives the same logits"""
-        self.shortage = ""
-        """Why not all weights are packed, if memory does not suffice for that"""
+        """At the end: computes what the modules compute, if it passes the gate"""
+        self.fault = ""
+        """Why these kernels cannot serve this model. Nothing is packed then."""
+        self.note = ""
+        """What does not serve, or is not packed, and why"""
         self._loaded = loaded
         self._kernels = kernels
+        self._gate = gate
 
     def parts(self) -> Iterator[None]:
         """To be run in inference mode."""
@@ -43,31 +46,39 @@ class PackedModel:
             return
         if not may_be_fused and not kernels.packing.takes_groups_apart:
             groups = [(path,) for group in groups for path in group]
-        packing = LinearPacking(loaded.model, loaded.linears, groups, kernels.packing)
+        packing = LinearPacking(loaded.model, loaded.linears, groups, kernels.packing, linear_fault)
         try:
-            expected = yield from _collected(probes(loaded))
+            self._gate.prepare(kernels)
+            yield
+            if kernels.library is not None:  # a GPU's were tested before they were chosen
+                self.fault = yield from self._gate.fault_of(kernels)
+                if self.fault:
+                    return
             recorded = None
             if kernels.library is not None and loaded.rope is None:
                 recorded = RecordedModel(loaded)
                 yield
             yield from packing.parts()
+            if packing.fault:
+                self.note = f"some weights are not packed: {packing.fault}"
+                log.warning("weights_differ", linears=packing.unpacked, of=packing.total, reason=packing.fault)
             fused = self._forward(packing.packed, recorded) if loaded.rope is None else None
             if fused is None:  # of no such family; or its rotations depend on the lengths of sequences
                 return
-            trial = replace(loaded, fused=fused)
-            ours = yield from _collected(probes(trial, kernels.attention))
+            fault = yield from self._gate.fault_of_forward(kernels, fused)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             # What is packed serves, the other linears stay as they are.
-            self.shortage = str(error).strip().partition("\n")[0] or "out of memory"
-            log.warning("weights_not_packed", linears=packing.unpacked, of=packing.total, reason=self.shortage)
+            shortage = str(error).strip().partition("\n")[0] or "out of memory"
+            self.note = f"some weights are not packed: {shortage}"
+            log.warning("weights_not_packed", linears=packing.unpacked, of=packing.total, reason=shortage)
             return
-        difference = float((ours - expected).abs().max())
-        if difference <= tolerance_of(expected):
-            self.fused = fused
+        if fault:
+            self.note = f"the model's modules serve, and not the forward pass of these kernels: {fault}"
+            log.warning("fused_forward_differs", architecture=loaded.architecture, reason=fault)
         else:
-            log.warning("fused_forward_differs", architecture=loaded.architecture, difference=difference)
+            self.fused = fused
 
     def _forward(self, packed: dict[str, Packed], recorded: RecordedModel | None) -> Forward | None:
         library = self._kernels.library
@@ -83,17 +94,9 @@ def _maker(kernels: Kernels) -> MakeForward:
     return TorchForward if kernels.library is None else partial(CompiledForward, kernels.library)
 
 
-def _collected(rows: Iterator[torch.Tensor]) -> Generator[None, None, torch.Tensor]:
-    found = []
-    for some in rows:
-        found.append(some)
-        yield
-    return torch.cat(found)
-
-
 def pack(loaded: LoadedModel, kernels: Kernels) -> None:
     """All parts at once."""
-    packed = PackedModel(loaded, kernels)
+    packed = PackedModel(loaded, kernels, Gate(loaded))
     with torch.inference_mode():
         for _ in packed.parts():
             pass

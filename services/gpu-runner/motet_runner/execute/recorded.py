@@ -11,9 +11,10 @@ from motet_kernels import LoraBackend
 from motet_kernels.cpp import CppBackend, Library
 from motet_kernels.cpp.program import CompiledProgram
 from motet_runner.execute.flat_batch import FlatBatch
-from motet_runner.execute.model import LoadedModel, recorded_iteration
+from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.packed_linears import HEAD, Packed
 from motet_runner.execute.recording import KEPT, ROWS, CannotRecord, Recording, linears_by_address
+from motet_runner.execute.trial import recorded_iteration
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,8 @@ from motet.errors import SetupError
 from motet_runner.execute.cores import allowed_cores, usable_cores
 from motet_runner.execute.cpu import cpu_name
 from motet_runner.execute.kept_choices import KeptChoices
-from motet_runner.execute.model import LoadedModel, MakeAttention, decode_probe
+from motet_runner.execute.model import LoadedModel
+from motet_runner.execute.trial import MakeAttention, decode_probe
 from motet_runner.memory.out_of_memory import is_out_of_memory
 
 log = structlog.get_logger(__name__)

@@ -15,10 +15,11 @@ from motet_runner.execute.adapter_loads import AdapterLoads, LoadResults
 from motet_runner.execute.decode_again import DecodeAgain
 from motet_runner.execute.flat_batch import FlatBatch, FlatBatchBuilder, SequenceAttention
 from motet_runner.execute.in_parts import InParts
-from motet_runner.execute.model import LoadedModel, probe_row
+from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.row_table import UNKNOWN_TOKEN, RowTable
 from motet_runner.execute.sampler import Sampler
 from motet_runner.execute.tiles import TileBuilder, one_thread, tiles
+from motet_runner.execute.trial import probe_row
 from motet_runner.interface import Logprobs
 from motet_runner.memory.host_pages import SwapTime
 from motet_runner.memory.out_of_memory import is_out_of_memory

@@ -25,9 +25,10 @@ from motet_runner.execute.device.rows import NOBODY, DeviceRows, numbers_of
 from motet_runner.execute.device.sampler import NOT_FINITE, DeviceSampler, Sampling
 from motet_runner.execute.flat_batch import FlatBatch, FlatBatchBuilder
 from motet_runner.execute.in_parts import InParts
-from motet_runner.execute.model import LoadedModel, probe_row
+from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.prompt_logprobs import ScoredRow
 from motet_runner.execute.row_table import RowTable, TableRow
+from motet_runner.execute.trial import probe_row
 from motet_runner.execute.worker import WARM_UP_TOKENS, LogitsTap
 from motet_runner.interface import Logprobs
 from motet_runner.memory.host_pages import SwapTime

@@ -1,0 +1,284 @@
+"""The gate before all that computes in place of a model's modules: it must be as near to the truth as they are.
+
+The truth is what the modules compute in wider numbers, for a few texts, each as a whole. How far the modules are off in
+the type that serves, with torch's kernels, is rounding: that is the yardstick. Both compute the texts in iterations as
+they are served: beside each other, in chunks and token by token, with adapters on every linear.
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from motet_kernels import LinearGroup, LoraBackend, PlacedAdapter, Segment, TorchBackend
+from motet_kernels.decoder_weights import PackedLinears
+from motet_runner.execute.flat_batch import FlatBatch
+from motet_runner.execute.forward import Forward
+from motet_runner.execute.kernels import Kernels
+from motet_runner.execute.lora import LoraLinears
+from motet_runner.execute.model import LoadedModel
+from motet_runner.execute.packed_linears import weight_of
+from motet_runner.execute.trial import MakeAttention, Trial, by_text, text
+from motet_runner.execute.wide import Wide, wide
+
+ALLOWED = 1.5
+"""Times the root mean square error of what is known to be right. The largest error would say less: it is noise."""
+LEAST = {torch.float32: 2e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}
+"""An error that is always allowed, as a share of what is computed. Sums of float32 in another order may differ by more
+than half of an error that is small by luck."""
+
+LENGTHS = (40, 22, 23, 17, 1)
+"""Of the texts: about 100 tokens, on several pages"""
+ITERATIONS: Sequence[Mapping[int, int]] = (
+    {0: 17, 1: 20, 2: 16, 3: 15},
+    {0: 22, 1: 1, 2: 6, 3: 1, 4: 1},  # chunks beside decodes and a prompt of one token
+    {0: 1, 1: 1, 2: 1, 3: 1},  # one of them is the first token on its page
+)
+"""How many tokens of each text are computed"""
+ADAPTER_OF = {0: 0, 2: 1, 3: 0}
+"""Text → its adapter; the others have none."""
+RANKS = (8, 3)
+"""Of the adapters"""
+
+TRIES = 3
+LINEAR_ROWS = 25
+
+_Matrices = dict[str, list[tuple[torch.Tensor, torch.Tensor]]]
+"""Linear → A [rank, inputs] and B [outputs, rank] of each adapter"""
+_MakeBackend = Callable[[torch.Tensor], LoraBackend[Any]]
+"""Gets the memory [bytes] with the adapters."""
+
+_Bound = tuple[LoraBackend[Any], dict[int, PlacedAdapter]]
+"""A back end, and where its adapters are, by text"""
+
+
+class _OtherTokens(Exception):
+    """A forward pass says of a token that its logit is the largest, and it is not."""
+
+
+class Gate:
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._texts: Sequence[Sequence[int]] = ()
+        self._taken = 0
+        """How many sets of texts were taken so far"""
+        self._groups: Sequence[LinearGroup] = ()
+        self._matrices: _Matrices = {}
+        self._truth: dict[int, torch.Tensor] = {}
+        """Text → the logits of all its tokens"""
+        self._allowed = 0.0
+
+    def prepare(self, kernels: Kernels) -> None:
+        """Find the truth, while the modules have their own weights. To be called in inference mode. `kernels`: any of
+        those that may be judged; the numbers of an adapter are the same in all of them."""
+        if self._truth:
+            return
+        loaded = self._loaded
+        self._texts = [
+            text(count, stride=7 + 4 * number, first=3 + number + 97 * self._taken, vocabulary=loaded.vocabulary)
+            for number, count in enumerate(LENGTHS)
+        ]
+        lora = LoraLinears(loaded.linears, loaded.dtype, kernels, loaded.linear_groups)
+        self._groups = lora.groups
+        self._matrices = _random_matrices(loaded, lora)
+        bound = self._bound(lambda _: _Truth(self._matrices, lora))
+        with wide(loaded, wider(loaded.dtype)) as exact:
+            (self._truth,) = self._computed(exact, [dict(enumerate(LENGTHS))], bound)
+        squares = sum(self._errors(replace(loaded, fused=None), self._torchs))
+        size = sum(float(rows.double().square().sum()) for rows in self._truth.values())
+        self._allowed = max(ALLOWED * self._mean(squares), LEAST[loaded.dtype] * self._mean(size))
+
+    def fault_of(self, kernels: Kernels) -> Generator[None, None, str]:
+        """In parts: why attention and add_lora of these kernels cannot serve beside the modules; empty if they can. To
+        be called while the modules have their own weights.
+
+        Where a router finds two experts nearly alike, rounding decides between them, and its token differs by far more
+        than rounding in one of the two. So there is another try, with other texts: a wrong kernel fails them all.
+        """
+        for self._taken in range(TRIES):
+            fault = yield from self.fault_of_forward(kernels, None)
+            if not fault:
+                break
+            self._truth = {}
+        return fault
+
+    def fault_of_forward(self, kernels: Kernels, fused: Forward | None) -> Generator[None, None, str]:
+        """In parts: why this forward pass cannot serve; empty if it can. `fused`: None for the modules"""
+        self.prepare(kernels)
+        yield
+        groups, dtype = self._groups, self._loaded.dtype
+        trial = replace(self._loaded, fused=fused)
+        squares = 0.0
+        try:
+            for error in self._errors(trial, lambda memory: kernels.lora(groups, memory, dtype, 0), kernels.attention):
+                squares += error
+                yield
+        except _OtherTokens:
+            return "it chooses tokens whose logits are not the largest"
+        error = self._mean(squares)
+        if error <= self._allowed:
+            return ""
+        return f"its logits are off by {error:.2g}, and rounding explains {self._allowed:.2g}"
+
+    def _torchs(self, memory: torch.Tensor) -> LoraBackend[Any]:
+        return TorchBackend(self._groups, memory, self._loaded.dtype, copy_bytes=0)
+
+    def _mean(self, squares: float) -> float:
+        return math.sqrt(squares / sum(rows.numel() for rows in self._truth.values()))
+
+    def _errors(
+        self, loaded: LoadedModel, make: _MakeBackend, attention: MakeAttention | None = None
+    ) -> Iterator[float]:
+        """The sum of the squares of each iteration"""
+        begun = [0] * len(LENGTHS)
+        for found in self._computed(loaded, ITERATIONS, self._bound(make), attention):
+            squares = 0.0
+            for number, rows in found.items():
+                truth = self._truth[number][begun[number] :][: len(rows)]
+                squares += float((rows.double() - truth.double()).square().sum())
+                begun[number] += len(rows)
+            yield squares
+
+    def _computed(
+        self,
+        loaded: LoadedModel,
+        iterations: Sequence[Mapping[int, int]],
+        bound: _Bound,
+        attention: MakeAttention | None = None,
+    ) -> Iterator[dict[int, torch.Tensor]]:
+        backend, adapters = bound
+        if loaded.fused is not None:
+            loaded.fused.use_lora(backend)
+        trial = Trial(loaded, self._texts, attention=attention, backend=backend, adapters=adapters)
+        for counts in iterations:
+            batch = trial.batch(counts)
+            with _added(loaded, backend, batch):
+                logits = loaded.forward(batch)
+            if batch.chosen is not None and not _are_largest(batch.chosen, logits):
+                raise _OtherTokens
+            yield by_text(batch, logits, counts)
+
+    def _bound(self, make: _MakeBackend) -> _Bound:
+        """A back end that reads the adapters"""
+        nothing = torch.empty(0, dtype=torch.uint8, device=self._loaded.device)
+        layouts = [make(nothing).layout(rank) for rank in RANKS]
+        memory = nothing.new_zeros(sum(layout.bytes for layout in layouts))
+        placed: list[PlacedAdapter] = []
+        offset = 0
+        for number, layout in enumerate(layouts):
+            run = memory[offset : offset + layout.bytes]
+            for path, of_linear in self._matrices.items():
+                layout.write(run, path, *of_linear[number], 1.0)
+            placed.append(PlacedAdapter(str(number), offset, layout.rank, frozenset(self._matrices)))
+            offset += layout.bytes
+        return make(memory), {number: placed[adapter] for number, adapter in ADAPTER_OF.items()}
+
+
+def linear_fault(weights: Sequence[torch.Tensor], packed: PackedLinears) -> str:
+    """Why these packed weights cannot replace the originals; empty if they can."""
+    like = weights[0]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(LINEAR_ROWS, packed.inputs, generator=generator, dtype=torch.float32).to(like.device, like.dtype)
+    for index, weight in enumerate(weights):
+        with Wide(wider(weight.dtype)):
+            truth = linear(x, weight)
+        for rows in (1, LINEAR_ROWS):
+            right = truth[:rows]
+            own = rms(linear(x[:rows], weight) - right)
+            error = rms(packed.linear(x[:rows], index=index) - right)
+            if not error <= allowed(own, right, weight.dtype):
+                return f"a product is off by {error:.2g}, and that of torch by {own:.2g}"
+    return ""
+
+
+def allowed(own: float, truth: torch.Tensor, dtype: torch.dtype) -> float:
+    """`own`: the error of what is known to be right"""
+    return max(ALLOWED * own, LEAST[dtype] * rms(truth))
+
+
+def rms(numbers: torch.Tensor) -> float:
+    return float(numbers.double().square().mean().sqrt())
+
+
+def wider(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float32 else torch.float32
+
+
+class _Truth:
+    """A back end of add_lora for wide numbers"""
+
+    tile = 1
+    copies = False
+
+    def __init__(self, matrices: _Matrices, lora: LoraLinears) -> None:
+        self._matrices = matrices
+        self.layout = lora.layout
+
+    @staticmethod
+    def order(adapter: PlacedAdapter) -> tuple[int, int]:
+        return adapter.offset, 0
+
+    @staticmethod
+    def make_batch(segments: Sequence[Segment]) -> Sequence[Segment]:
+        return segments
+
+    def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: Sequence[Segment]) -> None:
+        for segment in batch:
+            a, b = self._matrices[linear][int(segment.adapter.name)]
+            rows = slice(segment.start, segment.stop)
+            y[rows] += x[rows] @ a.t() @ b.t()
+
+
+def _random_matrices(loaded: LoadedModel, lora: LoraLinears) -> _Matrices:
+    """Adapters that add as much as the linears give themselves. Their numbers are those that a run can hold."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(loaded.device)
+
+    layouts = [lora.layout(rank) for rank in RANKS]
+    runs = [torch.zeros(layout.bytes, dtype=torch.uint8, device=loaded.device) for layout in layouts]
+    matrices: _Matrices = {}
+    for path, (inputs, outputs) in lora.shapes.items():
+        size = float(weight_of(loaded.linears[path])[:64].float().std())
+        matrices[path] = []
+        for rank, layout, run in zip(RANKS, layouts, runs, strict=True):
+            layout.write(run, path, random(rank, inputs), random(outputs, rank), size / rank**0.5)
+            a, b = layout.stored(run, path)
+            matrices[path].append((a[:rank], b[:rank].t()))
+    return matrices
+
+
+@contextmanager
+def _added(loaded: LoadedModel, backend: LoraBackend[Any], batch: FlatBatch) -> Iterator[None]:
+    """Let this back end add to the modules' linears, and not that of the engine, if it is there already. A fused
+    forward pass does so by itself."""
+    if loaded.fused is not None:
+        yield
+        return
+    lora, batch.lora = batch.lora, None
+
+    def add(path: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
+        def followed(_: torch.nn.Module, given: tuple[torch.Tensor, ...], y: torch.Tensor) -> None:
+            backend.add_lora(y.view(-1, y.shape[-1]), given[0].reshape(-1, given[0].shape[-1]), path, lora)
+
+        return followed
+
+    hooks = []
+    if lora is not None:
+        hooks = [module.register_forward_hook(add(path)) for path, module in loaded.linears.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _are_largest(chosen: torch.Tensor, logits: torch.Tensor) -> bool:
+    return bool((chosen >= 0).all()) and torch.equal(
+        logits.gather(1, chosen.clamp(min=0)[:, None])[:, 0], logits.max(1).values
+    )

@@ -1,0 +1,540 @@
+"""The gate lets nothing through that computes something else than the modules, and all that computes the same."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import transformers
+from structlog.testing import capture_logs
+from torch.nn.functional import gelu, silu
+
+from motet.errors import SetupError
+from motet_kernels import Segment, TorchBackend, torch_decoder
+from motet_kernels.cpp import CppBackend, PagedAttention
+from motet_kernels.cpp.program import Attend, CompiledProgram, Compute, Multiply
+from motet_kernels.torch_decoder import TorchDecoder
+from motet_kernels.torch_linear import TorchWeights
+from motet_runner.execute import recorded
+from motet_runner.execute.flat_batch import DecodeGroup, PromptChunk
+from motet_runner.execute.forward import Forward
+from motet_runner.execute.fused import CompiledForward, TorchForward
+from motet_runner.execute.gate import Gate
+from motet_runner.execute.kernels import Kernels
+from motet_runner.execute.model import LoadedModel, load
+from motet_runner.execute.packed_model import PackedModel
+from motet_runner.execute.recorded import RecordedForward
+from tests.runner.engines import ask, kernels_named, make_engine, run
+from tests.runner.families import save_model
+from tests.runner.random_models import ENDS, VOCABULARY, llama, save_base
+from tests.support.compiled_kernels import compiled_library
+
+WINDOW = 12
+SMALL = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128,
+} | ENDS  # fmt: skip
+BIASED = {"attention_bias": True, "mlp_bias": True}
+SOME_SLIDE = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+MODELS: dict[str, Any] = {
+    "torch": transformers.Qwen3Config(**SMALL, **SOME_SLIDE, use_sliding_window=True, attention_bias=True),
+    "cpp": transformers.LlamaConfig(**SMALL, **BIASED),
+    "recorded": transformers.Gemma2Config(
+        **SMALL, **SOME_SLIDE, query_pre_attn_scalar=16, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
+    ),
+}
+FORWARDS = {"torch": TorchForward, "cpp": CompiledForward, "recorded": RecordedForward}
+DTYPES = ("bfloat16", "float32")
+
+
+@dataclass
+class Judged:
+    """A right forward pass, and the gate that lets it through"""
+
+    loaded: LoadedModel
+    kernels: Kernels
+    gate: Gate
+    forward: Any
+    program: dict[str, Any]
+    """What a recorded one was made of"""
+
+    def fault(self, forward: Forward | None = None) -> str:
+        return ended(self.gate.fault_of_forward(self.kernels, forward or self.forward))
+
+
+def ended(parts: Any) -> str:
+    with torch.inference_mode():
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                return end.value
+
+
+def judged(kind: str, dtype: str, folder: Path, *, seed: int = 0) -> Judged:
+    if kind != "torch":
+        compiled_library()
+    loaded = load(save_model(MODELS[kind], folder, seed=seed), dtype, "cpu")
+    kernels = kernels_named("torch" if kind == "torch" else "cpp")
+    gate, program = Gate(loaded), {}
+
+    def noted(library: Any, steps: Any, **values: Any) -> CompiledProgram:
+        program.update(values, steps=steps)
+        return CompiledProgram(library, steps, **values)
+
+    packed = PackedModel(loaded, kernels, gate)
+    with torch.inference_mode(), patch.object(recorded, "CompiledProgram", noted):
+        for _ in packed.parts():
+            pass
+    assert (packed.fault, packed.note) == ("", "")
+    assert isinstance(packed.fused, FORWARDS[kind])
+    return Judged(loaded, kernels, gate, packed.fused, program)
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Judged]:
+    known: dict[tuple[str, str], Judged] = {}
+
+    def of(kind: str, dtype: str) -> Judged:
+        if (kind, dtype) not in known:
+            known[kind, dtype] = judged(kind, dtype, tmp_path_factory.mktemp("base"))
+        return known[kind, dtype]
+
+    return of
+
+
+@contextmanager
+def changed(owner: Any, **to: Any) -> Iterator[None]:
+    before = {name: getattr(owner, name) for name in to}
+    for name, value in to.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+Mutant = Callable[[Any], AbstractContextManager[Any]]
+"""Gets the forward pass, which does one thing wrong inside."""
+
+
+# -- torch's fused forward, its attention and its adapters ---------------------------------------------------------
+
+
+def weights(**to: Callable[[Any], Any]) -> Mutant:
+    return lambda forward: changed(
+        forward._decoder,
+        _weights=replace(forward._decoder._weights, **{name: of(forward._decoder._weights) for name, of in to.items()}),
+    )
+
+
+def first_layer(**to: Callable[[Any], Any]) -> Mutant:
+    def layers(of: Any) -> Any:
+        first, *others = of.layers
+        return [replace(first, **{name: change(of) for name, change in to.items()}), *others]
+
+    return weights(layers=layers)
+
+
+def how(**to: Any) -> Mutant:
+    """Of the first layer's attention"""
+    return lambda forward: changed(forward, _how=[forward._how[0]._replace(**to), *forward._how[1:]])
+
+
+def attended(change: Callable[[torch.Tensor], torch.Tensor], *, layer: int = 0) -> Mutant:
+    """Other queries, keys and values"""
+
+    def mutant(forward: Any) -> AbstractContextManager[Any]:
+        attend = forward._attend
+
+        def other(batch: Any, number: int, heads: torch.Tensor) -> torch.Tensor:
+            return attend(batch, number, change(heads.clone()) if number == layer else heads)
+
+        return changed(forward, _attend=other)
+
+    return mutant
+
+
+def of_class(owner: Any, name: str, instead: Callable[..., Any]) -> Mutant:
+    """`instead` gets what is there, and the arguments."""
+    there = getattr(owner, name)
+
+    def other(*args: Any, **options: Any) -> Any:
+        return instead(there, *args, **options)
+
+    return lambda _: changed(owner, **{name: other})
+
+
+def head_is(number: int, of: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def copied(heads: torch.Tensor) -> torch.Tensor:
+        heads[:, number] = heads[:, of]
+        return heads
+
+    return copied
+
+
+def without_residual(added_to: Any, self: TorchWeights, y: Any, x: Any, bias: Any = None, *, inputs: int) -> Any:
+    return added_to(self, torch.zeros_like(y) if self.inputs == inputs else y, x, bias)
+
+
+def unturned(turned: slice) -> Callable[..., torch.Tensor]:
+    def some(rotated: Any, self: Any, layer: Any, qkv: torch.Tensor, rotation: Any) -> torch.Tensor:
+        nothing = torch.ones_like(rotation[0]), torch.zeros_like(rotation[1])
+        plain = rotated(self, layer, qkv.clone(), nothing)
+        heads = rotated(self, layer, qkv, rotation)
+        heads[:, turned] = plain[:, turned]
+        return heads
+
+    return some
+
+
+def scaled_lora(factor: float) -> Callable[..., None]:
+    def scaled(add: Any, self: Any, y: torch.Tensor, *rest: Any) -> None:
+        before = y.clone()
+        add(self, y, *rest)
+        y.copy_(before + factor * (y - before))
+
+    return scaled
+
+
+def without_down(add: Any, self: Any, y: Any, x: Any, *rest: Any) -> None:
+    if x.shape[1] != SMALL["intermediate_size"]:
+        add(self, y, x, *rest)
+
+
+def moved(by: int) -> Callable[..., Any]:
+    def make(make_batch: Any, self: Any, segments: Any) -> Any:
+        first, *others = segments
+        return make_batch(self, [Segment(first.start + by, first.stop, first.adapter), *others])
+
+    return make
+
+
+def exchanged(make_batch: Any, self: Any, segments: Any) -> Any:
+    adapters = [segment.adapter for segment in segments][::-1]
+    return make_batch(
+        self, [Segment(one.start, one.stop, other) for one, other in zip(segments, adapters, strict=True)]
+    )
+
+
+def chunk_mask(mask: Any, self: Any, *rest: Any, by: int) -> Any:
+    return mask(replace(self, before=self.before + by, masks={}) if self.before else self, *rest)
+
+
+def decode_mask(mask: Any, self: Any, *rest: Any, by: int) -> Any:
+    return mask(replace(self, lengths=self.lengths + by, masks={}), *rest)
+
+
+def layer_that(change: Callable[..., torch.Tensor]) -> Mutant:
+    return of_class(TorchDecoder, "_layer", change)
+
+
+def averaged(norm: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(norm, float(norm.float().mean()))
+
+
+OF_TORCH: dict[str, Mutant] = {
+    "no MLP": lambda _: changed(torch_decoder, silu=torch.zeros_like),
+    "ReLU for SiLU": lambda _: changed(torch_decoder, silu=torch.relu),
+    "GELU for SiLU": lambda _: changed(torch_decoder, silu=gelu),
+    "SiLU twice": lambda _: changed(torch_decoder, silu=lambda x: silu(silu(x))),
+    "the final norm is averaged": weights(final_norm=lambda of: averaged(of.final_norm)),
+    "the final norm is another one": weights(final_norm=lambda of: of.layers[0].mlp_norm),
+    "the final norm has no weight": weights(final_norm=lambda of: torch.ones_like(of.final_norm)),
+    "epsilon is 0.1": weights(epsilon=lambda _: 0.1),
+    "an epsilon of 1e-2": weights(epsilon=lambda _: 1e-2),
+    "a norm before attention is averaged": first_layer(attention_norm=lambda of: averaged(of.layers[0].attention_norm)),
+    "a norm before the MLP is averaged": first_layer(mlp_norm=lambda of: averaged(of.layers[0].mlp_norm)),
+    "the norms of q and k change places": first_layer(
+        q_norm=lambda of: of.layers[0].k_norm, k_norm=lambda of: of.layers[0].q_norm
+    ),
+    "q and k are not normed": first_layer(q_norm=lambda _: None),
+    "gate and up of another layer": first_layer(gate_up=lambda of: of.layers[1].gate_up),
+    "o of another layer": first_layer(o=lambda of: of.layers[1].o),
+    "layers in another order": weights(layers=lambda of: of.layers[::-1]),
+    "no biases of q, k and v": lambda forward: changed(forward._decoder, _biases=[(None, None)] * 2),
+    "o's bias is left out": first_layer(o_bias=lambda _: None),
+    "a layer is left out": layer_that(lambda call, self, n, x, *rest: x if n else call(self, n, x, *rest)),
+    "a layer computes twice": layer_that(lambda call, self, n, x, *rest: call(self, n, call(self, n, x, *rest), *rest)),
+    "no residual around attention": of_class(
+        TorchWeights, "added_to", lambda *args: without_residual(*args, inputs=SMALL["hidden_size"])
+    ),
+    "no residual around the MLP": of_class(
+        TorchWeights, "added_to", lambda *args: without_residual(*args, inputs=SMALL["intermediate_size"])
+    ),
+    "k is not rotated": of_class(TorchDecoder, "_rotated", unturned(slice(4, 6))),
+    "q is not rotated": of_class(TorchDecoder, "_rotated", unturned(slice(0, 4))),
+    "one head is not rotated": of_class(TorchDecoder, "_rotated", unturned(slice(3, 4))),
+    "attention's scale is off by a tenth": how(scale=1.1 * 16**-0.5),
+    "attention has no scale": how(scale=1.0),
+    "a window is one shorter": how(window=WINDOW - 1),
+    "a window is one longer": how(window=WINDOW + 1),
+    "no window": how(window=None),
+    "a soft cap that is not the model's": how(softcap=1.0),
+    "one head's v is another's": attended(head_is(6, 7)),
+    "one head's k is another's": attended(head_is(4, 5)),
+    "one head's q is another's": attended(head_is(0, 1)),
+    "a head attends to other keys and values": attended(lambda heads: heads[:, [2, 1, 0, 3, 4, 5, 6, 7]]),
+    "k and v change places": attended(lambda heads: heads[:, [0, 1, 2, 3, 6, 7, 4, 5]]),
+    "a chunk does not see its newest key": of_class(PromptChunk, "mask", lambda *args: chunk_mask(*args, by=-1)),
+    "a chunk sees a later key": of_class(PromptChunk, "mask", lambda *args: chunk_mask(*args, by=1)),
+    "a decode does not see its own key": of_class(DecodeGroup, "mask", lambda *args: decode_mask(*args, by=-1)),
+    "a decode sees one key too many": of_class(DecodeGroup, "mask", lambda *args: decode_mask(*args, by=1)),
+    "the scale of adapters is off by a tenth": of_class(TorchBackend, "add_lora_together", scaled_lora(1.1)),
+    "adapters are left out": of_class(TorchBackend, "add_lora_together", scaled_lora(0.0)),
+    "adapters count twice": of_class(TorchBackend, "add_lora_together", scaled_lora(2.0)),
+    "down has no adapters": of_class(TorchBackend, "add_lora_together", without_down),
+    "an adapter misses its first row": of_class(TorchBackend, "make_batch", moved(1)),
+    "two adapters change places": of_class(TorchBackend, "make_batch", exchanged),
+}
+
+
+# -- the compiled one ----------------------------------------------------------------------------------------------
+
+
+def in_first(**to: Callable[[Any], Any]) -> Mutant:
+    """Gets the layers as the library has them."""
+
+    def mutant(forward: Any) -> AbstractContextManager[Any]:
+        layers = forward._decoder._of_layer
+        return changed(layers[0], **{name: of(layers) for name, of in to.items()})
+
+    return mutant
+
+
+def of_other(*names: str) -> Mutant:
+    return in_first(**{name: lambda layers, name=name: getattr(layers[1], name) for name in names})
+
+
+def in_decoder(**to: Callable[[Any], Any]) -> Mutant:
+    def mutant(forward: Any) -> AbstractContextManager[Any]:
+        return changed(forward._decoder._decoder, **{name: of(forward._decoder) for name, of in to.items()})
+
+    return mutant
+
+
+def no_adapter(name: str) -> Mutant:
+    return lambda forward: of_class(
+        type(forward._decoder), "use_lora",
+        lambda use, self, backend: (use(self, backend), setattr(self._of_layer[0], name, -1)),
+    )(forward)  # fmt: skip
+
+
+def rotation(change: Callable[[torch.Tensor], torch.Tensor]) -> Mutant:
+    return lambda forward: changed(forward, _rotation=change(forward._rotation.clone()).contiguous())
+
+
+def sequences_with(column: int, by: int) -> Mutant:
+    """The column of `SequenceAttention.make_batch`'s table, of all that have tokens before"""
+
+    def other(make: Any, self: Any, table: Any, sequences: Any) -> Any:
+        sequences = sequences.copy()
+        sequences[sequences[:, 2] > 0, column] += by
+        return make(self, table, sequences)
+
+    return of_class(PagedAttention, "make_batch", other)
+
+
+def kept_for_addresses(tensor: torch.Tensor, _kept: list[torch.Tensor] = []) -> int:  # noqa: B006
+    _kept.append(tensor)
+    return tensor.data_ptr()
+
+
+def at_once(*mutants: Mutant) -> Mutant:
+    @contextmanager
+    def together(forward: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            for mutant in mutants:
+                stack.enter_context(mutant(forward))
+            yield
+
+    return together
+
+
+OF_CPP: dict[str, Mutant] = {
+    "scale": in_first(scale=lambda layers: 1.1 * layers[0].scale),
+    "a window": in_first(window=lambda _: WINDOW),
+    "no bias of q, k and v": in_first(qkv_bias=lambda _: None),
+    "no bias of o": in_first(o_bias=lambda _: None),
+    "no bias of gate and up": in_first(gate_up_bias=lambda _: None),
+    "no bias of down": in_first(down_bias=lambda _: None),
+    "norms change places": in_first(
+        attention_norm=lambda layers: layers[0].mlp_norm, mlp_norm=lambda layers: layers[0].attention_norm
+    ),
+    "an averaged final norm": in_decoder(
+        final_norm=lambda decoder: kept_for_addresses(averaged(decoder._weights.final_norm))
+    ),
+    "epsilon": in_decoder(epsilon=lambda _: 1e-2),
+    **{f"{name} of another layer": of_other(name) for name in ("qkv", "o", "gate_up", "down")},
+    "a token's embedding is the next one's": in_decoder(
+        embedding=lambda decoder: kept_for_addresses(decoder._weights.embedding.roll(1, 0).contiguous())
+    ),
+    "rotations are those of other positions": rotation(lambda table: table.flip(0)),
+    "nothing is rotated": rotation(lambda table: torch.stack((torch.ones_like(table[:, 0]), 0 * table[:, 1]), 1)),
+    **{f"no adapters for {name}": no_adapter(name) for name in ("q_lora", "v_lora", "up_lora", "down_lora")},
+    "chunks do not know of a token before them": sequences_with(2, -1),
+    "an adapter misses its first row": of_class(CppBackend, "make_batch", moved(1)),
+    "two adapters change places": of_class(CppBackend, "make_batch", exchanged),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("kind", "name"), [*(("torch", name) for name in OF_TORCH), *(("cpp", name) for name in OF_CPP)]
+)
+def test_a_forward_pass_that_does_one_thing_wrong_is_refused(
+    kind: str, name: str, dtype: str, right: Callable[[str, str], Judged]
+) -> None:
+    of = right(kind, dtype)
+    with (OF_TORCH if kind == "torch" else OF_CPP)[name](of.forward):
+        fault = of.fault()
+    assert fault.startswith("its logits are off by "), fault
+
+
+@pytest.mark.parametrize("kind", FORWARDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_right_forward_pass_is_let_through(kind: str, dtype: str, right: Callable[[str, str], Judged]) -> None:
+    assert right(kind, dtype).fault() == ""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", FORWARDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_the_right_forward_pass_of_twenty_models_is_let_through(
+    kind: str, dtype: str, seed: int, tmp_path: Path
+) -> None:
+    judged(kind, dtype, tmp_path, seed=seed)
+
+
+def test_a_token_that_is_not_the_likeliest_is_noticed(right: Callable[[str, str], Judged]) -> None:
+    of = right("cpp", "float32")
+    call = CompiledForward.__call__
+
+    def other(self: CompiledForward, batch: Any) -> torch.Tensor:
+        logits = call(self, batch)
+        batch.chosen = (batch.chosen + 1) % VOCABULARY
+        return logits
+
+    with patch.object(CompiledForward, "__call__", other):
+        assert of.fault() == "it chooses tokens whose logits are not the largest"
+
+
+@pytest.mark.parametrize("kernels", ["auto", "cpp"])
+def test_kernels_whose_attention_is_wrong_leave_the_model_to_torch(kernels: str, tmp_path: Path) -> None:
+    compiled_library()
+    base = save_base("llama", tmp_path, config=llama())
+    attend = PagedAttention.attend
+
+    def unscaled(self: PagedAttention, *rows: Any, scale: float, **others: Any) -> torch.Tensor:
+        return attend(self, *rows, scale=1.1 * scale, **others)
+
+    with patch.object(PagedAttention, "attend", unscaled):
+        if kernels == "cpp":
+            with pytest.raises(SetupError, match=r"kernels is cpp, and its kernels cannot serve: its logits are off"):
+                make_engine(base, kernels=kernels)
+            return
+        with capture_logs() as logs:
+            engine = make_engine(base, kernels=kernels)
+            while engine.idle() is not None:
+                time.sleep(0.01)
+    assert [line for line in logs if line["event"] == "compiled_kernels_do_not_serve"]
+    state = engine.report().kernels
+    assert state.serving == "torch"
+    assert state.note.startswith("the compiled kernels do not serve: its logits are off by ")
+    assert isinstance(engine._loaded.fused, TorchForward)
+    assert len(run(engine, ask("a")).tokens["a"]) == 40
+
+
+def test_a_weight_whose_products_are_wrong_is_not_packed(tmp_path: Path) -> None:
+    loaded = load(save_model(MODELS["torch"], tmp_path), "bfloat16", "cpu")
+    linear = TorchWeights.linear
+
+    def wrong(self: TorchWeights, x: Any, bias: Any = None, index: int = 0) -> torch.Tensor:
+        y = linear(self, x, bias, index)
+        return y * 1.02 if self.inputs == SMALL["intermediate_size"] else y
+
+    packed = PackedModel(loaded, kernels_named("torch"), Gate(loaded))
+    with torch.inference_mode(), patch.object(TorchWeights, "linear", wrong):
+        for _ in packed.parts():
+            pass
+    assert packed.fused is None
+    assert packed.note.startswith("some weights are not packed: a product is off by ")
+    own = {path for path, module in loaded.linears.items() if module.weight.numel()}
+    assert own == {path for path in loaded.linears if path.endswith("down_proj")}
+
+
+# -- the recorded one: each of its steps ---------------------------------------------------------------------------
+
+OTHER = {
+    "add": "subtract", "subtract": "add", "multiply": "add", "divide": "multiply", "negative": "copy", "cube": "copy",
+    "rsqrt": "sqrt", "tanh": "sigmoid", "gelu_tanh": "relu", "silu": "relu", "rms_norm": "layer_norm", "cos": "sin",
+    "sin": "cos", "mean": "sum", "exp": "copy",
+}  # fmt: skip
+
+
+def adds_epsilon(step: Compute) -> bool:
+    """It is less than rounding, so its sign does not matter."""
+    return step.operation == "add" and any(
+        isinstance(one.of, torch.Tensor) and one.of.numel() == 1 for one in step.inputs
+    )
+
+
+def wrong_steps(steps: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+    def instead(number: int, step: Any) -> list[Any]:
+        return [*steps[:number], step, *steps[number + 1 :]]
+
+    products = [step for step in steps if isinstance(step, Multiply)]
+    for number, step in enumerate(steps):
+        if isinstance(step, Compute) and step.operation in OTHER and not adds_epsilon(step):
+            yield (
+                f"{number}: {OTHER[step.operation]} for {step.operation}",
+                instead(number, replace(step, operation=OTHER[step.operation])),
+            )
+        if isinstance(step, Compute) and step.operation == "rms_norm":
+            yield f"{number}: epsilon", instead(number, replace(step, real=0.1))
+        if isinstance(step, Attend):
+            yield f"{number}: scale", instead(number, replace(step, scale=2 * step.scale))
+            yield f"{number}: soft cap", instead(number, replace(step, softcap=None))
+            yield f"{number}: window", instead(number, replace(step, window=(step.window or WINDOW) - 1))
+        if isinstance(step, Multiply):
+            alike = [
+                other for other in products
+                if other is not step and (other.weights.inputs, other.y.size) == (step.weights.inputs, step.y.size)
+            ]  # fmt: skip
+            if alike:
+                yield (
+                    f"{number}: weights of {alike[0].path}",
+                    instead(number, replace(step, weights=alike[0].weights, index=alike[0].index)),
+                )
+            if step.path:
+                yield f"{number}: no adapters for {step.path}", instead(number, replace(step, path=step.path + "?"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_program_with_one_wrong_step_is_refused(dtype: str, right: Callable[[str, str], Judged]) -> None:
+    of = right("recorded", dtype)
+    values = {name: value for name, value in of.program.items() if name != "steps"}
+    passed, count = [], 0
+    for name, steps in wrong_steps(list(of.program["steps"])):
+        program = CompiledProgram(compiled_library(), steps, **values)
+        with patch.object(CppBackend, "index_of", unless_marked):
+            fault = of.fault(RecordedForward(program))
+        count += 1
+        if not fault:
+            passed.append(name)
+    assert count > 50
+    assert not passed
+
+
+index_of = CppBackend.index_of
+
+
+def unless_marked(backend: CppBackend, path: str) -> int:
+    return -1 if path.endswith("?") else index_of(backend, path)
