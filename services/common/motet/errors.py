@@ -120,7 +120,7 @@ class UnsupportedMediaType(InvalidRequest):
 
 class RequestTooLarge(InvalidRequest):
     """The body is larger than the gateway reads: send a smaller one, or raise MOTET_GATEWAY_MAX_BODY_BYTES. Or a prompt
-    has more than 1 MiB of text that can only be tokenised at once: send less, or token ids."""
+    has more than 512 KiB of text that can only be tokenised at once: send less, or token ids."""
 
     mapping = ErrorMapping("request_too_large", 413, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED)
 

@@ -100,7 +100,7 @@ class Metrics:
         )
         self.refused_connections = Counter(
             "motet_refused_connections",
-            "Connections of HTTP clients that were closed at once, by the limit that they reached: all, or address.",
+            "Connections of HTTP clients that were closed, by the limit that they reached: all, address, or bytes.",
             ("limit",),
             registry=registry,
         )

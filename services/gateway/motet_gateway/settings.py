@@ -76,11 +76,11 @@ class Settings(BaseSettings):
     """How long a request body may take to arrive. Without a limit, a client that sends a byte now and then would hold
     memory for ever."""
 
-    max_bodies_bytes: int = Field(256 * 1024 * 1024, gt=0)
+    max_bodies_bytes: int = Field(192 * 1024 * 1024, gt=0)
     """The most memory that the bodies of all requests under way may take together, with the log probabilities that wait
     to be sent. Above it requests get 503. As objects and tokens a body takes twice its size, text with characters
     beyond ASCII five times, and each list, string and number some bytes more. Besides this, tokenising takes at most
-    half a gigabyte, and a gateway at rest about 150 MB with its first model."""
+    280 MB, and a gateway at rest about 150 MB with its first model."""
 
     max_header_bytes: int = Field(32 * 1024, ge=1024)
     """The most bytes of a request line with its headers. Trailers and the framing of a body's pieces count as well. The
@@ -118,16 +118,17 @@ class Settings(BaseSettings):
     max_counted_bytes: int = Field(1024 * 1024, gt=0)
     """The largest body of /tokenize and /detokenize, in bytes. A megabyte takes about a second of work."""
 
-    template_processes: int = Field(4, gt=0)
+    template_processes: int = Field(2, gt=0)
     """The most processes that render chat templates. Each is started when it is first needed, and then kept. One is
-    normally enough; more help when templates or conversations take long."""
+    normally enough; more help when templates or conversations take long, and each may take `template_memory_bytes`."""
 
     template_cpu_seconds: float = Field(1.0, gt=0)
     """CPU time that rendering one chat template may take. Then its process is killed and the request gets 400. Normal
     templates need milliseconds, a hostile one would run without end."""
 
-    template_memory_bytes: int = Field(256 * 1024 * 1024, ge=32 * 1024 * 1024)
-    """Bytes of memory that a process may take for rendering, besides what it has at its start."""
+    template_memory_bytes: int = Field(160 * 1024 * 1024, ge=32 * 1024 * 1024)
+    """Bytes of memory that a process may take for rendering, besides what it has at its start. The default is enough
+    for any conversation of `max_body_bytes`."""
 
     @field_validator("auth", "keys_file", mode="before")
     @classmethod

@@ -3,20 +3,29 @@
 import asyncio
 import resource
 from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
 
 import httpx2
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.errors import Overloaded
-from motet_gateway.http.connection_limit import ConnectionLimit
+from motet_gateway import server
+from motet_gateway.http.connection_limit import MAX_WAITING_BYTES, ConnectionLimit
 from motet_gateway.server import OTHER_FILES, room_for
+from motet_gateway.settings import Settings
+from motet_gateway.tokens.encoder import LANES
+from motet_gateway.tokens.text_model import MAX_UNCUT_BYTES
+from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import eventually, serve
-from tests.gateway.http.test_pipelines import GET
-from tests.gateway.test_connections import raw_client
+from tests.gateway.http.test_pipelines import GET, STREAM
+from tests.gateway.test_connections import RawClient, raw_client
 from tests.support.fake_services import FakeServices
 
+CHART = Path(__file__).parents[3] / "charts/motet"
 REFUSED = "motet_refused_connections_total"
 
 
@@ -54,6 +63,65 @@ async def test_an_address_above_its_share_is_refused(cluster: FakeServices) -> N
         writer.write(GET)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         writer.close()
+
+
+@pytest.fixture
+def little_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ConnectionLimit", partial(ConnectionLimit, most_waiting_bytes=40_000))
+
+
+async def test_parts_of_heads_are_bounded_in_all_connections_together(
+    little_may_wait: None, cluster: FakeServices
+) -> None:
+    part = b"GET /version HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 15_000
+    async with serve(cluster) as served, raw_client(served) as one, raw_client(served) as two:
+        await one.send(part)
+        await two.send(part)
+        async with raw_client(served) as three:
+            await three.send(part)
+            assert (await three.rest()).startswith(b"HTTP/1.1 503 ")
+        assert served.registry.get_sample_value(REFUSED, {"limit": "bytes"}) == 1
+        assert (await served.http.get("/version")).status_code == 200, "whole heads do not wait"
+        await one.send(b"\r\n\r\n")
+        assert (await one.answer()).startswith(b"HTTP/1.1 200 ")
+        async with raw_client(served) as three:
+            await three.send(part, b"\r\n\r\n")
+            assert (await three.answer()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_pipelined_requests_are_bounded_in_all_connections_together(
+    little_may_wait: None, cluster: FakeServices
+) -> None:
+    behind = (b"GET /version HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 15_000 + b"\r\n\r\n") * 2
+    async with serve(cluster) as served, raw_client(served) as one, raw_client(served) as two:
+        await one.send(STREAM, behind)
+        await one.answer()
+        await two.send(STREAM, behind)
+        refused, waited = (await two.rest()).split(b"HTTP/1.1 "), await statuses_of(one, 2)
+    assert [answer[:3] for answer in refused[1:]] == [b"200", b"503"], "the answer that has begun is whole"
+    assert b"data: [DONE]" in refused[1]
+    assert waited == [b"200", b"200"], "the others are served"
+    assert served.registry.get_sample_value(REFUSED, {"limit": "bytes"}) == 1
+
+
+async def statuses_of(client: RawClient, count: int) -> list[bytes]:
+    """Of the next answers on a connection that stays open."""
+    read = b""
+    while read.count(b"HTTP/1.1 ") < count:
+        read += await asyncio.wait_for(client.reader.read(65536), PATIENCE_S)
+    return [part[:3] for part in read.split(b"HTTP/1.1 ")[1:]]
+
+
+def test_all_that_a_gateway_may_hold_fits_into_the_charts_limit() -> None:
+    settings = Settings.model_construct(**{name: field.default for name, field in Settings.model_fields.items()})
+    resting, renderer, per_byte = 150_000_000, 25_000_000, 215  # measured; see docs/guides/platform.md
+    lanes = [(min(most, MAX_UNCUT_BYTES), threads) for most, threads in LANES]
+    tokenising = sum(most * per_byte * threads for most, threads in lanes)
+    rendering = settings.template_processes * (renderer + settings.template_memory_bytes)
+    held = resting + settings.max_bodies_bytes + MAX_WAITING_BYTES + tokenising + rendering
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert values["gateway"]["resources"]["limits"]["memory"] == "1Gi"
+    assert held <= 1 << 30
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans())))

@@ -30,6 +30,7 @@ import fcntl
 import termios
 from collections import deque
 from enum import Enum
+from itertools import islice
 from typing import Any, cast
 
 import uvicorn
@@ -102,6 +103,8 @@ class HttpConnection(asyncio.Protocol):
         self._last_answer: MotetError | None = None
         """The error to send when all before it are answered."""
         self._lingering_bytes = 0
+        self._waiting_bytes = 0
+        """What the limit of all connections counts for this one."""
         self._read_paused = False
         self._writable = asyncio.Event()
         self._read_timer: asyncio.TimerHandle | None = None
@@ -147,6 +150,7 @@ class HttpConnection(asyncio.Protocol):
         self._stop_write_timer()
         if self._entered:
             self._limit.leave(self._address)
+            self._limit.waiting_bytes -= self._waiting_bytes
             self._server_state.connections.discard(cast("Any", self))
         for exchange in self._exchanges:
             exchange.disconnect()
@@ -183,6 +187,8 @@ class HttpConnection(asyncio.Protocol):
                 self._arriving.body_arrived(cast("bytes", event))
         if self._state is State.IDLE:
             self._expect(State.HEAD, self._settings.header_seconds)
+        if self._count_waiting() > 0 and self._limit.too_much_waits:
+            self._drop_waiting()
         self._regulate_reading()
 
     def _begin(self, head: RequestHead) -> None:
@@ -238,6 +244,25 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._end_with(error)
 
+    def _count_waiting(self) -> int:
+        """Count what the application cannot take yet. Returns by how much that has grown."""
+        behind = sum(exchange.unread_bytes for exchange in islice(self._exchanges, 1, None))
+        grown = self._parser.unfinished_bytes + behind - self._waiting_bytes
+        self._waiting_bytes += grown
+        self._limit.waiting_bytes += grown
+        return grown
+
+    def _drop_waiting(self) -> None:
+        """Too much waits in all connections. This one still gives the answer that has begun, and refuses the rest."""
+        self._parser.stopped = True
+        while len(self._exchanges) > 1:
+            if (last := self._exchanges.pop()) is self._arriving:
+                self._arriving = None
+            last.disconnect()
+        self._metrics.refused_connections.labels("bytes").inc()
+        self._refuse(Overloaded("Too many requests wait at the gateway for their other parts. Try again soon."))
+        self._count_waiting()
+
     def _regulate_reading(self) -> None:
         if self._state is State.LINGERING:
             pause = self._lingering_bytes > self._settings.max_body_bytes
@@ -284,6 +309,8 @@ class HttpConnection(asyncio.Protocol):
     def answered(self) -> None:
         exchange = self._exchanges.popleft()
         self._server_state.total_requests += 1
+        if self._waiting_bytes:
+            self._count_waiting()
         if self.transport.is_closing():
             return
         if exchange.whole:

@@ -80,6 +80,8 @@ class RequestParser:
         """Why a callback stopped httptools, if that is an event."""
         self._bytes_without_event = 0
         """Parts of a head, framing, trailers: httptools collects them without a limit."""
+        self._bytes_of_next = 0
+        """The most bytes of a head that came together with the end of the request before it."""
         self._upgrade = False
         self._repeating = False
         # Of the head that is being parsed:
@@ -111,11 +113,17 @@ class RequestParser:
         self._take_pieces()
         if len(self._events) > before:
             self._bytes_without_event = 0
+            self._bytes_of_next = len(data) if self.begun else 0
             return
         self._bytes_without_event += len(data)
         if self._bytes_without_event > self._max_head_bytes and not self.stopped:
             self.stopped = True
             self._events.append(self._too_large(f"{self._max_head_bytes} bytes"))
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """At least the bytes that are held here, of what is not an event yet."""
+        return 0 if self.stopped else self._bytes_without_event + self._bytes_of_next
 
     def take_no_more(self) -> None:
         """Let no further request begin. The body of the last one is still parsed."""

@@ -41,7 +41,7 @@ class SamplingDefaults:
     repetition_penalty: float = 1.0
 
 
-MAX_UNCUT_BYTES = 1024 * 1024
+MAX_UNCUT_BYTES = 512 * 1024
 """The most bytes of a text that are encoded at once. A longer text is cut where that does not change its tokens."""
 
 
