@@ -125,7 +125,7 @@ def test_on_a_gpu_the_kernels_in_triton_serve_if_they_pass_their_test(monkeypatc
     with capture_logs() as logs:
         choice = KernelChoice("auto", gpu, CACHE)
         assert choice.begin(lambda _: "attention gives other logits").name == "torch"
-        choice.began("")
+        choice.began(choice.serving, "")
     reason = "their test on this model failed: attention gives other logits"
     assert [line["reason"] for line in logs if line["event"] == "gpu_kernels_do_not_serve"] == [reason]
     assert (choice.state.serving, choice.state.note) == ("torch", f"the GPU's kernels do not serve: {reason}")
