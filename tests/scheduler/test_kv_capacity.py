@@ -251,8 +251,8 @@ async def test_scheduler_and_supervisor_follow_a_runner_over_grpc(folder):
         known = system.control.scheduler.runners[R0]
         watched = system.control.supervisor_service.supervisor.runners[R0]
         engine.ledger.capacity = 12
-        await until(lambda: known.ledger.capacity == watched.kv_pages == 12)
-        assert watched.free == 12
+        await until(lambda: known.ledger.capacity == watched.ledger.capacity == 12)
+        assert watched.ledger.free == 12
         answers = [system.gateway.start(f"{n}", prompt=(n,), max_tokens=LENGTH, q80=LENGTH) for n in range(2)]
         await until(lambda: known.ledger.promised == 10, why="one of two requests of ten pages on twelve")
         await until(lambda: any(one.tokens for one in system.gateway.live()))
