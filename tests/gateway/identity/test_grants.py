@@ -34,6 +34,7 @@ async def test_a_gateway_needs_only_permission_to_read_keys_and_note_their_use(p
     source = DatabaseKeys(url)
     try:
         assert await source.read() == [key]
+        source.applied()
         assert await source.read() is None
         await source.note_use([key.id], at=now)
     finally:
