@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from motet.errors import SetupError
 from motet_cli.options import DataDir
 
 app = typer.Typer(
@@ -26,6 +27,15 @@ Scopes = Annotated[
 Expires = Annotated[
     str | None, typer.Option("--expires", metavar="TIME", help="The key expires after this time: 90d, 12h, 30m.")
 ]
+NamespaceUid = Annotated[
+    str,
+    typer.Option(
+        "--namespace-uid",
+        metavar="UID",
+        help="In a cluster: bind the key to this namespace, so that it does not serve a later one of the same name. "
+        "`kubectl get namespace NAMESPACE -o jsonpath={.metadata.uid}` prints it.",
+    ),
+]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The 16 characters that `motet key ls` shows.")]
 
 _TAKES_NOTHING = {"allow_extra_args": True, "ignore_unknown_options": False}
@@ -34,11 +44,17 @@ which may be a key."""
 
 
 @app.command()
-def create(data_dir: DataDir, tenant: Tenant, scopes: Scopes = "user", expires: Expires = None) -> None:
+def create(
+    data_dir: DataDir,
+    tenant: Tenant,
+    scopes: Scopes = "user",
+    expires: Expires = None,
+    namespace_uid: NamespaceUid = "",
+) -> None:
     """Create a key and print it once: only the key on standard output, its details on standard error."""
     from motet_cli.key_commands import create as run
 
-    raise typer.Exit(run(data_dir, tenant=tenant, scopes=scopes, expires=expires))
+    raise typer.Exit(run(data_dir, tenant=tenant, namespace_uid=namespace_uid, scopes=scopes, expires=expires))
 
 
 @app.command()
@@ -50,11 +66,19 @@ def ls(data_dir: DataDir, as_json: Annotated[bool, typer.Option("--json", help="
 
 
 @app.command()
-def revoke(id_: Id, data_dir: DataDir) -> None:
-    """Revoke a key. Within 5 seconds gateways refuse it and end its running requests."""
-    from motet_cli.key_commands import revoke as run
+def revoke(
+    data_dir: DataDir,
+    id_: Annotated[str, typer.Argument(metavar="[ID]", help="The 16 characters that `motet key ls` shows.")] = "",
+    tenant: Annotated[
+        str, typer.Option("--tenant", metavar="NAMESPACE", help="Instead of ID: revoke all keys of this tenant.")
+    ] = "",
+) -> None:
+    """Revoke a key, or all keys of a tenant. Within 5 seconds gateways refuse them and end their running requests."""
+    from motet_cli.key_commands import revoke, revoke_all
 
-    raise typer.Exit(run(data_dir, id_))
+    if bool(id_) == bool(tenant):
+        raise SetupError("give either the ID of a key, or --tenant NAMESPACE for all keys of a tenant.")
+    raise typer.Exit(revoke_all(data_dir, tenant) if tenant else revoke(data_dir, id_))
 
 
 @app.command()
@@ -75,7 +99,13 @@ def rotate(
 
 
 @app.command(name="hash", context_settings=_TAKES_NOTHING)
-def hash_(context: typer.Context, tenant: Tenant, scopes: Scopes = "user", expires: Expires = None) -> None:
+def hash_(
+    context: typer.Context,
+    tenant: Tenant,
+    scopes: Scopes = "user",
+    expires: Expires = None,
+    namespace_uid: NamespaceUid = "",
+) -> None:
     """Read a key from standard input and print its line for a file of keys, such as a Secret.
 
     The command uses no database and stores nothing. The line has only the key's hash: nobody can call the gateway
@@ -83,4 +113,6 @@ def hash_(context: typer.Context, tenant: Tenant, scopes: Scopes = "user", expir
     """
     from motet_cli.key_commands import hash_ as run
 
-    raise typer.Exit(run(tenant=tenant, scopes=scopes, expires=expires, arguments=context.args))
+    raise typer.Exit(
+        run(tenant=tenant, namespace_uid=namespace_uid, scopes=scopes, expires=expires, arguments=context.args)
+    )

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,9 @@ WIDTH_OF_A_PIPE = 200
 SHOWN_ONCE = "The key is shown only once: save it."
 
 
-def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> int:
+def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None, namespace_uid: str = "") -> int:
     made = keys.new_key()
-    key = _key(made, tenant=tenant, scopes=scopes, expires=expires, now=_now())
+    key = _key(made, tenant=tenant, namespace_uid=namespace_uid, scopes=scopes, expires=expires, now=_now())
     _check_gateways_read_them(HOW_TO_HASH)
     url = _database(data_dir)
 
@@ -107,6 +108,28 @@ def revoke(data_dir: Path, id_: str) -> int:
     return 0
 
 
+def revoke_all(data_dir: Path, tenant: str) -> int:
+    tenant = _tenant(tenant)
+    _check_gateways_read_them("To revoke the keys of a tenant, remove its lines there.")
+    url, now = _database(data_dir), _now()
+
+    async def run() -> tuple[int, int]:
+        async with _existing_database(url) as store:
+            return await key_store.revoke_all(store, tenant=tenant, at=now) if store is not None else (0, 0)
+
+    held, revoked = asyncio.run(run())
+    if not held:
+        raise NotFound(f"tenant {tenant} has no keys in this database. `motet key ls` lists all keys.")
+    if revoked:
+        now_revoked = "1 is" if revoked == 1 else f"{revoked} are"
+        _print_note(
+            f"Of tenant {tenant}'s {held} keys {now_revoked} revoked now. Gateways refuse them within 5 seconds."
+        )
+    else:
+        _print_note(f"Tenant {tenant}'s keys were all revoked before.")
+    return 0
+
+
 def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
     id_, overlap_time = _id(id_, command="rotate"), _duration("--overlap", overlap)
     _check_gateways_read_them(HOW_TO_HASH)
@@ -126,7 +149,7 @@ def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
     return 0
 
 
-def hash_(*, tenant: str, scopes: str, expires: str | None, arguments: Sequence[str]) -> int:
+def hash_(*, tenant: str, scopes: str, expires: str | None, arguments: Sequence[str], namespace_uid: str = "") -> int:
     if arguments:
         raise SetupError(
             "do not give the key as an argument: it stays in the shell's history, and everybody on this machine can "
@@ -139,17 +162,17 @@ def hash_(*, tenant: str, scopes: str, expires: str | None, arguments: Sequence[
     if made is None:
         what = "is not a key: a key has the form motet_<id>_<secret>" if read_in else "is empty"
         raise SetupError(f"standard input {what}. {HOW_TO_HASH}")
-    key = _key(made, tenant=tenant, scopes=scopes, expires=expires, now=_now())
+    key = _key(made, tenant=tenant, namespace_uid=namespace_uid, scopes=scopes, expires=expires, now=_now())
     typer.echo(keys.to_line(key))
     _print_note(f"{_description(key)} The line above has the key's hash, not the key.")
     return 0
 
 
 def successor(old: ApiKey, made: keys.PresentedKey, *, now: datetime) -> ApiKey:
-    """The key that replaces `old`, with the same tenant and scopes. If `old` expires, the new key gets the lifetime
-    that `old` had when it was made."""
+    """The key that replaces `old`, with the same tenant, namespace and scopes. If `old` expires, the new key gets the
+    lifetime that `old` had when it was made."""
     expires = now + (old.expires - old.created) if old.expires is not None else None
-    return ApiKey(id=made.id, tenant=old.tenant, scopes=old.scopes, hash=made.hash, created=now, expires=expires)
+    return replace(old, id=made.id, hash=made.hash, created=now, expires=expires, revoked=None)
 
 
 def state_of(key: ApiKey, now: datetime) -> str:
@@ -162,6 +185,7 @@ def document_of(key: ApiKey, used: datetime | None, now: datetime) -> dict[str, 
     return {
         "id": key.id,
         "tenant": key.tenant,
+        "namespace_uid": key.tenant_uid or None,
         "scopes": sorted(key.scopes),
         "created": key.created,
         "expires": key.expires,
@@ -172,10 +196,12 @@ def document_of(key: ApiKey, used: datetime | None, now: datetime) -> dict[str, 
 
 
 def _print_table(found: Sequence[tuple[ApiKey, datetime | None]], now: datetime) -> None:
+    bound = any(key.tenant_uid for key, _ in found)
     rows = [
         (
             key.id,
             key.tenant,
+            *([key.tenant_uid or "-"] if bound else []),
             ",".join(sorted(key.scopes)),
             _time(key.created),
             _time(key.expires) if key.expires is not None else "never",
@@ -184,7 +210,16 @@ def _print_table(found: Sequence[tuple[ApiKey, datetime | None]], now: datetime)
         )
         for key, used in found
     ]
-    columns = ("id", "tenant", "scopes", "created", "expires", "last used", "state")
+    columns = (
+        "id",
+        "tenant",
+        *(["namespace uid"] if bound else []),
+        "scopes",
+        "created",
+        "expires",
+        "last used",
+        "state",
+    )
     Printer(width_of_a_pipe=WIDTH_OF_A_PIPE).table(columns, rows)
 
 
@@ -249,11 +284,14 @@ async def _database_with_key(url: str, id_: str) -> AsyncIterator[tuple[Store, A
         raise NotFound(f"there is no key {id_} in this database. `motet key ls` lists all keys.")
 
 
-def _key(made: keys.PresentedKey, *, tenant: str, scopes: str, expires: str | None, now: datetime) -> ApiKey:
+def _key(
+    made: keys.PresentedKey, *, tenant: str, namespace_uid: str, scopes: str, expires: str | None, now: datetime
+) -> ApiKey:
     """The key that the options describe. Raises SetupError that names the wrong option."""
     return ApiKey(
         id=made.id,
         tenant=_tenant(tenant),
+        tenant_uid=_namespace_uid(namespace_uid, tenant),
         scopes=_scopes(scopes),
         hash=made.hash,
         created=now,
@@ -271,6 +309,15 @@ def _tenant(text: str) -> str:
             f"--tenant {text!r} is not a valid tenant. A tenant is a namespace name: at most 63 lower-case letters, "
             f"digits and '-'. It begins and ends with a letter or digit.{hint}"
         ) from None
+
+
+def _namespace_uid(text: str, tenant: str) -> str:
+    if text and keys.NAMESPACE_UID.fullmatch(text) is None:
+        raise SetupError(
+            f"--namespace-uid {text!r} is not the uid of a namespace. This prints it: "
+            f"kubectl get namespace {tenant} -o jsonpath={{.metadata.uid}}"
+        )
+    return text
 
 
 def _scopes(text: str) -> frozenset[KeyScope]:
@@ -306,7 +353,8 @@ def _id(text: str, *, command: str) -> str:
 def _description(key: ApiKey) -> str:
     scopes = f"scope{'s' if len(key.scopes) > 1 else ''} {', '.join(sorted(key.scopes))}"
     ends = f"expires at {_time(key.expires)}" if key.expires is not None else "does not expire"
-    return f"Key {key.id}: tenant {key.tenant}, {scopes}, {ends}."
+    bound = f", only for the namespace with uid {key.tenant_uid}" if key.tenant_uid else ""
+    return f"Key {key.id}: tenant {key.tenant}{bound}, {scopes}, {ends}."
 
 
 def _time(at: datetime) -> str:

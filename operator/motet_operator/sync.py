@@ -189,6 +189,7 @@ class SchedulerSync:
                     )
                     for adapter in self._catalog.adapters
                 ],
+                namespaces=[scheduler_pb2.Namespace(name=name, uid=uid) for name, uid in self._catalog.namespaces],
             ),
         )
 

@@ -168,7 +168,17 @@ def test_ls_shows_each_key_with_its_state_and_no_hash(motet: Motet, url: str) ->
     states = {id_of(active): "active", id_of(revoked): "revoked", id_of(old): "active", id_of(new): "active"}
     assert {id_: one["state"] for id_, one in found.items()} == states
     one = found[id_of(active)]
-    assert set(one) == {"id", "tenant", "scopes", "created", "expires", "revoked", "last_used", "state"}
+    assert set(one) == {
+        "id",
+        "tenant",
+        "namespace_uid",
+        "scopes",
+        "created",
+        "expires",
+        "revoked",
+        "last_used",
+        "state",
+    }
     assert (one["tenant"], one["scopes"], one["revoked"], one["last_used"]) == ("acme", ["user"], None, None)
     lasts = datetime.fromisoformat(one["expires"]) - datetime.fromisoformat(one["created"])
     assert lasts == timedelta(hours=12)
@@ -603,3 +613,75 @@ def test_an_unreachable_server_is_named_without_its_password(motet: Motet, monke
 def test_help_names_every_command() -> None:
     said = in_a_process("key").stdout
     assert all(verb in said for verb in ("create", "ls", "revoke", "rotate", "hash"))
+
+
+# ------------------------------------------------------------------------------------------------- bound to a namespace
+
+UID = "0a1b2c3d-0000-4000-8000-00000000000f"
+
+
+def test_a_key_is_bound_to_the_namespace_with_that_uid_and_so_is_its_successor(motet: Motet, url: str) -> None:
+    done = motet("key", "create", "--tenant", "acme", "--namespace-uid", UID)
+    assert f"tenant acme, only for the namespace with uid {UID}, scope user" in done.stderr
+    assert "namespace" not in motet("key", "create", "--tenant", "acme").stderr
+    successor = motet("key", "rotate", id_of(done.key)).key
+    bound = {key.id for key in stored(url) if key.tenant_uid == UID}
+    assert bound == {id_of(done.key), id_of(successor)}
+    assert {one["id"] for one in listed(motet) if one["namespace_uid"] == UID} == bound
+    table = motet("key", "ls").stdout.splitlines()
+    assert "namespace uid" in table[0]
+    assert sum(UID in line for line in table) == 2
+
+
+def test_without_bound_keys_the_list_has_no_column_for_them(motet: Motet) -> None:
+    motet("key", "create", "--tenant", "acme")
+    assert "namespace uid" not in motet("key", "ls").stdout
+
+
+def test_a_hashed_key_is_bound_in_its_line(motet: Motet) -> None:
+    made = keys.new_key()
+    line = motet("key", "hash", "--tenant", "acme", "--namespace-uid", UID, stdin=str(made)).stdout
+    assert keys.from_line(line).tenant_uid == UID
+    assert keys.to_line(keys.from_line(line)) == line.strip()
+    for wrong in ("acme", "", 7):
+        with pytest.raises(ValueError, match="tenant_uid"):
+            keys.from_line(json.dumps(json.loads(line) | {"tenant_uid": wrong}))
+
+
+@pytest.mark.parametrize("verb", ["create", "hash"])
+def test_what_is_not_a_uid_is_refused_with_the_command_that_prints_it(motet: Motet, verb: str) -> None:
+    done = motet("key", verb, "--tenant", "acme", "--namespace-uid", "acme", stdin=str(keys.new_key()))
+    assert done.status != 0
+    assert done.stdout == ""
+    assert "kubectl get namespace acme -o jsonpath={.metadata.uid}" in done.stderr
+
+
+def test_all_keys_of_a_tenant_are_revoked_at_once(motet: Motet, url: str) -> None:
+    ours = [motet("key", "create", "--tenant", "acme").key for _ in range(2)]
+    theirs = motet("key", "create", "--tenant", "acme-2").key
+    motet("key", "revoke", id_of(ours[0]))
+    done = motet("key", "revoke", "--tenant", "acme")
+    assert done.status == 0
+    assert "Of tenant acme's 2 keys 1 is revoked now" in done.stderr
+    known = stored(url)
+    for key in ours:
+        with pytest.raises(NotAuthenticated, match="revoked"):
+            opens(known, key)
+    assert opens(known, theirs).tenant == "acme-2"
+    assert "keys were all revoked before" in motet("key", "revoke", "--tenant", "acme").stderr
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_tenant_without_keys_is_an_error(motet: Motet, made: bool) -> None:
+    if made:
+        motet("key", "create", "--tenant", "acme")
+    done = motet("key", "revoke", "--tenant", "acne")
+    assert done.status != 0
+    assert "tenant acne has no keys" in done.stderr
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_revoke_takes_either_an_id_or_a_tenant(motet: Motet, both: bool) -> None:
+    done = motet("key", "revoke", *([NOBODYS, "--tenant", "acme"] if both else []))
+    assert done.status != 0
+    assert "either the ID of a key, or --tenant NAMESPACE" in done.stderr

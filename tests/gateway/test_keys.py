@@ -96,7 +96,7 @@ async def test_probes_need_no_key(cluster: FakeServices, kept: MemoryKeySource) 
 async def test_a_key_is_refused_before_anything_of_the_body_is_read(
     cluster: FakeServices, kept: MemoryKeySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motet_gateway.connection.BODY_LINGER_SECONDS", 0.1)
+    monkeypatch.setattr("motet_gateway.http.connection.BODY_LINGER_SECONDS", 0.1)
     async with with_keys(cluster, kept) as served:
         host, port = served.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -545,3 +545,42 @@ async def test_a_key_in_postgresql_counts_on_two_gateways_within_5_s_of_being_ma
         runner.step_seconds = 0.0
         for lines in await asyncio.gather(*staying):
             assert '"finish_reason":"length"' in lines[-2]
+
+
+# ------------------------------------------------------------------------------------------------- bound to a namespace
+
+
+async def test_a_bound_key_ends_with_its_namespace_and_does_not_serve_the_next_one(
+    cluster: FakeServices, kept: MemoryKeySource
+) -> None:
+    scheduler = cluster.scheduler
+    scheduler.namespaces = {"acme": "first"}
+    cluster.runners[0].step_seconds = 0.01
+    bound, unbound = kept.make("acme", tenant_uid="first"), kept.make("acme")
+    async with with_keys(cluster, kept) as served:
+        assert (await ask(served, bound)).status_code == 200
+        running = asyncio.create_task(ask(served, bound, max_tokens=400, ignore_eos=True))
+        await eventually(lambda: cluster.runners[0].running)
+        scheduler.namespaces = {"acme": "second"}
+        scheduler.publish()
+        ended = await running
+        assert ended.status_code == 401
+        assert "deleted with its namespace" in error_of(ended)["message"]
+        refused = await ask(served, bound)
+        unknown = await ask(served, str(keys.new_key()))
+        assert (refused.status_code, error_of(refused)["message"]) == (401, error_of(unknown)["message"])
+        assert (await ask(served, unbound)).status_code == 200
+        scheduler.namespaces = {}  # an operator of an earlier version, which does not say them
+        before = served.gateway.catalog.current
+        scheduler.publish()
+        await eventually(lambda: served.gateway.catalog.current is not before)
+        assert (await ask(served, bound)).status_code == 401, "what was said before still holds"
+
+
+async def test_without_an_operator_that_says_namespaces_a_bound_key_cannot_be_checked(
+    cluster: FakeServices, kept: MemoryKeySource
+) -> None:
+    bound, unbound = kept.make("acme", tenant_uid="first"), kept.make("acme")
+    async with with_keys(cluster, kept) as served:
+        assert (await ask(served, bound)).status_code == 503
+        assert (await ask(served, unbound)).status_code == 200

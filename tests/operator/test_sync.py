@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -424,3 +424,16 @@ async def test_attached_runners_are_known_until_they_leave(tmp_path: Path) -> No
         await until(lambda: sync.attached == {"r1"})
         sync.send_state(catalog(), [], ["r0"])
         assert sync.attached == set()
+
+
+async def test_the_catalog_is_sent_with_the_uids_of_namespaces_whenever_they_change(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    async with fake_scheduler(address) as scheduler, syncing(address) as sync:
+        await until(lambda: sync.connected)
+        for count, uid in enumerate(("first", "second"), start=1):
+            place = replace(view(pools=[pool()]), namespace_uids={"zeta": "z", "acme": uid})
+            sync.send_state(reconcile(place).catalog, [])
+            await until(lambda count=count: len(scheduler.snapshots()) == count)
+        stated = [message.snapshot for message in scheduler.received if message.HasField("snapshot")]
+        said = [[(one.name, one.uid) for one in snapshot.namespaces] for snapshot in stated]
+        assert said == [[("acme", "first"), ("zeta", "z")], [("acme", "second"), ("zeta", "z")]]

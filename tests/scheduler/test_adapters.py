@@ -568,3 +568,23 @@ def test_runners_are_told_of_each_manifest_that_goes():
     assert (drop.digest, drop.adapter.namespace, drop.term) == ("", "acme", 3)
     driver.state(zeta)
     assert not driver.of(effects.ForgetManifest)
+
+
+def namespaces_of(driver: SchedulerDriver) -> dict[str, str]:
+    said = conversion.catalog(driver.scheduler.catalog, 1).catalog.namespaces
+    return {namespace.name: namespace.uid for namespace in said}
+
+
+def test_gateways_hear_which_namespaces_exist_whenever_they_change():
+    driver = ready()
+    driver.attach()
+    assert namespaces_of(driver) == {}
+    for uid in ("first", "second"):
+        said = [scheduler_pb2.Namespace(name="acme", uid=uid), scheduler_pb2.Namespace(name="zeta", uid="z")]
+        pools = [scheduler_pb2.PoolEntry(pool=GROUP)]
+        snapshot = scheduler_pb2.CatalogSnapshot(pools=pools, namespaces=said)
+        decided = driver.send(conversion.sync_event(scheduler_pb2.SyncUp(snapshot=snapshot)))
+        assert {effects.SaveCatalog, effects.PublishCatalog} <= {type(effect) for effect in decided}
+        assert namespaces_of(driver) == {"acme": uid, "zeta": "z"}
+    driver.send(events.CatalogUpdated())
+    assert namespaces_of(driver) == {"acme": "second", "zeta": "z"}, "a change says nothing about them"

@@ -1,9 +1,9 @@
 """What the scheduler saves to disk, and how a successor starts from it."""
 
 from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.policy import effects
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import SavedCatalog
-from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, ready
+from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, pool, ready
 
 
 def saved():
@@ -80,3 +80,15 @@ def test_the_catalog_is_published_once_all_known_runners_report():
     (publish,) = driver.of(effects.PublishCatalog)
     assert publish.catalog.adapters[0].digest == PIRATE
     assert len(publish.catalog.groups[0].runners) == 2
+
+
+def test_namespaces_are_saved_and_published_by_a_successor(tmp_path):
+    driver = ready()
+    driver.send(events.CatalogReplaced((pool(),), (), (("acme", "first"),)))
+    file = CatalogFile(tmp_path / "catalog.json")
+    assert file.write(driver.scheduler.catalog_to_save())
+    successor = SchedulerDriver(saved=file.read())
+    successor.gateway()
+    successor.attach()
+    assert successor.scheduler.catalog is not None
+    assert successor.scheduler.catalog.namespaces == (("acme", "first"),)

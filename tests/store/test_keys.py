@@ -1,11 +1,12 @@
 """Keys in the database: a change is there whole or not at all, for whoever looks at the mark of it and at the rows."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 
 from motet import keys
 from motet.errors import StoreUnavailable
@@ -90,3 +91,53 @@ async def test_every_change_of_keys_changes_only_the_version_of_its_part(url: st
         await changed(["00"], kept.revoke(store, first.id, tenant="acme", at=NOW))
         await changed([], kept.revoke(store, first.id, tenant="acme", at=NOW + timedelta(hours=1)))
         await changed([], kept.note_use(store, [second.id], at=NOW))
+
+
+UID = "00000000-0000-4000-8000-000000000001"
+
+
+async def test_the_namespace_that_a_key_is_bound_to_is_stored(url: str) -> None:
+    await migrate(url)
+    bound, unbound = key(keys.new_key(), tenant_uid=UID), key(keys.new_key())
+    async with open_store(url) as store:
+        for one in (bound, unbound):
+            await kept.add(store, one)
+            assert await kept.find(store, one.id) == one
+            assert await kept.keys_in(store, [kept.part_of(one.id)]) == [one]
+        assert {one.id: one.tenant_uid for one, _ in await kept.all_keys(store)} == {bound.id: UID, unbound.id: ""}
+
+
+async def test_a_database_of_a_version_without_bound_keys_is_read_and_changed_before_it_is_upgraded(url: str) -> None:
+    await migrate(url)
+    first, second, third = (key(keys.new_key()) for _ in range(3))
+    async with open_store(url) as store:
+        async with store.write() as connection:
+            await connection.execute(text("ALTER TABLE keys DROP COLUMN tenant_uid"))
+            await connection.execute(text("UPDATE schema_version SET version_num = '0003'"))
+        await kept.add(store, first)
+        await kept.rotate(store, first, second, at=NOW + timedelta(hours=1))
+        assert await kept.revoke(store, first.id, tenant="acme", at=NOW)
+        assert await kept.find(store, second.id) == second
+        assert await kept.keys_in(store, [kept.part_of(second.id)]) == [second]
+        await migrate(url)
+        assert await kept.find(store, second.id) == second, "bound to the name only, as before"
+        bound = replace(third, tenant_uid=UID)
+        await kept.add(store, bound)
+        assert await kept.find(store, third.id) == bound
+
+
+async def test_all_keys_of_one_tenant_are_revoked_together(url: str) -> None:
+    await migrate(url)
+    before, ours, theirs = key(keys.new_key(), revoked=NOW), key(keys.new_key()), key(keys.new_key())
+    theirs = replace(theirs, tenant="acme-2")
+    later = NOW + timedelta(hours=1)
+    async with open_store(url) as store:
+        for one in (before, ours, theirs):
+            await kept.add(store, one)
+        mark = await kept.change_mark(store)
+        assert await kept.revoke_all(store, tenant="acme", at=later) == (2, 1)
+        assert await kept.change_mark(store) != mark, "gateways read it"
+        revoked = {one.id: one.revoked for one, _ in await kept.all_keys(store)}
+        assert revoked == {before.id: NOW, ours.id: later, theirs.id: None}
+        assert await kept.revoke_all(store, tenant="acme", at=later) == (2, 0)
+        assert await kept.revoke_all(store, tenant="nobody", at=later) == (0, 0)

@@ -357,6 +357,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.term = 1
         self.adapters: list[scheduler_pb2.CatalogAdapter] = []
         self.groups: list[scheduler_pb2.CatalogGroup] | None = None
+        self.namespaces: dict[str, str] = {}
+        """Uids by name. Empty: the operator does not say them."""
         self.max_model_length = 512
         self.tenants = ["*"]
         self.hellos: list[scheduler_pb2.GatewayHello] = []
@@ -416,7 +418,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             pools=[GROUP],
             tenants=self.tenants,
         )
-        return scheduler_pb2.Catalog(groups=[group] if self.groups is None else self.groups, adapters=self.adapters)
+        return scheduler_pb2.Catalog(
+            groups=[group] if self.groups is None else self.groups,
+            adapters=self.adapters,
+            namespaces=[scheduler_pb2.Namespace(name=name, uid=uid) for name, uid in self.namespaces.items()],
+        )
 
     def publish(self) -> None:
         self.say(scheduler_pb2.ServeDown(catalog=self.catalog()))

@@ -161,6 +161,7 @@ class Decider:
             pools=tuple(self._with_digests(readable(pools), platform)),
             adapters=tuple(readable(adapters)),
             namespaces=dict(self._namespaces(snapshot)),
+            namespace_uids={name: uid_of(it) for (_, name), it in snapshot[NAMESPACES].items()},
             runner_sets=tuple(readable(self._sets(snapshot[DEPLOYMENTS]))),
             instances=tuple(
                 with_scheduler_state(

@@ -119,6 +119,7 @@ def reconcile(view: View, cache: ResultCache | None = None, limiter: RolloutLimi
         catalog=CatalogSnapshot(
             pools=catalog_pools(view, refused, scalings, context.groups),
             adapters=tuple(one.entry for one in results if one.entry is not None),
+            namespaces=tuple(sorted(view.namespace_uids.items())),
         ),
         due=_due(view, drains, limiter.due(targets)),
     )

@@ -141,6 +141,9 @@ class AdapterEntry:
 class CatalogSnapshot:
     pools: tuple[PoolEntry, ...] = ()
     adapters: tuple[AdapterEntry, ...] = ()
+    namespaces: tuple[tuple[str, str], ...] = ()
+    """Name and uid of all that exist; empty outside of a cluster. Each may have API keys: a pool may admit all, and
+    a key with the scope `monitor` needs no pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

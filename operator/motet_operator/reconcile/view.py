@@ -170,6 +170,9 @@ class View:
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Labels by namespace; an undeclared namespace has none."""
 
+    namespace_uids: Mapping[str, str] = field(default_factory=dict)
+    """Of all namespaces that exist, by name. Empty outside of a cluster."""
+
     runner_sets: tuple[RunnerSet, ...] = ()
     instances: tuple[RunnerInstance, ...] = ()
     adapter_reports: Mapping[ObjectName, AdapterReport] = field(default_factory=dict)

@@ -61,6 +61,8 @@ class ApiKey:
 
     id: str
     tenant: str
+    tenant_uid: str = ""
+    """The uid of the only namespace that the key is for. Empty: it is for every namespace with that name."""
     scopes: frozenset[KeyScope]
     hash: bytes
     created: datetime
@@ -106,6 +108,8 @@ def to_line(key: ApiKey) -> str:
         "hash": key.hash.hex(),
         "created": key.created.isoformat(),
     }
+    if key.tenant_uid:
+        line["tenant_uid"] = key.tenant_uid
     for name, at in (("expires", key.expires), ("revoked", key.revoked)):
         if at is not None:
             line[name] = at.isoformat()
@@ -122,6 +126,7 @@ def from_line(line: str) -> ApiKey:
         raise ValueError(_NOT_A_LINE)  # noqa: TRY004 - the value of the text is wrong, not its type
     id_, hash_ = _text(entry, "id", _ID), _text(entry, "hash", _HASH)
     tenant = _text(entry, "tenant", _TENANT)
+    tenant_uid = _text(entry, "tenant_uid", NAMESPACE_UID) if "tenant_uid" in entry else ""
     scopes = entry.get("scopes")
     if not isinstance(scopes, list) or not all(isinstance(one, str) for one in scopes):
         raise ValueError(f"'scopes' must be a list of {', '.join(KeyScope)}")
@@ -131,6 +136,7 @@ def from_line(line: str) -> ApiKey:
     return ApiKey(
         id=id_,
         tenant=tenant,
+        tenant_uid=tenant_uid,
         # Scopes that this version does not know are ignored; the others still count.
         scopes=frozenset(KeyScope(one) for one in scopes if one in set(KeyScope)),
         hash=bytes.fromhex(hash_),
@@ -145,6 +151,7 @@ _ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _TENANT = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """The name of a namespace."""
+NAMESPACE_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def _text(entry: dict[str, Any], name: str, form: re.Pattern[str]) -> str:

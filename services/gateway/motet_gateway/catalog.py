@@ -1,7 +1,7 @@
 """Which models there are, under which names, and who may use them. The scheduler sends each catalog as a whole."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from motet.api.v1 import common_pb2, scheduler_pb2
@@ -87,10 +87,16 @@ class NotReadyReason:
 class Catalog:
     groups: tuple[scheduler_pb2.CatalogGroup, ...] = ()
     adapters: tuple[scheduler_pb2.CatalogAdapter, ...] = ()
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    """The uids of all namespaces that exist, by name. Empty: the operator does not say."""
 
     @classmethod
     def of(cls, message: scheduler_pb2.Catalog) -> "Catalog":
-        return cls(tuple(message.groups), tuple(message.adapters))
+        return cls(
+            tuple(message.groups),
+            tuple(message.adapters),
+            {namespace.name: namespace.uid for namespace in message.namespaces},
+        )
 
     @cached_property
     def _group(self) -> dict[str, scheduler_pb2.CatalogGroup]:

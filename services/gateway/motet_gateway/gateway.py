@@ -190,6 +190,8 @@ class Gateway:
         self.dispatcher.report_held()
 
     def _on_catalog(self) -> None:
+        if uids := self.catalog.current.namespaces:  # else what was said before still holds
+            self.access.namespaces_are(uids)
         # Fetch before the first request, so that it does not have to wait.
         for group in self.catalog.current.groups:
             self._fetch(group.asset_digest, group.group)

@@ -251,6 +251,7 @@ def catalog(it: Catalog, revision: int) -> scheduler_pb2.ServeDown:
                 )
                 for adapter in it.adapters
             ],
+            namespaces=[scheduler_pb2.Namespace(name=name, uid=uid) for name, uid in it.namespaces],
         )
     )
 
@@ -410,6 +411,7 @@ def sync_event(up: scheduler_pb2.SyncUp) -> events.Event | None:
             return events.CatalogReplaced(
                 tuple(_read_pool(pool) for pool in stated.pools),
                 tuple(_read_adapter(adapter) for adapter in stated.adapters),
+                tuple((namespace.name, namespace.uid) for namespace in stated.namespaces),
             )
         case "delta":
             delta = up.delta

@@ -20,12 +20,18 @@ class MemoryKeySource:
         self.reads = 0
         self.used: list[tuple[str, datetime]] = []
 
-    def make(self, tenant: str, *scopes: KeyScope, expires_in: float | None = None) -> str:
+    def make(self, tenant: str, *scopes: KeyScope, expires_in: float | None = None, tenant_uid: str = "") -> str:
         made, now = keys.new_key(), datetime.now(UTC)
         expires = None if expires_in is None else now + timedelta(seconds=expires_in)
         scoped = frozenset(scopes or (USER,))
         self.keys[made.id] = ApiKey(
-            id=made.id, tenant=tenant, scopes=scoped, hash=made.hash, created=now, expires=expires
+            id=made.id,
+            tenant=tenant,
+            tenant_uid=tenant_uid,
+            scopes=scoped,
+            hash=made.hash,
+            created=now,
+            expires=expires,
         )
         return str(made)
 

@@ -3,6 +3,7 @@
 import hmac
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -25,13 +26,17 @@ class KeyringSetup:
         self.ring = Keyring(trusted_seconds=600, between_seconds=60, gone=lambda why: self.gone.append(dict(why)))
         self.keys: dict[str, ApiKey] = {}
 
-    def make(self, tenant: str, **more: datetime) -> keys.PresentedKey:
+    def make(self, tenant: str, **more: Any) -> keys.PresentedKey:
         made = keys.new_key()
         self.keys[made.id] = ApiKey(id=made.id, tenant=tenant, scopes=USER, hash=made.hash, created=NOW, **more)
         return made
 
     def read(self, after: float = 0.0) -> None:
         self.ring.replace(self.keys.values(), now=NOW + timedelta(seconds=after), at=after)
+
+    def exist(self, **uids: str) -> None:
+        """The operator says that these namespaces exist."""
+        self.ring.namespaces_are(uids, now=NOW)
 
     def open(self, written: object, after: float = 0.0) -> Caller:
         return self.ring.open(str(written), now=NOW + timedelta(seconds=after), at=after)
@@ -251,3 +256,62 @@ def test_the_reason_why_a_key_is_invalid_is_always_the_same(ring: KeyringSetup) 
     ring.read()
     answers = {id_: ring.ring.refusal_reason(id_, NOW) for id_ in (expired.id, revoked.id, "nobody's")}
     assert answers == {expired.id: "expired", revoked.id: "revoked", "nobody's": "revoked"}
+
+
+# ------------------------------------------------------------------------------------------------- bound to a namespace
+
+OLD_UID, NEW_UID = "00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002"
+
+
+def test_a_bound_key_does_not_serve_the_next_namespace_of_that_name(ring: KeyringSetup) -> None:
+    bound, unbound, other = (
+        ring.make("acme", tenant_uid=OLD_UID),
+        ring.make("acme"),
+        ring.make("zeta", tenant_uid=NEW_UID),
+    )
+    ring.exist(acme=OLD_UID, zeta=NEW_UID)
+    ring.read()
+    caller = ring.open(bound)
+    assert caller == Caller("acme", bound.id, USER)
+    for now_there in ({"zeta": NEW_UID}, {"acme": NEW_UID, "zeta": NEW_UID}):  # deleted, then made again
+        ring.exist(**now_there)
+        answers = set()
+        for unknown in (bound, keys.PresentedKey(bound.id, keys.new_key().secret), keys.new_key()):
+            with pytest.raises(NotAuthenticated) as caught:
+                ring.open(unknown)
+            answers.add(caught.value.message)
+        assert len(answers) == 1, "the key counts as unknown"
+        assert ring.ring.ended_reason(caller, NOW) == "deleted with its namespace"
+        assert (ring.open(unbound).tenant, ring.open(other).tenant) == ("acme", "zeta")
+    assert ring.gone == [{bound.id: "deleted with its namespace"}], "once, and no other key"
+
+
+def test_a_bound_key_that_was_refused_is_watched_again_once_its_namespace_is_there(ring: KeyringSetup) -> None:
+    bound = ring.make("acme", tenant_uid=OLD_UID)
+    ring.exist(zeta=NEW_UID)
+    ring.read()
+    ring.exist(acme=OLD_UID)
+    ring.open(bound)
+    ring.exist(zeta=NEW_UID)
+    assert ring.gone == [{bound.id: "deleted with its namespace"}]
+
+
+def test_a_bound_key_is_not_called_wrong_before_the_gateway_knows_namespaces(ring: KeyringSetup) -> None:
+    bound, unbound = ring.make("acme", tenant_uid=OLD_UID), ring.make("acme")
+    ring.read()
+    with pytest.raises(StoreUnavailable, match="which namespaces exist"):
+        ring.open(bound)
+    with pytest.raises(NotAuthenticated, match="does not know this API key"):
+        ring.open(keys.PresentedKey(bound.id, keys.new_key().secret))
+    assert ring.open(unbound).tenant == "acme"
+
+
+def test_a_key_that_is_bound_later_ends_as_a_changed_one(ring: KeyringSetup) -> None:
+    key = ring.make("acme")
+    ring.exist(acme=OLD_UID)
+    ring.read()
+    caller = ring.open(key)
+    ring.keys[key.id] = replace(ring.keys[key.id], tenant_uid=OLD_UID)
+    ring.read(after=1)
+    assert ring.gone == [{key.id: "changed"}]
+    assert ring.open(key, after=1) is not caller

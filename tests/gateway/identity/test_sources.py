@@ -381,7 +381,8 @@ async def test_of_two_lines_with_one_id_the_stricter_one_counts(
     loose = key()
     soon, later = (replace(loose, expires=NOW + timedelta(hours=hours)) for hours in (1, 2))
     revoked = replace(loose, revoked=NOW)
-    for strict, other in ((soon, loose), (soon, later), (revoked, soon)):
+    bound = replace(loose, tenant_uid="00000000-0000-4000-8000-000000000001")
+    for strict, other in ((soon, loose), (soon, later), (revoked, soon), (bound, loose), (revoked, bound)):
         lines = [keys.to_line(one) for one in (strict, other)]
         file = tmp_path / "keys"
         file.write_text("\n".join(reversed(lines) if turned else lines))

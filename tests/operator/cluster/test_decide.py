@@ -7,7 +7,7 @@ import pytest
 from motet.domain import ObjectName
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.decision import NO_OBSTACLES, VANISHED, Decider, Decision, SchedulerReports
-from motet_operator.cluster.kinds import ADAPTERS, BUDGETS, DEPLOYMENTS, POOLS, Kind, Object
+from motet_operator.cluster.kinds import ADAPTERS, BUDGETS, DEPLOYMENTS, POOLS, Kind, Object, uid_of
 from motet_operator.cluster.obstacles import Obstacle, Obstacles
 from motet_operator.cluster.writes import (
     DeploymentDeletion,
@@ -478,3 +478,14 @@ def test_a_vanished_object_is_served_and_its_status_not_written() -> None:
     decision = decided(pool() | {VANISHED: True}, adapter() | {VANISHED: True}, deployment("old", 0))
     assert [each.name.name for each in decision.plan.catalog.adapters] == ["legal"]
     assert [write for write in decision.writes.values() if not isinstance(write, DeploymentDeletion)] == []
+
+
+def test_the_catalog_has_the_uids_of_all_namespaces_also_of_those_without_adapters() -> None:
+    decision = decided(pool(), namespace("tenant"), namespace("base-only"))
+    assert decision.plan.catalog.namespaces == tuple(
+        (name, uid_of(namespace(name))) for name in ("base-only", "tenant")
+    )
+    assert uid_of(namespace("tenant"))
+    odd = namespace("tenant")
+    odd["metadata"]["labels"] = {"team": 7}
+    assert [name for name, _ in decided(odd).plan.catalog.namespaces] == ["tenant"], "whatever its labels"

@@ -1,12 +1,13 @@
 """API keys in the database: `motet key` writes them and gateways read them. The database never has their secrets."""
 
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, extract, func, insert, inspect, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import InstrumentedAttribute
 
 from motet.errors import SetupError
 from motet.keys import ApiKey, KeyScope
@@ -23,6 +24,7 @@ async def _add(connection: AsyncConnection, key: ApiKey) -> None:
     row = {
         "id": key.id,
         "tenant": key.tenant,
+        **({"tenant_uid": key.tenant_uid} if key.tenant_uid else {}),
         "scopes": ",".join(sorted(key.scopes)),
         "hash": key.hash,
         "created": key.created,
@@ -35,14 +37,19 @@ async def _add(connection: AsyncConnection, key: ApiKey) -> None:
 async def all_keys(store: Store) -> list[tuple[ApiKey, datetime | None]]:
     """All keys, the oldest first, each with the hour in which it was last used."""
     found: list[tuple[ApiKey, datetime | None]] = []
-    async for rows in _read(store, select(*_COLUMNS, ApiKeyRow.used).order_by(ApiKeyRow.created, ApiKeyRow.id)):
+
+    def query(columns: _Columns) -> _Query:
+        return select(*columns, ApiKeyRow.used).order_by(ApiKeyRow.created, ApiKeyRow.id)
+
+    async for rows in _read(store, query):
         found.extend((_key(row), _aware(row.used)) for row in rows)
     return found
 
 
 async def find(store: Store, id_: str) -> ApiKey | None:
     async with store.read() as connection:
-        row = (await connection.execute(select(*_COLUMNS).where(ApiKeyRow.id == id_))).one_or_none()
+        columns = await _columns(connection)
+        row = (await connection.execute(select(*columns).where(ApiKeyRow.id == id_))).one_or_none()
         return _key(row) if row is not None else None
 
 
@@ -57,15 +64,15 @@ async def keys_in(store: Store, parts: Collection[str]) -> list[ApiKey]:
     in_parts: ColumnElement[bool] = _PART.in_(parts)
     if store.dialect == "sqlite":  # SQLite uses its index of ids only for ranges
         in_parts = or_(*(ApiKeyRow.id.between(part, part + "\x7f") for part in parts))
-    async for rows in _read(store, select(*_COLUMNS).where(in_parts)):
+    async for rows in _read(store, lambda columns: select(*columns).where(in_parts)):
         found.extend(map(_key, rows))
     return found
 
 
-async def _read(store: Store, query: Select[*tuple[Any, ...]]) -> AsyncIterator[Sequence[Row[Any]]]:
+async def _read(store: Store, query: "Callable[[_Columns], _Query]") -> AsyncIterator[Sequence[Row[Any]]]:
     """The rows in groups of 200, so that the caller's event loop can do other work in between."""
     async with store.read() as connection:
-        answer = await connection.stream(query)
+        answer = await connection.stream(query(await _columns(connection)))
         async for rows in answer.partitions(200):
             yield rows
 
@@ -77,7 +84,9 @@ def part_of(id_: str) -> str:
 
 _PART_LENGTH = 2
 _PART = func.substr(ApiKeyRow.id, 1, _PART_LENGTH)
-_COLUMNS = (
+_Columns = tuple[ColumnElement[Any] | InstrumentedAttribute[Any], ...]
+_Query = Select[*tuple[Any, ...]]
+_COLUMNS: _Columns = (
     ApiKeyRow.id,
     ApiKeyRow.tenant,
     ApiKeyRow.scopes,
@@ -86,6 +95,13 @@ _COLUMNS = (
     ApiKeyRow.expires,
     ApiKeyRow.revoked,
 )
+
+
+async def _columns(connection: AsyncConnection) -> _Columns:
+    """What a key is read from. A database that an older version made has no `tenant_uid` before it is upgraded."""
+    table, newest = ApiKeyRow.__tablename__, ApiKeyRow.tenant_uid
+    found = await connection.run_sync(lambda bare: inspect(bare).get_columns(table))
+    return (*_COLUMNS, newest) if any(each["name"] == newest.key for each in found) else _COLUMNS
 
 
 async def table_exists(store: Store) -> bool:
@@ -121,6 +137,18 @@ async def revoke(store: Store, id_: str, *, tenant: str, at: datetime) -> bool:
         return await _revoke(connection, id_, tenant=tenant, at=at)
 
 
+async def revoke_all(store: Store, *, tenant: str, at: datetime) -> tuple[int, int]:
+    """Revoke all keys of a tenant, also expired ones. Returns how many keys it has, and how many were not revoked
+    before."""
+    of_tenant = ApiKeyRow.tenant == tenant
+    async with store.write() as connection:
+        held = await connection.scalar(select(func.count()).where(of_tenant))
+        done = await connection.execute(
+            update(ApiKeyRow).where(of_tenant & ApiKeyRow.revoked.is_(None)).values(revoked=at)
+        )
+        return held or 0, done.rowcount
+
+
 async def rotate(store: Store, old: ApiKey, new: ApiKey, *, at: datetime) -> None:
     """Add `new`, and let `old` expire at the time `at`, if it does not expire earlier. Either both are stored or none.
 
@@ -130,8 +158,9 @@ async def rotate(store: Store, old: ApiKey, new: ApiKey, *, at: datetime) -> Non
     """
     async with store.write() as connection:
         old_row = _row_of(old.id, old.tenant)
-        row = (await connection.execute(select(*_COLUMNS).where(old_row).with_for_update())).one_or_none()
-        existing = (await connection.execute(select(*_COLUMNS).where(ApiKeyRow.id == new.id))).one_or_none()
+        columns = await _columns(connection)
+        row = (await connection.execute(select(*columns).where(old_row).with_for_update())).one_or_none()
+        existing = (await connection.execute(select(*columns).where(ApiKeyRow.id == new.id))).one_or_none()
         if existing is not None:
             next_ = f". Rotate {new.id}: motet key rotate {new.id}"
             if why := _key(existing).refusal_reason(new.created):
@@ -173,6 +202,7 @@ def _key(row: Any) -> ApiKey:
     return ApiKey(
         id=row.id,
         tenant=row.tenant,
+        tenant_uid=getattr(row, "tenant_uid", None) or "",
         scopes=_scopes(row.scopes),
         hash=bytes(row.hash),
         created=_aware(row.created) or datetime.fromtimestamp(0, UTC),

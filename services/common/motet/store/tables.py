@@ -83,6 +83,8 @@ class ApiKeyRow(Table):
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     tenant: Mapped[str] = mapped_column(String(253), index=True)
+    tenant_uid: Mapped[str | None] = mapped_column(String(64))
+    """The uid of the only namespace that the key is for. NULL: it is for every namespace with the tenant's name."""
     scopes: Mapped[str] = mapped_column(String(128))
     """Separated by commas."""
     hash: Mapped[bytes] = mapped_column(LargeBinary)

@@ -135,6 +135,10 @@ class KeyAccess:
         """The caller with this key. Raises NotAuthenticated, or StoreUnavailable if the key can't be checked."""
         return self.keyring.open(credential, now=self._today(), at=self._clock())
 
+    def namespaces_are(self, uids: Mapping[str, str]) -> None:
+        """All namespaces that exist, each with its uid: keys that are bound to another uid end now."""
+        self.keyring.namespaces_are(uids, now=self._today())
+
     async def read(self) -> None:
         """Read what has changed since the last reading."""
         ring = self.keyring

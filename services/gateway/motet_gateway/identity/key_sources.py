@@ -218,7 +218,7 @@ class FileKeys:
             for key in _keys_in(name, said):
                 other = found.get(key.id, key)
                 if other != key:
-                    log.error("api_key_duplicate", file=name, key=key.id, hint="The entry that ends earlier counts.")
+                    log.error("api_key_duplicate", file=name, key=key.id, hint="The stricter entry counts.")
                 found[key.id] = min(other, key, key=_end_of)
         self._read_content = content
         return list(found.values())
@@ -252,9 +252,9 @@ class FileKeys:
         return content
 
 
-def _end_of(key: ApiKey) -> tuple[bool, datetime]:
+def _end_of(key: ApiKey) -> tuple[bool, bool, datetime]:
     """Sort key: the smaller one is stricter."""
-    return key.revoked is None, key.expires or datetime.max.replace(tzinfo=UTC)
+    return key.revoked is None, not key.tenant_uid, key.expires or datetime.max.replace(tzinfo=UTC)
 
 
 def _keys_in(name: str, content: bytes) -> Iterator[ApiKey]:

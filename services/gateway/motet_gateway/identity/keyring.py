@@ -13,6 +13,8 @@ from motet.keys import ApiKey, matches, parse_key
 from motet_gateway.identity.caller import Caller
 
 UNKNOWN = "This gateway does not know this API key. Check that it is complete, or ask for a new one."
+DELETED = "deleted with its namespace"
+"""Why a key ends that is bound to a namespace. Only answers in progress say so."""
 
 
 class Keyring:
@@ -28,6 +30,8 @@ class Keyring:
         """One per key, valid or not. A key whose rights change gets a new one."""
         self._opened: set[str] = set()
         """Ids of keys that were valid at the last check."""
+        self._namespaces: dict[str, str] | None = None
+        """The uids of all namespaces, by name; None before the operator has said them."""
         self._ends: list[tuple[datetime, str]] = []
         """A heap of future expiry times, each with the key's id."""
         self._checked_at = datetime.min.replace(tzinfo=UTC)
@@ -76,6 +80,13 @@ class Keyring:
         self._read_at, self._store_is_down = at, False
         self._check(now, before, {*before, *(key.id for key in keys)})
 
+    def namespaces_are(self, uids: Mapping[str, str], *, now: datetime) -> None:
+        """All namespaces that exist. From now on keys that are bound to another uid count as unknown."""
+        before, self._namespaces = self._namespaces or {}, dict(uids)
+        changed = {name for name, _ in before.items() ^ self._namespaces.items()}
+        if changed:
+            self._check(now, {}, [key.id for key in self._keys.values() if key.tenant_uid and key.tenant in changed])
+
     def unchanged(self, *, now: datetime, at: float) -> None:
         """A reading found no change."""
         self._read_at, self._store_is_down = at, False
@@ -122,7 +133,16 @@ class Keyring:
     def refusal_reason(self, id_: str, now: datetime) -> str:
         """Why the key isn't valid at that time; empty: it is. A removed key counts as revoked."""
         key = self._keys.get(id_)
-        return key.refusal_reason(now) if key is not None else "revoked"
+        if key is None:
+            return "revoked"
+        return DELETED if self._namespace_is_gone(key) else key.refusal_reason(now)
+
+    def _namespace_is_gone(self, key: ApiKey) -> bool:
+        """Whether the only namespace that the key is for is known to exist no longer. There may be a new one with its
+        name."""
+        if not key.tenant_uid or self._namespaces is None:
+            return False
+        return self._namespaces.get(key.tenant) != key.tenant_uid
 
     def ended_reason(self, caller: Caller, now: datetime) -> str:
         """Why requests of that caller must end; empty: they go on."""
@@ -146,13 +166,17 @@ class Keyring:
         if sent is None:
             raise NotAuthenticated("This isn't a Motet API key. Keys have the form motet_<id>_<secret>.")
         key = self._keys.get(sent.id)
-        if not matches(key, sent):
+        if not matches(key, sent) or key is None or self._namespace_is_gone(key):
             if self._store_is_down:  # the same answer for each unknown key, so that nobody can find out which ids exist
                 raise StoreUnavailable(
                     "The gateway cannot check this API key now, because the key store does not answer. Try again soon."
                 )
             raise NotAuthenticated(UNKNOWN)
-        assert key is not None
+        if key.tenant_uid and self._namespaces is None:
+            raise StoreUnavailable(
+                "The gateway cannot check this API key now: the key is for one namespace only, and the gateway has not "
+                "heard yet which namespaces exist. Try again soon."
+            )
         if why := key.refusal_reason(now):
             raise NotAuthenticated(f"This API key is {why}. Ask for a new key.")
         self._used.add(key.id)
@@ -166,4 +190,4 @@ class Keyring:
 
 def _rights(key: ApiKey) -> tuple[object, ...]:
     """What the key allows, and to whom."""
-    return key.tenant, key.scopes, key.hash
+    return key.tenant, key.tenant_uid, key.scopes, key.hash

@@ -9,7 +9,15 @@ from motet_scheduler.policy.adapters import Revision
 from motet_scheduler.policy.autoscaler import Autoscaler
 from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
-from motet_scheduler.policy.values import AdapterSpec, BaseModel, Catalog, CatalogGroup, GroupName, PoolSpec
+from motet_scheduler.policy.values import (
+    AdapterSpec,
+    BaseModel,
+    Catalog,
+    CatalogGroup,
+    GroupName,
+    NamespaceUids,
+    PoolSpec,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +40,7 @@ class SavedCatalog:
     groups: tuple[SavedGroup, ...] = ()
     runners: tuple[InstanceName, ...] = ()
     """The attached runners: a successor waits for them shortly before it places anything."""
+    namespaces: NamespaceUids = ()
 
 
 class CatalogPublisher:
@@ -49,7 +58,8 @@ class CatalogPublisher:
         self._state.catalog_known = True
         pools = {pool.pool: pool for pool in event.pools}
         changed = self._state.adapters.state(event.adapters) or pools != self._state.pools
-        self._state.pools = pools
+        changed |= event.namespaces != self._state.namespaces
+        self._state.pools, self._state.namespaces = pools, event.namespaces
         if changed:
             self._state.emit(effects.SaveCatalog())
             self._state.catalog_changed = True
@@ -68,6 +78,7 @@ class CatalogPublisher:
             events.CatalogReplaced(
                 tuple(pool for name, pool in pools.items() if name not in event.removed_pools),
                 tuple(spec for name, spec in specs.items() if name not in gone),
+                self._state.namespaces,
             )
         )
 
@@ -107,6 +118,7 @@ class CatalogPublisher:
             adapters=tuple(
                 self._state.adapters.entry(adapter, self._state.runners.values()) for adapter in self._state.adapters
             ),
+            namespaces=self._state.namespaces,
         )
         if catalog != self._state.catalog:
             self._state.catalog = catalog
@@ -140,6 +152,7 @@ class CatalogPublisher:
         self._state.pools = {pool.pool: pool for pool in saved.pools}
         for adapter in saved.adapters:
             self._state.adapters.restore(adapter.spec, adapter.serving)
+        self._state.namespaces = saved.namespaces
         self._state.bases = {one.group: (one.base, one.max_model_length) for one in saved.groups}
 
     def to_save(self) -> SavedCatalog:
@@ -151,4 +164,5 @@ class CatalogPublisher:
                 for group, (base, length) in self._state.bases.items()
             ),
             runners=tuple(sorted(runner.instance for runner in self._state.runners.values() if runner.attached)),
+            namespaces=self._state.namespaces,
         )

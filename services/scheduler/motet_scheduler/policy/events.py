@@ -20,6 +20,7 @@ from motet_scheduler.policy.values import (
     Certificate,
     Estimate,
     GroupName,
+    NamespaceUids,
     PoolSpec,
     Promise,
 )
@@ -211,6 +212,7 @@ class CatalogReplaced:
 
     pools: tuple[PoolSpec, ...]
     adapters: tuple[AdapterSpec, ...]
+    namespaces: NamespaceUids = ()
 
 
 @dataclass(frozen=True, slots=True)

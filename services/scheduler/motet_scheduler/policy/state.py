@@ -14,7 +14,7 @@ from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.timeline import Timelines
-from motet_scheduler.policy.values import BaseModel, Catalog, GroupName, PoolSpec, SchedulerConfig
+from motet_scheduler.policy.values import BaseModel, Catalog, GroupName, NamespaceUids, PoolSpec, SchedulerConfig
 
 
 class StartupWait:
@@ -63,6 +63,7 @@ class SchedulerState:
         self.adapters = Adapters(config)
         self.bases: dict[GroupName, tuple[BaseModel, int]] = {}
         """The base model of each group's runners, and its context length."""
+        self.namespaces: NamespaceUids = ()
         self.catalog: Catalog | None = None
         """The last catalog that was published."""
         self.catalog_changed = True

@@ -229,9 +229,14 @@ class CatalogGroup:
     tenants: tuple[str, ...] = ()
 
 
+NamespaceUids = tuple[tuple[str, str], ...]
+"""Name and uid of all namespaces that exist. Empty: the operator has not said which."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
     """What gateways may serve. Compared by value, and sent when it has changed."""
 
     groups: tuple[CatalogGroup, ...] = ()
     adapters: tuple[CatalogAdapter, ...] = field(default=())
+    namespaces: NamespaceUids = ()

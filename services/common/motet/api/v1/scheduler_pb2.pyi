@@ -685,21 +685,27 @@ class Catalog(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___CatalogGroup]: ...
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___CatalogAdapter]: ...
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Namespace]:
+        """as in CatalogSnapshot"""
+
     def __init__(
         self,
         *,
         revision: _builtins.int = ...,
         groups: _abc.Iterable[Global___CatalogGroup] | None = ...,
         adapters: _abc.Iterable[Global___CatalogAdapter] | None = ...,
+        namespaces: _abc.Iterable[Global___Namespace] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "groups", b"groups", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "groups", b"groups", "namespaces", b"namespaces", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1507,25 +1513,55 @@ class CatalogSnapshot(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     POOLS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     @_builtins.property
     def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolEntry]: ...
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterEntry]: ...
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Namespace]:
+        """all that exist; none from an operator that does not say, as outside of a cluster"""
+
     def __init__(
         self,
         *,
         revision: _builtins.int = ...,
         pools: _abc.Iterable[Global___PoolEntry] | None = ...,
         adapters: _abc.Iterable[Global___AdapterEntry] | None = ...,
+        namespaces: _abc.Iterable[Global___Namespace] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "pools", b"pools", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "namespaces", b"namespaces", "pools", b"pools", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CatalogSnapshot: _TypeAlias = CatalogSnapshot  # noqa: Y015
+
+@_typing.final
+class Namespace(_message.Message):
+    """A name may be given again; its uid never is. An API key may be bound to the uid."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    uid: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        uid: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Namespace: _TypeAlias = Namespace  # noqa: Y015
 
 @_typing.final
 class CatalogDelta(_message.Message):
