@@ -1,5 +1,6 @@
 """Every tensor has its place, or the adapter is refused with what stands in the way."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -14,12 +15,37 @@ from motet.errors import AdapterIncompatible
 from motet.resources.pool import EngineSpec
 from motet_kernels.cpp import lora_backend as cpp_lora
 from motet_kernels.gpu import lora_tiles
-from motet_runner.adapters.compatibility_check import Shapes, check
+from motet_runner.adapters import compatibility_check, peft_config
+from motet_runner.adapters.compatibility_check import CHECK_VERSION, Shapes, check
 from motet_runner.settings import Settings
 from tests.runner.random_models import RandomAdapter, save_adapter, save_base
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
+
+
+RULES_OF_VERSION = (3, "86fbe083ff970ecc")
+"""The version of the checks, and the hash of the constants that decide."""
+
+
+def test_who_changes_what_is_refused_raises_the_version_of_the_checks() -> None:
+    rules = [
+        sorted(peft_config.SUPPORTED),
+        sorted(peft_config.IGNORED),
+        sorted(peft_config.REFUSED),
+        sorted(peft_config.STARTS),
+        (peft_config.MIN_ALPHA, peft_config.MAX_ALPHA, peft_config.MAX_CONFIG_BYTES),
+        peft_config.GENERATES,
+        compatibility_check.PREFIXES,
+        compatibility_check.FLOATS,
+        compatibility_check._NAME.pattern,
+        MAX_LORA_RANK,
+    ]
+    now = (CHECK_VERSION, hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16])
+    assert now == RULES_OF_VERSION, (
+        "What decides over an adapter has changed. Raise CHECK_VERSION, so that adapters that passed are checked again, "
+        f"and set RULES_OF_VERSION to the new version and {now[1]!r}."
+    )
 
 
 def change(folder: Path, **fields: object) -> None:

@@ -16,7 +16,7 @@ from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, M
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_config
 from motet_runner.adapters.safetensors_header import TensorHeader, read_header
 
-CHECK_VERSION = 2
+CHECK_VERSION = 3
 """The version of the checks. Every certificate names it; adapters that another version has checked are checked again.
 
 Raise it when an adapter that passed could now be refused (by any check in this folder), or when what is kept of a check
