@@ -137,7 +137,7 @@ class Runner:
 
     def evict(self, effect: effects.Evict) -> events.Event:
         if self.shared.disk_full:  # a disk that is read-only does not let anything be removed, either
-            raise OSError(errno.EROFS, "read-only", "the cache") if effect.held is None else _released(effect.held)
+            raise OSError(errno.EROFS, "read-only", "the cache")
         before = self.shared.in_use()
         gone = self.cache.evict(effect.digest, effect.held)
         assert before <= self.shared.in_use(), "an adapter in use was evicted"
@@ -146,11 +146,6 @@ class Runner:
         if effect.held is not None:
             return events.FolderHeld(effect.number, effect.held)
         return events.Failed(effect.number, Failure("adapter_fetch_failed", "another runner uses it"))
-
-
-def _released(held: Held) -> OSError:
-    lease_of(held).release()
-    return OSError(errno.EROFS, "read-only", "the cache")
 
 
 class SharedCache(RuleBasedStateMachine):
@@ -336,6 +331,8 @@ class SharedCache(RuleBasedStateMachine):
         assert all(lease_of(one).is_live() for one in held), "a lease of a folder that has gone"
         unreleased = {id(one.lease) for one in runner.leases if one.lease._file is not None}
         assert unreleased == {id(one.lease) for one in held}, "a lease that nobody holds"
+        for life in runner.policy:
+            assert not (life.drop_when_idle and life.idle and not runner.users[life.digest]), "it was dropped"
 
 
 TestSharedCache = SharedCache.TestCase
@@ -358,6 +355,58 @@ def test_a_folder_whose_load_failed_is_checked_again_if_an_order_finds_it_first(
     (find,) = order(2)
     done = policy.handle(events.FolderHeld(find.number, replace(held, certification=None)), 0.0)
     assert [type(effect) for effect in done] == [effects.Release, effects.Check]
+
+
+DIGEST = Digest("sha256:" + "a" * 64)
+
+
+def an_order(number: int, source: str = "https://acme/", expected: str = DIGEST) -> events.Ordered:
+    ref = common_pb2.AdapterRef(namespace="acme", name=f"a{number}")
+    return events.Ordered(Order(number, ref, fetch(source, expected=expected), load=True))
+
+
+def kinds(done: list[Any]) -> list[type]:
+    return [type(effect) for effect in done]
+
+
+def test_an_adapter_whose_eviction_fails_stays_with_its_lease() -> None:
+    policy = AdapterPolicy(capacity=0, users_of=lambda _: 0)
+    held = Held(DIGEST, Path("folder"), 1, (1, 1), None, Certification(scheduler_pb2.Certificate(), None))
+    (find,) = policy.handle(an_order(1), 0.0)
+    *_, listing = policy.handle(events.FolderHeld(find.number, held), 0.0)
+    policy.handle(events.Listed(listing.number, (DIGEST,)), 0.0)  # the one that was ordered just now is spared
+    other = Digest("sha256:" + "b" * 64)
+    (find,) = policy.handle(an_order(2, expected=other), 0.0)
+    *_, listing = policy.handle(events.FolderHeld(find.number, replace(held, digest=other, inode=(1, 2))), 0.0)
+    (evict,) = policy.handle(events.Listed(listing.number, (DIGEST, other)), 0.0)
+    assert evict.held == held
+    policy.handle(events.Failed(evict.number, Failure("internal", "it fails")), 0.0)
+    life = policy.get(DIGEST)
+    assert life is not None
+    assert life.held == held
+
+
+def test_an_adapter_that_is_dropped_during_its_check_is_not_loaded_and_soon_forgotten() -> None:
+    policy = AdapterPolicy(capacity=9, users_of=lambda _: 0)
+    held = Held(DIGEST, Path("folder"), 1, (1, 1), None)
+    (find,) = policy.handle(an_order(1), 0.0)
+    (check,) = policy.handle(events.FolderHeld(find.number, held), 0.0)
+    policy.handle(events.Dropped(DIGEST), 0.0)
+    done = policy.handle(events.Checked(check.number, Certification(scheduler_pb2.Certificate(), None)), 0.0)
+    assert kinds(done) == [effects.AnswerOrder, effects.ListCache]
+    assert effects.Release in kinds(policy.handle(events.Tick(), 1.0))
+    assert policy.get(DIGEST) is None
+
+
+def test_who_comes_during_a_fetch_that_fails_gets_a_fetch_of_what_is_there_then() -> None:
+    policy = AdapterPolicy(capacity=9, users_of=lambda _: 0)
+    (first,) = policy.handle(an_order(1, "file:/a", ""), 0.0)
+    assert policy.handle(an_order(2, "file:/a", ""), 5.0) == []
+    done = policy.handle(events.Failed(first.number, Failure("adapter_fetch_failed", "no config")), 6.0)
+    assert [effect.order for effect in done if isinstance(effect, effects.FailOrder)] == [1]
+    (second,) = (effect for effect in done if isinstance(effect, effects.Fetch))
+    done = policy.handle(events.Failed(second.number, Failure("adapter_fetch_failed", "no config")), 7.0)
+    assert [effect.order for effect in done] == [2]
 
 
 def fetch(source: str, **how: Any) -> FetchRequest:

@@ -1,12 +1,15 @@
 """Folders that change, grow, vanish or hang while adapters are fetched from them, and disks that take no writes."""
 
 import asyncio
+import errno
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from motet.digest import adapter_digest
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
 from motet.settings import ProcessSettings
-from motet_runner.adapters import folder_fetch
+from motet_runner.adapters import folder_fetch, folder_lease
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.folder_fetch import copy_folder
 from motet_runner.adapters.policy.values import FetchRequest
@@ -267,6 +270,44 @@ async def test_a_vanished_folder_costs_a_fetch_and_no_more(setup):
     await setup.ensure_digest(1, digest)
     await waiting
     assert setup.adapters.for_request(digest) is not None
+
+
+async def test_a_cache_that_hangs_does_not_hold_up_who_releases_a_folder(setup, monkeypatch):
+    one = await setup.ensure(1)
+    hangs, may_go_on = threading.Event(), threading.Event()
+
+    def hang(lease):
+        hangs.set()
+        return may_go_on.wait(20)
+
+    monkeypatch.setattr(folder_lease.FolderLease, "_is_at_its_place", hang)
+    setup.adapters.tick()
+    await asyncio.to_thread(hangs.wait)
+    started = time.monotonic()
+    lease = one.held.lease
+    setup.adapters.drop(one.digest)
+    assert setup.adapters.get(one.digest) is None
+    setup.adapters.close()
+    assert time.monotonic() - started < 10
+    may_go_on.set()
+    await until(lambda: lease._file is None)
+
+
+def test_a_folder_that_cannot_be_locked_exclusively_stays_with_its_lease(tmp_path, cache, monkeypatch):
+    """As on NFS, which does so only for who may write to what is open."""
+    source = write_adapter(tmp_path / "a")
+    held = copy_folder(cache, AdapterFolder(source), request_for(source))
+    lock = fcntl.flock
+
+    def on_nfs(file, how):
+        if how & fcntl.LOCK_EX:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        lock(file, how)
+
+    monkeypatch.setattr(folder_lease.fcntl, "flock", on_nfs)
+    assert not cache.evict(held.digest, held)
+    assert held.lease.is_live()
+    held.lease.release()
 
 
 async def test_a_cache_that_was_removed_is_made_again(setup):

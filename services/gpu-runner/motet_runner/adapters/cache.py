@@ -145,11 +145,11 @@ class DiskCache:
         if held is None:
             return self._remove_unlocked(self.path_of(digest))
         lease = lease_of(held)
-        if not lease.become_exclusive():
-            return not lease.is_live()
         try:
+            if not lease.become_exclusive():
+                return not lease.is_live()
             self._discard(held.folder)
-        except OSError as error:
+        except OSError as error:  # some network file systems lock nothing exclusively that is only open for reading
             self._note(error, "nothing is evicted")
             lease.become_shared()
             return False

@@ -8,6 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -76,6 +77,7 @@ class AdapterRegistry:
         self._numbers = 0
         self._looks: set[tuple[type, tuple[int, int]]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._releases: set[Future[None]] = set()
         self._closed = False
         self.copies = 0
         """How many fetches have brought files."""
@@ -202,15 +204,16 @@ class AdapterRegistry:
     @property
     def settled(self) -> bool:
         """Whether everything that was begun has ended."""
-        return self._policy.settled and not self._tasks
+        return self._policy.settled and not self._tasks and not self._releases
 
     def close(self) -> None:
+        """The leases are released soon after, and at the latest when the process ends."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
         for life in self._policy:
             if life.held is not None:
-                _release(life.held)
+                self._release(life.held)
 
     # ---------------------------------------------------------------------------------------------------------- inside
 
@@ -221,7 +224,7 @@ class AdapterRegistry:
     def _handle(self, event: events.Event) -> None:
         if self._closed:
             if isinstance(event, events.FolderHeld):
-                _release(event.held)
+                self._release(event.held)
             return
         for effect in self._policy.handle(event, self._clock()):
             self._carry_out(effect)
@@ -241,7 +244,7 @@ class AdapterRegistry:
             case effects.Touch() | effects.Confirm():
                 self._look_after(effect)
             case effects.Release():
-                _release(effect.held)
+                self._release(effect.held)
             case effects.ForgetPartial():
                 self._spawn(self._quietly(lambda: self._fetches.forget_partial(effect.request)))
             case effects.Load():
@@ -278,6 +281,12 @@ class AdapterRegistry:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _release(self, held: Held) -> None:
+        """In the thread for folders: a call that hangs there may hold up whoever closes a folder."""
+        release = self._folders.submit(lease_of(held).release)
+        self._releases.add(release)
+        release.add_done_callback(self._releases.discard)
 
     async def _in_folders(self, call: Callable[[], events.Answer]) -> events.Answer:
         return await self._folders.run(call, discard=_discard)
@@ -380,10 +389,6 @@ def _check_digest(text: str) -> None:
         ) from None
 
 
-def _release(held: Held) -> None:
-    lease_of(held).release()
-
-
 def _discard(answer: events.Answer) -> None:
     if isinstance(answer, events.FolderHeld):
-        _release(answer.held)
+        lease_of(answer.held).release()

@@ -19,7 +19,7 @@ these stages:
 | fetched   | leased | an order to check | checking                                                                 |
 | checking  | leased | `Check`           | certified, or absent                                                     |
 | certified | leased | nothing           | requests use it. `FolderVanished`, `EngineFailed`: looking. Idle: evicting |
-| evicting  | no     | `Evict`           | `NotThere`: absent. `FolderHeld`: another process uses it, so it stays    |
+| evicting  | no     | `Evict`           | `NotThere`: absent. `FolderHeld`, `Failed`: its folder and lease stay     |
 
 Whoever says that a folder is there hands over its lease, so there is no time in which it could be evicted. A folder
 that has another inode than the one that is held replaces it, and what was known about the old one is void. An answer
@@ -132,6 +132,8 @@ class AdapterPolicy:
                 self._engine_failed(event.digest)
             case events.Tick():
                 self.failures.expire(now)
+                for life in tuple(self):
+                    self._forget_unused(life)  # one that was dropped while its folder was checked
                 self._effects += [
                     effects.Confirm(life.held) for life in self if life.held is not None and life.pending is None
                 ]
@@ -171,7 +173,9 @@ class AdapterPolicy:
     def _fetch_failed(self, job: FetchJob, failure: Failure) -> None:
         del self._jobs[job.request.key]
         failure = self.failures.note(job.request, failure, self._now)
-        for order in (*job.orders.values(), *job.late.values()):
+        if job.late:
+            self._start_fetch(FetchJob(job.request, job.late))
+        for order in job.orders.values():
             self._fail_order(order, failure)
 
     def _enter(self, held: Held, orders: dict[int, Order]) -> None:
@@ -298,10 +302,12 @@ class AdapterPolicy:
             case (Listing(), events.Listed()):
                 self._eviction.listed(answer.digests)
                 self._evict_next()
-            case (Listing(), _):
+            case (Listing(), events.Failed()):
                 self._evict_next()
-            case _:
+            case (None, _):
                 pass
+            case _:
+                raise AssertionError(f"{waiting} is never answered with {answer}")
 
     def _digest_answered(self, life: AdapterLife, answer: events.Answer) -> None:
         asked, life.pending = life.pending, None
@@ -316,14 +322,17 @@ class AdapterPolicy:
                 self._eviction.removed()
                 if asked.held is not None or life.in_engine:
                     self._unload(life)
+            case (effects.Evict(), events.Failed()):
+                if asked.held is not None:
+                    self._hold(asked.held)
             case (effects.Find(), events.FolderHeld()) if answer.held.certification is not None:
                 self._hold(answer.held)
-            case (effects.Find(), _):
+            case (effects.Find(), events.FolderHeld() | events.NotThere() | events.Failed()):
                 if isinstance(answer, events.FolderHeld):
                     self._emit(effects.Release(answer.held))
                 self._let_go(life)
             case _:
-                pass
+                raise AssertionError(f"{asked} is never answered with {answer}")
         self._advance(life)
         if isinstance(asked, effects.Evict):
             self._evict_next()
@@ -420,7 +429,7 @@ class AdapterPolicy:
             self._load(life)
 
     def _load(self, life: AdapterLife) -> None:
-        if not life.on_device and life.checked is not None:
+        if not life.on_device and not life.drop_when_idle and life.checked is not None:
             life.in_engine = True
             self._emit(effects.Load(life.digest, life.checked.layout))
 

@@ -39,7 +39,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Remove a folder from the disk cache unless another process uses it. A lease that comes along is consumed."""
+    """Remove a folder from the disk cache unless another process uses it. A lease that comes along is
+    consumed, or comes back with the answer `FolderHeld`. If this fails, it is as it was."""
 
     number: int
     digest: Digest
