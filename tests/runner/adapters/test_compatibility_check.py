@@ -43,7 +43,7 @@ def test_who_changes_what_is_refused_raises_the_version_of_the_checks() -> None:
     ]
     now = (CHECK_VERSION, hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16])
     assert now == RULES_OF_VERSION, (
-        "What decides over an adapter has changed. Raise CHECK_VERSION, so that adapters that passed are checked again, "
+        "What decides over an adapter has changed. Raise CHECK_VERSION, so that adapters are checked again, "
         f"and set RULES_OF_VERSION to the new version and {now[1]!r}."
     )
 
