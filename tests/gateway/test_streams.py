@@ -12,6 +12,7 @@ import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.errors import AdapterFetchFailed, NoRunner, NotFinite, PoolSaturated
+from motet_gateway.answers.choice import ChoiceText
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
 from tests.support.fake_services import FakeServices, fake_services
@@ -266,6 +267,25 @@ async def test_a_failure_before_the_first_token_has_a_real_status(served: Served
     assert caught.value.code == "pool_saturated"
     assert caught.value.response.headers["retry-after"] == "2"
     assert caught.value.response.headers["x-should-retry"] == "true"
+
+
+@pytest.mark.parametrize("fails", ["deliver", "_flush_text"])
+async def test_an_answer_that_fails_with_its_last_tokens_ends_everywhere(
+    served: Served, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def defect(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(ChoiceText, fails, defect)
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await served.http.post("/v1/completions", json=long_request(1, stream=False))
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    await eventually(lambda: served.cluster.scheduler.finished)
+    (finished,) = served.cluster.scheduler.finished
+    delivered = fails != "deliver"
+    assert finished.reason == (common_pb2.FINISH_REASON_LENGTH if delivered else common_pb2.FINISH_REASON_FAILED)
+    assert served.gateway.dispatcher.live == 0
 
 
 async def test_a_waiting_stream_starts_after_a_while_and_says_what_it_waits_for(cluster: FakeServices) -> None:

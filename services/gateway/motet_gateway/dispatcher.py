@@ -398,7 +398,11 @@ class Dispatcher:
 
     def _break_off(self, live: _LiveChoice, error: MotetError) -> None:
         """End one choice with an error."""
-        self._log_failure(live, lambda: self._carry_out(live, live.generation.cancel("the gateway failed")))
+        generation = live.generation
+        if generation.phase is not GenerationPhase.ENDED:
+            self._log_failure(live, lambda: self._carry_out(live, generation.cancel("the gateway failed")))
+        elif live.order.request in self._live:  # its last message failed before the scheduler heard of its end
+            self._send(finished=self._finished(live, generation.epoch, common_pb2.FINISH_REASON_FAILED))
         self._forget(live)
         self._log_failure(live, lambda: live.sink.end(error))
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from motet.api.v1 import runner_pb2
-from motet.errors import MotetError
+from motet.errors import Internal, MotetError
 from motet_gateway.answers.logprobs import LogprobsWriter
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
@@ -130,11 +130,16 @@ class ChoiceText:
         return self._detokenizer.feed(visible) if visible else ""
 
     def end(self, how: EndReason | MotetError) -> None:
-        if isinstance(how, MotetError):
-            self.error = how
-        else:
-            self.finish = self._flush_text(how)
-        self.changed(self)
+        try:
+            if isinstance(how, MotetError):
+                self.error = how
+            else:
+                self.finish = self._flush_text(how)
+        except Exception:
+            self.error = Internal("The gateway failed at the end of this answer; its log says why.")
+            raise
+        finally:  # otherwise the client would wait until its deadline
+            self.changed(self)
 
     def _flush_text(self, how: EndReason) -> EndReason:
         """Release the text that was held back. It may complete a stop string."""
