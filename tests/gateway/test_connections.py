@@ -262,6 +262,17 @@ async def test_the_gateway_does_not_wait_for_the_rest_of_a_refused_body(
                 await asyncio.sleep(left_seconds / 10)
 
 
+async def test_a_client_that_may_leave_its_body_out_is_told_that_the_connection_closes(served: Served) -> None:
+    """Its next request would be taken for the body."""
+    waits = REFUSED + b"expect: 100-continue\r\ncontent-length: 500\r\n\r\n"
+    for body, closes in ((b"", True), (b"{", False)):
+        async with raw_client(served) as client:
+            await client.send(waits + body)
+            answer = await client.answer()
+            assert answer.startswith(b"HTTP/1.1 415 ")
+            assert (b"connection: close\r\n" in answer) is closes
+
+
 async def test_a_refused_body_is_read_only_up_to_a_limit(served: Served, left_seconds: float) -> None:
     async with raw_client(served) as client, asyncio.timeout(PATIENCE_S):
         await client.send(REFUSED + b"content-length: 1000000000\r\n\r\n")

@@ -25,11 +25,13 @@ class SlowReader:
         self.answer = AnswerResponse(served.gateway, ANONYMOUS, asked)
         self.waits = asyncio.Event()
         self.read_on = asyncio.Event()
+        self.leaves = asyncio.Event()
         self.messages: list[Message] = []
         self.task = asyncio.create_task(self.answer({"type": "http"}, self._receive, self._send))
 
     async def _receive(self) -> Message:
-        return await asyncio.Future()
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
         """Like the server, it waits before it writes."""
@@ -111,3 +113,15 @@ async def test_an_answer_that_is_ended_frees_its_runner_before_its_client_reads_
     await eventually(lambda: len(runner.cancels) == 2 and not runner.running)
     assert not client.task.done()
     assert (await client.rest()).done
+
+
+async def test_an_answer_whose_client_sends_no_more_frees_its_runner_before_the_client_reads_on(served: Served) -> None:
+    runner = served.cluster.runners[0]
+    runner.step_seconds = 0.05
+    client = SlowReader(served, max_tokens=400)
+    await client.waits.wait()
+    client.leaves.set()
+    await eventually(lambda: over(served) and runner.cancels and not runner.running)
+    assert not client.task.done()
+    client.read_on.set()
+    await client.task

@@ -164,6 +164,7 @@ class AnswerResponse(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         self._client_gone = True
+        self._cancel_all("the client went away")  # cancel now: the writer may wait long for a slow client
         self._wake()
 
     async def _answer(self, send: Send) -> None:

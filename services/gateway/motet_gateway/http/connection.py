@@ -20,6 +20,9 @@ IDLE: the client may send its next request, within the time of keep-alive.
 CLOSING: what was written is sent, as long as the client reads. Nothing is read any more. A connection closes after the
 last answer that it gives: for the client's wish, at the server's shutdown, after MAX_WAITING requests that came faster
 than their answers, and after an error of HTTP, which is the last answer.
+
+A client that leaves and one that only sends no more look the same. So applications hear that the client left: one that
+computes an answer for long gives up, and the connection closes. Other answers are still given.
 """
 
 import array
@@ -136,8 +139,14 @@ class HttpConnection(asyncio.Protocol):
         }
         self._expect(State.HEAD, self._settings.header_seconds)
 
+    def eof_received(self) -> bool:
+        for exchange in self._exchanges:
+            exchange.leave()
+        self.shutdown()
+        return True  # otherwise the transport would drop the answers
+
     def shutdown(self) -> None:
-        """Uvicorn calls this at its shutdown: answer what has come, and close."""
+        """Answer what has come, and close. Uvicorn calls this at its own shutdown, too."""
         self._parser.take_no_more()
         if self._exchanges:
             self._exchanges[-1].answer.keep_alive = False
@@ -352,26 +361,25 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.write_paused = False
         self._writable.set()
-        self._stop_write_timer()
 
     def _watch_writing(self) -> None:
-        """Start the timer for unread bytes: a client that does not read would delay an answer or a close for ever."""
+        """Start the timer for unread bytes: a client that does not read would delay an answer or a close for ever. It
+        starts again by itself until all are read."""
+        self._stop_write_timer()
         if self.transport.get_write_buffer_size():
-            self._stop_write_timer()
             self._write_timer = self._loop.call_later(
                 self._settings.unread_seconds, self._check_write_progress, self._unread_bytes()
             )
 
     def _check_write_progress(self, before: int) -> None:
         """`before`: how many bytes were unread at the last check."""
-        self._write_timer = None
         # While an answer may still write, the client reads fast enough.
-        if not self.transport.get_write_buffer_size() or (self._exchanges and not self.write_paused):
-            return
-        if before - self._unread_bytes() >= MIN_READ_BYTES:  # slow, but the client reads
-            self._watch_writing()
-        else:
+        fast = self._state is State.ANSWERING and not self.write_paused
+        unread = self.transport.get_write_buffer_size()
+        if unread and not fast and before - self._unread_bytes() < MIN_READ_BYTES:
             self.transport.abort()
+        else:
+            self._watch_writing()
 
     def _unread_bytes(self) -> int:
         """Unread bytes in this process and in the kernel, which takes more only after the client has read much."""

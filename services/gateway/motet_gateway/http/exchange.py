@@ -38,8 +38,10 @@ class Exchange:
     __slots__ = (
         "_changed",
         "_expects_continue",
+        "_left",
         "_pieces",
         "_scope",
+        "_taken",
         "answer",
         "channel",
         "disconnected",
@@ -60,11 +62,16 @@ class Exchange:
         self._scope = scope
         self.answer = answer
         self._expects_continue = expects_continue
+        self._left = False
+        """Whether the client sends no more. It may be gone."""
+        self._taken = False
+        """Whether the application has taken the whole request."""
         self._pieces: list[bytes] = []
         self._changed = asyncio.Event()
 
     def _over(self) -> bool:
-        return self.disconnected or self.answer.complete
+        """Whether the application has nothing more to expect of the client."""
+        return self.disconnected or self.answer.complete or (self._left and self._taken == self.whole)
 
     # ---------------------------------------------------------------------------------------- events of the connection
 
@@ -76,6 +83,10 @@ class Exchange:
 
     def end_arrived(self) -> None:
         self.whole = True
+        self._changed.set()
+
+    def leave(self) -> None:
+        self._left = True
         self._changed.set()
 
     def disconnect(self) -> None:
@@ -96,7 +107,7 @@ class Exchange:
     def _fail(self) -> None:
         """The application has ended without a complete answer."""
         answer, channel = self.answer, self.channel
-        if answer.started:
+        if answer.started or self._left:
             channel.break_off()
         else:
             answer.complete, answer.keep_alive = True, False
@@ -112,6 +123,7 @@ class Exchange:
             self._changed.clear()
         if self._over():
             return {"type": "http.disconnect"}
+        self._taken = self.whole
         body = b"".join(self._pieces)
         self._pieces.clear()
         self.unread_bytes = 0
@@ -125,6 +137,8 @@ class Exchange:
         if self.disconnected:
             return
         if kind == "http.response.start" and not answer.started:
+            if self._expects_continue and not self.whole and not self._pieces:
+                answer.keep_alive = False  # the client may leave the body out; its next request would be taken for it
             headers = [*channel.default_headers, *message.get("headers", ())]
             channel.transport.write(answer.start(message["status"], headers))
         elif kind == "http.response.body" and answer.started and not answer.complete:
