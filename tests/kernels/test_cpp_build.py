@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -56,6 +56,24 @@ def test_a_library_is_built_once(cache: Path) -> None:
     again = build(cache)
     assert again.seconds == 0
     assert [path.suffix for path in cache.iterdir()] == [".so"], "nothing else is left behind"
+
+
+def test_a_process_tests_a_library_once(cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    tests: list[Sequence[str]] = []
+
+    def noted(command: Sequence[str], *, seconds: float) -> "subprocess.CompletedProcess[str]":
+        tests.extend([command] if "motet_kernels.cpp" in command else [])
+        return programs.run(command, seconds=seconds)
+
+    monkeypatch.setattr(builder, "run", noted)
+    monkeypatch.setattr(builder, "_passed", set())
+    build(cache)
+    assert len(tests) == 1
+    assert build(cache).seconds == 0
+    assert len(tests) == 1
+    builder._passed.clear()  # as in another process
+    assert build(cache).seconds == 0
+    assert len(tests) == 2
 
 
 def test_another_source_and_another_compiler_give_another_library(
