@@ -1,6 +1,7 @@
 """Long texts: refused by their bytes before they are tokenised, tokenised in pieces, and in little memory."""
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -11,25 +12,35 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from motet.errors import RequestTooLarge
 from motet_gateway.tokens import text_model, text_pieces
 from motet_gateway.tokens.encoder import LANES, Encoder
 from motet_gateway.tokens.text_bounds import most_bytes_per_token
 from motet_gateway.tokens.text_model import Keep, ModelTokenizer, TooManyTokens
-from motet_gateway.tokens.text_pieces import can_be_cut, pieces
+from motet_gateway.tokens.text_pieces import borders, pieces
 from tests.gateway.conftest import Served
 from tests.gateway.test_detokenizer import BUNDLED
 from tests.gateway.test_errors import error_of
 from tests.support.fake_services import byte_tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
+)
+QWEN_2 = LLAMA_3.replace("{1,3}", "")
+DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    (
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
 )
 
 
@@ -43,12 +54,22 @@ def normalized(*steps: Any) -> Tokenizer:
     return changed(lambda made: setattr(made, "normalizer", normalizers.Sequence(list(steps))))
 
 
-def split_as_llama_3() -> Tokenizer:
-    parts = [
-        pre_tokenizers.Split(Regex(LLAMA_3), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-    return changed(lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.Sequence(parts)))
+def split(*patterns: str) -> Tokenizer:
+    """As `byte_tokenizer`, with words like these, some of them of white space."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    trained.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    spaces = ["a" + "".join(some) for size in (2, 3, 4) for some in itertools.product(" \n\r\t", repeat=size)]
+    trained.train_from_iterator([*spaces * 3, "The quick brown fox. Это строка текста. 東京の船。"], trainer)
+    return trained
 
 
 def with_token(token: AddedToken, tokenizer: Tokenizer | None = None) -> Tokenizer:
@@ -73,7 +94,7 @@ BOUNDED: dict[str, Callable[[], Tokenizer]] = {
     "bundled": lambda: Tokenizer.from_file(str(BUNDLED)),
     "byte level": byte_tokenizer,
     "canonical form": lambda: normalized(normalizers.NFC()),
-    "as Llama 3": split_as_llama_3,
+    "as Llama 3": lambda: split(LLAMA_3),
     "takes spaces": lambda: with_token(AddedToken("<a>", lstrip=True, rstrip=True)),
     "pieces": sentence_piece,
     "unigram": lambda: sentence_piece(model="Unigram"),
@@ -155,8 +176,11 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(served: 
 
 CUT = {
     "bundled": BOUNDED["bundled"],
-    "as GPT-2": byte_tokenizer,
-    "as Llama 3": split_as_llama_3,
+    "byte level": byte_tokenizer,
+    "as GPT-2": lambda: split(GPT_2),
+    "as Llama 3": lambda: split(LLAMA_3),
+    "as Qwen 2": lambda: split(QWEN_2),
+    "as DeepSeek": lambda: split(*DEEPSEEK),
     "canonical form": BOUNDED["canonical form"],
     "takes spaces": BOUNDED["takes spaces"],
 }
@@ -166,6 +190,10 @@ UNCUT = {
         lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True))
     ),
     "a token of two words": lambda: with_token(AddedToken("two words")),
+    "a token that ends with a space": lambda: with_token(AddedToken("User ", normalized=False)),
+    "a token that begins with a line's end": lambda: with_token(AddedToken("\nUser", normalized=False)),
+    "a token of two decomposed words": lambda: with_token(AddedToken("cafe\u0301 noir"), normalized(normalizers.NFC())),
+    "a token with a mark that takes spaces": lambda: with_token(AddedToken("e\u0301", rstrip=True)),
     "a word that takes spaces": lambda: with_token(AddedToken("end", rstrip=True)),
     "words of two words": lambda: changed(
         lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.Split(Regex(r"\w+ \w+"), "isolated"))
@@ -174,24 +202,89 @@ UNCUT = {
 }
 
 
+CUT_MODELS = {name: ModelTokenizer(make(), None, 400, 512) for name, make in CUT.items()}
+SCRIPTS = {
+    "Latin": "the quick fox naïve",
+    "Cyrillic": "Это строка текста ещё",
+    "Greek": "και ένα λόγος",
+    "Hebrew": "שלום בְּרֵאשִׁית אחד",
+    "Arabic": "واحد كِتَاب این",
+    "Hindi": "एक हिन्दी घर",
+    "Tamil": "தமிழ் மரம் ஒன்று",
+    "Thai": "ภาษาไทย บ้าน หนึ่ง",
+    "Georgian": "ერთი სახლი",
+    "Armenian": "Բարեւ եւ մեկ",
+    "Amharic": "ሀሁ ለሐ መሠ",
+    "Kana": "ひとつ です テスト",
+    "Chinese": "六 中文 七",
+    "Korean": "하나 각 한국어",
+}
+BETWEEN = [
+    " ",
+    "  ",
+    "\n",
+    "\n\n",
+    "\n\n\n\n",
+    " \n",
+    " \n\n ",
+    "\r\n",
+    "\t",
+    "\u3000",
+    "1",
+    "2345",
+    ".",
+    ",",
+    "。",
+    "，",
+]
+BETWEEN += ["'s", " '", "’", "_", "-", "(", "/", "...", "é", "e\u0301", "\u0e49", "½", "<a>"]
+written = st.lists(
+    st.one_of(
+        st.sampled_from(BETWEEN),
+        st.sampled_from([word for words in SCRIPTS.values() for word in words.split()]),
+        st.text("a \n\r\t", max_size=6),
+    ),
+    max_size=30,
+).map("".join)
+
+
 @pytest.mark.parametrize("kind", CUT)
-@given(text=texts)
+@given(text=st.one_of(texts, written))
+@example(text="x1.\n\n\n\nfoo bar 1.")
 def test_a_text_in_pieces_has_the_same_tokens(kind: str, text: str) -> None:
-    tokenizer = CUT[kind]()
-    assert can_be_cut(tokenizer)
-    model = ModelTokenizer(tokenizer, None, 400, 512)
+    model = CUT_MODELS[kind]
+    border = borders(model.tokenizer)
+    assert border is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_pieces, "PIECE_CHARACTERS", 2)
+        patch.setattr(text_pieces, "PIECE_CHARACTERS", 1)
         patch.setattr(text_pieces, "_LOOK_AHEAD", 4)
-        assert "".join(pieces(text)) == text
-        patch.setattr(text_model, "PIECE_CHARACTERS", 2)
+        assert "".join(pieces(text, border)) == text
+        patch.setattr(text_model, "PIECE_CHARACTERS", 1)
         (in_pieces,) = model.encode([text], add_special_tokens=True)
-    assert in_pieces.tolist() == tokenizer.encode(text, add_special_tokens=True).ids
+    assert in_pieces.tolist() == model.tokenizer.encode(text, add_special_tokens=True).ids
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("kind", CUT)
+def test_a_long_text_of_any_script_is_cut(kind: str, script: str) -> None:
+    border = borders(CUT_MODELS[kind].tokenizer)
+    assert border is not None
+    longest = text_model.MAX_UNCUT_BYTES // 4
+    for text in (f"{SCRIPTS[script]}. ", f"{SCRIPTS[script].split()[0]}.\n"):
+        assert max(map(len, pieces(text * (3 * longest // len(text)), border))) < longest
+
+
+def test_a_script_whose_words_may_cross_a_border_alone_has_none() -> None:
+    tokenizer = split(r"[\u0400-\u052f]+ [\u0400-\u052f]+", GPT_2)
+    border = borders(tokenizer)
+    assert border is not None
+    assert not border.search("Это строка")
+    assert border.search("the quick")
 
 
 @pytest.mark.parametrize("kind", UNCUT)
 def test_a_tokenizer_whose_words_may_cross_a_border_gets_whole_texts(kind: str) -> None:
-    assert not can_be_cut(UNCUT[kind]())
+    assert borders(UNCUT[kind]()) is None
 
 
 def test_special_tokens_stand_around_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ FAMILIES = (
         "gateway",
         "the gateway",
         ("tests/gateway/",),
-        (*HELPERS, "services/", "kernels/", "cli/motet_cli/bundled/"),
+        (*HELPERS, "services/", "kernels/", "cli/motet_cli/bundled/", "charts/motet/"),
     ),
     Family(
         "stack",

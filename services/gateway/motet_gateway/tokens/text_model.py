@@ -1,6 +1,7 @@
 """A model's tokenizer, chat template and sampling defaults, read from a folder of assets. No weights."""
 
 import os
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from motet.asset_fields import AssetFields
 from motet.errors import Internal, InvalidRequest, ModelFolderError, RequestTooLarge
 from motet_gateway.tokens.render_pool import TemplateText
 from motet_gateway.tokens.text_bounds import counted_bytes, most_bytes_per_token, takes_spaces
-from motet_gateway.tokens.text_pieces import PIECE_CHARACTERS, can_be_cut, pieces
+from motet_gateway.tokens.text_pieces import PIECE_CHARACTERS, borders, pieces
 from motet_gateway.tokens.token_bytes import TokenBytes
 
 # A text is encoded in the thread that asks for it. Otherwise the library has as many threads as the machine has cores,
@@ -77,14 +78,17 @@ class ModelTokenizer:
     bytes_per_token: int | None = field(init=False, repr=False, compare=False)
     """The most bytes of a text that one token stands for; None: no bound is known."""
     _takes_spaces: bool = field(init=False, repr=False, compare=False)
+    _border: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
+    """Where a text can be cut."""
     _frame: tuple[list[int], list[int]] | None = field(init=False, repr=False, compare=False)
-    """The special tokens before and after a text; None: no text can be cut."""
+    """The special tokens before and after a text, if they are known."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer))
         object.__setattr__(self, "bytes_per_token", most_bytes_per_token(self.tokenizer))
         object.__setattr__(self, "_takes_spaces", takes_spaces(self.tokenizer))
-        object.__setattr__(self, "_frame", self._special_tokens() if can_be_cut(self.tokenizer) else None)
+        object.__setattr__(self, "_border", borders(self.tokenizer))
+        object.__setattr__(self, "_frame", self._special_tokens())
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
@@ -117,11 +121,11 @@ class ModelTokenizer:
         return counted_bytes(text, without_spaces=self._takes_spaces)
 
     def _encode(self, text: str, *, add_special_tokens: bool, keep: Keep) -> "array[int]":
-        if self._frame is None or len(text) <= PIECE_CHARACTERS:
+        if self._frame is None or self._border is None or len(text) <= PIECE_CHARACTERS:
             return array("I", self._encode_uncut(text, add_special_tokens=add_special_tokens))
         before, after = self._frame if add_special_tokens else ([], [])
         ids = array("I", before)
-        for piece in pieces(text):
+        for piece in pieces(text, self._border):
             ids.extend(self._encode_uncut(piece, add_special_tokens=False))
             if keep.most is not None and len(ids) > keep.most:
                 raise TooManyTokens(len(ids))
