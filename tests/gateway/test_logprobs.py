@@ -119,3 +119,11 @@ def test_offsets_count_characters_of_the_text() -> None:
     assert shown["text_offset"][0] == 0
     assert shown["text_offset"][1:-1] == [1] * (len(tokens) - 2)
     assert shown["text_offset"][-1] == 2
+
+
+def test_offsets_count_each_byte_that_the_detokenizer_marks() -> None:
+    text = TEXTS["pieces"]
+    tokens = [text.tokenizer.token_to_id(token) for token in ("<0x61>", "<0xE2>", "<0x82>", "<0x62>", "<0x63>")]
+    choice = answered(text, "Hi", tokens, kind=CompletionLogprobs)
+    assert choice.take() == "a\ufffd\ufffdbc"
+    assert shown_by(choice)["text_offset"][-1] == 4

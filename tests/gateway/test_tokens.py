@@ -168,9 +168,24 @@ def test_a_template_that_trims_messages_trims_a_prefill() -> None:
     assert rendered.endswith("[assistant] I think")
 
 
+def test_a_template_that_writes_the_prefill_twice_shows_no_mark() -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "I think "}]
+    rendered = template(ENDED + "summary: {{ messages[-1].content }}").render(messages, continue_final_message=True)
+    assert rendered.endswith("<|assistant|>I think </s>summary: I think ")
+
+
+@pytest.mark.parametrize("ascii_only", ["true", "false"])
+def test_a_prefill_in_json_keeps_its_space(ascii_only: str) -> None:
+    text = "{% for m in messages %}{{ m | tojson(ensure_ascii=" + ascii_only + ") }}{% endfor %}"
+    messages = [*HELLO, {"role": "assistant", "content": "I think "}]
+    assert template(text + text).render(messages, continue_final_message=True).endswith('"content": "I think ')
+
+
 @pytest.mark.parametrize(
     ("text", "content", "match"),
     [
+        ("{{ messages[-1].content | trim }} {{ messages[-1].content }}", "I think", "more than once and changes"),
+        ("{{ messages[-1].content[:30] }} {{ messages[-1].content }}", "I think", "more than once and changes"),
         ("{% for m in messages[:-1] %}{{ m.content }}{% endfor %}", "I think", "omits the final message or changes"),
         ("{{ messages[-1].content | upper }}", "I think", "omits the final message or changes"),
         ("{{ messages[-1].content[:4] }}", "I think", "omits the final message or changes"),

@@ -14,7 +14,14 @@ class EchoedPrompt:
 
     __slots__ = ("_added", "_logprobs", "_scored", "_tokens", "_writer", "characters", "logprobs", "text")
 
-    def __init__(self, tokens: Tokens, text: str, added: Sequence[bytes], writer: CompletionLogprobs | None) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        text: str,
+        added: Sequence[bytes],
+        writer: CompletionLogprobs | None,
+        characters: CharacterCounter,
+    ) -> None:
         """`added`: what each token adds to the text. `writer`: None if nobody asked for log probabilities."""
         self.text = text
         self._tokens = tokens
@@ -23,7 +30,7 @@ class EchoedPrompt:
         self._logprobs: list[runner_pb2.TokenLogprobs] = []
         self.logprobs: Columns = {}
         """Set by `encode`."""
-        self.characters = CharacterCounter()
+        self.characters = characters
         """Of the whole prompt."""
         self.characters.before(b"".join(added))
 
@@ -62,6 +69,7 @@ def echoed_prompts(
             text,
             list(_added_bytes(tokens, model, skip=skip)) if scored else (),
             writer() if scored else None,
+            CharacterCounter(model.token_bytes),
         )
         for tokens, text in zip(prompts, model.decode(prompts, skip_special_tokens=skip), strict=True)
     ]

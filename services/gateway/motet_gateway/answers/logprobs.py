@@ -9,6 +9,7 @@ from typing import Any, Final
 import orjson
 
 from motet.api.v1 import runner_pb2
+from motet_gateway.tokens.detokenizer import marks_of_broken_text
 from motet_gateway.tokens.token_bytes import TokenBytes, readable
 
 MIN_LOGPROB: Final = -9999.0
@@ -100,7 +101,7 @@ class CompletionLogprobs(LogprobsWriter):
     ) -> None:
         """`characters`: those of the text before."""
         super().__init__(token_bytes, top, hold=hold)
-        self._characters = CharacterCounter() if characters is None else copy(characters)
+        self._characters = CharacterCounter(token_bytes) if characters is None else copy(characters)
 
     def add(self, token: int, logprobs: runner_pb2.TokenLogprobs, added: bytes, *, scored: bool = True) -> None:
         self._add("tokens", readable(added or self.token_bytes.of(token)))
@@ -117,18 +118,19 @@ class CompletionLogprobs(LogprobsWriter):
 
 
 class CharacterCounter:
-    """Counts characters in a text that comes byte by byte."""
+    """Counts characters in a text that comes byte by byte, as the detokenizer writes them."""
 
-    __slots__ = ("_count", "_rest")
+    __slots__ = ("_count", "_errors", "_rest")
 
-    def __init__(self) -> None:
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._errors = marks_of_broken_text(token_bytes)
         self._rest = b""
         self._count = 0
 
     def before(self, added: bytes) -> int:
         """The number of complete characters before these bytes."""
         before = self._count
-        text, used = codecs.utf_8_decode(self._rest + added, "replace", False)
+        text, used = codecs.utf_8_decode(self._rest + added, self._errors, False)
         self._rest = (self._rest + added)[used:]
         self._count += len(text)
         return before

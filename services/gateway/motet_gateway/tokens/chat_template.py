@@ -24,6 +24,10 @@ MAX_ERROR_CHARACTERS = 1000
 
 _RARE_SPACE = "\N{EM SPACE}"
 """Ends a mark, so that it shows whether a template trims messages. No template writes it by itself."""
+_SPELLED_SPACES = (_RARE_SPACE, json.dumps(_RARE_SPACE).strip('"'))
+"""As it is, and as `tojson(ensure_ascii=true)` writes it."""
+_SURELY_OF_A_MARK = len("motet-") + 8
+"""So many characters of a mark appear in no text by chance."""
 
 
 class CannotRender(Exception):
@@ -151,12 +155,21 @@ def _marked(messages: Sequence[Mapping[str, Any]], mark: str) -> list[Mapping[st
 
 
 def _cut_at(mark: str, text: str) -> str:
-    before, found, after = text.rpartition(mark.strip())
+    bare = mark.strip()
+    before, found, after = text.rpartition(bare)
     if not found:
         raise CannotRender(
             "continue_final_message: the model's chat template omits the final message or changes its text; "
             "send the messages without continue_final_message",
             param="continue_final_message",
         )
+    for space in _SPELLED_SPACES:  # the template may write the message more than once
+        before = before.replace(bare + space, "")
+    if bare[:_SURELY_OF_A_MARK] in before:
+        raise CannotRender(
+            "continue_final_message: the model's chat template writes the final message more than once and changes it; "
+            "send the messages without continue_final_message",
+            param="continue_final_message",
+        )
     # A template that has trimmed the mark's space would have trimmed the message's, too.
-    return before if after.startswith(_RARE_SPACE) else before.rstrip()
+    return before if after.startswith(_SPELLED_SPACES) else before.rstrip()

@@ -37,6 +37,11 @@ def detokenizer(
     return kind(token_bytes, prompt_ids[-CONTEXT_TOKENS:], skip_special_tokens=skip_special_tokens)
 
 
+def marks_of_broken_text(token_bytes: TokenBytes) -> str:
+    """How this model's decoder shows bytes that are no character: the name of an error handler of `codecs`."""
+    return EACH_BYTE if token_bytes.marks_each_byte else "replace"
+
+
 class SpellingDetokenizer:
     """Joins the bytes of the tokens. For most models' tokenizers: see `TokenBytes.exact`."""
 
@@ -46,7 +51,7 @@ class SpellingDetokenizer:
         self._hides = skip_special_tokens and token_bytes.special
         self._first = token_bytes.first
         self._bytes_of = (token_bytes.visible if skip_special_tokens else token_bytes.all).__getitem__
-        self._errors = EACH_BYTE if token_bytes.marks_each_byte else "replace"
+        self._errors = marks_of_broken_text(token_bytes)
         before = b"".join(map(self._bytes_of, context))
         self._starts = not before
         """Whether the answer is the beginning of the text."""
