@@ -7,9 +7,9 @@ it the client gets exactly one finish reason per choice, or one error, and then 
 import asyncio
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 import structlog
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from motet_gateway.gateway import Gateway
 
 log = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
 
 _SEED_MASK = (1 << 64) - 1
 _QUEUE_COMMENT = re.compile(r"queued position=(?P<position>\d+)(?P<reason>.*)", re.DOTALL)
@@ -108,6 +110,7 @@ class AnswerResponse(Response):
         self._dirty = False
         self._changed: dict[int, ChoiceText] = {}
         self._client_gone = False
+        self._tokenising = False
         self._tick = False
         self._timer: asyncio.TimerHandle | None = None
         self._aborted: Exception | None = None
@@ -188,9 +191,10 @@ class AnswerResponse(Response):
         self._target = target
         context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
         gateway = self._gateway
-        self._prompts = await tokenise(self._body, text, gateway.renderer, gateway.encoder, context=context)
+        tokenising = tokenise(self._body, text, gateway.renderer, gateway.encoder, context=context)
+        self._prompts = await self._finished(tokenising, send)
         self._form = form = self._format(target)
-        await self._start(target, form, text, context)
+        await self._start(target, form, text, context, send)
         return form
 
     # --------------------------------------------------------------------------------------------------------- waiting
@@ -208,6 +212,19 @@ class AnswerResponse(Response):
             raise ClientGone
         if self._aborted is not None:
             raise self._aborted
+
+    async def _finished(self, work: Coroutine[Any, Any, Result], send: Send) -> Result:
+        """The result of work on the prompt. It may wait behind others' work, and leaves when this answer ends."""
+        task = asyncio.create_task(work, name=f"prompt {self._id}")
+        try:
+            self._tokenising = True
+            task.add_done_callback(lambda _: self._wake())
+            while not task.done():
+                await self._wait_for_change(send)
+            return task.result()
+        finally:
+            self._tokenising = False
+            task.cancel()
 
     def _wake(self) -> None:
         self._dirty = True
@@ -255,6 +272,8 @@ class AnswerResponse(Response):
             if not_ready.runners:
                 return not_ready.why
             return f"queued position={self._gateway.held.position(self._id)} ({not_ready.why})"
+        if self._tokenising:
+            return "its prompt waits behind others for its tokens"
         return next((c.waiting_for for c in self._choices if c.waiting_for and not c.over), "")
 
     async def _resolved(self, send: Send) -> tuple[Target, ModelTokenizer]:
@@ -300,7 +319,7 @@ class AnswerResponse(Response):
 
     # -------------------------------------------------------------------------------------------------------- starting
 
-    async def _start(self, target: Target, form: Format, text: ModelTokenizer, context: int) -> None:
+    async def _start(self, target: Target, form: Format, text: ModelTokenizer, context: int, send: Send) -> None:
         body, gateway = self._body, self._gateway
         limits = limited_by_scores(body, [max_answer_tokens(body, prompt, context) for prompt in self._prompts])
         check_scores(body, self._prompts, limits)
@@ -309,7 +328,7 @@ class AnswerResponse(Response):
                 self._take(SCORE_BYTES * sum(map(len, self._prompts)) * (1 + body.prompt_logprobs_wanted))
             writer = partial(CompletionLogprobs, text.token_bytes, self._top())
             echo = partial(echoed_prompts, body, self._prompts, text, writer=writer)
-            self._echoes = await gateway.encoder.run(sum(map(len, self._prompts)), echo)
+            self._echoes = await self._finished(gateway.encoder.run(sum(map(len, self._prompts)), echo), send)
         wanted = samplings(body, text, limits)
         wanted_class = request_class(body, target.max_class)
         self._class_name = RequestClass.from_proto(wanted_class).name.lower()
