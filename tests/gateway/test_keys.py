@@ -19,6 +19,7 @@ from motet.api.v1 import common_pb2
 from motet.keys import ApiKey, KeyScope
 from motet.store import keys as stored
 from motet.store import migrate, open_store
+from motet_gateway.http.connection import MAX_WAITING
 from motet_gateway.identity.key_sources import DatabaseKeys
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
@@ -227,7 +228,7 @@ async def test_all_wrong_keys_get_the_same_answer_and_other_requests_continue(
 
 
 async def test_any_number_of_wrong_keys_blocks_no_other_client(cluster: FakeServices, kept: MemoryKeySource) -> None:
-    """On separate connections, one request after the other, without waiting for an answer."""
+    """On separate connections, as many requests as may wait for their answers, again and again."""
     key, made = kept.make("acme"), keys.new_key()
     known = keys.PresentedKey(id_of(key), made.secret)
     refused, ended = 0, False
@@ -238,8 +239,8 @@ async def test_any_number_of_wrong_keys_blocks_no_other_client(cluster: FakeServ
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         one = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {wrong}\r\n\r\n".encode()
         while not ended:
-            writer.write(one * 50)
-            for _ in range(50):
+            writer.write(one * MAX_WAITING)
+            for _ in range(MAX_WAITING):
                 assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 401 ")
                 refused += 1
         writer.close()
