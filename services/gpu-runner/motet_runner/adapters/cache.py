@@ -216,10 +216,22 @@ class DiskCache:
 
     def _earlier(self, digest: Digest) -> Held | None:
         """The folder that is there already. One that lacks files is removed."""
-        held = self.find(digest)
-        if held is None and self.path_of(digest).exists():
-            self._discard(self.path_of(digest))
-        return held
+        try:
+            lease = FolderLease(self.path_of(digest))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        held = None
+        try:
+            with suppress(FileNotFoundError):
+                held = self._held(digest, lease)
+                self.touch(held)
+                return held
+            if lease.is_live():  # else another runner has replaced it
+                self._discard(lease.folder)
+            return None
+        finally:
+            if held is None:
+                lease.release()
 
     def _new_folder(self) -> tuple[Path, FolderLease]:
         """A folder to fill, and its lease. A runner that starts removes unlocked folders, so this one may vanish before
