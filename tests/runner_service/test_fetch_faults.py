@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,10 @@ def test_no_more_is_copied_than_was_looked_at(tmp_path, cache, monkeypatch):
     written = []
     copied = folder_fetch._copy_file
 
-    def grow_once_open(source, expected, target, content, progress):
+    def grow_once_open(source, expected, target, content, reading):
+        @contextmanager
         def grow():
+            yield
             with (source.path / expected.name).open("ab") as file:
                 file.write(b"x" * LIMIT)
 
@@ -207,6 +210,24 @@ async def test_a_slow_copy_is_not_taken_for_a_hung_volume(tmp_path, cache, volum
     fetcher = Fetcher(cache, sources_of(tmp_path, volumes, stall_seconds=0.25))
     source = volumes / "well" / "a0"
     assert (await fetcher.fetch(request_for(source))).digest == adapter_digest(source)
+    fetcher.registry.close()
+
+
+async def test_a_volume_is_not_taken_for_hung_while_the_own_disk_flushes(tmp_path, cache, volumes, monkeypatch):
+    flush, may_go_on = os.fsync, threading.Event()
+
+    def slow(file):
+        may_go_on.wait(20)
+        flush(file)
+
+    monkeypatch.setattr(folder_fetch.os, "fsync", slow)
+    fetcher = Fetcher(cache, sources_of(tmp_path, volumes, stall_seconds=0.2))
+    fetches = [asyncio.create_task(fetcher.fetch(request_for(volumes / "well" / f"a{n}"))) for n in range(3)]
+    done, _ = await asyncio.wait(fetches, timeout=1.0)  # two of them flush, and one waits for its turn
+    assert not done
+    may_go_on.set()
+    for n, held in enumerate(await asyncio.gather(*fetches)):
+        assert held.digest == adapter_digest(volumes / "well" / f"a{n}")
     fetcher.registry.close()
 
 
@@ -346,6 +367,32 @@ async def test_a_cached_folder_that_lacks_a_file_is_replaced(setup, tmp_path):
     found = await again.ensure(1)
     assert adapter_digest(found.held.folder) == one.digest
     again.adapters.close()
+
+
+def test_a_folder_that_another_runner_has_stored_a_moment_ago_is_not_removed(tmp_path, cache, monkeypatch):
+    source = write_adapter(tmp_path / "a")
+    first = copy_folder(cache, AdapterFolder(source), request_for(source))
+    first.lease.release()
+    (first.folder / WEIGHTS).unlink()
+    others = []
+    look = cache._held
+
+    def look_late(digest, lease):
+        try:
+            return look(digest, lease)
+        except FileNotFoundError:
+            if not others:
+                shutil.rmtree(lease.folder)
+                other = DiskCache(cache.folder, max_adapter_bytes=LIMIT)
+                others.append(copy_folder(other, AdapterFolder(source), request_for(source)))
+            raise
+
+    monkeypatch.setattr(cache, "_held", look_late)
+    held = copy_folder(cache, AdapterFolder(source), request_for(source))
+    assert others[0].lease.is_live()
+    assert held.inode == others[0].inode
+    for one in (held, *others):
+        one.lease.release()
 
 
 @pytest.fixture

@@ -60,8 +60,9 @@ class Fetches:
         mounted = volume.path if isinstance(volume, FolderUri) else None
 
         def read(progress: Progress) -> Held:
-            folder = adapter_folder(path, self._bounds.of(path, mounted, request.folder), request.revision)
-            return copy_folder(self._cache, folder, request, fetch.before, progress.note)
+            with progress.reading():
+                folder = adapter_folder(path, self._bounds.of(path, mounted, request.folder), request.revision)
+            return copy_folder(self._cache, folder, request, fetch.before, progress.reading)
 
         name = self._bounds.volume_of(path, mounted) or mount_of(path)
         return await self._volumes.run(str(name), read, discard=_discard)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,10 @@ MAX_ATTEMPTS = 3
 """How often a folder is read: if its files change meanwhile, it is read again."""
 
 
+Reading = Callable[[], AbstractContextManager[None]]
+"""Around what the source is asked for: it may hang where the runner's own disk does not."""
+
+
 class _SourceChanged(Exception):
     pass
 
@@ -25,16 +30,17 @@ def copy_folder(
     source: AdapterFolder,
     request: FetchRequest,
     before: Held | None = None,
-    progress: Callable[[], None] = lambda: None,
+    reading: Reading = nullcontext,
 ) -> Held:
     """Raises AdapterFetchFailed, which says what is wrong and where. What comes into the cache has the sizes that were
     checked, and is what the folder holds at one time after the call."""
     limit = cache.bound(request.max_bytes)
     for _ in range(MAX_ATTEMPTS):
-        stamp = source.stat_files(limit)
+        with reading():
+            stamp = source.stat_files(limit)
         if before is not None and before.stamp == stamp and (held := cache.find(before.digest, request)) is not None:
             return replace(held, stamp=stamp)
-        fill = partial(_copy_files, source=source, stamp=stamp, limit=limit, progress=progress)
+        fill = partial(_copy_files, source=source, stamp=stamp, limit=limit, reading=reading)
         try:
             held = cache.store(fill, request, str(source.path), sum(file.size for file in stamp))
         except _SourceChanged:
@@ -50,33 +56,37 @@ def _copy_files(
     source: AdapterFolder,
     stamp: Signature,
     limit: int,
-    progress: Callable[[], None],
+    reading: Reading,
 ) -> None:
     for expected in sorted(stamp, key=lambda file: file.name):
-        _copy_file(source, expected, target / expected.name, content, progress)
-    if source.stat_files(limit) != stamp:
-        raise _SourceChanged
+        _copy_file(source, expected, target / expected.name, content, reading)
+    with reading():
+        if source.stat_files(limit) != stamp:
+            raise _SourceChanged
 
 
 def _copy_file(
-    source: AdapterFolder, expected: FileStat, target: Path, content: ContentDigest, progress: Callable[[], None]
+    source: AdapterFolder, expected: FileStat, target: Path, content: ContentDigest, reading: Reading
 ) -> None:
     try:
-        opened = source.open(expected.name)
+        with reading():
+            opened = os.fdopen(source.open(expected.name), "rb")
     except FileNotFoundError:
         raise _SourceChanged from None
-    with os.fdopen(opened, "rb") as file, target.open("xb") as copy:
-        if FileStat.of(expected.name, file.fileno()) != expected:
-            raise _SourceChanged
+    with opened as file, target.open("xb") as copy:
+        with reading():
+            if FileStat.of(expected.name, file.fileno()) != expected:
+                raise _SourceChanged
         content.begin(expected.name, expected.size)
         left = expected.size  # the file may grow: copy no more than was checked
-        while left and (chunk := file.read(min(CHUNK_BYTES, left))):
-            progress()
+        while left:
+            with reading():
+                chunk = file.read(min(CHUNK_BYTES, left))
+            if not chunk:
+                raise _SourceChanged
             content.update(chunk)
             copy.write(chunk)
             left -= len(chunk)
-        if left:
-            raise _SourceChanged
         copy.flush()
         os.fchmod(copy.fileno(), 0o644)
         os.fsync(copy.fileno())

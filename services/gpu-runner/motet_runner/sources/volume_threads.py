@@ -4,7 +4,8 @@ holds up nobody who reads another one."""
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,23 +22,47 @@ class Progress:
 
     def __init__(self, volume: "_Volume") -> None:
         self._volume = volume
-        self.began = False
-        self.at = time.monotonic()
+        self._began = self._reads = False
+        self._at = time.monotonic()
 
-    def note(self) -> None:
-        self.began = True
-        self.at = self._volume.progressed_at = time.monotonic()
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._began = True
+        self._volume.running.add(self)
+        try:
+            yield
+        finally:
+            self._volume.running.discard(self)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The volume is asked for something. Outside of this, a call has only the runner's own disk to wait for."""
+        self._note()
+        self._reads = True
+        try:
+            yield
+        finally:
+            self._reads = False
+            self._note()
+
+    def _note(self) -> None:
+        self._at = self._volume.progressed_at = time.monotonic()
 
     @property
     def last(self) -> float:
-        """A call that waits for its turn has patience as long as the volume gives something to others."""
-        return self.at if self.began else max(self.at, self._volume.progressed_at)
+        """A call that waits for its turn has patience as long as the volume gives something to others, or they do not
+        ask it for anything."""
+        running = (self,) if self._began else tuple(self._volume.running)
+        if any(not one._reads for one in running):
+            return time.monotonic()
+        return self._at if self._began else max(self._at, self._volume.progressed_at)
 
 
 class _Volume:
     def __init__(self, name: str) -> None:
         self.threads = DaemonThreads(f"volume {name}", THREADS_PER_VOLUME)
         self.progressed_at = 0.0
+        self.running: set[Progress] = set()
 
 
 class VolumeThreads:
@@ -51,17 +76,15 @@ class VolumeThreads:
         return sum(one.threads.waiting for one in self._volumes.values())
 
     async def run(self, volume: str, call: Callable[[Progress], T], *, discard: Callable[[T], object]) -> T:
-        """Run a call that reads this volume, and tells its progress. Raises AdapterFetchFailed if the volume gives
+        """Run a call that reads this volume, and says when it does. Raises AdapterFetchFailed if a read brings
         nothing for `stall_seconds`; the thread may hang on, and what it brings after all goes to `discard`."""
         self._volumes = {name: one for name, one in self._volumes.items() if not one.threads.unused or name == volume}
         of_volume = self._volumes.setdefault(volume, _Volume(volume))
         progress = Progress(of_volume)
 
         def work() -> T:
-            progress.note()
-            result = call(progress)
-            progress.note()
-            return result
+            with progress.running():
+                return call(progress)
 
         future = of_volume.threads.submit(work)
         waiting = asyncio.wrap_future(future)
