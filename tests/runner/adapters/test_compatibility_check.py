@@ -24,7 +24,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 
-RULES_OF_VERSION = (3, "86fbe083ff970ecc")
+RULES_OF_VERSION = (4, "1059c5c73bbe0dde")
 """The version of the checks, and the hash of the constants that decide."""
 
 
@@ -104,6 +104,8 @@ def test_another_models_adapter_is_refused(shapes: Shapes, tmp_path: Path) -> No
     [
         ({"r": 5}, "rank 5"),
         ({"target_modules": ["k_proj"]}, "target_modules"),
+        ({"exclude_modules": ["v_proj"]}, "v_proj has tensors, but exclude_modules"),
+        ({"layers_to_transform": [0]}, r"layers\.1\..* has tensors, but layers_to_transform"),
         ({"use_dora": True}, "use_dora"),
     ],
 )

@@ -217,11 +217,14 @@ def spent(config: dict[str, object]) -> float:
     """Seconds of this thread for all the matching that a check does."""
     began = time.thread_time()
     with suppress(AdapterIncompatible):
-        found = parse_config({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"} | config)
+        found = parse_config(
+            {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+            | config
+        )
         for module in LINEARS:
             found.rank_of(module)
             found.scale_of(module)
-            found.targets(module)
+            found.unselected_by(module)
     return time.thread_time() - began
 
 
@@ -233,8 +236,13 @@ def spent(config: dict[str, object]) -> float:
         {"alpha_pattern": {"(a|b|c)*" * 100 + str(n): 8 for n in range(1_000)}},
         {"rank_pattern": {f"(.*)(.*)(.*){n}": 8 for n in range(10_000)}},
         {"target_modules": [f"x{n}" for n in range(100_000)]},
+        {
+            "target_modules": ["proj0"],
+            "layers_to_transform": 1,
+            "layers_pattern": [f"(.*)(.*){n}" for n in range(9_000)],
+        },
     ],
-    ids=["names", "patterns", "long patterns", "slow patterns", "targets"],
+    ids=["names", "patterns", "long patterns", "slow patterns", "targets", "layers"],
 )
 def test_all_patterns_of_one_adapter_together_take_bounded_time(config):
     """Each by itself is quick: none of them ever takes too long."""
@@ -244,12 +252,26 @@ def test_all_patterns_of_one_adapter_together_take_bounded_time(config):
 def test_a_pattern_for_every_module_of_a_large_model_is_accepted():
     names = {f"{name}": 8 for name in LINEARS}
     config = parse_config(
-        {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM", "rank_pattern": names}
+        {
+            "peft_type": "LORA",
+            "r": 4,
+            "lora_alpha": 8,
+            "target_modules": ["q_proj"],
+            "task_type": "CAUSAL_LM",
+            "rank_pattern": names,
+        }
     )
     assert {config.rank_of(module) for module in LINEARS} == {8}
     escaped = {name.replace(".", r"\."): 8 for name in list(LINEARS)[:100]}
     config = parse_config(
-        {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM", "rank_pattern": escaped}
+        {
+            "peft_type": "LORA",
+            "r": 4,
+            "lora_alpha": 8,
+            "target_modules": ["q_proj"],
+            "task_type": "CAUSAL_LM",
+            "rank_pattern": escaped,
+        }
     )
     assert sum(config.rank_of(module) == 8 for module in LINEARS) == 100
 

@@ -89,8 +89,76 @@ def test_a_plain_name_means_what_it_means_as_a_regular_expression(key: str) -> N
 
 def test_a_list_of_targets_names_ends_of_paths() -> None:
     config = parse_config(PLAIN | {"target_modules": ["q_proj", "layers.2.mlp"]})
-    assert [config.targets(path) for path in (MODULE, "q_proj", "layers.2.mlp", "a.layers.2.mlp")] == [True] * 4
-    assert not any(config.targets(path) for path in ("xq_proj", "layers.2.mlp.up", "blayers.2.mlp", "mlp"))
+    paths = (MODULE, "q_proj", "layers.2.mlp", "a.layers.2.mlp")
+    assert [config.unselected_by(path) for path in paths] == [None] * 4
+    assert all(config.unselected_by(path) for path in ("xq_proj", "layers.2.mlp.up", "blayers.2.mlp", "mlp"))
+
+
+def selections() -> list[dict[str, object]]:
+    """Every form of every field that selects modules."""
+    ends = {"target_modules": ["q_proj", "xq_proj", "layers.2.0"]}
+    layers = (None, [], 0, 1, [1], [0, 3, 11], [1, 10])
+    patterns = (None, "", [], "layers", "h", ["h", "layers"], ["layers", "nested"], "lay.*", r"\w+", "h|layers")
+    exclusions = (
+        [], "", ["q_proj"], ["layers.1.q_proj"], ["proj"], "q_proj", ".*layers.1.*", r".*\.q_proj", "(.*1)?.*q_proj",
+    )  # fmt: skip
+    whole = {"target_modules": ["model.layers.2.q_proj", "q_proj", "router"], "layers_to_transform": [1]}
+    return [
+        *(
+            ends | {"layers_to_transform": which, "layers_pattern": pattern}
+            for which in layers
+            for pattern in patterns
+            if not pattern or which is not None
+        ),
+        *(ends | {"exclude_modules": names} for names in exclusions),
+        *(
+            {"target_modules": names}
+            for names in ("q_proj", r".*\.q_proj", r".*layers\.1\.x?q.*", "all-linear", "ALL-LINEAR")
+        ),
+        {"target_modules": "all-linear", "exclude_modules": ["q_proj"]},
+        whole,
+        whole | {"exclude_modules": ["model.layers.2.q_proj"]},
+    ]
+
+
+def test_the_modules_are_those_of_peft() -> None:
+    warnings.simplefilter("ignore")
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    def linear() -> torch.nn.Module:
+        return torch.nn.Linear(2, 2)
+
+    def model() -> torch.nn.Module:
+        blocks = [
+            torch.nn.ModuleDict(
+                {"q_proj": linear(), "xq_proj": linear(), "nested": torch.nn.ModuleList([linear(), linear()])}
+            )
+            for _ in range(12)
+        ]
+        inner = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(blocks), "router": linear()})
+        return torch.nn.ModuleDict(
+            {"model": inner, "h": torch.nn.ModuleList([torch.nn.ModuleDict({"q_proj": linear()})])}
+        )
+
+    paths = [path for path, module in model().named_modules() if isinstance(module, torch.nn.Linear)]
+    selected = []
+    for raw in selections():
+        try:
+            adapted = get_peft_model(model(), LoraConfig(r=2, **raw)).base_model.model
+            loaded = {path for path, module in adapted.named_modules() if hasattr(module, "lora_A")}
+        except ValueError:  # no module is selected
+            loaded = set()
+        config = parse_config(PLAIN | raw)
+        assert {path for path in paths if config.unselected_by(path) is None} == loaded, raw
+        selected.append(len(loaded))
+    assert {0, 1, len(paths)} < set(selected), "the selections are of many kinds"
+
+
+@pytest.mark.parametrize("field", ["layers_to_transform", "layers_pattern"])
+def test_layers_are_refused_with_a_pattern_of_targets_as_in_peft(field: str) -> None:
+    with pytest.raises(AdapterIncompatible, match=field):
+        parse_config(PLAIN | {"target_modules": "q_proj", field: [1] if field == "layers_to_transform" else ["layers"]})
 
 
 @pytest.mark.parametrize(
@@ -134,6 +202,14 @@ def test_a_list_of_targets_names_ends_of_paths() -> None:
         ("r", None),
         ("lora_alpha", 0),
         ("target_modules", 7),
+        ("target_modules", None),
+        ("exclude_modules", 7),
+        ("exclude_modules", ["q_proj", 1]),
+        ("layers_to_transform", "1"),
+        ("layers_to_transform", True),
+        ("layers_to_transform", [1, "2"]),
+        ("layers_pattern", ["layers"]),
+        ("layers_pattern", 7),
         ("target_modules", ["q_proj", ["k_proj"]]),
         ("a_field_from_the_future", {"x": 1}),
     ],

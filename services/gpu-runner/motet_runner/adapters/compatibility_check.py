@@ -16,7 +16,7 @@ from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, M
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_config
 from motet_runner.adapters.safetensors_header import TensorHeader, read_header
 
-CHECK_VERSION = 3
+CHECK_VERSION = 4
 """The version of the checks. Every certificate names it; adapters that another version has checked are checked again.
 
 Raise it when an adapter that passed could now be refused (by any check in this folder), or when what is kept of a check
@@ -193,9 +193,10 @@ def _fit(
                 f"{(rank, inputs)} and {(outputs, rank)}. Was the adapter trained on another model?",
                 reason="ShapeMismatch",
             )
-        if not config.targets(module):
+        if (field := config.unselected_by(module)) is not None:
             raise AdapterIncompatible(
-                f"{module} has tensors, but target_modules in {CONFIG_NAME} does not name it. Add it there.",
+                f"{module} has tensors, but {field} in {CONFIG_NAME} leaves it out, so PEFT does not load them. "
+                f"Change {field}, or remove the tensors.",
                 reason="UnmappedTensors",
             )
         ranks[module] = rank

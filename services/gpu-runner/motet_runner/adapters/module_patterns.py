@@ -27,6 +27,7 @@ _PLAIN = regex.compile(r"[A-Za-z0-9_.-]+")
 
 Number = TypeVar("Number", int, float)
 Test = Callable[[str], bool]
+Match = Callable[[str], "regex.Match[str] | None"]
 
 
 class Matcher:
@@ -38,6 +39,7 @@ class Matcher:
         self._left = seconds
         self._ends = 0.0
         self._tests: dict[str, Test] = {}
+        self._matches: dict[str, Match] = {}
 
     def first(self, pattern: Mapping[str, Number], module: str, default: Number) -> Number:
         """PEFT's rule: the first key that matches the end of the path, as a regular expression."""
@@ -51,6 +53,10 @@ class Matcher:
         whole = rf"(?:{pattern})\Z"
         with self._spending():
             return self._test(whole, whole)(module)
+
+    def at_start(self, expression: str, module: str) -> "regex.Match[str] | None":
+        with self._spending():
+            return self._match(expression)(module)
 
     def accept(self, pattern: str) -> str:
         """The pattern, if it can be compiled with little memory. Raises ValueError otherwise."""
@@ -78,6 +84,13 @@ class Matcher:
         return test
 
     def _expression(self, expression: str) -> Test:
+        match = self._match(expression)
+        return lambda module: match(module) is not None
+
+    def _match(self, expression: str) -> Match:
+        known = self._matches.get(expression)
+        if known is not None:
+            return known
         try:
             compiled = regex.compile(expression)
         except regex.error as error:
@@ -85,15 +98,16 @@ class Matcher:
                 f"A regular expression in {self._file} is not valid: {str(error)[:200]}.", reason="FormatRejected"
             ) from None
 
-        def matches(module: str) -> bool:
+        def match(module: str) -> "regex.Match[str] | None":
             left = self._ends - self._clock()
             try:
-                return left > 0 and compiled.match(module, timeout=left) is not None
+                return compiled.match(module, timeout=left) if left > 0 else None
             except TimeoutError:
                 self._left = 0.0
                 raise self._too_long(expression[:80]) from None
 
-        return matches
+        self._matches[expression] = match
+        return match
 
     def _too_long(self, which: str) -> AdapterIncompatible:
         return AdapterIncompatible(

@@ -6,7 +6,7 @@ So an unknown field is never ignored.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import regex
 
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.module_patterns import Matcher
+from motet_runner.adapters.module_selection import ModuleSelection
 from motet_runner.adapters.strict_json import parse
 
 CONFIG_NAME = "adapter_config.json"
@@ -34,9 +35,6 @@ IGNORED = frozenset(
         "task_type",  # checked below
         "inference_mode",  # these two matter only in training
         "lora_dropout",
-        "exclude_modules",  # these three select modules for training: the tensors show which were selected
-        "layers_to_transform",
-        "layers_pattern",
         "fan_in_fan_out",  # how a merge transposes; it does not matter without a merge
         "megatron_config",
         "megatron_core",
@@ -52,7 +50,7 @@ IGNORED = frozenset(
 )
 SUPPORTED = frozenset(
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "bias",
-     "init_lora_weights"}
+     "exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights"}
 )  # fmt: skip
 REFUSED = {
     "use_dora": f"Motet does not serve DoRA yet. {MERGE}.",
@@ -86,7 +84,7 @@ class LoraConfig:
     rslora: bool = False
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
-    target_modules: str | frozenset[str] | None = None
+    modules: ModuleSelection
     base_model: str | None = None
     matcher: Matcher = field(compare=False, repr=False)
 
@@ -102,15 +100,9 @@ class LoraConfig:
         alpha, rank = self.matcher.first(self.alpha_pattern, module, self.alpha), self.rank_of(module)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
-    def targets(self, module: str) -> bool:
-        """Whether the config names the module, with a regular expression for the whole path or a list of path ends."""
-        wanted = self.target_modules
-        if wanted is None:
-            return True
-        if isinstance(wanted, str):
-            return wanted == "all-linear" or self.matcher.is_whole(wanted, module)
-        parts = module.split(".")
-        return any(".".join(parts[start:]) in wanted for start in range(len(parts)))
+    def unselected_by(self, module: str) -> str | None:
+        """The field that leaves the module out; None if the adapter may have tensors for it."""
+        return self.modules.unselected_by(module, self.matcher)
 
 
 def read_config(folder: Path) -> LoraConfig:
@@ -147,23 +139,16 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
         )
     if raw.get("task_type") not in GENERATES:
         raise _refused("task_type", raw["task_type"], "Motet serves only adapters that generate text (CAUSAL_LM).")
-    targets = raw.get("target_modules")
-    if not isinstance(targets, str | list | None) or (
-        isinstance(targets, list) and not all(isinstance(name, str) for name in targets)
-    ):
-        raise _refused("target_modules", targets, "It must be a list of names or one regular expression.")
     matcher = Matcher(CONFIG_NAME)
     accept = matcher.accept
     try:
-        if isinstance(targets, str):
-            accept(targets)
         config = LoraConfig(
             r=_positive("r", raw.get("r")),
             alpha=_alpha("lora_alpha", raw.get("lora_alpha")),
             rslora=bool(raw.get("use_rslora")),
             rank_pattern={accept(k): _positive("rank_pattern", v) for k, v in (raw.get("rank_pattern") or {}).items()},
             alpha_pattern={accept(k): _alpha("alpha_pattern", v) for k, v in (raw.get("alpha_pattern") or {}).items()},
-            target_modules=frozenset(targets) if isinstance(targets, list) else targets,
+            modules=_selection(raw, accept),
             base_model=raw.get("base_model_name_or_path"),
             matcher=matcher,
         )
@@ -172,6 +157,48 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
             f"{CONFIG_NAME} does not have the form that PEFT writes: {str(error)[:200]}."
         ) from error
     return config
+
+
+def _selection(raw: Mapping[str, Any], accept: Callable[[str], str]) -> ModuleSelection:
+    targets = _names(raw, "target_modules", accept)
+    if targets is None:
+        raise _refused(
+            "target_modules", None, "PEFT would choose modules by the kind of model. Name those that have tensors."
+        )
+    layers = raw.get("layers_to_transform")
+    if layers is not None:
+        numbers = layers if isinstance(layers, list) else [layers]
+        if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+            raise _refused("layers_to_transform", layers, "It must be the number of a layer, or a list of numbers.")
+        layers = frozenset(numbers)
+    patterns = _names(raw, "layers_pattern", accept)
+    for name, value in (("layers_to_transform", layers), ("layers_pattern", patterns)):
+        if value is not None and isinstance(targets, str):
+            raise _refused(name, raw[name], "PEFT allows it only where target_modules is a list of names.")
+    if patterns and layers is None:
+        raise _refused("layers_pattern", raw["layers_pattern"], "PEFT allows it only with layers_to_transform.")
+    return ModuleSelection(
+        targets=targets,
+        excluded=_names(raw, "exclude_modules", accept) or frozenset(),
+        layers=layers or frozenset(),
+        layer_patterns=tuple(accept(one) for one in _listed(raw.get("layers_pattern"))),
+    )
+
+
+def _names(raw: Mapping[str, Any], name: str, accept: Callable[[str], str]) -> str | frozenset[str] | None:
+    value = raw.get(name)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return accept(value)
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return frozenset(value)
+    raise _refused(name, value, "It must be a list of names or one regular expression.")
+
+
+def _listed(value: str | list[str] | None) -> list[str]:
+    """In the order of the config: the first pattern that matches says which layer it is."""
+    return [value] if isinstance(value, str) and value else list(value or ())
 
 
 def _alpha(name: str, value: Any) -> float:
