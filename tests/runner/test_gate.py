@@ -32,7 +32,7 @@ from motet_runner.execute.recorded import RecordedForward
 from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.families import save_model
 from tests.runner.random_models import ENDS, VOCABULARY, llama, save_base
-from tests.support.compiled_kernels import compiled_library
+from tests.support.compiled_kernels import built, compiled_library
 
 WINDOW = 12
 SMALL = {
@@ -429,13 +429,18 @@ def test_a_token_that_is_not_the_likeliest_is_noticed(right: Callable[[str, str]
 @pytest.mark.parametrize("kernels", ["auto", "cpp"])
 def test_kernels_whose_attention_is_wrong_leave_the_model_to_torch(kernels: str, tmp_path: Path) -> None:
     compiled_library()
+    compiled = built()
     base = save_base("llama", tmp_path, config=llama())
     attend = PagedAttention.attend
 
     def unscaled(self: PagedAttention, *rows: Any, scale: float, **others: Any) -> torch.Tensor:
         return attend(self, *rows, scale=1.1 * scale, **others)
 
-    with patch.object(PagedAttention, "attend", unscaled):
+    with (
+        patch.object(PagedAttention, "attend", unscaled),
+        # built before: the test of what is built would notice, too
+        patch("motet_runner.execute.kernels.build", lambda *_: compiled),
+    ):
         if kernels == "cpp":
             with pytest.raises(SetupError, match=r"kernels is cpp, and its kernels cannot serve: its logits are off"):
                 make_engine(base, kernels=kernels)
