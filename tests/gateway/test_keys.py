@@ -240,7 +240,7 @@ async def test_any_number_of_wrong_keys_blocks_no_other_client(cluster: FakeServ
         one = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {wrong}\r\n\r\n".encode()
         while not ended:
             writer.write(one * MAX_WAITING)
-            for _ in rangeMAX_WAITING:
+            for _ in range(MAX_WAITING):
                 assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 401 ")
                 refused += 1
         writer.close()
