@@ -77,6 +77,9 @@ def test_a_dead_runner_leaves_the_cores_to_ready_runners_of_its_pool(tmp_path: P
     assert table.others_serve(first, [status(second.name, ready=True), up])
     assert not table.others_serve(first, [status(second.name, ready=False), up]), "nobody takes over its requests"
     assert not table.others_serve(other, [status(first.name, ready=True), status(second.name, ready=True)])
+    served = [status(second.name, ready=True)]
+    assert not table.others_serve(first, served, leaving={second.name}), "it drains, or hangs"
+    assert table.others_serve(first, served, leaving={other.name})
     waits = {first.name: 2.0, second.name: 0.0, other.name: 0.0}
     specs = table.specs(lambda runner: waits[runner.name])
     assert {spec.name: spec.restart_wait() for spec in specs} == waits

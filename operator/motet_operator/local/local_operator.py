@@ -158,7 +158,7 @@ class LocalOperator:
 
     def _restart_wait(self, runner: LocalRunner) -> float:
         """A runner's start needs seconds of a core. Those that take over the requests of a dead one need them more."""
-        taken_over = self._runners.others_serve(runner, self._processes.statuses())
+        taken_over = self._runners.others_serve(runner, self._processes.statuses(), leaving=self._sync.unhealthy)
         return self._settings.restart_seconds * self._process.time_scale if taken_over else 0.0
 
     def _view(self) -> View:

@@ -61,9 +61,15 @@ class RunnerTable:
             for runner in self._table.values()
         ]
 
-    def others_serve(self, runner: LocalRunner, statuses: Iterable[ProcessStatus]) -> bool:
-        """Whether another runner of the pool can take over this one's requests."""
-        others = {one.name for one in self._table.values() if one.pool == runner.pool and one.name != runner.name}
+    def others_serve(
+        self, runner: LocalRunner, statuses: Iterable[ProcessStatus], leaving: Collection[str] = ()
+    ) -> bool:
+        """Whether another runner of the pool can take over this one's requests: not one that drains or is `leaving`."""
+        others = {
+            one.name
+            for one in self._table.values()
+            if one.pool == runner.pool and one.draining_until is None and one.name not in {runner.name, *leaving}
+        }
         return any(status.ready and status.name in others for status in statuses)
 
     def sets(self) -> tuple[RunnerSet, ...]:
