@@ -6,6 +6,7 @@ The kinds of messages come from the protocol itself: a new one is tested as soon
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from google.protobuf.descriptor import Descriptor
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
 from motet.errors import Internal, InvalidRequest, MotetError
+from motet.rpc.message_failures import TOLD_ONCE
 from motet.rpc.metrics import FAILED_MESSAGES
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.generation import EndReason
 from motet_operator.sync import SchedulerSync
+from tests.operator.test_sync import catalog
 from tests.runner_service.fake_peers import gateway_to
 from tests.support.in_process_services import until
 from tests.support.in_process_system import InProcessSystem, in_process_system
@@ -30,6 +33,7 @@ class Streams:
     """Both ends of every stream of a running system."""
 
     def __init__(self, system: InProcessSystem, dispatcher: Dispatcher, operator: SchedulerSync) -> None:
+        self.operator = operator
         scheduler, supervisor = system.control.scheduler_service, system.control.supervisor_service
         runner = system.runners["r0"].service._parts
         to_runner = dispatcher._runners._streams[system.runners["r0"].address]
@@ -123,6 +127,10 @@ class FailsOnce:
             raise KeyError("a defect")
 
 
+def is_new(before: list[Any], connections: list[Any]) -> bool:
+    return None not in connections and len(connections) == len(before) and connections[-1] is not before[-1]
+
+
 def connections_of(receiver: Any) -> list[Any]:
     return [receiver._outbox] if hasattr(receiver, "_outbox") else list(receiver)
 
@@ -132,20 +140,34 @@ def failures(stream: str, kind: str) -> float:
 
 
 @pytest.mark.parametrize("message", sorted(streamed_types(), key=lambda kind: kind.__name__), ids=lambda m: m.__name__)
-async def test_a_handler_that_fails_for_one_message_gets_the_next_one_on_the_same_stream(folder, message):
+async def test_a_handler_that_fails_for_one_message_gets_the_next_one(folder, message):
     async with all_streams(folder) as streams:
         receiver, send = streams.receivers[message], streams.senders[message]
         connections = connections_of(receiver)
         for kind in kinds_of(message.DESCRIPTOR):
             failed = failures(message.__name__, kind)
             one = message(**{kind: {"factor": 1.0} if kind == "overcommit" else {}})
+            ends = (message.__name__, kind) in TOLD_ONCE
             with FailsOnce(receiver, kind) as handler:
                 send(one)
                 await until(lambda handler=handler: handler.seen >= 1, why=f"{kind} arrives")
-                send(one)
+                if ends:
+                    another = partial(is_new, connections)
+                    await until(lambda another=another: another(connections_of(receiver)), why=f"a stream after {kind}")
+                    connections = connections_of(receiver)
+                if handler.seen < 2:  # a new stream may have begun with it
+                    send(one)
                 await until(lambda handler=handler: handler.seen >= 2, why=f"another {kind} arrives")
             assert failures(message.__name__, kind) == failed + 1
             assert all(map(lambda a, b: a is b, connections, connections_of(receiver))), kind
+
+
+async def test_a_catalog_that_the_scheduler_could_not_read_is_told_again(folder):
+    async with all_streams(folder) as streams:
+        scheduler = streams.receivers[scheduler_pb2.SyncUp]
+        with FailsOnce(scheduler, "snapshot") as handler:
+            streams.operator.send_state(catalog("a"), [])
+            await until(lambda: handler.seen >= 2, why="the operator's next stream begins with the whole catalog")
 
 
 async def test_a_submit_that_fails_is_declined_and_the_others_run(folder, monkeypatch):

@@ -25,6 +25,12 @@ Down = TypeVar("Down")
 
 SOCKET_POLL_SECONDS = 0.025
 CONNECT_SECONDS = 5.0
+_HAPPEN_AGAIN = (
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.INTERNAL,
+)
+"""With these a peer ends a stream because of what it was told. The next stream tells it the same."""
 WARN_AFTER_SECONDS = 10.0
 """When a peer cannot be reached for longer than this, the link logs one warning."""
 
@@ -162,7 +168,7 @@ class Link(Generic[Up, Down]):
                 continue
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
-                if error.code() is grpc.StatusCode.PERMISSION_DENIED:  # it will happen again: warn, and wait longer
+                if error.code() in _HAPPEN_AGAIN:  # warn, and wait longer
                     self._warn(why)
                     await asyncio.sleep(LAST_RETRY_SECONDS)
             except TimeoutError:

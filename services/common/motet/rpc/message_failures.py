@@ -10,6 +10,7 @@ that failed again. So a stream ends only when it cannot go on itself:
 | term: one that no scheduler or operator can have                    | `ImpossibleTerm`                               |
 | protocol: this side begins again or does not lead                   | `EndStream`, `RedirectToLeader`                |
 | the peer does not read                                              | `Session`, `Link`                              |
+| a state of which only changes are told: catalog, drains             | `TOLD_ONCE`: the next stream begins with it    |
 
 Every other error, of whatever kind, is a failure of one message: it is logged and counted, and `failed` of the service
 gives the message's request its answer. The stream goes on.
@@ -28,6 +29,20 @@ from motet.terms import ImpossibleTerm
 log = structlog.get_logger(__name__)
 
 Message = TypeVar("Message")
+
+TOLD_ONCE = frozenset(
+    {
+        ("AttachDown", "drain"),
+        ("AttachDown", "take_work"),
+        ("AttachUp", "draining"),
+        ("ServeDown", "catalog"),
+        ("SyncUp", "delta"),
+        ("SyncUp", "drains"),
+        ("SyncUp", "snapshot"),
+    }
+)
+"""Streams and kinds of messages that nobody sends again on the same stream, and for which no request gets an answer. If
+one fails, its sender must not believe that it was heard."""
 
 
 class EndStream(Exception):
@@ -48,8 +63,11 @@ def handle(message: Message, receive: Callable[[Message], None], failed: Callabl
     except Exception as error:
         stream, kind = type(message).__name__, _kind_of(message)
         FAILED_MESSAGES.labels(stream, kind).inc()
+        known = known_error(error, stream=stream, kind=kind)
+        if (stream, kind) in TOLD_ONCE:
+            raise EndStream(known) from error
         try:
-            failed(message, known_error(error, stream=stream, kind=kind))
+            failed(message, known)
         except Exception:
             log.exception("failure_not_answered", stream=stream, kind=kind)
 
