@@ -41,7 +41,7 @@ def test_the_limits_are_those_of_the_gateway() -> None:
         "body": (defaults["max_body_bytes"] >> 20,),
         "body of `/tokenize` and `/detokenize`": (defaults["max_counted_bytes"] >> 20,),
         "text without a space between words or the end of a line; with some tokenizers, any text": (
-            text_model.MAX_UNCUT_BYTES >> 20,
+            text_model.MAX_UNCUT_BYTES >> 10,
         ),
         "messages": (parameters.MAX_MESSAGES,),
         "prompts of one request": (parameters.MAX_PROMPTS,),

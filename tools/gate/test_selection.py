@@ -109,7 +109,7 @@ FAMILIES = (
         "gateway",
         "the gateway",
         ("tests/gateway/",),
-        (*HELPERS, "services/", "kernels/", "cli/motet_cli/bundled/", "charts/motet/"),
+        (*HELPERS, "services/", "kernels/", "cli/motet_cli/bundled/"),
     ),
     Family(
         "stack",

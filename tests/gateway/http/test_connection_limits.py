@@ -4,28 +4,22 @@ import asyncio
 import resource
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 
 import httpx2
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.errors import Overloaded
 from motet_gateway import server
-from motet_gateway.http.connection_limit import MAX_WAITING_BYTES, ConnectionLimit
+from motet_gateway.http.connection_limit import ConnectionLimit
 from motet_gateway.server import OTHER_FILES, room_for
-from motet_gateway.settings import Settings
-from motet_gateway.tokens.encoder import LANES
-from motet_gateway.tokens.text_model import MAX_UNCUT_BYTES
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.http.test_pipelines import GET, STREAM
 from tests.gateway.test_connections import RawClient, raw_client
 from tests.support.fake_services import FakeServices
 
-CHART = Path(__file__).parents[3] / "charts/motet"
 REFUSED = "motet_refused_connections_total"
 
 
@@ -110,18 +104,6 @@ async def statuses_of(client: RawClient, count: int) -> list[bytes]:
     while read.count(b"HTTP/1.1 ") < count:
         read += await asyncio.wait_for(client.reader.read(65536), PATIENCE_S)
     return [part[:3] for part in read.split(b"HTTP/1.1 ")[1:]]
-
-
-def test_all_that_a_gateway_may_hold_fits_into_the_charts_limit() -> None:
-    settings = Settings.model_construct(**{name: field.default for name, field in Settings.model_fields.items()})
-    resting, renderer, per_byte = 150_000_000, 25_000_000, 215  # measured; see docs/guides/platform.md
-    lanes = [(min(most, MAX_UNCUT_BYTES), threads) for most, threads in LANES]
-    tokenising = sum(most * per_byte * threads for most, threads in lanes)
-    rendering = settings.template_processes * (renderer + settings.template_memory_bytes)
-    held = resting + settings.max_bodies_bytes + MAX_WAITING_BYTES + tokenising + rendering
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert values["gateway"]["resources"]["limits"]["memory"] == "1Gi"
-    assert held <= 1 << 30
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans())))
