@@ -13,6 +13,7 @@ from pathlib import Path
 
 import typer
 
+from motet.addresses import http_url
 from motet.errors import ManifestError, SetupError
 from motet.keys import CALLERS_VARIABLE
 from motet.processes import ProcessRecords
@@ -66,7 +67,7 @@ def up(options: Options) -> int:
                 layout.clear_run()  # nothing was started, so leave no files
             raise
         rotate(layout.log("up"))
-    url = f"http://{_reachable(host)}:{port}"
+    url = http_url(host, port)
     os.environ |= {
         "MOTET_DATA_DIR": str(layout.data),
         "MOTET_OPERATOR_MANIFESTS": str(manifests),
@@ -135,10 +136,6 @@ def _port(layout: StateDirectory, host: str, port: int) -> int:
                 f"port {port} on {host} is in use ({error.strerror}). Free it, or choose another one with --port."
             ) from error
         return int(trial.getsockname()[1])
-
-
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
 
 
 # ------------------------------------------------------------------------------------------------- in the foreground

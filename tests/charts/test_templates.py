@@ -268,12 +268,20 @@ def test_certificates_have_their_last_day_and_stay_after_uninstalling(days: int)
     assert len(secrets) == 1 + len(COMPONENTS) + 1
 
 
-def test_every_process_listens_on_the_address_of_its_pod() -> None:
-    """A process that listened on all addresses would also listen on networks that nobody expects."""
-    for who, template in pod_templates(render()).items():
-        for one in containers(template):
-            for name, value in environment(one).items():
-                assert not re.search(r"0\.0\.0\.0|localhost|127\.|\[::\]", str(value)), f"{who}: {name}"
+def test_every_process_listens_on_every_address_of_its_pod_and_is_reached_at_the_pods_own() -> None:
+    """IPv6 alone, both families, and `kubectl port-forward`, which connects to the loopback address."""
+    of = {who: environment(template["spec"]["containers"][0]) for who, template in pod_templates(render()).items()}
+    of |= {who.rpartition("-")[2]: found for who, found in of.items()}
+    assert of["gateway"]["MOTET_GATEWAY_HOST"] == "::"
+    assert of["predictor"]["MOTET_PREDICTOR_ADDRESS"] == "[::]:7102"
+    assert of["supervisor"]["MOTET_SUPERVISOR_ADDRESS"] == "[::]:7103"
+    for who, role in (("scheduler", "SCHEDULER"), ("the operator's runner", "RUNNER")):
+        port = PORTS[role.lower()]
+        assert of[who][f"MOTET_{role}_LISTEN"] == f"[::]:{port}"
+        assert of[who][f"MOTET_{role}_ADDRESS"] == f"$(POD_IP):{port}"
+    for who, found in of.items():
+        for name, value in found.items():
+            assert not re.search(r"0\.0\.0\.0|localhost|127\.", str(value)), f"{who}: {name}"
 
 
 def test_the_operator_gets_every_pool_namespace() -> None:
@@ -341,7 +349,7 @@ def test_every_long_lived_container_has_probes_at_the_port_of_its_health(values:
         if who.startswith(("Job", "Pod")):
             continue
         for container in template["spec"]["containers"]:
-            assert environment(container)["MOTET_METRICS_ADDRESS"] == f"$(POD_IP):{METRICS}"
+            assert environment(container)["MOTET_METRICS_ADDRESS"] == f"[::]:{METRICS}"
             ports = {one["name"]: one["containerPort"] for one in container["ports"]}
             paths = {}
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):

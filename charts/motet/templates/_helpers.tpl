@@ -60,6 +60,14 @@ imagePullSecrets:
 {{- get (dict "gateway" 8000 "scheduler" 7101 "predictor" 7102 "supervisor" 7103 "runner" 7110) . -}}
 {{- end -}}
 
+{{/*
+Where a process listens: every address of its pod, in IPv4 and IPv6. `kubectl port-forward` connects to the loopback
+address, and a Service of two families to both.
+*/}}
+{{- define "motet.listen" -}}
+[::]:{{ . }}
+{{- end -}}
+
 {{/* As the level `restricted` of Pod Security requires. */}}
 {{- define "motet.podSecurity" -}}
 runAsNonRoot: true
@@ -88,7 +96,7 @@ components, then `env`, then what is written here.
 {{- $common := dict
   "MOTET_DATA_DIR" "/var/lib/motet"
   "MOTET_LOG_LEVEL" .root.Values.logLevel
-  "MOTET_METRICS_ADDRESS" "$(POD_IP):9090"
+  "MOTET_METRICS_ADDRESS" (include "motet.listen" 9090)
   "MOTET_METRICS_NAMES" (toString .root.Values.metrics.names)
   "MOTET_TLS_DIR" (ternary "/etc/motet/tls" "" .root.Values.tls.enabled)
 -}}

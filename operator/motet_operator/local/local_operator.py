@@ -12,6 +12,7 @@ import structlog
 import watchfiles
 from prometheus_client import CollectorRegistry
 
+from motet.addresses import http_url
 from motet.clock import monotonic
 from motet.errors import ManifestError, ModelFolderError
 from motet.health import Health
@@ -221,12 +222,11 @@ class LocalOperator:
         for event in plan.events:
             say = log.warning if event.type == "Warning" else log.info
             say("status_changed", kind=event.kind, name=str(event.name), reason=event.reason, message=event.message)
-        host = self._settings.host if self._settings.host not in ("0.0.0.0", "::", "") else "127.0.0.1"
         document = status_document(
             plan,
             self._processes.statuses(),
             self._objects.problems,
-            url=f"http://{host}:{self._settings.port}",
+            url=http_url(self._settings.host, self._settings.port),
             operator_pid=os.getpid(),
             kernels=self._sync.kernels,
         )

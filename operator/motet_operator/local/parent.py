@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 
+from motet.addresses import http_url
 from motet.errors import SetupError
 from motet.keys import CALLERS_VARIABLE
 from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, ProcessSpec
@@ -122,7 +123,7 @@ def main() -> None:
         process, settings = read(ProcessSettings), read(Settings)
         configure_logging("motet-up", process)
         layout = StateDirectory.of(process.data_dir)
-        with StackLock(layout.lock, url=f"http://{settings.host}:{settings.port}"):
+        with StackLock(layout.lock, url=http_url(settings.host, settings.port)):
             asyncio.run(_run(layout, settings.silent_seconds, process.time_scale))
     except SetupError as error:
         print(f"motet up: {error}", file=sys.stderr)  # noqa: T201 - the last line a person sees

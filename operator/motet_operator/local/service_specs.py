@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 
+from motet.addresses import reachable_host
 from motet.keys import CALLERS_VARIABLE
 from motet.processes import ProcessSpec
 from motet.processes.manager import MANAGED_BY_VARIABLE, Probe, at_once
@@ -148,7 +149,7 @@ async def listens_http(host: str, port: int) -> bool:
     """Whether the gateway answers at all, healthy or not. /health needs no API key. This runs often during a start, so
     a full HTTP client would cost too much."""
     async with asyncio.timeout(1):
-        reader, writer = await asyncio.open_connection(host if host not in ("0.0.0.0", "") else "127.0.0.1", port)
+        reader, writer = await asyncio.open_connection(reachable_host(host), port)
         try:
             writer.write(f"GET /health HTTP/1.1\r\nhost: localhost:{port}\r\nconnection: close\r\n\r\n".encode())
             await writer.drain()

@@ -11,6 +11,8 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from motet.addresses import Address
+
 RENAMED = {
     "MOTET_CLUSTER_CONDEMNED_SECONDS": "MOTET_CLUSTER_UNHEALTHY_SECONDS",
     "MOTET_OPERATOR_CONDEMNED_SECONDS": "MOTET_OPERATOR_UNHEALTHY_SECONDS",
@@ -35,7 +37,7 @@ class ProcessSettings(BaseSettings):
     log_format: Literal["console", "json"] = "json"
     """`json` is for files and log collectors. `console` is easier to read in a terminal."""
 
-    metrics_address: str = ""
+    metrics_address: Address = ""
     """Where to serve /metrics, /livez and /readyz: `unix:/path` or `host:port`. Empty: they are not served."""
 
     metrics_names: int = Field(0, ge=0, le=10_000)
@@ -64,18 +66,19 @@ class ProcessSettings(BaseSettings):
 
 
 class Addresses(BaseSettings):
-    """Where the other services listen, as gRPC addresses: `unix:/path` or `host:port`."""
+    """Where the other services listen, as gRPC addresses: `unix:/path` or `host:port`. The host may be a name or an
+    address, of IPv6 with or without brackets."""
 
     model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
 
-    scheduler_address: str = "localhost:7101"
+    scheduler_address: Address = "localhost:7101"
     """Where the scheduler listens. Gateways, runners and the operator each keep one stream to it."""
 
-    predictor_address: str = "localhost:7102"
+    predictor_address: Address = "localhost:7102"
     """Where the predictor listens. A gateway asks it once for each request, and waits at most
     MOTET_GATEWAY_PREDICT_BUDGET_SECONDS for the answer."""
 
-    supervisor_address: str = "localhost:7103"
+    supervisor_address: Address = "localhost:7103"
     """Where the supervisor listens. Runners report their memory to it, and it reports changes to the leading
     scheduler."""
 

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics import MetricWrapperBase
 
+from motet.addresses import bound_socket
 from motet.clock import Clock, monotonic
 from motet.errors import SetupError
 from motet.health import Health
@@ -184,7 +185,8 @@ async def serving_metrics(
             server = await asyncio.start_unix_server(answer, path)
         else:
             host, _, port = address.rpartition(":")
-            server = await asyncio.start_server(answer, host.strip("[]") or "127.0.0.1", int(port))
+            bound = bound_socket(host.strip("[]") or "127.0.0.1", int(port))
+            server = await asyncio.start_server(answer, sock=bound)
     except (OSError, ValueError, OverflowError) as error:
         raise SetupError(
             f"cannot serve metrics on {address}: {error}. Set MOTET_METRICS_ADDRESS to unix:/path or host:port."

@@ -13,6 +13,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from motet.addresses import bound_socket
 from motet.errors import SetupError
 from motet_gateway.http.connection import HttpConnection
 from motet_gateway.http.connection_limit import ConnectionLimit
@@ -34,21 +35,19 @@ LAST_SECONDS = 5
 @contextlib.contextmanager
 def listening(settings: Settings) -> Iterator[socket.socket]:
     """A bound socket. Raises SetupError, with the port and what to do, if it can't be bound."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind((settings.host, settings.port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise SetupError(
-                    f"port {settings.port} on {settings.host} is in use by another process. Stop that one, or choose "
-                    "another with --port."
-                ) from None
+    try:
+        found = bound_socket(settings.host, settings.port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             raise SetupError(
-                f"cannot listen on {settings.host}, port {settings.port}: {error.strerror}. Choose another address "
-                "with MOTET_GATEWAY_HOST, or another port with --port."
+                f"port {settings.port} on {settings.host} is in use by another process. Stop that one, or choose "
+                "another with --port."
             ) from None
+        raise SetupError(
+            f"cannot listen on {settings.host}, port {settings.port}: {error.strerror}. Choose another address "
+            "with MOTET_GATEWAY_HOST, or another port with --port."
+        ) from None
+    with found as bound:
         bound.listen(BACKLOG)
         yield bound
 

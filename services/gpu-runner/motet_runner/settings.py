@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from motet.addresses import Address, host_and_port
 from motet.domain import MAX_LORA_RANK
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.interface import EngineConfig
@@ -55,10 +56,10 @@ class Settings(BaseSettings):
     model_digest: str = ""
     """The digest that the base model's files must have (`spec.model.digest` of the pool). Empty: any."""
 
-    listen: str = "localhost:7110"
+    listen: Address = "localhost:7110"
     """Where this runner listens: `unix:/path` or `host:port`."""
 
-    address: str = ""
+    address: Address = ""
     """Where gateways reach this runner, if that is not where it listens, such as a pod's address."""
 
     preset: str = "paged-chunk"
@@ -262,8 +263,8 @@ class Settings(BaseSettings):
 
     @property
     def api_server(self) -> str:
-        host = f"[{self.kubernetes_host}]" if ":" in self.kubernetes_host else self.kubernetes_host
-        return f"https://{host}:{self.kubernetes_port}" if host else ""
+        host = self.kubernetes_host
+        return f"https://{host_and_port(host, self.kubernetes_port)}" if host else ""
 
     @property
     def adapter_volumes(self) -> Path | None:

@@ -62,7 +62,7 @@ def main() -> None:
                 )
 
             async with serving(
-                addresses.scheduler_address,
+                settings.listen or addresses.scheduler_address,
                 lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(servicer, server),
                 names=[SERVICE],
                 process=health,

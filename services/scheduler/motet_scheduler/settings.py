@@ -3,6 +3,7 @@
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from motet.addresses import Address
 from motet_scheduler.policy.values import SchedulerConfig
 
 
@@ -10,6 +11,10 @@ class Settings(BaseSettings):
     """The parameters of scheduling. Seconds are multiplied by MOTET_TIME_SCALE."""
 
     model_config = SettingsConfigDict(env_prefix="MOTET_SCHEDULER_", frozen=True, extra="ignore")
+
+    listen: Address = ""
+    """Where this scheduler listens, if that is not MOTET_SCHEDULER_ADDRESS. In a cluster it listens on every address of
+    its pod, and that setting is the one address to which standbys send their callers."""
 
     queue_limit: int = Field(10_000, ge=1)
     """The most requests that may wait for one base model. Above it new requests are refused at once (`pool_saturated`):
