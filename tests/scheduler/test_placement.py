@@ -194,6 +194,80 @@ def test_while_a_large_batch_request_waits_for_pages_interactive_ones_are_placed
     assert driver.where("small2") == ""
 
 
+def pages(count):
+    """A request that needs this many."""
+    return {"prompt": 1, "max_tokens": count * 16 - 1}
+
+
+def overdue_request(driver, *, r1=80):
+    """A request that needs a whole runner was passed over twice. On r0 70 pages are in use, on r1 so many."""
+    driver.attach("r0")
+    driver.enqueue("on r0", **pages(70))
+    driver.attach("r1")
+    driver.enqueue("on r1", **pages(r1 - 2))
+    driver.enqueue("large", **pages(99), tenant="large")
+    for n in range(2):
+        driver.enqueue(f"small{n}", **pages(1), tenant=f"b{n}")
+    assert [sum(driver.ledger(name).values()) for name in ("r0", "r1")] == [70, r1]
+
+
+def test_an_overdue_request_holds_back_others_on_one_runner_only():
+    driver = ready(max_passed_over=2)
+    overdue_request(driver)
+    for n in range(4):
+        driver.enqueue(f"later{n}", **pages(1), tenant=f"c{n}")
+    assert [driver.where(f"later{n}") for n in range(4)] == ["r1"] * 4, "r0 is reserved: less is missing there"
+    driver.finish("on r0")
+    assert driver.where("large") == "r0"
+
+
+def test_the_reason_of_a_request_that_is_held_back_says_so():
+    driver = ready(max_passed_over=1)
+    driver.attach(pages=20, live=(entry("x", 10),))
+    driver.enqueue("large", **pages(20), tenant="a")
+    driver.enqueue("small", **pages(1), tenant="b")
+    driver.enqueue("later", **pages(1), tenant="c")
+    (position,) = driver.of(effects.SendPosition)
+    assert position.why == "a runner is reserved for a request that has waited for longer"
+
+
+def test_a_reserved_runner_still_takes_more_urgent_requests():
+    driver = ready(max_passed_over=2)
+    overdue_request(driver, r1=100)
+    driver.enqueue("later", **pages(1), tenant="c")
+    assert driver.where("later") == ""
+    driver.enqueue("chat", **pages(1), tenant="d", request_class=RequestClass.INTERACTIVE)
+    assert driver.where("chat") == "r0"
+
+
+@pytest.mark.parametrize("goes", ["drains", "is down", "is unhealthy"])
+def test_another_runner_is_reserved_if_the_reserved_one_goes(goes):
+    driver = ready(max_passed_over=2)
+    overdue_request(driver)
+    identity = driver.scheduler.runners[InstanceName("r0")].identity
+    match goes:
+        case "drains":
+            driver.send(events.DrainsDeclared((events.DrainRequested(identity, 10.0),)))
+        case "is down":
+            driver.detach("r0")
+        case _:
+            driver.send(events.RunnerUnhealthy(identity, "no heartbeat", hung=False))
+    driver.report("r1", entry("on r1", 78))
+    driver.enqueue("later", **pages(1), tenant="c")
+    assert driver.where("later") == ""
+    for request in ("on r1", "small0", "small1"):
+        driver.finish(request)
+    assert driver.where("large") == "r1"
+
+
+def test_a_runner_is_tried_at_once_when_it_is_no_longer_reserved():
+    driver = ready(max_passed_over=2)
+    overdue_request(driver, r1=100)
+    driver.enqueue("later", **pages(20), tenant="c")
+    driver.finish("on r1")
+    assert driver.where("later") == "r0", "more is missing there now than on r1"
+
+
 @pytest.mark.parametrize("leaves", ["cancelled", "past its deadline", "its gateway is gone"])
 def test_when_an_overdue_request_leaves_the_others_are_placed_at_once(leaves):
     driver = ready(max_passed_over=1)

@@ -98,11 +98,11 @@ def test_only_an_overdue_request_may_be_placed():
     for n in range(3):
         waiting.add(f"quick{n}", tenant=f"b{n}")
     waiting.queue.remove_placed(waiting.by_name["quick0"])
-    assert waiting.queue.overdue(STANDARD) is None
+    assert waiting.queue.overdue() is None
     waiting.queue.remove_placed(waiting.by_name["quick1"])
-    assert waiting.queue.overdue(STANDARD) is waiting.by_name["patient"]
+    assert waiting.queue.overdue() is waiting.by_name["patient"]
     waiting.queue.remove_placed(waiting.by_name["patient"])
-    assert waiting.queue.overdue(STANDARD) is None
+    assert waiting.queue.overdue() is None
 
 
 def test_more_urgent_requests_go_first_without_counting_as_a_pass():
@@ -112,7 +112,7 @@ def test_more_urgent_requests_go_first_without_counting_as_a_pass():
         waiting.add(f"chat{n}", request_class=INTERACTIVE)
         waiting.queue.remove_placed(waiting.by_name[f"chat{n}"])
     assert waiting.queue.passed_over(waiting.by_name["batch"]) == 0
-    assert waiting.queue.overdue(BATCH) is None
+    assert waiting.queue.overdue() is None
 
 
 def test_a_less_urgent_request_that_is_placed_first_counts_as_passing():
@@ -121,18 +121,21 @@ def test_a_less_urgent_request_that_is_placed_first_counts_as_passing():
     for n in range(2):
         waiting.add(f"small{n}", age=60, request_class=BATCH)
     waiting.queue.remove_placed(waiting.by_name["small0"])
-    assert waiting.queue.overdue(BATCH) is None
+    assert waiting.queue.overdue() is None
     waiting.queue.remove_placed(waiting.by_name["small1"])
-    assert waiting.queue.overdue(BATCH) is waiting.by_name["large"]
+    assert waiting.queue.overdue() is waiting.by_name["large"]
 
 
-def test_an_overdue_request_only_holds_back_its_own_and_less_urgent_classes():
+def test_of_two_overdue_requests_the_more_urgent_one_comes_first():
     waiting = WaitingRequests(max_passed_over=1)
-    waiting.add("large", tenant="a")
-    waiting.add("small", tenant="b")
+    waiting.add("large", tenant="a", request_class=BATCH)
+    waiting.add("small", tenant="b", request_class=BATCH)
     waiting.queue.remove_placed(waiting.by_name["small"])
-    assert waiting.queue.overdue(INTERACTIVE) is None
-    assert waiting.queue.overdue(STANDARD) is waiting.queue.overdue(BATCH) is waiting.by_name["large"]
+    assert waiting.queue.overdue() is waiting.by_name["large"]
+    waiting.add("large chat", tenant="a", request_class=INTERACTIVE)
+    waiting.add("small", tenant="b", request_class=BATCH)
+    waiting.queue.remove_placed(waiting.by_name["small"])
+    assert waiting.queue.overdue() is waiting.by_name["large chat"]
 
 
 def test_an_earlier_less_urgent_placement_does_not_count_for_a_later_request():
@@ -151,7 +154,7 @@ def test_placing_in_order_passes_no_request_over():
         waiting.add(name)
     for name in "abc":
         waiting.queue.remove_placed(waiting.by_name[name])
-        assert waiting.queue.overdue(STANDARD) is None
+        assert waiting.queue.overdue() is None
 
 
 def test_earlier_passes_do_not_count_for_a_later_request():

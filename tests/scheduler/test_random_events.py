@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from motet.domain import BASE, InstanceName, RequestId
 from motet.runner_info import Failure, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.values import AdapterStage, Promise
-from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, pool
+from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool
 
 INSTANCES = ("r0", "r1", "r2")
 PAGES = {"r0": 8, "r1": 16, "r2": 24}
@@ -34,13 +35,29 @@ class Running:
         self.parked = False
 
 
+class Driver(SchedulerDriver):
+    """Checks that a runner which stays reserved for a request takes only more urgent ones."""
+
+    def send(self, event):
+        queue = self.scheduler.queues.get(GROUP) or Queue(1)
+        overdue, reserved, scans = queue.reserved_for, queue.reserved_runner, queue.scans
+        decided = super().send(event)
+        if overdue is None or queue.reserved_for is not overdue or queue.scans > scans + 1:
+            return decided
+        for effect in decided:
+            if isinstance(effect, effects.SendPlaced) and self.scheduler.runners[effect.instance] is reserved:
+                placed = self.scheduler.requests[effect.request]
+                assert placed.request_class < overdue.request_class, "placed where a runner is reserved"
+        return decided
+
+
 class RandomEvents(RuleBasedStateMachine):
     placed_with_an_adapter = 0
     """The number in all examples so far."""
 
     def __init__(self):
         super().__init__()
-        self.driver = SchedulerDriver(max_passed_over=MAX_PASSED_OVER, avoid_after_decline=0.2)
+        self.driver = Driver(max_passed_over=MAX_PASSED_OVER, avoid_after_decline=0.2)
         self.count = 0
         self.incarnations = dict.fromkeys(INSTANCES, 0)
         self.attached = set()
@@ -57,8 +74,6 @@ class RandomEvents(RuleBasedStateMachine):
         """Messages to the gateway are lost."""
         self.asked = {}
         """Request -> its fields, as the gateway sends them."""
-        self.arrival = []
-        self.passes = {}
         self.send(events.SupervisorConnected())
         self.send(events.GatewayConnected("g0"))
         self.send(events.CatalogReplaced((pool(),), tuple(adapter(name) for name in DIGESTS)))
@@ -85,12 +100,10 @@ class RandomEvents(RuleBasedStateMachine):
                 assert runner.drain is None, "placed on a runner that drains"
                 adapters = {line.digest for line in runner.entries.values()} - {BASE}
                 assert len(adapters) <= ADAPTER_SLOTS, "placed without a free slot for its adapter"
-                self.count_passes(effect.request)
                 if self.gateway_stream_broken:
                     return
                 RandomEvents.placed_with_an_adapter += self.asked[effect.request]["digest"] != BASE
                 self.epochs[effect.request] = effect.epoch
-                self.passes.pop(effect.request, None)  # if the placement is lost, passes are counted from zero
                 self.waiting.discard(effect.request)
                 self.placed[effect.request] = effect
             case effects.SendRefused() if not self.gateway_stream_broken:
@@ -108,18 +121,6 @@ class RandomEvents(RuleBasedStateMachine):
                 known = self.runner_requests[effect.instance].get(effect.request)
                 if known is not None and known.epoch == effect.epoch and known.parked:
                     known.parked, known.pages = False, effect.promise.pages
-
-    def count_passes(self, request):
-        """Count a pass for each waiting request before it: older ones of its class, and all more urgent ones."""
-        if request not in self.arrival:
-            return
-        own, older = self.class_of(request), set(self.arrival[: self.arrival.index(request)])
-        for other in self.waiting - {request}:
-            if self.class_of(other) < own or (self.class_of(other) == own and other in older):
-                self.passes[other] = self.passes.get(other, 0) + 1
-
-    def class_of(self, request):
-        return self.asked[request]["request_class"]
 
     def pick(self, names, data):
         return data.draw(st.sampled_from(sorted(names))) if names else None
@@ -152,7 +153,6 @@ class RandomEvents(RuleBasedStateMachine):
         if self.driver.scheduler.adapters.source_of(how["digest"]) is None:
             how["digest"] = BASE  # the scheduler knows no adapter before a runner has checked it
         self.waiting.add(name)
-        self.arrival.append(name)
         self.asked[name] = how
         if not self.gateway_stream_broken:
             self.carry_out_all(self.driver.enqueue(name, **how))
@@ -272,9 +272,7 @@ class RandomEvents(RuleBasedStateMachine):
             self.send(events.GatewayDisconnected("g0"))
         self.gateway_stream_broken = False
         self.send(events.GatewayConnected("g0", live))
-        self.arrival = [name for name in self.arrival if name not in waiting] + waiting
         for name in waiting:
-            self.passes.pop(name, None)
             self.carry_out_all(self.driver.enqueue(name, epoch=self.epochs.get(name, 0), **self.asked[name]))
 
     # -------------------------------------------------------------------------------------------------------- runners
@@ -405,9 +403,15 @@ class RandomEvents(RuleBasedStateMachine):
             assert placement is None or placement.epoch == place.epoch
 
     @invariant()
-    def passes_stay_within_the_limit(self):
-        if not self.gateway_stream_broken:
-            assert all(self.passes.get(name, 0) <= MAX_PASSED_OVER for name in self.waiting)
+    def a_runner_is_reserved_for_the_overdue_request(self):
+        queue = self.driver.scheduler.queues.get(GROUP)
+        if queue is None or not queue.blocked:
+            return
+        overdue = queue.overdue()
+        assert queue.reserved_for is overdue
+        able = [r for r in self.driver.scheduler.runners.values() if r.takes_work] if overdue is not None else []
+        if any(not overdue.requirement_on(r.capacity, self.driver.scheduler.config).never for r in able):
+            assert queue.reserved_runner in able
 
     def teardown(self):
         if self.gateway_stream_broken:

@@ -21,8 +21,8 @@ class Settings(BaseSettings):
     it is better to tell a client to come back than to let it wait for minutes."""
 
     max_passed_over: int = Field(64, ge=1)
-    """How many younger or less urgent requests may be placed before one that does not fit yet. After that nothing of
-    its class, and nothing less urgent, is placed until it has been placed; more urgent requests are. Smaller values
+    """How many younger or less urgent requests may be placed before one that does not fit yet. After that one
+    runner is reserved for it: nothing of its class, and nothing less urgent, is placed there before it. Smaller values
     leave memory unused, larger ones let long requests wait longer."""
 
     tenants_examined: int = Field(32, ge=1)

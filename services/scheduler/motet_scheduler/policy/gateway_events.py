@@ -125,11 +125,7 @@ class GatewayEvents:
         request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.config.avoid_after_decline)
         self._state.note_event(request.id, "queued", f"class {request.request_class.name.lower()}, epoch {epoch}")
         self._lifecycle.enqueue(request)
-        if queue.blocked and queue.overdue(request.request_class) is None and queue.has_turn(request):
-            # All other requests have been tried; only this one is new.
-            self._placer.place(queue, request)
-        elif not queue.blocked:
-            self._placer.place_group(event.group, queue)
+        self._placer.place_new(queue, request)
         if request.id in self._state.requests and request.waiting:
             request.waiting_reason = request.waiting_reason or (OTHERS_FIRST if self._state.settled else STARTING)
             self._positions.report(request, len(queue))

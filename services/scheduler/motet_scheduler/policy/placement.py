@@ -7,7 +7,7 @@ from motet_scheduler.policy.adapters import ensure
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.runner_choice import STARTING, Chosen, NeverFits, choose
+from motet_scheduler.policy.runner_choice import STARTING, Chosen, NeverFits, choose, nearest
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName, Promise
@@ -30,39 +30,55 @@ class Placer:
         if not self._state.settled:
             return
         for group, queue in self._state.queues.items():
-            if len(queue) and not queue.blocked:
+            if not queue.blocked:
                 self.place_group(group, queue)
 
     def place_group(self, group: GroupName, queue: Queue) -> None:
         """Place all requests that fit, then mark the queue as blocked until capacity is freed."""
         if not self._state.settled:
             return
-        while self._place_until_overdue(group, queue):
+        while self._scan(group, queue):
             pass
         queue.blocked = True
 
-    def _place_until_overdue(self, group: GroupName, queue: Queue) -> bool:
-        """Try each tenant's oldest request. True if a placement made another request overdue, which is now first."""
+    def place_new(self, queue: Queue, request: Request) -> None:
+        """Place a request that has just joined the queue."""
+        if not queue.blocked:
+            self.place_group(request.group, queue)
+        elif queue.has_turn(request):
+            # All other requests have been tried; only this one is new.
+            self.place(queue, request)
+            queue.blocked = queue.overdue() is queue.reserved_for
+
+    def _scan(self, group: GroupName, queue: Queue) -> bool:
+        """Try each tenant's oldest request. True if a placement made another request overdue: a runner must be reserved
+        for it first."""
         queue.scans += 1
+        self._reserve(group, queue)
         config = self._state.config
         first_tried = False
         for request_class, class_queue in queue.class_queues():
-            while (overdue := class_queue.overdue()) is not None:
-                if not self.place(queue, overdue):
-                    return False  # less urgent requests would take the capacity that it waits for
-            turn = queue.next_turn(class_queue, 0, config)
+            turn = queue.next_turn(request_class, 0, config)
             while turn < config.tenants_examined and (head := class_queue.head(turn)) is not None:
                 placed = self.place(queue, head)
-                if placed and queue.overdue(request_class) is not None:
+                if placed and queue.overdue() is not queue.reserved_for:
                     return True
                 # Placing only reduces the capacity.
                 if (placed or not first_tried) and not self._any_capacity(group):
                     self._explain(queue, group)
                     return False
                 first_tried = True
-                turn = queue.next_turn(class_queue, turn if placed else turn + 1, config)
+                turn = queue.next_turn(request_class, turn if placed else turn + 1, config)
         queue.end_scan()
         return False
+
+    def _reserve(self, group: GroupName, queue: Queue) -> None:
+        """Reserve the runner where the overdue request lacks least. In the next scan that may be another one."""
+        overdue = queue.overdue()
+        runner = None
+        if overdue is not None:
+            runner = nearest(overdue, self._state.runners_of(group), self._state.config, self._state.now)
+        queue.reserve(overdue, runner)
 
     def _any_capacity(self, group: GroupName) -> bool:
         return any(runner.has_capacity for runner in self._state.runners_of(group))
@@ -71,7 +87,10 @@ class Placer:
         """Record why the oldest request waits, if no runner has capacity."""
         oldest = queue.oldest()
         if oldest is not None:
-            outcome = choose(oldest, self._state.runners_of(group), self._state.config, self._state.now)
+            reserved = queue.reserved_from(oldest)
+            outcome = choose(
+                oldest, self._state.runners_of(group), self._state.config, self._state.now, reserved=reserved
+            )
             if not isinstance(outcome, Chosen):
                 oldest.waiting_reason = outcome.why
 
@@ -86,6 +105,7 @@ class Placer:
             self._state.config,
             self._state.now,
             near=self._state.families.near(request),
+            reserved=queue.reserved_from(request),
         )
         if isinstance(outcome, Chosen):
             queue.remove_placed(request)

@@ -1,9 +1,10 @@
 """The order in which the waiting requests of one group are tried.
 
-Class first, then age. Inside a class every tenant has its own queue, strictly first in, first out; the tenants take
-turns by the age of their oldest request. Younger requests of the same class and less urgent requests may pass a request
-that does not fit, at most `max_passed_over` times. After that, nothing of its class and nothing less urgent is placed
-before it. More urgent requests always go first, which is not counted.
+Class first, then age, whoever asked: a tenant with many old requests is served before one with a single younger one. A
+request never passes an older one of its own tenant and class, so only the oldest of each tenant is tried. Younger
+requests of the same class and less urgent requests may pass a request that does not fit, at most `max_passed_over`
+times. Then it is overdue, and one runner is reserved for it: there, nothing of its class and nothing less urgent is
+placed before it. More urgent requests always go first, which is not counted.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -96,7 +97,7 @@ class ClassQueue:
         return len(self._passes) - bisect_right(self._passes, request.key)
 
     def overdue(self) -> Request | None:
-        """The request that must be placed next, because it has been passed over too often."""
+        """The oldest request, if it has been passed over too often."""
         if len(self._passes) < self._max_passed_over:
             return None
         oldest = self.head()
@@ -118,6 +119,10 @@ class Queue:
         """No request here fits on any runner, and no capacity has been freed since the last scan."""
         self.freed_runners: list[Runner] | None = None
         """Runners with capacity freed since the last full scan; None: try all runners."""
+        self.reserved_for: Request | None = None
+        """The overdue request that a runner is reserved for."""
+        self.reserved_runner: Runner | None = None
+        """None: no runner could ever take it."""
         self.scans = 0
         """Scans so far."""
         self._last_full_scan = 0
@@ -151,24 +156,41 @@ class Queue:
         self.blocked = False
         self.freed_runners = None
 
+    def reserve(self, overdue: Request | None, runner: Runner | None) -> None:
+        """Reserve a runner for the overdue request, instead of the one that was reserved."""
+        before, self.reserved_for, self.reserved_runner = self.reserved_runner, overdue, runner
+        if before is not None and before is not runner:
+            self.retry_on(before)
+
+    def reserved_from(self, request: Request) -> Runner | None:
+        """The runner that this request has to leave to the overdue one."""
+        return None if request is self.reserved_for else self._reserved_from_class(request.request_class)
+
+    def _reserved_from_class(self, request_class: RequestClass) -> Runner | None:
+        behind = self.reserved_for is not None and request_class >= self.reserved_for.request_class
+        return self.reserved_runner if behind else None
+
     def end_scan(self) -> None:
         self.freed_runners = []
         self._last_full_scan = self.scans
 
-    def next_turn(self, class_queue: ClassQueue, turn: int, config: SchedulerConfig) -> int:
-        """The next turn, from this one on, whose oldest request may fit now.
+    def next_turn(self, request_class: RequestClass, turn: int, config: SchedulerConfig) -> int:
+        """The next turn of a class, from this one on, whose oldest request may fit now.
 
         Skips requests that fitted nowhere in their last scan, if the capacity freed since then is not enough for them.
         These are nearly all requests, so this check must be fast.
         """
         if self.freed_runners is None:
             return turn
+        reserved = self._reserved_from_class(request_class)
         freed_runners = [
-            (runner, runner.capacity, free) for runner in self.freed_runners if (free := runner.ledger.free) > 0
+            (runner, runner.capacity, free)
+            for runner in self.freed_runners
+            if (free := runner.ledger.free) > 0 and runner is not reserved
         ]
         last_full_scan, this_scan = self._last_full_scan, self.scans
-        for _, head in class_queue.oldest_of_each_tenant(turn, config.tenants_examined):
-            if head.tried_in_scan < last_full_scan:
+        for _, head in self._class_queues[request_class].oldest_of_each_tenant(turn, config.tenants_examined):
+            if head.tried_in_scan < last_full_scan or head is self.reserved_for:
                 return turn
             need = head.need
             for runner, capacity, free in freed_runners:
@@ -202,13 +224,10 @@ class Queue:
     def passed_over(self, request: Request) -> int:
         return self._class_queues[request.request_class].passed_over(request)
 
-    def overdue(self, least_urgent: RequestClass) -> Request | None:
-        """The overdue request that must be placed before any of this class."""
-        for request_class, class_queue in self._class_queues.items():
-            overdue = class_queue.overdue()
-            if overdue is not None or request_class is least_urgent:
-                return overdue
-        return None
+    def overdue(self) -> Request | None:
+        """The most urgent request that has been passed over too often."""
+        every = (class_queue.overdue() for class_queue in self._class_queues.values())
+        return next((overdue for overdue in every if overdue is not None), None)
 
     def class_queues(self) -> Iterator[tuple[RequestClass, ClassQueue]]:
         """From the most urgent class down."""

@@ -9,6 +9,7 @@
 | its promise fits          | it needs more pages than are free: those that |
 |                           | its adapter would take are not                |
 | it did not just decline   | the runner declined recently                  |
+| it is not reserved        | it is reserved for an overdue request         |
 
 Before fullness counts what the request could share there: the runner has other choices of the same call (or room for
 all of them, if this is the first), or more of its prompt in the prefix cache. Ties after fullness: the adapter on the
@@ -43,9 +44,16 @@ class NeverFits:
 
 
 def choose(
-    request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float, *, near: str = ""
+    request: Request,
+    runners: Iterable[Runner],
+    config: SchedulerConfig,
+    now: float,
+    *,
+    near: str = "",
+    reserved: Runner | None = None,
 ) -> Chosen | MustWait | NeverFits:
-    """`near` is the runner of the other choices of the same call; empty if there is none."""
+    """`near` is the runner of the other choices of the same call; empty if there is none. `reserved` is the runner that
+    another request has waited for too long."""
     best: tuple[bool, int, int, Tier, str] | None = None
     chosen: Chosen | None = None
     obstacles: set[str] = set()
@@ -58,7 +66,7 @@ def choose(
             too_small = too_small or need.never
             continue
         could = True
-        obstacle = _obstacle(request, runner, need.promise.pages, now)
+        obstacle = _RESERVED if runner is reserved else _obstacle(request, runner, need.promise.pages, now)
         if obstacle:
             if obstacle is _TOO_FEW_PAGES:
                 short = short or _shortage(request, runner, need.promise.pages)
@@ -80,6 +88,26 @@ def choose(
         return NeverFits(too_small)
     # Pages first: with several runners, the one that lacks only memory gives the most useful reason.
     return MustWait(short or min(obstacles, key=_BY_USEFULNESS.index, default=NO_RUNNER))
+
+
+def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float) -> Runner | None:
+    """The runner that lacks least for a request. None: it would fit on none, or none takes work."""
+    best: tuple[bool, bool, bool, int, str] | None = None
+    found: Runner | None = None
+    for runner in runners:
+        need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
+        if need.never or not runner.takes_work:
+            continue
+        rank = (
+            not request.avoids(runner.instance, now),
+            not runner.parked,
+            runner.slot_for(request.digest),
+            runner.free_for(request.digest) - need.promise.pages,
+            runner.instance,
+        )
+        if best is None or rank > best:
+            best, found = rank, runner
+    return found
 
 
 def _keeps_choices_together(request: Request, runner: Runner, promise: Promise, near: str) -> bool:
@@ -110,7 +138,8 @@ _PARKED = "parked requests go first"
 _FULL = "every batch is full"
 _SLOTS = "all adapter slots are in use"
 _DECLINED = "the runner declined it recently"
-_BY_USEFULNESS = (_DECLINED, _PARKED, _SLOTS, _FULL, _DRAINING, _DOWN, NO_RUNNER)
+_RESERVED = "a runner is reserved for a request that has waited for longer"
+_BY_USEFULNESS = (_DECLINED, _PARKED, _SLOTS, _FULL, _RESERVED, _DRAINING, _DOWN, NO_RUNNER)
 
 
 def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:
