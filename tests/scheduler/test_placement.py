@@ -306,6 +306,15 @@ def test_a_full_queue_refuses_the_next_with_a_retry_time():
     assert refusal.failure.retry_after > 0
 
 
+def test_a_full_queue_still_takes_a_stream_that_must_continue():
+    driver = ready(queue_limit=1)
+    driver.enqueue("a")
+    driver.enqueue("stream", delivered=500, max_tokens=1000)
+    assert not driver.of(effects.SendRefused)
+    driver.enqueue("b")
+    assert driver.of(effects.SendRefused)
+
+
 def test_an_adapter_that_is_no_longer_served_is_refused():
     driver = ready()
     driver.attach()

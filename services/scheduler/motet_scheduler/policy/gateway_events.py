@@ -131,7 +131,8 @@ class GatewayEvents:
             self._positions.report(request, len(queue))
 
     def _refusal(self, event: events.Enqueued, queue: Queue) -> MotetError | None:
-        if len(queue) >= self._state.config.queue_limit:
+        # One with delivered tokens is a stream that a client reads: its runner was lost, or a scheduler started.
+        if not event.delivered and len(queue) >= self._state.config.queue_limit:
             return PoolSaturated(
                 f"Too many requests ({len(queue)}) wait for this model. Send yours again in a few seconds."
             )
