@@ -126,6 +126,14 @@ async def test_a_lower_term_is_declined(gateway):
     assert (declined.failure.code, declined.term) == ("declined", 4)
 
 
+async def test_a_request_for_another_base_model_is_declined(gateway):
+    await gateway.submit("a", base="sha256:" + "0" * 64)
+    declined = await gateway.refusal("a")
+    assert declined.failure.code == "declined"
+    assert declined.failure.retry_after_seconds > 0, "the scheduler places it elsewhere"
+    assert "base model" in declined.failure.message
+
+
 async def test_a_submit_has_exactly_one_choice(gateway):
     await gateway.submit("a", choices=2)
     assert (await gateway.refusal("a")).failure.code == "invalid_value"

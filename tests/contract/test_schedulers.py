@@ -102,6 +102,7 @@ async def test_a_request_is_placed_under_the_leaders_term_with_a_promise(system)
     assert asked.placed.term == system.gateway.term >= 1
     assert asked.placed.incarnation
     assert asked.placed.promise.pages > 0
+    assert asked.placed.base_digest == system.catalog.base_digest
     assert asked.placed.address == next(one.address for one in system.catalog.runners if one.instance == instance)
 
 

@@ -27,8 +27,8 @@ from motet_gateway.loss_limits import MAX_LOSSES, Loss
 ANSWER = [10, 11, 12, 13, 14, 15, 16, 17]
 
 
-def place(epoch: int, instance: str = "a") -> RunnerPlacement:
-    return RunnerPlacement(epoch, instance, f"{instance}-1", f"unix:/{instance}", term=1)
+def place(epoch: int, instance: str = "a", base: str = "") -> RunnerPlacement:
+    return RunnerPlacement(epoch, instance, f"{instance}-1", f"unix:/{instance}", term=1, base_digest=base)
 
 
 def step(epoch: int, index: int, tokens: Sequence[int], finish: int = 0) -> runner_pb2.SequenceStep:
@@ -56,6 +56,17 @@ def test_a_higher_epoch_moves_it_and_stops_the_old_runner_first() -> None:
     assert kinds(generation.placed(place(2, "b"))) == [CancelAtRunner, Submit]
     assert kinds(generation.step(step(1, 0, [10]))) == [Dropped]
     assert kinds(generation.step(step(2, 0, [10]))) == [Deliver]
+
+
+def test_a_placement_on_another_base_model_is_not_submitted() -> None:
+    generation = Generation(base="sha256:old")
+    assert kinds(generation.placed(place(1, base="sha256:old"))) == [Submit]
+    cancelled, lost = generation.placed(place(2, "b", base="sha256:new"))
+    assert isinstance(cancelled, CancelAtRunner)
+    assert cancelled.placement.instance == "a"
+    assert lost == ReportLost(2, "b", "the runner has another base model")
+    assert generation.avoid == "b"
+    assert kinds(generation.placed(place(3, "c"))) == [Submit], "an older scheduler does not say"
 
 
 def test_tokens_that_came_before_are_not_delivered_again() -> None:

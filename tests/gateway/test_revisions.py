@@ -1,4 +1,4 @@
-"""An adapter gets another revision while requests for it are between two steps: clients do not notice."""
+"""An adapter or a base model is replaced while requests are between two steps: clients without tokens do not notice."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ import pytest
 
 from motet.errors import ModelNotFound
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.fake_services import FakeServices
+from tests.support.fake_services import BASE_DIGEST, FakeServices, byte_tokenizer, model_assets
 
 NEW = "sha256:" + "e" * 64
 
@@ -80,3 +80,69 @@ async def test_a_name_is_looked_up_a_limited_number_of_times(patient: Served) ->
         cluster.scheduler.publish()
     assert (await answer).status_code == 404
     assert len({enqueue.request for enqueue in cluster.scheduler.enqueued}) == 4
+
+
+async def test_a_request_names_the_base_model_that_it_was_tokenised_for(served: Served) -> None:
+    assert (await post(served, model="tiny")).status_code == 200
+    cluster = served.cluster
+    assert [enqueue.base_digest for enqueue in cluster.scheduler.enqueued] == [BASE_DIGEST]
+    assert [submit.base_digest for submit in cluster.runners[0].submits] == [BASE_DIGEST]
+    cluster.runners[0].silent = True
+    answer = post(served, model="tiny")
+    await eventually(lambda: cluster.runners[0].running)
+    hellos = len(cluster.scheduler.hellos)
+    await cluster.scheduler.restart()
+    await eventually(lambda: len(cluster.scheduler.hellos) > hellos)
+    assert [live.base_digest for live in cluster.scheduler.hellos[-1].live] == [BASE_DIGEST]
+    cluster.runners[0].silent = False
+    cluster.runners[0]._work.set()
+    assert (await answer).status_code == 200
+
+
+def change_base(cluster: FakeServices) -> None:
+    """The group's runner gets other weights, and another tokenizer."""
+    runner = cluster.runners[0]
+    cluster.scheduler.retired.add(runner.base_digest)
+    runner.base_digest, runner.asset_digest = NEW, "sha256:" + "f" * 64
+    runner.assets = model_assets(vocabulary=260)
+    cluster.scheduler.publish()
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 3}, {"stream": True}], ids=["one", "choices", "stream"])
+async def test_a_waiting_request_is_tokenised_again_for_the_base_model_that_replaces_its_own(
+    served: Served, more: dict[str, Any]
+) -> None:
+    cluster = served.cluster
+    cluster.scheduler.holds = True
+    answer = post(served, model="tiny", **more)
+    await eventually(lambda: cluster.scheduler.enqueued)
+    change_base(cluster)
+    waiting = list(cluster.scheduler.enqueued)
+    await eventually(lambda: served.gateway.assets.get("sha256:" + "f" * 64))
+    cluster.scheduler.holds = False
+    for enqueue in waiting:
+        cluster.scheduler.refuse_replaced(enqueue.request)
+    assert (await answer).status_code == 200
+    again = cluster.scheduler.enqueued[len(waiting) :]
+    assert {enqueue.base_digest for enqueue in again} == {NEW}
+    assert all(one.age_seconds > before.age_seconds for one, before in zip(again, waiting, strict=True))
+    assert {tuple(submit.prompt_ids) for submit in cluster.runners[0].submits} == {
+        tuple(byte_tokenizer(260).encode("The quick").ids)
+    }
+    assert byte_tokenizer(260).encode("The quick").ids != byte_tokenizer().encode("The quick").ids
+
+
+async def test_a_stream_whose_base_model_is_gone_ends_with_an_error_that_says_so(served: Served) -> None:
+    cluster = served.cluster
+    cluster.runners[0].step_seconds = 0.01
+    body = {"model": "tiny", "prompt": "The quick", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    events = []
+    async with served.http.stream("POST", "/v1/completions", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: ") and not events:
+                change_base(cluster)
+                await cluster.runners[0].restart()
+            events += [line] if line.startswith("data: ") else []
+    assert events[-1] == "data: [DONE]"
+    assert '"code":"base_model_replaced"' in events[-2]
+    assert len(cluster.scheduler.enqueued) == 1, "it is not begun again: the client has tokens of the old one"

@@ -130,6 +130,7 @@ class CheckingGateway:
         choices: int = 1,
         engines_lost: int = 0,
         parent: str = "",
+        base: str = "",
     ) -> None:
         await self.send(
             submit=runner_pb2.Submit(
@@ -146,6 +147,7 @@ class CheckingGateway:
                 request_class=common_pb2.REQUEST_CLASS_INTERACTIVE,
                 engines_lost=engines_lost,
                 parent=parent,
+                base_digest=base,
             )
         )
 

@@ -147,6 +147,8 @@ class SchedulerDriver:
         group: str = GROUP,
         pool: str = "default/demo",
         revision: str = "",
+        base: str = "sha256:base",
+        assets: str = "sha256:assets",
         **capacity: Any,
     ) -> list[effects.Effect]:
         return self.send(
@@ -156,7 +158,7 @@ class SchedulerDriver:
                 ),
                 address=f"unix:/run/{instance}.sock",
                 capacity=Capacity(pages=pages, **capacity),
-                base=BaseModel(digest="sha256:base", asset_digest="sha256:assets"),
+                base=BaseModel(digest=base, asset_digest=assets),
                 live=live,
                 resident=resident,
             )

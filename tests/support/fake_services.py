@@ -29,8 +29,8 @@ from motet.api.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-from motet.domain import BASE
-from motet.errors import ModelNotFound, MotetError
+from motet.domain import Digest
+from motet.errors import BaseModelReplaced, ModelNotFound, MotetError
 from motet.rpc import Session, Sessions, serving
 from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.generate_service import sequence_of
@@ -56,13 +56,13 @@ CORPUS = [
 
 
 @functools.cache
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(vocabulary: int = 400) -> Tokenizer:
     """A byte-level tokenizer: it decodes any text without loss, and some characters need several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
+        vocab_size=vocabulary,
         special_tokens=[EOS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -71,9 +71,9 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def model_assets(*, template: str | None = TEMPLATE) -> dict[str, bytes]:
+def model_assets(*, template: str | None = TEMPLATE, vocabulary: int = 400) -> dict[str, bytes]:
     assets = {
-        "tokenizer.json": byte_tokenizer().to_str().encode(),
+        "tokenizer.json": byte_tokenizer(vocabulary).to_str().encode(),
         "tokenizer_config.json": json.dumps({"eos_token": EOS}).encode(),
         "generation_config.json": json.dumps({"eos_token_id": 0}).encode(),
         "config.json": json.dumps({"max_position_embeddings": 512}).encode(),
@@ -114,6 +114,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self.address = f"unix:{folder}/{instance}.sock"
         self.incarnation = f"{instance}-1"
         self.assets = assets
+        self.base_digest = BASE_DIGEST
         self.asset_digest = ASSET_DIGEST
         self.step_seconds = 0.0
         self.tokens_per_step = 1
@@ -215,7 +216,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
             self.submits.append(submit)
         try:
             self._book.check(submit)
-            sequence_of(submit, base_digest=BASE)
+            sequence_of(submit, base_digest=Digest(self.base_digest))
         except MotetError as error:
             self._decline(submit, error.to_proto(), session)
             return
@@ -372,9 +373,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.holds = False
         self.refuses: common_pb2.Failure | None = None
         self.retired: set[str] = set()
-        """Digests of revisions that are no longer served."""
+        """Digests of revisions and base models that are no longer served."""
         self.places_at: FakeRunner | None = None
         self._epochs: dict[str, int] = {}
+        self._bases: dict[str, str] = {}
+        """The digest of each request's base model."""
         self._numbers = itertools.count(1)
         self._sessions: Sessions[int, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
             hello=lambda up: next(self._numbers) if up.hello.gateway else None,
@@ -410,8 +413,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         group = scheduler_pb2.CatalogGroup(
             group=GROUP,
             served_name="tiny",
-            base_digest=BASE_DIGEST if runners else "",
-            asset_digest=ASSET_DIGEST if runners else "",
+            base_digest=self.runners[0].base_digest if runners else "",
+            asset_digest=self.runners[0].asset_digest if runners else "",
             max_model_length=self.max_model_length,
             runners=runners,
             model_uri="file:///models/tiny",
@@ -459,6 +462,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             incarnation=runner.incarnation,
             address=runner.address,
             promise=common_pb2.Promise(pages=4, tokens=64),
+            base_digest=runner.base_digest,
         )
 
     def refusal(self, request: str, epoch: int, failure: common_pb2.Failure) -> scheduler_pb2.ServeDown:
@@ -483,17 +487,29 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 self._epochs.pop(message.finished.request, None)
             case "lost":
                 self.lost.append(message.lost)
+                if self.refuse_replaced(message.lost.request, message.lost.epoch):
+                    return
                 runner = next((r.instance for r in self.runners if r._stack is None), "")
                 self.place(message.lost.request, message.lost.epoch, session, avoid=[runner])
 
     def _serves(self, digest: str) -> bool:
         return not digest or digest in {adapter.digest for adapter in self.adapters} - self.retired
 
+    def refuse_replaced(self, request: str, epoch: int = 0) -> bool:
+        """Refuse a request if its base model is no longer served."""
+        if self._bases.get(request) not in self.retired:
+            return False
+        self.say(self.refusal(request, epoch, BaseModelReplaced("the base model was replaced").to_proto()))
+        return True
+
     def _enqueue(self, enqueue: scheduler_pb2.Enqueue, session: Gateway) -> None:
         if self.keeps_record:
             self.enqueued.append(enqueue)
+            self._bases[enqueue.request] = enqueue.base_digest
         if self.refuses is not None:
             session.send(self.refusal(enqueue.request, enqueue.epoch, self.refuses))
+        elif self.refuse_replaced(enqueue.request, enqueue.epoch):
+            return
         elif not self._serves(enqueue.adapter_digest):
             gone = ModelNotFound("this revision of the adapter is no longer served").to_proto()
             session.send(self.refusal(enqueue.request, enqueue.epoch, gone))

@@ -85,6 +85,7 @@ def ask(
             group="default/demo",
             adapter="",
             adapter_digest=BASE,
+            base_digest=base,
             request_class=common_pb2.REQUEST_CLASS_STANDARD,
             prompt_ids=list(prompt),
             choice=0,

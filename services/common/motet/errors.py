@@ -23,6 +23,7 @@ MotetError
 ├── StoreRefused              the database will never accept the value
 ├── Declined                  a runner does not take the request now: the scheduler places it again
 ├── EngineRestarted           no runner continued the stream in time, or the gateway stops
+├── BaseModelReplaced         no runner has the base model of the request any more
 ├── Cancelled
 ├── NotFinite                 the results for this request are infinite or not numbers; one other runner tries it
 ├── RequestKillsEngines       engines died or hung while they computed this request and no other
@@ -242,6 +243,13 @@ class EngineRestarted(MotetError):
     the answer was complete. Send the request again."""
 
     mapping = ErrorMapping("engine_restarted", 503, "server_error", grpc.StatusCode.UNAVAILABLE, 1.0)
+
+
+class BaseModelReplaced(MotetError):
+    """The pool has another base model now, and no runner could continue the stream with the old one. Send the request
+    again: the new base model answers it."""
+
+    mapping = ErrorMapping("base_model_replaced", 503, "server_error", grpc.StatusCode.UNAVAILABLE, 1.0)
 
 
 class Cancelled(MotetError):

@@ -19,6 +19,10 @@ _SHARED_NAMES_KEPT = 16
 """How many sets of groups have their shared names cached. Each may have many names."""
 
 
+Weights = tuple[str, str]
+"""The digests of a base model and of an adapter's revision; the second is empty for the base model alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a model name means: a group and one of its adapters, or the base model."""
@@ -36,6 +40,14 @@ class Target:
         return self.adapter.digest if self.adapter is not None else ""
 
     @property
+    def base_digest(self) -> str:
+        return self.group.base_digest
+
+    @property
+    def weights(self) -> Weights:
+        return self.base_digest, self.adapter_digest
+
+    @property
     def asset_digest(self) -> str:
         own = self.adapter.asset_digest if self.adapter is not None else ""
         return own or self.group.asset_digest
@@ -47,8 +59,7 @@ class Target:
     @property
     def fingerprint(self) -> str:
         """Changes when the weights change. Clients see it as `system_fingerprint`."""
-        digests = (self.group.base_digest, self.adapter_digest)
-        return "fp_" + "_".join(digest.rpartition(":")[2][:10] for digest in digests if digest)
+        return "fp_" + "_".join(digest.rpartition(":")[2][:10] for digest in self.weights if digest)
 
     def is_owned_by(self, caller: Caller) -> bool:
         """A caller who may use an adapter but does not own it does not see its source."""

@@ -75,6 +75,8 @@ class GenerationRequest:
     group: str
     adapter: str
     adapter_digest: str
+    base_digest: str
+    """Of the base model that the prompt was tokenised for. No other one may answer it."""
     request_class: "common_pb2.RequestClass.ValueType"
     prompt_ids: Sequence[int]
     choice: int
@@ -107,7 +109,8 @@ class _LiveChoice:
     def __post_init__(self) -> None:
         self.heard_at = self.asked_at
         scores = self.order.sampling.HasField("prompt_logprobs")
-        self.generation = Generation(to_score=len(self.order.prompt_ids) if scores else 0)
+        to_score = len(self.order.prompt_ids) if scores else 0
+        self.generation = Generation(base=self.order.base_digest, to_score=to_score)
 
     @property
     def counted_tokens(self) -> int:
@@ -165,8 +168,9 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------ called by the HTTP side
 
-    def start(self, order: GenerationRequest, sink: TokenSink) -> None:
-        live = _LiveChoice(order, sink, self._clock())
+    def start(self, order: GenerationRequest, sink: TokenSink, *, asked_at: float | None = None) -> None:
+        """`asked_at`: when its answer was first enqueued, if it was before, for another model. It keeps its age."""
+        live = _LiveChoice(order, sink, self._clock() if asked_at is None else asked_at)
         self._live[order.request] = live
         self._metrics.live_requests.set(len(self._live))
         # If the scheduler is disconnected, the next hello enqueues everything that waits.
@@ -265,7 +269,13 @@ class Dispatcher:
         if self._is_stale_term(placed.term):
             return
         placement = RunnerPlacement(
-            placed.epoch, placed.instance, placed.incarnation, placed.address, placed.term, placed.promise
+            placed.epoch,
+            placed.instance,
+            placed.incarnation,
+            placed.address,
+            placed.term,
+            placed.promise,
+            placed.base_digest,
         )
         if (live := self._live.get(placed.request)) is not None:
             if live.generation.placement is not None:  # the scheduler moves it
@@ -462,6 +472,7 @@ class Dispatcher:
             tenant=order.tenant,
             group=order.group,
             adapter_digest=order.adapter_digest,
+            base_digest=order.base_digest,
             adapter=order.adapter,
             request_class=order.request_class,
             prompt_tokens=len(order.prompt_ids),
@@ -487,6 +498,7 @@ class Dispatcher:
             tenant=order.tenant,
             group=order.group,
             adapter_digest=order.adapter_digest,
+            base_digest=order.base_digest,
             adapter=order.adapter,
             request_class=order.request_class,
             prompt_tokens=len(order.prompt_ids),
@@ -506,6 +518,7 @@ class Dispatcher:
             epoch=placement.epoch,
             promise=placement.promise,
             adapter_digest=order.adapter_digest,
+            base_digest=order.base_digest,
             adapter=order.adapter,
             prompt_ids=list(order.prompt_ids),  # an array takes twice as long
             choices=[

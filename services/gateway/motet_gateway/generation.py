@@ -34,6 +34,8 @@ class RunnerPlacement:
     address: str
     term: int
     promise: common_pb2.Promise = field(default_factory=common_pb2.Promise)
+    base_digest: str = ""
+    """Of the runner's base model. Empty: a scheduler of an earlier version does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,12 @@ _CANNOT_SCORE = (
 class Generation:
     """The state of one choice. Every method returns what to do now; after the end, nothing."""
 
-    __slots__ = ("alone", "avoid", "delivered", "epoch", "losses", "phase", "placement", "scored", "to_score")
+    __slots__ = ("alone", "avoid", "base", "delivered", "epoch", "losses", "phase", "placement", "scored", "to_score")
 
-    def __init__(self, *, to_score: int = 0) -> None:
-        """`to_score`: tokens of the prompt whose log probabilities are wanted, all of them or 0."""
+    def __init__(self, *, base: str = "", to_score: int = 0) -> None:
+        """`base`: the digest of the base model that the prompt was tokenised for; empty: not known. `to_score`: tokens
+        of the prompt whose log probabilities are wanted, all of them or 0."""
+        self.base = base
         self.phase = GenerationPhase.WAITING
         self.epoch = 0
         self.placement: RunnerPlacement | None = None
@@ -152,8 +156,10 @@ class Generation:
         self.phase, self.epoch, self.placement, self.alone = GenerationPhase.PLACED, placement.epoch, placement, False
         if old is not None and engine_hung and (last := self.losses.lost(Loss.ENGINE_HUNG, alone=alone)) is not None:
             return (CancelAtRunner(old, "its engine hangs"), *self._end(common_pb2.FINISH_REASON_FAILED, last))
-        submit = Submit(placement)
-        return (submit,) if old is None else (CancelAtRunner(old, "moved"), submit)
+        cancel = () if old is None else (CancelAtRunner(old, "moved"),)
+        if self.base and placement.base_digest not in ("", self.base):
+            return (*cancel, *self._lost("the runner has another base model"))
+        return (*cancel, Submit(placement))
 
     def step(self, step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
         if step.epoch != self.epoch or self.phase is not GenerationPhase.PLACED:

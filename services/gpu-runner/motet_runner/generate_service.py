@@ -276,7 +276,10 @@ class GenerateService:
 
 
 def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequence:
-    """The one sequence of a Submit to a runner of this base. Raises InvalidRequest if no runner could accept it."""
+    """The one sequence of a Submit to a runner of this base. Raises InvalidRequest if no runner could accept it, and
+    Declined if only a runner of another base could."""
+    if submit.base_digest not in ("", base_digest):
+        raise Declined(f"This runner has the base model {base_digest}, but the request is for {submit.base_digest}.")
     if not submit.request:
         raise InvalidRequest("request is empty. A Submit must name its request.", param="request")
     if len(submit.choices) != 1:

@@ -131,6 +131,7 @@ def gateway_connected(hello: scheduler_pb2.GatewayHello) -> events.GatewayConnec
                 group=GroupName(live.group),
                 digest=Digest(live.adapter_digest),
                 adapter=live.adapter,
+                base=live.base_digest,
                 request_class=RequestClass.from_proto(live.request_class),
                 prompt_tokens=live.prompt_tokens,
                 max_tokens=live.max_tokens,
@@ -157,6 +158,7 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
                 group=GroupName(it.group),
                 digest=Digest(it.adapter_digest),
                 adapter=it.adapter,
+                base=it.base_digest,
                 request_class=RequestClass.from_proto(it.request_class),
                 prompt_tokens=it.prompt_tokens,
                 max_tokens=it.max_tokens,
@@ -194,6 +196,7 @@ def place(effect: effects.SendPlaced, term: int) -> scheduler_pb2.ServeDown:
         incarnation=effect.incarnation,
         address=effect.address,
         promise=write_promise(effect.promise),
+        base_digest=effect.base,
     )
     if effect.moved_reason:
         moved = scheduler_pb2.Moved(placement=placed, reason=effect.moved_reason, engine_hung=effect.engine_hung)

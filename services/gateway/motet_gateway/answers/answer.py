@@ -19,7 +19,15 @@ from starlette.types import Receive, Scope, Send
 from motet.api.v1 import common_pb2, predictor_pb2, runner_pb2
 from motet.clock import Clock, monotonic
 from motet.domain import Digest
-from motet.errors import DeadlineExceeded, Internal, ModelNotFound, MotetError, NoRunner, Overloaded
+from motet.errors import (
+    BaseModelReplaced,
+    DeadlineExceeded,
+    Internal,
+    ModelNotFound,
+    MotetError,
+    NoRunner,
+    Overloaded,
+)
 from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.runner_info import RequestClass
 from motet_gateway import direct_writes, sse
@@ -30,7 +38,7 @@ from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, max_answer_tokens, to
 from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat, Format, Piece, usage
 from motet_gateway.answers.score_limits import check_scores, limited_by_scores
 from motet_gateway.answers.timings import RequestTimings
-from motet_gateway.catalog import NotReadyReason, Target
+from motet_gateway.catalog import NotReadyReason, Target, Weights
 from motet_gateway.direct_writes import DirectWriter
 from motet_gateway.dispatcher import GenerationRequest
 from motet_gateway.errors import ClientGone
@@ -61,8 +69,8 @@ _SEED_MASK = (1 << 64) - 1
 _QUEUE_COMMENT = re.compile(r"queued position=(?P<position>\d+)(?P<reason>.*)", re.DOTALL)
 MIN_TICK_SECONDS = 0.02
 MAX_RESOLVE_RETRIES = 3
-"""An adapter's revision may be replaced after the name was resolved and before the request is queued. If that happens
-more often for one request, something else is wrong."""
+"""An adapter's revision or the base model may be replaced after the name was resolved and before the first token. If
+that happens more often for one request, something else is wrong."""
 _JSON = [(b"content-type", b"application/json")]
 SCORE_BYTES = 40
 """About what a log probability of a prompt takes until it is written."""
@@ -100,10 +108,10 @@ class AnswerResponse(Response):
         """One for each prompt, if they come back."""
         self._estimate = common_pb2.Estimate()
         self._class_name = ""
-        """Of all choices; empty until it is known. It stays when a removed revision clears the choices."""
+        """Of all choices; empty until it is known. It stays when a replaced model clears the choices."""
         self._target: Target | None = None
-        self._retired: set[str] = set()
-        """Revisions that the name resolved to but that the scheduler no longer serves."""
+        self._retired: set[Weights] = set()
+        """What the name resolved to, but the scheduler no longer serves."""
         self._not_ready: NotReadyReason | None = None
         # What has changed since the writer last checked.
         self._waiter: asyncio.Future[None] | None = None
@@ -175,7 +183,7 @@ class AnswerResponse(Response):
         complete = False
         while not complete:  # not `_over()`: choices may end while a write waits for a slow client
             await self._wait_for_change(send)
-            if self._revision_removed():
+            if self._weights_replaced():
                 form = await self._begin(send)
             elif self._streaming:
                 complete = await self._write(form, send)
@@ -292,8 +300,8 @@ class AnswerResponse(Response):
 
     def _ready(self) -> tuple[Target, ModelTokenizer] | None:
         found = self._gateway.find(self._body.model, self._caller)
-        if not isinstance(found, NotReadyReason) and found[0].adapter_digest in self._retired:
-            found = NotReadyReason(f"adapter {found[0].adapter_name} is changing to another revision")
+        if not isinstance(found, NotReadyReason) and found[0].weights in self._retired:
+            found = NotReadyReason(f"{found[0].adapter_name or self._body.model} is changing to another revision")
         if not isinstance(found, NotReadyReason):
             self._not_ready = None
             return found
@@ -304,15 +312,16 @@ class AnswerResponse(Response):
             self._gateway.held.leave(self._id)
         return None
 
-    def _revision_removed(self) -> bool:
-        """Whether to resolve the name again, because the adapter's revision was replaced before the first token. If so,
-        cancels what was started for the old revision."""
-        if not isinstance(self._error(), ModelNotFound) or any(choice.tokens for choice in self._choices):
+    def _weights_replaced(self) -> bool:
+        """Whether to resolve the name and tokenise again, because the adapter's revision or the base model was replaced
+        before the first token. If so, cancels what was started for the old one."""
+        replaced = isinstance(self._error(), ModelNotFound | BaseModelReplaced)
+        if not replaced or any(choice.tokens for choice in self._choices):
             return False
         if self._target is None or len(self._retired) == MAX_RESOLVE_RETRIES:
             return False
-        self._retired.add(self._target.adapter_digest)
-        self._cancel_all("its revision was removed")
+        self._retired.add(self._target.weights)
+        self._cancel_all("its model was replaced")
         for started in (self._choices, self._generation_requests, self._requests, self._changed):
             started.clear()
         return True
@@ -347,7 +356,7 @@ class AnswerResponse(Response):
             ]
         )
         self._estimate = estimates[0]
-        salt = prefix_salt(Digest(target.group.base_digest), Digest(target.adapter_digest), self._caller.tenant)
+        salt = prefix_salt(Digest(target.base_digest), Digest(target.adapter_digest), self._caller.tenant)
         hints = [prompt_hints(salt, prompt) for prompt in self._prompts]
         gateway.metrics.estimates.labels(self._estimate.source.partition(":")[0]).inc()
         self._timings.mark_enqueued()
@@ -366,6 +375,7 @@ class AnswerResponse(Response):
                 group=target.group.group,
                 adapter=target.adapter_name,
                 adapter_digest=target.adapter_digest,
+                base_digest=target.base_digest,
                 request_class=wanted_class,
                 prompt_ids=self._prompts[at],
                 choice=own,
@@ -396,7 +406,7 @@ class AnswerResponse(Response):
             self._choices.append(choice)
             self._generation_requests.append(generation_request)
             self._requests.append(request)
-            gateway.dispatcher.start(generation_request, choice)
+            gateway.dispatcher.start(generation_request, choice, asked_at=self._timings.enqueued)
 
     def _logprobs_writer(self, form: Format, text: ModelTokenizer, prompt: int) -> LogprobsWriter | None:
         if self._body.top_logprobs_wanted is None:

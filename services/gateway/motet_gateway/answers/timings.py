@@ -15,7 +15,7 @@ class RequestTimings:
         self.last_token = 0.0
 
     def mark_enqueued(self) -> None:
-        self.enqueued = self._clock()
+        self.enqueued = self.enqueued or self._clock()
 
     def mark_placed(self) -> None:
         self.placed = self.placed or self._clock()

@@ -13,6 +13,7 @@ from motet.errors import (
     AdapterError,
     AdapterFetchFailed,
     AdapterIncompatible,
+    BaseModelReplaced,
     ContextLengthExceeded,
     DeadlineExceeded,
     Declined,
@@ -53,6 +54,7 @@ OF_ANSWERS = (
     DeadlineExceeded,
     Declined,
     EngineRestarted,
+    BaseModelReplaced,
     NotFinite,
     RequestKillsEngines,
 )

@@ -19,6 +19,8 @@ class SendPlaced:
     incarnation: str
     address: str
     promise: Promise
+    base: str = ""
+    """The digest of the runner's base model."""
     moved_reason: str = ""
     """Why the request moves here from another runner (PU-17); empty if it does not."""
     engine_hung: bool = False

@@ -37,6 +37,8 @@ class Enqueued:
     digest: Digest
     adapter: str = ""
     """The adapter that its client names, as namespace/name. Others may have the same bytes."""
+    base: str = ""
+    """The digest of the base model that it was tokenised for. Empty: a gateway of an earlier version does not say."""
     request_class: RequestClass = RequestClass.STANDARD
     prompt_tokens: int
     max_tokens: int
@@ -69,6 +71,8 @@ class LiveRequest:
     digest: Digest
     adapter: str = ""
     """The adapter that its client names, as namespace/name. Others may have the same bytes."""
+    base: str = ""
+    """The digest of the base model that it was tokenised for. Empty: a gateway of an earlier version does not say."""
     request_class: RequestClass = RequestClass.STANDARD
     prompt_tokens: int
     max_tokens: int

@@ -52,6 +52,7 @@ class GatewayEvents:
                 group=live.group,
                 digest=live.digest,
                 adapter=live.adapter,
+                base=live.base,
                 request_class=live.request_class,
                 prompt_tokens=live.prompt_tokens,
                 max_tokens=live.max_tokens,
@@ -74,6 +75,7 @@ class GatewayEvents:
         runner = self._state.runner_of(request.placement)
         if runner is None:
             return
+        request.base = request.base or runner.base.digest
         key = (request.id, live.epoch)
         if key not in runner.entries and request.id not in runner.parked:
             runner.record_promise(key, live.promise.pages, live.digest, self._state.now)
@@ -109,6 +111,7 @@ class GatewayEvents:
             group=event.group,
             digest=event.digest,
             adapter=event.adapter,
+            base=event.base,
             request_class=event.request_class,
             prompt_tokens=event.prompt_tokens,
             max_tokens=event.max_tokens,

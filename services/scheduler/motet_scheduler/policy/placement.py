@@ -128,6 +128,7 @@ class Placer:
                 runner.load_ordered(request.digest, source.ref, self._state.now)
                 self._state.emit(ensure(runner, request.digest, source))
         request.epoch += 1
+        request.base = request.base or runner.base.digest
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)
         self._state.families.placed(request, runner.instance)
         request.deadline_at = None
@@ -145,6 +146,7 @@ class Placer:
                 incarnation=runner.identity.incarnation,
                 address=runner.address,
                 promise=promise,
+                base=runner.base.digest,
                 moved_reason=request.moved_reason,
                 engine_hung=request.engine_hung,
             )

@@ -196,7 +196,7 @@ class Queue:
             for runner, capacity, free in freed_runners:
                 if need is None or need.capacity is not capacity:
                     need = head.requirement_on(capacity, config, runner.adapter_pages(head.digest))
-                if need.promise.pages <= free and runner.slot_for(head.digest):
+                if need.promise.pages <= free and runner.slot_for(head.digest) and runner.serves(head.base):
                     return turn
             head.tried_in_scan = this_scan
             turn += 1

@@ -44,6 +44,9 @@ class Request:
     digest: Digest
     adapter: str = ""
     """The adapter that its client names, as namespace/name. Empty: its gateway does not say."""
+    base: str = ""
+    """The digest of its base model: no other one may continue it. If its gateway does not say, the base model of the
+    first runner that gets it."""
     request_class: RequestClass
     prompt_tokens: int
     max_tokens: int

@@ -2,6 +2,7 @@
 
 | it fits if                | else it waits because                         |
 |---------------------------|-----------------------------------------------|
+| it has the base model     | no runner with that base model is up          |
 | the runner takes work     | no runner is up, or all of them drain         |
 | no parked request waits   | parked requests go first                      |
 | its batch is not full     | every batch is full                           |
@@ -61,6 +62,8 @@ def choose(
     too_small = ""
     could = False
     for runner in runners:
+        if not runner.serves(request.base):
+            continue
         need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
         if need.never:
             too_small = too_small or need.never

@@ -118,6 +118,10 @@ class Runner:
     def takes_work(self) -> bool:
         return self.attached and self.drain is None and not self.unhealthy
 
+    def serves(self, base: str) -> bool:
+        """Whether it has this base model; an empty digest means any."""
+        return not base or base == self.base.digest
+
     @property
     def sequences(self) -> int:
         return len(self.entries)

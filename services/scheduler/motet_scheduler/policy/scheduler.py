@@ -14,6 +14,7 @@ from motet_scheduler.policy.catalog import CatalogPublisher, SavedCatalog
 from motet_scheduler.policy.drains import Drains
 from motet_scheduler.policy.gateway_events import GatewayEvents
 from motet_scheduler.policy.placement import Placer, Positions
+from motet_scheduler.policy.replaced_bases import ReplacedBases
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.runner_events import RunnerEvents
 from motet_scheduler.policy.state import SchedulerState, StartupWait
@@ -32,6 +33,7 @@ class Scheduler:
         self._publisher = CatalogPublisher(state, self.capacity)
         self._gateway_events = GatewayEvents(state, self._lifecycle, self._placer, self._positions)
         self._drains = Drains(state, self._lifecycle)
+        self._replaced_bases = ReplacedBases(state, self._lifecycle)
         self._runner_events = RunnerEvents(state, self._lifecycle, self._publisher, self._drains)
         self._supervisor_events = SupervisorEvents(state, self._lifecycle)
         if saved is not None:
@@ -118,6 +120,7 @@ class Scheduler:
         self._gateway_events.tick()
         self._runner_events.tick()
         self._drains.tick()
+        self._replaced_bases.tick()
         self._publisher.order_adapter_loads()
         self._positions.tick()
         self.capacity.tick()

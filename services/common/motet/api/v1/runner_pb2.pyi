@@ -170,6 +170,7 @@ class Submit(_message.Message):
     ENGINES_LOST_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
@@ -186,6 +187,8 @@ class Submit(_message.Message):
     """the first choice of the same call (n > 1); this runner may never have had it"""
     adapter: _builtins.str
     """namespace/name of the adapter that the client names: others may have its digest"""
+    base_digest: _builtins.str
+    """as in Enqueue: a runner with another base model declines it"""
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
@@ -211,10 +214,11 @@ class Submit(_message.Message):
         engines_lost: _builtins.int = ...,
         parent: _builtins.str = ...,
         adapter: _builtins.str = ...,
+        base_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "base_digest", b"base_digest", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -229,6 +229,7 @@ class LiveRequest(_message.Message):
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     instance: _builtins.str
@@ -245,6 +246,8 @@ class LiveRequest(_message.Message):
     parent: _builtins.str
     """as in Enqueue"""
     adapter: _builtins.str
+    """as in Enqueue"""
+    base_digest: _builtins.str
     """as in Enqueue"""
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
@@ -270,10 +273,11 @@ class LiveRequest(_message.Message):
         deadline_seconds: _builtins.float = ...,
         parent: _builtins.str = ...,
         adapter: _builtins.str = ...,
+        base_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "incarnation", b"incarnation", "instance", b"instance", "max_tokens", b"max_tokens", "parent", b"parent", "promise", b"promise", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "base_digest", b"base_digest", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "incarnation", b"incarnation", "instance", b"instance", "max_tokens", b"max_tokens", "parent", b"parent", "promise", b"promise", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -327,6 +331,7 @@ class Enqueue(_message.Message):
     PARENT_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     """of the last placement; 0 when there was none"""
@@ -349,6 +354,8 @@ class Enqueue(_message.Message):
     """how many choices that call has for this prompt, with this one; 0: one"""
     adapter: _builtins.str
     """namespace/name of the adapter that the client names: others may have its digest"""
+    base_digest: _builtins.str
+    """of the base model that it was tokenised for, and is computed with"""
     @_builtins.property
     def estimate(self) -> _common_pb2.Estimate: ...
     @_builtins.property
@@ -379,10 +386,11 @@ class Enqueue(_message.Message):
         parent: _builtins.str = ...,
         choices: _builtins.int = ...,
         adapter: _builtins.str = ...,
+        base_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "avoid", b"avoid", "choices", b"choices", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "max_tokens", b"max_tokens", "parent", b"parent", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "avoid", b"avoid", "base_digest", b"base_digest", "choices", b"choices", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "max_tokens", b"max_tokens", "parent", b"parent", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -536,6 +544,7 @@ class Placed(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     PROMISE_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
@@ -543,6 +552,8 @@ class Placed(_message.Message):
     incarnation: _builtins.str
     address: _builtins.str
     """a gRPC target"""
+    base_digest: _builtins.str
+    """of the runner"""
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
@@ -560,10 +571,11 @@ class Placed(_message.Message):
         address: _builtins.str = ...,
         promise: _common_pb2.Promise | None = ...,
         peer: Global___Peer | None = ...,
+        base_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "incarnation", b"incarnation", "instance", b"instance", "peer", b"peer", "promise", b"promise", "request", b"request", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "base_digest", b"base_digest", "epoch", b"epoch", "incarnation", b"incarnation", "instance", b"instance", "peer", b"peer", "promise", b"promise", "request", b"request", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,51 @@
+"""Which base models the runners of a group have: two of them, while the group changes from one to the other.
+
+A request stays on the base model that its prompt was tokenised for. When the last runner of that one leaves, the
+requests that wait for it are refused. If a client has no token yet, its gateway tokenises for the new base model and
+asks again; else the stream ends with this error.
+"""
+
+from itertools import islice
+
+from motet.errors import BaseModelReplaced
+from motet.runner_info import Failure
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.values import GroupName
+
+REFUSED_AT_ONCE = 200
+"""Per tick and group: refusing ten thousand would delay everything else."""
+
+REPLACED = BaseModelReplaced(
+    "The base model was replaced while this request ran, and no runner has the old one any more. Send the request "
+    "again: the new base model answers it."
+)
+
+
+class ReplacedBases:
+    def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle) -> None:
+        self._state = state
+        self._lifecycle = lifecycle
+        self._began_at = state.now
+
+    def tick(self) -> None:
+        for group, queue in self._state.queues.items():
+            if len(queue):
+                left = self._bases_left(group)
+                orphans = (request for request in queue.unordered() if self._is_orphan(request, left))
+                for request in list(islice(orphans, REFUSED_AT_ONCE)):
+                    self._lifecycle.refuse(request, Failure.of(REPLACED))
+
+    def _bases_left(self, group: GroupName) -> set[str]:
+        """The base models that requests can wait for. Empty if no runner takes work: any one may come back then."""
+        runners = self._state.runners_of(group)
+        if not any(runner.takes_work for runner in runners):
+            return set()
+        return {runner.base.digest for runner in runners if runner.drain is None}
+
+    def _is_orphan(self, request: Request, left: set[str]) -> bool:
+        if not left or not request.base or request.base in left:
+            return False
+        # After a start, the runners of the previous scheduler have this long to attach.
+        return not request.delivered or self._state.now - self._began_at > self._state.config.forget_runner
