@@ -3,6 +3,7 @@
 import pytest
 
 from motet.domain import InstanceName
+from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.replaced_bases import REFUSED_AT_ONCE
 from tests.scheduler.builders import GROUP, SchedulerDriver, ready
@@ -157,9 +158,18 @@ def test_a_request_is_not_tried_again_because_of_room_on_another_base_model():
     driver.enqueue("big", prompt=1500, base=OLD)
     driver.enqueue("waits", prompt=1500, base=OLD)
     queue = driver.scheduler.queues[GROUP]
-    ((_, class_queue),) = [(one, found) for one, found in queue.class_queues() if len(found)]
     queue.retry_on(driver.scheduler.runners[InstanceName("b")])
-    assert queue.next_turn(class_queue, 0, driver.scheduler.config) == 1
+    assert queue.next_turn(RequestClass.STANDARD, 0, driver.scheduler.config) == 1
     queue.retry_on(driver.scheduler.runners[InstanceName("a")])
     driver.finish("big")
     assert driver.where("waits") == "a"
+
+
+def test_no_runner_of_another_base_model_is_reserved_for_an_overdue_request():
+    driver = changing(max_passed_over=2)
+    driver.enqueue("big", prompt=1500, base=OLD)
+    driver.enqueue("overdue", prompt=1500, base=OLD)
+    for number in range(5):
+        driver.enqueue(f"r{number}", tenant="others", base=NEW)
+    assert {driver.where(f"r{number}") for number in range(5)} == {"b"}
+    assert driver.scheduler.queues[GROUP].reserved_runner is driver.scheduler.runners[InstanceName("a")]

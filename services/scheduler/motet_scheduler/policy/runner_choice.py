@@ -98,8 +98,10 @@ def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig
     best: tuple[bool, bool, bool, int, str] | None = None
     found: Runner | None = None
     for runner in runners:
+        if not runner.takes_work or not runner.serves(request.base):
+            continue
         need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
-        if need.never or not runner.takes_work:
+        if need.never:
             continue
         rank = (
             not request.avoids(runner.instance, now),
