@@ -4,7 +4,7 @@ is the model's."""
 import argparse
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,20 +14,20 @@ from unittest.mock import patch
 
 from benchmarks.harness import Measure
 from benchmarks.model_time import ModelTime
+from benchmarks.traffic import TRAFFIC, among
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
 
-Owners = Callable[[int], Digest]
-"""The adapter of each request"""
+KINDS = ("identical", "skewed", "distinct")
+"""The traffic of adapters that engines are compared with"""
 
 
-def traffic(adapters: list[Digest]) -> dict[str, Owners]:
-    return {
-        "identical": lambda _: adapters[0],
-        "skewed": lambda number: adapters[min(len(adapters) - 1, 8 // (1 + number))],
-        "distinct": lambda number: adapters[number % len(adapters)],
-    }
+def owners(kind: str, requests: int, adapters: Sequence[Digest]) -> list[Digest]:
+    """The adapter of each request, or the base."""
+    if kind == "base":
+        return [BASE] * requests
+    return [adapters[number] for number in among(len(adapters), TRAFFIC[kind](requests))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,13 @@ class Run:
     """The steps that began when all requests had a token, of the last that were served"""
     _numbers: Iterator[int] = field(default_factory=count)
 
-    def seconds(self, requests: int, owner: Owners = lambda _: BASE) -> float:
-        """What so many requests take together. Their prompts are new, so that no prefix is cached."""
+    def seconds(self, requests: int, adapters: Sequence[Digest] = ()) -> float:
+        """What so many requests take together, each with its adapter, or all with the base. Their prompts are new, so
+        that no prefix is cached."""
         given, tokens = self.given, random.Random(next(self._numbers))
         prompts = [random_prompt(tokens, given.prompt, given.vocabulary) for _ in range(requests)]
-        return self.serve([Ask(prompt, given.output, owner(number)) for number, prompt in enumerate(prompts)]).seconds
+        asks = zip(prompts, adapters or [BASE] * requests, strict=True)
+        return self.serve([Ask(prompt, given.output, adapter) for prompt, adapter in asks]).seconds
 
     def serve(self, asks: Sequence[Ask]) -> Served:
         """Those that arrive at once are known to the engine before the time begins."""
@@ -136,9 +138,9 @@ class Run:
             loaded.fused = fused
 
 
-def seconds_of(run: Run, requests: int, owner: Owners = lambda _: BASE) -> Measure:
+def seconds_of(run: Run, requests: int, adapters: Sequence[Digest] = ()) -> Measure:
     async def measure() -> float:
-        return run.seconds(requests, owner)
+        return run.seconds(requests, adapters)
 
     return measure
 

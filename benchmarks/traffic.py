@@ -37,4 +37,9 @@ def identical(rows: int) -> list[int]:
     return [0] * rows
 
 
+def among(adapters: int, owners: list[int]) -> list[int]:
+    """The same traffic where there are only so many adapters: they take turns."""
+    return [owner % adapters for owner in owners]
+
+
 TRAFFIC = {"distinct": distinct, "uniform": uniform, "skewed": skewed, "zipf": zipf, "identical": identical}

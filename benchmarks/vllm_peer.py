@@ -10,8 +10,8 @@ margin that it is the likeliest one; later texts of bfloat16 models may differ.
 A result is vLLM's seconds as a multiple of ours: `vllm_base`, `vllm_identical`, `vllm_skewed` and `vllm_distinct` of so
 many requests; `vllm_distinct_vs_base` has our distinct adapters and vLLM's base; `vllm_prefill_*` has long prompts and
 `vllm_long_*` a long context; `generic_distinct` is a Gemma, whose forward pass nobody wrote: ours is recorded from its
-modules. `_torch` is our engine with the kernels of torch. `vllm_http_distinct` is the whole product and vLLM's HTTP
-server. It does not use a GPU.
+modules. `_torch` is our engine with the kernels of torch. `vllm_http_*` is the whole product and vLLM's HTTP server.
+It does not use a GPU.
 
     python -m benchmarks.vllm_peer [--python PATH] [--cases base distinct] [--requests 8 32] [--kernels cpp] [--json]
 """
@@ -23,7 +23,7 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +35,7 @@ from benchmarks.driven import Driven
 from benchmarks.harness import Measure, Pairs, Result, alternate, arguments, report, skip
 from benchmarks.random_gemma import GemmaShape
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_adapter, random_llama
+from benchmarks.traffic import TRAFFIC, among
 from benchmarks.vllm_served import measure_served
 from benchmarks.vllm_setup import environment_of_vllm
 from motet_kernels.cpp import CannotBuild
@@ -47,16 +48,6 @@ FEW = 16
 CLEAR = 0.05
 """The difference of two log probabilities that rounding to bfloat16 does not turn around in this model."""
 CHECKED_TOKENS = 8
-
-Owners = Callable[[int, int], int | None]
-"""The adapter of each request, by its number and the number of adapters"""
-
-TRAFFIC: dict[str, Owners] = {
-    "base": lambda _number, _adapters: None,
-    "identical": lambda _number, _adapters: 0,
-    "skewed": lambda number, adapters: min(adapters - 1, 8 // (1 + number)),
-    "distinct": lambda number, adapters: number % adapters,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,13 +198,13 @@ class Comparison:
 
     def question(self, seed: int, traffic: str, *, checked: bool = False) -> dict[str, Any]:
         tokens, work, given = random.Random(seed), self._work, self._given
-        owner = TRAFFIC[traffic]
+        base = [None] * work.requests
         return {
             "do": "generate",
             "prompts": [
                 [tokens.randrange(2, given.vocabulary) for _ in range(work.prompt)] for _ in range(work.requests)
             ],
-            "adapters": [owner(number, given.adapters) for number in range(work.requests)],
+            "adapters": base if traffic == "base" else among(given.adapters, TRAFFIC[traffic](work.requests)),
             "output": min(work.output, CHECKED_TOKENS) if checked else work.output,
             "margins": checked,
         }
@@ -230,13 +221,13 @@ class Comparison:
 
         return measure
 
-    def check(self, ours: Driven) -> tuple[str, float]:
-        """What was equal, and the share of clear first tokens that were."""
+    def check(self, ours: Driven) -> tuple[str, int, int]:
+        """What was equal, and how many clear first tokens were, of how many."""
         question = self.question(0, self._case.ours, checked=True)
         return agreement(ours.ask(question), self._theirs.ask(question))
 
 
-def agreement(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[str, float]:
+def agreement(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[str, int, int]:
     both = list(zip(ours["tokens"], theirs["tokens"], strict=True))
     margins = zip(ours["margins"], theirs["margins"], strict=True)
     clear = [pair[0][0] == pair[1][0] for pair, margin in zip(both, margins, strict=True) if min(margin) >= CLEAR]
@@ -246,7 +237,7 @@ def agreement(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[str, float]
     text = (
         f"{first} of {len(both)} first tokens equal, {sum(clear)} of {len(clear)} clear ones, {share:.0%} of all tokens"
     )
-    return text, sum(clear) / len(clear) if clear else 1.0
+    return text, sum(clear), len(clear)
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
@@ -265,9 +256,10 @@ async def measure_case(given: argparse.Namespace, engines: Engines, case: Case, 
         ours = comparison.fastest(candidates)
         same_model = case.ours == case.theirs
         if same_model:
-            said, equal = comparison.check(ours)
+            said, equal, clear = comparison.check(ours)
             print(f"{name}: {said}", flush=True)
-            results.append(Result(f"{name}_first_tokens", equal, "", "= 1", equal == 1))
+            # Without a clear one, nothing has been compared.
+            results.append(Result(f"{name}_first_tokens", equal, "", f"= {max(1, clear)}", 0 < equal == clear))
         seconds_of_theirs, seconds_of_ours = comparison.of_theirs(), comparison.of_ours(ours)
         await seconds_of_theirs()
         await seconds_of_ours()

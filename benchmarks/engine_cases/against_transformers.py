@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from benchmarks.engine_cases.bench import SUFFIXES, Bench, Leasts, least_of
 from benchmarks.engine_cases.transformers_child import Batch, Choice, How, TransformersChild, transformers_child
-from benchmarks.engine_run import Ask, Run, random_prompt
+from benchmarks.engine_run import Ask, Run, owners, random_prompt
 from benchmarks.harness import Measure, alternate, percentile
 from motet.domain import BASE
 
@@ -53,8 +53,8 @@ class Transformers:
         """Each with another adapter, as long as there are more."""
         given, tokens, adapters = self._bench.given, random.Random(requests), self._bench.adapters
         prompts = [random_prompt(tokens, given.prompt, given.vocabulary) for _ in range(requests)]
-        owner = (lambda number: adapters[number % len(adapters)]) if with_adapters else lambda _: BASE
-        return [Ask(prompt, given.output, owner(number)) for number, prompt in enumerate(prompts)]
+        of_requests = owners("distinct" if with_adapters else "base", requests, adapters)
+        return [Ask(prompt, given.output, adapter) for prompt, adapter in zip(prompts, of_requests, strict=True)]
 
     def seconds(self, how: How, asks: Sequence[Ask]) -> float:
         return self._generate(how, asks)[0]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import motet_cli
 from benchmarks.engine_cases.bench import Bench
-from benchmarks.engine_run import Owners, Run, make_run
+from benchmarks.engine_run import Run, make_run, owners
 from benchmarks.harness import Measure, alternate, percentile
-from motet.domain import BASE, Digest
+from motet.domain import Digest
 from motet_runner.adapters.certification import certify
 
 BUNDLED = Path(motet_cli.__file__).parent / "bundled"
@@ -28,11 +28,9 @@ async def demo(bench: Bench) -> None:
         adapters.append(Digest(f"sha256:{folder.name}"))
         for run in (ours, theirs):
             run.engine.load_adapter(adapters[-1], certify(folder, run.engine.info).layout)
-    for name, owner, least in (
-        ("demo_steps", lambda _: BASE, GAINED),
-        ("demo_steps_adapters", lambda number: adapters[number % len(adapters)], None),
-    ):
-        a, b = _seconds_of_a_step(theirs, owner), _seconds_of_a_step(ours, owner)
+    for name, kind, least in (("demo_steps", "base", GAINED), ("demo_steps_adapters", "distinct", None)):
+        of_requests = owners(kind, STREAMS, adapters)
+        a, b = _seconds_of_a_step(theirs, of_requests), _seconds_of_a_step(ours, of_requests)
         await a()
         await b()
         pairs = await alternate(a, b, pairs=given.pairs)
@@ -40,9 +38,9 @@ async def demo(bench: Bench) -> None:
         bench.add(f"{name}_a_second", 1 / percentile(pairs.b, 0.5), "steps/s")
 
 
-def _seconds_of_a_step(run: Run, owner: Owners) -> Measure:
+def _seconds_of_a_step(run: Run, adapters: list[Digest]) -> Measure:
     async def measure() -> float:
-        run.seconds(STREAMS, owner)
+        run.seconds(STREAMS, adapters)
         return sum(run.of_decodes) / len(run.of_decodes)
 
     return measure

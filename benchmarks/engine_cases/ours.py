@@ -6,7 +6,7 @@ planning, sampling, and the description of the batch.
 """
 
 from benchmarks.engine_cases.bench import SUFFIXES, Bench, at_most, least_of
-from benchmarks.engine_run import seconds_of, traffic
+from benchmarks.engine_run import KINDS, owners, seconds_of
 from benchmarks.harness import alternate, percentile
 from benchmarks.host_parts import parts_of
 
@@ -47,8 +47,8 @@ async def kept(bench: Bench) -> None:
         for requests in given.requests:
             base = seconds_of(run, requests)
             await base()
-            for name, owner in traffic(bench.adapters).items():
-                adapted = seconds_of(run, requests, owner)
+            for name in KINDS:
+                adapted = seconds_of(run, requests, owners(name, requests, bench.adapters))
                 await adapted()
                 pairs = await alternate(base, adapted, pairs=given.pairs)
                 least = least_of(KEPT[kernels][name], requests)

@@ -59,6 +59,8 @@ def test_both_engines_get_the_same_requests_and_a_slow_peer_is_beaten(tmp_path: 
     assert results["vllm_base_3_torch"]["value"] > 10
     assert results["vllm_base_3_torch"]["target"] == ">= 0.5"
     assert results["vllm_distinct_3_torch"]["against"]["baseline"] == "vLLM, distinct"
+    nothing_compared = results["vllm_base_3_torch_first_tokens"]
+    assert (nothing_compared["value"], nothing_compared["target"], nothing_compared["holds"]) == (0, "= 1", False)
     assert "vllm_distinct_vs_base_3_torch" not in results  # it has no target for these kernels
     questions = [json.loads(line) for line in asked.read_text().splitlines()]
     loads = [question for question in questions if question["do"] == "load"]
@@ -131,19 +133,19 @@ def test_an_answer_that_is_an_error_is_raised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "other", "margins", "share"),
+    ("mine", "other", "margins", "equal", "clear"),
     [
-        ([[1, 2]], [[1, 3]], (CLEAR, CLEAR), 1.0),
-        ([[1, 2]], [[4, 2]], (CLEAR, CLEAR), 0.0),
-        ([[1, 2]], [[4, 2]], (CLEAR, CLEAR / 2), 1.0),
-        ([[1, 2]], [[4, 2]], (CLEAR / 2, CLEAR), 1.0),
+        ([[1, 2]], [[1, 3]], (CLEAR, CLEAR), 1, 1),
+        ([[1, 2]], [[4, 2]], (CLEAR, CLEAR), 0, 1),
+        ([[1, 2]], [[4, 2]], (CLEAR, CLEAR / 2), 0, 0),
+        ([[1, 2]], [[4, 2]], (CLEAR / 2, CLEAR), 0, 0),
     ],
 )
 def test_first_tokens_must_be_equal_where_both_are_sure(
-    mine: list[list[int]], other: list[list[int]], margins: tuple[float, float], share: float
+    mine: list[list[int]], other: list[list[int]], margins: tuple[float, float], equal: int, clear: int
 ) -> None:
     ours, theirs = {"tokens": mine, "margins": [margins[0]]}, {"tokens": other, "margins": [margins[1]]}
-    assert agreement(ours, theirs)[1] == share
+    assert agreement(ours, theirs)[1:] == (equal, clear)
 
 
 def test_the_share_of_equal_tokens_ends_at_the_first_difference() -> None:
