@@ -1,7 +1,8 @@
 """The whole product against vLLM's own HTTP server, for `benchmarks.vllm_peer`.
 
-The same client streams the same requests, with distinct adapters, from both. vLLM's server is stopped while the product
-is measured. The product is not stopped: its processes watch each other, and it is nearly idle without requests.
+The same client streams the same requests from both: all of the base, from a server of vLLM's without LoRA, or with
+distinct adapters. vLLM's server is stopped while the product is measured. The product is not stopped: its processes
+watch each other, and it is nearly idle without requests.
 """
 
 import argparse
@@ -11,21 +12,23 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import psutil
 
 from benchmarks.driven import DrivenError, Stoppable
-from benchmarks.engine_run import Ask, random_prompt
+from benchmarks.engine_run import Ask, owners, random_prompt
 from benchmarks.harness import Measure, Result, alternate, percentile
 from benchmarks.served_stack import SERVED, StreamingClient, serving, text_of
 from benchmarks.vllm_setup import environment_of_vllm
 from motet.domain import Digest
 from tests.support.ports import free_port
 
-NAME, LEAST = "vllm_http_distinct", 6
+LEAST = {"base": (1.4, 0.9), "distinct": (6, 6)}
+"""The least ratio with up to FEW requests, and with more, by traffic"""
+FEW = 16
 READY_SECONDS = 300
-REQUESTS = 8
 AskAll = Callable[[list[Ask]], Awaitable[list[bytes]]]
 EQUAL = 0.5
 """The least share of first words that must be equal: a server without the adapters would have none."""
@@ -46,10 +49,13 @@ def measure_served(given: argparse.Namespace, model: Path, adapters: Sequence[st
         serving(Path(folder), model, [Path(one) for one in adapters], engine=engine, env=env) as stack,
     ):
         own = [psutil.Process(pid) for pid in stack.processes()]
-        port = free_port()
-        command = command_of_vllm(given, Path(folder) / "manifests" / "model", adapters, port)
-        with Stoppable("vLLM's server", command, environment_of_vllm(given)) as server:
-            return asyncio.run(_measure(given, server, stack.port, port, own))
+        results = []
+        for traffic in LEAST:
+            port, of_peer = free_port(), [] if traffic == "base" else adapters
+            command = command_of_vllm(given, Path(folder) / "manifests" / "model", of_peer, port)
+            with Stoppable("vLLM's server", command, environment_of_vllm(given)) as server:
+                results += asyncio.run(_measure(given, traffic, server, (stack.port, port), own))
+        return results
 
 
 def command_of_vllm(given: argparse.Namespace, model: Path, adapters: Sequence[str], port: int) -> list[str | Path]:
@@ -58,19 +64,27 @@ def command_of_vllm(given: argparse.Namespace, model: Path, adapters: Sequence[s
         *(given.python, "-P", "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", model, "--served-model-name", SERVED, "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", given.dtype, "--max-model-len", str(given.context), "--max-num-seqs", str(max(given.requests))),
-        *("--no-enable-prefix-caching", "--enable-lora", "--max-lora-rank", str(given.rank)),
-        *("--max-loras", str(given.adapters), "--max-cpu-loras", str(given.adapters)),
-        *("--lora-modules", *(f"adapter-{number}={folder}" for number, folder in enumerate(adapters))),
+        "--no-enable-prefix-caching",
+        *(_with_lora(given, adapters) if adapters else []),
         *(["--enforce-eager"] if given.vllm_eager else []),
     ]
 
 
+def _with_lora(given: argparse.Namespace, adapters: Sequence[str]) -> list[str]:
+    return [
+        *("--enable-lora", "--max-lora-rank", str(given.rank)),
+        *("--max-loras", str(given.adapters), "--max-cpu-loras", str(given.adapters)),
+        *("--lora-modules", *(f"adapter-{number}={folder}" for number, folder in enumerate(adapters))),
+    ]
+
+
 async def _measure(
-    given: argparse.Namespace, server: Stoppable, our_port: int, their_port: int, own: list[psutil.Process]
+    given: argparse.Namespace, traffic: str, server: Stoppable, ports: tuple[int, int], own: Sequence[psutil.Process]
 ) -> list[Result]:
-    await until_ready(server, their_port)
+    """`ports`: ours and theirs"""
+    await until_ready(server, ports[1])
     digests = [Digest(f"sha256:{number}") for number in range(given.adapters)]
-    ours, theirs = StreamingClient(our_port, digests), StreamingClient(their_port, digests)
+    ours, theirs = (StreamingClient(port, digests) for port in ports)
 
     async def of_theirs(asks: list[Ask]) -> list[bytes]:
         server.resume()
@@ -78,33 +92,36 @@ async def _measure(
         server.stop()
         return answers
 
+    results = []
     try:
-        asks = _asks(given, digests, 0)
-        share = equal_first_words(await ours.ask_all(asks), await of_theirs(asks))
-        print(f"{NAME}: {share:.0%} of all first words equal", flush=True)
-        own += server.processes
-        seconds_of_theirs, seconds_of_ours = _seconds(given, digests, of_theirs), _seconds(given, digests, ours.ask_all)
-        await seconds_of_theirs()
-        await seconds_of_ours()
-        pairs = await alternate(seconds_of_theirs, seconds_of_ours, pairs=given.pairs, own=own)
+        for requests in given.requests:
+            name, adapters = f"vllm_http_{traffic}_{requests}", owners(traffic, requests, digests)
+            asks = _asks(given, adapters, 0)
+            share = equal_first_words(await ours.ask_all(asks), await of_theirs(asks))
+            print(f"{name}: {share:.0%} of all first words equal", flush=True)
+            of_both = [_seconds(given, adapters, ask_all) for ask_all in (of_theirs, ours.ask_all)]
+            for seconds in of_both:
+                await seconds()
+            pairs = await alternate(*of_both, pairs=given.pairs, own=[*own, *server.processes])
+            print(f"{name}: {pairs}", flush=True)
+            tokens, least = requests * given.output, LEAST[traffic][requests > FEW]
+            results += [
+                Result(f"{name}_first_words", share, "", f">= {EQUAL:g}", share >= EQUAL),
+                Result(name, pairs.ratio, "x", f">= {least:g}", pairs.ratio >= least, "vLLM's server", pairs),
+                Result(f"{name}_ours", tokens / percentile(pairs.b, 0.5), "tok/s"),
+                Result(f"{name}_theirs", tokens / percentile(pairs.a, 0.5), "tok/s"),
+            ]
     finally:
         await ours.close()
         await theirs.close()
-    print(f"{NAME}: {pairs}", flush=True)
-    tokens = REQUESTS * given.output
-    return [
-        Result(f"{NAME}_first_words", share, "", f">= {EQUAL:g}", share >= EQUAL),
-        Result(NAME, pairs.ratio, "x", f">= {LEAST:g}", pairs.ratio >= LEAST, "vLLM's server", pairs),
-        Result(f"{NAME}_ours", tokens / percentile(pairs.b, 0.5), "tok/s"),
-        Result(f"{NAME}_theirs", tokens / percentile(pairs.a, 0.5), "tok/s"),
-    ]
+    return results
 
 
-def _seconds(given: argparse.Namespace, digests: list[Digest], ask_all: AskAll) -> Measure:
-    seeds = iter(range(1, 10**9))
+def _seconds(given: argparse.Namespace, adapters: Sequence[Digest], ask_all: AskAll) -> Measure:
+    seeds = count(1)
 
     async def measure() -> float:
-        asks = _asks(given, digests, next(seeds))
+        asks = _asks(given, adapters, next(seeds))
         began = time.perf_counter()
         await ask_all(asks)
         return time.perf_counter() - began
@@ -112,10 +129,9 @@ def _seconds(given: argparse.Namespace, digests: list[Digest], ask_all: AskAll) 
     return measure
 
 
-def _asks(given: argparse.Namespace, digests: list[Digest], seed: int) -> list[Ask]:
+def _asks(given: argparse.Namespace, adapters: Sequence[Digest], seed: int) -> list[Ask]:
     tokens = random.Random(seed)
-    prompts = [random_prompt(tokens, given.prompt, given.vocabulary) for _ in range(REQUESTS)]
-    return [Ask(prompt, given.output, digests[i % len(digests)]) for i, prompt in enumerate(prompts)]
+    return [Ask(random_prompt(tokens, given.prompt, given.vocabulary), given.output, adapter) for adapter in adapters]
 
 
 def equal_first_words(ours: Sequence[bytes], theirs: Sequence[bytes]) -> float:
