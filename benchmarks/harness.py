@@ -134,6 +134,8 @@ class Result:
     holds: bool | None = None
     baseline: str = ""
     pairs: Pairs | None = None
+    counted: bool = False
+    """It was counted, and no clock was read for it: it is the same on every machine."""
 
     def as_json(self) -> dict[str, Any]:
         row = {
@@ -143,6 +145,8 @@ class Result:
             "target": self.target,
             "holds": self.holds,
         }
+        if self.counted:
+            return row | {"counted": True}
         if self.pairs is None:
             return row
         against = {
@@ -252,11 +256,15 @@ def commit(folder: Path = ROOT) -> str:
 
 
 def _processor() -> str:
+    """Its name does not say which one it is: others of that name have other instructions and caches."""
     try:
-        with open("/proc/cpuinfo") as lines:  # noqa: PTH123
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
         return platform.processor()
+    of = {what.strip(): value.strip() for what, _, value in (line.partition(":") for line in lines)}
+    numbers = [f"{what.removeprefix('cpu ')} {of[what]}" for what in ("cpu family", "model", "stepping") if what in of]
+    name = of.get("model name", platform.processor())
+    return f"{name} ({', '.join(numbers)})" if numbers else name
 
 
 def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))  # for `python tools/generate_performance.py`, whi
 from tools.performance.goals import goals_table  # noqa: E402
 from tools.performance.plot import plot_of  # noqa: E402
 from tools.performance.results import read_results, read_rows  # noqa: E402
-from tools.performance.tables import TABLES, table_of  # noqa: E402
+from tools.performance.tables import TABLES, missed_table, table_of  # noqa: E402
 
 PLOTS = {
     "vllm": "Tokens per second against vLLM for CPUs",
@@ -34,7 +34,8 @@ def generate(docs: Path = DOCS) -> list[Path]:
     """Write the plots and the page with its tables. Returns the files."""
     measured = read_results()
     page = docs / "performance.md"
-    tables = {name: table_of(table, measured) for name, table in TABLES.items()} | {"gpu": goals_table(read_rows())}
+    tables = {name: table_of(table, measured) for name, table in TABLES.items()}
+    tables |= {"gpu": goals_table(read_rows()), "missed": missed_table(measured)}
     text = _TABLE.sub(
         lambda found: f"{found[1]}\n{tables[found['name']]}\n\n{found[3]}",
         (DOCS / "performance.md").read_text(encoding="utf-8"),

@@ -4,44 +4,84 @@
     python tools/keep_results.py run.txt
     make generate
 
-A new result takes the place of the older one of its name in benchmarks/results, with the commit that it was measured
-on. What of the machine cannot matter to a reader is left out.
+A figure is kept if somebody else can measure it again: in five pairs or more, undisturbed, from a commit without other
+changes. Others are refused by name, and the tool ends with status 1. A figure without pairs is kept only if it was
+counted, and no clock was read for it; goals of a GPU are measured in rounds, which `benchmarks/gpu.py` checks itself.
+
+A new result takes the place of the older one of its name and processor, with the commit that it was measured on. What
+else of the machine cannot matter to a reader is left out.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
-OF_MACHINE = ("processor", "cores", "memory_gib", "gpu")
+LEAST_PAIRS = 5
 
 
-def keep(lines: Iterable[str], folder: Path = RESULTS) -> list[Path]:
-    """Returns the files that it wrote. Other lines than those of results are skipped."""
-    written = []
+def keep(lines: Iterable[str], folder: Path = RESULTS) -> list[str]:
+    """Returns why figures were refused. Other lines than those of results are skipped."""
+    refused = []
     for run in runs(lines):
-        path = folder / f"{run['benchmark']}.json"
-        kept = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
-        by_name = {row["name"]: row for row in kept}
-        by_name |= {row["name"]: row | {"commit": run.get("commit", "")} for row in run["results"]}
-        of_machine = {what: run["machine"][what] for what in OF_MACHINE if what in run["machine"]}
-        document = {"benchmark": run["benchmark"], "machine": of_machine, "results": list(by_name.values())}
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        written.append(path)
-    return written
+        kept = []
+        for row in run["results"]:
+            of = row | {"commit": row.get("commit", run["commit"])} | _machine(run["machine"])
+            if why := obstacle(of):
+                refused.append(f"{row['name']}: {why}")
+            else:
+                kept.append(of)
+        if kept:
+            _write(folder / f"{run['benchmark']}.json", run["benchmark"], kept)
+    return refused
 
 
 def runs(lines: Iterable[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith('{"benchmark"')]
 
 
-if __name__ == "__main__":
+def obstacle(row: dict[str, Any]) -> str | None:
+    """Why the figure is not kept, or None."""
+    if not row["commit"] or row["commit"].endswith("+"):
+        return "its tree had changes that are in no commit"
+    if row.get("counted") or "goal" in row:
+        return None
+    pairs = row.get("against")
+    if pairs is None:
+        return "it was not measured in pairs"
+    if pairs["pairs"] < LEAST_PAIRS:
+        return f"{pairs['pairs']} of at least {LEAST_PAIRS} pairs"
+    return "other processes disturbed it" if pairs["disturbed"] else None
+
+
+def _machine(machine: dict[str, Any]) -> dict[str, Any]:
+    return {what: machine[what] for what in ("processor", "cores", "gpu") if what in machine}
+
+
+def _write(path: Path, benchmark: str, rows: list[dict[str, Any]]) -> None:
+    before = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
+    of_name = {(row["name"], row["processor"]): row for row in [*before, *rows]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"benchmark": benchmark, "results": list(of_name.values())}
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("printed", type=Path, nargs="+", help="a file with what a benchmark has printed")
+    refused = []
     for one in parser.parse_args().printed:
-        if not (files := keep(one.read_text(encoding="utf-8").splitlines())):
+        lines = one.read_text(encoding="utf-8").splitlines()
+        if not runs(lines):
             parser.error(f"{one} has no results. Run the benchmark with --json.")
-        print(*files)  # noqa: T201
+        refused += keep(lines)
+    for why in refused:
+        print(f"not kept: {why}", file=sys.stderr)  # noqa: T201
+    sys.exit(bool(refused))
+
+
+if __name__ == "__main__":
+    main()

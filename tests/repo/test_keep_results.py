@@ -1,30 +1,73 @@
-"""Results of benchmarks are kept by name, each with its commit."""
+"""Results of benchmarks are kept by name and processor, each with its commit, if they can be measured again."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.repo.tree import ROOT
 from tools.keep_results import keep
+from tools.performance.results import read_results
+from tools.performance.tables import TABLES, missed_table, table_of
 
-MACHINE = {"processor": "a processor", "cores": 2, "memory_gib": 8.0, "load": 0.5, "system": "a system"}
-
-
-def printed(commit: str, **values: float) -> str:
-    rows = [{"name": name, "value": value} for name, value in values.items()]
-    return json.dumps({"benchmark": "engine", "commit": commit, "machine": MACHINE, "results": rows})
+FIVE_PAIRS = {"baseline": "b", "ratio": 2.0, "spread": [1.9, 2.1], "pairs": 5, "discarded": 0, "disturbed": False}
 
 
-def test_a_new_result_takes_the_place_of_the_older_one_of_its_name(tmp_path: Path) -> None:
-    keep(["a table", printed("first", base=1.0, distinct=2.0)], tmp_path)
-    assert keep([printed("second", distinct=3.0, host=4.0)], tmp_path) == [tmp_path / "engine.json"]
-    kept = json.loads((tmp_path / "engine.json").read_text())
-    assert kept["machine"] == {"processor": "a processor", "cores": 2, "memory_gib": 8.0}
-    assert [(row["name"], row["value"], row["commit"]) for row in kept["results"]] == [
-        ("base", 1.0, "first"),
-        ("distinct", 3.0, "second"),
-        ("host", 4.0, "second"),
+def row(name: str, value: float, **more: Any) -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": "x", "target": "", "holds": None, "against": FIVE_PAIRS} | more
+
+
+def printed(commit: str, *rows: dict[str, Any], processor: str = "a processor") -> str:
+    machine = {"processor": processor, "cores": 2, "memory_gib": 8.0, "load": 0.5, "system": "a system"}
+    return json.dumps({"benchmark": "engine", "commit": commit, "machine": machine, "results": rows})
+
+
+def test_a_new_result_takes_the_place_of_the_older_one_of_its_name_and_processor(tmp_path: Path) -> None:
+    assert keep(["a table", printed("first", row("base", 1.0), row("distinct", 2.0))], tmp_path) == []
+    assert keep([printed("second", row("distinct", 3.0))], tmp_path) == []
+    assert keep([printed("third", row("distinct", 4.0), processor="another")], tmp_path) == []
+    kept = json.loads((tmp_path / "engine.json").read_text())["results"]
+    assert [(one["name"], one["value"], one["commit"], one["processor"]) for one in kept] == [
+        ("base", 1.0, "first", "a processor"),
+        ("distinct", 3.0, "second", "a processor"),
+        ("distinct", 4.0, "third", "another"),
+    ]
+    assert "load" not in kept[0]
+
+
+@pytest.mark.parametrize(
+    ("commit", "more", "why"),
+    [
+        ("abc+", {}, "its tree had changes that are in no commit"),
+        ("", {}, "its tree had changes that are in no commit"),
+        ("abc", {"against": None}, "it was not measured in pairs"),
+        ("abc", {"against": FIVE_PAIRS | {"pairs": 4}}, "4 of at least 5 pairs"),
+        ("abc", {"against": FIVE_PAIRS | {"disturbed": True}}, "other processes disturbed it"),
+        ("abc+", {"against": None, "counted": True}, "its tree had changes that are in no commit"),
+    ],
+)
+def test_what_nobody_can_measure_again_is_refused(tmp_path: Path, commit: str, more: dict[str, Any], why: str) -> None:
+    assert keep([printed(commit, row("base", 1.0, **more))], tmp_path) == [f"base: {why}"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_counted_figure_needs_no_pairs(tmp_path: Path) -> None:
+    assert keep([printed("abc", row("launches", 8, against=None, counted=True))], tmp_path) == []
+
+
+def test_of_several_processors_the_worst_stands_against_the_target(tmp_path: Path) -> None:
+    least = {"target": ">= 1.4"}
+    keep([printed("abc", row("vllm_base_8", 1.3, holds=False, **least))], tmp_path)
+    keep([printed("abc", row("vllm_base_8", 2.2, holds=True, **least), processor="another")], tmp_path)
+    measured = read_results(tmp_path)
+    lines = table_of(TABLES["vllm"], measured).splitlines()
+    assert lines[2] == "| base | 1.3 to 2.2 × [1.9 to 2.1] (missed: >= 1.4) | not measured |"
+    assert lines[-1] == "5 pairs a figure; a processor, another; abc."
+    assert missed_table(measured).splitlines()[2:] == [
+        "| ours against the same of vLLM: base, n = 8 | 1.3 to 2.2 × | >= 1.4 |"
     ]
 
 

@@ -32,6 +32,16 @@ TABLES = {
             "Gemma, whose forward pass is recorded, distinct": _both("generic_distinct"),
         },
     ),
+    "product": Table(
+        "the whole product against",
+        ("n = 8", "n = 32"),
+        {
+            "vLLM's server without LoRA, base": _both("vllm_http_base"),
+            "vLLM's server with LoRA, an adapter for each (distinct)": _both("vllm_http_distinct"),
+            "its own engine alone, base": _both("served_share"),
+            "its own engine alone, distinct": _both("served_share_distinct"),
+        },
+    ),
     "long": Table(
         "ours against the same of vLLM, n = 8",
         ("base", "distinct"),
@@ -131,12 +141,42 @@ def table_of(table: Table, measured: Mapping[str, Measured]) -> str:
     for what, names in table.rows.items():
         cells = [_cell(measured.get(name)) if name else "" for name in names]
         lines.append(f"| {' | '.join([what, *cells])} |")
+    shown = [measured[name] for names in table.rows.values() for name in names if name in measured]
+    return "\n".join([*lines, "", _how_measured(shown)])
+
+
+def missed_table(measured: Mapping[str, Measured]) -> str:
+    """Of all figures of the page"""
+    lines = ["| what misses its target | figure | target |", "| --- | --- | --- |"]
+    for table in TABLES.values():
+        for what, names in table.rows.items():
+            for column, found in zip(table.columns, map(measured.get, names), strict=True):
+                if found is not None and found.holds is False:
+                    lines.append(f"| {table.first}: {what}, {column} | {_figure(found)} | {found.target} |")
     return "\n".join(lines)
 
 
 def _cell(found: Measured | None) -> str:
+    """With the spread of its pairs in brackets"""
     if found is None:
         return "not measured"
     missed = "" if found.holds is not False else f" (missed: {found.target})"
+    spread = f" [{found.spread[0]:.3g} to {found.spread[1]:.3g}]" if found.spread else ""
+    return f"{_figure(found)}{spread}{missed}"
+
+
+def _figure(found: Measured) -> str:
     unit = " ×" if found.unit in ("x", "") else f" {found.unit}"
-    return f"{found.value:.3g}{unit}{missed}"
+    best = f" to {found.values[-1]:.3g}" if len(found.processors) > 1 else ""
+    return f"{found.value:.3g}{best}{unit}"
+
+
+def _how_measured(shown: Sequence[Measured]) -> str:
+    """Nothing stands under a table that waits for its first figure."""
+    if not shown:
+        return ""
+    pairs = sorted({one.pairs for one in shown if one.pairs})
+    ends = " to ".join(map(str, sorted({pairs[0], pairs[-1]}))) if pairs else "no"
+    processors = ", ".join(sorted({name for one in shown for name in one.processors}))
+    commits = ", ".join(sorted({name for one in shown for name in one.commits})) or "commits unknown"
+    return f"{ends} pairs a figure; {processors}; {commits}."
