@@ -248,6 +248,18 @@ def test_every_pool_namespace_has_the_same_policies() -> None:
     assert not passes(objects, elsewhere, others["scheduler"], 7101)
 
 
+@every_variant
+def test_the_policies_of_runners_stay_as_long_as_runners_do(values: Object) -> None:
+    """Runners go on after an uninstallation, and after their namespace was left out of `pools.namespaces`."""
+    objects = render(values)
+    pools = values.get("pools", {}).get("namespaces", ["motet-pools"])
+    for policy in of_kind(objects, "NetworkPolicy"):
+        metadata = policy["metadata"]
+        of_runners = metadata["namespace"] in pools and metadata["name"].endswith(("-runner", "-default-deny"))
+        kept = metadata.get("annotations", {}).get("helm.sh/resource-policy") == "keep"
+        assert kept == of_runners, title(policy)
+
+
 def test_policies_can_be_switched_off() -> None:
     assert of_kind(render({"networkPolicy": {"enabled": False}}), "NetworkPolicy") == []
 

@@ -50,8 +50,8 @@ from motet_operator.cluster.object_parser import (
     with_leaving_node,
     with_scheduler_state,
 )
-from motet_operator.cluster.obstacles import Obstacles, PartialKnowledge
-from motet_operator.cluster.status_documents import adapter_status, pool_status, unreadable_status, unseen_status
+from motet_operator.cluster.obstacles import Obstacle, Obstacles, PartialKnowledge
+from motet_operator.cluster.status_documents import adapter_status, pool_status, unaccepted_status, unseen_status
 from motet_operator.cluster.writes import (
     DeploymentDeletion,
     OwnedObjectWrite,
@@ -264,7 +264,7 @@ def _pool_documents(
         if name in unheard and conditions_of(it):
             continue
         if not knowledge.leaves_alone(name):
-            found[POOLS, name] = pool_status(pool)
+            found[POOLS, name] = pool_status(pool, it, view.now)
         elif (why := knowledge.unseen_reason(name)) is not None:
             found[POOLS, name] = unseen_status(why, it, view.now)
     return found
@@ -295,7 +295,8 @@ def _statuses(
         events[event.kind, event.name].append(event)
     for kind, name, message in unreadable:
         it = snapshot[kind][name.namespace, name.name]
-        documents[kind, name] = unreadable_status(message, it, documents.get((kind, name), it.get("status") or {}), now)
+        status: Object = documents.get((kind, name), it.get("status") or {})
+        documents[kind, name] = unaccepted_status(Obstacle("Unreadable", message), it, status, now)
         news = not _has_reason(conditions_of(it), "Ready", "Unreadable")
         event = Event(kind=kind.name, name=name, type="Warning", reason="Unreadable", message=message)
         events[kind.name, name] = [event] if news else []

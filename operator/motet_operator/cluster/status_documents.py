@@ -26,7 +26,12 @@ def adapter_status(found: AdapterStatus) -> Object:
     )
 
 
-def pool_status(found: PoolStatus) -> Object:
+def pool_status(found: PoolStatus, it: Object, now: datetime) -> Object:
+    before = it.get("status") or {}
+    refused = next((one for one in found.conditions if one.reason == "NamespaceNotPrepared"), None)
+    if refused is not None and before.get("replicas"):
+        # The namespace was taken from the operator, which no longer sees the runners there. They go on.
+        return unaccepted_status(Obstacle(refused.reason, refused.message), it, before, now)
     adapters = found.adapters
     return _document(
         ServingPoolStatus(
@@ -49,10 +54,10 @@ def pool_status(found: PoolStatus) -> Object:
     )
 
 
-def unreadable_status(message: str, it: Object, status: Object, now: datetime) -> Object:
-    """For an object that the operator cannot read: `status` stays, with Accepted and Ready False."""
-    accepted = no("Accepted", "Unreadable", message)
-    return _restated(it, status, now, accepted, no("Ready", "Unreadable", message), *progress(stalled=accepted))
+def unaccepted_status(why: Obstacle, it: Object, status: Object, now: datetime) -> Object:
+    """For an object of which the operator cannot tell the rest: `status` stays, with Accepted and Ready False."""
+    accepted = no("Accepted", why.reason, why.message)
+    return _restated(it, status, now, accepted, no("Ready", why.reason, why.message), *progress(stalled=accepted))
 
 
 def unseen_status(why: Obstacle, it: Object, now: datetime) -> Object:

@@ -195,6 +195,30 @@ def test_upgrades_and_rollbacks_keep_certificates_and_make_what_is_missing(relea
     assert release.secrets(release.system) == after
 
 
+def test_an_upgrade_leaves_no_pool_behind(definitions: None, release: Release, tmp_path: Path) -> None:
+    """It fails before it changes anything, while pools are in a namespace that it leaves out."""
+    cluster, (first, second) = release.cluster, release.pools
+    release.helm("install", NOWHERE | {"pools": {"namespaces": [first, second]}}, tmp_path)
+    pool = {"apiVersion": "motet.dev/v1alpha1", "kind": "ServingPool", "spec": {"model": {"uri": "hf://acme/base"}}}
+    for name in ("demo", "other"):
+        cluster.apply(pool | {"metadata": {"name": name, "namespace": second}})
+    with pytest.raises(CommandRefused, match=f"pools.namespaces leaves out {second}, .* ServingPools: demo, other. Del"):
+        release.helm("upgrade", NOWHERE, tmp_path)
+    policies = (f"--namespace={second}", "--output=name")
+    before = cluster.kubectl("get", "networkpolicies", *policies)
+    assert len(before.split()) == 2
+    assert cluster.kubectl("get", "roles", *policies).split() != []
+
+    cluster.kubectl("delete", "spool", "--all", f"--namespace={second}")
+    cluster.apply(pool | {"metadata": {"name": "demo", "namespace": first}})
+    release.helm("upgrade", NOWHERE, tmp_path)
+    assert cluster.kubectl("get", "roles", *policies).split() == []
+    assert cluster.kubectl("get", "networkpolicies", *policies) == before, "runners may still be on their way out"
+    release.helm("upgrade", NOWHERE | {"pools": {"namespaces": [first, second]}}, tmp_path)
+    cluster.helm("uninstall", release.name, f"--namespace={release.system}")
+    assert cluster.kubectl("get", "networkpolicies", *policies) == before
+
+
 def test_expiring_certificates_are_renewed_with_an_upgrade(release: Release, tmp_path: Path) -> None:
     def secrets_after(command: str, days: int) -> dict[str, dict[str, str]]:
         release.helm(command, NOWHERE | {"tls": {"validityDays": days}}, tmp_path)
@@ -235,7 +259,9 @@ def test_definitions_and_certificates_are_left_and_a_second_installation_takes_o
     kinds = "deployments,services,serviceaccounts,configmaps,roles,rolebindings,networkpolicies,"
     kinds += "poddisruptionbudgets,leases,clusterroles,clusterrolebindings,flowschemas"
     left = cluster.items(kinds, "--all-namespaces", "--selector=app.kubernetes.io/part-of=motet")
-    assert [title(one) for one in left if one["metadata"]["name"].startswith(release.name)] == []
+    ours = [title(one) for one in left if one["metadata"]["name"].startswith(release.name)]
+    kept = [f"{release.pools[0]}/{release.name}-{name}" for name in ("default-deny", "runner")]
+    assert sorted(ours) == [f"NetworkPolicy {name}" for name in kept], "runners go on, and so do their policies"
     for kind in CUSTOM_RESOURCES:
         cluster.get("crd", kind.crd_name)
 

@@ -460,6 +460,27 @@ def test_an_object_that_is_being_deleted_is_not_declared() -> None:
     assert ADAPTERS not in [write.kind for write in of(decision, StatusWrite)]
 
 
+def test_a_pool_whose_namespace_was_taken_away_keeps_the_numbers_that_nobody_can_count_any_more() -> None:
+    elsewhere = pool(namespace="elsewhere")
+    decider = Decider(["pools"], timedelta(seconds=5))
+    counts = {"replicas": 3, "readyReplicas": 2, "desiredReplicas": 3, "replicaSummary": "2/3"}
+    available = {"type": "Available", "status": "True", "reason": "RunnersReady", "message": "2 of 3 runners serve"}
+    available |= {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
+    before = elsewhere | {"status": counts | {"conditions": [available]}}
+    status = status_of(decided(before, decider=decider), POOLS, "demo")
+    assert counts.items() <= status.items()
+    conditions = {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}  # type: ignore[attr-defined]
+    refused = ("False", "NamespaceNotPrepared")
+    assert conditions == {
+        "Available": ("True", "RunnersReady"),
+        "Accepted": refused,
+        "Ready": refused,
+        "Stalled": ("True", "NamespaceNotPrepared"),
+    }
+    after = elsewhere | {"status": status, "metadata": elsewhere["metadata"] | {"resourceVersion": "2"}}
+    assert of(decided(after, decider=decider), StatusWrite) == [], "it is written once"
+
+
 def test_a_pool_elsewhere_says_how_its_namespace_is_prepared() -> None:
     decision = decided(pool(namespace="elsewhere"))
     assert reason_of(decision, POOLS, "demo") == "NamespaceNotPrepared"
