@@ -36,6 +36,7 @@ METRICS = 9090
 OF_THE_POD = {"POD_IP", "POD_NAME", "POD_NAMESPACE", "POD_UID"}
 OF_THE_DRIVER = {"PGSSLROOTCERT"}
 AUTHORITIES = "/etc/motet/authorities/ca.crt"
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 
 every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 
@@ -449,6 +450,23 @@ def test_the_runner_template_never_changes_for_the_operator_that_reads_it(values
     changed = values | {"runner": runner | {"env": {"MOTET_RUNNER_OUTBOX_KIB": "7"}}}
     other_operator = {"replicas": 3, "image": {"tag": "of-another-version"}}
     assert read(values) == read(values | {"operator": values.get("operator", {}) | other_operator}) != read(changed)
+
+
+@every_variant
+def test_volumes_on_disk_keep_no_node_from_a_cluster_autoscaler(values: Object) -> None:
+    """It never removes a node with a pod that has an emptyDir on disk, unless an annotation names the volume."""
+    for who, template in pod_templates(render(values)).items():
+        if not who.startswith(("Job", "Pod")):
+            empty = [volume["name"] for volume in template["spec"]["volumes"] if "emptyDir" in volume]
+            named_ones = template["metadata"]["annotations"][SAFE_TO_EVICT]
+            assert named_ones.split(",") == empty, who
+
+
+def test_the_users_annotations_override_those_of_the_chart() -> None:
+    mine = {"podAnnotations": {SAFE_TO_EVICT: "tmp"}}
+    templates = pod_templates(render({"gateway": mine, "runner": mine}))
+    for who in (f"Deployment {NAMESPACE}/motet-gateway", "the operator's runner"):
+        assert templates[who]["metadata"]["annotations"][SAFE_TO_EVICT] == "tmp", who
 
 
 def test_the_runner_template_sets_no_field_that_a_pool_sets() -> None:

@@ -49,9 +49,7 @@ spec:
   template:
     metadata:
       labels: {{- merge (fromYaml $labels) $values.podLabels | toYaml | nindent 8 }}
-      {{- with merge (.annotations | default dict) $values.podAnnotations }}
-      annotations: {{- toYaml . | nindent 8 }}
-      {{- end }}
+      annotations: {{- merge (dict) $values.podAnnotations (.annotations | default dict) (include "motet.evictable" "data,tmp" | fromYaml) | toYaml | nindent 8 }}
     spec:
       serviceAccountName: {{ $name }}
       automountServiceAccountToken: {{ .token | default false }}

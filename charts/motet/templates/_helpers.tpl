@@ -68,6 +68,14 @@ address, and a Service of two families to both.
 [::]:{{ . }}
 {{- end -}}
 
+{{/*
+The cluster autoscaler never removes a node with a pod that has an emptyDir on disk, unless the pod names the volume. All
+that Motet has in these can be fetched or learned again.
+*/}}
+{{- define "motet.evictable" -}}
+cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes: {{ . }}
+{{- end -}}
+
 {{/* As the level `restricted` of Pod Security requires. */}}
 {{- define "motet.podSecurity" -}}
 runAsNonRoot: true
