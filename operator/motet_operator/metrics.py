@@ -1,6 +1,12 @@
 """The operator's figures."""
 
+from collections.abc import Callable, Collection, Iterable, Mapping
+from heapq import nsmallest
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 
 class _ReconcileMetrics:
@@ -42,11 +48,57 @@ class LocalMetrics(_ReconcileMetrics):
         )
 
 
+MAX_NAMED_POOLS = 500
+"""Each pool has about eight conditions, and each condition a series."""
+
+ABSENT_MEANS_FALSE = ("Reconciling", "Stalled")
+"""Conditions that an object has only while they are True."""
+
+
+class ObjectConditions(Collector):
+    """The conditions of pools and adapters as their statuses have them, read when somebody asks for metrics.
+
+    At most `most` objects of a kind are named, those that are stalled first.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, tuple[int, Callable[[], Collection[Mapping[str, Any]]]]] = {}
+
+    def follow(self, kind: str, most: int, objects: Callable[[], Collection[Mapping[str, Any]]]) -> None:
+        self._kinds[kind] = (most, objects)
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "motet_object_condition",
+            "1 while a condition of a ServingPool or LoRAAdapter is True, else 0, as the leading operator knows them. "
+            f"At most {MAX_NAMED_POOLS} pools, and as many adapters as MOTET_METRICS_NAMES says, stalled ones first.",
+            labels=["kind", "namespace", "name", "type"],
+        )
+        for kind, (most, objects) in self._kinds.items():
+            for it in nsmallest(most, objects(), key=_stalled_first):
+                for type_, holds in _conditions(it).items():
+                    family.add_metric([kind, it["metadata"]["namespace"], it["metadata"]["name"], type_], holds)
+        return [family]
+
+
+def _stalled_first(it: Mapping[str, Any]) -> tuple[bool, str, str]:
+    return not _conditions(it)["Stalled"], it["metadata"]["namespace"], it["metadata"]["name"]
+
+
+def _conditions(it: Mapping[str, Any]) -> dict[str, bool]:
+    """By type. Another version may have stored a status that this one does not know: it must not hide all metrics."""
+    stated = (it.get("status") or {}).get("conditions") or ()
+    found = {one["type"]: one.get("status") == "True" for one in stated if "type" in one}
+    return dict.fromkeys(ABSENT_MEANS_FALSE, False) | found
+
+
 class ClusterMetrics(_ReconcileMetrics):
     """Of the operator on a cluster."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
+        self.object_conditions = ObjectConditions()
+        registry.register(self.object_conditions)
         self.leader = Gauge(
             "motet_operator_leader", "1 while this replica of the operator leads and writes, else 0.", registry=registry
         )

@@ -62,8 +62,12 @@ class ClusterSettings(BaseSettings):
     """The namespaces where ServingPools may run, as a JSON list. The operator looks at Deployments and Pods only
     there."""
 
+    operator_class: str = ""
+    """Which ServingPools and LoRAAdapters this operator handles: those whose label `motet.dev/operator-class` has this
+    value. Empty: those without the label. Operators of different classes run side by side."""
+
     runner_template: Path = Path("/etc/motet/runner/template.yaml")
-    """A file with a pod template with exactly one container, `runner`: what every runner pod has, whatever its pool
+    """A file with a pod template with a container `runner`, and sidecars: what every runner pod has, whatever its pool
     says. It is read once, at the start. A changed template is a new revision of every pool whose pods it changes."""
 
     rolling_pools: int = Field(3, ge=1)

@@ -91,10 +91,24 @@ VARIANTS: dict[str, Object] = {
             "names": 200,
             "serviceMonitor": {"enabled": True, "labels": {"a": "b"}},
             "podMonitor": {"enabled": True},
+            "prometheusRule": {"enabled": True, "labels": {"a": "b"}},
         },
     },
 }
 """Sets of values, by what they are for."""
+
+ADDED: Object = {
+    "extraEnv": [
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "mine", "key": "token"}}},
+        {"name": "MOTET_LOG_LEVEL", "value": "warning"},
+    ],
+    "env": {"WITH_TOKEN": "token=$(TOKEN)", "MOTET_LOG_LEVEL": "debug"},
+    "extraVolumes": [{"name": "mine", "configMap": {"name": "mine", "optional": True}}],
+    "extraVolumeMounts": [{"name": "mine", "mountPath": "/etc/mine", "readOnly": True}],
+    "sidecars": [{"name": "proxy", "image": "proxy:1", "volumeMounts": [{"name": "mine", "mountPath": "/etc/mine"}]}],
+}
+ADDITIONS: Object = dict.fromkeys((*COMPONENTS, "runner"), ADDED)
+"""Values that add something of the user's to every pod that lives on."""
 
 
 class HelmFailed(Exception):

@@ -1,10 +1,12 @@
 """What the chart makes for other operators. No API server of the tests knows their kinds."""
 
+import re
 from base64 import b64decode
 
 from cryptography import x509
 
 from tests.charts.helm import COMPONENTS, NAMESPACE, Object, of_kind, pod_templates, render, title
+from tests.repo.tree import ROOT
 
 MONITORS: Object = {
     "pools": {"namespaces": ["a", "b"]},
@@ -16,14 +18,15 @@ MONITORS: Object = {
 
 
 def test_the_chart_makes_none_of_them_by_default() -> None:
-    assert of_kind(render(), "ServiceMonitor", "PodMonitor", "Certificate") == []
+    assert of_kind(render(), "ServiceMonitor", "PodMonitor", "PrometheusRule", "Certificate") == []
 
 
 def test_prometheus_reads_every_service_once() -> None:
     objects = render(MONITORS)
     (monitor,) = of_kind(objects, "ServiceMonitor")
     (endpoint,) = monitor["spec"]["endpoints"]
-    assert endpoint == {"port": "metrics", "path": "/metrics", "interval": "30s"}
+    # With honorLabels the label `namespace` of a metric about an object is not renamed to that of the pod.
+    assert endpoint == {"port": "metrics", "path": "/metrics", "interval": "30s", "honorLabels": True}
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     read = [
         one["metadata"]["labels"]["app.kubernetes.io/component"]
@@ -42,6 +45,33 @@ def test_prometheus_reads_the_runners_of_every_pool_namespace() -> None:
     for monitor in monitors:
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["port"] in {port["name"] for port in runner["ports"]}
+
+
+def test_alerts_ask_for_metrics_and_labels_that_exist() -> None:
+    objects = render({"metrics": {"prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}})
+    (rule,) = of_kind(objects, "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    services = {one["metadata"]["name"] for one in of_kind(objects, "Service")}
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    known = {
+        name: set(re.findall(r"`(\w+)`", labels))
+        for name, labels in re.findall(r"^\| `(motet_\w+)` \| \w+ \| ([^|]*) \|", page, re.MULTILINE)
+    }
+    (group,) = rule["spec"]["groups"]
+    assert len({one["alert"] for one in group["rules"]}) == len(group["rules"]) == 7
+    for alert in group["rules"]:
+        asked = re.findall(r"(motet_\w+)\{([^}]*)\}", alert["expr"])
+        assert len(asked) == alert["expr"].count("motet_"), alert
+        for name, selector in asked:
+            labels = dict(re.findall(r'(\w+)=~?"([^"]*)"', selector))
+            assert labels.pop("job") in services, alert
+            assert labels.keys() <= known[name], alert
+        assert alert["expr"].count("(") == alert["expr"].count(")"), alert
+        assert alert["labels"]["severity"] in ("critical", "warning")
+        assert alert["annotations"].keys() == {"summary", "description"}
+        told = set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"])))
+        assert told <= {"namespace", "name"}
+        assert not told or "max by (namespace, name)" in alert["expr"], "an aggregation keeps no other labels"
 
 
 def test_cert_manager_makes_every_secret_that_is_mounted() -> None:

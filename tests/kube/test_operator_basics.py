@@ -47,6 +47,38 @@ def test_a_pool_becomes_a_deployment_of_its_revision_with_as_many_pods(
     assert home.ready_reason("spool", "three", home.pools) == "RunnersStarting"
 
 
+def test_operators_of_two_classes_leave_each_others_objects_alone(
+    cluster: Cluster, home: OperatorNamespaces, operator: OperatorProcess
+) -> None:
+    """Even with the same namespace for pools: to neither, the other's runners are those of a deleted pool."""
+    label = {"motet.dev/operator-class": "staging"}
+    tenant = home.tenant("classes")
+    pool, adapter = home.pool("staged", replicas=2), home.adapter("new", tenant, pool="staged")
+    for each in (pool, adapter):
+        each["metadata"]["labels"] = label
+
+    def made(pool: str) -> list[dict[str, Any]]:
+        return cluster.items("pods", f"--namespace={home.pools}", f"--selector=motet.dev/pool={pool}")
+
+    with OperatorProcess(home, "staging", env={"MOTET_CLUSTER_OPERATOR_CLASS": "staging"}, port=9091) as staging:
+        before = operator.metric("motet_declared_objects", kind="ServingPool")
+        cluster.apply(pool, adapter, home.adapter("unlabelled", tenant, pool="staged"))
+        cluster.wait_for(lambda: len(made("staged")) == 2)
+        cluster.wait_for(lambda: home.ready_reason("lora", "new", tenant) == "WaitingForRunner")
+        cluster.wait_for(lambda: home.ready_reason("lora", "unlabelled", tenant) == "PoolNotFound")
+        assert staging.metric("motet_declared_objects", kind="ServingPool") == 1
+        starting = {"kind": "ServingPool", "namespace": home.pools, "type": "Reconciling"}
+        cluster.wait_for(lambda: staging.metric("motet_object_condition", **starting) == 1)
+
+        cluster.apply(home.pool("ordinary"))
+        cluster.wait_for(lambda: len(made("ordinary")) == 1)
+        assert operator.metric("motet_declared_objects", kind="ServingPool") == before + 1
+        for pod in made("staged"):
+            assert label.items() <= pod["metadata"]["labels"].items()
+            assert "motet.dev/draining-until" not in pod["metadata"].get("annotations", {})
+        assert [pod for pod in made("ordinary") if label.items() <= pod["metadata"]["labels"].items()] == []
+
+
 def test_a_pool_owns_a_budget_that_follows_it_and_comes_back(
     cluster: Cluster, home: OperatorNamespaces, operator: OperatorProcess
 ) -> None:

@@ -29,11 +29,12 @@ def metrics_of(package: str) -> list[list[str]]:
         registry = CollectorRegistry(auto_describe=True)
         kind(registry)
         for collector in list(registry._collector_to_names):
-            labels = getattr(collector, "_labelnames", ()) if isinstance(collector, MetricWrapperBase) else ()
+            own = getattr(collector, "_labelnames", ()) if isinstance(collector, MetricWrapperBase) else ()
             for metric in collector.describe() if hasattr(collector, "describe") else collector.collect():
                 if not metric.documentation:
                     sys.exit(f"{kind.__module__}: the metric {metric.name} has no explanation")
                 name = metric.name + ("_total" if metric.type == "counter" else "")
+                labels = own or getattr(metric, "_labelnames", ())  # of a collector that we wrote
                 rows[name] = [code(name), metric.type, ", ".join(map(code, labels)), flat(metric.documentation)]
     return [rows[name] for name in sorted(rows)]
 

@@ -55,13 +55,13 @@ spec:
       automountServiceAccountToken: {{ .token | default false }}
       # Otherwise Kubernetes sets variables such as MOTET_GATEWAY_PORT=tcp://…, which are names of settings.
       enableServiceLinks: false
-      securityContext: {{- include "motet.podSecurity" . | nindent 8 }}
+      securityContext: {{- toYaml $root.Values.securityContext.pod | nindent 8 }}
       terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds }}
       {{- with include "motet.pullSecrets" $root }}{{- . | nindent 6 }}{{- end }}
       {{- with $values.priorityClassName }}
       priorityClassName: {{ . }}
       {{- end }}
-      {{- with $values.nodeSelector }}
+      {{- with include "motet.nodeSelector" . | fromYaml }}
       nodeSelector: {{- toYaml . | nindent 8 }}
       {{- end }}
       {{- with $values.tolerations }}
@@ -78,7 +78,7 @@ spec:
         - name: {{ .component }}
           image: {{ include "motet.image" . }}
           imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-          securityContext: {{- include "motet.containerSecurity" . | nindent 12 }}
+          securityContext: {{- toYaml $root.Values.securityContext.container | nindent 12 }}
           env:
             {{- include "motet.env" . | nindent 12 }}
             {{- with .databaseUrl }}{{- . | nindent 12 }}{{- end }}
@@ -110,6 +110,8 @@ spec:
             - {name: tmp, mountPath: /tmp}
             {{- include "motet.tlsMount" . | trim | nindent 12 }}
             {{- with .mounts }}{{- . | nindent 12 }}{{- end }}
+            {{- with $values.extraVolumeMounts }}{{- toYaml . | nindent 12 }}{{- end }}
+        {{- with $values.sidecars }}{{- toYaml . | nindent 8 }}{{- end }}
       volumes:
         - name: data
           emptyDir: {}
@@ -117,6 +119,7 @@ spec:
           emptyDir: {}
         {{- include "motet.tlsVolume" . | trim | nindent 8 }}
         {{- with .volumes }}{{- . | nindent 8 }}{{- end }}
+        {{- with $values.extraVolumes }}{{- toYaml . | nindent 8 }}{{- end }}
 ---
 apiVersion: v1
 kind: Service

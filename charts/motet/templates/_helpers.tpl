@@ -76,31 +76,19 @@ that Motet has in these can be fetched or learned again.
 cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes: {{ . }}
 {{- end -}}
 
-{{/* As the level `restricted` of Pod Security requires. */}}
-{{- define "motet.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile:
-  type: RuntimeDefault
-{{- end -}}
-
-{{- define "motet.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
+{{/* The labels of the nodes that may run a component, as YAML: (root, component). */}}
+{{- define "motet.nodeSelector" -}}
+{{- merge (dict) (index .root.Values .component).nodeSelector .root.Values.nodeSelector | toYaml -}}
 {{- end -}}
 
 {{/*
-The environment of a container: (root, component, env). The fields of the pod come first, because other variables refer to
-them. Each variable is written once. If several set it, the values' env of the component wins, then their env of all
-components, then `env`, then what is written here.
+The environment of a container: (root, component, env). The fields of the pod come first, then extraEnv, because other
+variables refer to them. Each variable is written once. If several set it, extraEnv of the component wins, then its env,
+then the env of all components, then `env`, then what is written here.
 */}}
 {{- define "motet.env" -}}
 {{- $own := (index .root.Values .component).env -}}
+{{- $extra := dict -}}
 {{- $common := dict
   "MOTET_DATA_DIR" "/var/lib/motet"
   "MOTET_LOG_LEVEL" .root.Values.logLevel
@@ -116,9 +104,15 @@ components, then `env`, then what is written here.
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
 - name: POD_UID
   valueFrom: {fieldRef: {fieldPath: metadata.uid}}
+{{- range (index .root.Values .component).extraEnv }}
+{{- $_ := set $extra .name true }}
+{{ list . | toYaml }}
+{{- end }}
 {{- range $name, $value := mergeOverwrite $common (.env | default dict) .root.Values.env $own }}
+{{- if not (hasKey $extra $name) }}
 - name: {{ $name }}
   value: {{ $value | quote }}
+{{- end }}
 {{- end }}
 {{- end -}}
 

@@ -3,10 +3,11 @@
 import asyncio
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -23,7 +24,7 @@ from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.decision import Decider, Decision, SchedulerReports
 from motet_operator.cluster.deployments import read_template
 from motet_operator.cluster.events import EventWriter
-from motet_operator.cluster.kinds import OWNED_KINDS, PODS, Kind
+from motet_operator.cluster.kinds import ADAPTERS, OWNED_KINDS, PODS, POOLS, Kind, Object
 from motet_operator.cluster.kopf_watch import KopfWatch
 from motet_operator.cluster.leaving_nodes import LeavingNodes
 from motet_operator.cluster.obstacles import Obstacle, ObstacleLog
@@ -32,7 +33,7 @@ from motet_operator.cluster.vanished import VanishedObjects
 from motet_operator.cluster.watch import Listener, Watch
 from motet_operator.cluster.write_executor import WriteExecutor
 from motet_operator.cluster.writes import StatusWrite, Write
-from motet_operator.metrics import ClusterMetrics
+from motet_operator.metrics import MAX_NAMED_POOLS, ClusterMetrics
 from motet_operator.reconcile import AdapterStatus, PoolStatus
 from motet_operator.settings import ClusterSettings
 from motet_operator.sync import SchedulerSync
@@ -96,7 +97,7 @@ class ClusterOperator:
             settings.rolling_pools,
             timedelta(seconds=settings.rollout_seconds * self._scale),
         )
-        self._platform = read_template(settings.runner_template)
+        self._platform = read_template(settings.runner_template, settings.operator_class)
         self._silent_until = 0.0
 
     async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
@@ -111,6 +112,8 @@ class ClusterOperator:
             credentials, limiter, metrics, request_seconds=settings.request_seconds, may_write=self._may_write
         )
         self._cache = Cache(lambda _: self._wake.set())
+        for kind, most in ((POOLS, MAX_NAMED_POOLS), (ADAPTERS, self._process.metrics_names)):
+            metrics.object_conditions.follow(kind.name, most, partial(self._declared, kind))
         self._resync = Resync(
             self._api,
             self._cache,
@@ -121,6 +124,7 @@ class ClusterOperator:
             changed=self._wake.set,
             restart_watch=self._restart_watch,
             unwatchable=self._cannot_watch,
+            operator_class=settings.operator_class,
             time_scale=self._scale,
         )
         self._leaving_nodes = LeavingNodes(
@@ -159,6 +163,7 @@ class ClusterOperator:
                 opened=self._resync.watch_opened,
                 restarted=self._watch_restarted,
             ),
+            operator_class=settings.operator_class,
             time_scale=self._scale,
         )
         health.add_readiness_check(self._unready_reason)
@@ -297,6 +302,10 @@ class ClusterOperator:
             self._metrics.objects.labels(kind).set(len(statuses))
             ready = sum(one.type == "Ready" and one.holds for status in statuses for one in status.conditions)
             self._metrics.ready_objects.labels(kind).set(ready)
+
+    def _declared(self, kind: Kind) -> Collection[Object]:
+        """What the leader shows in metrics: of two replicas, one may be behind."""
+        return self._cache.snapshot()[kind].values() if self._leading else ()
 
     # --------------------------------------------------------------------------------------------------------- health
 

@@ -188,7 +188,7 @@ class Decider:
         writes: list[Write] = [
             *_statuses(documents, [*_unreadable(POOLS, pools), *_unreadable(ADAPTERS, adapters)], plan, snapshot, now),
             *_owned_writes(plan, view, snapshot, knowledge, pods, platform),
-            *_budgets(plan, view, snapshot),
+            *_budgets(plan, view, snapshot, platform),
         ]
         return Decision(
             plan=plan,
@@ -360,7 +360,7 @@ def _owned_writes(  # noqa: PLR0917
             yield PodDeletion(key_of(unhealthy), uid_of(unhealthy), version_of(unhealthy), replacement.why)
 
 
-def _budgets(plan: Plan, view: View, snapshot: Snapshot) -> Iterable[Write]:
+def _budgets(plan: Plan, view: View, snapshot: Snapshot, platform: PlatformTemplate) -> Iterable[Write]:
     """A budget for each pool that has or may have runners. A refused pool needs none."""
     run = {each.pool for each in plan.runner_sets}
     wanted = {status.name: status.replicas for status in plan.pools}
@@ -370,7 +370,7 @@ def _budgets(plan: Plan, view: View, snapshot: Snapshot) -> Iterable[Write]:
         owner = snapshot[POOLS][key]
         if name not in run or VANISHED in owner:
             continue
-        document = budget(pool.resource, uid_of(owner), wanted[name])
+        document = budget(pool.resource, uid_of(owner), wanted[name], platform)
         found = snapshot[BUDGETS].get(key)
         if found is None or not covers(found, document):
             yield OwnedObjectWrite(BUDGETS, document)

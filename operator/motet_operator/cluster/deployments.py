@@ -14,13 +14,13 @@ import yaml
 
 from motet.errors import SetupError
 from motet.resources import ServingPool
-from motet_operator.cluster.kinds import BUDGETS, DEPLOYMENTS, POOLS, Object
+from motet_operator.cluster.kinds import BUDGETS, CLASS_LABEL, DEPLOYMENTS, POOL_LABEL, POOLS, Object
 from motet_operator.cluster.object_parser import (
+    CONTAINER,
     DRAIN_SECONDS,
     GROUP_LABEL,
     MODEL,
     MODEL_CACHE,
-    POOL_LABEL,
     REVISION_LABEL,
     VOLUMES,
     model_claim,
@@ -29,7 +29,6 @@ from motet_operator.environment import runner_environment
 from motet_operator.reconcile import PoolObject, RunnerSet
 from motet_operator.reconcile.revisions import template_of
 
-CONTAINER = "runner"
 PRE_STOP_SECONDS = 5
 """How long it may take until all nodes know that the endpoints of an ending pod are gone."""
 
@@ -42,22 +41,26 @@ START_WITHIN_SECONDS = 3600
 class PlatformTemplate:
     """The pod template that all runner pods share, as the chart renders it."""
 
-    def __init__(self, template: Object) -> None:
+    def __init__(self, template: Object, operator_class: str = "") -> None:
         """Raises ValueError if the template is not valid."""
         spec = template.get("spec")
-        containers = spec.get("containers") if isinstance(spec, dict) else None
-        names = [one.get("name") for one in containers or () if isinstance(one, dict)]
-        if names != [CONTAINER]:
-            raise ValueError(f"spec.containers must be exactly one, named {CONTAINER}")
+        containers = (spec.get("containers") if isinstance(spec, dict) else None) or ()
+        runners = [one for one in containers if isinstance(one, dict) and one.get("name") == CONTAINER]
+        if len(runners) != 1:
+            raise ValueError(f"spec.containers must have exactly one named {CONTAINER}")
         self.metadata: Object = template.get("metadata") or {}
         self.spec: Object = template["spec"]
+        self.runner: Object = runners[0]
+        self.sidecars: list[Object] = [one for one in containers if one is not self.runner]
+        self.class_label = {CLASS_LABEL: operator_class} if operator_class else {}
+        """On all objects of all pools: by it, operators of different classes tell theirs apart."""
 
 
-def read_template(path: Path) -> PlatformTemplate:
+def read_template(path: Path, operator_class: str = "") -> PlatformTemplate:
     """Raises SetupError if the file is missing or not valid."""
     try:
         content = yaml.safe_load(path.read_text())
-        return PlatformTemplate(content if isinstance(content, dict) else {})
+        return PlatformTemplate(content if isinstance(content, dict) else {}, operator_class)
     except (OSError, yaml.YAMLError, ValueError) as error:
         raise SetupError(
             f"MOTET_CLUSTER_RUNNER_TEMPLATE: {path} is not a template for runner pods: {error}. "
@@ -113,7 +116,7 @@ def deployment(each: RunnerSet, pool: ServingPool, uid: str, platform: PlatformT
         "metadata": {
             "name": deployment_name(each),
             "namespace": each.pool.namespace,
-            "labels": each.template.pod.labels | labels_of(each),
+            "labels": each.template.pod.labels | labels_of(each) | platform.class_label,
             "annotations": {DRAIN_SECONDS: f"{each.drain_seconds:g}"},
             "ownerReferences": owned_by(each.pool.name, uid),
         },
@@ -143,7 +146,7 @@ def pod_digest(pool: PoolObject, platform: PlatformTemplate) -> str:
 def _pod_template(each: RunnerSet, pool: ServingPool, platform: PlatformTemplate) -> Object:
     choice = each.template.pod
     base = platform.spec
-    (container,) = base["containers"]
+    container = platform.runner
     volumes, mounts = _volumes(each, pool)
     spec = base | {
         "containers": [
@@ -154,7 +157,8 @@ def _pod_template(each: RunnerSet, pool: ServingPool, platform: PlatformTemplate
                 "resources": _without_nothing(choice.resources.model_dump(mode="json", by_alias=True))
                 or container.get("resources")
                 or {},
-            }
+            },
+            *platform.sidecars,
         ],
         "volumes": [*(base.get("volumes") or ()), *volumes],
         "terminationGracePeriodSeconds": PRE_STOP_SECONDS + int(each.drain_seconds) + LAST_SECONDS,
@@ -180,7 +184,8 @@ def _pod_template(each: RunnerSet, pool: ServingPool, platform: PlatformTemplate
     ):
         if value is not None:
             spec[field] = value
-    metadata: Object = {"labels": {**choice.labels, **(platform.metadata.get("labels") or {}), **labels_of(each)}}
+    labels = {**choice.labels, **(platform.metadata.get("labels") or {}), **labels_of(each), **platform.class_label}
+    metadata: Object = {"labels": labels}
     if annotations := choice.annotations | (platform.metadata.get("annotations") or {}):
         metadata["annotations"] = annotations
     return {"metadata": metadata, "spec": spec}
@@ -227,7 +232,7 @@ def _without_nothing(value: Mapping[str, Any]) -> Object:
     return {key: one for key, one in value.items() if one not in (None, {}, [], "")}
 
 
-def budget(pool: ServingPool, uid: str, wanted: int) -> Object:
+def budget(pool: ServingPool, uid: str, wanted: int, platform: PlatformTemplate) -> Object:
     """The PodDisruptionBudget of a pool: a drain of a node waits until the pool can spare the runners on it.
 
     It keeps `wanted` runners, less `maxUnavailable`.
@@ -239,7 +244,7 @@ def budget(pool: ServingPool, uid: str, wanted: int) -> Object:
         "metadata": {
             "name": name.name,
             "namespace": name.namespace,
-            "labels": pool_labels(name.name, pool.group.name),
+            "labels": pool_labels(name.name, pool.group.name) | platform.class_label,
             "ownerReferences": owned_by(name.name, uid),
         },
         "spec": {

@@ -53,6 +53,18 @@ OWNED_KINDS = (DEPLOYMENTS, PODS, BUDGETS)
 WATCHED = (*DECLARED_KINDS, *OWNED_KINDS)
 
 
+POOL_LABEL = f"{GROUP}/pool"
+CLASS_LABEL = f"{GROUP}/operator-class"
+
+
+def selector(kind: Kind, operator_class: str) -> str:
+    """The labels of the objects of a kind that an operator of this class handles; the others are another's."""
+    if kind is NAMESPACES:
+        return ""
+    of_class = f"{CLASS_LABEL}={operator_class}" if operator_class else f"!{CLASS_LABEL}"
+    return f"{POOL_LABEL},{of_class}" if kind in OWNED_KINDS else of_class
+
+
 def uid_of(it: Object) -> str:
     return str(it["metadata"].get("uid", ""))
 

@@ -24,7 +24,7 @@ import structlog
 from motet.kube import FORBIDDEN, NOT_FOUND, KubeCredentials, authorization, ssl_context
 from motet.resources import GROUP
 from motet.task_group import run_together
-from motet_operator.cluster.kinds import DECLARED_KINDS, OWNED_KINDS, Kind, Object
+from motet_operator.cluster.kinds import DECLARED_KINDS, OWNED_KINDS, Kind, Object, selector
 from motet_operator.cluster.watch import Listener
 
 log = structlog.get_logger(__name__)
@@ -60,6 +60,7 @@ class KopfWatch:
         pool_namespaces: Sequence[str],
         listener: Listener,
         *,
+        operator_class: str = "",
         time_scale: float = 1.0,
     ) -> None:
         self._heard = heard = LastHeard()
@@ -71,6 +72,7 @@ class KopfWatch:
                 credentials=credentials,
                 heard=heard,
                 listener=listener,
+                operator_class=operator_class,
                 time_scale=time_scale,
             )
             for name, kinds, namespaces in (("declared", DECLARED_KINDS, ()), ("runners", OWNED_KINDS, pool_namespaces))
@@ -136,9 +138,10 @@ class KopfEngine:
         credentials: KubeCredentials,
         heard: LastHeard,
         listener: Listener,
+        operator_class: str = "",
         time_scale: float = 1.0,
     ) -> None:
-        self._name, self._kinds, self._namespaces = name, kinds, namespaces
+        self._name, self._kinds, self._namespaces, self._class = name, kinds, namespaces, operator_class
         self._credentials, self._heard, self._scale = credentials, heard, time_scale
         self._listener = listener
         self._arrived: deque[tuple[Kind, bool, Object]] = deque()
@@ -283,8 +286,9 @@ class KopfEngine:
         settings.watching.inactivity_timeout = INACTIVE_SECONDS * scale
         settings.watching.reconnect_backoff = scale
         settings.watching.chunk_size = 500
-        for kind in OWNED_KINDS:
-            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = f"{GROUP}/pool"
+        for kind in self._kinds:
+            if labels := selector(kind, self._class):
+                settings.watching.label_selectors[kind.group, kind.version, kind.plural] = labels
         settings.scanning.disabled = True
         settings.posting.enabled = False
         settings.persistence.finalizer = f"{GROUP}/finalizer"  # never used

@@ -16,16 +16,18 @@ from motet.domain import ObjectName
 from motet.resources import API_VERSION, GROUP, LoRAAdapter, ServingPool
 from motet.resources.status import Condition
 from motet_operator.cluster.cache import ObjectKey
-from motet_operator.cluster.kinds import Kind, Object, uid_of
+from motet_operator.cluster.kinds import POOL_LABEL, Kind, Object, uid_of
 from motet_operator.reconcile import AdapterObject, PoolObject, RunnerDrain, RunnerInstance, RunnerSet, RunnerTemplate
 from motet_operator.sync import UnhealthyRunner
 
-POOL_LABEL = f"{GROUP}/pool"
 GROUP_LABEL = f"{GROUP}/group"
 REVISION_LABEL = f"{GROUP}/revision"
 DRAINING = f"{GROUP}/draining-until"
 DRAIN_SECONDS = f"{GROUP}/drain-seconds"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+
+CONTAINER = "runner"
+"""The container of a runner's pod that is Motet's own; others are sidecars."""
 
 LEAVING_COST = "-1000"
 """Below the default: the ReplicaSet removes this pod first."""
@@ -319,6 +321,7 @@ def read_instance(pod: Object) -> RunnerInstance:
     ready_condition: Object = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), {})
     ready, since = ready_condition.get("status") == "True", _time(ready_condition.get("lastTransitionTime"))
     containers = status.get("containerStatuses") or ()
+    own = [one for one in containers if one.get("name") == CONTAINER]
     return RunnerInstance(
         name=pod["metadata"]["name"],
         pool=pool_of(pod),
@@ -328,11 +331,7 @@ def read_instance(pod: Object) -> RunnerInstance:
         node=(pod.get("spec") or {}).get("nodeName") or "",
         draining_until=_time((pod["metadata"].get("annotations") or {}).get(DRAINING)),
         started_at=max(
-            (
-                at
-                for one in containers
-                if (at := _time(((one.get("state") or {}).get("running") or {}).get("startedAt")))
-            ),
+            (at for one in own if (at := _time(((one.get("state") or {}).get("running") or {}).get("startedAt")))),
             default=None,
         ),
         failures=0 if ready else sum(_deaths_in_a_row(one, since) for one in containers),

@@ -20,8 +20,7 @@ from motet.kube import ApiError
 from motet.task_group import run_together
 from motet_operator.cluster.api import Api, ApiRefused
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.kinds import DECLARED_KINDS, DEPLOYMENTS, OWNED_KINDS, PODS, Kind, Object
-from motet_operator.cluster.object_parser import POOL_LABEL
+from motet_operator.cluster.kinds import DECLARED_KINDS, DEPLOYMENTS, OWNED_KINDS, PODS, Kind, Object, selector
 from motet_operator.cluster.obstacles import ObstacleLog
 from motet_operator.metrics import ClusterMetrics
 
@@ -49,6 +48,7 @@ class Resync:
         changed: Callable[[], None],
         restart_watch: Callable[[Kind], None],
         unwatchable: Callable[[str], None],
+        operator_class: str = "",
         time_scale: float = 1.0,
     ) -> None:
         """`restart_watch` is called with a kind that is served again, or whose versions went back. `unwatchable` is
@@ -58,6 +58,7 @@ class Resync:
         # other order the pool could be listed and its Deployment not, and the Deployment would be created again.
         self._scopes = [(kind, namespace) for kind in OWNED_KINDS for namespace in pool_namespaces]
         self._scopes += [(kind, "") for kind in DECLARED_KINDS]
+        self._class = operator_class
         self._seconds = seconds * time_scale
         self._scale = time_scale
         self._changed, self._restart_watch, self._unwatchable = changed, restart_watch, unwatchable
@@ -210,7 +211,7 @@ class Resync:
                 self._changed()
 
     async def _ask(self, kind: Kind, namespace: str, *, fresh: bool) -> tuple[list[Object], int]:
-        return await self._api.list(kind, namespace, selector=POOL_LABEL if kind in OWNED_KINDS else "", fresh=fresh)
+        return await self._api.list(kind, namespace, selector=selector(kind, self._class), fresh=fresh)
 
     def _seen_of(self, scope: tuple[Kind, str]) -> int:
         """The store has at least this version."""

@@ -3,8 +3,8 @@
 from datetime import datetime
 
 from motet.resources.status import LoRAAdapterStatus, ServingPoolStatus, StatusModel
-from motet_operator.cluster.kinds import Object
-from motet_operator.cluster.object_parser import POOL_LABEL, conditions_of
+from motet_operator.cluster.kinds import POOL_LABEL, Object
+from motet_operator.cluster.object_parser import conditions_of
 from motet_operator.cluster.obstacles import Obstacle
 from motet_operator.reconcile import AdapterStatus, ConditionResult, PoolStatus
 from motet_operator.reconcile.conditions import no, progress, with_transition_times

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from motet_operator.cluster.api import Api
 from motet_operator.cluster.cache import Cache, ObjectKey
-from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object, key_of, uid_of, version_of
-from motet_operator.cluster.object_parser import POOL_LABEL, REVISION_LABEL, annotations_of
+from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, POOL_LABEL, Kind, Object, key_of, uid_of, version_of
+from motet_operator.cluster.object_parser import REVISION_LABEL, annotations_of
 from motet_operator.reconcile import Event
 
 OWNED_MANAGER = "motet-operator"

@@ -25,7 +25,18 @@ import yaml
 from cryptography import x509
 
 from motet.resources.crd import CUSTOM_RESOURCES
-from tests.charts.helm import COMPONENTS, CRDS, MOTET, VARIANTS, containers, of_kind, pod_templates, title, with_values
+from tests.charts.helm import (
+    ADDITIONS,
+    COMPONENTS,
+    CRDS,
+    MOTET,
+    VARIANTS,
+    containers,
+    of_kind,
+    pod_templates,
+    title,
+    with_values,
+)
 from tests.kube.cluster import Cluster, CommandRefused
 from tests.kube.network import API_PORT, CONTROL_PLANE
 from tests.kube.operators import apply_definitions
@@ -107,7 +118,7 @@ def definitions(cluster: Cluster) -> None:
 # Objects --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("values", [*VARIANTS.values(), ADDITIONS], ids=[*VARIANTS, "with additions"])
 def test_the_server_accepts_every_object(release: Release, values: Object, tmp_path: Path) -> None:
     namespaces = list(release.pools) if "pools" in values else [release.pools[0]]
     objects = release.objects(values | {"crds": {"install": False}, "pools": {"namespaces": namespaces}}, tmp_path)
@@ -202,7 +213,9 @@ def test_an_upgrade_leaves_no_pool_behind(definitions: None, release: Release, t
     pool = {"apiVersion": "motet.dev/v1alpha1", "kind": "ServingPool", "spec": {"model": {"uri": "hf://acme/base"}}}
     for name in ("demo", "other"):
         cluster.apply(pool | {"metadata": {"name": name, "namespace": second}})
-    with pytest.raises(CommandRefused, match=f"pools.namespaces leaves out {second}, .* ServingPools: demo, other. Del"):
+    with pytest.raises(
+        CommandRefused, match=f"pools.namespaces leaves out {second}, .* ServingPools: demo, other. Del"
+    ):
         release.helm("upgrade", NOWHERE, tmp_path)
     policies = (f"--namespace={second}", "--output=name")
     before = cluster.kubectl("get", "networkpolicies", *policies)

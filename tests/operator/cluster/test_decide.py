@@ -370,7 +370,9 @@ def test_the_successor_of_an_unhealthy_runner_is_left_alone() -> None:
     hung = UnhealthyRunner("incarnation", "hangs", NOW - timedelta(seconds=9))
     again = pod("one", name)
     began = (NOW - timedelta(seconds=1)).isoformat()
-    again["status"]["containerStatuses"] = [{"state": {"running": {"startedAt": began}}, "restartCount": 1}]
+    again["status"]["containerStatuses"] = [
+        {"name": "runner", "state": {"running": {"startedAt": began}}, "restartCount": 1}
+    ]
     found = decided(pool(), deployment(name, 1), again, reports=SchedulerReports(unhealthy={"one": hung}))
     assert not of(found, PodDeletion)
 

@@ -5,7 +5,7 @@ import pytest
 
 from motet.domain import ObjectName
 from motet.errors import SetupError
-from motet_operator.cluster.deployments import PlatformTemplate, deployment, pod_digest, read_template
+from motet_operator.cluster.deployments import PlatformTemplate, budget, deployment, pod_digest, read_template
 from motet_operator.cluster.object_parser import read_pool
 from motet_operator.cluster.writes import covers
 from motet_operator.reconcile import RunnerSet
@@ -148,6 +148,28 @@ def test_a_model_cache_is_a_writable_claim_named_in_the_runners_settings() -> No
     assert "readOnly" not in mount
     assert {"name": "MOTET_RUNNER_MODEL_CACHE", "value": mount["mountPath"]} in runner(document)["env"]
     assert not mount["mountPath"].startswith("/var/lib/motet/cache"), "what lies above a mount is its maker's, root's"
+
+
+def test_the_platforms_sidecars_are_beside_the_runner_and_get_nothing_of_the_pool() -> None:
+    proxy = {"name": "proxy", "image": "proxy:1"}
+    beside = PlatformTemplate({"spec": {"containers": [proxy, {"name": "runner", "image": "one"}]}})
+    own, other = made(platform=beside)["spec"]["template"]["spec"]["containers"]
+    assert own["name"] == "runner"
+    assert {"name": "MOTET_RUNNER_POOL", "value": "pools/demo"} in own["env"]
+    assert other == proxy
+
+
+def test_the_operators_class_is_on_everything_that_it_makes_for_a_pool() -> None:
+    label = {"motet.dev/operator-class": "staging"}
+    own = PlatformTemplate({"metadata": PLATFORM.metadata, "spec": PLATFORM.spec}, "staging")
+    document = made(platform=own)
+    read = read_pool(pool(), prepared=lambda _: True)
+    pods = document["spec"]["template"]
+    for each in (document, pods, budget(read.resource, "uid-1", 2, own)):
+        assert label.items() <= each["metadata"]["labels"].items()
+    assert "motet.dev/operator-class" not in document["spec"]["selector"]["matchLabels"]
+    assert digest() != digest(own), "pods get the label by a rollout"
+    assert "motet.dev/operator-class" not in str(made())
 
 
 def test_the_platforms_template_is_not_changed() -> None:
