@@ -1,5 +1,6 @@
 """The runner's streams to scheduler and supervisor: hellos, reports, orders, terms and self-protection."""
 
+import asyncio
 import functools
 import threading
 from dataclasses import replace
@@ -10,6 +11,7 @@ from motet.health import Health
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet.promises import PromiseRule
 from motet.runner_info import KernelState
+from motet_runner import control_links
 from motet_runner.adapters.cache import CERTIFICATE
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, supervisor_at, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
@@ -280,6 +282,40 @@ async def test_ensure_to_the_device_answers_when_it_is_there(folder):
         scheduler.received.clear()
         scheduler.ensure("a0", source, DEVICE)  # the second time the answer comes at once
         await scheduler.adapter("a0", stage=DEVICE)
+
+
+async def test_every_answer_repeats_the_number_of_its_order(folder, monkeypatch):
+    monkeypatch.setattr(control_links, "PROGRESS_SECONDS", 0.01)
+    address, _ = places(folder)
+    source = write_adapter(folder / "a0").as_uri()
+    async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address) as runner:
+        await until(lambda: scheduler.of("hello"))
+        may_go_on = asyncio.Event()
+        ensure = runner.service._parts.adapters.ensure
+
+        async def later(order):
+            await may_go_on.wait()
+            return await ensure(order)
+
+        monkeypatch.setattr(runner.service._parts.adapters, "ensure", later)
+        for order, name, uri in ((11, "a0", source), (12, "a0", source), (13, "none", (folder / "none").as_uri())):
+            scheduler.ensure(name, uri, order=order)
+        answered = lambda: {one.order for one in scheduler.of("adapter")}  # noqa: E731
+        await until(lambda: answered() == {11, 12, 13})  # progress
+        assert {one.stage for one in scheduler.of("adapter")} == {common_pb2.ADAPTER_STAGE_UNSPECIFIED}
+        scheduler.received.clear()
+        may_go_on.set()
+        ended = lambda: [one for one in scheduler.of("adapter") if one.stage or one.HasField("failure")]  # noqa: E731
+        await until(lambda: len(ended()) == 3)
+        assert {one.order: (one.ref.name, one.HasField("failure")) for one in ended()} == {
+            11: ("a0", False),
+            12: ("a0", False),
+            13: ("none", True),
+        }
+        scheduler.received.clear()
+        scheduler.ensure("a0", source, DEVICE, order=14)
+        await scheduler.adapter("a0", stage=DEVICE)
+        assert {one.order for one in scheduler.of("adapter")} <= {0, 14}, "0: the engine's own news"
 
 
 async def test_a_broken_adapter_is_refused_with_its_reason(folder):

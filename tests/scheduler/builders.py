@@ -3,7 +3,7 @@
 from typing import Any
 
 from motet.clock import FakeClock
-from motet.domain import BASE, Digest, InstanceName, RequestId, Tenant
+from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId, Tenant
 from motet.runner_info import (
     Capacity,
     RequestClass,
@@ -59,14 +59,21 @@ def resident(digest: Digest, tier: Tier = Tier.DEVICE) -> ResidentAdapter:
 class SchedulerDriver:
     """A scheduler on a fake clock. Each method sends one event and returns the effects."""
 
-    def __init__(self, *, saved: SavedCatalog | None = None, now: float = 1000.0, **config: Any) -> None:
+    def __init__(
+        self, *, saved: SavedCatalog | None = None, now: float = 1000.0, first_order: int = 1, **config: Any
+    ) -> None:
         self.clock = FakeClock(now)
-        self.scheduler = Scheduler(SchedulerConfig(**config), now=self.clock(), saved=saved)
+        config_ = SchedulerConfig(**config)
+        self.scheduler = Scheduler(config_, now=self.clock(), saved=saved, first_order=first_order)
         self.effects: list[effects.Effect] = []
+        self.orders: dict[tuple[str, ObjectName, AdapterStage], int] = {}
+        """The number of the last order to a runner about an adapter."""
 
     def send(self, event: events.Event) -> list[effects.Effect]:
         self.effects = self.scheduler.handle(event, self.clock())
         self.scheduler.check()
+        for order in self.of(effects.EnsureAdapter):
+            self.orders[order.instance, order.ref.object, order.stage] = order.order
         return self.effects
 
     def of(self, kind: type) -> list[Any]:
@@ -192,15 +199,18 @@ class SchedulerDriver:
     def certify(
         self, name: str = "pirate", digest: Digest = PIRATE, *, instance: str = "r0", **how: Any
     ) -> list[effects.Effect]:
+        """A runner answers its last order about an adapter, by default to check it."""
         fields: dict[str, Any] = {
             "instance": InstanceName(instance),
             "ref": AdapterRef("default", name, 1),
             "digest": digest,
             "stage": AdapterStage.CERTIFIED,
             "certificate": Certificate(digest=digest, rank=8),
-            "answered_order": AdapterStage.CERTIFIED,
+            "ordered_stage": AdapterStage.CERTIFIED,
         }
-        return self.send(events.AdapterStateChanged(**(fields | how)))
+        fields |= how
+        asked = (fields["instance"], fields["ref"].object, fields["ordered_stage"])
+        return self.send(events.AdapterStateChanged(**({"order": self.orders.get(asked, 0)} | fields)))
 
     # -------------------------------------------------------------------------------------------- operator, time
 

@@ -131,11 +131,96 @@ def test_bytes_that_change_during_their_check_are_checked_again():
     assert published(driver)["pirate"].digest == POET
 
 
+def test_an_answer_to_an_older_check_is_ignored_and_the_newer_revision_still_checked():
+    driver = ready(load_retry=10.0)
+    driver.attach()
+    driver.state(adapter(stamp="1"))
+    (first,) = checks(driver)
+    driver.state(adapter(stamp="2"))
+    driver.wait(11)
+    (second,) = checks(driver)
+    driver.certify(digest=PIRATE, order=first.order)
+    assert driver.of(effects.IgnoreAnswer) == [effects.IgnoreAnswer("r0", first.ref, first.order)]
+    assert published(driver)["pirate"].digest == ""
+    driver.certify(digest=POET, order=second.order)
+    assert published(driver)["pirate"].digest == POET
+
+
+def test_an_answer_to_a_check_of_a_removed_adapter_says_nothing_about_one_of_the_same_name():
+    driver = ready()
+    driver.attach()
+    driver.state(adapter(stamp="1"))
+    (first,) = checks(driver)
+    driver.state()
+    driver.state(adapter(stamp="2"))
+    driver.certify(order=first.order, failure=Failure("adapter_incompatible", "no config"))
+    assert published(driver)["pirate"].state is AdapterReadiness.LOADING
+    assert driver.of(effects.IgnoreAnswer)
+
+
+def test_an_answer_to_a_predecessor_is_ignored():
+    successor = SchedulerDriver(first_order=1000)
+    successor.attach()
+    successor.state(adapter())
+    assert checks(successor)[0].order == 1000
+    successor.certify(order=1)
+    assert published(successor)["pirate"].digest == ""
+    assert successor.of(effects.IgnoreAnswer)
+
+
+def test_the_failure_of_an_older_load_says_nothing_about_the_newer_one():
+    driver = with_pirate(min_replicas=1)
+    (first,) = driver.of(effects.EnsureAdapter)
+    driver.wait(11)
+    (second,) = driver.of(effects.EnsureAdapter)
+    fails = {"stage": AdapterStage.NONE, "failure": Failure("adapter_fetch_failed", "away", 1.0)}
+    driver.certify(**fails, ordered_stage=AdapterStage.DEVICE, order=first.order)
+    assert driver.of(effects.IgnoreAnswer)
+    assert not driver.of(effects.EnsureAdapter)
+    driver.certify(**fails, ordered_stage=AdapterStage.DEVICE, order=second.order)
+    assert driver.of(effects.EnsureAdapter), "it failed: again at once"
+
+
+def test_an_answer_that_comes_after_the_report_of_its_load_is_known():
+    driver = with_pirate(min_replicas=1)
+    driver.report(resident=(resident(PIRATE),))
+    driver.certify(ordered_stage=AdapterStage.DEVICE)
+    assert not driver.of(effects.IgnoreAnswer)
+    driver.report()
+    assert driver.of(effects.EnsureAdapter), "it was evicted: again at once"
+
+
+def test_a_long_load_that_is_reported_is_not_ordered_again():
+    driver = with_pirate(min_replicas=1)
+    for _ in range(5):
+        driver.wait(8)
+        assert not driver.of(effects.EnsureAdapter)
+        driver.certify(ordered_stage=AdapterStage.DEVICE, stage=AdapterStage.NONE, certificate=None)
+
+
+def test_a_runner_of_an_earlier_version_repeats_no_number():
+    driver = ready()
+    driver.attach()
+    driver.state(adapter(min_replicas=1))
+    driver.certify(order=0, ordered_stage=AdapterStage.DEVICE)
+    assert published(driver)["pirate"].digest == "", "about a load"
+    driver.certify(order=0)
+    assert published(driver)["pirate"].digest == PIRATE
+    driver.certify(
+        order=0,
+        ordered_stage=AdapterStage.DEVICE,
+        stage=AdapterStage.NONE,
+        failure=Failure("adapter_fetch_failed", "away", 1.0),
+    )
+    assert driver.of(effects.EnsureAdapter), "the load failed: again at once"
+    assert not driver.of(effects.IgnoreAnswer)
+
+
 def test_a_report_of_a_load_does_not_answer_a_check():
     driver = with_pirate()
     driver.state(adapter(stamp="2"))
-    driver.certify(digest=PIRATE, stage=AdapterStage.DEVICE, answered_order=AdapterStage.NONE)
-    driver.certify(digest=PIRATE, stage=AdapterStage.DEVICE, answered_order=AdapterStage.DEVICE)
+    driver.certify(digest=PIRATE, stage=AdapterStage.DEVICE, ordered_stage=AdapterStage.NONE)
+    driver.certify(digest=PIRATE, stage=AdapterStage.DEVICE, ordered_stage=AdapterStage.DEVICE)
     driver.certify(digest=POET)
     assert published(driver)["pirate"].digest == POET
 
@@ -530,7 +615,7 @@ def test_a_load_that_fails_for_one_tenant_is_still_under_way_for_another():
     driver.enqueue("a", tenant="acme", digest=PIRATE, adapter="acme/pirate")
     driver.enqueue("b", tenant="zeta", digest=PIRATE, adapter="zeta/pirate")
     failure = Failure("adapter_fetch_failed", "expired", 300.0, "CredentialsInvalid")
-    driver.certify(ref=specs[0].ref, stage=AdapterStage.NONE, failure=failure, answered_order=AdapterStage.DEVICE)
+    driver.certify(ref=specs[0].ref, stage=AdapterStage.NONE, failure=failure, ordered_stage=AdapterStage.DEVICE)
     driver.enqueue("c", tenant="zeta", digest=PIRATE, adapter="zeta/pirate")
     assert not loads(driver)
     driver.enqueue("d", tenant="acme", digest=PIRATE, adapter="acme/pirate")

@@ -81,6 +81,28 @@ async def test_changed_bytes_move_the_name_once_they_are_certified(system):
     )
 
 
+async def test_an_answer_to_an_order_of_an_earlier_scheduler_is_counted_and_ignored(system, monkeypatch):
+    runner = await system.runner("r0")
+    link = runner.service._parts.scheduler
+    answers, send = [], link._report_adapter
+    monkeypatch.setattr(link, "_report_adapter", lambda state: (answers.append(state), send(state)))
+    serving = lambda: (one := system.operator.adapter("pirate")) and one.serving_digest  # noqa: E731
+    source = write_adapter(system.folder / "pirate", seed=1)
+    system.operator.state(adapter_entry("pirate", source, stamp="1"))
+    old = await until(serving)
+    first = answers[-1]
+    await system.control.restart_scheduler()
+    write_adapter(system.folder / "pirate", seed=2)
+    system.operator.state(adapter_entry("pirate", source, stamp="2"))
+    await until(lambda: serving() != old)
+    assert first.order not in {one.order for one in answers[1:]}
+    ignored = lambda: system.control.scheduler_metrics.get_sample_value("motet_ignored_adapter_answers_total")  # noqa: E731
+    assert ignored() == 0
+    send(first)
+    await until(ignored)
+    assert serving() == system.gateway.catalogs[-1].adapters[0].digest != old
+
+
 async def test_row_15_while_an_adapter_flips_a_hundred_times_requests_are_answered_and_it_is_loaded_few_times(system):
     """With time scale 0.05: one check in half a second, after the first three."""
     runners = [await system.runner(name) for name in ("r0", "r1")]

@@ -235,9 +235,7 @@ class SchedulerLink:
     async def _ensure(self, order: scheduler_pb2.EnsureAdapter) -> None:
         progress = asyncio.create_task(self._report_progress(order))
         try:
-            state = state_of(order.adapter, await self._adapters.ensure(order))
-            state.answers = order.stage
-            self._report_adapter(state)
+            self._answer(order, state_of(order.adapter, await self._adapters.ensure(order)))
         except MotetError as error:
             log.warning(
                 "adapter_refused",
@@ -253,23 +251,20 @@ class SchedulerLink:
             progress.cancel()
 
     def _refuse(self, order: scheduler_pb2.EnsureAdapter, error: MotetError) -> None:
-        self._report_adapter(
-            scheduler_pb2.AdapterState(
-                ref=order.adapter, digest=order.expected_digest, failure=error.to_proto(), answers=order.stage
-            )
-        )
+        state = scheduler_pb2.AdapterState(ref=order.adapter, digest=order.expected_digest, failure=error.to_proto())
+        self._answer(order, state)
 
     async def _report_progress(self, order: scheduler_pb2.EnsureAdapter) -> None:
         """Report a long download again and again, so that the scheduler does not order it from another runner, too."""
         while True:
             await asyncio.sleep(PROGRESS_SECONDS * self._scale)
-            state = scheduler_pb2.AdapterState(
-                ref=order.adapter,
-                digest=order.expected_digest,
-                bytes=self._adapters.bytes_fetched(order),
-                answers=order.stage,
-            )
-            self._report_adapter(state)
+            bytes_fetched = self._adapters.bytes_fetched(order)
+            state = scheduler_pb2.AdapterState(ref=order.adapter, digest=order.expected_digest, bytes=bytes_fetched)
+            self._answer(order, state)
+
+    def _answer(self, order: scheduler_pb2.EnsureAdapter, state: scheduler_pb2.AdapterState) -> None:
+        state.order, state.answers = order.order, order.stage
+        self._report_adapter(state)
 
     def _report_adapter(self, state: scheduler_pb2.AdapterState) -> None:
         self.link.send(scheduler_pb2.AttachUp(adapter=state))

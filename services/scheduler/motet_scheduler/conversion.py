@@ -315,7 +315,8 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
                 failure=Failure.from_proto(state.failure) if state.HasField("failure") else None,
                 bytes=state.bytes,
                 progress=state.progress,
-                answered_order=AdapterStage.from_proto(state.answers),
+                order=state.order,
+                ordered_stage=AdapterStage.from_proto(state.answers),
             )
         case _:
             return None
@@ -337,6 +338,7 @@ def runner_message(effect: effects.RunnerEffect, term: int) -> scheduler_pb2.Att
             return scheduler_pb2.AttachDown(
                 ensure=scheduler_pb2.EnsureAdapter(
                     term=term,
+                    order=effect.order,
                     adapter=_write_ref(effect.ref),
                     source=effect.source,
                     expected_digest=effect.expected_digest,

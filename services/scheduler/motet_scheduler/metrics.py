@@ -34,6 +34,11 @@ class Metrics:
             "Placements that a runner declined. motet_runner_declines_total of the runners says why.",
             registry=registry,
         )
+        self.answers_ignored = Counter(
+            "motet_ignored_adapter_answers_total",
+            "Answers of runners to orders about adapters that had been replaced, or came from an earlier scheduler.",
+            registry=registry,
+        )
         self.failures = Counter(
             "motet_scheduler_failures_total",
             "Events that the scheduler failed to decide on because of a defect. Each time it starts again in a "

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -51,7 +52,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         known_failures: EventFailures | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        self.scheduler = Scheduler(config, now=clock(), saved=catalog_file.read())
+        # Random, so that no answer to a predecessor's order is taken for one to ours.
+        self.scheduler = Scheduler(config, now=clock(), saved=catalog_file.read(), first_order=1 + secrets.randbits(62))
         self._leadership = leadership
         self._metrics = metrics
         self._file = catalog_file
@@ -371,6 +373,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _save_catalog(self, _effect: effects.SaveCatalog) -> None:
         self._file_stale = True
 
+    def _ignore_answer(self, effect: effects.IgnoreAnswer) -> None:
+        self._metrics.answers_ignored.inc()
+        log.info(
+            "adapter_answer_ignored",
+            runner=effect.instance,
+            adapter=str(effect.ref.object),
+            order=effect.order,
+            hint="Another order has replaced this one, or an earlier scheduler gave it.",
+        )
+
 
 _EFFECT_HANDLERS: dict[type, Callable[[SchedulerService, Any], None]] = {
     effects.SendPlaced: SchedulerService._place,
@@ -390,4 +402,5 @@ _EFFECT_HANDLERS: dict[type, Callable[[SchedulerService, Any], None]] = {
     effects.ReportDrained: SchedulerService._send_operators,
     effects.AllowResume: SchedulerService._allow_resume,
     effects.SaveCatalog: SchedulerService._save_catalog,
+    effects.IgnoreAnswer: SchedulerService._ignore_answer,
 }

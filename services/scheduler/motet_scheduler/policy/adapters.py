@@ -9,6 +9,7 @@ name points to it and no request uses it."""
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
@@ -61,6 +62,7 @@ class DigestSource:
 class PendingCheck:
     """A runner is fetching and checking this revision."""
 
+    order: int
     key: RevisionKey
     instance: InstanceName
     since: float
@@ -90,8 +92,10 @@ class Adapter:
 
 
 class Adapters:
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, first_order: int) -> None:
         self._policy = config
+        self._orders = count(first_order)
+        """The numbers of orders to runners."""
         self.by_name: dict[ObjectName, Adapter] = {}
         self.retired: dict[Digest, dict[ObjectName, DigestSource]] = {}
         """Where adapters that no longer serve a digest have it from, as long as requests use it."""
@@ -193,11 +197,13 @@ class Adapters:
             if runner is None:
                 continue
             busy[runner.instance] += 1
-            adapter.check = PendingCheck(spec.revision, runner.instance, now)
+            order = next(self._orders)
+            adapter.check = PendingCheck(order, spec.revision, runner.instance, now)
             if not adapter.recheck_requested:
                 adapter.recheck_requested = True
                 self._changes.changed(name, now)
             yield EnsureAdapter(
+                order=order,
                 instance=runner.instance,
                 ref=spec.ref,
                 source=spec.revision.source,
@@ -210,14 +216,21 @@ class Adapters:
                 stage=AdapterStage.CERTIFIED,
             )
 
-    def adapter_state_changed(self, event: AdapterStateChanged, now: float) -> bool:
-        """Apply a runner's report about an adapter. True if a check ended: it was certified, or failed."""
+    def checked_by(self, event: AdapterStateChanged) -> Adapter | None:
+        """The adapter whose pending check this report answers; None if it answers none that is known.
+
+        A runner of an earlier version repeats no number: its report counts for the check that it was given last.
+        """
         adapter = self.by_name.get(event.ref.object)
         if adapter is None or adapter.check is None or adapter.check.instance != event.instance:
-            return False
-        if event.answered_order is not AdapterStage.CERTIFIED:
-            return False  # the report is about a load
+            return None
+        answers = event.order == adapter.check.order if event.order else event.ordered_stage is AdapterStage.CERTIFIED
+        return adapter if answers else None
+
+    def check_reported(self, adapter: Adapter, event: AdapterStateChanged, now: float) -> bool:
+        """Apply a runner's report about a check. True if the check ended: it was certified, or failed."""
         check = adapter.check
+        assert check is not None
         if event.failure is None and event.stage < AdapterStage.CERTIFIED:
             check.since = now
             return False
@@ -251,8 +264,25 @@ class Adapters:
             ]
             lacking = sorted((r for r in able if r not in have), key=lambda r: (len(r.resident), r.instance))
             for runner in lacking[: max(0, spec.min_replicas - len(have))]:
-                runner.load_ordered(serving.digest, spec.ref, now)
-                yield ensure(runner, serving.digest, _source_of(spec, serving))
+                yield self.load(runner, serving.digest, _source_of(spec, serving), now)
+
+    def load(self, runner: Runner, digest: Digest, source: DigestSource, now: float) -> EnsureAdapter:
+        """Order a runner to bring an adapter to its device."""
+        order = next(self._orders)
+        runner.load_ordered(order, digest, source.ref, now)
+        return EnsureAdapter(
+            order=order,
+            instance=runner.instance,
+            ref=source.ref,
+            source=source.key.source,
+            source_revision=source.key.source_revision,
+            credentials=source.key.credentials,
+            volume=source.key.volume,
+            folder=source.key.folder,
+            max_bytes=source.max_bytes,
+            expected_digest=digest,
+            stage=AdapterStage.DEVICE,
+        )
 
     # ---------------------------------------------------------------------------------------------- out of the way
 
@@ -340,19 +370,3 @@ class Adapters:
 
 def _source_of(spec: AdapterSpec, revision: Revision) -> DigestSource:
     return DigestSource(spec.ref, revision.key, revision.bytes, spec.max_bytes, revision.rank)
-
-
-def ensure(runner: Runner, digest: Digest, source: DigestSource) -> EnsureAdapter:
-    """Bring an adapter to a runner's device."""
-    return EnsureAdapter(
-        instance=runner.instance,
-        ref=source.ref,
-        source=source.key.source,
-        source_revision=source.key.source_revision,
-        credentials=source.key.credentials,
-        volume=source.key.volume,
-        folder=source.key.folder,
-        max_bytes=source.max_bytes,
-        expected_digest=digest,
-        stage=AdapterStage.DEVICE,
-    )

@@ -67,6 +67,8 @@ class ExpectRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsureAdapter:
+    order: int
+    """Its number, which every answer repeats."""
     instance: InstanceName
     ref: AdapterRef
     source: str
@@ -158,7 +160,7 @@ class ReportDrained:
     """Of the declared set."""
 
 
-# ------------------------------------------------------------------------------------------- to the supervisor, to disk
+# ------------------------------------------------------------------------------- to the supervisor, to disk, to the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,16 @@ class SaveCatalog:
     """The catalog that a successor needs at its start has changed: save it."""
 
 
+@dataclass(frozen=True, slots=True)
+class IgnoreAnswer:
+    """A runner answered an order that is not known: another one has replaced it, or a predecessor gave it."""
+
+    instance: InstanceName
+    ref: AdapterRef
+    order: int
+
+
 GatewayEffect = SendPlaced | SendRefused | SendPosition | PublishCatalog
 RunnerEffect = ExpectRequest | EnsureAdapter | DropAdapter | ForgetManifest | CancelAtRunner | DrainRunner | TakeWork
 OperatorEffect = ReportAdapter | ReportRunner | ReportDesiredReplicas | ReportDrained
-Effect = GatewayEffect | RunnerEffect | OperatorEffect | AllowResume | SaveCatalog
+Effect = GatewayEffect | RunnerEffect | OperatorEffect | AllowResume | SaveCatalog | IgnoreAnswer

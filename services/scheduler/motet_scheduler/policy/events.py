@@ -198,8 +198,10 @@ class AdapterStateChanged:
     failure: Failure | None = None
     bytes: int = 0
     progress: float = 0.0
-    answered_order: AdapterStage = AdapterStage.NONE
-    """The stage that was ordered; NONE if no order asked for it."""
+    order: int = 0
+    """The order that it answers. 0: nobody asked for it, or the runner is of an earlier version."""
+    ordered_stage: AdapterStage = AdapterStage.NONE
+    """The stage that the order asked for; NONE if nobody asked."""
 
 
 # ----------------------------------------------------------------------------------------------------------- operator

@@ -3,7 +3,6 @@
 from motet.errors import ContextLengthExceeded
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects
-from motet_scheduler.policy.adapters import ensure
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
@@ -125,8 +124,7 @@ class Placer:
             if not runner.load_ordered_since(
                 self._state.now - self._state.config.load_retry, request.digest, source.ref
             ):
-                runner.load_ordered(request.digest, source.ref, self._state.now)
-                self._state.emit(ensure(runner, request.digest, source))
+                self._state.emit(self._state.adapters.load(runner, request.digest, source, self._state.now))
         request.epoch += 1
         request.base = request.base or runner.base.digest
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)

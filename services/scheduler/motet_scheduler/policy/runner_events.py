@@ -112,7 +112,7 @@ class RunnerEvents:
         runner.resident = {found.digest: found for found in resident}
         for digest, found in runner.resident.items():
             if found.tier is Tier.DEVICE:
-                runner.forget_loads(digest)
+                runner.loaded(digest)
         if before != {digest: found.tier for digest, found in runner.resident.items()}:
             self._state.catalog_changed = True
             self._publisher.report_adapters()
@@ -136,13 +136,15 @@ class RunnerEvents:
             self._lifecycle.refuse(request, event.failure)
 
     def adapter_changed(self, event: events.AdapterStateChanged) -> None:
-        runner = self._state.runners.get(event.instance)
-        if runner is not None and event.failure is not None:
-            runner.load_failed(event.digest, event.ref)
-        if self._state.adapters.adapter_state_changed(event, self._state.now):
-            self._state.catalog_changed = True
-            self._state.emit(effects.SaveCatalog())
-            self._publisher.report_adapters()
+        adapters, runner = self._state.adapters, self._state.runners.get(event.instance)
+        checked = adapters.checked_by(event)
+        if checked is not None:
+            if adapters.check_reported(checked, event, self._state.now):
+                self._state.catalog_changed = True
+                self._state.emit(effects.SaveCatalog())
+                self._publisher.report_adapters()
+        elif not (runner is not None and runner.load_reported(event, self._state.now)) and event.order:
+            self._state.emit(effects.IgnoreAnswer(event.instance, event.ref, event.order))
         self._publisher.order_adapter_loads()
 
     def overcommit_set(self, event: events.OvercommitSet) -> None:

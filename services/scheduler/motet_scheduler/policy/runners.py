@@ -8,6 +8,7 @@ from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId
 from motet.runner_info import Capacity, KernelState, ResidentAdapter, RunnerIdentity, Tier
 from motet.shared_pages import ReportedLedger
 from motet_scheduler.policy.effects import ReportRunner
+from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.values import AdapterRef, BaseModel, GroupName, Promise
 
 PlacementKey = tuple[RequestId, int]
@@ -35,6 +36,19 @@ class ParkedRequest:
     digest: Digest
     order: tuple[int, float]
     """Class, then age: the smallest resumes first."""
+
+
+@dataclass(slots=True)
+class Load:
+    """An adapter that was ordered to the device."""
+
+    order: int
+    at: float
+    """When it was ordered, or the runner last reported on it."""
+
+
+LAPSED = float("-inf")
+"""The time of a load that is over: it came, or failed. It may be ordered again at once."""
 
 
 @dataclass(slots=True)
@@ -72,8 +86,8 @@ class Runner:
         self.entries: dict[PlacementKey, LedgerEntry] = {}
         self.parked: dict[RequestId, ParkedRequest] = {}
         self.resident: dict[Digest, ResidentAdapter] = {}
-        self._loads_ordered: dict[Digest, dict[ObjectName, float]] = {}
-        """When the load of each digest to the device was ordered, from the source of each adapter that has it."""
+        self._loads: dict[Digest, dict[ObjectName, Load]] = {}
+        """The last load of each digest, from the source of each adapter that has it."""
         self.attached = True
         self.detached_at = 0.0
         self.last_report_at = 0.0
@@ -162,23 +176,35 @@ class Runner:
             return self.ledger.free
         return int(self._kv_pages(adapter) * self.ledger.overcommit) - self.ledger.promised
 
-    def load_ordered(self, digest: Digest, adapter: AdapterRef, now: float) -> None:
-        self._loads_ordered.setdefault(digest, {})[adapter.object] = now
+    def load_ordered(self, order: int, digest: Digest, adapter: AdapterRef, now: float) -> None:
+        self._loads.setdefault(digest, {})[adapter.object] = Load(order, now)
 
     def load_ordered_since(self, since: float, digest: Digest, adapter: AdapterRef) -> bool:
         """Whether a load was ordered from this adapter's own source. Another one's may fail where this one does not."""
-        at = self._loads_ordered.get(digest, {}).get(adapter.object)
-        return at is not None and at >= since
+        load = self._loads.get(digest, {}).get(adapter.object)
+        return load is not None and load.at >= since
 
-    def load_failed(self, digest: Digest, adapter: AdapterRef) -> None:
-        self._loads_ordered.get(digest, {}).pop(adapter.object, None)
+    def load_reported(self, event: AdapterStateChanged, now: float) -> bool:
+        """Apply the runner's report about a load. False if no load is known that it can be about."""
+        load = self._loads.get(event.digest, {}).get(event.ref.object)
+        if load is None or event.order not in (load.order, 0):
+            return False
+        if event.failure is not None:
+            load.at = LAPSED
+        elif event.order and load.at > LAPSED:
+            load.at = now
+        return True
+
+    def loaded(self, digest: Digest) -> None:
+        for load in self._loads.get(digest, {}).values():
+            load.at = LAPSED
 
     def forget_loads(self, digest: Digest | None = None) -> None:
         """Of a digest, or all of them."""
         if digest is None:
-            self._loads_ordered.clear()
+            self._loads.clear()
         else:
-            self._loads_ordered.pop(digest, None)
+            self._loads.pop(digest, None)
 
     def tier_of(self, digest: Digest) -> Tier:
         if digest == BASE:

@@ -23,9 +23,12 @@ from motet_scheduler.policy.values import Catalog, SchedulerConfig
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, *, now: float, saved: SavedCatalog | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, *, now: float, saved: SavedCatalog | None = None, first_order: int = 1
+    ) -> None:
+        """`first_order` is the number of the first order to a runner. No two schedulers may give the same ones."""
         awaited = saved.runners if saved is not None else ()
-        state = self._state = SchedulerState(config, now, StartupWait(awaited, now + config.startup_wait))
+        state = self._state = SchedulerState(config, now, StartupWait(awaited, now + config.startup_wait), first_order)
         self._lifecycle = RequestLifecycle(state)
         self._placer = Placer(state, self._lifecycle)
         self._positions = Positions(state)

@@ -43,7 +43,7 @@ class StartupWait:
 
 
 class SchedulerState:
-    def __init__(self, config: SchedulerConfig, now: float, waiting_for_runners: StartupWait) -> None:
+    def __init__(self, config: SchedulerConfig, now: float, waiting_for_runners: StartupWait, first_order: int) -> None:
         self.config = config
         self.now = now
         """Of the current event."""
@@ -60,7 +60,7 @@ class SchedulerState:
         self.held: dict[str, dict[GroupName, int]] = {}
         """By gateway: requests that it can't tokenize until their model has a runner."""
         self.pools: dict[str, PoolSpec] = {}
-        self.adapters = Adapters(config)
+        self.adapters = Adapters(config, first_order)
         self.bases: dict[GroupName, tuple[BaseModel, int]] = {}
         """The base model of each group's runners, and its context length."""
         self.namespaces: NamespaceUids = ()

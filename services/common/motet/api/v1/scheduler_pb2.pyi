@@ -1159,6 +1159,7 @@ class AdapterState(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """resolved; empty if the fetch failed"""
     stage: _common_pb2.AdapterStage.ValueType
@@ -1168,6 +1169,8 @@ class AdapterState(_message.Message):
     bytes: _builtins.int
     answers: _common_pb2.AdapterStage.ValueType
     """the stage that the order asked for; unset for news that nobody asked for"""
+    order: _builtins.int
+    """that it answers; 0 for such news, and from runners of an earlier version"""
     @_builtins.property
     def ref(self) -> _common_pb2.AdapterRef: ...
     @_builtins.property
@@ -1185,10 +1188,11 @@ class AdapterState(_message.Message):
         failure: _common_pb2.Failure | None = ...,
         bytes: _builtins.int = ...,
         answers: _common_pb2.AdapterStage.ValueType = ...,
+        order: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "failure", b"failure", "ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "bytes", b"bytes", "certificate", b"certificate", "digest", b"digest", "failure", b"failure", "progress", b"progress", "ref", b"ref", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "bytes", b"bytes", "certificate", b"certificate", "digest", b"digest", "failure", b"failure", "order", b"order", "progress", b"progress", "ref", b"ref", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1302,6 +1306,7 @@ class EnsureAdapter(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     VOLUME_FIELD_NUMBER: _builtins.int
     FOLDER_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     source: _builtins.str
     expected_digest: _builtins.str
@@ -1317,6 +1322,8 @@ class EnsureAdapter(_message.Message):
     """URI of the volume that the source lies on; empty: on none"""
     folder: _builtins.str
     """of the volume: nothing outside of it is read; empty: all of it may be"""
+    order: _builtins.int
+    """its own number, which every answer repeats"""
     @_builtins.property
     def adapter(self) -> _common_pb2.AdapterRef: ...
     def __init__(
@@ -1332,10 +1339,11 @@ class EnsureAdapter(_message.Message):
         max_bytes: _builtins.int = ...,
         volume: _builtins.str = ...,
         folder: _builtins.str = ...,
+        order: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "order", b"order", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
