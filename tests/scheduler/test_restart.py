@@ -1,6 +1,7 @@
 """A scheduler dies: running requests continue, waiting ones are placed, and none runs twice."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -81,6 +82,39 @@ async def test_nothing_is_placed_until_known_runners_report(folder):
         assert "just started" in system.gateway.asked["a"].positions[0][1]
         await other.start()
         assert len(await answer) == 4
+
+
+async def test_a_scheduler_that_led_before_another_one_starts_without_its_old_catalog(folder):
+    """As when its disk was kept while another process led, which has heard that the adapter was deleted."""
+    async with in_process_system(folder) as system:
+        await system.runner("r0")
+        system.operator.state(adapter_entry("pirate", write_adapter(folder / "pirate")))
+        await until(lambda: (one := system.operator.adapter("pirate")) and one.serving_digest)
+        file, kept = folder / "catalog.json", folder / "kept.json"
+        await until(lambda: file.exists() and not system.control.scheduler_service._file_stale)
+        await system.control.scheduler_part.stop()
+        kept.write_bytes(file.read_bytes())
+        await system.control.scheduler_part.start()
+        assert list(system.control.scheduler.adapters), "nobody has led since"
+        system.operator.state()
+        await until(lambda: not list(system.control.scheduler.adapters))
+        await system.control.scheduler_part.stop()
+        kept.rename(file)
+        await system.control.scheduler_part.start()
+        assert not list(system.control.scheduler.adapters)
+
+
+def _term_of(file):
+    return json.loads(file.read_bytes())["term"] if file.exists() else None
+
+
+async def test_each_scheduler_saves_the_catalog_in_its_own_term(folder):
+    async with in_process_system(folder) as system:
+        await system.runner("r0")
+        for term in range(1, 4):
+            await until(lambda: _term_of(folder / "catalog.json") == term)  # noqa: B023
+            await system.control.restart_scheduler()
+            assert system.control.scheduler_service._file_stale, "it has used the catalog of the term before"
 
 
 class SchedulerProcess:

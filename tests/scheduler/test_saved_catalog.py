@@ -1,5 +1,7 @@
 """What the scheduler saves to disk, and how a successor starts from it."""
 
+from motet.settings import LeaseSettings, ProcessSettings
+from motet_scheduler.__main__ import catalog_file
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import SavedCatalog
@@ -17,9 +19,15 @@ def saved():
 
 def test_a_saved_catalog_is_read_back_unchanged(tmp_path):
     file = CatalogFile(tmp_path / "scheduler" / "catalog.json")
-    assert file.read() is None
-    assert file.write(saved())
-    assert file.read() == saved()
+    assert file.read(5) is None
+    assert file.write(saved(), 4)
+    assert file.read(5) == saved()
+
+
+def test_a_catalog_from_before_another_scheduler_led_is_not_used(tmp_path):
+    file = CatalogFile(tmp_path / "catalog.json")
+    assert file.write(saved(), 4)
+    assert [file.read(term) for term in (4, 6, 7)] == [None, None, None]
 
 
 def test_an_invalid_catalog_file_is_ignored(tmp_path):
@@ -27,17 +35,36 @@ def test_an_invalid_catalog_file_is_ignored(tmp_path):
         "",
         "{",
         "[]",
-        '{"version": 1}',
-        '{"version": 99, "remembered": {}}',
-        '{"version": 1, "remembered": 7}',
+        '{"version": 2}',
+        '{"version": 99, "term": 1, "remembered": {}}',
+        '{"version": 2, "term": 1}',
+        '{"version": 2, "term": 1, "remembered": 7}',
+        '{"version": 2, "term": "1", "remembered": {}}',
+        '{"version": 2, "remembered": {}}',
     ):
         (tmp_path / "catalog.json").write_text(content)
-        assert CatalogFile(tmp_path / "catalog.json").read() is None
+        assert CatalogFile(tmp_path / "catalog.json").read(2) is None, content
+    (tmp_path / "catalog.json").write_text('{"version": 2, "term": 1, "remembered": {}}')
+    assert CatalogFile(tmp_path / "catalog.json").read(2) == SavedCatalog()
 
 
 def test_a_failed_write_of_the_catalog_is_no_error(tmp_path):
     (tmp_path / "in the way").write_text("")
-    assert not CatalogFile(tmp_path / "in the way" / "catalog.json").write(saved())
+    assert not CatalogFile(tmp_path / "in the way" / "catalog.json").write(saved(), 1)
+
+
+def test_after_a_failed_write_there_is_no_old_catalog_of_the_same_term(tmp_path):
+    file = CatalogFile(tmp_path / "catalog.json")
+    assert file.write(saved(), 1)
+    (tmp_path / "catalog.new").mkdir()
+    assert not file.write(SavedCatalog(), 1)
+    assert file.read(2) is None
+
+
+def test_where_a_lease_decides_who_leads_no_catalog_is_saved(tmp_path):
+    process = ProcessSettings(data_dir=tmp_path)
+    assert catalog_file(LeaseSettings(name="scheduler", namespace="motet"), process) is None
+    assert catalog_file(LeaseSettings(), process) is not None
 
 
 def test_a_new_scheduler_places_nothing_before_known_runners_report():
@@ -86,8 +113,8 @@ def test_namespaces_are_saved_and_published_by_a_successor(tmp_path):
     driver = ready()
     driver.send(events.CatalogReplaced((pool(),), (), (("acme", "first"),)))
     file = CatalogFile(tmp_path / "catalog.json")
-    assert file.write(driver.scheduler.catalog_to_save())
-    successor = SchedulerDriver(saved=file.read())
+    assert file.write(driver.scheduler.catalog_to_save(), 1)
+    successor = SchedulerDriver(saved=file.read(2))
     successor.gateway()
     successor.attach()
     assert successor.scheduler.catalog is not None

@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, Link, is_healthy, open_channel, serving
 from motet_scheduler import predecessor
-from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.leader_only import LeaderOnlyServicer
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.service import SchedulerService
@@ -70,7 +69,7 @@ class Replica:
             leadership=leadership,
             metrics=Metrics(CollectorRegistry()),
             supervisor_address=f"unix:{self._folder}/nowhere.sock",
-            catalog_file=CatalogFile(self._folder / "catalog.json"),
+            catalog_file=None,
         )
         self.front.open(service)
         return service

@@ -47,7 +47,7 @@ def main() -> None:
                         leadership=leadership,
                         metrics=metrics,
                         supervisor_address=addresses.supervisor_address,
-                        catalog_file=CatalogFile(process.data_dir / "scheduler" / "catalog.json"),
+                        catalog_file=catalog_file(lease, process),
                         known_failures=failures,
                     )
                     servicer.open(service)
@@ -71,6 +71,12 @@ def main() -> None:
                 await run_until(stop, lead())
 
     run("scheduler", process, schedule, loop_factory=uvloop.new_event_loop)
+
+
+def catalog_file(lease: LeaseSettings, process: ProcessSettings) -> CatalogFile | None:
+    """Where the last catalog is saved. None in a cluster: each pod has a disk of its own, so its file would be from the
+    time when that pod led, and the other pods do not have it."""
+    return None if lease.name else CatalogFile(process.data_dir / "scheduler" / "catalog.json")
 
 
 @asynccontextmanager

@@ -1,5 +1,11 @@
-"""Saves the last catalog to disk, so that a restarted scheduler can place requests before the operator connects."""
+"""Saves the last catalog to disk, so that a restarted scheduler can place requests before the operator connects.
 
+The file has the term in which it was written, and counts only for the very next term: a scheduler that led in between
+has heard what this file does not know, such as adapters that were deleted or are no longer shared. So a new leader soon
+writes the file again, in its own term.
+"""
+
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -10,7 +16,8 @@ from motet_scheduler.policy.catalog import SavedCatalog
 
 log = structlog.get_logger(__name__)
 
-VERSION = 1
+VERSION = 2
+HINT = "The scheduler waits for the operator's catalog."
 
 
 class CatalogFile:
@@ -18,37 +25,38 @@ class CatalogFile:
         self._path = path
         self._failing = False
 
-    def read(self) -> SavedCatalog | None:
-        """The catalog that was written last. None if there is no file, or if it can't be read, which is logged."""
+    def read(self, term: int) -> SavedCatalog | None:
+        """The catalog that the scheduler before the one of `term` saved. None if there is no file, or one that was
+        written earlier or can't be read, which is logged."""
         try:
             content = orjson.loads(self._path.read_bytes())
             if content.get("version") != VERSION:
-                log.warning(
-                    "saved_catalog_version_unknown",
-                    version=content.get("version"),
-                    hint="The scheduler waits for the operator's catalog.",
-                )
+                log.warning("saved_catalog_version_unknown", version=content.get("version"), hint=HINT)
+                return None
+            if content["term"] != term - 1:
+                log.warning("saved_catalog_outdated", written_in_term=content["term"], term=term, hint=HINT)
                 return None
             return TypeAdapter(SavedCatalog).validate_python(content["remembered"])
         except FileNotFoundError:
             return None
         except (OSError, orjson.JSONDecodeError, ValidationError, AttributeError, KeyError) as error:
-            log.warning(
-                "saved_catalog_unreadable", error=str(error), hint="The scheduler waits for the operator's catalog."
-            )
+            log.warning("saved_catalog_unreadable", error=str(error), hint=HINT)
             return None
 
-    def write(self, saved: SavedCatalog) -> bool:
-        """Replace the file atomically. False if that fails: the old file stays, and requests are not affected."""
+    def write(self, saved: SavedCatalog, term: int) -> bool:
+        """Replace the file atomically. False if that fails, which does not affect requests. Then the old file goes:
+        its term would make a successor take it for the newest."""
         beside = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(orjson.dumps({"version": VERSION, "remembered": saved}))
+            beside.write_bytes(orjson.dumps({"version": VERSION, "term": term, "remembered": saved}))
             beside.replace(self._path)
         except OSError as error:
             if not self._failing:
                 log.warning("catalog_save_failed", path=str(self._path), error=str(error))
             self._failing = True
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
             return False
         self._failing = False
         return True

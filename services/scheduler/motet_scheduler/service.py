@@ -48,16 +48,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         leadership: Leadership,
         metrics: Metrics,
         supervisor_address: str,
-        catalog_file: CatalogFile,
+        catalog_file: CatalogFile | None,
         known_failures: EventFailures | None = None,
         clock: Clock = monotonic,
     ) -> None:
+        saved = catalog_file.read(leadership.term) if catalog_file is not None else None
         # Random, so that no answer to a predecessor's order is taken for one to ours.
-        self.scheduler = Scheduler(config, now=clock(), saved=catalog_file.read(), first_order=1 + secrets.randbits(62))
+        self.scheduler = Scheduler(config, now=clock(), saved=saved, first_order=1 + secrets.randbits(62))
         self._leadership = leadership
         self._metrics = metrics
         self._file = catalog_file
-        self._file_stale = False
+        self._file_stale = saved is not None
+        """The file lacks what has changed, or has another term."""
         self._clock = clock
         self._failures = known_failures or EventFailures()
         self._failed = asyncio.Event()
@@ -103,8 +105,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._handle(events.Tick())
         if self._failed.is_set():
             return
-        if self._file_stale:
-            self._file_stale = not self._file.write(self.scheduler.catalog_to_save())
+        if self._file is not None and self._file_stale:
+            self._file_stale = not self._file.write(self.scheduler.catalog_to_save(), self.term)
         self._metrics.observe(self.scheduler)
 
     # ------------------------------------------------------------------------------------------------------- streams
@@ -307,6 +309,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if self._announced_term == self.term:
             return
         self._announced_term = self.term
+        self._file_stale = True
         self._metrics.term.set(self.term)
         log.warning("term_raised", term=self.term)
         self._gateways.broadcast(scheduler_pb2.ServeDown(welcome=self._welcome()))
