@@ -42,10 +42,10 @@ def serving(
 
 
 def save_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Token 17 is the word `w17`."""
-    tokenizer = Tokenizer(models.WordLevel({f"w{token}": token for token in range(vocabulary)}, unk_token="w0"))
+    """Token 17 is the word `w17`. It writes a space as vocabularies of SentencePiece do."""
+    tokenizer = Tokenizer(models.WordLevel({f"▁w{token}": token for token in range(vocabulary)}, unk_token="▁w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("w", " w"), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
