@@ -1,6 +1,7 @@
 """Peers that check each other's role, with real TLS certificates over real gRPC."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -11,10 +12,11 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from motet.clock import FakeClock
 from motet.errors import SetupError
 from motet.rpc import Link, is_healthy, serving
 from motet.rpc.roles import ROLES
-from motet.tls import TlsIdentity, acting_as
+from motet.tls import RETRY_SECONDS, TlsIdentity, acting_as
 from tests.common.echo import Echo, open_talk
 from tests.common.waiting import until
 from tests.support.authority import DAY, Authority
@@ -260,3 +262,37 @@ async def test_a_half_replaced_certificate_is_not_loaded(authority: Authority, t
     mix(folder, "tls.key")
     mix(folder, "ca.crt")
     assert identity.keys() is not before
+
+
+def overwrite(file: Path, content: bytes) -> None:
+    """So that nothing tells by the file's metadata that it has changed."""
+    before = file.stat()
+    assert len(content) == before.st_size
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_rejected_certificate_is_tried_again_each_minute(authority: Authority, tmp_path: Path) -> None:
+    folder, clock = authority.issue(tmp_path, "gateway"), FakeClock()
+    identity = TlsIdentity(folder, "gateway", clock=clock)
+    before = identity.keys()
+    authority.issue(folder, "gateway")
+    valid = (folder / "tls.crt").read_bytes()
+    use_plain_logs()
+    with capture_logs() as logs:
+        overwrite(folder / "tls.crt", bytes(len(valid)))  # as one whose time has not yet begun
+        for _ in range(3):
+            assert identity.keys() is before
+        clock.advance(RETRY_SECONDS)
+        for _ in range(3):
+            assert identity.keys() is before
+        assert [line["event"] for line in logs] == ["tls_certificate_rejected"] * 2, "not at every handshake"
+        overwrite(folder / "tls.crt", valid)
+        assert identity.keys() is before, "not before the minute is over"
+        clock.advance(RETRY_SECONDS)
+        assert identity.keys().certificate == valid
+    (folder / "tls.key").unlink()
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert identity.keys().certificate == valid
+    assert len(logs) == 1, "a missing file is not named at every handshake either"

@@ -5,7 +5,6 @@ always `scheduler.motet.internal`. Every process with a TLS certificate of the s
 checks the role of the other: the client when it connects, the server at every call (`motet.rpc.roles`).
 """
 
-import os
 import ssl
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 import grpc
 import structlog
 
+from motet.clock import Clock, monotonic
 from motet.errors import SetupError
 
 log = structlog.get_logger(__name__)
@@ -24,6 +24,9 @@ log = structlog.get_logger(__name__)
 DOMAIN = "motet.internal"
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 FILES = (CERTIFICATE, KEY, AUTHORITY)
+
+RETRY_SECONDS = 60.0
+"""When rejected files are tried again, although nobody has changed them: their time may only begin, by our clock."""
 
 _FIX = "Use the three files of one TLS Secret: a certificate, its key, and the authority that signed it."
 
@@ -46,31 +49,37 @@ class TlsIdentity:
     """The TLS certificate of this process, and the authority that it trusts. It uses changed files when they are
     valid."""
 
-    def __init__(self, folder: Path, role: str) -> None:
+    def __init__(self, folder: Path, role: str, *, clock: Clock = monotonic) -> None:
         self.role = role
         self._folder = folder
+        self._clock = clock
         self._lock = threading.Lock()  # servers ask from gRPC's threads
         self._stamp: object = None
         self._rejected_stamp: object = None
+        self._rejected_until = 0.0
         self._keys: TlsFiles | None = None
 
     def keys(self) -> TlsFiles:
         """The files as they are now, or the last valid ones. Raises SetupError if they have never been valid."""
         with self._lock:
+            stamp, now = self._read_stamp(), self._clock()
+            if self._keys is not None and stamp == self._stamp:
+                return self._keys
+            if self._keys is not None and stamp == self._rejected_stamp and now < self._rejected_until:
+                return self._keys
             try:
-                stamp = self._read_stamp()
-                if self._keys is None or stamp not in (self._stamp, self._rejected_stamp):
-                    keys = TlsFiles(*(self._read(name) for name in FILES))
-                    self._verify()
-                    if self._keys is not None:
-                        log.info("tls_certificate_renewed", folder=str(self._folder))
-                    self._stamp, self._keys = stamp, keys
+                keys = TlsFiles(*(self._read(name) for name in FILES))
+                self._verify()
             except SetupError as error:
                 if self._keys is None:
                     raise
                 log.warning("tls_certificate_rejected", reason=error.message, hint="The old certificate stays in use.")
-                self._rejected_stamp = self._read_stamp_if_possible()
-            return self._keys
+                self._rejected_stamp, self._rejected_until = stamp, now + RETRY_SECONDS
+                return self._keys
+            if self._keys is not None:
+                log.info("tls_certificate_renewed", folder=str(self._folder))
+            self._stamp, self._keys = stamp, keys
+            return keys
 
     def check(self) -> None:
         """Raises SetupError if no peer would accept the files of this process."""
@@ -122,19 +131,14 @@ class TlsIdentity:
 
     def _read_stamp(self) -> object:
         """A value that changes whenever a file is replaced."""
-        return tuple((it.st_mtime_ns, it.st_ino, it.st_size) for it in map(self._stat, FILES))
+        return tuple(map(self._stamp_of, FILES))
 
-    def _read_stamp_if_possible(self) -> object:
+    def _stamp_of(self, name: str) -> object:
         try:
-            return self._read_stamp()
-        except SetupError:
-            return None
-
-    def _stat(self, name: str) -> os.stat_result:
-        try:
-            return (self._folder / name).stat()
+            it = (self._folder / name).stat()
         except OSError as error:
-            raise self._unreadable(name, error) from None
+            return error.errno
+        return it.st_mtime_ns, it.st_ino, it.st_size
 
     def _read(self, name: str) -> bytes:
         try:
