@@ -1,5 +1,7 @@
 """The ledger against the runners' reports, and how parked requests resume."""
 
+import pytest
+
 from motet.domain import InstanceName, RequestId
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.values import Promise
@@ -89,14 +91,27 @@ def test_a_request_that_runs_long_after_its_end_uses_pages_and_is_counted():
     assert driver.ledger() == {("a", 1): 5}
 
 
-def test_work_that_its_gateway_does_not_know_is_cancelled_after_three_reports():
+@pytest.mark.parametrize("parked", [[False] * 3, [True] * 3, [False, True, False]])
+def test_work_that_its_gateway_does_not_know_is_cancelled_after_three_reports(parked):
     driver = ready()
     driver.attach()
-    for _ in range(2):
-        driver.report("r0", entry("orphan", 5))
+    for is_parked in parked[:2]:
+        driver.report("r0", entry("orphan", 5, parked=is_parked))
         assert not driver.of(effects.CancelAtRunner)
-    driver.report("r0", entry("orphan", 5))
+    driver.report("r0", entry("orphan", 5, parked=parked[2]))
     assert [effect.request for effect in driver.of(effects.CancelAtRunner)] == ["orphan"]
+
+
+def test_a_parked_request_that_was_placed_again_is_cancelled():
+    driver = ready()
+    driver.attach("r0")
+    driver.attach("r1")
+    driver.enqueue("a")
+    assert driver.where("a") == "r1"
+    driver.lose("a")
+    driver.wait(3)
+    driver.report("r1", entry("a", 5, epoch=1, parked=True))
+    assert [(effect.instance, effect.epoch) for effect in driver.of(effects.CancelAtRunner)] == [("r1", 1)]
 
 
 def test_work_of_a_gateway_that_is_away_is_left_alone():

@@ -8,6 +8,8 @@
 |               |               | ended; if its gateway does not say which, it is placed again                    |
 | no            | yes           | recorded, unless it ended recently                                              |
 | another epoch | yes           | recorded, since it uses pages, and cancelled, since it was placed again         |
+
+What no gateway knows any more is cancelled, whether it runs or is parked.
 """
 
 from collections.abc import Mapping
@@ -40,6 +42,7 @@ def sync_ledger(
     charged_to_ended = 0
     listed: set[PlacementKey] = set()
     parked: set[RequestId] = set()
+    orphaned: dict[PlacementKey, int] = {}
     # Parked requests first: who pays for the pages that they shared is in the same report.
     for entry in sorted(live, key=lambda entry: not entry.parked):
         key = (entry.request, entry.epoch)
@@ -49,6 +52,10 @@ def sync_ledger(
         listed.add(key)
         unlisted.pop(key, None)
         request = requests.get(entry.request)
+        if request is None and entry.gateway in gateways:
+            orphaned[key] = runner.orphaned.get(key, 0) + 1
+        if why := _why_needless(entry, request, orphaned.get(key, 0)):
+            effects.append(CancelAtRunner(runner.instance, entry.request, entry.epoch, why))
         if entry.parked:
             if _stays_parked(runner, key, now, config):
                 parked.add(entry.request)
@@ -59,7 +66,7 @@ def sync_ledger(
         ledger_entry = runner.entries[key]
         ledger_entry.missed = 0
         ledger_entry.readmitted = False
-        effects += _superseded(runner, entry, request, gateways)
+    runner.orphaned = orphaned
     runner.ledger.charge_others(charged_to_ended)
     for key, ledger_entry in list(runner.entries.items()):
         if key not in listed:
@@ -99,17 +106,9 @@ def _park(runner: Runner, entry: RunnerRequest, request: Request | None, now: fl
     runner.park(entry.request, ParkedRequest(entry.epoch, wanted, entry.digest, (int(entry.request_class), asked_at)))
 
 
-def _superseded(
-    runner: Runner, entry: RunnerRequest, request: Request | None, gateways: frozenset[str] | set[str]
-) -> list[Effect]:
-    """Cancel work whose result is not needed: an earlier placement, or a request that its gateway does not know."""
+def _why_needless(entry: RunnerRequest, request: Request | None, reports_as_orphan: int) -> str:
+    """Why nobody needs this work: it is an earlier placement, or its gateway does not know it. Empty: it is needed."""
     if request is None:
-        ledger_entry = runner.entries[entry.request, entry.epoch]
-        ledger_entry.orphaned = ledger_entry.orphaned + 1 if entry.gateway in gateways else 0
-        if ledger_entry.orphaned < REPORTS_BEFORE_ORPHAN:
-            return []
-        return [CancelAtRunner(runner.instance, entry.request, entry.epoch, "its gateway does not know it")]
+        return "its gateway does not know it" if reports_as_orphan >= REPORTS_BEFORE_ORPHAN else ""
     current = request.placement.epoch if request.placement is not None else request.epoch + 1
-    if entry.epoch >= current:
-        return []
-    return [CancelAtRunner(runner.instance, entry.request, entry.epoch, "it was placed again")]
+    return "it was placed again" if entry.epoch < current else ""

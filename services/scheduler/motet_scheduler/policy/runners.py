@@ -23,8 +23,6 @@ class LedgerEntry:
     since: float
     missed: int = 0
     """Reports in a row that did not list it."""
-    orphaned: int = 0
-    """Reports in a row that listed it although no gateway knows it."""
     readmitted: bool = False
     """It was parked, and has been allowed to resume."""
 
@@ -85,6 +83,8 @@ class Runner:
         self.ledger: ReportedLedger[PlacementKey] = ReportedLedger(capacity.pages, overcommit=overcommit)
         self.entries: dict[PlacementKey, LedgerEntry] = {}
         self.parked: dict[RequestId, ParkedRequest] = {}
+        self.orphaned: dict[PlacementKey, int] = {}
+        """How many reports in a row listed a request, running or parked, that its gateway does not know."""
         self.resident: dict[Digest, ResidentAdapter] = {}
         self._loads: dict[Digest, dict[ObjectName, Load]] = {}
         """The last load of each digest, from the source of each adapter that has it."""
