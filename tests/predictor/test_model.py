@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_predictor.length_model import GLOBAL_SCOPE, QUANTILES, VERSION, LengthEstimate, LengthModel, Scope
+from motet_predictor.length_model import PRIOR, QUANTILES, VERSION, LengthEstimate, LengthModel, Scope
+from motet_predictor.mean_over_tenants import MAX_OUTDATED, MeanOverTenants
 from tests.support.machine import out_of_reach
 
 DATA = Path(os.environ.get("TEST_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -79,6 +80,40 @@ def test_a_new_adapter_starts_from_its_own_tenants_lengths() -> None:
     assert model.estimate("other", "other/new", 2000).q50 >= 1000
 
 
+def test_what_a_new_tenant_starts_from_is_not_decided_by_who_answers_most() -> None:
+    model = LengthModel()
+    for tenant in "abcd":
+        teach(model, *range(100, 1100, 50), tenant=tenant, adapter="a")
+    teach(model, *[1] * 3000, tenant="flood", adapter="flood/a")
+    assert model.estimate("new", "new/a", 8000).q50 > 250
+    assert model.estimate("new", "new/a", 8000).q95 > 1000
+    assert model.estimate("flood", "flood/a", 8000).q95 == 1
+
+
+def test_one_tenant_alone_does_not_decide_what_the_second_one_starts_from() -> None:
+    assert learned(*[1] * 3000).estimate("other", "other/a", 8000).q95 > 1000
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.booleans()), max_size=2 * MAX_OUTDATED))
+def test_the_mean_over_tenants_is_that_of_all_distributions(steps: list[tuple[int, int, bool]]) -> None:
+    """Each step gives a tenant one of three distributions, or forgets it, and perhaps asks for the mean."""
+    present: dict[str, list[float]] = {}
+    mean = MeanOverTenants(PRIOR, lambda tenant: present[tenant])
+    for number, kind, asks in steps:
+        tenant = f"{number}"
+        if kind:
+            present[tenant] = [1.0 if bucket % 4 == kind else 0.0 for bucket in range(len(PRIOR))]
+            mean.changed(tenant)
+        else:
+            present.pop(tenant, None)
+            mean.forget(tenant)
+        if asks:
+            mean.shares()
+    everybody = [PRIOR, *present.values()]
+    expected = [sum(shares) / len(everybody) for shares in zip(*everybody, strict=True)]
+    assert mean.shares() == pytest.approx(expected)
+
+
 def test_the_same_adapter_may_answer_two_tenants_differently() -> None:
     model = learned(*[20] * 30, tenant="brief", adapter="shared/assistant")
     teach(model, *[900] * 30, tenant="wordy", adapter="shared/assistant")
@@ -131,7 +166,6 @@ def test_only_changed_statistics_are_saved_again() -> None:
     model.changes()
     teach(model, 10, tenant="acme", adapter="acme/json")
     assert {scope for scope, _ in model.changes()} == {
-        GLOBAL_SCOPE,
         Scope("tenant", "acme"),
         Scope("adapter", "acme", "acme/json"),
     }
@@ -149,7 +183,7 @@ def test_a_late_restore_adds_to_what_was_learned_meanwhile() -> None:
     model = learned(*[50] * 5)
     model.changes()
     assert list(model.restore(kept)) == []
-    assert model.count() == 25
+    assert model.count(Scope("tenant", "acme")) == 25
     assert {scope for scope, _ in model.changes()} == {scope for scope, _ in kept}
 
 
@@ -161,12 +195,12 @@ def test_damaged_statistics_are_named_and_the_rest_is_restored() -> None:
     assert model.count(kept[1][0]) == 2
 
 
-def test_the_number_of_scopes_is_limited_and_includes_everybody() -> None:
+def test_the_number_of_scopes_is_limited_and_a_forgotten_tenant_leaves_the_mean() -> None:
     model = LengthModel(max_scopes=100)
     for n in range(500):
-        model.observe(f"tenant-{n}", f"tenant-{n}/a", 20)
+        model.observe(f"tenant-{n}", f"tenant-{n}/a", 1 if n < 400 else 2000)
     assert len(model) <= 100
-    assert model.count() == 500
+    assert model.estimate("new", "new/a", 8000).q50 > 1000
     assert model.count(Scope("adapter", "tenant-499", "tenant-499/a")) == 1
     assert model.count(Scope("adapter", "tenant-0", "tenant-0/a")) == 0
     assert len(model.changes()) <= 100

@@ -77,7 +77,7 @@ async def test_a_row_that_the_database_never_takes_is_put_aside_and_the_others_a
         assert predictor.metric("rows_refused_total", table="length_samples") == 2
         assert predictor.metric("rows_refused_total", table="predictor_state") == 1
         assert await length_samples.count_samples(store) == 48
-        assert len(await length_samples.load_states(store, VERSION, limit=10)) == 3
+        assert len(await length_samples.load_states(store, VERSION, limit=10)) == 2
         postgresql.stop()
         try:
             predictor.persistence.add(sample(50))

@@ -3,7 +3,7 @@
 A histogram of the logarithm of lengths, in which older answers count less and less. Of a censored answer (cut by
 max_tokens or by the client) we only know that it is at least this long; its weight goes to longer answers, by the
 method of Kaplan and Meier. A prior counts like a number of answers with its distribution (the estimator of Susarla and
-Van Ryzin): a tenant with few answers is estimated mostly by the answers of all tenants.
+Van Ryzin): a tenant with few answers is estimated mostly by the lengths of other tenants.
 """
 
 import struct

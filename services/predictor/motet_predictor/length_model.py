@@ -1,8 +1,8 @@
 """The statistics of answer lengths, and the estimates from them. Pure: no clock, no I/O.
 
-Running quantiles at three levels: every answer counts for its (tenant, adapter), for its tenant, and globally. For an
-estimate, each level starts from the level above as if that were a few answers of its own (shrinkage). So the first
-answers of a new adapter already change its estimate, and twenty determine it."""
+Running quantiles at two levels: every answer counts for its (tenant, adapter) and for its tenant. For an estimate, an
+adapter starts from its tenant, and a tenant from the mean over all tenants, as if that were a few answers of its own
+(shrinkage). So the first answers of a new adapter already change its estimate, and twenty determine it."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from motet.length_statistics import EDGES, MAX_TOKENS, BucketShares, LengthStatistics, bucket_of, quantiles_of
+from motet_predictor.mean_over_tenants import MeanOverTenants
 
-VERSION = "quantiles-1"
+VERSION = "quantiles-2"
 """Change it when the same answers would give other estimates, or are stored in another form."""
 
 QUANTILES = (0.5, 0.8, 0.9, 0.95)
@@ -21,7 +22,7 @@ PARENT_STRENGTH = 2.0
 with short answers reserve ten times too much."""
 
 ROOT_STRENGTH = 1.0
-"""The same for the prior: one real answer outweighs it."""
+"""The same for the prior in what a tenant adds to the mean: one real answer outweighs it."""
 
 
 CHANGE_THRESHOLD = 1 / 16
@@ -46,14 +47,11 @@ that is below some thousands."""
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose answers: of a tenant's adapter (`namespace/name`, empty for the base), of a tenant, or all."""
+    """Whose answers: of a tenant's adapter (`namespace/name`, empty for the base), or of a tenant."""
 
     level: str
-    tenant: str = ""
+    tenant: str
     adapter: str = ""
-
-
-GLOBAL_SCOPE = Scope("global")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +84,24 @@ class LengthModel:
         self._known: OrderedDict[Scope, LengthStatistics] = OrderedDict()
         self._changed: dict[Scope, None] = {}
         self._distributions: dict[Scope, _Distribution] = {}
+        self._mean = MeanOverTenants(PRIOR, self._shares_in_mean)
+        self._answers = 0
+        self._overall = _Distribution(0, PRIOR, PRIOR)
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def count(self, scope: Scope = GLOBAL_SCOPE) -> int:
+    def count(self, scope: Scope) -> int:
         """Answers counted for a scope."""
         statistics = self._known.get(scope)
         return 0 if statistics is None else statistics.count
 
     def estimate(self, tenant: str, adapter: str, max_tokens: int) -> LengthEstimate:
         """Estimate an answer of at most `max_tokens` tokens; 0: no bound."""
-        overall = self._distribution(GLOBAL_SCOPE, PRIOR, ROOT_STRENGTH, threshold=CHANGE_THRESHOLD)
-        tenants = self._distribution(Scope("tenant", tenant), overall, PARENT_STRENGTH, threshold=CHANGE_THRESHOLD)
-        masses = self._distribution(Scope("adapter", tenant, adapter), tenants, PARENT_STRENGTH, threshold=0.0)
+        if self._answers > self._overall.count * (1 + CHANGE_THRESHOLD):
+            self._overall = _Distribution(self._answers, PRIOR, self._mean.shares())
+        tenants = self._distribution(Scope("tenant", tenant), self._overall.masses, threshold=CHANGE_THRESHOLD)
+        masses = self._distribution(Scope("adapter", tenant, adapter), tenants, threshold=0.0)
         bound = max_tokens or MAX_TOKENS
         q50, q80, q90, q95 = (min(tokens, bound) for tokens in quantiles_of(masses, QUANTILES))
         last = bucket_of(bound)
@@ -109,13 +111,15 @@ class LengthModel:
 
     def observe(self, tenant: str, adapter: str, tokens: int, *, censored: bool = False) -> None:
         """Count an answer of `tokens` tokens, or of at least that many if it was cut (`censored`)."""
-        for scope in (GLOBAL_SCOPE, Scope("tenant", tenant), Scope("adapter", tenant, adapter)):
+        for scope in (Scope("tenant", tenant), Scope("adapter", tenant, adapter)):
             statistics = self._known.get(scope)
             if statistics is None:
                 statistics = self._known[scope] = LengthStatistics()
             self._known.move_to_end(scope)
             statistics.observe(tokens, censored=censored)
             self._changed[scope] = None
+        self._answers += 1
+        self._mean.changed(tenant)
         self._forget_least_recent()
 
     @property
@@ -149,29 +153,35 @@ class LengthModel:
                 self._changed[scope] = None
             self._known[scope] = restored
             self._distributions.pop(scope, None)
+            if scope.level == "tenant":
+                self._answers += restored.count
+                self._mean.changed(scope.tenant)
         self._forget_least_recent()
 
-    def _distribution(self, scope: Scope, parent: BucketShares, strength: float, *, threshold: float) -> BucketShares:
+    def _shares_in_mean(self, tenant: str) -> BucketShares:
+        shares = self._known[Scope("tenant", tenant)].bucket_shares(PRIOR, ROOT_STRENGTH)
+        assert shares is not None, "a tenant has at least one answer"
+        return shares
+
+    def _distribution(self, scope: Scope, parent: BucketShares, *, threshold: float) -> BucketShares:
         statistics = self._known.get(scope)
         if statistics is None:
             return parent
         made = self._distributions.get(scope)
         if made is not None and made.parent is parent and statistics.count <= made.count * (1 + threshold):
             return made.masses
-        masses = statistics.bucket_shares(parent, strength)
+        masses = statistics.bucket_shares(parent, PARENT_STRENGTH)
         assert masses is not None, "a scope has at least one answer"
         self._distributions[scope] = _Distribution(statistics.count, parent, masses)
         return masses
 
     def _forget_least_recent(self) -> None:
         while len(self._known) > self._max_scopes:
-            scope = next(iter(self._known))
-            if scope == GLOBAL_SCOPE:
-                self._known.move_to_end(scope)
-                continue
-            del self._known[scope]
+            scope, _ = self._known.popitem(last=False)
             self._changed.pop(scope, None)
             self._distributions.pop(scope, None)
+            if scope.level == "tenant":
+                self._mean.forget(scope.tenant)
 
 
 _EDGES = tuple(float(edge) for edge in EDGES)
