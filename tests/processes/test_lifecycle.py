@@ -10,6 +10,7 @@ from motet.processes.lifecycle import (
     LIVENESS_FAILURE_THRESHOLD,
     SETUP_FAILED,
     STARTUP_FAILURE_THRESHOLD,
+    STOPPED_THRESHOLD,
     Died,
     Effect,
     Event,
@@ -169,6 +170,26 @@ def test_one_answer_resets_the_missed_probes() -> None:
         moments += silence(LIVENESS_FAILURE_THRESHOLD - 1, since=since)
         moments.append((moments[-1][0], LivenessProbed(alive=True, at=moments[-1][0])))
     assert follow(*moments)[1] == [Effect.START]
+
+
+def no_answer(probes: int, *, stopped: bool = True) -> list[tuple[float, Event]]:
+    return [(3, ReadinessProbed(healthy=False, stopped=stopped))] * probes
+
+
+def test_a_stopped_process_is_replaced_after_a_few_readiness_probes() -> None:
+    life, effects = follow(*ANSWERED, *no_answer(STOPPED_THRESHOLD - 1))
+    assert (life.phase, effects) == (Phase.STARTING, [Effect.START])
+    assert follow(*no_answer(1), life=life)[1] == [Effect.REPLACE_STOPPED]
+
+
+@pytest.mark.parametrize("continued", [ReadinessProbed(healthy=True), ReadinessProbed(healthy=False), Started()])
+def test_a_process_that_was_continued_is_not_replaced(continued: Event) -> None:
+    _, effects = follow(*ANSWERED, *no_answer(STOPPED_THRESHOLD - 1), (4, continued), *no_answer(STOPPED_THRESHOLD - 1))
+    assert effects == [Effect.START]
+
+
+def test_a_process_that_runs_may_fail_any_number_of_readiness_probes() -> None:
+    assert follow(*ANSWERED, *no_answer(100, stopped=False))[1] == [Effect.START]
 
 
 def test_a_starting_process_may_miss_more_probes() -> None:

@@ -25,7 +25,7 @@ from motet.processes import (
     identity_of,
     is_alive,
 )
-from motet.processes.linux import session_members
+from motet.processes.linux import read_stat, session_members
 from motet.telemetry import is_alive as answers
 from tests.common.waiting import PATIENCE_S
 
@@ -318,6 +318,20 @@ async def test_a_process_that_is_stopped_is_replaced(tmp_path: Path) -> None:
         assert only(one).pid != first.pid
         assert only(one).reason == "it did not answer for 2 s"
         assert not is_alive(first)
+
+
+async def test_a_stopped_process_that_is_to_be_replaced_then_does_not_wait_for_liveness_probes(tmp_path: Path) -> None:
+    async def answers_at_once() -> bool:
+        found = read_stat(pid_of(only(one)))
+        return found is not None and found.state != "T"
+
+    async with process_manager(tmp_path) as one:
+        one.apply([script(tmp_path, "a", SLEEPER, probe=answers_at_once, replace_stopped=True)])
+        await until(lambda: only(one).ready)
+        first = identity(only(one))
+        os.kill(first.pid, signal.SIGSTOP)
+        await until(lambda: only(one).ready and only(one).pid != first.pid)
+        assert (only(one).restarts, only(one).reason) == (1, "it was stopped by SIGSTOP")
 
 
 async def test_a_process_stopped_by_sigstop_is_killed_after_its_grace_period(tmp_path: Path) -> None:

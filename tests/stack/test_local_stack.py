@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -130,12 +131,22 @@ def test_the_readme_shows_what_is_printed(shared: LocalStack, tmp_path: Path) ->
         type_page(typed, shell, Python())
 
 
-def test_a_stopped_process_is_replaced(shared: LocalStack) -> None:
+def test_a_request_waits_at_most_ten_seconds_for_a_scheduler_that_is_stopped(shared: LocalStack) -> None:
     """After SIGSTOP a process exists and keeps its sockets, but does not answer; SIGTERM would not end it."""
+    stopped, began = shared.kill("scheduler", signal.SIGSTOP), time.monotonic()
+    answer = shared.ask("default/shouting", QUESTION)
+    waited = time.monotonic() - began
+    assert answer == answer.upper()
+    assert shared.service("scheduler")["pid"] != stopped
+    print(f"frozen_scheduler_s: {waited:.1f}")
+    assert waited <= 10.0
+
+
+def test_a_stopped_process_is_replaced(shared: LocalStack) -> None:
     kill_parent(shared)
     impatient = replace(shared, env={"MOTET_OPERATOR_SILENT_SECONDS": "5"}).up()
     assert impatient.returncode == 0, impatient.stderr
-    for names in (("scheduler", "predictor", "gateway"), ("operator",)):
+    for names in (("supervisor", "predictor", "gateway"), ("operator",)):
         stopped = {name: shared.kill(name, signal.SIGSTOP) for name in names}
 
         def back(stopped: dict[str, int] = stopped) -> bool:

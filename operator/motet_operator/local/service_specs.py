@@ -45,7 +45,8 @@ class ServiceSpecs:
         specs = [self._grpc_service("scheduler"), self._grpc_service("supervisor"), self._gateway()]
         if store_ready:
             specs.append(self._grpc_service("predictor"))
-        return specs
+        # While one of them is stopped, no request of any tenant begins. (A stopped runner has others beside it.)
+        return [replace(spec, replace_stopped=True) for spec in specs]
 
     def runner(
         self,

@@ -6,6 +6,7 @@ WAITING ──due──▶ STARTING ──probe──▶ READY
    └──── back-off ───┴─────────────────┘
 stop: any ──SIGTERM──▶ STOPPING ──grace over──▶ SIGKILL ──died──▶ GONE
 hangs: STARTING or READY ──too many liveness probes fail──▶ SIGKILL ──died──▶ WAITING
+stopped by SIGSTOP: STARTING or READY ──three readiness probes fail──▶ SIGKILL ──died──▶ WAITING
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,11 @@ LIVENESS_FAILURE_THRESHOLD = 5
 
 STARTUP_FAILURE_THRESHOLD = 30
 """The same for a process that has not answered any probe yet: on a busy machine its imports may take minutes."""
+
+
+STOPPED_THRESHOLD = 3
+"""After so many failed readiness probes in a row, a process that SIGSTOP has stopped is replaced. Other processes may
+be slow on a busy machine, but this one cannot answer until somebody continues it."""
 
 
 class Phase(StrEnum):
@@ -84,6 +90,9 @@ class Lifecycle:
     last_probe_at: float = 0.0
     """When the last liveness probe began."""
 
+    stopped_probes: int = 0
+    """How many readiness probes in a row have failed because the process was stopped."""
+
     exit_status: int | None = None
     """Of the last run. Negative for a signal; None for an adopted process, whose exit status we cannot know."""
 
@@ -106,6 +115,8 @@ class CouldNotStart:
 @dataclass(frozen=True, slots=True)
 class ReadinessProbed:
     healthy: bool
+    stopped: bool = False
+    """SIGSTOP has stopped the process, and it is to be replaced then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,8 @@ class Effect(StrEnum):
     KILL = "kill"
     REPLACE = "replace"
     """Kill it because it hangs. SIGTERM would not help, because a paused process does not handle it."""
+    REPLACE_STOPPED = "replace stopped"
+    """The same because it is stopped."""
 
 
 def new_lifecycle(now: float) -> Lifecycle:
@@ -168,13 +181,10 @@ def step(life: Lifecycle, event: Event, now: float, config: LifecycleConfig) -> 
                 was_alive=ready,
                 failed_probes=0,
                 last_probe_at=now,
+                stopped_probes=0,
             ), ()
-        case ReadinessProbed(healthy=True) if life.phase is Phase.STARTING:
-            return replace(life, phase=Phase.READY, was_ready=True), ()
-        case ReadinessProbed(healthy=False) if life.phase is Phase.READY:
-            return replace(life, phase=Phase.STARTING), ()
-        case ReadinessProbed():
-            return life, ()
+        case ReadinessProbed() if life.phase in (Phase.STARTING, Phase.READY):
+            return _readiness_probed(life, event)
         case LivenessProbed() if life.phase in (Phase.STARTING, Phase.READY):
             return _liveness_probed(life, event, now, config)
         case CouldNotStart(reason=reason):
@@ -200,6 +210,15 @@ def _time_passed(life: Lifecycle, now: float, config: LifecycleConfig) -> tuple[
         # Kill it again after another grace period: a process in an uninterruptible wait does not die at once.
         return replace(life, due=now + config.stop_grace), (Effect.KILL,)
     return life, ()
+
+
+def _readiness_probed(life: Lifecycle, probe: ReadinessProbed) -> tuple[Lifecycle, tuple[Effect, ...]]:
+    if probe.healthy:
+        return replace(life, phase=Phase.READY, was_ready=True, stopped_probes=0), ()
+    stopped_probes = life.stopped_probes + 1 if probe.stopped else 0
+    if stopped_probes < STOPPED_THRESHOLD:
+        return replace(life, phase=Phase.STARTING, stopped_probes=stopped_probes), ()
+    return replace(life, phase=Phase.STARTING, stopped_probes=0), (Effect.REPLACE_STOPPED,)
 
 
 def _liveness_probed(

@@ -54,6 +54,12 @@ def is_alive(identity: ProcessIdentity) -> bool:
     return identity_of(identity.pid) == identity
 
 
+def is_stopped(identity: ProcessIdentity) -> bool:
+    """Whether SIGSTOP has stopped the process. A debugger stops it in another way."""
+    stat = read_stat(identity.pid)
+    return stat is not None and stat.identity == identity and stat.state == "T"
+
+
 def boot_id() -> str:
     """The id of this boot. Start times count from the boot, so records of another boot are of no use."""
     with suppress(OSError):

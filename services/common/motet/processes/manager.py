@@ -79,6 +79,9 @@ class ProcessSpec:
     alive: Probe | None = field(default=None, compare=False)
     """The liveness probe. A process may be alive and not ready. None: it counts as alive until it ends."""
 
+    replace_stopped: bool = field(default=False, compare=False)
+    """Replace it soon after SIGSTOP has stopped it, before its liveness probes say that it hangs."""
+
     restart_wait: Callable[[], float] = field(default=at_once, compare=False)
     """How many seconds a restart waits at least. Asked when the process has died."""
 
@@ -334,6 +337,8 @@ class _ManagedProcess:
                     self.kill()
                 case Effect.REPLACE:
                     self._manager.kill(self.spec.name, f"it did not answer for {self._config.liveness_seconds:g} s")
+                case Effect.REPLACE_STOPPED:
+                    self._manager.kill(self.spec.name, "it was stopped by SIGSTOP")
         self._set_timer()
         if self.life.phase is Phase.GONE:
             self.unwatch()
@@ -429,12 +434,16 @@ class _ManagedProcess:
             except Exception as error:
                 log.debug("readiness_probe_failed", process=self.spec.name, error=str(error))
                 healthy = False
-            self.handle(ReadinessProbed(healthy))
+            self.handle(ReadinessProbed(healthy, stopped=self._is_to_replace_as_stopped()))
             if self.life.phase is Phase.READY:
                 launch.trim(self.spec.log)
                 await asyncio.sleep(PROBE_READY_SECONDS)
             else:
                 await asyncio.sleep(PROBE_SECONDS)
+
+    def _is_to_replace_as_stopped(self) -> bool:
+        watched = self.spec.replace_stopped and self._config.liveness_seconds > 0
+        return watched and self.identity is not None and linux.is_stopped(self.identity)
 
     async def _probe_liveness(self, alive: Probe) -> None:
         while True:
