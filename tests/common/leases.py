@@ -14,6 +14,7 @@ class FakeLeaseApi:
         self.deaf = False
         """If true, requests arrive and answers are lost."""
         self.refusing: StatusError | None = None
+        self.creation_fails: Exception | None = None
         self.version = 0
         self.writes = 0
 
@@ -43,6 +44,8 @@ class FakeLeaseApi:
         await self._arrive()
         if self.lease is not None:
             raise StatusError(CONFLICT, "exists")
+        if self.creation_fails is not None:
+            raise self.creation_fails
         return self._written(body)
 
     async def put(self, path: str, body: KubeObject, *, seconds: float) -> KubeObject:

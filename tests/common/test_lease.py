@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from motet.clock import Clock, monotonic
 from motet.errors import SetupError
-from motet.kube import FORBIDDEN, StatusError
-from motet.lease import Election, LeaseRecord
+from motet.kube import FORBIDDEN, StatusError, Unreachable
+from motet.lease import TERMS_AT_A_TIME, Election, LeaseRecord
 from motet.settings import LeaseSettings
 from tests.common.leases import CuttableLeaseClient, FakeLeaseApi
 from tests.common.virtual_time import in_virtual_time
@@ -101,7 +101,7 @@ async def test_a_leader_that_vanishes_is_followed_when_its_lease_ends_and_not_be
         async with Candidate(leases) as second:
             await second.wait_until_leader()
             assert LEASE - RETRY <= now() - vanished <= LEASE + RETRY
-            assert second.term == first.term + 1
+            assert second.term == first.term + TERMS_AT_A_TIME, "above all that the first one had reserved"
 
 
 @in_virtual_time
@@ -204,6 +204,35 @@ async def test_the_leader_keeps_a_lease_that_is_annotated_or_deleted(leases: Fak
         assert leases.holder == led[0].identity
 
 
+@pytest.mark.parametrize(
+    "why", [Unreachable("away"), StatusError(FORBIDDEN, "the quota is used up"), ValueError("not what was expected")]
+)
+@in_virtual_time
+async def test_the_leader_makes_a_deleted_lease_again_although_that_fails_at_first(
+    leases: FakeLeaseApi, why: Exception
+) -> None:
+    async with Candidate(leases) as leader:
+        leases.creation_fails = why
+        leases.lease = None
+        await asyncio.sleep(3 * RETRY)
+        assert leases.lease is None
+        leases.creation_fails = None
+        await until(lambda: leases.holder == leader.identity, 2 * RETRY)
+        await asyncio.sleep(LEASE)
+        assert (leader.is_leader_for_sure, leader.losses) == (True, [])
+
+
+@in_virtual_time
+async def test_a_leader_whose_deleted_lease_another_has_made_ends(leases: FakeLeaseApi) -> None:
+    async with Candidate(leases) as leader:
+        leases.creation_fails = Unreachable("away")
+        leases.lease = None
+        await asyncio.sleep(3 * RETRY)
+        leases.write({"metadata": {"name": "it", "namespace": "here"}, "spec": {"holderIdentity": "somebody"}})
+        await until(lambda: leader.losses, 2 * RETRY)
+        assert leader.losses[0] == "the Lease here/it is now held by somebody"
+
+
 @in_virtual_time
 async def test_a_candidate_notices_that_it_won_without_an_answer(leases: FakeLeaseApi) -> None:
     leases.deaf = True
@@ -211,7 +240,7 @@ async def test_a_candidate_notices_that_it_won_without_an_answer(leases: FakeLea
         assert not candidate.leads
         leases.deaf = False
         await asyncio.wait_for(candidate.wait_until_leader(), 2 * RETRY)
-        assert candidate.term == leases.term
+        assert candidate.term == 1 + TERMS_AT_A_TIME, "the first ones are reserved by the write without an answer"
 
 
 @in_virtual_time
@@ -220,7 +249,7 @@ async def test_a_later_term_that_a_peer_has_seen_is_exceeded_and_kept(leases: Fa
     async with Candidate(leases) as leader:
         leader.raise_term_above(41, lambda: told.append(leader.term))
         await until(lambda: told == [42])
-        assert leases.term == 42
+        assert leases.term >= 42
         leader.raise_term_above(7, lambda: told.append(leader.term))
         await until(lambda: told == [42, 42])
         leader.raise_term_above(99, lambda: told.append(leader.term))  # and resigned at once
@@ -232,20 +261,56 @@ async def test_a_later_term_that_a_peer_has_seen_is_exceeded_and_kept(leases: Fa
 @in_virtual_time
 async def test_a_higher_term_is_in_the_lease_before_it_is_announced(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 2) as (leader, other):
-        told: list[int] = []
+        told: list[bool] = []
         leases.away = True
         for _ in range(3):
-            leader.raise_term_above(41, lambda: told.append(leases.term))
+            leader.raise_term_above(41, lambda: told.append(leases.term >= leader.term))
         await asyncio.sleep(3 * RETRY)
         assert (leader.term, told) == (1, []), "while it cannot be written the old one holds"
         leases.away = False
         leases.deaf = True  # it is written, but nobody has been told
-        await until(lambda: leases.term == 42)
+        await until(lambda: leases.term >= 42)
         assert (leader.term, told) == (1, [])
         leases.deaf = False
         await until(lambda: leader.term == 42)
-        assert told == [42] * 3
+        assert told == [True] * 3
         assert (leader.losses, other.leads) == ([], False)
+
+
+@in_virtual_time
+async def test_a_leader_that_cannot_write_the_lease_raises_its_term_as_often_as_it_has_reserved(
+    leases: FakeLeaseApi,
+) -> None:
+    async with candidates(leases, 2) as (leader, other):
+        leader.line.cut = True
+        told: list[int] = []
+        for term in range(1, TERMS_AT_A_TIME + 1):
+            leader.raise_term_above(term, lambda: told.append(leader.term))
+            await asyncio.sleep(0)
+        assert told == list(range(2, TERMS_AT_A_TIME + 1)), "each at once, and the last one waits for the Lease"
+        await other.wait_until_leader()
+        assert other.term > leader.term
+
+
+@in_virtual_time
+async def test_each_renewal_reserves_terms_again(leases: FakeLeaseApi) -> None:
+    async with Candidate(leases) as leader:
+        for _ in range(3):
+            before = leader.term
+            for _ in range(TERMS_AT_A_TIME - 1):
+                leader.raise_term_above(leader.term, lambda: None)
+            assert leader.term == before + TERMS_AT_A_TIME - 1
+            await asyncio.sleep(2 * RETRY)
+
+
+@in_virtual_time
+async def test_a_leader_that_releases_the_lease_raises_its_term_no_more(leases: FakeLeaseApi) -> None:
+    async with Candidate(leases) as leader:
+        leaving = asyncio.create_task(leader.__aexit__(None, None, None))
+        await until(lambda: leases.holder == "", 2 * RETRY)
+        leader.raise_term_above(leader.term, lambda: None)
+        assert leader.term == leases.term == 1
+        await leaving
 
 
 @in_virtual_time
@@ -254,8 +319,8 @@ async def test_a_candidate_that_loses_after_raising_the_term_never_led_in_it(lea
         leader.line.cut = True
         leader.raise_term_above(41, lambda: None)
         await asyncio.wait_for(other.wait_until_leader(), LEASE + RETRY)
-        assert (leader.term, other.term) == (1, 2)
-        leader.step_down_for(2)
+        assert (leader.term, other.term) == (1, 1 + TERMS_AT_A_TIME)
+        leader.step_down_for(other.term)
         assert leader.losses
 
 

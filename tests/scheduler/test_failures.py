@@ -1,6 +1,7 @@
 """After a failed decision the scheduler starts again, and rejects an event that fails every time."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -8,7 +9,9 @@ from prometheus_client import CollectorRegistry
 from motet.domain import InstanceName, RequestId
 from motet.errors import Internal
 from motet.leadership import LocalLeadership
+from motet.lease import Election
 from motet.runner_info import RunnerIdentity
+from motet.settings import LeaseSettings
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.event_failures import (
     FORGIVEN_AFTER,
@@ -25,6 +28,7 @@ from motet_scheduler.policy import events
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
 from motet_scheduler.service import DecisionFailed, SchedulerService
+from tests.common.leases import FakeLeaseApi
 from tests.common.waiting import PATIENCE_S
 from tests.scheduler.builders import adapter, pool
 from tests.support.fake_engine import SlowEngines, tokens_of
@@ -136,10 +140,25 @@ async def test_after_a_failure_streams_continue_and_a_repeated_failure_is_refuse
         await system.ledgers_agree()
 
 
-async def test_a_failure_that_restarts_do_not_fix_ends_the_process(folder, monkeypatch):
+@asynccontextmanager
+async def leading_locally(folder):
+    with LocalLeadership(folder / "term") as leadership:
+        yield leadership
+
+
+@asynccontextmanager
+async def leading_in_an_outage(_folder):
+    leases = FakeLeaseApi()
+    async with Election(leases, LeaseSettings(name="it", namespace="here"), lost=pytest.fail) as election:
+        leases.away = True
+        yield election
+
+
+@pytest.mark.parametrize("leading", [leading_locally, leading_in_an_outage])
+async def test_a_failure_that_restarts_do_not_fix_ends_the_process(folder, monkeypatch, leading):
     monkeypatch.setattr(Scheduler, "_tick", lambda *_: 1 / 0)
     began = []
-    with LocalLeadership(folder / "term") as leadership:
+    async with leading(folder) as leadership:
 
         def begin(failures):
             began.append(leadership.term)
@@ -155,4 +174,4 @@ async def test_a_failure_that_restarts_do_not_fix_ends_the_process(folder, monke
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(DecisionFailed):
                 await lead(leadership, begin, tick_seconds=0.001)
-    assert began == list(range(1, MAX_RESTARTS + 1)), "each start has its own term"
+    assert began == list(range(1, MAX_RESTARTS + 1)), "each start has its own term, and waits for no Lease"

@@ -11,8 +11,9 @@ So there may be two leaders for some time: one that can reach the API server, an
 has the term, which is higher for each new leader, and a new leader tells its predecessor, if it can reach it.
 
 A term is in the Lease before any other process learns it, both when a leader wins and when it raises its term
-(`raise_term_above`). So two leaders never act under the same term. While the leader cannot write the Lease, it keeps
-its term.
+(`raise_term_above`). So two leaders never act under the same term. The Lease names the last of `TERMS_AT_A_TIME` terms,
+which its holder has reserved: so a leader can raise its term a few times while it cannot write the Lease. After that it
+keeps its term.
 """
 
 import asyncio
@@ -43,6 +44,9 @@ log = structlog.get_logger(__name__)
 TERM = "motet.dev/term"
 ADDRESS = "motet.dev/address"
 
+TERMS_AT_A_TIME = 16
+"""How many terms a write of the Lease reserves, the present one included. Each renewal fills them up."""
+
 RELEASE_SECONDS = 2.0
 MIN_REQUEST_SECONDS = 1.0
 LOST_LEADERSHIP = 1
@@ -66,6 +70,7 @@ class LeaseRecord:
     renewed: str
     transitions: int
     term: int
+    """The last term that any leader may have used."""
     address: str
 
     @classmethod
@@ -121,6 +126,8 @@ class Election:
         self._retry_seconds = settings.retry_seconds * time_scale
         self._clock = clock
         self._lost = lost
+        self._reserved = 0
+        """The last term that is ours by the Lease."""
         self._wanted = 0
         """The term that we need: one above the highest term that a peer has seen."""
         self._waiting: dict[Callable[[], object], int] = {}
@@ -181,15 +188,16 @@ class Election:
         await self._leads.wait()
 
     def raise_term_above(self, term: int, then: Callable[[], object]) -> None:
-        """Make the term higher than `term`, which a peer has seen, and call `then` when the Lease has the higher term.
+        """Make the term higher than `term`, which a peer has seen, and call `then` when it is.
 
-        The leader writes the Lease at once, and tries again while the API server cannot be reached.
+        That is at once if the Lease has the higher term reserved. Otherwise the leader writes the Lease now, and tries
+        again while the API server cannot be reached.
         """
         self.step_down_for(term)
         self._waiting[then] = max(term, self._waiting.get(then, term))
         self._wanted = max(self._wanted, term + 1)
-        if term < self.term:
-            self._raise_to(self.term)
+        if term < self._reserved:
+            self._raise_to(max(self.term, term + 1))
         else:
             self._next_step_now.set()
 
@@ -213,6 +221,10 @@ class Election:
             except StatusError as error:
                 log.warning("lease_request_refused", lease=self._name, reason=str(error))
                 self._continue_leading()
+                wait = self._retry_seconds
+            except Exception:
+                # The next step may succeed. If none does, the watchdog ends a process that leads.
+                log.exception("lease_step_failed", lease=self._name)
                 wait = self._retry_seconds
             try:
                 async with asyncio.timeout(wait):
@@ -261,14 +273,15 @@ class Election:
             pause = random.uniform(0.3, 0.5) * self._retry_seconds  # noqa: S311 - spreads load, guards nothing
             return min(pause, free_in)
         term = record.term + 1
+        reserved = record.term + TERMS_AT_A_TIME
         transitions = record.transitions + 1 if lease is not None else 0
         try:
-            self._lease = await self._write(self._held(lease, term, transitions))
+            self._lease = await self._write(self._held(lease, reserved, transitions))
         except StatusError as error:
             if error.status not in (CONFLICT, NOT_FOUND):
                 raise
             return 0.0  # another candidate was faster: read at once who it is
-        self.term = term
+        self.term, self._reserved = term, reserved
         self.predecessor = record.address if taken else ""
         self._seen = LeaseRecord.of(self._lease)
         self._sure_until = sent_at + self._renew_seconds
@@ -278,11 +291,11 @@ class Election:
         return self._retry_seconds
 
     async def _renew(self, sent_at: float) -> None:
-        assert self._lease is not None
         assert self._watchdog is not None
         term = max(self.term, self._wanted)
+        reserved = term + TERMS_AT_A_TIME - 1
         try:
-            self._lease = await self._write(self._held(self._lease, term))
+            self._lease = await self._write(self._held(self._lease, reserved))
         except StatusError as error:
             if error.status not in (CONFLICT, NOT_FOUND):
                 raise
@@ -293,7 +306,7 @@ class Election:
                 self._lost(f"the Lease {self._namespace}/{self._name} is now held by {holder or 'no process'}")
                 return
             try:
-                self._lease = await self._write(self._held(self._lease, term))
+                self._lease = await self._write(self._held(self._lease, reserved))
             except StatusError as again:
                 raise Unreachable(f"the Lease changes too fast: {again}") from None
         if self._api_unreachable:
@@ -301,9 +314,11 @@ class Election:
         self._api_unreachable = False
         self._sure_until = sent_at + self._renew_seconds
         self._watchdog.until(self._sure_until)
-        self._raise_to(term)
+        self._reserved = reserved
+        self._raise_to(max(self.term, term))  # it may have risen meanwhile, within what was reserved before
 
     async def _release(self) -> None:
+        self._reserved = self.term  # the others go back
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 # A renewal that was in flight may still succeed, and change the version after we have read it.
@@ -319,7 +334,7 @@ class Election:
 
     # ---------------------------------------------------------------------------------------------------------- object
 
-    def _held(self, lease: KubeObject | None, term: int, transitions: int | None = None) -> KubeObject:
+    def _held(self, lease: KubeObject | None, reserved: int, transitions: int | None = None) -> KubeObject:
         """The Lease with this process as its holder. `transitions` is given when the holder changes."""
         old = lease or {"metadata": {"name": self._name, "namespace": self._namespace}, "spec": {}}
         spec = {
@@ -330,7 +345,7 @@ class Election:
         }
         if transitions is not None:
             spec |= {"acquireTime": spec["renewTime"], "leaseTransitions": transitions}
-        annotations = {**(old["metadata"].get("annotations") or {}), TERM: str(term), ADDRESS: self._address}
+        annotations = {**(old["metadata"].get("annotations") or {}), TERM: str(reserved), ADDRESS: self._address}
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
