@@ -177,6 +177,21 @@ async def test_a_peer_that_connects_again_replaces_its_session_without_a_close(a
     assert "a/first: closed" not in recorder.record
 
 
+async def test_what_comes_over_a_replaced_stream_is_dropped(address: str) -> None:
+    recorder = RecordingSessions()
+    async with recorder.serving(address), open_stream(address, b"hello a/first", b"one") as first:
+        await until(lambda: "a/first: one" in recorder.record)
+        async with open_stream(address, b"hello a/second") as second:
+            await until(lambda: "a/second: opened" in recorder.record)
+            await first.write(b"late")
+            await first.done_writing()
+            await until(first.done)  # so it was read
+            await second.write(b"two")
+            await until(lambda: "a/second: two" in recorder.record)
+    assert "a/first: late" not in recorder.record
+    assert recorder.failures == []
+
+
 async def test_the_end_of_a_replaced_stream_closes_no_session(address: str) -> None:
     recorder = RecordingSessions()
     async with recorder.serving(address), open_stream(address, b"hello a/first") as first:

@@ -66,8 +66,9 @@ class Sessions(Generic[Peer, Up, Down]):
     error; `motet.rpc.message_failures` lists what else ends a stream.
 
     `key` returns the key by which a peer is found; by default the peer itself. When a peer connects again, its new
-    session replaces the old one, and `closed` is not called for the old one. A message to a peer that is not connected
-    is dropped: after its next hello it gets the whole state.
+    session replaces the old one: `closed` is not called for the old one, and what still comes over it is dropped, since
+    the new one has begun with the whole state. A message to a peer that is not connected is dropped: after its next
+    hello it gets the whole state.
     """
 
     def __init__(
@@ -117,6 +118,9 @@ class Sessions(Generic[Peer, Up, Down]):
                 return
             if self._hello(message) is not None:
                 raise InvalidRequest("a stream has only one hello, its first message; open another stream")
+            if not self._is_open(session):
+                log.debug("late_message_dropped", peer=str(session.peer))
+                return
             handle(message, partial(self._received, session), partial(self._failed, session))
 
         try:
@@ -125,7 +129,7 @@ class Sessions(Generic[Peer, Up, Down]):
                     open_for(peer)
             await run_stream(context, requests, outbox, receive)
         finally:
-            if session is not None and self._open.get(self._key(session.peer)) is session:
+            if session is not None and self._is_open(session):
                 del self._open[self._key(session.peer)]
                 self._closed(session)
             if session is not None and session.ended:
@@ -133,6 +137,10 @@ class Sessions(Generic[Peer, Up, Down]):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FLUSH_SECONDS):
                         await context.abort(Overloaded.mapping.grpc, ENDED)
+
+    def _is_open(self, session: Session[Peer, Down]) -> bool:
+        """False if the peer has connected again."""
+        return self._open.get(self._key(session.peer)) is session
 
     def __len__(self) -> int:
         return len(self._open)
