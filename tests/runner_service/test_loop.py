@@ -1,7 +1,9 @@
 """The loop around an engine, and the pipe between service and engine, without processes."""
 
 import socket
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +12,10 @@ from hypothesis import strategies as st
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import FakeClock
 from motet.domain import pages_for
+from motet_runner import pipe as pipes
 from motet_runner.engine_loop import REPORT_CHECK_SECONDS, EngineLoop
-from motet_runner.engine_messages import Add, Cancel, ReportNow
+from motet_runner.engine_messages import Add, Cancel, EngineOutputs, ReportNow
+from motet_runner.engine_process import drive
 from motet_runner.interface import Finish, NewSequence, Sampling
 from motet_runner.pipe import Pipe
 from tests.support.fake_engine import FakeEngine, tokens_of
@@ -211,6 +215,49 @@ def test_a_pipe_never_blocks_and_loses_nothing():
             one.exchange(0)
             got += two.exchange(0)
         assert got == messages
+
+
+class MeteredPipe(Pipe):
+    """Notes the most that ever waited, and when the engine begins to wait for its service."""
+
+    def __init__(self, connection):
+        super().__init__(connection)
+        self.most = 0
+        self.rests = threading.Event()
+
+    def send(self, message):
+        super().send(message)
+        self.most = max(self.most, len(self._out))
+
+    def flush(self):
+        self.rests.set()
+        super().flush()
+
+
+def test_an_engine_rests_while_its_service_stands_still_and_then_loses_nothing(monkeypatch):
+    monkeypatch.setattr(pipes, "MAX_WAITING_BYTES", 1 << 14)
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+    with ours, theirs:
+        service, engines_end = Pipe(ours), MeteredPipe(theirs)
+
+        def run():
+            with suppress(EOFError):
+                drive(FakeEngine, engines_end)
+
+        engine = threading.Thread(target=run, daemon=True)
+        count = 1500
+        service.send([add("a", max_tokens=count)])
+        engine.start()
+        assert engines_end.rests.wait(20), f"{engines_end.most} bytes wait, and the engine goes on"
+        got = []
+        while len(got) < count:
+            messages = [one for one in service.exchange(None) if isinstance(one, EngineOutputs)]
+            got += [token for one in messages if 1 in one.steps for part in sequences(one) for token in part.tokens]
+        assert got == tokens_of(PROMPT, 0, count)
+        assert engines_end.most < 2 * pipes.MAX_WAITING_BYTES
+        ours.shutdown(socket.SHUT_RDWR)
+        engine.join(20)
 
 
 def test_a_pipe_says_when_the_other_end_has_gone():

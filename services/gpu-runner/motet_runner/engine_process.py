@@ -48,7 +48,7 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
         batch = loop.turn()
         if batch is not None:
             pipe.send(batch)
-            if batch.report_now:
+            if batch.report_now or pipe.full:
                 pipe.flush()
 
 

@@ -23,8 +23,13 @@ def unpack(body: bytes) -> Any:
     return pickle.loads(body)  # noqa: S301 - the other end is our own process
 
 
+MAX_WAITING_BYTES = 32 << 20
+"""Minutes of most engines' messages, so only a service that stands still lets so many wait."""
+
+
 class Pipe:
-    """Messages that the service has not read yet wait here, in memory, so that a busy service stops no iteration."""
+    """Messages that the service has not read yet wait here, in memory, so that a busy service stops no iteration. An
+    engine that finds too many of them (`full`) has to `flush` before it goes on."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -35,6 +40,10 @@ class Pipe:
     def send(self, message: object) -> None:
         self._out += pack(message)
         self._flush()
+
+    @property
+    def full(self) -> bool:
+        return len(self._out) > MAX_WAITING_BYTES
 
     def exchange(self, wait: float | None) -> list[Any]:
         """Write what waits, and return the messages that have come. Wait at most `wait` seconds for the first of them
