@@ -23,8 +23,11 @@ from motet.errors import AdapterFetchFailed
 from motet.settings import ProcessSettings
 from motet_runner.adapters import folder_fetch, folder_lease
 from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.disk_patience import DiskPatience
 from motet_runner.adapters.folder_fetch import copy_folder
 from motet_runner.adapters.policy.values import FetchRequest
+from motet_runner.daemon_threads import DaemonThreads
+from motet_runner.engine_messages import DropAdapter
 from motet_runner.interface import AdapterFailed
 from motet_runner.settings import Settings
 from motet_runner.sources.folder import AdapterFolder
@@ -229,6 +232,99 @@ async def test_a_volume_is_not_taken_for_hung_while_the_own_disk_flushes(tmp_pat
     for n, held in enumerate(await asyncio.gather(*fetches)):
         assert held.digest == adapter_digest(volumes / "well" / f"a{n}")
     fetcher.registry.close()
+
+
+# --------------------------------------------------------------------------------------------- an own disk that hangs
+
+IMPATIENT = DiskPatience(stall_seconds=0.2)
+HANGS = "This runner's disk cache does not answer: nothing came of a call for 0.2"
+
+
+class HungDisk:
+    """One of the runner's own calls hangs, each time that it begins."""
+
+    def __init__(self, monkeypatch, owner, name):
+        self.may_go_on = threading.Event()
+        self.began = 0
+        call = getattr(owner, name)
+
+        def hang(*args, **how):
+            self.began += 1
+            self.may_go_on.wait(20)
+            return call(*args, **how)
+
+        monkeypatch.setattr(owner, name, hang)
+
+
+@pytest.fixture
+def impatient(tmp_path):
+    setup = RegistrySetup(tmp_path, capacity=1, patience=IMPATIENT)
+    yield setup
+    setup.adapters.close()
+
+
+async def test_orders_fail_while_the_cache_hangs_and_their_late_leases_are_released(impatient, monkeypatch):
+    digest = (await impatient.ensure(1)).digest
+    impatient.adapters.drop(digest)
+    hung = HungDisk(monkeypatch, DiskCache, "find")
+    for _ in range(3):
+        with pytest.raises(AdapterFetchFailed, match=HANGS) as failure:
+            await impatient.ensure_digest(1, digest)
+        assert failure.value.retry_after > 0
+    assert hung.began == 1, "no other call begins behind one that hangs"
+    hung.may_go_on.set()
+    await until(lambda: impatient.cache.evict(digest, None))
+    assert (await impatient.ensure_digest(1, digest)).digest == digest
+
+
+async def test_a_check_that_hangs_fails_its_order(impatient, monkeypatch):
+    hung = HungDisk(monkeypatch, impatient.adapters._checks, "certify")
+    with pytest.raises(AdapterFetchFailed, match=HANGS):
+        await impatient.ensure(1)
+    assert not list(impatient.adapters._policy)
+    hung.may_go_on.set()
+    assert (await impatient.ensure(1)).checked is not None
+
+
+async def test_an_adapter_whose_eviction_hangs_counts_as_gone(impatient, monkeypatch):
+    one = await impatient.ensure(1)
+    hung = HungDisk(monkeypatch, folder_lease.FolderLease, "become_exclusive")
+    second = asyncio.create_task(impatient.ensure(2))
+    await until(lambda: impatient.adapters.get(one.digest) is None)
+    assert hung.began == 1
+    assert DropAdapter(one.digest) in impatient.posted
+    hung.may_go_on.set()
+    await second
+    await until(lambda: one.digest not in impatient.cached())
+    assert (await impatient.ensure_digest(1, one.digest)).ready
+
+
+async def test_a_fetch_fails_when_the_own_disk_hangs_and_the_volume_is_not_blamed(
+    tmp_path, cache, volumes, monkeypatch
+):
+    hung = HungDisk(monkeypatch, folder_fetch.os, "fsync")
+    fetcher = Fetcher(cache, sources_of(tmp_path, volumes, stall_seconds=0.2), IMPATIENT)
+    fetches = [fetcher.fetch(request_for(volumes / "well" / f"a{n}")) for n in range(3)]
+    for failure in await asyncio.gather(*fetches, return_exceptions=True):
+        assert isinstance(failure, AdapterFetchFailed), failure
+        assert HANGS in failure.message
+    hung.may_go_on.set()
+    assert (await fetcher.fetch(request_for(volumes / "well" / "a3"))).digest == adapter_digest(volumes / "well" / "a3")
+    fetcher.registry.close()
+
+
+async def test_a_call_waits_for_its_turn_as_long_as_those_before_it_do_not_hang():
+    threads, may_go_on = DaemonThreads("calls", 1), threading.Event()
+    first = asyncio.create_task(threads.run(may_go_on.wait, seconds=20))
+    second = asyncio.create_task(threads.run(lambda: 2, seconds=0.01))
+    done, _ = await asyncio.wait({second}, timeout=0.1)
+    assert not done
+    may_go_on.set()
+    assert (await first, await second) == (True, 2)
+
+
+def test_a_larger_adapter_may_take_longer():
+    assert DiskPatience(60).seconds_for(1 << 30) > DiskPatience(60).seconds_for(1 << 20) > 60
 
 
 def test_a_process_ends_although_a_volume_hangs(tmp_path, volumes):

@@ -28,7 +28,17 @@ BASE_DIGEST = Digest("sha256:" + "b" * 64)
 
 
 class RegistrySetup:
-    def __init__(self, folder, *, capacity=2, base=BASE_DIGEST, checker=CHECK_VERSION, refuses="refuse", engine=""):
+    def __init__(
+        self,
+        folder,
+        *,
+        capacity=2,
+        base=BASE_DIGEST,
+        checker=CHECK_VERSION,
+        refuses="refuse",
+        engine="",
+        patience=None,
+    ):
         self.folder = folder
         self.posted = []
         self.users = {}
@@ -46,6 +56,7 @@ class RegistrySetup:
             users_of=lambda digest: self.users.get(digest, 0),
             post=self.posted.append,
             metrics=Metrics(CollectorRegistry()),
+            patience=patience,
             clock=self.clock,
         )
 

@@ -10,6 +10,7 @@ from motet.domain import Digest
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.checks import Checks
+from motet_runner.adapters.disk_patience import DiskPatience
 from motet_runner.adapters.policy.values import FetchRequest, Held
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.metrics import Metrics
@@ -17,7 +18,7 @@ from motet_runner.sources.source_access import Sources
 
 
 class Fetcher:
-    def __init__(self, cache: DiskCache, sources: Sources | None = None) -> None:
+    def __init__(self, cache: DiskCache, sources: Sources | None = None, patience: DiskPatience | None = None) -> None:
         self.registry = AdapterRegistry(
             cache,
             checks=Checks(cache, _no_check, base_digest=Digest("")),
@@ -26,6 +27,7 @@ class Fetcher:
             post=lambda _: None,
             metrics=Metrics(CollectorRegistry()),
             sources=sources,
+            patience=patience,
         )
 
     @property

@@ -5,10 +5,13 @@ stop all others, and the process could not end. These are daemons, a few for eac
 """
 
 import asyncio
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 IDLE_SECONDS = 10.0
@@ -16,13 +19,33 @@ IDLE_SECONDS = 10.0
 T = TypeVar("T")
 
 
-class DaemonThreads:
-    """Runs calls in the order in which they came, at most `most` at a time."""
+class CallHangs(Exception):
+    """A call has taken longer than it may, or could not begin because of others that have."""
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer for {seconds:g} s")
+        self.seconds = seconds
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    work: Callable[[], Any]
+    seconds: float
+    future: Future[Any]
+    late_at: float = math.inf
+    """When it hangs, once it has begun."""
+
+
+class DaemonThreads:
+    """Runs calls in the order in which they came, at most `most` at a time. A call hangs if it takes longer than
+    `seconds`, or than its own number."""
+
+    def __init__(self, name: str, most: int, *, seconds: float = math.inf) -> None:
         self._name = name
         self._most = most
-        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._seconds = seconds
+        self._calls: deque[_Call] = deque()
+        self._running: set[_Call] = set()
         self._changed = threading.Condition()
         self._threads = 0
         self._idle = 0
@@ -39,53 +62,82 @@ class DaemonThreads:
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """A call that has not begun can be cancelled."""
-        future: Future[T] = Future()
+        return self._add(call, self._seconds).future
+
+    async def run(
+        self, call: Callable[[], T], *, discard: Callable[[T], object] = lambda _: None, seconds: float | None = None
+    ) -> T:
+        """Wait for a call. Raises CallHangs, for a call that has to wait only when all threads hang. Whoever does not
+        wait until the end leaves the result to `discard`."""
+        added = self._add(call, self._seconds if seconds is None else seconds)
+        waiting: asyncio.Future[T] = asyncio.wrap_future(added.future)
+        try:
+            while not waiting.done():
+                left = self._late_at(added) - time.monotonic()
+                if left <= 0:
+                    raise CallHangs(added.seconds)
+                left = min(left, added.seconds)  # a call that waits may have begun meanwhile
+                await asyncio.wait({waiting}, timeout=left if left < math.inf else None)
+            return waiting.result()
+        except BaseException:
+            waiting.cancel()
+            discard_later(added.future, discard)
+            raise
+
+    def _add(self, work: Callable[[], Any], seconds: float) -> _Call:
+        call = _Call(work, seconds, Future())
         with self._changed:
             if self._idle <= len(self._calls) and self._threads < self._most:
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
                 self._threads += 1
-            self._calls.append((future, call))
+            self._calls.append(call)
             self._changed.notify()
-        future.add_done_callback(self._forget_cancelled)
-        return future
+        call.future.add_done_callback(self._forget_cancelled)
+        return call
 
-    async def run(self, call: Callable[[], T], *, discard: Callable[[T], object] = lambda _: None) -> T:
-        """Wait for a call. Whoever is cancelled meanwhile leaves the result to `discard`."""
-        future = self.submit(call)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            discard_later(future, discard)
-            raise
+    def _late_at(self, call: _Call) -> float:
+        with self._changed:
+            if call.late_at < math.inf or len(self._running) < self._most:
+                return call.late_at
+            return max(one.late_at for one in self._running)
 
     def _work(self) -> None:
-        while (work := self._next()) is not None:
-            future, call = work
-            if not future.set_running_or_notify_cancel():
-                continue
+        while (call := self._next()) is not None:
             try:
-                result = call()
-            except BaseException as error:  # whoever waits for the call gets it
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-            del future, call, work
+                if call.future.set_running_or_notify_cancel():
+                    _carry_out(call)
+            finally:
+                with self._changed:
+                    self._running.discard(call)
+            del call
 
     def _forget_cancelled(self, future: Future[Any]) -> None:
         """Behind a call that hangs for days, cancelled ones must not pile up."""
         if future.cancelled():
             with self._changed:
-                self._calls = deque(call for call in self._calls if call[0] is not future)
+                self._calls = deque(call for call in self._calls if call.future is not future)
 
-    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+    def _next(self) -> _Call | None:
         with self._changed:
             self._idle += 1
             self._changed.wait_for(lambda: self._calls, IDLE_SECONDS)
             self._idle -= 1
             if self._calls:
-                return self._calls.popleft()
+                call = self._calls.popleft()
+                call.late_at = time.monotonic() + call.seconds
+                self._running.add(call)
+                return call
             self._threads -= 1
             return None
+
+
+def _carry_out(call: _Call) -> None:
+    try:
+        result = call.work()
+    except BaseException as error:  # whoever waits for the call gets it
+        call.future.set_exception(error)
+    else:
+        call.future.set_result(result)
 
 
 def discard_later(future: "Future[T]", discard: Callable[[T], object]) -> None:

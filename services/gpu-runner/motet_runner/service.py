@@ -31,6 +31,7 @@ from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests, ha
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import certify, limits_of
 from motet_runner.adapters.checks import Check, Checks
+from motet_runner.adapters.disk_patience import DiskPatience
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.assets import stream_assets
 from motet_runner.control_links import HEARTBEAT_SECONDS, RunnerFacts, SchedulerLink, SupervisorLink
@@ -245,6 +246,7 @@ class RunnerService:
             post=self._engine.post,
             metrics=self.metrics,
             sources=self._sources,
+            patience=DiskPatience(settings.disk_stall_seconds),
         )
         generation = GenerateService(
             identity=self.identity,

@@ -143,6 +143,11 @@ class Settings(BaseSettings):
     """A fetch that brings less than 1 KiB/s for this long is stopped, and continued later. A volume that gives nothing
     for this long fails the fetches of its adapters, which are tried again. Multiplied by MOTET_TIME_SCALE."""
 
+    disk_stall_seconds: float = Field(60.0, gt=0)
+    """How long the disk of MOTET_DATA_DIR may take to find, check or remove an adapter. Large ones have a second more
+    for each 16 MiB. Then the order fails and is tried again, and so does each one that comes until the disk answers.
+    MOTET_TIME_SCALE does not change this: a busy disk may need seconds."""
+
     fetch_kib_per_second: int = Field(1024, ge=1)
     """The average rate in KiB/s that a source must reach. A fetch may take as long as its largest allowed size takes at
     this rate. Then it is stopped, so that others can run, and continued later."""

@@ -8,6 +8,7 @@ import pytest
 
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
+from motet_runner.daemon_threads import DaemonThreads
 from motet_runner.sources.partial_fetch import KEPT_SECONDS, PartialFetches, locked
 from tests.runner_service.fake_peers import until
 from tests.support.source_servers import ErrorStatus
@@ -45,7 +46,8 @@ def test_a_namespace_keeps_no_more_than_its_bytes(fetches):
 
 
 async def test_a_fetch_that_runs_is_never_removed(fetches):
-    async with locked(leave(fetches, "acme", "https://acme/", age=2 * KEPT_SECONDS)) as folder:
+    left = leave(fetches, "acme", "https://acme/", age=2 * KEPT_SECONDS)
+    async with locked(left, DaemonThreads("locks", 1)) as folder:
         for n in range(5):
             leave(fetches, "acme", f"https://acme/{n}/")
         fetches.make_room("acme")

@@ -6,6 +6,7 @@ from pathlib import Path
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
 from motet_runner.adapters.cache import DiskCache, lease_of
+from motet_runner.adapters.disk_patience import DiskPatience
 from motet_runner.adapters.folder_fetch import copy_folder, store_fetched
 from motet_runner.adapters.policy.effects import Fetch
 from motet_runner.adapters.policy.values import FetchRequest, Held
@@ -22,10 +23,11 @@ STALL_SECONDS = 30.0
 class Fetches:
     """`files` are the threads for what takes long on the runner's own disk."""
 
-    def __init__(self, cache: DiskCache, sources: Sources | None, files: DaemonThreads) -> None:
+    def __init__(self, cache: DiskCache, sources: Sources | None, files: DaemonThreads, patience: DiskPatience) -> None:
         self._cache = cache
         self._sources = sources
         self._files = files
+        self._patience = patience
         self._bounds = sources.bounds if sources is not None else VolumeBounds()
         self._volumes = VolumeThreads(stall_seconds=sources.stall_seconds if sources is not None else STALL_SECONDS)
         self._bytes: dict[int, int] = {}
@@ -35,7 +37,7 @@ class Fetches:
         return self._bytes.get(number, 0)
 
     async def fetch(self, fetch: Fetch) -> Held:
-        """Raises AdapterFetchFailed, and OSError if the runner's own disk fails."""
+        """Raises AdapterFetchFailed, and OSError or CallHangs if the runner's own disk fails or hangs."""
         source = parse(fetch.request.source, fetch.request.revision)
         try:
             if isinstance(source, FolderUri):
@@ -65,7 +67,10 @@ class Fetches:
             return copy_folder(self._cache, folder, request, fetch.before, progress.reading)
 
         name = self._bounds.volume_of(path, mounted) or mount_of(path)
-        return await self._volumes.run(str(name), read, discard=_discard)
+        return await self._volumes.run(str(name), read, discard=_discard, disk_seconds=self._disk_seconds_for(request))
+
+    def _disk_seconds_for(self, request: FetchRequest) -> float:
+        return self._patience.seconds_for(self._cache.bound(request.max_bytes))
 
     async def _from_remote(self, number: int, request: FetchRequest) -> Held:
         sources = self._sources
@@ -84,7 +89,8 @@ class Fetches:
                 await sources.fetch_into(
                     "adapter", remote, folder, partial(self._note_bytes, number), namespace=request.namespace
                 )
-                return await self._files.run(partial(store_fetched, self._cache, folder, request), discard=_discard)
+                store = partial(store_fetched, self._cache, folder, request)
+                return await self._files.run(store, discard=_discard, seconds=self._disk_seconds_for(request))
         finally:
             self._bytes.pop(number, None)
             await sources.tidy_partial(request.namespace)

@@ -23,13 +23,14 @@ from motet.errors import AdapterFetchFailed, Internal, MotetError, from_proto
 from motet.runner_info import Failure
 from motet_runner.adapters.cache import DiskCache, lease_of
 from motet_runner.adapters.checks import Checks
+from motet_runner.adapters.disk_patience import DiskPatience, disk_hangs
 from motet_runner.adapters.fetches import Fetches
 from motet_runner.adapters.policy import effects, events
 from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
 from motet_runner.adapters.policy.failures import SourceFailures
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.values import FetchRequest, Held, Order
-from motet_runner.daemon_threads import DaemonThreads
+from motet_runner.daemon_threads import CallHangs, DaemonThreads
 from motet_runner.engine_messages import Command, DropAdapter, LoadAdapter
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport
 from motet_runner.metrics import Metrics
@@ -56,6 +57,7 @@ class AdapterRegistry:
         post: Callable[[Command], None],
         metrics: Metrics,
         sources: Sources | None = None,
+        patience: DiskPatience | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._cache = cache
@@ -69,9 +71,11 @@ class AdapterRegistry:
             scale=sources.time_scale if sources is not None else 1.0,
         )
         self._policy = AdapterPolicy(capacity=capacity, users_of=users_of, failures=failures)
-        self._files = DaemonThreads("adapter files", FILE_THREADS)
-        self._folders = DaemonThreads("adapter folders", 1)  # one, so that a touch comes before a later listing
-        self._fetches = Fetches(cache, sources, self._files)
+        self._patience = patience = patience or DiskPatience()
+        self._files = DaemonThreads("adapter files", FILE_THREADS, seconds=patience.stall_seconds)
+        # One, so that a touch comes before a later listing.
+        self._folders = DaemonThreads("adapter folders", 1, seconds=patience.stall_seconds)
+        self._fetches = Fetches(cache, sources, self._files, patience)
         self._orders: dict[int, asyncio.Future[AdapterLife]] = {}
         self._waiters: dict[int, asyncio.Future[None]] = {}
         self._numbers = 0
@@ -236,9 +240,9 @@ class AdapterRegistry:
             case effects.Fetch():
                 self._spawn(self._answer(effect.number, lambda: self._fetch(effect)))
             case effects.Check():
-                self._spawn(self._answer(effect.number, lambda: self._files.run(partial(self._check, effect))))
+                self._spawn(self._answer(effect.number, lambda: self._check_files(effect)))
             case effects.Evict():
-                self._spawn(self._answer(effect.number, lambda: self._in_folders(partial(self._evict, effect))))
+                self._spawn(self._answer(effect.number, lambda: self._evict_folder(effect)))
             case effects.ListCache():
                 self._spawn(self._answer(effect.number, lambda: self._in_folders(partial(self._list, effect))))
             case effects.Touch() | effects.Confirm():
@@ -274,6 +278,8 @@ class AdapterRegistry:
         """For what nobody waits for."""
         try:
             await work()
+        except CallHangs:
+            pass  # whoever waits for the disk hears of it
         except Exception:
             log.exception("adapter_upkeep_failed")
 
@@ -305,8 +311,19 @@ class AdapterRegistry:
             return events.NotThere(effect.number)
         return events.FolderHeld(effect.number, replace(held, certification=self._checks.earlier(held)))
 
-    def _check(self, effect: effects.Check) -> events.Answer:
-        return events.Checked(effect.number, self._checks.certify(effect.held))
+    async def _check_files(self, effect: effects.Check) -> events.Answer:
+        check = partial(self._checks.certify, effect.held)
+        certification = await self._files.run(check, seconds=self._patience.seconds_for(effect.held.bytes))
+        return events.Checked(effect.number, certification)
+
+    async def _evict_folder(self, effect: effects.Evict) -> events.Answer:
+        try:
+            return await self._in_folders(partial(self._evict, effect))
+        except CallHangs:
+            # It may go at any later time, or stay for another process. For this runner it has gone now.
+            if effect.held is not None:
+                self._release(effect.held)
+            return events.NotThere(effect.number)
 
     def _evict(self, effect: effects.Evict) -> events.Answer:
         if self._cache.evict(effect.digest, effect.held):
@@ -330,7 +347,11 @@ class AdapterRegistry:
             return lease_of(effect.held).is_live()
 
         async def look_in_thread() -> None:
-            if not await self._folders.run(look):
+            try:
+                lives = await self._folders.run(look)
+            finally:
+                self._looks.discard(key)
+            if not lives:
                 self._handle(events.FolderVanished(effect.held))
 
         if key not in self._looks:
@@ -367,6 +388,8 @@ def _failure_of(error: Exception) -> Failure:
     match error:
         case MotetError():
             return Failure.of(error)
+        case CallHangs():
+            return Failure.of(disk_hangs(error))
         case OSError():
             return Failure.of(
                 temporary(

@@ -12,7 +12,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from motet_runner.daemon_threads import DaemonThreads
 
 KEPT_SECONDS = 24 * 3600
 """How long an interrupted fetch may be continued."""
@@ -76,21 +79,35 @@ class PartialFetches:
 
 
 @asynccontextmanager
-async def locked(folder: Path) -> AsyncIterator[Path]:
+async def locked(folder: Path, threads: DaemonThreads) -> AsyncIterator[Path]:
     """The folder, for one fetch at a time among all runners of this machine. It is made if it does not exist."""
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue  # removed a moment ago
-        try:
-            if _lock(file, folder):
-                yield folder
-                return
-        finally:
-            os.close(file)
+        file = await threads.run(partial(_locked, folder), discard=_close)
+        if file is not None:
+            break
         await asyncio.sleep(LOCK_POLL_SECONDS)  # a blocking lock could not be cancelled
+    try:
+        yield folder
+    finally:
+        os.close(file)
+
+
+def _locked(folder: Path) -> int | None:
+    """The folder, open and locked. None: another fetch has locked it, or it was removed a moment ago."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    if _lock(file, folder):
+        return file
+    os.close(file)
+    return None
+
+
+def _close(file: int | None) -> None:
+    if file is not None:
+        os.close(file)
 
 
 @asynccontextmanager

@@ -43,12 +43,13 @@ class Sources:
         self.bounds = VolumeBounds(settings.adapter_volumes)
         self.time_scale = process.time_scale
         self.stall_seconds = settings.fetch_stall_seconds * process.time_scale
+        self.disk_stall_seconds = settings.disk_stall_seconds
         self.partial = PartialFetches(
             process.cache_dir.absolute() / "partial",
             max_count=settings.max_partial_fetches,
             max_bytes=settings.max_partial_mib << 20,
         )
-        self._files = DaemonThreads("partial fetches", 1)
+        self._files = DaemonThreads("partial fetches", 1, seconds=self.disk_stall_seconds)
         self._processes = FetchProcessPool(self.metrics, max_processes=settings.fetches_at_once)
         self._min_average_bytes_per_second = settings.fetch_kib_per_second << 10
         self._parallel = settings.fetches_at_once
@@ -72,7 +73,7 @@ class Sources:
         """
         folder = self.partial.folder_of(namespace, *remote.words)
         keep = True  # also for whoever stops the fetch
-        async with locked(folder):
+        async with locked(folder, self._files):
             try:
                 yield folder
                 keep = False

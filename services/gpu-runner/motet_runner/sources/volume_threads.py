@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from motet_runner.daemon_threads import DaemonThreads, discard_later
+from motet_runner.daemon_threads import CallHangs, DaemonThreads, discard_later
 from motet_runner.sources.fetch_errors import temporary
 
 THREADS_PER_VOLUME = 2
@@ -18,16 +18,22 @@ T = TypeVar("T")
 
 
 class Progress:
-    """When a call has last got something from its volume. The thread notes it, and the service looks at it."""
+    """When a call has last got something from its volume, or from the runner's own disk. The thread notes it, and the
+    service looks at it."""
 
-    def __init__(self, volume: "_Volume") -> None:
+    def __init__(self, volume: "_Volume", volume_seconds: float, disk_seconds: float) -> None:
         self._volume = volume
-        self._began = self._reads = False
+        self._volume_seconds = volume_seconds
+        self._disk_seconds = disk_seconds
+        self.began = False
+        self.reads = False
+        """Whether it asks the volume for something now."""
         self._at = time.monotonic()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        self._began = True
+        self._at = time.monotonic()
+        self.began = True
         self._volume.running.add(self)
         try:
             yield
@@ -38,24 +44,30 @@ class Progress:
     def reading(self) -> Iterator[None]:
         """The volume is asked for something. Outside of this, a call has only the runner's own disk to wait for."""
         self._note()
-        self._reads = True
+        self.reads = True
         try:
             yield
         finally:
-            self._reads = False
+            self.reads = False
             self._note()
 
     def _note(self) -> None:
         self._at = self._volume.progressed_at = time.monotonic()
 
     @property
-    def last(self) -> float:
-        """A call that waits for its turn has patience as long as the volume gives something to others, or they do not
-        ask it for anything."""
-        running = (self,) if self._began else tuple(self._volume.running)
-        if any(not one._reads for one in running):
-            return time.monotonic()
-        return self._at if self._began else max(self._at, self._volume.progressed_at)
+    def hangs_at(self) -> float:
+        """A call that waits for its turn has patience as long as one of the others does not hang, or the volume has
+        given them something."""
+        if self.began:
+            return self._at + (self._volume_seconds if self.reads else self._disk_seconds)
+        given = max(self._at, self._volume.progressed_at) + self._volume_seconds
+        return max([given, *(one.hangs_at for one in tuple(self._volume.running))])
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether the runner's own disk is what it waits for, or what all those before it wait for."""
+        before = (self,) if self.began else tuple(self._volume.running)
+        return bool(before) and not any(one.reads for one in before)
 
 
 class _Volume:
@@ -75,12 +87,15 @@ class VolumeThreads:
         """How many calls have not begun."""
         return sum(one.threads.waiting for one in self._volumes.values())
 
-    async def run(self, volume: str, call: Callable[[Progress], T], *, discard: Callable[[T], object]) -> T:
-        """Run a call that reads this volume, and says when it does. Raises AdapterFetchFailed if a read brings
-        nothing for `stall_seconds`; the thread may hang on, and what it brings after all goes to `discard`."""
+    async def run(
+        self, volume: str, call: Callable[[Progress], T], *, discard: Callable[[T], object], disk_seconds: float
+    ) -> T:
+        """Run a call that reads this volume, and says when it does. Raises AdapterFetchFailed if a read brings nothing
+        for `stall_seconds`, and CallHangs if the runner's own disk takes longer than `disk_seconds` between two reads.
+        The thread may hang on, and what it brings after all goes to `discard`."""
         self._volumes = {name: one for name, one in self._volumes.items() if not one.threads.unused or name == volume}
         of_volume = self._volumes.setdefault(volume, _Volume(volume))
-        progress = Progress(of_volume)
+        progress = Progress(of_volume, self._stall_seconds, disk_seconds)
 
         def work() -> T:
             with progress.running():
@@ -89,22 +104,24 @@ class VolumeThreads:
         future = of_volume.threads.submit(work)
         waiting = asyncio.wrap_future(future)
         try:
-            await self._wait(waiting, progress, volume)
+            await self._wait(waiting, progress, volume, disk_seconds)
             return waiting.result()
         except BaseException:
             waiting.cancel()
             discard_later(future, discard)
             raise
 
-    async def _wait(self, waiting: "asyncio.Future[T]", progress: Progress, volume: str) -> None:
+    async def _wait(self, waiting: "asyncio.Future[T]", progress: Progress, volume: str, disk_seconds: float) -> None:
         while not waiting.done():
-            left = progress.last + self._stall_seconds - time.monotonic()
+            left = progress.hangs_at - time.monotonic()
+            if left <= 0 and progress.waits_for_disk:
+                raise CallHangs(disk_seconds)
             if left <= 0:
                 raise temporary(
                     f"The volume {volume} does not answer: nothing came from it for {self._stall_seconds:g} s. Motet "
                     "tries again automatically. See whether its server is up."
                 )
-            await asyncio.wait({waiting}, timeout=left)
+            await asyncio.wait({waiting}, timeout=min(left, self._stall_seconds))  # by then it may wait for the other
 
 
 def mount_of(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""What shall be done about adapters. Each numbered effect gets exactly one answer with its number."""
+"""What shall be done about adapters. Each numbered effect gets exactly one answer with its number, also when the disk
+hangs: whoever carries it out waits for a limited time."""
 
 from dataclasses import dataclass
 
@@ -40,7 +41,8 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class Evict:
     """Remove a folder from the disk cache unless another process uses it. A lease that comes along is
-    consumed, or comes back with the answer `FolderHeld`. If this fails, it is as it was."""
+    consumed, or comes back with the answer `FolderHeld`. If this fails, it is as it was. If it takes too long, the
+    folder counts as gone."""
 
     number: int
     digest: Digest
