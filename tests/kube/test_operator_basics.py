@@ -7,6 +7,7 @@ import pytest
 
 from tests.kube.cluster import Cluster
 from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
+from tests.kube.replay import SiteState
 
 pytestmark = pytest.mark.kube
 
@@ -67,12 +68,14 @@ def test_operators_of_two_classes_leave_each_others_objects_alone(
         cluster.wait_for(lambda: home.ready_reason("lora", "new", tenant) == "WaitingForRunner")
         cluster.wait_for(lambda: home.ready_reason("lora", "unlabelled", tenant) == "PoolNotFound")
         assert staging.metric("motet_declared_objects", kind="ServingPool") == 1
+        of_before = {pod["metadata"]["uid"] for pod in made("staged")}
         starting = {"kind": "ServingPool", "namespace": home.pools, "type": "Reconciling"}
         cluster.wait_for(lambda: staging.metric("motet_object_condition", **starting) == 1)
 
         cluster.apply(home.pool("ordinary"))
         cluster.wait_for(lambda: len(made("ordinary")) == 1)
         assert operator.metric("motet_declared_objects", kind="ServingPool") == before + 1
+        assert {pod["metadata"]["uid"] for pod in made("staged")} == of_before
         for pod in made("staged"):
             assert label.items() <= pod["metadata"]["labels"].items()
             assert "motet.dev/draining-until" not in pod["metadata"].get("annotations", {})
@@ -92,6 +95,13 @@ def test_a_pool_owns_a_budget_that_follows_it_and_comes_back(
     written = operator.metric("motet_kubernetes_writes_total", write="poddisruptionbudget")
     cluster.apply(home.pool("guarded", replicas=2, updateStrategy={"maxUnavailable": 1}))
     cluster.wait_for(lambda: budget()["spec"]["minAvailable"] == 1, "a budget that lets one runner be evicted")
+    state = SiteState(home)
+    first, second = cluster.items("pods", f"--namespace={home.pools}", "--selector=motet.dev/pool=guarded")
+    state.make_ready(first)
+    cluster.wait_for(lambda: budget()["status"]["currentHealthy"] == 1)
+    assert budget()["status"]["disruptionsAllowed"] == 0, "the Pending one is the one that may be missing"
+    state.make_ready(second)
+    cluster.wait_for(lambda: budget()["status"]["disruptionsAllowed"] == 1)
     before = budget()["metadata"]["uid"]
     cluster.kubectl("delete", "pdb", "guarded", f"--namespace={home.pools}")
     cluster.wait_for(lambda: budget()["metadata"]["uid"] != before, "it to be made again")
