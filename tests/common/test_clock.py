@@ -2,7 +2,7 @@
 
 import asyncio
 
-from motet.clock import FakeClock, every, monotonic
+from motet.clock import FakeClock, every
 from tests.common.waiting import until
 
 
@@ -11,11 +11,6 @@ def test_a_fake_clock_moves_only_when_it_is_set() -> None:
     assert (clock(), clock()) == (5.0, 5.0)
     assert clock.advance(2.5) == 7.5
     assert clock() == 7.5
-
-
-def test_the_real_clock_never_goes_back() -> None:
-    readings = [monotonic() for _ in range(100)]
-    assert readings == sorted(readings)
 
 
 async def test_periodic_work_runs_again_after_a_failure() -> None:

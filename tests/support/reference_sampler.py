@@ -3,11 +3,14 @@
 The oracle of `tests/runner/test_sampler.py` and the baseline of `benchmarks/sampling.py`.
 """
 
+import hashlib
+import struct
+
 import torch
 
 from motet_runner.execute.row_table import TableRow
 from motet_runner.execute.sampler import Samples
-from motet_runner.execute.sampling_kind import COLDEST, uniform
+from motet_runner.execute.sampling_kind import COLDEST
 from motet_runner.interface import Logprobs
 
 
@@ -67,6 +70,15 @@ def _penalise(row: torch.Tensor, sequence: TableRow) -> None:
     if output and (sampling.presence_penalty or sampling.frequency_penalty):
         seen, times = torch.tensor(output, device=row.device).unique(return_counts=True)
         row[seen] -= sampling.frequency_penalty * times + sampling.presence_penalty
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """The first 53 of 64 bits of a hash, as a fraction. Nobody's seed has more than 64 bits and a sign."""
+    low, high = seed & (1 << 64) - 1, -1 if seed < 0 else seed >> 64
+    (drawn,) = struct.unpack(
+        "<Q", hashlib.blake2b(struct.pack("<QqIQ", low, high, choice, position), digest_size=8).digest()
+    )
+    return float(drawn - drawn % 2**11) / 2.0**64
 
 
 def _draw(logits: torch.Tensor, sequences: list[TableRow]) -> torch.Tensor:

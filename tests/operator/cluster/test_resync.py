@@ -1,8 +1,9 @@
 """What a list may change at once, and for what the API server is asked once more."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -24,8 +25,9 @@ from motet_operator.cluster.kinds import (
     key_of,
 )
 from motet_operator.cluster.obstacles import ObstacleLog
-from motet_operator.cluster.resync import Resync
+from motet_operator.cluster.resync import LAST_RETRY_SECONDS, Resync
 from motet_operator.metrics import ClusterMetrics
+from tests.common.virtual_time import in_virtual_time
 from tests.common.waiting import until
 from tests.operator.cluster.objects import adapter, deployment, made, pod, pool
 
@@ -40,11 +42,13 @@ class CachingServer:
         self.version, self.lag = 100, 0
         """The version of the store, and how far the cache is behind."""
         self.asked: list[tuple[Kind, bool]] = []
+        self.on_list: Callable[[Kind], None] = lambda _: None
         self.refuses: dict[tuple[Kind, str], int] = {}
         """Kinds and namespaces, by the status of the answer."""
 
     async def list(self, kind: Kind, namespace: str = "", *, fresh: bool = False, **_: Any) -> tuple[list[Object], int]:
         self.asked.append((kind, fresh))
+        self.on_list(kind)
         if status := self.refuses.get((kind, namespace)):
             raise ApiRefused("list", kind, namespace, status=status, message="no")
         if fresh and self.away:
@@ -332,15 +336,20 @@ async def test_only_failed_lists_are_repeated() -> None:
         await task
 
 
-async def test_one_failing_list_does_not_delay_the_others() -> None:
+@in_virtual_time
+async def test_one_failing_list_does_not_delay_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own retries wait longer and longer, up to five rounds here."""
+    clock = asyncio.get_running_loop().time
+    monkeypatch.setattr("motet_operator.cluster.resync.monotonic", clock)
     server = CachingServer()
     server.refuses[PODS, "others"] = 403
-    setup = ResyncSetup(server, seconds=3)
-    task = asyncio.create_task(setup.resync.run())
-    await until(lambda: sum(kind is ADAPTERS for kind, _ in server.asked) == 3)
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    setup = ResyncSetup(server, seconds=LAST_RETRY_SECONDS / 5)
+    listed: list[float] = []
+    server.on_list = lambda kind: listed.append(clock()) if kind is ADAPTERS else None
+    async with running(setup):
+        await until(lambda: len(listed) > 20)
+    of_a_round = LAST_RETRY_SECONDS / 5 * 0.01
+    assert all(later - earlier <= of_a_round * 1.1 for earlier, later in pairwise(listed))
 
 
 async def test_a_pool_that_goes_while_all_is_listed_is_never_known_without_its_deployment() -> None:
