@@ -65,10 +65,12 @@ class UpOutput:
         for kind in ("pool", "adapter"):
             for item in outcome.status[f"{kind}s"]:
                 ready = ready_of(item)
-                if ready.get("status") != "True":
+                idle = ready.get("reason") in ("ScaledToZero", "Suspended")
+                if idle or ready.get("status") != "True":
+                    state = "is idle" if idle else "is not ready"
                     why = f"{ready.get('reason', '')}: {ready.get('message', '')}"
                     name = f"{item['namespace']}/{item['name']}"
-                    printer.line("  ", ("!", "yellow"), f" {kind} {name} is not ready: {why}")
+                    printer.line("  ", ("!", "yellow"), f" {kind} {name} {state}: {why}")
         self._show_kernels(outcome.status)
         printer.line("\nMotet is up at ", (self._url, "bold"), f" after {self._elapsed:.1f} s. Try:\n")
         for command in example_commands(self._url, self._layout, outcome.status, self._question):

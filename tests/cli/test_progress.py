@@ -26,17 +26,19 @@ def test_objects_that_are_not_ready_are_named_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = {
-        "pools": [item("demo", ready="False", reason="ScaledToZero", message="replicas is 0; raise it to serve")],
+        "pools": [item("demo", ready="False", reason="RunnerFailing", message="no such model")],
         "adapters": [
             item("good", ready="True", reason="Serving"),
+            item("asleep", ready="True", reason="Suspended", message="spec.suspend is true"),
             item("bad", ready="False", reason="FetchFailed", message="there is no folder /x."),
         ],
     }
     UpOutput(StateDirectory.of(tmp_path), "http://127.0.0.1:8000", "Who?").ready(StartupReady(status=status), hint="")
     said = capsys.readouterr().out
-    assert "! pool default/demo is not ready: ScaledToZero: replicas is 0; raise it to serve" in said
+    assert "! pool default/demo is not ready: RunnerFailing: no such model" in said
     assert "! adapter default/bad is not ready: FetchFailed: there is no folder /x." in said
-    assert "default/good is not ready" not in said
+    assert "! adapter default/asleep is idle: Suspended: spec.suspend is true" in said
+    assert "default/good is" not in said
 
 
 def of_runner(name: str, serving: str, note: str = "") -> dict[str, Any]:

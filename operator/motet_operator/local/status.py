@@ -85,7 +85,7 @@ def _adapter(adapter: AdapterStatus) -> dict[str, Any]:
         "namespace": adapter.name.namespace,
         "name": adapter.name.name,
         "model": adapter.model,
-        "ready": adapter.ready,
+        "ready": adapter.serves,
         "conditions": [_document(condition) for condition in adapter.conditions],
         "certificate": _document(adapter.artifact) if adapter.artifact is not None else None,
         "resident": [{"runner": place.runner, "tier": place.tier} for place in adapter.replicas],

@@ -90,7 +90,7 @@ def reconcile(view: View, cache: ResultCache | None = None, limiter: RolloutLimi
     drains = tuple(drain for rollout in rollouts for drain in rollout.drains)
     view = with_drains_taken_back(view, drains)
 
-    context = adapter_context(view, refused)
+    context = adapter_context(view, refused, scalings)
     results = (cache if cache is not None else ResultCache()).evaluate(view, context)
     adapters = tuple(one.status for one in results)
     counts = count_adapters(view, adapters)
@@ -146,7 +146,7 @@ def _events(
             kind=kind,
             name=ObjectName(status.name.namespace, status.name.name),
             type="Warning"
-            if now.status == "False" and now.reason not in ("RunnersStarting", "WaitingForTurn", "Suspended")
+            if now.status == "False" and now.reason not in ("RunnersStarting", "WaitingForTurn")
             else "Normal",
             reason=now.reason,
             message=now.message,

@@ -23,6 +23,7 @@ from motet_operator.reconcile.conditions import (
     yes,
 )
 from motet_operator.reconcile.plan import AdapterEntry, AdapterStatus
+from motet_operator.reconcile.scaling import Scaling
 from motet_operator.reconcile.view import AdapterObject, AdapterReport, PoolObject, View
 
 _FAILURE_REASONS = {
@@ -57,8 +58,13 @@ class AdapterContext:
     over_quota: frozenset[ObjectName] = frozenset()
     """Adapters beyond `spec.admission.maxAdapters` of their pool."""
 
+    asleep: frozenset[ObjectName] = frozenset()
+    """Groups in which no pool wants a runner."""
 
-def adapter_context(view: View, refused: Collection[ObjectName]) -> AdapterContext:
+
+def adapter_context(
+    view: View, refused: Collection[ObjectName], scalings: Mapping[ObjectName, Scaling]
+) -> AdapterContext:
     groups: dict[ObjectName, PoolObject] = {}
     for pool in sorted(view.pools, key=lambda one: one.age):
         if pool.resource.object_name not in refused:
@@ -75,7 +81,9 @@ def adapter_context(view: View, refused: Collection[ObjectName]) -> AdapterConte
         resource = adapter.resource
         names.setdefault((resource.metadata.namespace, resource.group, resource.model_name), resource.object_name)
     runners = frozenset(instance.name for instance in view.instances)
-    context = AdapterContext(groups=groups, serving=serving, names=names, runners=runners)
+    awake = {group_of[name] for name, scaling in scalings.items() if scaling.replicas and name not in refused}
+    asleep = frozenset(groups.keys() - awake)
+    context = AdapterContext(groups=groups, serving=serving, names=names, runners=runners, asleep=asleep)
     return replace(context, over_quota=_over_quota(view, by_age, context))
 
 
@@ -146,6 +154,7 @@ def _inputs(
         min(context.serving.get(resource.group, 0), max(1, resource.spec.placement.min_replicas)),
         context.names[resource.metadata.namespace, resource.group, resource.model_name],
         resource.object_name in context.over_quota,
+        resource.group in context.asleep,
         view.namespaces.get(resource.metadata.namespace),
         view.refused_schemes,
     )
@@ -175,7 +184,8 @@ def adapter_status(view: View, adapter: AdapterObject, context: AdapterContext) 
     artifact = _artifact(known, accepted=accepted, has_runner=has_runner)
     certified = _certified(known, artifact)
     loaded = _loaded(adapter, known, accepted=accepted, ready_runners=ready_runners)
-    ready = _ready(adapter, known, accepted, artifact, certified, has_runner=has_runner)
+    asleep = not has_runner and resource.group in context.asleep
+    ready = _ready(adapter, known, accepted, artifact, certified, has_runner=has_runner, asleep=asleep)
     holders = _runners_holding(known)
     return AdapterStatus(
         name=resource.object_name,
@@ -183,7 +193,7 @@ def adapter_status(view: View, adapter: AdapterObject, context: AdapterContext) 
         conditions=with_transition_times(
             (
                 *(accepted, artifact, certified, loaded, ready),
-                *_progress(adapter, known, accepted, (artifact, certified), loaded),
+                *_progress(adapter, known, accepted, (artifact, certified), loaded, asleep=asleep),
             ),
             adapter.conditions,
             now=view.now,
@@ -220,7 +230,7 @@ def count_adapters(view: View, statuses: Iterable[AdapterStatus]) -> dict[Object
         ready = condition_of(status.conditions, "Ready")
         count[0] += 1
         count[1] += status.loaded > 0
-        count[2] += ready is not None and ready.status == "False" and ready.reason != "Suspended"
+        count[2] += ready is not None and ready.status == "False"
     return {
         group: AdapterCounts(registered=registered, loaded=loaded, failed=failed)
         for group, (registered, loaded, failed) in counts.items()
@@ -416,15 +426,23 @@ def _ready(
     certified: ConditionResult,
     *,
     has_runner: bool,
+    asleep: bool,
 ) -> ConditionResult:
-    """Whether a request would be served now, else the first reason why not."""
+    """Whether a request would be served now, else the first reason why not. True also for an adapter that is not served
+    because somebody wants it so: tools that wait for an object would wait for ever otherwise."""
     if adapter.resource.spec.suspend:
-        return no("Ready", "Suspended", "spec.suspend is true; set it to false to serve the adapter")
+        return yes("Ready", "Suspended", "spec.suspend is true; set it to false to serve the adapter")
     if not accepted.holds:
         return no("Ready", accepted.reason, accepted.message)
     for step in (artifact, certified):
         if not known.serving_digest and step.status == "False":
             return no("Ready", step.reason, step.message)
+    if asleep:
+        return yes(
+            "Ready",
+            "ScaledToZero",
+            f"pool {adapter.resource.group} has no runner and needs none now; the adapter is served once it has one",
+        )
     if not has_runner:
         return unknown("Ready", "WaitingForRunner", f"no runner of pool {adapter.resource.group} is ready")
     if not known.serving_digest:
@@ -438,6 +456,8 @@ def _progress(
     accepted: ConditionResult,
     checks: Sequence[ConditionResult],
     loaded: ConditionResult,
+    *,
+    asleep: bool,
 ) -> Iterable[ConditionResult]:
     if adapter.resource.spec.suspend:
         return progress()
@@ -447,7 +467,7 @@ def _progress(
     for step in checks:
         if step.status == "False" and not (known.failure_passes and step.reason in _ELSEWHERE):
             return progress(stalled=step)
-    for step in (*checks, loaded):
+    for step in () if asleep else (*checks, loaded):
         if not step.holds:
             return progress(working=step)
     return progress()

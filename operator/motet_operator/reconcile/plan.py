@@ -78,8 +78,9 @@ class AdapterStatus:
     last_load: datetime | None = None
 
     @property
-    def ready(self) -> bool:
-        return any(condition.type == "Ready" and condition.holds for condition in self.conditions)
+    def serves(self) -> bool:
+        """Whether a request would be served now. A suspended adapter is Ready, and is not served."""
+        return any(condition.type == "Ready" and condition.reason == "Serving" for condition in self.conditions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ from motet_operator.reconcile.conditions import (
     condition_of,
     no,
     progress,
-    unknown,
     with_transition_times,
     yes,
 )
@@ -362,7 +361,8 @@ def _ready(  # noqa: PLR0917
     if refusal:
         return no("Ready", refusal.reason, refusal.message)
     if wanted == 0:
-        return unknown(
+        # True: this is what the pool asks for. Tools that wait for an object would wait for ever otherwise.
+        return yes(
             "Ready",
             "ScaledToZero",
             "no runner is needed now; a request (mode Builtin) or a higher spec.replicas starts one",

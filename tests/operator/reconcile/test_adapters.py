@@ -60,7 +60,7 @@ def test_a_checked_adapter_is_ready_and_loads_on_demand() -> None:
         ("True", "OnDemand"),
         ("True", "Serving"),
     ]
-    assert status.ready
+    assert status.serves
     assert status.model == "default/legal"
     (entry,) = plan.catalog.adapters
     assert (entry.model_name, entry.source, entry.content_stamp) == ("legal", "file:///adapters/legal", "stamp")
@@ -150,7 +150,7 @@ def test_a_failed_check_is_in_the_adapters_conditions(code: str, given: str, rea
 def test_a_failed_new_revision_leaves_the_old_one_serving() -> None:
     both = AdapterReport(serving_digest=DIGEST, failure_code=FETCH_FAILED, failure_message="no such folder")
     status = only(reconcile(world(adapter(), known={"legal": both})))
-    assert status.ready
+    assert status.serves
     found = condition(status.conditions, "ArtifactReady")
     assert (found.status, found.message) == ("False", "no such folder. The previous version keeps serving.")
 
@@ -171,7 +171,7 @@ def test_with_fewer_runners_than_min_replicas_an_adapter_still_serves() -> None:
     held = {"legal": AdapterReport(serving_digest=DIGEST, replicas=(AdapterReplica(runner="r", tier="device"),))}
     cache = ResultCache()
     status = only(reconcile(world(wanted, known=held, runners=2), cache))
-    assert status.ready
+    assert status.serves
     found = condition(status.conditions, "Loaded")
     assert (found.status, found.reason) == ("False", "NoCapacity")
     assert found.message == (
@@ -211,7 +211,8 @@ def test_the_number_of_runners_matters_only_to_adapters_that_ask_for_more() -> N
 
 def test_a_suspended_adapter_is_unloaded_and_kept() -> None:
     plan = reconcile(world(adapter(suspend=True), known={"legal": SERVING}))
-    assert says(only(plan), "Ready") == ("False", "Suspended")
+    assert says(only(plan), "Ready") == ("True", "Suspended")
+    assert not only(plan).serves
     assert says(only(plan), "Loaded") == ("False", "Suspended")
     assert plan.catalog.adapters == ()
 
@@ -480,7 +481,7 @@ def test_an_unchanged_adapter_is_not_evaluated_again() -> None:
     changed = replace(place, adapter_reports={**place.adapter_reports, name("b"): SERVING})
     again = reconcile(changed, cache)
     assert again.adapters[0] is first.adapters[0]
-    assert again.adapters[1].ready
+    assert again.adapters[1].serves
 
 
 def test_a_pools_status_does_not_make_its_adapters_be_evaluated_again() -> None:

@@ -350,7 +350,8 @@ def test_a_pools_conditions_follow_its_life() -> None:
     assert ready(instance("a", revision(one), ready=False, failures=2)) == ("False", "RunnerFailing")
     assert ready(instance("a", revision(one))) == ("True", "AllRunnersReady")
     (status,) = reconcile(view(pools=[pool(replicas=0)])).pools
-    assert condition(status.conditions, "Ready").reason == "ScaledToZero"
+    assert (found := condition(status.conditions, "Ready")).holds
+    assert found.reason == "ScaledToZero"
 
 
 # ---------------------------------------------------------------------------------------------------- cordoned nodes

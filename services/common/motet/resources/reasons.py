@@ -64,6 +64,8 @@ ADAPTER_REASONS: Mapping[str, Reasons] = {
         **_FETCHING,
         **_CERTIFYING,
         "Suspended": _LOADING["Suspended"],
+        "ScaledToZero": "The pool has no runner and needs none now. It gets one by a request (mode Builtin) or by a "
+        "higher `spec.replicas`, and then serves the adapter.",
     },
     "Accepted": {"Valid": "The pool accepts the adapter.", **_REFUSED},
     "ArtifactReady": {

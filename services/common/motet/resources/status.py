@@ -16,8 +16,8 @@ MAX_COUNT = 2**53 - 1
 """The largest whole number that every JSON parser can represent exactly."""
 
 ADAPTER_CONDITIONS = {
-    "Ready": "a request for this adapter would be served now; otherwise it has the reason of the first condition below "
-    "that is not True",
+    "Ready": "a request for this adapter would be served now, or somebody wants it not to be (`Suspended`, "
+    "`ScaledToZero`); otherwise it has the reason of the first condition below that is not True",
     "Accepted": "the pool exists and accepts this adapter: its namespace, base model and name",
     "ArtifactReady": "the files are fetched, and digest and format are verified",
     "Certified": "a runner has checked that the adapter fits the base model and changes its answers",
@@ -26,7 +26,7 @@ ADAPTER_CONDITIONS = {
     "Stalled": "nothing will happen until somebody changes something",
 }
 POOL_CONDITIONS = {
-    "Ready": "all desired runners serve with the newest revision",
+    "Ready": "all desired runners serve with the newest revision, or none is desired (`ScaledToZero`)",
     "Accepted": "the pool may run: its namespace is prepared, and its group agrees on the base model",
     "Available": "at least one runner serves",
     "Progressing": "runners are starting, leaving or being replaced",
