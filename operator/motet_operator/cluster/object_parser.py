@@ -18,6 +18,7 @@ from motet.resources.status import Condition
 from motet_operator.cluster.cache import ObjectKey
 from motet_operator.cluster.kinds import POOL_LABEL, Kind, Object, uid_of
 from motet_operator.reconcile import AdapterObject, PoolObject, RunnerDrain, RunnerInstance, RunnerSet, RunnerTemplate
+from motet_operator.reconcile.conditions import condition_of
 from motet_operator.sync import UnhealthyRunner
 
 GROUP_LABEL = f"{GROUP}/group"
@@ -157,6 +158,7 @@ def renewed_pool(pool: PoolObject, it: Object) -> PoolObject:
     status = it.get("status") or {}
     return replace(
         pool,
+        decided=status.get("decidesForGroup", False),
         conditions=conditions_of(it),
         wanted=status.get("desiredReplicas"),
         current_revision=status.get("currentRevision", ""),
@@ -178,9 +180,12 @@ def read_adapter(it: Object) -> AdapterObject:
 
 def renewed_adapter(adapter: AdapterObject, it: Object) -> AdapterObject:
     status = it.get("status") or {}
+    conditions = conditions_of(it)
+    accepted = condition_of(conditions, "Accepted")
     return replace(
         adapter,
-        conditions=conditions_of(it),
+        accepted_as=status.get("modelName", "") if accepted is not None and accepted.holds else "",
+        conditions=conditions,
         last_load=_time(status.get("lastLoadTime")),
         loaded=status.get("loadedReplicas", 0),
     )

@@ -48,6 +48,7 @@ def pool_status(found: PoolStatus, it: Object, now: datetime) -> Object:
             selector=f"{POOL_LABEL}={found.name.name}",
             adapters=adapters.model_copy(update={"summary": f"{adapters.loaded}/{adapters.registered}"}),
             slots=found.slots,
+            decides_for_group=found.decides,
             current_revision=found.current_revision or None,
             update_revision=found.revision,
         )

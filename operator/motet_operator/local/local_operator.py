@@ -175,6 +175,7 @@ class LocalOperator:
                     resource=pool,
                     model_uri=absolute_uri(pool.spec.model.uri, manifest=manifest.place.file),
                     generation=remembered[manifest.key].generation,
+                    age=remembered[manifest.key].age,
                     conditions=self._pool_conditions.get((pool.object_name.namespace, pool.object_name.name), ()),
                     wanted=self._wanted.get((pool.object_name.namespace, pool.object_name.name)),
                 )

@@ -24,6 +24,7 @@ from motet_operator.reconcile.conditions import (
 )
 from motet_operator.reconcile.plan import AdapterEntry, AdapterStatus
 from motet_operator.reconcile.scaling import Scaling
+from motet_operator.reconcile.seniority import by_seniority
 from motet_operator.reconcile.view import AdapterObject, AdapterReport, PoolObject, View
 
 _FAILURE_REASONS = {
@@ -66,7 +67,7 @@ def adapter_context(
     view: View, refused: Collection[ObjectName], scalings: Mapping[ObjectName, Scaling]
 ) -> AdapterContext:
     groups: dict[ObjectName, PoolObject] = {}
-    for pool in sorted(view.pools, key=lambda one: one.age):
+    for pool in by_seniority(view.pools):
         if pool.resource.object_name not in refused:
             groups.setdefault(pool.resource.group, pool)
     group_of = {pool.resource.object_name: pool.resource.group for pool in view.pools}
@@ -76,25 +77,25 @@ def adapter_context(
         if instance.ready and instance.draining_until is None and instance.pool in group_of
     )
     names: dict[tuple[str, ObjectName, str], ObjectName] = {}
-    by_age = sorted(view.adapters, key=lambda one: (one.age, one.resource.object_name))
-    for adapter in by_age:
+    adapters = by_seniority(view.adapters)
+    for adapter in adapters:
         resource = adapter.resource
         names.setdefault((resource.metadata.namespace, resource.group, resource.model_name), resource.object_name)
     runners = frozenset(instance.name for instance in view.instances)
     awake = {group_of[name] for name, scaling in scalings.items() if scaling.replicas and name not in refused}
     asleep = frozenset(groups.keys() - awake)
     context = AdapterContext(groups=groups, serving=serving, names=names, runners=runners, asleep=asleep)
-    return replace(context, over_quota=_over_quota(view, by_age, context))
+    return replace(context, over_quota=_over_quota(view, adapters, context))
 
 
-def _over_quota(view: View, by_age: Sequence[AdapterObject], context: AdapterContext) -> frozenset[ObjectName]:
+def _over_quota(view: View, adapters: Sequence[AdapterObject], context: AdapterContext) -> frozenset[ObjectName]:
     free = {
         group: bound
         for group, pool in context.groups.items()
         if (bound := pool.resource.spec.admission.max_adapters) is not None
     }
     over = set()
-    for adapter in by_age if free else ():
+    for adapter in adapters if free else ():
         group = adapter.resource.group
         if group in free and _accepted(view, adapter, context).holds:
             free[group] -= 1
@@ -189,7 +190,7 @@ def adapter_status(view: View, adapter: AdapterObject, context: AdapterContext) 
     holders = _runners_holding(known)
     return AdapterStatus(
         name=resource.object_name,
-        model=f"{resource.metadata.namespace}/{resource.model_name}",
+        model=adapter.model,
         conditions=with_transition_times(
             (
                 *(accepted, artifact, certified, loaded, ready),
@@ -315,8 +316,8 @@ def _accepted(view: View, adapter: AdapterObject, context: AdapterContext) -> Co
         return no(
             "Accepted",
             "QuotaExceeded",
-            f"pool {resource.group} takes at most {counted(bound, 'adapter')}, and {counted(bound, 'older adapter')} "
-            f"{'fills' if bound == 1 else 'fill'} it; delete an older adapter, or ask the platform team to raise the "
+            f"pool {resource.group} takes at most {counted(bound, 'adapter')}, and {counted(bound, 'other adapter')} "
+            f"{'fills' if bound == 1 else 'fill'} it; delete one of them, or ask the platform team to raise the "
             "pool's spec.admission.maxAdapters",
         )
     return yes("Accepted", "Valid")

@@ -54,6 +54,9 @@ class PoolStatus:
     current_revision: str
     """The last revision that was fully rolled out."""
 
+    decides: bool
+    """Its spec decides for its group: the base model, and who may use it and its adapters."""
+
     conditions: tuple[Condition, ...]
     observed_generation: int
     adapters: AdapterCounts = field(default_factory=AdapterCounts)

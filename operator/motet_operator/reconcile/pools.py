@@ -27,6 +27,7 @@ from motet_operator.reconcile.conditions import (
 from motet_operator.reconcile.plan import PoolEntry, PoolStatus, RunnerDrain, RunnerReplacement
 from motet_operator.reconcile.rollout_order import RolloutTarget
 from motet_operator.reconcile.scaling import Scaling, decide_replicas
+from motet_operator.reconcile.seniority import by_seniority
 from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerSet, RunnerTemplate, View
 
 
@@ -51,7 +52,7 @@ def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, PoolRefusal]:
     serves another base model."""
     first: dict[ObjectName, PoolObject] = {}
     found: dict[ObjectName, PoolRefusal] = {}
-    for pool in sorted(pools, key=lambda one: one.age):
+    for pool in by_seniority(pools):
         name = pool.resource.object_name
         if not pool.namespace_prepared:
             found[name] = PoolRefusal(
@@ -263,6 +264,8 @@ def pool_status(  # noqa: PLR0917
     refusal: PoolRefusal | None,
     scaling: Scaling,
     adapters: AdapterCounts,
+    *,
+    decides: bool,
 ) -> PoolStatus:
     name = pool.resource.object_name
     revision = target.newest
@@ -292,6 +295,7 @@ def pool_status(  # noqa: PLR0917
         revision=revision,
         target_revision=target.revision,
         current_revision=revision if complete or not pool.current_revision else pool.current_revision,
+        decides=decides,
         conditions=with_transition_times(
             (*steps, *_progress(steps)), pool.conditions, now=view.now, generation=pool.generation
         ),
@@ -452,6 +456,6 @@ def catalog_pools(
             scale_down_stabilization_seconds=pool.resource.spec.autoscaling.scale_down_stabilization_seconds,
             tenants=tenants[pool.resource.group],
         )
-        for pool in view.pools
+        for pool in by_seniority(view.pools)  # of a group's entries the first one counts
         if pool.resource.object_name not in refused
     )

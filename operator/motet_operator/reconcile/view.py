@@ -18,10 +18,12 @@ class PoolObject:
 
     generation: int = 1
     age: int = 0
-    """Orders pools by creation, the oldest first: if two pools contradict each other, the older one wins."""
+    """When it was created, in a unit that all pools have: the smaller, the older (`seniority`)."""
+
+    decided: bool = False
+    """It decided for its group. This field and the next three come from the last written status."""
 
     conditions: tuple[Condition, ...] = ()
-    """From the last written status."""
 
     wanted: int | None = None
     """The wanted number of runners in the last round; None for a new pool."""
@@ -53,12 +55,26 @@ class AdapterObject:
     """Changes when the files of a local source may have changed."""
 
     age: int = 0
-    """Orders adapters by creation, the oldest first: if two have the same model name, the older one keeps it."""
+    """When it was created, in a unit that all adapters have: the smaller, the older (`seniority`)."""
+
+    accepted_as: str = ""
+    """namespace/modelName under which it was accepted; empty if it was not. This field and the next three come from the
+    last written status."""
 
     conditions: tuple[Condition, ...] = ()
     last_load: datetime | None = None
     loaded: int = 0
-    """Runners that held it. This field and the two above come from the last written status."""
+    """Runners that held it."""
+
+    @property
+    def model(self) -> str:
+        """The name that clients use: namespace/modelName."""
+        return f"{self.resource.metadata.namespace}/{self.resource.model_name}"
+
+    @property
+    def decided(self) -> bool:
+        """It had its place and its name."""
+        return self.accepted_as == self.model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -447,6 +447,25 @@ def test_a_new_leader_keeps_a_pool_until_the_scheduler_reports_its_runners() -> 
     assert written(pool(), SchedulerReports(awaited=True))
 
 
+def test_who_decides_is_in_the_status_and_outlives_a_restored_object() -> None:
+    """A restored pool or adapter has a new creation time, or by a clock that was wrong an earlier one."""
+    pools = [pool("a", group="g"), pool("b", group="g")]
+    adapters = [adapter(name, modelName="law", poolRef={"name": "g", "namespace": "pools"}) for name in ("c", "d")]
+    for kept in (pools[1], adapters[1]):
+        kept["metadata"]["creationTimestamp"] = "2025-01-01T00:00:00Z"
+    first = decided(*pools, *adapters)
+    assert [status_of(first, POOLS, name)["decidesForGroup"] for name in ("a", "b")] == [False, True]
+    assert [reason_of(first, ADAPTERS, name, "Accepted") for name in ("c", "d")] == ["NameConflict", "Valid"]
+
+    pools[1]["status"] = status_of(first, POOLS, "b")
+    adapters[1]["status"] = status_of(first, ADAPTERS, "d")
+    for restored in (pools[0], adapters[0]):
+        restored["metadata"]["creationTimestamp"] = "2024-01-01T00:00:00Z"
+    again = decided(*pools, *adapters).plan
+    assert [each.decides for each in again.pools] == [False, True]
+    assert [each.name.name for each in again.catalog.adapters] == ["d"]
+
+
 def test_a_new_object_gets_an_event_only_if_it_fails() -> None:
     decision = decided(pool(), adapter(), adapter("lonely", poolRef={"name": "nowhere"}))
     events = {write.object[1]: write.events for write in of(decision, StatusWrite) if write.kind is ADAPTERS}

@@ -385,9 +385,9 @@ def test_a_full_pool_serves_its_oldest_adapters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "full"), [(1, "1 adapter, and 1 older adapter fills it"), (2, "2 adapters, and 2 older adapters fill it")]
+    ("bound", "full"), [(1, "1 adapter, and 1 other adapter fills it"), (2, "2 adapters, and 2 other adapters fill it")]
 )
-def test_a_full_pool_says_that_older_adapters_fill_it(bound: int, full: str) -> None:
+def test_a_full_pool_says_how_many_others_fill_it(bound: int, full: str) -> None:
     adapters = [adapter(letter, age=age) for age, letter in enumerate("abc"[: bound + 1])]
     newest = reconcile(view(pools=[pool(admission={"maxAdapters": bound})], adapters=adapters)).adapters[-1]
     assert condition(newest.conditions, "Accepted").message.startswith(f"pool default/demo takes at most {full}; ")

@@ -40,8 +40,8 @@ _REFUSED = {
     "`spec.allowedNamespaces`, or to label it.",
     "BaseModelMismatch": "`spec.baseModel` is not the model that the pool serves. Choose a pool with that model, or "
     "create the adapter again with another `spec.baseModel`.",
-    "NameConflict": "An older adapter of this namespace has the same model name. Set another `spec.modelName`.",
-    "QuotaExceeded": "The pool has as many adapters as `spec.admission.maxAdapters` allows. Delete an older adapter, "
+    "NameConflict": "Another adapter of this namespace already has the model name. Set another `spec.modelName`.",
+    "QuotaExceeded": "The pool has as many adapters as `spec.admission.maxAdapters` allows. Delete one of them, "
     "or ask the platform team to raise the limit.",
     "PolicyDenied": "The pool does not allow this source, or requires a digest. The message names the rule and the "
     "field.",
@@ -96,7 +96,8 @@ ADAPTER_REASONS: Mapping[str, Reasons] = {
 _POOL_REFUSED = {
     "NamespaceNotPrepared": "The operator may not run pools in this namespace. Add it to the chart's value "
     "`pools.namespaces` and upgrade the release.",
-    "ModelMismatch": "An older pool of the group serves another base model. Use the same model or another group.",
+    "ModelMismatch": "The pool that decides for the group (`status.decidesForGroup`) has another base model. Ready "
+    "runners keep serving, and no new ones start. Use one `spec.model` in all pools of the group, or another group.",
     "Unreadable": _REFUSED["Unreadable"],
 }
 _RUNNERS = {

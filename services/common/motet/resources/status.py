@@ -213,6 +213,9 @@ class ServingPoolStatus(StatusModel):
     slots: Slots | None = None
     """Slots for adapters in device memory."""
 
+    decides_for_group: bool | None = None
+    """Whether the spec of this pool decides for its group: the base model, and who may use it and its adapters."""
+
     current_revision: DnsLabel | None = None
     """The revision that serves."""
 
