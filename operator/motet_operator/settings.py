@@ -115,9 +115,14 @@ class ClusterSettings(BaseSettings):
     """How long a new leader does not change the status of adapters and pools about which the scheduler has not told it
     yet. Multiplied by MOTET_TIME_SCALE."""
 
-    unhealthy_seconds: float = Field(5.0, ge=0)
-    """How long a runner that hangs or sends no reports may take to recover. Then its pod is deleted and made again.
-    Multiplied by MOTET_TIME_SCALE."""
+    unhealthy_seconds: float = Field(120.0, ge=0)
+    """How long a runner that hangs or sends no reports may take to recover. Then its pod is deleted and made again,
+    without the model and the adapters that it has fetched. Before that its liveness probe restarts its container, which
+    keeps them: this takes longer than the probe. Multiplied by MOTET_TIME_SCALE."""
+
+    replaced_at_once: int = Field(1, ge=1)
+    """How many pods of a pool may be deleted for this reason at the same time: the next one waits until the runners of
+    the pool that start are ready. If many seem to hang at once, the cause is seldom in the runners."""
 
     vanished_seconds: float = Field(600.0, ge=0)
     """How long the operator keeps serving what it last knew when all objects of a kind disappear at once, for example

@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet_operator.cluster.object_parser import MAX_TROUBLE_LENGTH, read_instance
+from motet_operator.cluster.object_parser import MAX_TROUBLE_LENGTH, read_failed, read_instance
 
 
 def at(second):
@@ -87,3 +87,21 @@ def test_deaths_without_a_moment_of_readiness_between_them_are_in_a_row(began):
 def test_a_runner_that_was_never_ready_counts_every_death():
     instance = unready(running(30, 3, life(20, 29), started=False), since=0)
     assert (instance.failures, instance.reason) == (3, "its last words")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"reason": "Evicted", "message": "The node was low on resource: memory."}, "Evicted: The node was low on"),
+        ({"reason": "UnexpectedAdmissionError", "message": "Allocate failed"}, "UnexpectedAdmissionError: Allocate"),
+        ({"message": "Pod was terminated in response to imminent node shutdown."}, "Pod was terminated in response"),
+        ({"containerStatuses": [{"state": {"terminated": {"reason": "Error", "finishedAt": at(30)}}}]}, "Error"),
+        ({}, "Failed"),
+    ],
+)
+def test_a_failed_pod_has_the_reason_of_whoever_ended_it(status, reason):
+    it = pod()
+    it["status"] = {"phase": "Failed", "conditions": [{"type": "Ready", "lastTransitionTime": at(20)}], **status}
+    found = read_failed(it)
+    assert found.reason.startswith(reason)
+    assert found.at - int(read_failed(pod()).at) == (30 if "containerStatuses" in status else 20)

@@ -27,6 +27,7 @@ from motet_operator.cluster.events import EventWriter
 from motet_operator.cluster.kinds import ADAPTERS, OWNED_KINDS, PODS, POOLS, Kind, Object
 from motet_operator.cluster.kopf_watch import KopfWatch
 from motet_operator.cluster.leaving_nodes import LeavingNodes
+from motet_operator.cluster.object_parser import is_live
 from motet_operator.cluster.obstacles import Obstacle, ObstacleLog
 from motet_operator.cluster.resync import Resync
 from motet_operator.cluster.vanished import VanishedObjects
@@ -96,6 +97,7 @@ class ClusterOperator:
             timedelta(seconds=settings.unhealthy_seconds * self._scale),
             settings.rolling_pools,
             timedelta(seconds=settings.rollout_seconds * self._scale),
+            settings.replaced_at_once,
         )
         self._platform = read_template(settings.runner_template, settings.operator_class)
         self._silent_until = 0.0
@@ -187,7 +189,7 @@ class ClusterOperator:
     def _hosts(self) -> set[str]:
         """Nodes with runners."""
         pods = self._cache.snapshot()[PODS].values()
-        return {node for pod in pods if (node := (pod.get("spec") or {}).get("nodeName"))}
+        return {node for pod in pods if is_live(pod) and (node := (pod.get("spec") or {}).get("nodeName"))}
 
     def _cannot_watch(self, path: str) -> None:
         self._watch.forget(path)

@@ -35,10 +35,13 @@ from motet_operator.cluster.object_parser import (
     annotations_of,
     conditions_of,
     drain_of_terminating_pod,
+    has_failed,
+    has_finished,
     is_live,
     is_runner,
     pool_of,
     read_adapter,
+    read_failed,
     read_instance,
     read_labels,
     read_pool,
@@ -126,6 +129,7 @@ class Decider:
         unhealthy_grace: timedelta,
         rolling_pools: int | None = None,
         rollout_pause: timedelta = timedelta(0),
+        replaced_at_once: int = 1,
     ) -> None:
         self._pools = ObjectParser(
             POOLS, lambda it: read_pool(it, prepared=lambda name: name in pool_namespaces), renewed_pool
@@ -133,6 +137,7 @@ class Decider:
         self._adapters = ObjectParser(ADAPTERS, read_adapter, renewed_adapter)
         self._labels = ObjectParser(NAMESPACES, read_labels)
         self._instances = ObjectParser(PODS, read_instance)
+        self._failed = ObjectParser(PODS, read_failed)
         self._sets = ObjectParser(DEPLOYMENTS, read_runner_set)
         self._result_cache = ResultCache()
         self._limiter = RolloutLimiter(rollout_pause)
@@ -140,6 +145,7 @@ class Decider:
         self._digested: dict[ObjectName, tuple[PoolObject, PlatformTemplate, PoolObject]] = {}
         self._unhealthy_grace = unhealthy_grace
         self._rolling_pools = rolling_pools
+        self._replaced_at_once = replaced_at_once
 
     def decide(
         self,
@@ -173,10 +179,12 @@ class Decider:
                 )
                 for one in readable(self._instances(pods))
             ),
+            failed=tuple(readable(self._failed({key: it for key, it in snapshot[PODS].items() if has_failed(it)}))),
             adapter_reports=reports.known,
             scaling_advice=reports.advice,
             slots=reports.slots,
             rolling_pools=self._rolling_pools,
+            replaced_at_once=self._replaced_at_once,
             refused_schemes=NO_FILES,
         )
         knowledge = PartialKnowledge.about(obstacles, view, pools, adapters, snapshot)
@@ -351,9 +359,11 @@ def _owned_writes(  # noqa: PLR0917
                 yield OwnedObjectWrite(DEPLOYMENTS, document, {"replicas": each.replicas})
         if found is not None:
             yield from _resize(each, found, members[each.pool, each.revision])
+    # Failed pods count as gone: they stay until their Deployment goes.
+    occupied = {(pool_of(pod), revision_of(pod)) for pod in snapshot[PODS].values() if not has_finished(pod)}
     for (pool, revision), old in existing.items():
         # An old revision without pods is not needed. The Deployments of a deleted pool are deleted with it.
-        if (pool, revision) not in wanted and not members[pool, revision] and pool in newest:
+        if (pool, revision) not in wanted | occupied and pool in newest:
             yield DeploymentDeletion(key_of(old), uid_of(old), pool.name, revision)
     for replacement in plan.replacements:
         if (unhealthy := by_name.get(replacement.instance)) is not None:

@@ -17,7 +17,15 @@ from motet.resources import API_VERSION, GROUP, LoRAAdapter, ServingPool
 from motet.resources.status import Condition
 from motet_operator.cluster.cache import ObjectKey
 from motet_operator.cluster.kinds import POOL_LABEL, Kind, Object, uid_of
-from motet_operator.reconcile import AdapterObject, PoolObject, RunnerDrain, RunnerInstance, RunnerSet, RunnerTemplate
+from motet_operator.reconcile import (
+    AdapterObject,
+    FailedRunner,
+    PoolObject,
+    RunnerDrain,
+    RunnerInstance,
+    RunnerSet,
+    RunnerTemplate,
+)
 from motet_operator.reconcile.conditions import condition_of
 from motet_operator.sync import UnhealthyRunner
 
@@ -316,8 +324,30 @@ def drain_of_terminating_pod(pod: Object) -> RunnerDrain | None:
     )
 
 
+def has_failed(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") == "Failed"
+
+
 def has_finished(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+
+
+def read_failed(pod: Object) -> FailedRunner:
+    """A pod in the phase Failed. Whoever ended it says why: the kubelet, the node, an admission plugin of the node."""
+    status = pod.get("status") or {}
+    containers = status.get("containerStatuses") or ()
+    ended = [one for each in containers if (one := (each.get("state") or {}).get("terminated"))]
+    times = [one.get("finishedAt") for one in ended]
+    times += [one.get("lastTransitionTime") for one in status.get("conditions") or ()]
+    said = (status.get("reason"), status.get("message"))
+    if not any(said):
+        said = next(((one.get("reason"), one.get("message")) for one in ended), ("Failed", ""))
+    return FailedRunner(
+        name=pod["metadata"]["name"],
+        pool=pool_of(pod),
+        reason=": ".join(part for part in said if part)[:MAX_TROUBLE_LENGTH],
+        at=max((int(at.timestamp()) for one in times if (at := _time(one))), default=_age(pod)),
+    )
 
 
 def read_instance(pod: Object) -> RunnerInstance:

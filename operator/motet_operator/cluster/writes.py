@@ -7,7 +7,7 @@ from typing import Protocol
 from motet_operator.cluster.api import Api
 from motet_operator.cluster.cache import Cache, ObjectKey
 from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, POOL_LABEL, Kind, Object, key_of, uid_of, version_of
-from motet_operator.cluster.object_parser import REVISION_LABEL, annotations_of
+from motet_operator.cluster.object_parser import REVISION_LABEL, annotations_of, has_finished
 from motet_operator.reconcile import Event
 
 OWNED_MANAGER = "motet-operator"
@@ -223,8 +223,8 @@ class DeploymentDeletion:
     async def carry_out(self, api: Api, cache: Cache) -> None:
         namespace, name = self.object
         selector = f"{POOL_LABEL}={self.pool},{REVISION_LABEL}={self.revision}"
-        pods, _ = await api.list(PODS, namespace, selector=selector, fresh=True)
-        if pods:
+        found, _ = await api.list(PODS, namespace, selector=selector, fresh=True)
+        if pods := [pod for pod in found if not has_finished(pod)]:
             for pod in pods:
                 cache.put(PODS, pod)
             return

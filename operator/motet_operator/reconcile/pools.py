@@ -11,7 +11,7 @@ are wanted, its node takes pods again, the template is changed back, or its succ
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from motet.domain import ObjectName
 from motet.plurals import counted
@@ -247,11 +247,31 @@ def with_drains_taken_back(view: View, drains: Collection[RunnerDrain]) -> View:
 
 
 def replacements(view: View, *, leaving: Collection[str]) -> Iterable[RunnerReplacement]:
-    """Unhealthy runners that did not recover in time. A draining one leaves at its deadline anyway."""
-    for instance in view.instances:
-        due = instance.unhealthy and instance.replace_at is not None and view.now >= instance.replace_at
-        if due and instance.name not in leaving:
-            yield RunnerReplacement(instance=instance.name, why=instance.unhealthy)
+    """Unhealthy runners that did not recover in time. A draining one leaves at its deadline anyway.
+
+    Of one pool only so many at a time: if all seem to hang, it is more probably the network, or whoever watches them.
+    """
+    due: dict[ObjectName, list[tuple[datetime, str, str]]] = {}
+    for one in view.instances:
+        if one.unhealthy and one.replace_at is not None and view.now >= one.replace_at and one.name not in leaving:
+            due.setdefault(one.pool, []).append((one.replace_at, one.name, one.unhealthy))
+    for pool, found in due.items():
+        members = [one for one in view.instances if one.pool == pool]
+        free = view.replaced_at_once - _coming(view, pool, members)
+        for _, name, why in sorted(found)[: max(0, free)]:
+            yield RunnerReplacement(instance=name, why=why)
+
+
+def _coming(view: View, pool: ObjectName, members: Sequence[RunnerInstance]) -> int:
+    """Runners of the pool that are on their way: starting, or not created yet. One that fails again and again is not;
+    nobody waits for it."""
+    missing = sum(each.replicas for each in view.runner_sets if each.pool == pool) - len(members)
+    starting = [
+        one
+        for one in members
+        if not one.ready and not one.unhealthy and one.draining_until is None and one.failures <= 1
+    ]
+    return max(0, missing) + len(starting)
 
 
 # ------------------------------------------------------------------------------------------------------------ status
@@ -272,14 +292,15 @@ def pool_status(  # noqa: PLR0917
     members = [instance for instance in view.instances if instance.pool == name]
     ready = [instance for instance in members if instance.ready and instance.draining_until is None]
     updated = [instance for instance in ready if instance.revision == revision]
+    trouble = _trouble(members) or _last_failure(view, name, ready)
     wanted = 0 if refusal else scaling.replicas
     steps = (
         _accepted(refusal),
-        _available(wanted, ready, members),
-        _progressing(wanted, updated, members, target),
+        _available(wanted, ready, members, trouble),
+        _progressing(wanted, updated, members, target, trouble),
         _adapters_healthy(adapters),
         scaling.condition,
-        _ready(wanted, ready, updated, members, refusal, target),
+        _ready(wanted, ready, updated, members, refusal, target, trouble),
     )
     draining = sum(instance.draining_until is not None for instance in members)
     complete = len(updated) >= wanted and all(instance.revision == revision for instance in members)
@@ -309,23 +330,33 @@ def _accepted(refusal: PoolRefusal | None) -> ConditionResult:
     return no("Accepted", refusal.reason, refusal.message) if refusal else yes("Accepted", "Valid")
 
 
-def _available(wanted: int, ready: Sequence[RunnerInstance], members: Sequence[RunnerInstance]) -> ConditionResult:
+def _available(
+    wanted: int, ready: Sequence[RunnerInstance], members: Sequence[RunnerInstance], trouble: str
+) -> ConditionResult:
     if ready:
         return yes("Available", "RunnersReady", f"{len(ready)} of {wanted} runners serve")
     if not members:
-        return no("Available", "NoRunners", "no runner exists")
-    return no("Available", "RunnersNotReady", _why(members))
+        return no("Available", "NoRunners", f"no runner exists{_appended(trouble)}")
+    return no(
+        "Available",
+        "RunnersNotReady",
+        trouble or f"no runner is ready; the pool has {counted(len(members), 'runner')}",
+    )
 
 
 def _progressing(
-    wanted: int, updated: Sequence[RunnerInstance], members: Sequence[RunnerInstance], target: RolloutTarget
+    wanted: int,
+    updated: Sequence[RunnerInstance],
+    members: Sequence[RunnerInstance],
+    target: RolloutTarget,
+    trouble: str,
 ) -> ConditionResult:
     if any(instance.failures > 1 for instance in members):
-        return no("Progressing", "RunnerFailing", _why(members))
+        return no("Progressing", "RunnerFailing", trouble)
     if target.waits:
         return yes("Progressing", "WaitingForTurn", target.waiting_reason)
     if any(instance.revision != target.newest for instance in members):
-        return yes("Progressing", "RollingOut", _so_far(wanted, updated, members, target))
+        return yes("Progressing", "RollingOut", _so_far(wanted, updated, members, target, trouble))
     moving = sum(instance.node_is_leaving for instance in members)
     if moving and wanted:
         return yes(
@@ -333,10 +364,10 @@ def _progressing(
             "RunnersMoving",
             f"{'1 runner is on a node that is' if moving == 1 else f'{moving} runners are on nodes that are'} being "
             "emptied; a runner leaves when its replacement on another node is ready"
-            f"{_waiting(members)}",
+            f"{_appended(trouble)}",
         )
     if len(updated) < wanted:
-        return yes("Progressing", "RunnersStarting", _so_far(wanted, updated, members, target))
+        return yes("Progressing", "RunnersStarting", _so_far(wanted, updated, members, target, trouble))
     if len(members) > wanted:
         return yes(
             "Progressing", "ScalingDown", f"the pool has {counted(len(members) - wanted, 'runner')} more than it needs"
@@ -361,6 +392,7 @@ def _ready(  # noqa: PLR0917
     members: Sequence[RunnerInstance],
     refusal: PoolRefusal | None,
     target: RolloutTarget,
+    trouble: str,
 ) -> ConditionResult:
     if refusal:
         return no("Ready", refusal.reason, refusal.message)
@@ -374,10 +406,10 @@ def _ready(  # noqa: PLR0917
     if len(updated) >= wanted:
         return yes("Ready", "AllRunnersReady", f"{len(updated)} of {wanted} runners are ready")
     if any(instance.failures > 1 for instance in members):
-        return no("Ready", "RunnerFailing", _why(members))
+        return no("Ready", "RunnerFailing", trouble)
     if target.waits and len(ready) >= wanted:
         return no("Ready", "WaitingForTurn", target.waiting_reason)
-    return no("Ready", "RunnersStarting", _so_far(wanted, updated, members, target))
+    return no("Ready", "RunnersStarting", _so_far(wanted, updated, members, target, trouble))
 
 
 def _progress(steps: Sequence[ConditionResult]) -> Iterable[ConditionResult]:
@@ -388,32 +420,37 @@ def _progress(steps: Sequence[ConditionResult]) -> Iterable[ConditionResult]:
 
 
 def _so_far(
-    wanted: int, updated: Sequence[RunnerInstance], members: Sequence[RunnerInstance], target: RolloutTarget
+    wanted: int,
+    updated: Sequence[RunnerInstance],
+    members: Sequence[RunnerInstance],
+    target: RolloutTarget,
+    trouble: str,
 ) -> str:
     """How many runners are ready, and what the next one waits for."""
     old = sum(instance.revision != target.newest for instance in members)
     if not old:
-        return f"{len(updated)} of {wanted} runners are ready{_waiting(members)}"
+        return f"{len(updated)} of {wanted} runners are ready{_appended(trouble)}"
     rest = f"{old} still {'has' if old == 1 else 'have'} the old one"
-    return f"{len(updated)} of {wanted} runners have the new revision, and {rest}{_waiting(members)}"
+    return f"{len(updated)} of {wanted} runners have the new revision, and {rest}{_appended(trouble)}"
 
 
-def _waiting(members: Sequence[RunnerInstance]) -> str:
-    troubled = _most_troubled(members)
-    return f"; {troubled.name}: {troubled.reason}" if troubled is not None else ""
+def _appended(trouble: str) -> str:
+    return f"; {trouble}" if trouble else ""
 
 
-def _why(members: Sequence[RunnerInstance]) -> str:
-    troubled = _most_troubled(members)
-    if troubled is None:
-        return f"no runner is ready; the pool has {counted(len(members), 'runner')}"
-    return f"{troubled.name}: {troubled.reason}"
-
-
-def _most_troubled(members: Sequence[RunnerInstance]) -> RunnerInstance | None:
-    """Only among runners that should serve: a draining runner is not ready on purpose."""
+def _trouble(members: Sequence[RunnerInstance]) -> str:
+    """Why a runner does not serve that should: a draining runner is not ready on purpose."""
     troubled = [one for one in members if one.reason and not one.ready and one.draining_until is None]
-    return max(troubled, key=lambda one: one.failures, default=None)
+    worst = max(troubled, key=lambda one: one.failures, default=None)
+    return f"{worst.name}: {worst.reason}" if worst is not None else ""
+
+
+def _last_failure(view: View, name: ObjectName, ready: Sequence[RunnerInstance]) -> str:
+    """Why the pool last lost a runner, unless another one has become ready since."""
+    last = max((one for one in view.failed if one.pool == name), key=lambda one: one.at, default=None)
+    if last is None or any(one.ordinal > last.at for one in ready):
+        return ""
+    return f"{last.name}: {last.reason}"
 
 
 def _slots(view: View, ready: Sequence[RunnerInstance]) -> Slots:

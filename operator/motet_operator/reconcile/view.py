@@ -152,6 +152,17 @@ class RunnerInstance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRunner:
+    """One that Kubernetes ended for good, such as an evicted pod. It counts as gone."""
+
+    name: str
+    pool: ObjectName
+    reason: str
+    at: int
+    """When, in the unit of `RunnerInstance.ordinal`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterReplica:
     runner: str
     tier: str
@@ -191,6 +202,7 @@ class View:
 
     runner_sets: tuple[RunnerSet, ...] = ()
     instances: tuple[RunnerInstance, ...] = ()
+    failed: tuple[FailedRunner, ...] = ()
     adapter_reports: Mapping[ObjectName, AdapterReport] = field(default_factory=dict)
     scaling_advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
@@ -198,6 +210,9 @@ class View:
 
     rolling_pools: int | None = None
     """How many pools may roll out at the same time; None: all."""
+
+    replaced_at_once: int = 1
+    """How many unhealthy runners of a pool may be replaced at the same time."""
 
     refused_schemes: Mapping[str, str] = field(default_factory=dict)
     """Source schemes that adapters may not use here, each with what to use instead."""

@@ -348,6 +348,24 @@ def test_an_old_revision_without_pods_goes_and_the_newest_stays_even_at_zero() -
     assert [write.revision for write in of(decision, DeploymentDeletion)] == ["old"]
 
 
+def failed(it: Object, reason: str = "Evicted", message: str = "The node was low on memory.") -> Object:
+    status = {"phase": "Failed", "reason": reason, "message": message, "conditions": it["status"]["conditions"]}
+    return it | {"status": status}
+
+
+def test_failed_pods_keep_no_old_deployment_and_their_reason_is_in_the_pools_condition() -> None:
+    ended = [failed(pod(name, "old")) for name in ("one", "two")]
+    decision = decided(pool(), *ended, deployment("old", 0))
+    assert [write.revision for write in of(decision, DeploymentDeletion)] == ["old"]
+    assert "Evicted: The node was low on memory." in str(status_of(decision, POOLS, "demo")["conditions"])
+    assert status_of(decision, POOLS, "demo")["replicas"] == 0
+
+
+def test_a_pod_that_still_ends_keeps_its_deployment() -> None:
+    ending = pod("one", "old", deletionTimestamp="2026-01-01T12:00:50Z")
+    assert not of(decided(pool(), ending, deployment("old", 0)), DeploymentDeletion)
+
+
 def test_an_equal_replica_count_is_still_written_to_own_the_field() -> None:
     name = revision()
     (scale,) = of(decided(pool(), deployment(name, 1, ours=False), pod("one", name)), ScaleWrite)

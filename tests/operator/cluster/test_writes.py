@@ -8,7 +8,13 @@ import pytest
 from motet_operator.cluster.api import ApiRefused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object
-from motet_operator.cluster.writes import NameTaken, OwnedObjectWrite, PodAnnotationWrite, PodDeletion
+from motet_operator.cluster.writes import (
+    DeploymentDeletion,
+    NameTaken,
+    OwnedObjectWrite,
+    PodAnnotationWrite,
+    PodDeletion,
+)
 from tests.operator.cluster.objects import deployment, pod
 
 WANTED: Object = {
@@ -180,3 +186,28 @@ async def test_an_annotation_that_the_server_keeps_is_not_written_again() -> Non
     write = PodAnnotationWrite(("pools", "one"), "pools/one", {})
     await write.carry_out(Stubborn(), cache)  # type: ignore[arg-type]
     assert not write.needed(cache)
+
+
+class ServerOfPods:
+    """Has one Deployment and its pods."""
+
+    def __init__(self, *pods: Object) -> None:
+        self.pods = list(pods)
+        self.deleted: list[str] = []
+
+    async def list(self, kind: Kind, namespace: str, *, selector: str, fresh: bool) -> tuple[list[Object], int]:
+        assert (kind, namespace, fresh) == (PODS, "pools", True)
+        return self.pods, 1
+
+    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str) -> None:
+        self.deleted.append(name)
+
+
+async def test_a_deployment_is_deleted_once_none_of_its_pods_lives() -> None:
+    ended = pod("one", "1") | {"status": {"phase": "Failed", "reason": "Evicted"}}
+    for server, deleted in ((ServerOfPods(ended, pod("two", "1")), []), (ServerOfPods(ended), ["demo-1"])):
+        cache = Cache()
+        cache.put(DEPLOYMENTS, deployment("1", 0))
+        await DeploymentDeletion(("pools", "demo-1"), "pools/demo-1", "demo", "1").carry_out(server, cache)  # type: ignore[arg-type]
+        assert server.deleted == deleted
+        assert (cache.get(DEPLOYMENTS, ("pools", "demo-1")) is None) == bool(deleted)

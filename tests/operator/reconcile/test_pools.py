@@ -14,6 +14,7 @@ from motet_operator.reconcile import (
     AdapterObject,
     AdapterReplica,
     AdapterReport,
+    FailedRunner,
     Plan,
     PoolObject,
     PoolStatus,
@@ -811,3 +812,71 @@ def test_the_oldest_pool_of_a_group_says_who_may_use_the_base_model() -> None:
         "default/young": ("default",),
         "default/old": ("default",),
     }
+
+
+# ------------------------------------------------------------------------------------------------------ failed runners
+
+
+def test_a_runner_that_failed_for_good_is_the_reason_until_another_one_is_ready() -> None:
+    one = pool(replicas=2)
+    stays = instance("stays", revision(one), ordinal=10)
+    evicted = [
+        FailedRunner(name=who, pool=name("demo"), reason=f"Evicted: {why}", at=at)
+        for who, why, at in (("gone", "the node was low on memory", 50), ("before", "the node was low on disk", 40))
+    ]
+
+    def said(*members: RunnerInstance) -> tuple[str, str]:
+        (status,) = reconcile(view(pools=[one], instances=list(members), failed=evicted)).pools
+        found = condition(status.conditions, "Ready")
+        return found.message, condition(status.conditions, "Available").message
+
+    gone = "gone: Evicted: the node was low on memory"
+    assert said(stays)[0] == f"1 of 2 runners are ready; {gone}"
+    assert said()[1] == f"no runner exists; {gone}"
+    starting = instance("new", revision(one), ordinal=50, ready=False)
+    assert said(stays, starting)[0].endswith(gone)
+    assert said(stays, replace(starting, reason="Unschedulable: no node"))[0].endswith("; new: Unschedulable: no node")
+    served_since = instance("later", revision(one), ordinal=51)
+    assert said(served_since)[0] == "1 of 2 runners are ready", "what happened before is over"
+
+
+# ------------------------------------------------------------------------------------------------------ hung runners
+
+
+def hung(count: int, **more: Any) -> list[RunnerInstance]:
+    return [
+        instance(f"r{number}", revision(pool()), unhealthy="it hangs", replace_at=later(number), **more)
+        for number in range(count)
+    ]
+
+
+def replaced_of(members: list[RunnerInstance], wanted: int, *, at_once: int = 1) -> list[str]:
+    parts = {"pools": [pool(replicas=wanted)], "runner_sets": [runner_set(pool(), wanted)], "instances": members}
+    return [who for who, _ in replaced(reconcile(view(now=later(60), replaced_at_once=at_once, **parts)))]
+
+
+def test_of_many_runners_that_hang_one_is_replaced_at_a_time_the_longest_first() -> None:
+    assert replaced_of(hung(5)[::-1], 5) == ["r0"]
+    assert replaced_of(hung(5), 5, at_once=2) == ["r0", "r1"]
+    others = hung(5)[1:]
+    assert replaced_of(others, 5) == [], "its successor does not exist yet"
+    starting = instance("new", revision(pool()), ready=False)
+    assert replaced_of([*others, starting], 5) == []
+    assert replaced_of([*others, starting], 5, at_once=2) == ["r1"]
+    assert replaced_of([*others, replace(starting, ready=True)], 5) == ["r1"]
+
+
+def test_a_runner_that_fails_again_and_again_keeps_no_hung_one() -> None:
+    failing = instance("new", revision(pool()), ready=False, failures=2)
+    assert replaced_of([*hung(1), failing], 2) == ["r0"]
+
+
+def test_each_pool_replaces_its_own() -> None:
+    pools = [pool("a"), pool("b")]
+    members = [
+        instance(f"{each.resource.object_name.name}-0", revision(each), pool=str(each.resource.object_name)[8:])
+        for each in pools
+    ]
+    members = [replace(one, unhealthy="it hangs", replace_at=NOW) for one in members]
+    plan = reconcile(view(pools=pools, runner_sets=[runner_set(each) for each in pools], instances=members))
+    assert [who for who, _ in replaced(plan)] == ["a-0", "b-0"]
