@@ -371,9 +371,13 @@ def _owned_writes(  # noqa: PLR0917
 
 
 def _budgets(plan: Plan, view: View, snapshot: Snapshot, platform: PlatformTemplate) -> Iterable[Write]:
-    """A budget for each pool that has or may have runners. A refused pool needs none."""
+    """A budget for each pool that has or may have runners. Runners of a refused pool get no replacement that an
+    eviction could wait for."""
     run = {each.pool for each in plan.runner_sets}
-    wanted = {status.name: status.replicas for status in plan.pools}
+    wanted = {
+        status.name: status.replicas if _has_reason(status.conditions, "Accepted", "Valid") else 0
+        for status in plan.pools
+    }
     for pool in view.pools:
         name = pool.resource.object_name
         key = (name.namespace, name.name)

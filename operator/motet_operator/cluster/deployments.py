@@ -16,6 +16,7 @@ from motet.errors import SetupError
 from motet.resources import ServingPool
 from motet_operator.cluster.kinds import BUDGETS, CLASS_LABEL, DEPLOYMENTS, POOL_LABEL, POOLS, Object
 from motet_operator.cluster.object_parser import (
+    BASE,
     CONTAINER,
     DRAIN_SECONDS,
     GROUP_LABEL,
@@ -117,7 +118,7 @@ def deployment(each: RunnerSet, pool: ServingPool, uid: str, platform: PlatformT
             "name": deployment_name(each),
             "namespace": each.pool.namespace,
             "labels": each.template.pod.labels | labels_of(each) | platform.class_label,
-            "annotations": {DRAIN_SECONDS: f"{each.drain_seconds:g}"},
+            "annotations": {DRAIN_SECONDS: f"{each.drain_seconds:g}", BASE: each.template.base},
             "ownerReferences": owned_by(each.pool.name, uid),
         },
         "spec": {

@@ -33,6 +33,7 @@ GROUP_LABEL = f"{GROUP}/group"
 REVISION_LABEL = f"{GROUP}/revision"
 DRAINING = f"{GROUP}/draining-until"
 DRAIN_SECONDS = f"{GROUP}/drain-seconds"
+BASE = f"{GROUP}/base"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 CONTAINER = "runner"
@@ -454,6 +455,7 @@ def read_runner_set(deployment: Object) -> RunnerSet:
         revision=revision_of(deployment),
         template=RunnerTemplate(group=pool, model_uri=""),
         replicas=cast("int", (deployment.get("spec") or {}).get("replicas", 1)),
+        base=(metadata.get("annotations") or {}).get(BASE, ""),
         drain_seconds=float(seconds) if seconds.replace(".", "", 1).isdigit() else 0.0,
         trouble=next(
             (

@@ -81,6 +81,7 @@ class RunnerTable:
                 pool=pool,
                 revision=revision,
                 template=runners[0].template,
+                base=runners[0].template.base,
                 replicas=len(runners),
                 drain_seconds=runners[0].drain_seconds,
             )

@@ -23,9 +23,9 @@ from motet_operator.reconcile.plan import (
 )
 from motet_operator.reconcile.pools import (
     catalog_pools,
+    only_keep,
     pool_status,
     refusals,
-    remove_pool,
     replacements,
     roll_out,
     scaling_of,
@@ -87,7 +87,8 @@ def reconcile(view: View, cache: ResultCache | None = None, limiter: RolloutLimi
         for pool in view.pools
         if (name := pool.resource.object_name) in declared
     ]
-    rollouts += [remove_pool(view, name) for name in sorted(existing - declared)]
+    kept = {name: scalings[name].replicas for name, why in refused.items() if why.keeps_runners}
+    rollouts += [only_keep(view, name, kept.get(name, 0)) for name in sorted(existing - declared)]
 
     drains = tuple(drain for rollout in rollouts for drain in rollout.drains)
     view = with_drains_taken_back(view, drains)

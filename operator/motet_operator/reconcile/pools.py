@@ -45,6 +45,8 @@ class PoolRefusal:
 
     reason: str
     message: str
+    keeps_runners: bool = False
+    """It starts none, but those that it has go on serving."""
 
 
 def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, PoolRefusal]:
@@ -68,6 +70,7 @@ def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, PoolRefusal]:
                 message=f"all pools of a group have the same base model, and pool {leader.resource.object_name} "
                 f"already serves {leader.resource.served_name} in group {pool.resource.group}; "
                 "use the same spec.model, or create the pool again with another spec.group",
+                keeps_runners=True,
             )
     return found
 
@@ -133,18 +136,19 @@ def roll_out(view: View, pool: PoolObject, target: RolloutTarget, wanted: int) -
     add = max(0, min(wanted - len(kept), wanted + surge - len(there)))
 
     sets = [
-        _runner_set(view, name, revision, target.template, drain_seconds, members=new, surplus=surplus, add=add),
+        _runner_set(view, target.runner_set(name), drain_seconds, members=new, surplus=surplus, add=add),
         *_others(view, name, revision, drain_seconds, members=old, surplus=surplus),
     ]
     return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, surplus, drain_seconds)))
 
 
-def remove_pool(view: View, name: ObjectName) -> Rollout:
-    """The pool was deleted: all its runners drain and leave."""
+def only_keep(view: View, name: ObjectName, keep: int) -> Rollout:
+    """Keep at most so many of the pool's runners, and start none: it was refused, or deleted."""
     members = [instance for instance in view.instances if instance.pool == name]
+    surplus = _surplus(keep, members)
     drain_seconds = max((each.drain_seconds for each in view.runner_sets if each.pool == name), default=0.0)
-    sets = _others(view, name, "", drain_seconds, members=members, surplus=members)
-    return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, members, drain_seconds)))
+    sets = _others(view, name, "", drain_seconds, members=members, surplus=surplus)
+    return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, surplus, drain_seconds)))
 
 
 def _surplus(keep: int, instances: Sequence[RunnerInstance]) -> list[RunnerInstance]:
@@ -179,13 +183,12 @@ def _others(
     surplus: Sequence[RunnerInstance],
 ) -> list[RunnerSet]:
     """The sets of all revisions but one. Nothing is added to them, so an unknown template does no harm."""
-    templates = {each.revision: each.template for each in view.runner_sets if each.pool == name}
+    known = {each.revision: each for each in view.runner_sets if each.pool == name}
+    unknown = RunnerSet(pool=name, revision="", template=RunnerTemplate(group=name, model_uri=""), replicas=0)
     return [
         _runner_set(
             view,
-            name,
-            each,
-            templates.get(each, RunnerTemplate(group=name, model_uri="")),
+            replace(known.get(each, unknown), revision=each),
             drain_seconds,
             members=[instance for instance in members if instance.revision == each],
             surplus=surplus,
@@ -197,9 +200,7 @@ def _others(
 
 def _runner_set(
     view: View,
-    name: ObjectName,
-    revision: str,
-    template: RunnerTemplate,
+    of: RunnerSet,
     drain_seconds: float,
     *,
     members: Sequence[RunnerInstance],
@@ -208,9 +209,10 @@ def _runner_set(
 ) -> RunnerSet:
     leaving = [instance.name for instance in members if _may_leave(view, instance, surplus)]
     return RunnerSet(
-        pool=name,
-        revision=revision,
-        template=template,
+        pool=of.pool,
+        revision=of.revision,
+        template=of.template,
+        base=of.base,
         replicas=len(members) - len(leaving) + add,
         drain_seconds=drain_seconds,
         leaving=tuple(sorted(leaving)),
@@ -293,11 +295,13 @@ def pool_status(  # noqa: PLR0917
     ready = [instance for instance in members if instance.ready and instance.draining_until is None]
     updated = [instance for instance in ready if instance.revision == revision]
     trouble = _trouble(members) or _last_failure(view, name, ready)
-    wanted = 0 if refusal else scaling.replicas
+    wanted = scaling.replicas
+    if refusal:
+        wanted = min(wanted, len(members)) if refusal.keeps_runners else 0
     steps = (
         _accepted(refusal),
         _available(wanted, ready, members, trouble),
-        _progressing(wanted, updated, members, target, trouble),
+        _progressing(wanted, updated, members, refusal, target, trouble),
         _adapters_healthy(adapters),
         scaling.condition,
         _ready(wanted, ready, updated, members, refusal, target, trouble),
@@ -344,13 +348,16 @@ def _available(
     )
 
 
-def _progressing(
+def _progressing(  # noqa: PLR0917
     wanted: int,
     updated: Sequence[RunnerInstance],
     members: Sequence[RunnerInstance],
+    refusal: PoolRefusal | None,
     target: RolloutTarget,
     trouble: str,
 ) -> ConditionResult:
+    if refusal:
+        return no("Progressing", refusal.reason, refusal.message)
     if any(instance.failures > 1 for instance in members):
         return no("Progressing", "RunnerFailing", trouble)
     if target.waits:
@@ -479,6 +486,7 @@ def catalog_pools(
         group: pool.resource.spec.allowed_namespaces.admitted(own=pool.resource.metadata.namespace, known=known)
         for group, pool in groups.items()
     }
+    serving = {one.pool for one in view.instances if one.pool in refused and refused[one.pool].keeps_runners}
     return tuple(
         PoolEntry(
             pool=pool.resource.object_name,
@@ -494,5 +502,5 @@ def catalog_pools(
             tenants=tenants[pool.resource.group],
         )
         for pool in by_seniority(view.pools)  # of a group's entries the first one counts
-        if pool.resource.object_name not in refused
+        if pool.resource.object_name not in refused or pool.resource.object_name in serving
     )

@@ -4,9 +4,12 @@ A new release or a change of the platform's pod template is a new revision of ma
 roll out at a time: an error then affects few pools, and few spare machines are needed. The other pools keep, scale and
 replace runners of their current revision. So does a pool whose template changes all the time: otherwise each rollout
 would start runners that the next one ends.
+
+A group's change of its base model is one rollout of all its pools: they begin together, and the group's next model
+waits until they are done, so that the group never serves more than two.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,6 +30,12 @@ CHANGED_TOO_OFTEN = (
 )
 
 
+WAITING_FOR_GROUP = (
+    "the new model waits until no runner of the group has the model before the last; the current runners keep serving"
+)
+MISMATCHED = "the pool starts no runners, because its group serves another model"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutTarget:
     newest: str
@@ -38,8 +47,15 @@ class RolloutTarget:
     template: RunnerTemplate
     """Of `revision`."""
 
+    base: str
+    """Of `revision`: its base model."""
+
     waiting_reason: str = ""
     """Why that is not the newest; empty if it is."""
+
+    def runner_set(self, pool: ObjectName) -> RunnerSet:
+        """The set of its runners, without runners."""
+        return RunnerSet(pool=pool, revision=self.revision, template=self.template, base=self.base, replicas=0)
 
     @property
     def waits(self) -> bool:
@@ -102,6 +118,7 @@ def rollout_targets(
 ) -> Mapping[ObjectName, RolloutTarget]:
     """The target of each pool."""
     found = {pool.resource.object_name: _newest(pool) for pool in view.pools}
+    group_of = {pool.resource.object_name: pool.resource.group for pool in view.pools}
     members: dict[ObjectName, list[RunnerInstance]] = {}
     for one in view.instances:
         members.setdefault(one.pool, []).append(one)
@@ -110,20 +127,56 @@ def rollout_targets(
         held = limiter.held(name, target.newest, members.get(name, ()), view.now)
         if held is not None and (name, held) in sets:
             found[name] = _stays(target, sets[name, held], CHANGED_TOO_OFTEN)
+    _hold_models(found, group_of, refused, members, sets)
     if view.rolling_pools is not None:
-        _take_turns(view.rolling_pools, found, refused, members, sets)
+        _take_turns(view.rolling_pools, found, group_of, refused, members, sets)
     limiter.note(found, members, view.now)
     return found
 
 
-def _take_turns(
+def _hold_models(
+    found: dict[ObjectName, RolloutTarget],
+    group_of: Mapping[ObjectName, ObjectName],
+    refused: Collection[ObjectName],
+    members: Mapping[ObjectName, Sequence[RunnerInstance]],
+    sets: Mapping[tuple[ObjectName, str], RunnerSet],
+) -> None:
+    """Pools of another model stay as they are, and no pool brings a third model to its group."""
+    serving: defaultdict[ObjectName, set[str]] = defaultdict(set)
+    moving: set[ObjectName] = set()
+    failing: set[ObjectName] = set()
+    for name, runners in members.items():
+        if (group := group_of.get(name)) is None:
+            continue
+        bases = {sets[name, one.revision].base for one in runners if (name, one.revision) in sets and _serves([one])}
+        serving[group] |= bases
+        # A change that fails must not keep the one that mends it.
+        failing |= {group for one in runners if one.failures > 1}
+        if len(bases) > 1 or (bases and name in refused):
+            moving.add(group)
+    for name, target in found.items():
+        latest = max(members.get(name, ()), key=lambda one: one.ordinal, default=None)
+        if latest is None or (name, latest.revision) not in sets:
+            continue
+        group = group_of[name]
+        third = target.base not in serving[group] and len(serving[group]) > 1
+        if name in refused:
+            found[name] = _stays(target, sets[name, latest.revision], MISMATCHED)
+        elif third and group in moving - failing:
+            found[name] = _stays(target, sets[name, latest.revision], WAITING_FOR_GROUP)
+
+
+def _take_turns(  # noqa: PLR0917
     limit: int,
     found: dict[ObjectName, RolloutTarget],
+    group_of: Mapping[ObjectName, ObjectName],
     refused: Collection[ObjectName],
     members: Mapping[ObjectName, Sequence[RunnerInstance]],
     sets: Mapping[tuple[ObjectName, str], RunnerSet],
 ) -> None:
     rolling = 0
+    changing: set[tuple[ObjectName, str]] = set()
+    """Groups that change their model, and to which."""
     waiting: list[tuple[ObjectName, str]] = []
     for name, target in found.items():
         revisions = {one.revision for one in members.get(name, ())}
@@ -131,24 +184,34 @@ def _take_turns(
             continue
         if len(revisions) > 1 or (name, target.revision) in sets:
             rolling += 1
+            changing.add((group_of[name], target.base))
             continue
         (has,) = revisions
         if (name, has) in sets and _serves(members[name]):
             waiting.append((name, has))
-    for name, revision in sorted(waiting)[max(0, limit - rolling) :]:
-        found[name] = _stays(found[name], sets[name, revision], WAITING_FOR_OTHER_POOLS)
+    for name, revision in sorted(waiting):
+        change = group_of[name], found[name].base
+        if sets[name, revision].base != found[name].base and change in changing:
+            continue  # its group's rollout, which has begun
+        if rolling < limit:
+            rolling += 1
+            changing.add(change)
+        else:
+            found[name] = _stays(found[name], sets[name, revision], WAITING_FOR_OTHER_POOLS)
 
 
 def _stays(target: RolloutTarget, at: RunnerSet, why: str) -> RolloutTarget:
-    return RolloutTarget(newest=target.newest, revision=at.revision, template=at.template, waiting_reason=why)
+    return RolloutTarget(
+        newest=target.newest, revision=at.revision, template=at.template, base=at.base, waiting_reason=why
+    )
 
 
 def _newest(pool: PoolObject) -> RolloutTarget:
     template = template_of(pool)
     revision = revision_of(pool.resource.object_name, template)
-    return RolloutTarget(newest=revision, revision=revision, template=template)
+    return RolloutTarget(newest=revision, revision=revision, template=template, base=template.base)
 
 
 def _serves(members: Sequence[RunnerInstance]) -> bool:
-    """A pool without a serving runner has nothing to lose, and the change may fix it."""
+    """Whether one of them may have work. A pool without such a runner has nothing to lose, and a change may fix it."""
     return any(one.ready or one.attached for one in members)

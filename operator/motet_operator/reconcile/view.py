@@ -1,5 +1,6 @@
 """The input of reconcile: what is declared, what exists, and what the scheduler reports about it."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -94,6 +95,12 @@ class RunnerTemplate:
     pod_digest: str = ""
     """Digest of the whole pod, if runners are pods: all of the above and what the platform adds."""
 
+    @property
+    def base(self) -> str:
+        """A name for the base model that it loads: equal for two templates that load the same files."""
+        content = f"{self.model_uri}\n{self.model_digest}\n{self.model_revision}"
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSet:
@@ -103,6 +110,9 @@ class RunnerSet:
     revision: str
     template: RunnerTemplate
     replicas: int
+    base: str = ""
+    """`template.base`, also where the template is not known; empty if an earlier version made the set."""
+
     drain_seconds: float = 0
     leaving: tuple[str, ...] = ()
     """Instances that leave, if there are more than `replicas`."""

@@ -269,7 +269,11 @@ def test_a_delayed_pool_may_begin_exactly_at_the_reported_time(since: timedelta,
     def aim(revision: str, newest: str) -> RolloutTarget:
         template = RunnerTemplate(group=name("a"), model_uri="")
         return RolloutTarget(
-            newest=newest, revision=revision, template=template, waiting_reason=CHANGED_TOO_OFTEN * (revision != newest)
+            newest=newest,
+            revision=revision,
+            template=template,
+            base=template.base,
+            waiting_reason=CHANGED_TOO_OFTEN * (revision != newest),
         )
 
     limiter, now = RolloutLimiter(pause), NOW + since
