@@ -111,10 +111,6 @@ class ClusterSettings(BaseSettings):
     """Keys of taints that mean that a node is to be emptied, as a JSON list. Runners leave such a node as they leave a
     cordoned one. Empty: only cordoned nodes count, and nodes are not read one by one."""
 
-    takeover_seconds: float = Field(3.0, ge=0)
-    """How long a new leader does not change the status of adapters and pools about which the scheduler has not told it
-    yet. Multiplied by MOTET_TIME_SCALE."""
-
     unhealthy_seconds: float = Field(120.0, ge=0)
     """How long a runner that hangs or sends no reports may take to recover. Then its pod is deleted and made again,
     without the model and the adapters that it has fetched. Before that its liveness probe restarts its container, which

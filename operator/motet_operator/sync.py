@@ -63,6 +63,9 @@ class SchedulerSync:
         self.attached: set[str] = set()
         """Runners that are connected to the scheduler, as it reported."""
 
+        self.reported_all = False
+        """A scheduler has said that it has reported everything. What it has not named since is not there."""
+
         self.unhealthy: dict[str, UnhealthyRunner] = {}
         self.slots: dict[str, int] = {}
         """Adapter slots in device memory, by instance."""
@@ -226,6 +229,8 @@ class SchedulerSync:
             case "drained":
                 if not self._on_drained(message.drained):
                     return
+            case "reported_all":
+                self.reported_all = True
             case "runner":
                 if not self._on_runner_report(message.runner):
                     return

@@ -4,9 +4,9 @@ import pytest
 
 from motet.api.v1 import common_pb2
 from motet.runner_info import MAX_KERNEL_TEXT, KernelState
-from motet_operator.local.status import status_document, wanted_from
+from motet_operator.local.status import adapters_from, status_document, wanted_from
 from motet_operator.reconcile import ScalingAdvice, reconcile
-from tests.operator.builders import name, pool, view
+from tests.operator.builders import adapter, name, pool, view
 
 
 def test_a_new_operator_keeps_the_last_wanted_replicas() -> None:
@@ -37,3 +37,15 @@ def test_any_time_that_a_runner_reports_can_be_written(since: float) -> None:
 def test_an_invalid_status_document_gives_no_wanted_replicas() -> None:
     assert wanted_from({"pools": [{"name": "demo"}]}) == {}
     assert wanted_from({}) == {}
+
+
+def test_an_adapter_that_no_scheduler_has_named_yet_stays_as_the_last_operator_left_it() -> None:
+    place = view(pools=[pool()], adapters=[adapter("heard"), adapter("unheard")])
+    earlier = status_document(reconcile(place), [], [], url="", operator_pid=1)
+    for one in earlier["adapters"]:
+        one["ready"] = True
+    unheard = adapters_from(earlier)
+    del unheard[name("heard")]
+    document = status_document(reconcile(place), [], [], url="", operator_pid=2, unheard_adapters=unheard)
+    assert {one["name"]: one["ready"] for one in document["adapters"]} == {"heard": False, "unheard": True}
+    assert adapters_from({"adapters": [{"name": "x"}]}) == adapters_from({}) == {}

@@ -206,6 +206,15 @@ async def test_the_set_of_drains_is_sent_first_on_change_and_on_connection(tmp_p
             await until(lambda: drains_of(scheduler) == [[("r0", "")], []])
 
 
+async def test_the_operator_knows_when_the_scheduler_has_reported_all(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    async with fake_scheduler(address) as scheduler, syncing(address) as sync:
+        await until(lambda: sync.connected)
+        assert not sync.reported_all
+        scheduler.outbox.put(scheduler_pb2.SyncDown(reported_all=scheduler_pb2.ReportedAll()))
+        await until(lambda: sync.reported_all)
+
+
 async def test_an_operator_without_drains_sends_an_empty_set(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with fake_scheduler(address) as scheduler, syncing(address) as sync:

@@ -462,6 +462,37 @@ def test_a_new_scheduler_reports_an_adapter_only_after_a_runner_did():
     assert [tier for _, tier, _ in report.replicas] == [Tier.DEVICE]
 
 
+def test_a_new_operator_hears_when_it_has_heard_all():
+    successor = SchedulerDriver()
+    successor.send(events.OperatorConnected())
+    assert not told_all(successor), "the catalog is not known"
+    successor.state(adapter())
+    assert told_all(successor), "no runner is there that could tell more"
+    assert not told_all(successor), "once"
+    successor.send(events.OperatorConnected())
+    successor.attach(resident=(resident(PIRATE),))
+    assert not told_all(successor), "the runner holds it, and has not been asked what it is"
+    successor.certify()
+    assert told_all(successor)
+
+
+def test_a_scheduler_that_waits_for_its_runners_has_not_told_all():
+    saved = with_pirate().scheduler.catalog_to_save()
+    successor = SchedulerDriver(saved=saved)
+    successor.send(events.OperatorConnected())
+    successor.state(adapter())
+    assert not told_all(successor)
+    successor.attach(resident=(resident(PIRATE),))
+    assert told_all(successor)
+
+
+def told_all(driver):
+    """Whether the operator is told at the next tick, after what pools need."""
+    driver.wait(0.1)
+    kinds = [type(effect) for effect in driver.effects]
+    return effects.ReportedAll in kinds
+
+
 def test_a_report_that_is_no_longer_true_is_sent_again():
     driver = ready()
     driver.attach()

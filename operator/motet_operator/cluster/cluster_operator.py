@@ -100,7 +100,6 @@ class ClusterOperator:
             settings.replaced_at_once,
         )
         self._platform = read_template(settings.runner_template, settings.operator_class)
-        self._silent_until = 0.0
 
     async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         """Raises SetupError for what a person has to put right."""
@@ -214,7 +213,6 @@ class ClusterOperator:
             await self._resync.listed.wait()
             await self._resync.once()  # the watch of a standby may have been behind
             await self._leaving_nodes.refresh()  # else the first round would treat runners on leaving nodes as staying
-            self._silent_until = monotonic() + self._settings.takeover_seconds * self._scale
             log.info("operator_leading")
             await run_together(
                 self._reconcile_for_ever(),
@@ -264,8 +262,7 @@ class ClusterOperator:
             pods = (name for _, name in snapshot[PODS])
             self._sync.send_state(decision.plan.catalog, decision.drains, pods)
         self._writer.set_writes(decision.writes)
-        silence = self._silent_until - monotonic() if reports.awaited else None
-        due = [each for each in (decision.due, silence, self._vanished.due()) if each]
+        due = [each for each in (decision.due, self._vanished.due()) if each]
         return max(0.05, min(due)) if due else None
 
     def _scheduler_reports(self) -> SchedulerReports:
@@ -277,7 +274,7 @@ class ClusterOperator:
             unhealthy=dict(sync.unhealthy),
             advice=dict(sync.advice),
             slots=dict(sync.slots),
-            awaited=monotonic() < self._silent_until,
+            awaited=not sync.reported_all,
         )
 
     def _written(self, write: Write) -> None:

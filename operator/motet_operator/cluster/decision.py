@@ -54,7 +54,13 @@ from motet_operator.cluster.object_parser import (
     with_scheduler_state,
 )
 from motet_operator.cluster.obstacles import Obstacle, Obstacles, PartialKnowledge
-from motet_operator.cluster.status_documents import adapter_status, pool_status, unaccepted_status, unseen_status
+from motet_operator.cluster.status_documents import (
+    adapter_status,
+    pool_status,
+    unaccepted_status,
+    unseen_status,
+    with_earlier_reports,
+)
 from motet_operator.cluster.writes import (
     DeploymentDeletion,
     OwnedObjectWrite,
@@ -83,6 +89,7 @@ from motet_operator.reconcile import (
     View,
     reconcile,
 )
+from motet_operator.reconcile.conditions import condition_of
 from motet_operator.sync import UnhealthyRunner
 
 NO_FILES = {"file": "name a claim of the pool's adapterVolumes under persistentVolumeClaim, or use hf:// or https://"}
@@ -226,6 +233,7 @@ class Decider:
     ) -> Documents:
         """Only for objects of which enough is known."""
         before, self._documents = self._documents, {}
+        unheard_groups = _groups_of_unheard_runners(view, reports)
         found: Documents = {}
         for adapter, status in zip(view.adapters, plan.adapters, strict=True):
             known = before.get(status.name)
@@ -234,11 +242,15 @@ class Decider:
             self._documents[status.name] = known
             if status.name in knowledge.unconfirmed_adapters:
                 continue
-            awaited = reports.awaited and status.name not in reports.known
+            unheard = (
+                status.name not in reports.known
+                and (reports.awaited or adapter.resource.group in unheard_groups)
+                and _was_reported(adapter, status)
+            )
             hidden = adapter.resource.group in knowledge.unseen_groups and _has_reason(
                 status.conditions, "Ready", "WaitingForRunner"
             )
-            if (awaited or hidden) and conditions_of(snapshot[ADAPTERS][status.name.namespace, status.name.name]):
+            if (unheard or hidden) and conditions_of(snapshot[ADAPTERS][status.name.namespace, status.name.name]):
                 continue
             found[ADAPTERS, status.name] = known[1]
         return found
@@ -269,13 +281,25 @@ def _pool_documents(
     unheard = set(_awaiting_scheduler(view, reports)) if reports.awaited else set()
     for pool in plan.pools:
         name, it = pool.name, snapshot[POOLS][pool.name.namespace, pool.name.name]
-        if name in unheard and conditions_of(it):
-            continue
         if not knowledge.leaves_alone(name):
-            found[POOLS, name] = pool_status(pool, it, view.now)
+            document = pool_status(pool, it, view.now)
+            found[POOLS, name] = with_earlier_reports(document, it) if name in unheard else document
         elif (why := knowledge.unseen_reason(name)) is not None:
             found[POOLS, name] = unseen_status(why, it, view.now)
     return found
+
+
+def _was_reported(adapter: AdapterObject, status: AdapterStatus) -> bool:
+    """Whether the last written status has what only a scheduler can report, about an adapter that is still the same."""
+    if condition_of(adapter.conditions, "Accepted") != condition_of(status.conditions, "Accepted"):
+        return False
+    return any(one.type in ("ArtifactReady", "Certified") and one.status != "Unknown" for one in adapter.conditions)
+
+
+def _groups_of_unheard_runners(view: View, reports: SchedulerReports) -> frozenset[ObjectName]:
+    """Groups with a ready runner that the scheduler has not reported: it may hold any adapter."""
+    unheard = {one.pool for one in view.instances if one.ready and one.name not in reports.slots}
+    return frozenset(pool.resource.group for pool in view.pools if pool.resource.object_name in unheard)
 
 
 def _awaiting_scheduler(view: View, reports: SchedulerReports) -> Iterable[ObjectName]:

@@ -9,6 +9,10 @@ from motet_operator.cluster.obstacles import Obstacle
 from motet_operator.reconcile import AdapterStatus, ConditionResult, PoolStatus
 from motet_operator.reconcile.conditions import no, progress, with_transition_times
 
+_REPORTED = ("adapters", "slots")
+_REPORTED_CONDITIONS = ("AdaptersHealthy", "ScalingActive")
+"""The parts of a pool's status that come from the scheduler."""
+
 
 def adapter_status(found: AdapterStatus) -> Object:
     return _document(
@@ -53,6 +57,14 @@ def pool_status(found: PoolStatus, it: Object, now: datetime) -> Object:
             update_revision=found.revision,
         )
     )
+
+
+def with_earlier_reports(document: Object, it: Object) -> Object:
+    """A pool's new status with what the scheduler reported last, while a new leader has not heard it yet."""
+    before = it.get("status") or {}
+    kept = {one["type"]: one for one in before.get("conditions") or () if one["type"] in _REPORTED_CONDITIONS}
+    conditions = [kept.get(one["type"], one) for one in document["conditions"]]
+    return document | {name: before[name] for name in _REPORTED if name in before} | {"conditions": conditions}
 
 
 def unaccepted_status(why: Obstacle, it: Object, status: Object, now: datetime) -> Object:

@@ -33,7 +33,7 @@ from motet_operator.local.object_metadata import MetadataFile
 from motet_operator.local.runner_table import LocalRunner, RunnerTable
 from motet_operator.local.service_specs import ServiceSpecs
 from motet_operator.local.state_directory import StateDirectory
-from motet_operator.local.status import StatusFile, conditions_from, status_document, wanted_from
+from motet_operator.local.status import StatusFile, adapters_from, conditions_from, status_document, wanted_from
 from motet_operator.metrics import LocalMetrics
 from motet_operator.reconcile import AdapterObject, Plan, PoolObject, View, reconcile
 from motet_operator.settings import Settings
@@ -45,10 +45,6 @@ MAX_PROBLEMS_SHOWN = 20
 
 NEEDED_OF_A_MODEL = ("config.json", "tokenizer.json")
 """Without the one no runner starts, without the other no request can be read."""
-
-TAKEOVER_SECONDS = 3.0
-"""How long an operator that follows another keeps quiet while the scheduler tells it what the other knew. Otherwise
-every adapter would seem to come and go with each operator."""
 
 
 class LocalOperator:
@@ -74,7 +70,7 @@ class LocalOperator:
         self._store_ready = predictor is not None and predictor.alive  # then the database is already migrated
         earlier = self._status.read()
         self._unhealthy_grace = timedelta(seconds=settings.unhealthy_seconds * process.time_scale)
-        self._silent_until = monotonic() + (TAKEOVER_SECONDS if earlier else 0.0)
+        self._earlier_adapters = adapters_from(earlier)
         self._pool_conditions = conditions_from(earlier, "pools")
         self._wanted = wanted_from(earlier)
         self._adapter_conditions = conditions_from(earlier, "adapters")
@@ -150,11 +146,7 @@ class LocalOperator:
         self._sync.send_state(plan.catalog, drains, (instance.name for instance in view.instances))
         self._update_metrics(plan, monotonic() - began)
         due = [(plan.due - view.now).total_seconds()] if plan.due is not None else []
-        silence = self._silent_until - monotonic()
-        if silence > 0 and any(adapter.name not in self._sync.adapter_reports for adapter in plan.catalog.adapters):
-            due.append(silence)
-        else:
-            self._publish(plan)
+        self._publish(plan)
         return max(0.05, min(due)) if due else None
 
     def _restart_wait(self, runner: LocalRunner) -> float:
@@ -218,9 +210,22 @@ class LocalOperator:
         )
 
     def _publish(self, plan: Plan) -> None:
+        sync = self._sync
+        # Until the scheduler has reported everything, an adapter that it has not named is as the last operator left it.
+        unheard = {
+            name: document
+            for name, document in self._earlier_adapters.items()
+            if not sync.reported_all and name not in sync.adapter_reports
+        }
         self._pool_conditions = {(one.name.namespace, one.name.name): one.conditions for one in plan.pools}
-        self._adapter_conditions = {(one.name.namespace, one.name.name): one.conditions for one in plan.adapters}
+        self._adapter_conditions = {
+            key: self._adapter_conditions.get(key, ()) if one.name in unheard else one.conditions
+            for one in plan.adapters
+            for key in ((one.name.namespace, one.name.name),)
+        }
         for event in plan.events:
+            if event.name in unheard and event.kind == "LoRAAdapter":
+                continue
             say = log.warning if event.type == "Warning" else log.info
             say("status_changed", kind=event.kind, name=str(event.name), reason=event.reason, message=event.message)
         document = status_document(
@@ -229,7 +234,8 @@ class LocalOperator:
             self._objects.problems,
             url=http_url(self._settings.host, self._settings.port),
             operator_pid=os.getpid(),
-            kernels=self._sync.kernels,
+            kernels=sync.kernels,
+            unheard_adapters=unheard,
         )
         try:
             self._status.write(document)

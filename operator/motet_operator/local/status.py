@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from motet.domain import ObjectName
 from motet.processes import ProcessStatus
 from motet.processes.records import write_atomically
 from motet.resources import Problem
@@ -47,8 +48,11 @@ def status_document(
     url: str,
     operator_pid: int,
     kernels: Mapping[str, KernelState] | None = None,
+    unheard_adapters: Mapping[ObjectName, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """`kernels`: of the runners that have reported them, by instance."""
+    """`kernels`: of the runners that have reported them, by instance. `unheard_adapters`: adapters of which no report
+    has come yet, as an earlier status has them."""
+    unheard = unheard_adapters or {}
     return {
         "services": [
             {
@@ -61,7 +65,7 @@ def status_document(
             for process in sorted(processes, key=lambda process: (process.kind == "runner", process.name))
         ],
         "pools": [_pool(pool) for pool in plan.pools],
-        "adapters": [_adapter(adapter) for adapter in plan.adapters],
+        "adapters": [unheard.get(adapter.name) or _adapter(adapter) for adapter in plan.adapters],
         "runners": [{"name": name, "kernels": _kernels(state)} for name, state in sorted((kernels or {}).items())],
         "problems": [str(problem) for problem in problems],
         "url": url,
@@ -111,6 +115,13 @@ def conditions_from(document: dict[str, Any], kind: str) -> dict[tuple[str, str]
                 Condition.model_validate(condition, by_alias=True, by_name=False) for condition in each["conditions"]
             )
     return found
+
+
+def adapters_from(document: dict[str, Any]) -> dict[ObjectName, dict[str, Any]]:
+    """The adapters of an earlier status."""
+    with suppress(KeyError, TypeError, ValueError):
+        return {ObjectName(each["namespace"], each["name"]): each for each in document.get("adapters", [])}
+    return {}
 
 
 def wanted_from(document: dict[str, Any]) -> dict[tuple[str, str], int]:

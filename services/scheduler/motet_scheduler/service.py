@@ -403,6 +403,7 @@ _EFFECT_HANDLERS: dict[type, Callable[[SchedulerService, Any], None]] = {
     effects.ReportRunner: SchedulerService._send_operators,
     effects.ReportDesiredReplicas: SchedulerService._send_operators,
     effects.ReportDrained: SchedulerService._send_operators,
+    effects.ReportedAll: SchedulerService._send_operators,
     effects.AllowResume: SchedulerService._allow_resume,
     effects.SaveCatalog: SchedulerService._save_catalog,
     effects.IgnoreAnswer: SchedulerService._ignore_answer,

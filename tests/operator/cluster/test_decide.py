@@ -1,4 +1,5 @@
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from motet_operator.cluster.writes import (
     ScaleWrite,
     StatusWrite,
 )
-from motet_operator.reconcile import ScalingAdvice
+from motet_operator.reconcile import AdapterReplica, AdapterReport, ScalingAdvice
 from motet_operator.sync import UnhealthyRunner
 from tests.operator.cluster.objects import PLATFORM, adapter, deployment, namespace, pod, pool, snapshot
 
@@ -58,8 +59,7 @@ def status_of(decision: Decision, kind: object, name: str) -> Mapping[str, objec
 
 
 def reason_of(decision: Decision, kind: object, name: str, type_: str = "Ready") -> str:
-    conditions = status_of(decision, kind, name)["conditions"]
-    return next(one["reason"] for one in conditions if one["type"] == type_)  # type: ignore[attr-defined]
+    return reason_in(status_of(decision, kind, name), type_)
 
 
 def test_a_new_pool_gets_a_deployment_and_both_kinds_their_status() -> None:
@@ -433,36 +433,70 @@ def test_pods_that_cannot_be_created_are_in_the_condition_while_the_old_runner_s
     assert reason_of(decided(pool(replicas=2), stuck, pod("one", name)), POOLS, "demo") == "RunnersStarting"
 
 
-def ready_since_then(it: Object, reason: str) -> Object:
-    """As somebody who led before has left it."""
-    ready = {"type": "Ready", "status": "True", "reason": reason, "message": "", "lastTransitionTime": NOW.isoformat()}
-    return it | {"status": {"conditions": [ready]}}
+class Before:
+    """A pool with a runner that holds an adapter, as the last leader left them."""
+
+    def __init__(self) -> None:
+        name = revision()
+        self.runner, self.deployment = pod("one", name), deployment(name, 1)
+        self.reports = SchedulerReports(
+            known={
+                ObjectName("tenant", "legal"): AdapterReport(
+                    serving_digest=DIGEST, replicas=(AdapterReplica(runner="one", tier="device", digest=DIGEST),)
+                )
+            },
+            advice={ObjectName("pools", "demo"): ScalingAdvice(replicas=1)},
+            slots={"one": 16},
+        )
+        self.pool, self.adapter = pool(autoscaling=BUILTIN), adapter()
+        first = self.decided(self.reports)
+        self.pool["status"] = status_of(first, POOLS, "demo")
+        self.adapter["status"] = status_of(first, ADAPTERS, "legal")
+        assert self.written(self.reports) == {}
+
+    def decided(self, reports: SchedulerReports, *without: Object, **changed: Object) -> Decision:
+        """Long after, so that no time that has passed explains anything."""
+        found = {"pool": self.pool, "adapter": self.adapter, "runner": self.runner} | changed
+        there = [it for it in found.values() if it not in without]
+        return decided(*there, self.deployment, reports=reports, now=NOW + timedelta(hours=1))
+
+    def written(self, reports: SchedulerReports, *without: Object, **changed: Object) -> dict[Kind, Mapping[str, Any]]:
+        return {one.kind: one.status for one in of(self.decided(reports, *without, **changed), StatusWrite)}
 
 
-def test_a_new_leader_keeps_adapter_statuses_until_the_scheduler_reports() -> None:
-    known = ready_since_then(adapter(), "Serving")
-    reports = SchedulerReports(awaited=True)
-    assert ADAPTERS not in [write.kind for write in of(decided(pool(), known, reports=reports), StatusWrite)]
-    assert ADAPTERS in [write.kind for write in of(decided(pool(), known), StatusWrite)]
-    assert ADAPTERS in [write.kind for write in of(decided(pool(), adapter(), reports=reports), StatusWrite)]
+BUILTIN = {"mode": "Builtin", "minReplicas": 1, "maxReplicas": 3}
+DIGEST = "sha256:" + "0" * 64
 
 
-def test_a_new_leader_keeps_a_pool_until_the_scheduler_reports_its_runners() -> None:
-    """It would say that nothing is loaded, and a moment later what is."""
-    name = revision()
-    known = ready_since_then(pool(), "AllRunnersReady")
-    runners = [deployment(name, 1), pod("one", name)]
-    advice = {ObjectName("pools", "demo"): ScalingAdvice(replicas=1)}
+def test_a_new_leader_writes_nothing_until_the_scheduler_has_reported_all_however_long_that_takes() -> None:
+    before = Before()
+    assert before.written(SchedulerReports(awaited=True)) == {}
+    # It says that there is nothing more, but its runners have not come back.
+    assert ADAPTERS not in before.written(replace(before.reports, known={}, slots={}))
+    found = before.written(replace(before.reports, known={}))
+    assert found[ADAPTERS]["loadedReplicas"] == 0
+    assert found[POOLS]["slots"]["used"] == 0
 
-    def written(it: Object, reports: SchedulerReports) -> bool:
-        return POOLS in [write.kind for write in of(decided(it, *runners, reports=reports), StatusWrite)]
 
-    assert not written(known, SchedulerReports(awaited=True))
-    assert not written(known, SchedulerReports(awaited=True, advice=advice))
-    assert not written(known, SchedulerReports(awaited=True, slots={"one": 16}))
-    assert written(known, SchedulerReports(awaited=True, advice=advice, slots={"one": 16}))
-    assert written(known, SchedulerReports())
-    assert written(pool(), SchedulerReports(awaited=True))
+def test_what_needs_no_scheduler_is_written_meanwhile() -> None:
+    before, awaited = Before(), SchedulerReports(awaited=True)
+    suspended = adapter(suspend=True) | {"status": before.adapter["status"]}
+    suspended["metadata"]["generation"] = 2
+    assert reason_in(before.written(awaited, adapter=suspended)[ADAPTERS]) == "Suspended"
+    assert reason_in(before.written(awaited, before.pool)[ADAPTERS]) == "PoolNotFound"
+    assert ADAPTERS in before.written(awaited, adapter=adapter()), "a new one has no status yet"
+    unchecked = adapter() | {
+        "status": status_of(before.decided(awaited, before.runner, adapter=adapter()), ADAPTERS, "legal")
+    }
+    assert reason_in(before.written(awaited, adapter=unchecked)[ADAPTERS]) == "Checking", "nothing can be lost"
+    found = before.written(awaited, before.runner)[POOLS]
+    assert (reason_in(found), found["readyReplicas"]) == ("RunnersStarting", 0)
+    assert (found["slots"], found["adapters"]["loaded"]) == ({"total": 16, "used": 1}, 1), "as it was reported last"
+    assert reason_in(found, "ScalingActive") == "FollowingDemand"
+
+
+def reason_in(status: Mapping[str, Any], type_: str = "Ready") -> str:
+    return next(one["reason"] for one in status["conditions"] if one["type"] == type_)
 
 
 def test_who_decides_is_in_the_status_and_outlives_a_restored_object() -> None:

@@ -47,12 +47,27 @@ class CatalogPublisher:
     def __init__(self, state: SchedulerState, capacity: Autoscaler) -> None:
         self._state = state
         self._capacity = capacity
+        self._operator_waits = False
+        """An operator has not heard yet that it has heard all."""
 
     def operator_connected(self, _event: events.OperatorConnected) -> None:
+        self._operator_waits = True
         self.report_adapters(again=True)
         self._capacity.report_all()
         for runner in self._state.runners.values():
             self._state.emit(runner_report(runner))
+
+    def end_reports(self) -> None:
+        """Tell a new operator when nothing is left to report: the need of all pools is known, and all adapters are that
+        a runner can tell of."""
+        state = self._state
+        if not (self._operator_waits and state.settled and state.catalog_known):
+            return
+        groups = {pool.group for pool in state.pools.values()}
+        attached = [group for group in groups if any(runner.attached for runner in state.runners_of(group))]
+        if not any(state.adapters.undecided(group) for group in attached):
+            self._operator_waits = False
+            state.emit(effects.ReportedAll())
 
     def catalog_replaced(self, event: events.CatalogReplaced) -> None:
         self._state.catalog_known = True

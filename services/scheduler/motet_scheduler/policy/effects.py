@@ -160,6 +160,11 @@ class ReportDrained:
     """Of the declared set."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReportedAll:
+    """The operator that connected last has heard all that there is to report."""
+
+
 # ------------------------------------------------------------------------------- to the supervisor, to disk, to the log
 
 
@@ -189,5 +194,5 @@ class IgnoreAnswer:
 
 GatewayEffect = SendPlaced | SendRefused | SendPosition | PublishCatalog
 RunnerEffect = ExpectRequest | EnsureAdapter | DropAdapter | ForgetManifest | CancelAtRunner | DrainRunner | TakeWork
-OperatorEffect = ReportAdapter | ReportRunner | ReportDesiredReplicas | ReportDrained
+OperatorEffect = ReportAdapter | ReportRunner | ReportDesiredReplicas | ReportDrained | ReportedAll
 Effect = GatewayEffect | RunnerEffect | OperatorEffect | AllowResume | SaveCatalog | IgnoreAnswer

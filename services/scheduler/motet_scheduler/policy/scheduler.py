@@ -127,3 +127,4 @@ class Scheduler:
         self._publisher.order_adapter_loads()
         self._positions.tick()
         self.capacity.tick()
+        self._publisher.end_reports()

@@ -1470,6 +1470,7 @@ class SyncDown(_message.Message):
     RUNNER_FIELD_NUMBER: _builtins.int
     NOT_LEADER_FIELD_NUMBER: _builtins.int
     OUTRANKED_FIELD_NUMBER: _builtins.int
+    REPORTED_ALL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> _common_pb2.Welcome: ...
     @_builtins.property
@@ -1484,6 +1485,8 @@ class SyncDown(_message.Message):
     def not_leader(self) -> _common_pb2.NotLeader: ...
     @_builtins.property
     def outranked(self) -> Global___Outranked: ...
+    @_builtins.property
+    def reported_all(self) -> Global___ReportedAll: ...
     def __init__(
         self,
         *,
@@ -1494,16 +1497,36 @@ class SyncDown(_message.Message):
         runner: Global___RunnerReport | None = ...,
         not_leader: _common_pb2.NotLeader | None = ...,
         outranked: Global___Outranked | None = ...,
+        reported_all: Global___ReportedAll | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "desired", b"desired", "drained", b"drained", "message", b"message", "not_leader", b"not_leader", "outranked", b"outranked", "runner", b"runner", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "desired", b"desired", "drained", b"drained", "message", b"message", "not_leader", b"not_leader", "outranked", b"outranked", "reported_all", b"reported_all", "runner", b"runner", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "desired", b"desired", "drained", b"drained", "message", b"message", "not_leader", b"not_leader", "outranked", b"outranked", "runner", b"runner", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "desired", b"desired", "drained", b"drained", "message", b"message", "not_leader", b"not_leader", "outranked", b"outranked", "reported_all", b"reported_all", "runner", b"runner", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "adapter", "desired", "drained", "runner", "not_leader", "outranked"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "adapter", "desired", "drained", "runner", "not_leader", "outranked", "reported_all"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___SyncDown: _TypeAlias = SyncDown  # noqa: Y015
+
+@_typing.final
+class ReportedAll(_message.Message):
+    """Once for each operator that connects: what it has not heard until now is not there. A scheduler that has just begun
+    says it when its runners have come back, and when it knows what each pool needs.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportedAll: _TypeAlias = ReportedAll  # noqa: Y015
 
 @_typing.final
 class Outranked(_message.Message):
