@@ -1,5 +1,6 @@
 """The operator's figures."""
 
+from collections import Counter as Counts
 from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import nsmallest
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from motet.domain import ObjectName
 
 
 class _ReconcileMetrics:
@@ -107,6 +110,12 @@ class ClusterMetrics(_ReconcileMetrics):
             "1 once pools, adapters and namespaces have been listed. Before that the operator changes nothing.",
             registry=registry,
         )
+        self.resident_adapters = Gauge(
+            "motet_resident_adapters",
+            "Adapters that are in device memory of a runner now, by group of pools. Statuses follow once a minute.",
+            ["namespace", "group"],
+            registry=registry,
+        )
         self.queue_depth = Gauge(
             "motet_kubernetes_write_queue_depth",
             "Writes to the API server that wait in the operator's queue.",
@@ -164,3 +173,9 @@ class ClusterMetrics(_ReconcileMetrics):
             ["outcome"],
             registry=registry,
         )
+
+    def count_resident(self, groups: Iterable[ObjectName]) -> None:
+        """`groups`: of each adapter that is in device memory."""
+        self.resident_adapters.clear()  # of groups that no longer exist
+        for group, count in Counts(groups).items():
+            self.resident_adapters.labels(group.namespace, group.name).set(count)

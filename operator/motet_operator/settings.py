@@ -120,6 +120,10 @@ class ClusterSettings(BaseSettings):
     """How many pods of a pool may be deleted for this reason at the same time: the next one waits until the runners of
     the pool that start are ready. If many seem to hang at once, the cause is seldom in the runners."""
 
+    residency_seconds: float = Field(60.0, ge=0)
+    """How often statuses follow which runners have an adapter in device memory, and how many slots are used. Only an
+    adapter that gets runners that it asks for has them in its status at once. Multiplied by MOTET_TIME_SCALE."""
+
     vanished_seconds: float = Field(600.0, ge=0)
     """How long the operator keeps serving what it last knew when all objects of a kind disappear at once, for example
     because the definition was deleted. Multiplied by MOTET_TIME_SCALE."""

@@ -97,7 +97,8 @@ class ClusterOperator:
             timedelta(seconds=settings.unhealthy_seconds * self._scale),
             settings.rolling_pools,
             timedelta(seconds=settings.rollout_seconds * self._scale),
-            settings.replaced_at_once,
+            replaced_at_once=settings.replaced_at_once,
+            residency_interval=timedelta(seconds=settings.residency_seconds * self._scale),
         )
         self._platform = read_template(settings.runner_template, settings.operator_class)
 
@@ -257,7 +258,7 @@ class ClusterOperator:
         decision = await asyncio.to_thread(
             self._decider.decide, snapshot, reports, self._platform, now, self._leaving_nodes.nodes, obstacles=obstacles
         )
-        self._update_metrics(decision)
+        self._update_metrics(decision, reports)
         if self._may_write():
             pods = (name for _, name in snapshot[PODS])
             self._sync.send_state(decision.plan.catalog, decision.drains, pods)
@@ -292,7 +293,13 @@ class ClusterOperator:
         if (it := self._cache.get(kind, key)) is not None:
             self._events.post(kind, it, "Warning", obstacle.reason, obstacle.message)
 
-    def _update_metrics(self, decision: Decision) -> None:
+    def _update_metrics(self, decision: Decision, reports: SchedulerReports) -> None:
+        self._metrics.count_resident(
+            adapter.group
+            for adapter in decision.plan.catalog.adapters
+            if (report := reports.known.get(adapter.name)) is not None
+            and any(replica.tier == "device" for replica in report.replicas)
+        )
         kinds: tuple[tuple[str, tuple[PoolStatus, ...] | tuple[AdapterStatus, ...]], ...] = (
             ("ServingPool", decision.plan.pools),
             ("LoRAAdapter", decision.plan.adapters),

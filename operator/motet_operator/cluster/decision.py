@@ -54,6 +54,7 @@ from motet_operator.cluster.object_parser import (
     with_scheduler_state,
 )
 from motet_operator.cluster.obstacles import Obstacle, Obstacles, PartialKnowledge
+from motet_operator.cluster.residency import SampledResidency
 from motet_operator.cluster.status_documents import (
     adapter_status,
     pool_status,
@@ -136,7 +137,9 @@ class Decider:
         unhealthy_grace: timedelta,
         rolling_pools: int | None = None,
         rollout_pause: timedelta = timedelta(0),
+        *,
         replaced_at_once: int = 1,
+        residency_interval: timedelta = timedelta(0),
     ) -> None:
         self._pools = ObjectParser(
             POOLS, lambda it: read_pool(it, prepared=lambda name: name in pool_namespaces), renewed_pool
@@ -146,6 +149,7 @@ class Decider:
         self._instances = ObjectParser(PODS, read_instance)
         self._failed = ObjectParser(PODS, read_failed)
         self._sets = ObjectParser(DEPLOYMENTS, read_runner_set)
+        self._residency = SampledResidency(residency_interval)
         self._result_cache = ResultCache()
         self._limiter = RolloutLimiter(rollout_pause)
         self._documents: dict[ObjectName, tuple[AdapterStatus, Object]] = {}
@@ -187,7 +191,7 @@ class Decider:
                 for one in readable(self._instances(pods))
             ),
             failed=tuple(readable(self._failed({key: it for key, it in snapshot[PODS].items() if has_failed(it)}))),
-            adapter_reports=reports.known,
+            adapter_reports=self._residency.sampled(reports.known, readable(adapters), now),
             scaling_advice=reports.advice,
             slots=reports.slots,
             rolling_pools=self._rolling_pools,
