@@ -21,10 +21,10 @@ from motet_operator.reconcile.plan import (
     RunnerDrain,
     RunnerReplacement,
 )
+from motet_operator.reconcile.pool_status import pool_status
 from motet_operator.reconcile.pools import (
     catalog_pools,
     only_keep,
-    pool_status,
     refusals,
     replacements,
     roll_out,
