@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,21 @@ from torch.nn.functional import gelu, silu
 from motet.errors import SetupError
 from motet_kernels import Segment, TorchBackend, torch_decoder
 from motet_kernels.cpp import CppBackend, PagedAttention
+from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.cpp.program import Attend, CompiledProgram, Compute, Multiply
 from motet_kernels.torch_decoder import TorchDecoder
 from motet_kernels.torch_linear import TorchWeights
+from motet_runner.engine import Engine
 from motet_runner.execute import recorded
 from motet_runner.execute.flat_batch import DecodeGroup, PromptChunk
 from motet_runner.execute.forward import Forward
 from motet_runner.execute.fused import CompiledForward, TorchForward
 from motet_runner.execute.gate import Gate
-from motet_runner.execute.kernels import Kernels
+from motet_runner.execute.kernels import Kernels, _BackgroundBuild
 from motet_runner.execute.model import LoadedModel, load
 from motet_runner.execute.packed_model import PackedModel
 from motet_runner.execute.recorded import RecordedForward
+from motet_runner.execute.wide import wide
 from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.families import save_model
 from tests.runner.random_models import ENDS, VOCABULARY, llama, save_base
@@ -87,11 +90,13 @@ def judged(kind: str, dtype: str, folder: Path, *, seed: int = 0) -> Judged:
         program.update(values, steps=steps)
         return CompiledProgram(library, steps, **values)
 
+    if kernels.library is not None:
+        assert ended(gate.fault_of(kernels)) == ""
     packed = PackedModel(loaded, kernels, gate)
     with torch.inference_mode(), patch.object(recorded, "CompiledProgram", noted):
         for _ in packed.parts():
             pass
-    assert (packed.fault, packed.note) == ("", "")
+    assert packed.note == ""
     assert isinstance(packed.fused, FORWARDS[kind])
     return Judged(loaded, kernels, gate, packed.fused, program)
 
@@ -426,35 +431,147 @@ def test_a_token_that_is_not_the_likeliest_is_noticed(right: Callable[[str, str]
         assert of.fault() == "it chooses tokens whose logits are not the largest"
 
 
-@pytest.mark.parametrize("kernels", ["auto", "cpp"])
-def test_kernels_whose_attention_is_wrong_leave_the_model_to_torch(kernels: str, tmp_path: Path) -> None:
+# -- what the gate is there for ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiled() -> Iterator[None]:
+    """The library was built before: the test of what is built would notice, too."""
     compiled_library()
-    compiled = built()
-    base = save_base("llama", tmp_path, config=llama())
-    attend = PagedAttention.attend
+    library = built()
+    with patch("motet_runner.execute.kernels.build", lambda *_: library):
+        yield
 
-    def unscaled(self: PagedAttention, *rows: Any, scale: float, **others: Any) -> torch.Tensor:
-        return attend(self, *rows, scale=1.1 * scale, **others)
 
-    with (
-        patch.object(PagedAttention, "attend", unscaled),
-        # built before: the test of what is built would notice, too
-        patch("motet_runner.execute.kernels.build", lambda *_: compiled),
-    ):
-        if kernels == "cpp":
-            with pytest.raises(SetupError, match=r"kernels is cpp, and its kernels cannot serve: its logits are off"):
-                make_engine(base, kernels=kernels)
-            return
-        with capture_logs() as logs:
-            engine = make_engine(base, kernels=kernels)
-            while engine.idle() is not None:
-                time.sleep(0.01)
+def tiny(folder: Path) -> Path:
+    return save_base("llama", folder, config=llama())
+
+
+def changed_over(base: Path, **settings: Any) -> Engine:
+    engine = make_engine(base, kernels="auto", **settings)
+    while engine.idle() is not None:
+        time.sleep(0.01)
+    return engine
+
+
+def unscaled(attend: Any, self: PagedAttention, *rows: Any, scale: float, **others: Any) -> torch.Tensor:
+    return attend(self, *rows, scale=1.1 * scale, **others)
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def instead(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return instead
+
+
+WRONG_ATTENTION = of_class(PagedAttention, "attend", unscaled)
+
+
+def test_kernels_that_are_asked_for_and_wrong_end_the_start(tmp_path: Path, compiled: None) -> None:
+    says = r"kernels is cpp, and its kernels cannot serve: its logits are off"
+    with WRONG_ATTENTION(None), pytest.raises(SetupError, match=says):
+        make_engine(tiny(tmp_path), kernels="cpp")
+
+
+def test_kernels_whose_attention_is_wrong_leave_the_model_to_torch(tmp_path: Path, compiled: None) -> None:
+    with WRONG_ATTENTION(None), capture_logs() as logs:
+        engine = changed_over(tiny(tmp_path))
     assert [line for line in logs if line["event"] == "compiled_kernels_do_not_serve"]
     state = engine.report().kernels
     assert state.serving == "torch"
     assert state.note.startswith("the compiled kernels do not serve: its logits are off by ")
     assert isinstance(engine._loaded.fused, TorchForward)
     assert len(run(engine, ask("a")).tokens["a"]) == 40
+
+
+@pytest.mark.parametrize("fails", [{1}, {2, 3}, {1, 2, 3}], ids=str)
+def test_wrong_kernels_do_not_serve_where_memory_ends_while_they_are_judged(
+    fails: set[int], tmp_path: Path, compiled: None
+) -> None:
+    """In these of the tries"""
+    calls = 0
+
+    def short(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls in fails:
+            raise MemoryError("none left")
+        return wide(*args)
+
+    says = "not judged: MemoryError: none left" if 3 in fails else "its logits are off by "
+    with (
+        WRONG_ATTENTION(None),
+        patch("motet_runner.execute.gate.wide", short),
+        pytest.raises(SetupError, match=f"its kernels cannot serve: {says}"),
+    ):
+        make_engine(tiny(tmp_path), kernels="cpp")
+
+
+@pytest.mark.parametrize("error", [MemoryError("none left"), RuntimeError("no thread")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("when", ["at the start", "later"])
+def test_kernels_that_fail_while_they_are_judged_leave_the_model_to_torch(
+    error: Exception, when: str, tmp_path: Path, compiled: None
+) -> None:
+    base = tiny(tmp_path)
+    expected = run(make_engine(base, kernels="torch"), ask("a")).tokens
+    there = property(lambda build: build._thread.join() is None)
+    with (
+        changed(PagedAttention, attend=raises(error)),
+        patch.object(_BackgroundBuild, "ended", there) if when == "at the start" else nullcontext(),
+    ):
+        engine = make_engine(base, kernels="auto") if when == "at the start" else changed_over(base)
+        assert run(engine, ask("a")).tokens == expected
+    state = engine.report().kernels
+    reason = f"the compiled kernels do not serve: not judged: {type(error).__name__}: {error}"
+    assert (state.serving, state.note) == ("torch", reason)
+
+
+def test_kernels_whose_packed_products_fail_serve_with_the_weights_as_they_are(tmp_path: Path, compiled: None) -> None:
+    with changed(PackedWeights, linear=raises(RuntimeError("no thread"))):
+        engine = changed_over(tiny(tmp_path))
+        state = engine.report().kernels
+        assert state.serving.startswith("cpp")
+        assert state.note == "some weights are not packed: RuntimeError: no thread"
+        assert len(run(engine, ask("a")).tokens["a"]) == 40
+
+
+def test_memory_that_ends_in_a_forward_pass_is_no_shortage_of_room_for_weights(tmp_path: Path, compiled: None) -> None:
+    with changed(CompiledForward, __call__=raises(MemoryError("none left"))):
+        engine = changed_over(tiny(tmp_path))
+        state = engine.report().kernels
+        assert state.serving.startswith("cpp")
+        assert state.note.endswith("and not the forward pass of these kernels: not judged: MemoryError: none left")
+        assert len(run(engine, ask("a")).tokens["a"]) == 40
+
+
+def test_a_yardstick_that_was_not_finished_is_none(tmp_path: Path) -> None:
+    loaded = load(save_model(MODELS["cpp"], tmp_path), "float32", "cpu")
+    kernels, gate = kernels_named("cpp"), Gate(loaded)
+    with patch("motet_runner.execute.gate.TorchBackend", raises(MemoryError("none left"))):
+        assert ended(gate.fault_of(kernels)) == "not judged: MemoryError: none left"
+        assert ended(gate.fault_of_forward(kernels, None)) == "not judged: MemoryError: none left"
+    assert ended(gate.fault_of(kernels)) == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        WRONG_ATTENTION,
+        of_class(CppBackend, "add_lora", scaled_lora(1.1)),
+        of_class(CppBackend, "make_batch", exchanged),
+    ],
+    ids=["attention", "the scale of adapters", "two adapters change places"],
+)
+def test_kernels_of_a_type_whose_weights_are_not_packed_are_judged_too(
+    wrong: Mutant, tmp_path: Path, compiled: None
+) -> None:
+    base = tiny(tmp_path)
+    with wrong(None):
+        state = changed_over(base, dtype="float16").report().kernels
+    assert state.note.startswith("the compiled kernels do not serve: its logits are off by ")
+    state = changed_over(base, dtype="float16").report().kernels
+    assert (state.serving[:3], state.note) == ("cpp", "")
 
 
 def test_a_weight_whose_products_are_wrong_is_not_packed(tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def test_a_change_that_fails_ends_no_engine(llama: Path, ready: Event, monkeypat
 
     with capture_logs() as logs:
         engine = make_engine(llama, kernels="auto")
-        monkeypatch.setattr("motet_runner.execute.kernels.CompiledKernels.attention", fail)
+        monkeypatch.setattr("motet_runner.engine.copy_bytes_of", fail)
         change_over(engine, ready)
         assert run(engine, ask("a", prompt=30)).tokens == expected
         assert engine.idle() is None

@@ -8,9 +8,10 @@ they are served: beside each other, in chunks and token by token, with adapters 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import linear
 
@@ -22,8 +23,9 @@ from motet_runner.execute.kernels import Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.packed_linears import weight_of
-from motet_runner.execute.trial import MakeAttention, Trial, by_text, text
+from motet_runner.execute.trial import MakeAttention, Trial, text
 from motet_runner.execute.wide import Wide, wide
+from motet_runner.memory.out_of_memory import device_has_failed
 
 ALLOWED = 1.5
 """Times the root mean square error of what is known to be right. The largest error would say less: it is noise."""
@@ -51,7 +53,6 @@ _Matrices = dict[str, list[tuple[torch.Tensor, torch.Tensor]]]
 """Linear → A [rank, inputs] and B [outputs, rank] of each adapter"""
 _MakeBackend = Callable[[torch.Tensor], LoraBackend[Any]]
 """Gets the memory [bytes] with the adapters."""
-
 _Bound = tuple[LoraBackend[Any], dict[int, PlacedAdapter]]
 """A back end, and where its adapters are, by text"""
 
@@ -61,36 +62,26 @@ class _OtherTokens(Exception):
 
 
 class Gate:
+    """What it cannot judge, for whatever reason, it refuses."""
+
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
-        self._texts: Sequence[Sequence[int]] = ()
         self._taken = 0
         """How many sets of texts were taken so far"""
-        self._groups: Sequence[LinearGroup] = ()
-        self._matrices: _Matrices = {}
-        self._truth: dict[int, torch.Tensor] = {}
-        """Text → the logits of all its tokens"""
-        self._allowed = 0.0
+        self._yardstick: _Yardstick | None = None
+        self._missing = "not judged: nothing is known that is right"
+        """Why there is no yardstick"""
 
-    def prepare(self, kernels: Kernels) -> None:
-        """Find the truth, while the modules have their own weights. To be called in inference mode. `kernels`: any of
-        those that may be judged; the numbers of an adapter are the same in all of them."""
-        if self._truth:
+    def prepare(self, kernels: Kernels) -> Iterator[None]:
+        """In parts: find the truth, while the modules have their own weights. If that fails, nothing passes until a
+        later call finds it. To be called in inference mode. `kernels`: any of those that may be judged; the numbers of
+        an adapter are the same in all of them."""
+        if self._yardstick is not None:
             return
-        loaded = self._loaded
-        self._texts = [
-            text(count, stride=7 + 4 * number, first=3 + number + 97 * self._taken, vocabulary=loaded.vocabulary)
-            for number, count in enumerate(LENGTHS)
-        ]
-        lora = LoraLinears(loaded.linears, loaded.dtype, kernels, loaded.linear_groups)
-        self._groups = lora.groups
-        self._matrices = _random_matrices(loaded, lora)
-        bound = self._bound(lambda _: _Truth(self._matrices, lora))
-        with wide(loaded, wider(loaded.dtype)) as exact:
-            (self._truth,) = self._computed(exact, [dict(enumerate(LENGTHS))], bound)
-        squares = sum(self._errors(replace(loaded, fused=None), self._torchs))
-        size = sum(float(rows.double().square().sum()) for rows in self._truth.values())
-        self._allowed = max(ALLOWED * self._mean(squares), LEAST[loaded.dtype] * self._mean(size))
+        try:
+            self._yardstick = yield from _yardstick(self._loaded, kernels, self._taken)
+        except Exception as error:
+            self._missing = not_judged(error)
 
     def fault_of(self, kernels: Kernels) -> Generator[None, None, str]:
         """In parts: why attention and add_lora of these kernels cannot serve beside the modules; empty if they can. To
@@ -100,82 +91,142 @@ class Gate:
         than rounding in one of the two. So there is another try, with other texts: a wrong kernel fails them all.
         """
         for self._taken in range(TRIES):
+            yield from self.prepare(kernels)
             fault = yield from self.fault_of_forward(kernels, None)
             if not fault:
                 break
-            self._truth = {}
+            self._yardstick = None
         return fault
 
     def fault_of_forward(self, kernels: Kernels, fused: Forward | None) -> Generator[None, None, str]:
-        """In parts: why this forward pass cannot serve; empty if it can. `fused`: None for the modules"""
-        self.prepare(kernels)
-        yield
-        groups, dtype = self._groups, self._loaded.dtype
+        """In parts: why this forward pass cannot serve; empty if it can. `prepare` comes before. `fused`: None for the
+        modules"""
+        yardstick, dtype = self._yardstick, self._loaded.dtype
+        if yardstick is None:
+            return self._missing
         trial = replace(self._loaded, fused=fused)
-        squares = 0.0
+        errors = []
         try:
-            for error in self._errors(trial, lambda memory: kernels.lora(groups, memory, dtype, 0), kernels.attention):
-                squares += error
+            for error in yardstick.errors(
+                trial, lambda memory: kernels.lora(yardstick.groups, memory, dtype, 0), kernels.attention
+            ):
+                errors.append(error)
                 yield
         except _OtherTokens:
             return "it chooses tokens whose logits are not the largest"
-        error = self._mean(squares)
-        if error <= self._allowed:
+        except Exception as error:
+            return not_judged(error)
+        off = _root(errors)
+        if off <= yardstick.allowed:
             return ""
-        return f"its logits are off by {error:.2g}, and rounding explains {self._allowed:.2g}"
+        return f"its logits are off by {off:.2g}, and rounding explains {yardstick.allowed:.2g}"
 
-    def _torchs(self, memory: torch.Tensor) -> LoraBackend[Any]:
-        return TorchBackend(self._groups, memory, self._loaded.dtype, copy_bytes=0)
 
-    def _mean(self, squares: float) -> float:
-        return math.sqrt(squares / sum(rows.numel() for rows in self._truth.values()))
+def not_judged(error: Exception) -> str:
+    """A fault: what failed may do so again. Raises the error if the device computes nothing more."""
+    if device_has_failed(error):
+        raise error
+    return f"not judged: {reason_of(error)}"
 
-    def _errors(
+
+def reason_of(error: Exception) -> str:
+    """In one line"""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class _Yardstick:
+    texts: Sequence[Sequence[int]]
+    groups: Sequence[LinearGroup]
+    matrices: _Matrices
+    truth: torch.Tensor
+    """[tokens of all texts, vocabulary] logits"""
+    allowed: float
+
+    def errors(
         self, loaded: LoadedModel, make: _MakeBackend, attention: MakeAttention | None = None
-    ) -> Iterator[float]:
-        """The sum of the squares of each iteration"""
-        begun = [0] * len(LENGTHS)
-        for found in self._computed(loaded, ITERATIONS, self._bound(make), attention):
-            squares = 0.0
-            for number, rows in found.items():
-                truth = self._truth[number][begun[number] :][: len(rows)]
-                squares += float((rows.double() - truth.double()).square().sum())
-                begun[number] += len(rows)
-            yield squares
+    ) -> Iterator[torch.Tensor]:
+        """The mean squares of the rows of each iteration"""
+        for places, logits in self.computed(loaded, ITERATIONS, self.bound(make, loaded.device), attention):
+            right = self.truth[places]
+            yield torch.stack([_square(ours.double() - known) for ours, known in zip(logits, right, strict=True)])
 
-    def _computed(
+    def computed(
         self,
         loaded: LoadedModel,
         iterations: Sequence[Mapping[int, int]],
         bound: _Bound,
         attention: MakeAttention | None = None,
-    ) -> Iterator[dict[int, torch.Tensor]]:
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Logits of each iteration, and their places in `truth`"""
         backend, adapters = bound
         if loaded.fused is not None:
             loaded.fused.use_lora(backend)
-        trial = Trial(loaded, self._texts, attention=attention, backend=backend, adapters=adapters)
+        trial = Trial(loaded, self.texts, attention=attention, backend=backend, adapters=adapters)
         for counts in iterations:
             batch = trial.batch(counts)
+            places = _places(batch)
             with _added(loaded, backend, batch):
                 logits = loaded.forward(batch)
             if batch.chosen is not None and not _are_largest(batch.chosen, logits):
                 raise _OtherTokens
-            yield by_text(batch, logits, counts)
+            yield places, logits
 
-    def _bound(self, make: _MakeBackend) -> _Bound:
+    def bound(self, make: _MakeBackend, device: torch.device) -> _Bound:
         """A back end that reads the adapters"""
-        nothing = torch.empty(0, dtype=torch.uint8, device=self._loaded.device)
+        nothing = torch.empty(0, dtype=torch.uint8, device=device)
         layouts = [make(nothing).layout(rank) for rank in RANKS]
         memory = nothing.new_zeros(sum(layout.bytes for layout in layouts))
         placed: list[PlacedAdapter] = []
         offset = 0
         for number, layout in enumerate(layouts):
             run = memory[offset : offset + layout.bytes]
-            for path, of_linear in self._matrices.items():
+            for path, of_linear in self.matrices.items():
                 layout.write(run, path, *of_linear[number], 1.0)
-            placed.append(PlacedAdapter(str(number), offset, layout.rank, frozenset(self._matrices)))
+            placed.append(PlacedAdapter(str(number), offset, layout.rank, frozenset(self.matrices)))
             offset += layout.bytes
         return make(memory), {number: placed[adapter] for number, adapter in ADAPTER_OF.items()}
+
+
+def _yardstick(loaded: LoadedModel, kernels: Kernels, taken: int) -> Generator[None, None, _Yardstick]:
+    """In parts. `taken`: how many sets of texts were taken before"""
+    lora = LoraLinears(loaded.linears, loaded.dtype, kernels, loaded.linear_groups)
+    groups, matrices = lora.groups, _random_matrices(loaded, lora)
+    texts = [
+        text(count, stride=7 + 4 * number, first=3 + number + 97 * taken, vocabulary=loaded.vocabulary)
+        for number, count in enumerate(LENGTHS)
+    ]
+    unknown = _Yardstick(texts, groups, matrices, torch.empty(0), math.nan)
+    bound = unknown.bound(lambda _: _Truth(matrices, lora), loaded.device)
+    with wide(loaded, wider(loaded.dtype)) as exact:
+        ((places, logits),) = unknown.computed(exact, [dict(enumerate(LENGTHS))], bound)
+    known = replace(unknown, truth=torch.empty_like(logits).index_copy_(0, places, logits))
+    del logits
+    yield
+    errors = []
+    for error in known.errors(
+        replace(loaded, fused=None), lambda memory: TorchBackend(groups, memory, loaded.dtype, copy_bytes=0)
+    ):
+        errors.append(error)
+        yield
+    size = _root([torch.stack([_square(row.double()) for row in known.truth])])
+    return replace(known, allowed=max(ALLOWED * _root(errors), LEAST[loaded.dtype] * size))
+
+
+def _places(batch: FlatBatch) -> torch.Tensor:
+    """Of the kept rows of an iteration, among the tokens of all texts"""
+    line = batch.line
+    firsts = np.cumsum([0, *LENGTHS])[[row.number for row in line.rows]]
+    return torch.from_numpy(firsts[line.sequence_of] + line.positions).to(batch.keep.device)[batch.keep]
+
+
+def _square(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.square().mean()
+
+
+def _root(squares: Sequence[torch.Tensor]) -> float:
+    """Of the mean of the mean squares of rows"""
+    return float(torch.cat(list(squares)).mean().sqrt())
 
 
 def linear_fault(weights: Sequence[torch.Tensor], packed: PackedLinears) -> str:

@@ -18,7 +18,6 @@ from motet_runner.execute.kernels import KernelChoice, Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.packed_model import PackedModel
-from motet_runner.memory.out_of_memory import is_out_of_memory
 
 log = structlog.get_logger(__name__)
 
@@ -60,18 +59,10 @@ class KernelChange:
         with torch.inference_mode():
             for _ in self._bring(kernels, self._choice.began):
                 pass
-            if self._choice.waiting:
-                self._prepare(self._gate)
+            if self._choice.waiting:  # now, while no request waits for it
+                for _ in self._gate.prepare(kernels):
+                    pass
         self._forget_gate()
-
-    def _prepare(self, gate: Gate) -> None:
-        """Now, while no request waits for it"""
-        try:
-            gate.prepare(self._choice.serving)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            # It is tried again with the change, which memory must suffice for, too.
 
     def advance(self) -> float | None:
         """Compute the next part, if there is one. To be called while no sequence lives.
@@ -104,14 +95,14 @@ class KernelChange:
         self._forget_gate()
 
     def _bring(self, kernels: Kernels, told: Told) -> Iterator[None]:
-        """Pack the model, compute with these kernels or, if they fail the gate, with those that follow, and measure."""
+        """Pack the model for these kernels or, if they do not pass the gate, for those that follow; compute with them,
+        and measure."""
         assert self._gate is not None
+        # A GPU's were tested before they were chosen; torch's are what others are compared with.
+        if kernels.library is not None and (fault := (yield from self._gate.fault_of(kernels))):
+            kernels = self._choice.refused(fault)
         packed = PackedModel(self._loaded, kernels, self._gate)
         yield from packed.parts()
-        if packed.fault:
-            kernels = self._choice.refused(packed.fault)
-            packed = PackedModel(self._loaded, kernels, self._gate)
-            yield from packed.parts()
         self._switch(kernels, packed.fused)
         told(kernels, packed.note)
         yield

@@ -8,12 +8,12 @@ import torch
 
 from motet_runner.execute.forward import Forward, MakeForward
 from motet_runner.execute.fused import CompiledForward, TorchForward, fused_forward, of_a_fused_family
-from motet_runner.execute.gate import Gate, linear_fault
+from motet_runner.execute.gate import Gate, linear_fault, not_judged, reason_of
 from motet_runner.execute.kernels import Kernels
 from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.packed_linears import LinearPacking, Packed
 from motet_runner.execute.recorded import RecordedModel
-from motet_runner.memory.out_of_memory import is_out_of_memory
+from motet_runner.memory.out_of_memory import device_has_failed
 
 log = structlog.get_logger(__name__)
 
@@ -28,8 +28,6 @@ class PackedModel:
     def __init__(self, loaded: LoadedModel, kernels: Kernels, gate: Gate) -> None:
         self.fused: Forward | None = None
         """At the end: computes what the modules compute, if it passes the gate"""
-        self.fault = ""
-        """Why these kernels cannot serve this model. Nothing is packed then."""
         self.note = ""
         """What does not serve, or is not packed, and why"""
         self._loaded = loaded
@@ -38,45 +36,47 @@ class PackedModel:
 
     def parts(self) -> Iterator[None]:
         """To be run in inference mode."""
-        loaded, kernels = self._loaded, self._kernels
-        if kernels.packing is None or loaded.dtype not in kernels.packing.dtypes:
+        loaded, kernels, how = self._loaded, self._kernels, self._kernels.packing
+        if how is None or loaded.dtype not in how.dtypes:
             return
-        groups, may_be_fused = loaded.linear_groups, loaded.rope is None and of_a_fused_family(loaded.model)
-        if kernels.packing.only_fused and not may_be_fused:
+        groups, of_family = loaded.linear_groups, loaded.rope is None and of_a_fused_family(loaded.model)
+        if how.only_fused and not of_family:
             return
-        if not may_be_fused and not kernels.packing.takes_groups_apart:
+        if not of_family and not how.takes_groups_apart:
             groups = [(path,) for group in groups for path in group]
-        packing = LinearPacking(loaded.model, loaded.linears, groups, kernels.packing, linear_fault)
-        try:
-            self._gate.prepare(kernels)
-            yield
-            if kernels.library is not None:  # a GPU's were tested before they were chosen
-                self.fault = yield from self._gate.fault_of(kernels)
-                if self.fault:
-                    return
-            recorded = None
-            if kernels.library is not None and loaded.rope is None:
+        recorded = None
+        if loaded.rope is None:  # otherwise rotations depend on the lengths of sequences
+            yield from self._gate.prepare(kernels)
+            if kernels.library is not None:
                 recorded = RecordedModel(loaded)
                 yield
+        packing = LinearPacking(loaded.model, loaded.linears, groups, how, linear_fault)
+        yield from self._pack(packing)
+        if loaded.rope is None:
+            yield from self._fuse(packing.packed, recorded)
+
+    def _pack(self, packing: LinearPacking) -> Iterator[None]:
+        """As much as fits. The other linears stay as they are."""
+        try:
             yield from packing.parts()
-            if packing.fault:
-                self.note = f"some weights are not packed: {packing.fault}"
-                log.warning("weights_differ", linears=packing.unpacked, of=packing.total, reason=packing.fault)
-            fused = self._forward(packing.packed, recorded) if loaded.rope is None else None
-            if fused is None:  # of no such family; or its rotations depend on the lengths of sequences
-                return
-            fault = yield from self._gate.fault_of_forward(kernels, fused)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
+        except Exception as error:
+            if device_has_failed(error):
                 raise
-            # What is packed serves, the other linears stay as they are.
-            shortage = str(error).strip().partition("\n")[0] or "out of memory"
-            self.note = f"some weights are not packed: {shortage}"
-            log.warning("weights_not_packed", linears=packing.unpacked, of=packing.total, reason=shortage)
-            return
+            packing.fault = reason_of(error)
+        if packing.fault:
+            self.note = f"some weights are not packed: {packing.fault}"
+            log.warning("weights_not_packed", linears=packing.unpacked, of=packing.total, reason=packing.fault)
+
+    def _fuse(self, packed: dict[str, Packed], recorded: RecordedModel | None) -> Iterator[None]:
+        """If that is of a known family, or was recorded"""
+        try:
+            fused = self._forward(packed, recorded)
+            fault = "" if fused is None else (yield from self._gate.fault_of_forward(self._kernels, fused))
+        except Exception as error:
+            fault = not_judged(error)
         if fault:
             self.note = f"the model's modules serve, and not the forward pass of these kernels: {fault}"
-            log.warning("fused_forward_differs", architecture=loaded.architecture, reason=fault)
+            log.warning("fused_forward_differs", architecture=self._loaded.architecture, reason=fault)
         else:
             self.fused = fused
 
