@@ -53,6 +53,20 @@ def test_demand_counts_running_and_waiting_requests():
     assert desired(driver) == 3  # each runner counts with eight of its ten sequences
 
 
+def test_requests_that_wait_for_a_runner_with_their_adapter_ask_for_no_other_runner():
+    driver = scaled(adapter(max_replicas=1))
+    driver.attach("r0", pages=100, max_sequences=4)
+    driver.certify()
+    for number in range(40):
+        driver.enqueue(f"a{number}", max_tokens=16, digest=PIRATE, adapter="default/pirate")
+    advice_after(driver)
+    figures = driver.scheduler.capacity.figures["default/demo"]
+    assert (figures.running, figures.waiting, figures.desired) == (4, 0, 2)  # each counts with three sequences
+    driver.enqueue("base", tenant="other")
+    advice_after(driver)
+    assert driver.scheduler.capacity.figures["default/demo"].waiting == 1
+
+
 def test_a_queue_at_an_empty_pool_asks_for_the_first_runner():
     driver = scaled(replicas=0)
     assert advice_after(driver) == [(0, "Idle")]

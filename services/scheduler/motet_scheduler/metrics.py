@@ -94,7 +94,8 @@ class Metrics:
         )
         self.pool_waiting = Gauge(
             "motet_pool_waiting_requests",
-            "Requests in the queue of a pool. Pools that share a queue: all count for the first that may grow.",
+            "Requests in the queue of a pool that another runner could serve. Pools that share a queue: all count for "
+            "the first that may grow.",
             pool,
             registry=registry,
         )

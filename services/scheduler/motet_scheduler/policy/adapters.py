@@ -7,7 +7,7 @@ faster than it is checked, some revisions are skipped, but the last one is alway
 name points to it and no request uses it."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -103,6 +103,8 @@ class Adapters:
         """Manifests that were removed, until runners are told."""
         self._changes = ChangeLimiter[ObjectName](config.revision_pause)
         """Recent checks, also of adapters that were removed or suspended: they may return."""
+        self._limited: dict[str, AdapterSpec] = {}
+        """Adapters with a limit of runners, by namespace/name."""
         self._serving: dict[Digest, dict[ObjectName, DigestSource]] | None = None
         """The digests that names point to; None if they must be collected again."""
 
@@ -127,6 +129,7 @@ class Adapters:
                 adapter.failure = adapter.failed = adapter.retry_at = None
                 adapter.recheck_requested = False
             adapter.spec = spec
+        self._limited = {str(name): spec for name, spec in wanted.items() if spec.max_replicas}
         self._serving = None
         # Only now, when all names are updated: another name may serve the same bytes.
         for adapter in gone:
@@ -136,6 +139,8 @@ class Adapters:
 
     def restore(self, spec: AdapterSpec, serving: Revision | None) -> None:
         self.by_name[spec.ref.object] = Adapter(spec, serving)
+        if spec.max_replicas:
+            self._limited[str(spec.ref.object)] = spec
         self._serving = None
 
     def source_of(self, digest: Digest, adapter: str = "") -> DigestSource | None:
@@ -283,6 +288,29 @@ class Adapters:
             expected_digest=digest,
             stage=AdapterStage.DEVICE,
         )
+
+    def holders_at_limit(
+        self, digest: Digest, adapter: str, runners: Sequence[Runner], now: float
+    ) -> Sequence[Runner] | None:
+        """The runners that alone serve an adapter which as many have as its `maxReplicas` allows. None: any may."""
+        spec = self._limited.get(adapter)
+        if spec is None or spec.max_replicas > len(runners):
+            return None
+        since = now - self._policy.load_retry
+        holders = [
+            runner
+            for runner in runners
+            if runner.takes_work
+            and (
+                runner.tier_of(digest) is Tier.DEVICE
+                or digest in runner.adapters_in_use()
+                or runner.load_ordered_since(since, digest, spec.ref)
+            )
+        ]
+        if len(holders) < spec.max_replicas:
+            return None
+        # There may be more: the limit was lowered, or a runner came back. The others keep it until they need its room.
+        return sorted(holders, key=lambda runner: runner.instance)[: spec.max_replicas]
 
     # ---------------------------------------------------------------------------------------------- out of the way
 

@@ -5,7 +5,6 @@ the slots of the adapters count for its first pool that is scaled."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from math import ceil
 
 from motet.domain import Digest
@@ -172,16 +171,28 @@ class Autoscaler:
 
     def _waiting(self, group: GroupName, capacity: Capacity | None) -> _Waiting:
         held = sum(groups.get(group, 0) for groups in self._state.held.values())
-        queue = self._state.queues.get(group)
-        oldest = queue.oldest() if queue is not None else None
-        if queue is None or oldest is None:
+        requests = self._served_by_more_runners(group)
+        if not requests:
             return _Waiting(held=held)
         pages = 0
         if capacity is not None:
-            sample = list(islice(queue.unordered(), 0, None, ceil(len(queue) / SAMPLE)))
+            sample = requests[:: ceil(len(requests) / SAMPLE)]
             wanted = sum(self._promised_pages(request, capacity) for request in sample)
-            pages = round(wanted / len(sample) * len(queue))
-        return _Waiting(len(queue), pages, self._state.now - oldest.waits_since, held)
+            pages = round(wanted / len(sample) * len(requests))
+        oldest = min(requests, key=lambda request: request.key)
+        return _Waiting(len(requests), pages, self._state.now - oldest.waits_since, held)
+
+    def _served_by_more_runners(self, group: GroupName) -> Sequence[Request]:
+        """The waiting requests, but for those whose adapter's `maxReplicas` allows no more runners."""
+        queue = self._state.queues.get(group)
+        requests = list(queue.unordered()) if queue is not None else []
+        runners, adapters, now = self._state.runners_of(group), self._state.adapters, self._state.now
+        limited = {
+            (digest, adapter)
+            for digest, adapter in {(request.digest, request.adapter) for request in requests}
+            if adapters.holders_at_limit(digest, adapter, runners, now) is not None
+        }
+        return [one for one in requests if (one.digest, one.adapter) not in limited] if limited else requests
 
     def _promised_pages(self, request: Request, capacity: Capacity) -> int:
         adapter_pages = capacity.adapter_pages(self._state.adapters.rank_of(request.digest))

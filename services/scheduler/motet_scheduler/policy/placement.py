@@ -1,12 +1,14 @@
 """Places queued requests: which are tried, in which order, and what is recorded. Also reports their positions."""
 
+from collections.abc import Sequence
+
 from motet.errors import ContextLengthExceeded
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.runner_choice import STARTING, Chosen, NeverFits, choose, nearest
+from motet_scheduler.policy.runner_choice import STARTING, Chosen, MustWait, NeverFits, choose, nearest
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName, Promise
@@ -53,7 +55,7 @@ class Placer:
         """Try each tenant's oldest request. True if a placement made another request overdue: a runner must be reserved
         for it first."""
         queue.scans += 1
-        self._reserve(group, queue)
+        self._reserve(queue)
         config = self._state.config
         first_tried = False
         for request_class, class_queue in queue.class_queues():
@@ -64,32 +66,30 @@ class Placer:
                     return True
                 # Placing only reduces the capacity.
                 if (placed or not first_tried) and not self._any_capacity(group):
-                    self._explain(queue, group)
+                    self._explain(queue)
                     return False
                 first_tried = True
                 turn = queue.next_turn(request_class, turn if placed else turn + 1, config)
         queue.end_scan()
         return False
 
-    def _reserve(self, group: GroupName, queue: Queue) -> None:
+    def _reserve(self, queue: Queue) -> None:
         """Reserve the runner where the overdue request lacks least. In the next scan that may be another one."""
         overdue = queue.overdue()
         runner = None
         if overdue is not None:
-            runner = nearest(overdue, self._state.runners_of(group), self._state.config, self._state.now)
+            runners, holders = self._runners_for(overdue)
+            runner = nearest(overdue, runners, self._state.config, self._state.now, holders=holders)
         queue.reserve(overdue, runner)
 
     def _any_capacity(self, group: GroupName) -> bool:
         return any(runner.has_capacity for runner in self._state.runners_of(group))
 
-    def _explain(self, queue: Queue, group: GroupName) -> None:
+    def _explain(self, queue: Queue) -> None:
         """Record why the oldest request waits, if no runner has capacity."""
         oldest = queue.oldest()
         if oldest is not None:
-            reserved = queue.reserved_from(oldest)
-            outcome = choose(
-                oldest, self._state.runners_of(group), self._state.config, self._state.now, reserved=reserved
-            )
+            outcome = self._choose(queue, oldest)
             if not isinstance(outcome, Chosen):
                 oldest.waiting_reason = outcome.why
 
@@ -98,14 +98,7 @@ class Placer:
         if not self._state.settled:
             request.waiting_reason = STARTING
             return False
-        outcome = choose(
-            request,
-            self._state.runners_of(request.group),
-            self._state.config,
-            self._state.now,
-            near=self._state.families.near(request),
-            reserved=queue.reserved_from(request),
-        )
+        outcome = self._choose(queue, request)
         if isinstance(outcome, Chosen):
             queue.remove_placed(request)
             self._assign(request, outcome.runner, outcome.promise)
@@ -114,8 +107,26 @@ class Placer:
             self._lifecycle.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
             return True
         request.waiting_reason = outcome.why
-        request.tried_in_scan = queue.scans
+        request.tried_in_scan = -1 if outcome.limited else queue.scans
         return False
+
+    def _choose(self, queue: Queue, request: Request) -> Chosen | MustWait | NeverFits:
+        runners, holders = self._runners_for(request)
+        return choose(
+            request,
+            runners,
+            self._state.config,
+            self._state.now,
+            near=self._state.families.near(request),
+            reserved=queue.reserved_from(request),
+            holders=holders,
+        )
+
+    def _runners_for(self, request: Request) -> tuple[Sequence[Runner], Sequence[Runner] | None]:
+        """The runners of its group, and those of them that alone serve its adapter; None: any does."""
+        runners = self._state.runners_of(request.group)
+        adapters, now = self._state.adapters, self._state.now
+        return runners, adapters.holders_at_limit(request.digest, request.adapter, runners, now)
 
     def _assign(self, request: Request, runner: Runner, promise: Promise) -> None:
         source = self._state.adapters.source_of(request.digest, request.adapter)

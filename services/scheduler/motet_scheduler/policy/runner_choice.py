@@ -11,13 +11,15 @@
 |                           | its adapter would take are not                |
 | it did not just decline   | the runner declined recently                  |
 | it is not reserved        | it is reserved for an overdue request         |
+| it has the adapter, if    | as many runners have the adapter as its       |
+| no other runner may       | `maxReplicas` allows                          |
 
 Before fullness counts what the request could share there: the runner has other choices of the same call (or room for
 all of them, if this is the first), or more of its prompt in the prefix cache. Ties after fullness: the adapter on the
 device, on the host, on disk; then the highest name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from motet.runner_info import Tier
@@ -35,6 +37,9 @@ class Chosen:
 @dataclass(frozen=True, slots=True)
 class MustWait:
     why: str
+    limited: bool = False
+    """It waits for a runner that has its adapter. If such a runner goes, another one may take the request, though no
+    capacity was freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +57,16 @@ def choose(
     *,
     near: str = "",
     reserved: Runner | None = None,
+    holders: Sequence[Runner] | None = None,
 ) -> Chosen | MustWait | NeverFits:
     """`near` is the runner of the other choices of the same call; empty if there is none. `reserved` is the runner that
-    another request has waited for too long."""
+    is kept for another request. `holders` alone may serve the adapter; None: any runner."""
     best: tuple[bool, int, int, Tier, str] | None = None
     chosen: Chosen | None = None
     obstacles: set[str] = set()
     short = ""
     too_small = ""
-    could = False
+    could = limited = False
     for runner in runners:
         if not runner.serves(request.base):
             continue
@@ -69,6 +75,9 @@ def choose(
             too_small = too_small or need.never
             continue
         could = True
+        if holders is not None and runner not in holders:
+            limited = True
+            continue
         obstacle = _RESERVED if runner is reserved else _obstacle(request, runner, need.promise.pages, now)
         if obstacle:
             if obstacle is _TOO_FEW_PAGES:
@@ -89,11 +98,22 @@ def choose(
         return chosen
     if too_small and not could:
         return NeverFits(too_small)
+    if limited and not (short or obstacles):
+        # All that have the adapter are too small for the request: better one runner more than that it waits for ever.
+        return choose(request, runners, config, now, near=near, reserved=reserved)
     # Pages first: with several runners, the one that lacks only memory gives the most useful reason.
-    return MustWait(short or min(obstacles, key=_BY_USEFULNESS.index, default=NO_RUNNER))
+    why = short or min(obstacles, key=_BY_USEFULNESS.index, default=NO_RUNNER)
+    return MustWait(f"{_LIMITED}: {why}", limited) if limited else MustWait(why)
 
 
-def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float) -> Runner | None:
+def nearest(
+    request: Request,
+    runners: Iterable[Runner],
+    config: SchedulerConfig,
+    now: float,
+    *,
+    holders: Sequence[Runner] | None = None,
+) -> Runner | None:
     """The runner that lacks least for a request. None: it would fit on none, or none takes work."""
     best: tuple[bool, bool, bool, int, str] | None = None
     found: Runner | None = None
@@ -101,7 +121,7 @@ def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig
         if not runner.takes_work or not runner.serves(request.base):
             continue
         need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
-        if need.never:
+        if need.never or (holders is not None and runner not in holders):
             continue
         rank = (
             not request.avoids(runner.instance, now),
@@ -144,6 +164,7 @@ _FULL = "every batch is full"
 _SLOTS = "all adapter slots are in use"
 _DECLINED = "the runner declined it recently"
 _RESERVED = "a runner is reserved for a request that has waited for longer"
+_LIMITED = "it waits for a runner that has its adapter, because placement.maxReplicas allows no more"
 _BY_USEFULNESS = (_DECLINED, _PARKED, _SLOTS, _FULL, _RESERVED, _DRAINING, _DOWN, NO_RUNNER)
 
 

@@ -1,0 +1,135 @@
+"""`placement.maxReplicas`: at most so many runners serve an adapter."""
+
+import pytest
+
+from motet.domain import InstanceName
+from motet.runner_info import Tier
+from motet_scheduler.policy import effects, events
+from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, ready, resident
+
+WAITS = "it waits for a runner that has its adapter, because placement.maxReplicas allows no more"
+
+
+def limited(most: int, *, runners: int = 3, **capacity: int) -> SchedulerDriver:
+    """Runners that serve one request at a time, with an adapter of which so many may serve it."""
+    driver = ready()
+    for n in range(runners):
+        driver.attach(f"r{n}", **({"max_sequences": 1} | capacity))
+    driver.state(adapter(max_replicas=most))
+    driver.certify(instance=driver.of(effects.EnsureAdapter)[0].instance)
+    return driver
+
+
+def ask(driver: SchedulerDriver, *names: str, **how: object) -> None:
+    for name in names:
+        driver.enqueue(name, digest=PIRATE, adapter="default/pirate", **how)
+
+
+def identity(driver: SchedulerDriver, instance: str) -> events.RunnerIdentity:
+    return driver.scheduler.runners[InstanceName(instance)].identity
+
+
+def test_the_next_request_waits_for_a_runner_that_has_the_adapter():
+    driver = limited(2)
+    ask(driver, "a", "b", "c")
+    assert [driver.where(name) for name in "abc"] == ["r2", "r1", ""]
+    assert [effect.why for effect in driver.of(effects.SendPosition)] == [f"{WAITS}: every batch is full"]
+    driver.enqueue("base", tenant="other")
+    assert driver.where("base") == "r0", "only the adapter is limited"
+    driver.finish("a")
+    assert driver.where("c") == "r2"
+
+
+def test_a_runner_keeps_its_place_after_its_last_request():
+    """From the order to load until its next report the scheduler only knows that the runner will have the adapter."""
+    driver = limited(1, max_sequences=2)
+    ask(driver, "a")
+    driver.finish("a")
+    driver.enqueue("busy", tenant="other")
+    driver.enqueue("busier", tenant="other")
+    ask(driver, "b")
+    assert driver.where("b") == ""
+    driver.finish("busy")
+    assert driver.where("b") == "r2"
+
+
+@pytest.mark.parametrize("goes", ["drains", "is down", "dropped the adapter", "may be on more"])
+def test_when_a_runner_with_the_adapter_goes_another_one_takes_its_place(goes):
+    driver = limited(1, runners=2)
+    driver.report("r0", resident=(resident(PIRATE),))
+    driver.enqueue("busy", tenant="other")
+    driver.enqueue("busier", tenant="other")
+    assert driver.where("busier") == "r0"
+    driver.finish("busy")
+    ask(driver, "a")
+    assert driver.where("a") == ""
+    match goes:
+        case "drains":
+            driver.send(events.DrainsDeclared((events.DrainRequested(identity(driver, "r0"), 10.0),)))
+        case "is down":
+            driver.detach("r0")
+        case "dropped the adapter":
+            driver.report("r0")
+        case _:
+            driver.state(adapter(max_replicas=2))
+    driver.report("r1")
+    assert driver.where("a") == "r1"
+
+
+def test_a_lower_limit_holds_for_the_next_request():
+    driver = limited(3)
+    for n in range(3):
+        driver.report(f"r{n}", resident=(resident(PIRATE),))
+    ask(driver, "a")
+    driver.state(adapter(max_replicas=1))
+    ask(driver, "b", "c")
+    assert [driver.where(name) for name in "abc"] == ["r2", "r0", ""]
+
+
+def test_an_adapter_in_host_memory_counts_only_when_it_is_used():
+    driver = limited(1, runners=2)
+    driver.report("r0", resident=(resident(PIRATE, Tier.HOST),))
+    driver.enqueue("busy", tenant="other")
+    driver.enqueue("busier", tenant="other")
+    driver.finish("busy")
+    ask(driver, "a")
+    assert driver.where("a") == "r1"
+
+
+def test_a_request_that_no_runner_with_the_adapter_can_hold_goes_elsewhere():
+    driver = ready()
+    driver.attach("small", pages=4)
+    driver.state(adapter(max_replicas=1))
+    driver.certify(instance="small")
+    driver.attach("large")
+    driver.report("small", resident=(resident(PIRATE),))
+    ask(driver, "a", max_tokens=500)
+    assert driver.where("a") == "large"
+
+
+def test_an_overdue_request_waits_for_a_runner_that_has_its_adapter():
+    driver = ready(max_passed_over=1)
+    driver.attach("r0")
+    driver.attach("r1")
+    driver.state(adapter(max_replicas=1))
+    driver.certify(instance=driver.of(effects.EnsureAdapter)[0].instance)
+    driver.report("r0", resident=(resident(PIRATE),))
+    driver.enqueue("on r1", prompt=1, max_tokens=15)
+    driver.enqueue("on r0", prompt=1, max_tokens=100 * 16, tenant="b")
+    ask(driver, "large", prompt=1, max_tokens=99 * 16, tenant="large")
+    for n in range(2):
+        driver.enqueue(f"small{n}", prompt=1, max_tokens=15, tenant=f"c{n}")
+    assert [driver.where(f"small{n}") for n in range(2)] == ["r1", "r1"], "r0 is reserved, though more is missing there"
+    driver.finish("on r0")
+    assert driver.where("large") == "r0"
+
+
+def test_another_adapter_with_the_same_bytes_has_its_own_limit():
+    driver = limited(1)
+    driver.state(adapter(max_replicas=1), adapter("twin", namespace="acme"))
+    driver.certify(
+        "twin", instance=driver.of(effects.EnsureAdapter)[0].instance, ref=adapter("twin", namespace="acme").ref
+    )
+    ask(driver, "a", "b")
+    driver.enqueue("c", digest=PIRATE, adapter="acme/twin", tenant="other")
+    assert (driver.where("b"), driver.where("c")) == ("", "r1")
