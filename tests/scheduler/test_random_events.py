@@ -36,19 +36,29 @@ class Running:
 
 
 class Driver(SchedulerDriver):
-    """Checks that a runner which stays reserved for a request takes only more urgent ones."""
+    """Checks after each scan that a runner is reserved for the overdue request, and that it takes only more urgent
+    ones as long as it stays reserved."""
 
     def send(self, event):
-        queue = self.scheduler.queues.get(GROUP) or Queue(1)
+        queue = self.scheduler.queues.setdefault(GROUP, Queue(MAX_PASSED_OVER))
         overdue, reserved, scans = queue.reserved_for, queue.reserved_runner, queue.scans
         decided = super().send(event)
-        if overdue is None or queue.reserved_for is not overdue or queue.scans > scans + 1:
+        if queue.scans > scans and queue.reserved_for is not None:
+            self.check_reserved_runner(queue)
+        unchanged = queue.reserved_for is overdue and queue.reserved_runner is reserved and queue.scans <= scans + 1
+        if overdue is None or not unchanged:
             return decided
         for effect in decided:
             if isinstance(effect, effects.SendPlaced) and self.scheduler.runners[effect.instance] is reserved:
                 placed = self.scheduler.requests[effect.request]
                 assert placed.request_class < overdue.request_class, "placed where a runner is reserved"
         return decided
+
+    def check_reserved_runner(self, queue):
+        overdue, config = queue.reserved_for, self.scheduler.config
+        able = [one for one in self.scheduler.runners.values() if one.takes_work]
+        if any(not overdue.requirement_on(one.capacity, config).never for one in able):
+            assert queue.reserved_runner in able, "no runner is reserved for the overdue request"
 
 
 class RandomEvents(RuleBasedStateMachine):
@@ -407,11 +417,7 @@ class RandomEvents(RuleBasedStateMachine):
         queue = self.driver.scheduler.queues.get(GROUP)
         if queue is None or not queue.blocked:
             return
-        overdue = queue.overdue()
-        assert queue.reserved_for is overdue
-        able = [r for r in self.driver.scheduler.runners.values() if r.takes_work] if overdue is not None else []
-        if any(not overdue.requirement_on(r.capacity, self.driver.scheduler.config).never for r in able):
-            assert queue.reserved_runner in able
+        assert queue.reserved_for is queue.overdue()
 
     def teardown(self):
         if self.gateway_stream_broken:
