@@ -1,5 +1,6 @@
 """Compiled kernels on machines where something is wrong: one clear line, and never wrong results."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -413,6 +414,58 @@ def test_a_damaged_library_is_made_again(cache: Path, quick: None, tmp_path: Pat
     assert again.damaged.startswith(f"{damaged.name}: {says}")
     assert [one.name for one in other.iterdir()] == [path.name]
     assert (build(other).seconds, build(other).damaged) == (0, "")
+
+
+def without_room(how: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """For the test of a library, from now on → what is said of it"""
+    shell, error, says = {
+        "it is killed": ("kill -9 $$", None, "its test ended with status -9"),
+        "it is too slow": ("exec /bin/sleep 100", None, "it took more than 1 s"),
+        "it gets no memory": ("echo MemoryError: none left >&2; exit 1", None, "MemoryError: none left"),
+        "no process": ("", OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "Resource temporarily unavailable"),
+        "too many files": ("", None, "Too many open files"),
+    }[how]
+    run = programs.run
+
+    def instead(_: Sequence[str], *, seconds: float) -> object:
+        if error is not None:
+            raise error
+        return run(["/bin/sh", "-c", shell], seconds=seconds)
+
+    def unread(path: Path) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    monkeypatch.setattr(builder, "run", instead)
+    monkeypatch.setattr(builder, "TEST_SECONDS", 1.0)
+    monkeypatch.setattr(builder, "_passed", set())
+    if how == "too many files":
+        monkeypatch.setattr(builder, "_digest_of", unread)
+    return rf"^{INSTRUCTION_SETS[-1].name}-[^ ]*\.so could not be tested: {says}$"
+
+
+NO_ROOM = ["it is killed", "it is too slow", "it gets no memory", "no process", "too many files"]
+
+
+@pytest.mark.parametrize("how", NO_ROOM)
+def test_a_library_that_cannot_be_tested_now_is_kept_and_not_made_again(
+    how: str, cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(cache)
+    kept = [(path, path.stat().st_mtime_ns) for path in cache.iterdir()]
+    with monkeypatch.context() as patch:
+        with pytest.raises(CannotBuild, match=without_room(how, patch)):
+            build(cache)
+        assert [(path, path.stat().st_mtime_ns) for path in cache.iterdir()] == kept
+    assert build(cache).seconds == 0
+
+
+@pytest.mark.parametrize("how", NO_ROOM)
+def test_no_slower_library_serves_where_an_installed_one_cannot_be_tested_now(
+    how: str, installed: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(CannotBuild, match=without_room(how, patch)):
+        build(cache, installed=installed)
+    assert build(cache, installed=installed).seconds == 0
 
 
 def test_a_library_is_on_the_disk_before_it_has_its_name(

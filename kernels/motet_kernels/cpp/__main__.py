@@ -7,16 +7,18 @@ CPU lacks, or with a wrong address, ends only that one.
 import sys
 from pathlib import Path
 
-from motet_kernels.cpp.builder import install
+from motet_kernels.cpp.builder import WRONG, NotTested, checked, install
 from motet_kernels.cpp.compiler import CompilerError
-from motet_kernels.cpp.library import Library
-from motet_kernels.cpp.self_test import SelfTestFailed, check
+from motet_kernels.cpp.self_test import SelfTestFailed
 
 if __name__ == "__main__":
     try:
         if sys.argv[1:] == ["--install"]:
             sys.stdout.writelines(f"{path}\n" for path in install())
         else:
-            check(Library(Path(sys.argv[1])))
-    except (CompilerError, OSError, AttributeError, SelfTestFailed) as error:
+            checked(Path(sys.argv[1]))
+    except SelfTestFailed as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(WRONG)
+    except (CompilerError, NotTested, OSError) as error:
         sys.exit(f"error: {error}")

@@ -10,12 +10,14 @@ An image has no compiler. When it is made, `install` puts a library for each set
 They are tested where they run.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,8 +64,20 @@ INSTALLED = Path(sys.prefix) / "motet-kernels"
 _NAME = re.compile(rf"({'|'.join(one.name for one in INSTRUCTION_SETS)})-[0-9a-f]{{24}}(-[0-9a-f]{{64}})?\.so")
 
 
+WRONG = 3
+"""The status of the process that tests a library, if that is wrong"""
+_CRASHES = {signal.SIGILL, signal.SIGSEGV, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE}
+"""What wrong code ends with. Other signals come from outside."""
+_SHORTAGES = [os.strerror(number) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)]
+"""No faults of a file"""
+
+
 class CannotBuild(Exception):
     """There are no compiled kernels. The message is one line that says why."""
+
+
+class NotTested(Exception):
+    """Whether a library is right is not known: this machine had no room or no time for its test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +95,9 @@ def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> 
     """The library of this machine. `compiler` is a name or a path; empty: the first one on the path that is usual.
     `installed`: the folder of those that came with the installation; None: the usual one."""
     reasons: list[str] = []
-    if (found := _installed(installed or INSTALLED, reasons)) is not None:
-        return found
     try:
+        if (found := _installed(installed or INSTALLED, reasons)) is not None:
+            return found
         program = find_compiler(compiler)
         identity = f"{program.resolve()}\n{version_of(program)}"
         _prepare(cache)
@@ -95,8 +109,10 @@ def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> 
                     reasons.append(f"{instructions.name}: {error}")
     except CompilerError as error:
         raise CannotBuild("; ".join([*reasons, str(error)])) from error
+    except NotTested as error:  # neither made again nor replaced by a slower one: the next start may have room
+        raise CannotBuild("; ".join([*reasons, str(error)])) from error
     except OSError as error:
-        raise CannotBuild(f"the folder {cache} cannot be used: {error.strerror or error}") from error
+        raise CannotBuild(f"{error.filename or cache} cannot be used: {error.strerror or error}") from error
     raise CannotBuild("; ".join(reasons))
 
 
@@ -125,7 +141,7 @@ def _installed(folder: Path, reasons: list[str]) -> Built | None:
         if path.is_file():
             try:
                 _test_in_a_process(path)
-                return Built(_checked(path), instructions.name, 0.0)
+                return Built(checked(path), instructions.name, 0.0)
             except SelfTestFailed as error:
                 reasons.append(f"{path.name}: {error}")
     return None
@@ -145,7 +161,7 @@ def _build(cache: Path, compiler: Path, identity: str, instructions: Instruction
             with suppress(OSError):  # the folder may be read-only
                 path.touch()  # it is in use
             _remove_unused(path)
-            return Built(_checked(path), instructions.name, 0.0, damaged)
+            return Built(checked(path), instructions.name, 0.0, damaged)
         except SelfTestFailed as error:
             damaged = f"{path.name}: {error}"
             path.unlink(missing_ok=True)
@@ -158,14 +174,14 @@ def _build(cache: Path, compiler: Path, identity: str, instructions: Instruction
         path = unproved.replace(cache / _with_digest(name, unproved))
     _sync(cache)
     _remove_unused(path)
-    return Built(_checked(path), instructions.name, time.monotonic() - began, damaged)
+    return Built(checked(path), instructions.name, time.monotonic() - began, damaged)
 
 
 def _check_bytes(library: Path, name: str) -> None:
     try:
         same = library.name == _with_digest(name, library)
     except OSError as error:
-        raise SelfTestFailed(f"it cannot be read: {error.strerror}") from error
+        raise _unreadable(library, error) from error
     if not same:
         raise SelfTestFailed("its bytes are not those that were written")
 
@@ -208,13 +224,24 @@ def _alone(cache: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _checked(path: Path) -> Library:
+def checked(path: Path) -> Library:
+    """Loads it into this process. Raises SelfTestFailed if it is wrong, and NotTested."""
     try:
         library = Library(path)
-    except (OSError, AttributeError) as error:
+        check(library)
+    except AttributeError as error:
         raise SelfTestFailed(str(error)) from error
-    check(library)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (MemoryError, RuntimeError) as error:
+        raise NotTested(f"{path.name} could not be tested: {error}") from error
     return library
+
+
+def _unreadable(path: Path, error: OSError) -> SelfTestFailed | NotTested:
+    if any(shortage in str(error) for shortage in _SHORTAGES):
+        return NotTested(f"{path.name} could not be tested: {error.strerror or error}")
+    return SelfTestFailed(f"it cannot be read: {error.strerror or error}")
 
 
 def _key(identity: str, instructions: InstructionSet) -> str:
@@ -254,17 +281,22 @@ _passed: set[str] = set()
 
 
 def _test_in_a_process(library: Path) -> None:
-    command = [sys.executable, "-P", "-m", "motet_kernels.cpp", str(library)]
+    """Raises SelfTestFailed if it is wrong, and NotTested."""
     try:
         digest = _digest_of(library)
-        if digest in _passed:
-            return
     except OSError as error:
-        raise SelfTestFailed(f"it cannot be read: {error.strerror}") from error
+        raise _unreadable(library, error) from error
+    if digest in _passed:
+        return
     try:
-        ran = run(command, seconds=TEST_SECONDS)
+        ran = run([sys.executable, "-P", "-m", "motet_kernels.cpp", str(library)], seconds=TEST_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise SelfTestFailed(f"its test took more than {TEST_SECONDS:.0f} s") from error
+        raise NotTested(f"{library.name} could not be tested: it took more than {TEST_SECONDS:.0f} s") from error
+    except OSError as error:
+        raise NotTested(f"{library.name} could not be tested: {error.strerror or error}") from error
     if ran.returncode:
-        raise SelfTestFailed(first_error(ran.stderr) or f"its test ended with status {ran.returncode}")
+        reason = first_error(ran.stderr) or f"its test ended with status {ran.returncode}"
+        if ran.returncode == WRONG or -ran.returncode in _CRASHES:
+            raise SelfTestFailed(reason)
+        raise NotTested(f"{library.name} could not be tested: {reason}")
     _passed.add(digest)
