@@ -28,8 +28,9 @@ def test_each_allocation_of_the_library_may_fail(tmp_path: Path) -> None:
     compiler = str(needs_a_compiler())
     subprocess.run([compiler, "-std=c++17", "-shared", "-fPIC", str(HOOK), "-o", str(hook)], check=True, timeout=120)
     checks = [sys.executable, "-m", "tests.kernels.memory_checks", str(tmp_path)]
+    preloaded = " ".join([str(hook), os.environ.get("LD_PRELOAD", "")]).strip()
     ran = subprocess.run(checks, check=False, timeout=400, capture_output=True, text=True,
-                         env={**os.environ, "LD_PRELOAD": str(hook)})  # fmt: skip
+                         env={**os.environ, "LD_PRELOAD": preloaded})  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
 
 

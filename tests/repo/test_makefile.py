@@ -21,7 +21,7 @@ esac
 """
 """Whatever the Makefile calls: it notes how, and does as little as keeps the Makefile going."""
 RUN_WORDS = ["up", "down", "status"]
-OTHER_WORDS = ["venv", "test", "lint", "format", "bench", "soak", "compat", "generate", "site", "train"]
+OTHER_WORDS = ["venv", "test", "lint", "format", "bench", "soak", "sanitize", "compat", "generate", "site", "train"]
 TORCH, RUNNING, ALL = "torch", ".[local]", ".[dev]"
 
 

@@ -35,7 +35,7 @@ def _x86(name: str, *flags: str) -> InstructionSet:
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-INSTRUCTION_SETS = (
+INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
     _x86("avx512-bf16", *_AVX512, "avx512_bf16"),
     _x86("avx512", *_AVX512),
     _x86("avx2", *_AVX2),

@@ -1,0 +1,43 @@
+"""The kernels and an engine with sanitizers (`make sanitize`), and the defects that these must find."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repo.tree import ROOT
+from tests.support.compiled_kernels import needs_a_compiler
+from tests.support.machine import lacking
+from tools.sanitize.builds import RUNTIMES, CannotBuild, runtime
+from tools.sanitize.planted import DEFECTS, Defect
+
+
+def sanitize(*options: str) -> str:
+    compiler = str(needs_a_compiler())
+    try:
+        for name in RUNTIMES:
+            runtime(compiler, name)
+    except CannotBuild as error:
+        lacking(str(error))
+    command = [sys.executable, "-m", "tools.sanitize", *options]
+    ran = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-8000:]
+    return ran.stdout
+
+
+@pytest.mark.timeout(1200)
+def test_sanitizers_have_nothing_to_report() -> None:
+    sanitize()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_sanitizers_find_what_is_planted_and_nothing_else() -> None:
+    assert f"sanitizer_found: {len(DEFECTS)} of {len(DEFECTS)}" in sanitize("--soak")
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda one: one.what)
+def test_each_planted_defect_changes_the_sources(defect: Defect, tmp_path: Path) -> None:
+    """A text that it replaces has its place in them."""
+    defect.plant(tmp_path / "sources")

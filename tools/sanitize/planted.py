@@ -1,0 +1,91 @@
+"""Defects that the sanitizers must find, each in a copy of the product's sources."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.sanitize.builds import PRODUCT
+
+
+class Changed(Exception):
+    """The sources no longer have the text that a defect replaces."""
+
+
+@dataclass(frozen=True)
+class Defect:
+    what: str
+    file: str
+    replaced: tuple[tuple[str, str], ...]
+    """Texts, of which the file has one each, and what comes in their place"""
+
+    def plant(self, into: Path) -> Path:
+        """A folder with the sources and this defect"""
+        shutil.copytree(PRODUCT, into)
+        path = into / self.file
+        text = path.read_text(encoding="utf-8")
+        for old, new in self.replaced:
+            if text.count(old) != 1:
+                raise Changed(f"{self.file} has {text.count(old)} times what {self.what!r} replaces: {old}")
+            text = text.replace(old, new)
+        path.write_text(text, encoding="utf-8")
+        return into
+
+
+DEFECTS = (
+    Defect(
+        "it reads one number past the end of a row of logits",
+        "largest.h",
+        (("for (int64_t i = 0; i < count; ++i) {", "for (int64_t i = 0; i <= count; ++i) {"),),
+    ),
+    Defect(
+        "it writes a whole vector of products where fewer have room",
+        "add_lora.cpp",
+        (("memcpy(into + k, &totals, count * sizeof(float));", "memcpy(into + k, &totals, sizeof totals);"),),
+    ),
+    Defect(
+        "rows of gate and up are farther apart than their buffer's",
+        "decoder.cpp",
+        (("at(step_.gate_up) + row * 2 * mlp_width_ + from", "at(step_.gate_up) + row * 3 * mlp_width_ + from"),),
+    ),
+    Defect(
+        "it looks at the page after a sequence's last one",
+        "attention.cpp",
+        (("end_page = (position + rows - 1) / PAGE + 1;", "end_page = (position + rows - 1) / PAGE + 2;"),),
+    ),
+    Defect(
+        "a thread's memory is freed before it is used",
+        "program.cpp",
+        (("static thread_local std::vector<char> memory;", "std::vector<char> memory;"),),
+    ),
+    Defect(
+        "a thread's memory begins at an odd address",
+        "program.cpp",
+        (("(memory.data()) % 64);", "(memory.data()) % 64 - 1);"),),
+    ),
+    Defect(
+        "no barrier between the linear and what follows it",
+        "decoder.cpp",
+        (("        stages_.end_stage(LINEARS);\n", ""),),
+    ),
+    Defect(
+        "threads share what each needs for itself",
+        "attention.cpp",
+        (("thread_local Scratch scratch;", "static Scratch scratch;"),),
+    ),
+    Defect(
+        "a stage ends before its numbers are visible",
+        "parallel.cpp",
+        (
+            ("return all_done == stage.units;", "return all_done.load(std::memory_order_relaxed) == stage.units;"),
+            ("all_done.fetch_add(computed)", "all_done.fetch_add(computed, std::memory_order_relaxed)"),
+        ),
+    ),
+    Defect(
+        "a helper works on a job that its caller has freed",
+        "parallel.cpp",
+        (
+            ("std::shared_ptr<Job> job;\n", "Job *job;\n"),
+            ("                job = job_;\n", "                job = job_.get();\n"),
+        ),
+    ),
+)  # fmt: skip
