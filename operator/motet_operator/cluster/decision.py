@@ -80,6 +80,7 @@ from motet_operator.reconcile import (
     AdapterReport,
     AdapterStatus,
     Event,
+    FailedRunner,
     Plan,
     PoolObject,
     ResultCache,
@@ -190,7 +191,9 @@ class Decider:
                 )
                 for one in readable(self._instances(pods))
             ),
-            failed=tuple(readable(self._failed({key: it for key, it in snapshot[PODS].items() if has_failed(it)}))),
+            failed=_last_of_each_pool(
+                readable(self._failed({key: it for key, it in snapshot[PODS].items() if has_failed(it)}))
+            ),
             adapter_reports=self._residency.sampled(reports.known, readable(adapters), now),
             scaling_advice=reports.advice,
             slots=reports.slots,
@@ -238,6 +241,7 @@ class Decider:
         """Only for objects of which enough is known."""
         before, self._documents = self._documents, {}
         unheard_groups = _groups_of_unheard_runners(view, reports)
+        waits = reports.awaited or bool(unheard_groups)
         found: Documents = {}
         for adapter, status in zip(view.adapters, plan.adapters, strict=True):
             known = before.get(status.name)
@@ -247,7 +251,8 @@ class Decider:
             if status.name in knowledge.unconfirmed_adapters:
                 continue
             unheard = (
-                status.name not in reports.known
+                waits
+                and status.name not in reports.known
                 and (reports.awaited or adapter.resource.group in unheard_groups)
                 and _was_reported(adapter, status)
             )
@@ -268,6 +273,11 @@ def _of_ours(snapshot: Snapshot) -> Snapshot:
     }
 
 
+def _last_of_each_pool(failed: Iterable[FailedRunner]) -> tuple[FailedRunner, ...]:
+    """A node that refuses pods may leave thousands of them."""
+    return tuple({one.pool: one for one in sorted(failed, key=lambda one: one.at)}.values())
+
+
 def _declared(objects: Mapping[ObjectKey, Object]) -> Mapping[ObjectKey, Object]:
     """Without objects that are being deleted."""
     return {key: it for key, it in objects.items() if "deletionTimestamp" not in it["metadata"]}
@@ -282,12 +292,11 @@ def _pool_documents(
 ) -> Documents:
     """Only for objects of which enough is known."""
     found: Documents = {}
-    unheard = set(_awaiting_scheduler(view, reports)) if reports.awaited else set()
     for pool in plan.pools:
         name, it = pool.name, snapshot[POOLS][pool.name.namespace, pool.name.name]
         if not knowledge.leaves_alone(name):
             document = pool_status(pool, it, view.now)
-            found[POOLS, name] = with_earlier_reports(document, it) if name in unheard else document
+            found[POOLS, name] = with_earlier_reports(document, it) if reports.awaited else document
         elif (why := knowledge.unseen_reason(name)) is not None:
             found[POOLS, name] = unseen_status(why, it, view.now)
     return found
@@ -304,12 +313,6 @@ def _groups_of_unheard_runners(view: View, reports: SchedulerReports) -> frozens
     """Groups with a ready runner that the scheduler has not reported: it may hold any adapter."""
     unheard = {one.pool for one in view.instances if one.ready and one.name not in reports.slots}
     return frozenset(pool.resource.group for pool in view.pools if pool.resource.object_name in unheard)
-
-
-def _awaiting_scheduler(view: View, reports: SchedulerReports) -> Iterable[ObjectName]:
-    """Pools whose demand, or one of whose runners, the scheduler has not reported yet. It reports adapters first."""
-    yield from (one.pool for one in view.instances if one.ready and one.name not in reports.slots)
-    yield from (name for pool in view.pools if (name := pool.resource.object_name) not in reports.advice)
 
 
 def _unreadable(

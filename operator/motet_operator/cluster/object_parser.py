@@ -193,7 +193,7 @@ def renewed_adapter(adapter: AdapterObject, it: Object) -> AdapterObject:
     accepted = condition_of(conditions, "Accepted")
     return replace(
         adapter,
-        accepted_as=status.get("modelName", "") if accepted is not None and accepted.holds else "",
+        decided=accepted is not None and accepted.holds and status.get("modelName") == adapter.model,
         conditions=conditions,
         last_load=_time(status.get("lastLoadTime")),
         loaded=status.get("loadedReplicas", 0),

@@ -30,16 +30,18 @@ class SampledResidency:
             self._next = now + self._interval
             self._shown = dict(reports)
             return self._shown
-        wanted = {one.resource.object_name: one.resource.spec.placement.min_replicas for one in adapters}
-        before, self._shown = self._shown, {}
-        for name, report in reports.items():
-            shown = before.get(name)
-            keeps = (
-                shown is not None
-                and _on_device(shown) >= min(wanted.get(name, 0), _on_device(report))
-                and replace(report, replicas=shown.replicas) == shown
-            )
-            self._shown[name] = shown if shown is not None and keeps else report
+        before, self._shown = self._shown, dict(reports)
+        changed = {name for name, report in reports.items() if name in before and before[name] is not report}
+        wanted = {
+            name: one.resource.spec.placement.min_replicas
+            for one in (adapters if changed else ())
+            if (name := one.resource.object_name) in changed
+        }
+        for name in changed:
+            shown, report = before[name], reports[name]
+            complete = _on_device(shown) >= min(wanted.get(name, 0), _on_device(report))
+            if complete and replace(report, replicas=shown.replicas) == shown:
+                self._shown[name] = shown
         return self._shown
 
 

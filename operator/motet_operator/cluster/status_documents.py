@@ -9,10 +9,6 @@ from motet_operator.cluster.obstacles import Obstacle
 from motet_operator.reconcile import AdapterStatus, ConditionResult, PoolStatus
 from motet_operator.reconcile.conditions import no, progress, with_transition_times
 
-_REPORTED = ("adapters", "slots")
-_REPORTED_CONDITIONS = ("AdaptersHealthy", "ScalingActive")
-"""The parts of a pool's status that come from the scheduler."""
-
 
 def adapter_status(found: AdapterStatus) -> Object:
     return _document(
@@ -62,9 +58,13 @@ def pool_status(found: PoolStatus, it: Object, now: datetime) -> Object:
 def with_earlier_reports(document: Object, it: Object) -> Object:
     """A pool's new status with what the scheduler reported last, while a new leader has not heard it yet."""
     before = it.get("status") or {}
-    kept = {one["type"]: one for one in before.get("conditions") or () if one["type"] in _REPORTED_CONDITIONS}
-    conditions = [kept.get(one["type"], one) for one in document["conditions"]]
-    return document | {name: before[name] for name in _REPORTED if name in before} | {"conditions": conditions}
+    types = {one["type"] for one in document["conditions"] if one["reason"] == "HoldingStaleAdvice"}
+    counts = {}
+    if (before.get("adapters") or {}).get("registered") == document["adapters"]["registered"]:
+        types.add("AdaptersHealthy")
+        counts = {name: before[name] for name in ("adapters", "slots") if name in before}
+    kept = {one["type"]: one for one in before.get("conditions") or () if one["type"] in types}
+    return document | counts | {"conditions": [kept.get(one["type"], one) for one in document["conditions"]]}
 
 
 def unaccepted_status(why: Obstacle, it: Object, status: Object, now: datetime) -> Object:

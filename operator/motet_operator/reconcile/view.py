@@ -58,9 +58,9 @@ class AdapterObject:
     age: int = 0
     """When it was created, in a unit that all adapters have: the smaller, the older (`seniority`)."""
 
-    accepted_as: str = ""
-    """namespace/modelName under which it was accepted; empty if it was not. This field and the next three come from the
-    last written status."""
+    decided: bool = False
+    """It was accepted under the model name that it has now. This field and the next three come from the last written
+    status."""
 
     conditions: tuple[Condition, ...] = ()
     last_load: datetime | None = None
@@ -71,11 +71,6 @@ class AdapterObject:
     def model(self) -> str:
         """The name that clients use: namespace/modelName."""
         return f"{self.resource.metadata.namespace}/{self.resource.model_name}"
-
-    @property
-    def decided(self) -> bool:
-        """It had its place and its name."""
-        return self.accepted_as == self.model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

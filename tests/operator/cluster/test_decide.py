@@ -471,11 +471,22 @@ DIGEST = "sha256:" + "0" * 64
 def test_a_new_leader_writes_nothing_until_the_scheduler_has_reported_all_however_long_that_takes() -> None:
     before = Before()
     assert before.written(SchedulerReports(awaited=True)) == {}
+    assert before.written(replace(before.reports, known={}, awaited=True)) == {}
     # It says that there is nothing more, but its runners have not come back.
     assert ADAPTERS not in before.written(replace(before.reports, known={}, slots={}))
     found = before.written(replace(before.reports, known={}))
     assert found[ADAPTERS]["loadedReplicas"] == 0
     assert found[POOLS]["slots"]["used"] == 0
+
+
+def test_an_adapter_that_takes_another_name_does_not_take_it_from_the_one_that_has_it() -> None:
+    renamed, has_it = adapter("a"), adapter("b", modelName="law")
+    renamed["status"], has_it["status"] = (
+        status_of(decided(pool(), it), ADAPTERS, it["metadata"]["name"]) for it in (renamed, has_it)
+    )
+    renamed["spec"] |= {"modelName": "law"}
+    renamed["metadata"]["creationTimestamp"] = "2024-01-01T00:00:00Z"
+    assert [each.name.name for each in decided(pool(), renamed, has_it).plan.catalog.adapters] == ["b"]
 
 
 def test_what_needs_no_scheduler_is_written_meanwhile() -> None:
@@ -493,6 +504,10 @@ def test_what_needs_no_scheduler_is_written_meanwhile() -> None:
     assert (reason_in(found), found["readyReplicas"]) == ("RunnersStarting", 0)
     assert (found["slots"], found["adapters"]["loaded"]) == ({"total": 16, "used": 1}, 1), "as it was reported last"
     assert reason_in(found, "ScalingActive") == "FollowingDemand"
+    fixed = pool() | {"status": before.pool["status"]}
+    found = before.written(awaited, before.pool, fixed=fixed, more=adapter("another"))[POOLS]
+    assert reason_in(found, "ScalingActive") == "ScalingDisabled"
+    assert found["adapters"] == {"registered": 2, "loaded": 0, "failed": 0, "summary": "0/2"}
 
 
 def reason_in(status: Mapping[str, Any], type_: str = "Ready") -> str:

@@ -44,12 +44,6 @@ def test_a_pool_that_comes_back_from_a_backup_does_not_decide_again() -> None:
 
 def test_an_adapter_that_was_accepted_keeps_its_name_and_its_place() -> None:
     restored, stayed = adapter("a", age=1, modelName="law"), adapter("b", age=2, modelName="law")
-    stayed = replace(stayed, accepted_as="default/law")
+    stayed = replace(stayed, decided=True)
     assert holder(restored, stayed) == "b"
-    assert holder(adapter("a", age=1), replace(adapter("b", age=2), accepted_as="default/b"), places=1) == "b"
-
-
-def test_an_adapter_that_takes_another_name_does_not_take_it_from_the_one_that_has_it() -> None:
-    renamed = replace(adapter("a", age=1, modelName="law"), accepted_as="default/a")
-    has_it = replace(adapter("b", age=2, modelName="law"), accepted_as="default/law")
-    assert holder(renamed, has_it) == "b"
+    assert holder(adapter("a", age=1), replace(adapter("b", age=2), decided=True), places=1) == "b"
