@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from motet.clock import Clock, monotonic
 from motet.errors import SetupError
-from motet.kube import FORBIDDEN, StatusError, Unreachable
+from motet.kube import FORBIDDEN, KubeObject, StatusError, Unreachable
 from motet.lease import TERMS_AT_A_TIME, Election, LeaseRecord
 from motet.settings import LeaseSettings
 from tests.common.leases import CuttableLeaseClient, FakeLeaseApi
@@ -218,6 +218,25 @@ async def test_the_leader_makes_a_deleted_lease_again_although_that_fails_at_fir
         assert leases.lease is None
         leases.creation_fails = None
         await until(lambda: leases.holder == leader.identity, 2 * RETRY)
+        await asyncio.sleep(LEASE)
+        assert (leader.is_leader_for_sure, leader.losses) == (True, [])
+
+
+@in_virtual_time
+async def test_an_answer_that_is_no_lease_costs_a_leader_nothing(leases: FakeLeaseApi) -> None:
+    async with Candidate(leases) as leader:
+        put, garbled = leader.line.put, 0
+
+        async def garble(path: str, body: KubeObject, *, seconds: float) -> KubeObject:
+            nonlocal garbled
+            await put(path, body, seconds=seconds)
+            garbled += 1
+            return {"message": "from a proxy"}
+
+        leader.line.put = garble  # type: ignore[method-assign]
+        await until(lambda: garbled == 3, LEASE)
+        leader.line.put = put  # type: ignore[method-assign]
+        await until(lambda: leader.is_leader_for_sure, LEASE)
         await asyncio.sleep(LEASE)
         assert (leader.is_leader_for_sure, leader.losses) == (True, [])
 

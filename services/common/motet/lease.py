@@ -223,8 +223,10 @@ class Election:
                 self._continue_leading()
                 wait = self._retry_seconds
             except Exception:
-                # The next step may succeed. If none does, the watchdog ends a process that leads.
+                # For example, an answer that is no Lease, or a kubeconfig that cannot be read now.
                 log.exception("lease_step_failed", lease=self._name)
+                self._lease = None  # the next step reads it again
+                self._continue_leading()
                 wait = self._retry_seconds
             try:
                 async with asyncio.timeout(wait):
