@@ -30,7 +30,10 @@ from motet_runner.daemon_threads import DaemonThreads
 from motet_runner.engine_messages import DropAdapter
 from motet_runner.interface import AdapterFailed
 from motet_runner.settings import Settings
+from motet_runner.sources import process_pool
+from motet_runner.sources.fetch_order import FetchOrder
 from motet_runner.sources.folder import AdapterFolder
+from motet_runner.sources.metrics import FetchMetrics
 from motet_runner.sources.source_access import Sources
 from motet_runner.sources.volume_threads import mount_of
 from tests.common.waiting import until
@@ -311,6 +314,33 @@ async def test_a_fetch_fails_when_the_own_disk_hangs_and_the_volume_is_not_blame
     hung.may_go_on.set()
     assert (await fetcher.fetch(request_for(volumes / "well" / "a3"))).digest == adapter_digest(volumes / "well" / "a3")
     fetcher.registry.close()
+
+
+async def test_a_fetch_process_that_cannot_be_killed_holds_up_nobody(tmp_path, monkeypatch):
+    """As one does that waits for a disk."""
+    killed, kill = [], asyncio.subprocess.Process.kill
+
+    def survive(process):
+        killed.append(process)
+
+    monkeypatch.setattr(asyncio.subprocess.Process, "kill", survive)
+    monkeypatch.setattr(process_pool, "COMMAND", (sys.executable, "-c", "import time; time.sleep(20)"))
+    monkeypatch.setattr(process_pool, "END_SECONDS", 0.05)
+    pool = process_pool.FetchProcessPool(FetchMetrics(CollectorRegistry()), max_processes=1)
+    order = FetchOrder(
+        what="adapter",
+        uri="https://acme/a/",
+        into=str(tmp_path),
+        max_bytes=1,
+        stall_seconds=0.01,
+        min_average_bytes_per_second=1000,
+    )
+    with pytest.raises(AdapterFetchFailed, match="did not arrive completely"):
+        await pool.fetch(order, lambda *_: None)
+    (process,) = killed
+    assert process.returncode is None
+    kill(process)
+    await process.wait()
 
 
 async def test_a_call_waits_for_its_turn_as_long_as_those_before_it_do_not_hang():

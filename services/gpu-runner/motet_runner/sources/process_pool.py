@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -20,6 +21,9 @@ log = structlog.get_logger(__name__)
 COMMAND = (sys.executable, "-P", "-m", "motet_runner.sources.fetch_process")
 
 MAX_LINE_BYTES = 1 << 16
+
+END_SECONDS = 5.0
+"""How long a killed process may take to end. Where it waits for a disk that hangs, it ends when the disk answers."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes that have arrived, and the bytes in total (0 if the source does not say)."""
@@ -83,7 +87,9 @@ class FetchProcessPool:
         finally:
             if process.returncode is None:
                 process.kill()
-            await process.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    await process.wait()
 
     async def _listen(self, lines: asyncio.StreamReader, order: FetchOrder, on_progress: OnProgress) -> bool:
         """Read the messages of a fetch process. Returns whether it said that it is done."""
