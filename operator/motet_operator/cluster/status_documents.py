@@ -60,7 +60,7 @@ def with_earlier_reports(document: Object, it: Object) -> Object:
     before = it.get("status") or {}
     types = {one["type"] for one in document["conditions"] if one["reason"] == "HoldingStaleAdvice"}
     counts = {}
-    if (before.get("adapters") or {}).get("registered") == document["adapters"]["registered"]:
+    if _registered(before) == _registered(document):
         types.add("AdaptersHealthy")
         counts = {name: before[name] for name in ("adapters", "slots") if name in before}
     kept = {one["type"]: one for one in before.get("conditions") or () if one["type"] in types}
@@ -71,6 +71,10 @@ def unaccepted_status(why: Obstacle, it: Object, status: Object, now: datetime) 
     """For an object of which the operator cannot tell the rest: `status` stays, with Accepted and Ready False."""
     accepted = no("Accepted", why.reason, why.message)
     return _restated(it, status, now, accepted, no("Ready", why.reason, why.message), *progress(stalled=accepted))
+
+
+def _registered(status: Object) -> object:
+    return (status.get("adapters") or {}).get("registered")
 
 
 def unseen_status(why: Obstacle, it: Object, now: datetime) -> Object:

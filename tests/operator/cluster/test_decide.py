@@ -510,6 +510,12 @@ def test_what_needs_no_scheduler_is_written_meanwhile() -> None:
     assert found["adapters"] == {"registered": 2, "loaded": 0, "failed": 0, "summary": "0/2"}
 
 
+def test_a_new_leader_may_find_the_status_of_an_earlier_version() -> None:
+    theirs = pool(namespace="elsewhere") | {"status": {"replicas": 1}}
+    found = decided(theirs, reports=SchedulerReports(awaited=True))
+    assert reason_of(found, POOLS, "demo") == "NamespaceNotPrepared"
+
+
 def reason_in(status: Mapping[str, Any], type_: str = "Ready") -> str:
     return next(one["reason"] for one in status["conditions"] if one["type"] == type_)
 
