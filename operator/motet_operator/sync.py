@@ -167,6 +167,7 @@ class SchedulerSync:
                         max_replicas=pool.max_replicas or 0,
                         scale_down_stabilization_seconds=pool.scale_down_stabilization_seconds,
                         tenants=pool.tenants,
+                        max_classes={name: _CLASSES[priority] for name, priority in pool.max_priorities.items()},
                     )
                     for pool in self._catalog.pools
                 ],

@@ -275,6 +275,30 @@ async def test_a_request_cannot_be_more_urgent_than_its_adapter(served: Served) 
     assert served.cluster.scheduler.enqueued[-1].request_class == common_pb2.REQUEST_CLASS_BATCH
 
 
+@pytest.mark.parametrize(
+    ("granted", "expected"),
+    [
+        ({"*": common_pb2.REQUEST_CLASS_STANDARD}, common_pb2.REQUEST_CLASS_STANDARD),
+        (
+            {"*": common_pb2.REQUEST_CLASS_BATCH, "default": common_pb2.REQUEST_CLASS_INTERACTIVE},
+            common_pb2.REQUEST_CLASS_INTERACTIVE,
+        ),
+        ({"default": common_pb2.REQUEST_CLASS_BATCH}, common_pb2.REQUEST_CLASS_BATCH),
+    ],
+)
+@pytest.mark.parametrize("model", ["tiny", "chat"])
+async def test_a_request_cannot_be_more_urgent_than_the_pool_grants(
+    served: Served, model: str, granted: dict[str, common_pb2.RequestClass.ValueType], expected: int
+) -> None:
+    scheduler = served.cluster.scheduler
+    served.cluster.add_adapter("chat", max_class=common_pb2.REQUEST_CLASS_INTERACTIVE)
+    scheduler.max_classes = granted
+    scheduler.publish()
+    await eventually(lambda: len(served.gateway.catalog.current.adapters) == 3)
+    await complete(served, model=model, priority=-1)
+    assert scheduler.enqueued[-1].request_class == submitted(served).request_class == expected
+
+
 async def test_an_adapter_is_named_by_its_digest_and_its_tenant_by_the_caller(served: Served) -> None:
     await complete(served, model="acme/sql")
     assert submitted(served).adapter_digest == served.cluster.scheduler.adapters[1].digest

@@ -112,6 +112,7 @@ async def test_the_catalog_is_sent_with_tenants_and_shares(tmp_path: Path) -> No
         snapshot = scheduler.received[-1].snapshot
         assert [list(one.share) for one in snapshot.adapters] == [["acme"], []]
         assert [list(one.tenants) for one in snapshot.pools] == [["*"]]
+        assert [dict(one.max_classes) for one in snapshot.pools] == [{"*": common_pb2.REQUEST_CLASS_STANDARD}]
 
 
 async def test_an_invalid_certificate_is_left_out_and_the_rest_of_the_report_counts(tmp_path: Path) -> None:

@@ -221,6 +221,9 @@ BROKEN = [
         at="spec.autoscaling",
     ),
     InvalidObject(
+        "ServingPool", "spec.tenants.overrides[0].namespace", [{"namespace": "A"}], A_LABEL, at="spec.tenants.overrides"
+    ),
+    InvalidObject(
         "ServingPool", "spec.adapterVolumes[0].claimName", [{"claimName": "A"}], AN_OBJECT, at="spec.adapterVolumes"
     ),
     InvalidObject(

@@ -47,10 +47,15 @@ KEYWORDS = {
 }
 OF_ALL = {"type", "description", "default", "nullable", VALIDATIONS}
 
-MERGED = {"spec.admission.allowedSchemes": "set", "spec.adapterVolumes": "map", "spec.template.env": "map"}
+MERGED = {
+    "spec.admission.allowedSchemes": "set",
+    "spec.adapterVolumes": "map",
+    "spec.template.env": "map",
+    "spec.tenants.overrides": "map",
+}
 LISTS_AND_MAPS = {
     *("values", "matchLabels", "matchExpressions", "limits", "requests", "nodeSelector", "env", "share"),
-    *("tolerations", "topologySpreadConstraints", "adapterVolumes", "labels", "annotations"),
+    *("tolerations", "topologySpreadConstraints", "adapterVolumes", "labels", "annotations", "overrides"),
     "preferredDuringSchedulingIgnoredDuringExecution",
     # Of nodes it is an object.
     *(f"{pods}.requiredDuringSchedulingIgnoredDuringExecution" for pods in ("podAffinity", "podAntiAffinity")),

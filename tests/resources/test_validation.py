@@ -93,6 +93,8 @@ def test_a_small_pool_gets_its_defaults() -> None:
     assert resource.spec.allowed_namespaces.from_ == "Same"
     assert resource.spec.drain_timeout_seconds == 30
     assert resource.spec.engine.model_dump(exclude_none=True) == {}
+    grant = resource.spec.tenants.grant_to("acme")
+    assert (grant.max_priority, grant.pinned_replicas) == ("Standard", 1)
 
 
 def test_the_bundled_manifests_are_valid() -> None:

@@ -576,10 +576,12 @@ def test_the_catalog_says_who_may_use_which_adapter():
     driver = ready()
     driver.attach()
     entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate", share=["acme", "zeta"])
-    driver.send(stated(entry, pools=[scheduler_pb2.PoolEntry(pool=GROUP, tenants=["*"])]))
+    classes = {"*": common_pb2.REQUEST_CLASS_BATCH, "acme": common_pb2.REQUEST_CLASS_INTERACTIVE}
+    driver.send(stated(entry, pools=[scheduler_pb2.PoolEntry(pool=GROUP, tenants=["*"], max_classes=classes)]))
     published_catalog = conversion.catalog(driver.scheduler.catalog, 1).catalog
     assert [list(one.share) for one in published_catalog.adapters] == [["acme", "zeta"]]
     assert [list(one.tenants) for one in published_catalog.groups] == [["*"]]
+    assert [dict(one.max_classes) for one in published_catalog.groups] == [classes]
 
 
 def test_without_a_share_list_an_adapter_is_not_shared():

@@ -362,6 +362,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         """Uids by name. Empty: the operator does not say them."""
         self.max_model_length = 512
         self.tenants = ["*"]
+        self.max_classes: dict[str, common_pb2.RequestClass.ValueType] = {}
         self.hellos: list[scheduler_pb2.GatewayHello] = []
         self.enqueued: list[scheduler_pb2.Enqueue] = []
         self.cancelled: list[scheduler_pb2.CancelRequest] = []
@@ -420,6 +421,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             model_uri="file:///models/tiny",
             pools=[GROUP],
             tenants=self.tenants,
+            max_classes=self.max_classes,
         )
         return scheduler_pb2.Catalog(
             groups=[group] if self.groups is None else self.groups,

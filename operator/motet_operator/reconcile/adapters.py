@@ -12,6 +12,8 @@ from pathlib import PurePosixPath
 from motet.domain import ObjectName
 from motet.plurals import counted
 from motet.resources import AdapterVolume, LoRAAdapter, ServingPool
+from motet.resources.fields import PRIORITIES
+from motet.resources.pool import TenantGrant
 from motet.resources.status import AdapterCounts
 from motet_operator.reconcile.conditions import (
     ConditionResult,
@@ -184,7 +186,7 @@ def adapter_status(view: View, adapter: AdapterObject, context: AdapterContext) 
     accepted = _accepted(view, adapter, context)
     artifact = _artifact(known, accepted=accepted, has_runner=has_runner)
     certified = _certified(known, artifact)
-    loaded = _loaded(adapter, known, accepted=accepted, ready_runners=ready_runners)
+    loaded = _loaded(adapter, known, pool, accepted=accepted, ready_runners=ready_runners)
     asleep = not has_runner and resource.group in context.asleep
     ready = _ready(adapter, known, accepted, artifact, certified, has_runner=has_runner, asleep=asleep)
     holders = _runners_holding(known)
@@ -204,7 +206,7 @@ def adapter_status(view: View, adapter: AdapterObject, context: AdapterContext) 
         replicas=known.replicas,
         observed_generation=adapter.generation,
         base_model=pool.resource.served_name if pool is not None and accepted.holds else "",
-        desired=0 if resource.spec.suspend else resource.spec.placement.min_replicas,
+        desired=0 if resource.spec.suspend else _pinned(resource, pool),
         loaded=holders,
         last_load=view.now if holders > adapter.loaded else adapter.last_load,
     )
@@ -252,7 +254,7 @@ def catalog_adapter(adapter: AdapterObject, context: AdapterContext) -> AdapterE
         source=adapter.source,
         expected_digest=source.digest or "",
         max_class=resource.spec.priority,
-        min_replicas=resource.spec.placement.min_replicas,
+        min_replicas=_pinned(resource, pool),
         max_replicas=resource.spec.placement.max_replicas,
         content_stamp=adapter.content_stamp,
         source_revision=source.revision or "",
@@ -262,6 +264,16 @@ def catalog_adapter(adapter: AdapterObject, context: AdapterContext) -> AdapterE
         folder=volume.folder_of(resource.metadata.namespace) if volume is not None else "",
         share=tuple(sorted(set(resource.spec.share))),
     )
+
+
+def _pinned(adapter: LoRAAdapter, pool: PoolObject | None) -> int:
+    """On how many runners the adapter stays resident: as many as it asks for and its namespace is granted."""
+    asked = adapter.spec.placement.min_replicas
+    return asked if pool is None else min(asked, _grant(adapter, pool).pinned_replicas)
+
+
+def _grant(adapter: LoRAAdapter, pool: PoolObject) -> TenantGrant:
+    return pool.resource.spec.tenants.grant_to(adapter.metadata.namespace)
 
 
 def _volume_of(adapter: LoRAAdapter, pool: ServingPool) -> AdapterVolume | None:
@@ -320,7 +332,18 @@ def _accepted(view: View, adapter: AdapterObject, context: AdapterContext) -> Co
             f"{'fills' if bound == 1 else 'fill'} it; delete one of them, or ask the platform team to raise the "
             "pool's spec.admission.maxAdapters",
         )
-    return yes("Accepted", "Valid")
+    return yes("Accepted", "Valid", _lowered(resource, pool))
+
+
+def _lowered(adapter: LoRAAdapter, pool: PoolObject) -> str:
+    """What the pool grants less of than the adapter asks for; empty: it grants all."""
+    asked, granted = adapter.spec.priority, _grant(adapter, pool).max_priority
+    if PRIORITIES.index(asked) >= PRIORITIES.index(granted):
+        return ""
+    return (
+        f"spec.priority is {asked}, but pool {adapter.group} grants namespace {adapter.metadata.namespace} at most "
+        f"{granted} (maxPriority in its spec.tenants)"
+    )
 
 
 def _against_policy(view: View, adapter: AdapterObject, pool: PoolObject, labels: dict[str, str]) -> str:
@@ -395,7 +418,12 @@ def _failure_message(known: AdapterReport) -> str:
 
 
 def _loaded(
-    adapter: AdapterObject, known: AdapterReport, *, accepted: ConditionResult, ready_runners: int
+    adapter: AdapterObject,
+    known: AdapterReport,
+    pool: PoolObject | None,
+    *,
+    accepted: ConditionResult,
+    ready_runners: int,
 ) -> ConditionResult:
     spec = adapter.resource.spec
     if spec.suspend:
@@ -404,7 +432,16 @@ def _loaded(
         return no("Loaded", accepted.reason, "the adapter is not loaded, because Accepted is False")
     if not ready_runners:
         return unknown("Loaded", "WaitingForRunner", f"no runner of pool {adapter.resource.group} is ready")
-    on_device, wanted = _runners_holding(known), spec.placement.min_replicas
+    asked, granted = spec.placement.min_replicas, _pinned(adapter.resource, pool)
+    if asked > granted:
+        return no(
+            "Loaded",
+            "NotGranted",
+            f"spec.placement.minReplicas asks for {counted(asked, 'runner')}, but pool {adapter.resource.group} grants "
+            f"namespace {adapter.resource.metadata.namespace} {granted} for each adapter; lower "
+            "spec.placement.minReplicas, or ask the platform team to raise pinnedReplicas in the pool's spec.tenants",
+        )
+    on_device, wanted = _runners_holding(known), granted
     if on_device < wanted and ready_runners < wanted:
         return no(
             "Loaded",
@@ -468,6 +505,8 @@ def _progress(
     for step in checks:
         if step.status == "False" and not (known.failure_passes and step.reason in _ELSEWHERE):
             return progress(stalled=step)
+    if loaded.reason == "NotGranted":
+        return progress(stalled=loaded)
     for step in () if asleep else (*checks, loaded):
         if not step.holds:
             return progress(working=step)

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Literal
 
 from motet.domain import ObjectName
+from motet.resources.fields import Priority
 from motet.resources.status import AdapterCounts, Artifact, Condition, Slots
 from motet_operator.reconcile.view import AdapterReplica, RunnerSet
 
@@ -111,6 +112,9 @@ class PoolEntry:
     scale_down_stabilization_seconds: int = 300
     tenants: tuple[str, ...] = ()
     """Namespaces that its group admits, or "*": they may use the base model."""
+
+    max_priorities: Mapping[str, Priority] = field(default_factory=dict)
+    """The highest class that its group grants to each namespace; "*" is every other one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -273,8 +273,8 @@ def catalog_pools(
     scalings: Mapping[ObjectName, Scaling],
     groups: Mapping[ObjectName, PoolObject],
 ) -> tuple[PoolEntry, ...]:
-    """`groups`: for each group the pool whose `spec.allowedNamespaces` decides who may use its adapters and the base
-    model."""
+    """`groups`: for each group the pool that decides who may use its adapters and the base model
+    (`spec.allowedNamespaces`), and with which priority (`spec.tenants`)."""
     # With `motet up`, a tenant may have adapters and no Namespace object.
     known: dict[str, Mapping[str, str]] = {adapter.resource.metadata.namespace: {} for adapter in view.adapters}
     known |= view.namespaces
@@ -282,6 +282,7 @@ def catalog_pools(
         group: pool.resource.spec.allowed_namespaces.admitted(own=pool.resource.metadata.namespace, known=known)
         for group, pool in groups.items()
     }
+    grants = {group: pool.resource.spec.tenants.grants for group, pool in groups.items()}
     serving = {one.pool for one in view.instances if one.pool in refused and refused[one.pool].keeps_runners}
     return tuple(
         PoolEntry(
@@ -296,6 +297,7 @@ def catalog_pools(
             max_replicas=pool.resource.spec.autoscaling.max_replicas,
             scale_down_stabilization_seconds=pool.resource.spec.autoscaling.scale_down_stabilization_seconds,
             tenants=tenants[pool.resource.group],
+            max_priorities={name: grant.max_priority for name, grant in grants[pool.resource.group].items()},
         )
         for pool in by_seniority(view.pools)  # of a group's entries the first one counts
         if pool.resource.object_name not in refused or pool.resource.object_name in serving

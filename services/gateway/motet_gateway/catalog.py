@@ -56,6 +56,11 @@ class Target:
     def max_class(self) -> "common_pb2.RequestClass.ValueType":
         return self.adapter.max_class if self.adapter is not None else common_pb2.REQUEST_CLASS_UNSPECIFIED
 
+    def max_class_of(self, tenant: str) -> "common_pb2.RequestClass.ValueType":
+        """What the pool grants to the tenant that asks."""
+        classes = self.group.max_classes
+        return classes.get(tenant) or classes.get(EVERYBODY) or common_pb2.REQUEST_CLASS_UNSPECIFIED
+
     @property
     def fingerprint(self) -> str:
         """Changes when the weights change. Clients see it as `system_fingerprint`."""

@@ -113,10 +113,10 @@ class Body(DescribedModel):
     """Let the tokenizer add its special tokens to the prompt. Unset: true for a completion and for `/tokenize` with a
     prompt, false for a chat, whose template has them."""
     priority: int | None = None
-    """Below 0: before others. Above 0: after others. Never above what the adapter's manifest grants."""
+    """Below 0: before others. Above 0: after others. Never above what adapter and pool grant."""
     service_tier: str | None = None
-    """`priority` goes first; `flex` and `batch` go last; the others are as usual. Never above what the adapter's
-    manifest grants."""
+    """`priority` goes first; `flex` and `batch` go last; the others are as usual. Never above what adapter and
+    pool grant."""
     response_format: Any = None
     """Only `{"type": "text"}` is supported."""
 
@@ -505,13 +505,14 @@ _TIERS: dict[str, "common_pb2.RequestClass.ValueType"] = {
 TIERS = ("auto", "default", "scale", *_TIERS)
 
 
-def request_class(body: Body, most_urgent: "common_pb2.RequestClass.ValueType") -> "common_pb2.RequestClass.ValueType":
-    """The class of a request: what the client asks for, never above what the adapter grants.
+def request_class(
+    body: Body, of_adapter: "common_pb2.RequestClass.ValueType", of_tenant: "common_pb2.RequestClass.ValueType"
+) -> "common_pb2.RequestClass.ValueType":
+    """The class of a request: what the client asks for, never above what the adapter and the pool grant.
 
     `priority` follows vLLM: lower goes first, 0 is as usual. Without either, the adapter's own class.
     """
-    granted = most_urgent or common_pb2.REQUEST_CLASS_INTERACTIVE
-    usual = most_urgent or common_pb2.REQUEST_CLASS_STANDARD
+    usual = of_adapter or common_pb2.REQUEST_CLASS_STANDARD
     if body.priority:
         wanted = common_pb2.REQUEST_CLASS_INTERACTIVE if body.priority < 0 else common_pb2.REQUEST_CLASS_BATCH
     else:
@@ -519,4 +520,4 @@ def request_class(body: Body, most_urgent: "common_pb2.RequestClass.ValueType") 
         if tier not in TIERS:
             raise InvalidRequest(f"service_tier: must be one of {', '.join(TIERS)}", param="service_tier")
         wanted = _TIERS.get(tier, usual)
-    return max(wanted, granted)  # a higher number is less urgent
+    return max(wanted, of_adapter, of_tenant)  # a higher number is less urgent; 0 is no bound

@@ -236,6 +236,7 @@ def catalog(it: Catalog, revision: int) -> scheduler_pb2.ServeDown:
                     model_uri=group.model_uri,
                     pools=group.pools,
                     tenants=group.tenants,
+                    max_classes={name: _class(one) for name, one in group.max_classes},
                 )
                 for group in it.groups
             ],
@@ -384,6 +385,7 @@ def _read_pool(it: scheduler_pb2.PoolEntry) -> PoolSpec:
         max_replicas=it.max_replicas or None,
         stabilization=it.scale_down_stabilization_seconds,
         tenants=tuple(it.tenants),
+        max_classes=tuple(sorted((name, RequestClass.from_proto(one)) for name, one in it.max_classes.items())),
     )
 
 

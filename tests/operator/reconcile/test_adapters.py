@@ -21,7 +21,7 @@ from tests.operator.builders import DIGEST, NOW, adapter, condition, instance, l
 
 
 def world(*adapters: AdapterObject, known: dict[str, AdapterReport] | None = None, runners: int = 1) -> View:
-    one = pool("demo", model={"servedName": "base"}, allowedNamespaces={"from": "Same"})
+    one = pool("demo", model={"servedName": "base"}, tenants={"default": {"pinnedReplicas": 3}})
     revision = revision_of(one.resource.object_name, template_of(one))
     return view(
         pools=[one],
@@ -179,6 +179,44 @@ def test_with_fewer_runners_than_min_replicas_an_adapter_still_serves() -> None:
         "replicas, or lower spec.placement.minReplicas"
     )
     assert says(only(reconcile(world(wanted, known=held, runners=3), cache)), "Loaded") == ("False", "Loading")
+
+
+def granting(place: View, **tenants: Any) -> View:
+    """The same, with a pool that grants so much."""
+    return replace(place, pools=(pool("demo", model={"servedName": "base"}, tenants=tenants),))
+
+
+def test_more_resident_runners_than_the_pool_grants_are_refused() -> None:
+    wanted = adapter(placement={"minReplicas": 2})
+    held = AdapterReport(serving_digest=DIGEST, replicas=(AdapterReplica(runner="r", tier="device", digest=DIGEST),))
+    place = world(wanted, known={"legal": held}, runners=2)
+    cache = ResultCache()
+    plan = reconcile(granting(place), cache)
+    status = only(plan)
+    assert (says(status, "Ready"), status.desired) == (("True", "Serving"), 1)
+    assert [entry.min_replicas for entry in plan.catalog.adapters] == [1]
+    assert condition(status.conditions, "Loaded").message == (
+        "spec.placement.minReplicas asks for 2 runners, but pool default/demo grants namespace default 1 for each "
+        "adapter; lower spec.placement.minReplicas, or ask the platform team to raise pinnedReplicas in the pool's "
+        "spec.tenants"
+    )
+    assert says(status, "Loaded") == ("False", "NotGranted")
+    assert says(status, "Stalled") == ("True", "NotGranted")
+    granted = reconcile(granting(place, overrides=[{"namespace": "default", "pinnedReplicas": 2}]), cache)
+    assert says(only(granted), "Loaded") == ("False", "Loading")
+    assert [entry.min_replicas for entry in granted.catalog.adapters] == [2]
+
+
+def test_an_adapter_whose_priority_the_pool_does_not_grant_says_so() -> None:
+    place = world(adapter(priority="Interactive"))
+    found = condition(only(reconcile(granting(place))).conditions, "Accepted")
+    assert found.status == "True"
+    assert found.message == (
+        "spec.priority is Interactive, but pool default/demo grants namespace default at most Standard (maxPriority in "
+        "its spec.tenants)"
+    )
+    granted = granting(place, default={"maxPriority": "Interactive"})
+    assert not condition(only(reconcile(granted)).conditions, "Accepted").message
 
 
 def test_enough_replicas_count_as_loaded_even_if_a_runner_is_not_ready() -> None:

@@ -762,6 +762,13 @@ def test_the_scaling_message_changes_only_with_the_decision() -> None:
     assert condition(decided(again, 3, "200 requests wait").conditions, "ScalingActive").message == "200 requests wait"
 
 
+def test_the_catalog_has_the_priorities_that_the_oldest_pool_of_a_group_grants() -> None:
+    overrides = [{"namespace": "acme"}, {"namespace": "chat", "maxPriority": "Interactive"}]
+    older = pool("a", group="g", tenants={"default": {"maxPriority": "Batch"}, "overrides": overrides})
+    for entry in reconcile(view(pools=[replace(pool("b", group="g"), age=1), older])).catalog.pools:
+        assert entry.max_priorities == {"*": "Batch", "acme": "Batch", "chat": "Interactive"}
+
+
 @pytest.mark.parametrize(
     ("allowed", "tenants"),
     [

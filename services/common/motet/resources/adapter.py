@@ -15,6 +15,7 @@ from motet.resources.fields import (
     ModelName,
     ObjectMeta,
     ObjectReference,
+    Priority,
     RelativePath,
     ResourceModel,
     SecretReference,
@@ -24,8 +25,6 @@ from motet.resources.fields import (
 )
 from motet.resources.source_uris import AdapterUri
 from motet.resources.validation_rules import Rule, TransitionRule
-
-Priority = Literal["Interactive", "Standard", "Batch"]
 
 
 class PoolRef(ResourceModel):
@@ -113,10 +112,12 @@ class AdapterPlacement(ResourceModel):
     """How many runners hold the adapter."""
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 0
-    """How many runners keep the adapter resident, also without requests. 0: its first request loads it."""
+    """How many runners keep the adapter resident, also without requests; at most the pool's `pinnedReplicas` for this
+    namespace. 0: its first request loads it."""
 
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = MAX_REPLICAS
-    """The largest number of runners that may hold the adapter."""
+    """The largest number of runners that serve the adapter. If these are full, its next request waits for one of
+    them."""
 
     rules: ClassVar = (
         Rule(
@@ -141,7 +142,8 @@ class LoRAAdapterSpec(ResourceModel):
 
     placement: AdapterPlacement = AdapterPlacement()
     priority: Priority = "Standard"
-    """The highest class that a request to this adapter may have."""
+    """The highest class that a request to this adapter may have; never above the pool's `maxPriority` for the namespace
+    that asks."""
 
     share: Annotated[list[TenantOrAll], Field(max_length=64)] = Field(default_factory=list)
     """Namespaces that may use the adapter as `namespace/modelName`. `["*"]`: all that the pool admits. Their requests

@@ -3,7 +3,7 @@
 The CRD schema has all of this, too. So a rule is a pattern or a number wherever that is possible.
 """
 
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import (
     ConfigDict,
@@ -141,6 +141,10 @@ ResourceName = Annotated[
     Field(json_schema_extra={"maxLength": 63}),
     ValidatedBy(at_most(63, "name must be 63 characters or fewer (it becomes a label value)")),
 ]
+Priority = Literal["Interactive", "Standard", "Batch"]
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+"""From the most urgent down."""
+
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 Annotations = Annotated[dict[LabelKey, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=64)]
 

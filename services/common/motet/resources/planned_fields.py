@@ -10,7 +10,11 @@ PLANNED_FIELDS: dict[str, dict[str, str]] = {
         "spec.verify": "probe prompts against a reference",
     },
     "ServingPool": {
-        "spec.tenants": "quotas and weights per tenant",
+        "spec.tenants.default.weight": "shares of tenants",
+        "spec.tenants.default.requestsPerMinute": "quotas of tenants",
+        "spec.tenants.default.tokensPerMinute": "quotas of tenants",
+        "spec.tenants.default.concurrency": "quotas of tenants",
+        "spec.tenants.default.maxAdapters": "a limit of adapters for each tenant",
         "spec.slo": "latency targets",
         "spec.template.volumes": "further volumes of pods",
         "spec.template.resourceClaims": "devices by claim",

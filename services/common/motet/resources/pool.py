@@ -1,5 +1,6 @@
 """`ServingPool`: runners that share one base model, one configuration and one size."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
@@ -7,6 +8,7 @@ from pydantic import Field
 
 from motet.domain import MAX_LORA_RANK, ObjectName
 from motet.resources.fields import (
+    ALL_NAMESPACES,
     API_VERSION,
     MAX_REPLICAS,
     Digest,
@@ -14,6 +16,7 @@ from motet.resources.fields import (
     ObjectMeta,
     ObjectReference,
     PathPrefix,
+    Priority,
     RelativePath,
     ResourceModel,
     SecretReference,
@@ -214,6 +217,52 @@ class Admission(ResourceModel):
     """The largest number of adapters. If there are more, the oldest are served."""
 
 
+class TenantGrant(ResourceModel):
+    """What a namespace gets."""
+
+    max_priority: Priority = "Standard"
+    """The highest class of its requests, to adapters and to the base model."""
+
+    pinned_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
+    """On how many runners each of its adapters may stay resident without requests (`placement.minReplicas`)."""
+
+
+class TenantOverride(ResourceModel):
+    """What one namespace gets. An absent field is as in `default`."""
+
+    namespace: DnsLabel
+    """The namespace."""
+
+    max_priority: Priority | None = None
+    """The highest class of its requests."""
+
+    pinned_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = None
+    """On how many runners each of its adapters may stay resident without requests."""
+
+
+class Tenants(ResourceModel):
+    """What the platform team grants to namespaces. Tenants can only ask for less."""
+
+    default: TenantGrant = TenantGrant()
+    """For each namespace without an override."""
+
+    overrides: Annotated[list[TenantOverride], Field(max_length=1024), UniqueBy("namespace")] = Field(
+        default_factory=list
+    )
+    """For single namespaces."""
+
+    @cached_property
+    def grants(self) -> Mapping[str, TenantGrant]:
+        """By namespace; `*` is every other one."""
+        own = {one.namespace: one.model_dump(exclude={"namespace"}, exclude_none=True) for one in self.overrides}
+        return {ALL_NAMESPACES: self.default} | {
+            namespace: self.default.model_copy(update=said) for namespace, said in own.items()
+        }
+
+    def grant_to(self, namespace: str) -> TenantGrant:
+        return self.grants.get(namespace, self.default)
+
+
 class AdapterVolume(ResourceModel):
     """A claim from which adapters may be read. A running pod cannot get another volume, so the pool lists all claims
     in advance."""
@@ -278,6 +327,9 @@ class ServingPoolSpec(ResourceModel):
     allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
     """The namespaces whose adapters may refer to this pool. Only these namespaces may use its base model and the
     adapters that are shared with them."""
+
+    tenants: Tenants = Tenants()
+    """What namespaces may take. In a group with several pools, those of the oldest one count."""
 
     admission: Admission = Admission()
     adapter_volumes: Annotated[

@@ -53,6 +53,9 @@ _LOADING = {
     "runners are loading it.",
     "NoCapacity": "The pool has fewer ready runners than `spec.placement.minReplicas` asks for; the ready ones serve "
     "the adapter. Raise the pool's replicas, or lower `spec.placement.minReplicas`.",
+    "NotGranted": "`spec.placement.minReplicas` asks for more than the pool's `pinnedReplicas` (`spec.tenants`) grants "
+    "this namespace. As many runners as it grants keep the adapter; requests may load it on more. Lower "
+    "`spec.placement.minReplicas`, or ask the platform team for a higher `pinnedReplicas`.",
     "Suspended": "`spec.suspend` is true. Set it to false to serve the adapter.",
 }
 

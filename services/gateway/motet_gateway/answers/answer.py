@@ -339,7 +339,7 @@ class AnswerResponse(Response):
             echo = partial(echoed_prompts, body, self._prompts, text, writer=writer)
             self._echoes = await self._finished(gateway.encoder.run(sum(map(len, self._prompts)), echo), send)
         wanted = samplings(body, text, limits)
-        wanted_class = request_class(body, target.max_class)
+        wanted_class = request_class(body, target.max_class, target.max_class_of(self._caller.tenant))
         self._class_name = RequestClass.from_proto(wanted_class).name.lower()
         stops = body.stops()
         gateway.admission.check_choices(len(self._prompts) * body.choices)

@@ -11,6 +11,10 @@ GroupName = NewType("GroupName", str)
 """namespace/name of the pool group whose base model and adapters a runner serves."""
 
 
+MaxClasses = tuple[tuple[str, RequestClass], ...]
+"""The most urgent class of each tenant's requests; `*` is every other tenant. Gateways apply it."""
+
+
 class AdapterStage(IntEnum):
     """How far a runner has loaded an adapter. The numbers are those of the messages."""
 
@@ -97,6 +101,8 @@ class PoolSpec:
     tenants: tuple[str, ...] = ()
     """Who may use the base model. Only gateways check this, and an adapter's `share`: requests that reach the scheduler
     have been allowed, and continue when the permission is taken back."""
+
+    max_classes: MaxClasses = ()
 
     @property
     def scalable(self) -> bool:
@@ -227,6 +233,7 @@ class CatalogGroup:
     """(instance, address) of the runners that take work."""
 
     tenants: tuple[str, ...] = ()
+    max_classes: MaxClasses = ()
 
 
 NamespaceUids = tuple[tuple[str, str], ...]

@@ -727,6 +727,26 @@ Global___Catalog: _TypeAlias = Catalog  # noqa: Y015
 class CatalogGroup(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MaxClassesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _common_pb2.RequestClass.ValueType
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _common_pb2.RequestClass.ValueType = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     GROUP_FIELD_NUMBER: _builtins.int
     SERVED_NAME_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
@@ -736,6 +756,7 @@ class CatalogGroup(_message.Message):
     MODEL_URI_FIELD_NUMBER: _builtins.int
     POOLS_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
+    MAX_CLASSES_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """namespace/name"""
     served_name: _builtins.str
@@ -755,6 +776,10 @@ class CatalogGroup(_message.Message):
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """who may use the base, and adapters that are shared with them; '*': everybody"""
 
+    @_builtins.property
+    def max_classes(self) -> _containers.ScalarMap[_builtins.str, _common_pb2.RequestClass.ValueType]:
+        """by tenant, '*': every other one"""
+
     def __init__(
         self,
         *,
@@ -767,10 +792,11 @@ class CatalogGroup(_message.Message):
         model_uri: _builtins.str = ...,
         pools: _abc.Iterable[_builtins.str] | None = ...,
         tenants: _abc.Iterable[_builtins.str] | None = ...,
+        max_classes: _abc.Mapping[_builtins.str, _common_pb2.RequestClass.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "base_digest", b"base_digest", "group", b"group", "max_model_length", b"max_model_length", "model_uri", b"model_uri", "pools", b"pools", "runners", b"runners", "served_name", b"served_name", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "base_digest", b"base_digest", "group", b"group", "max_classes", b"max_classes", "max_model_length", b"max_model_length", "model_uri", b"model_uri", "pools", b"pools", "runners", b"runners", "served_name", b"served_name", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1647,6 +1673,26 @@ Global___CatalogDelta: _TypeAlias = CatalogDelta  # noqa: Y015
 class PoolEntry(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MaxClassesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _common_pb2.RequestClass.ValueType
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _common_pb2.RequestClass.ValueType = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     POOL_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     SERVED_NAME_FIELD_NUMBER: _builtins.int
@@ -1658,6 +1704,7 @@ class PoolEntry(_message.Message):
     MAX_REPLICAS_FIELD_NUMBER: _builtins.int
     SCALE_DOWN_STABILIZATION_SECONDS_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
+    MAX_CLASSES_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     group: _builtins.str
     served_name: _builtins.str
@@ -1674,6 +1721,10 @@ class PoolEntry(_message.Message):
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """namespaces that it admits, or one '*': all; none from an operator that says nothing"""
 
+    @_builtins.property
+    def max_classes(self) -> _containers.ScalarMap[_builtins.str, _common_pb2.RequestClass.ValueType]:
+        """by namespace, '*': every other one; none from an operator that says none"""
+
     def __init__(
         self,
         *,
@@ -1688,10 +1739,11 @@ class PoolEntry(_message.Message):
         max_replicas: _builtins.int = ...,
         scale_down_stabilization_seconds: _builtins.float = ...,
         tenants: _abc.Iterable[_builtins.str] | None = ...,
+        max_classes: _abc.Mapping[_builtins.str, _common_pb2.RequestClass.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "max_replicas", b"max_replicas", "max_sequences", b"max_sequences", "min_replicas", b"min_replicas", "model_uri", b"model_uri", "pool", b"pool", "replicas", b"replicas", "scale_down_stabilization_seconds", b"scale_down_stabilization_seconds", "scaling", b"scaling", "served_name", b"served_name", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "max_classes", b"max_classes", "max_replicas", b"max_replicas", "max_sequences", b"max_sequences", "min_replicas", b"min_replicas", "model_uri", b"model_uri", "pool", b"pool", "replicas", b"replicas", "scale_down_stabilization_seconds", b"scale_down_stabilization_seconds", "scaling", b"scaling", "served_name", b"served_name", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
