@@ -418,6 +418,33 @@ def test_the_right_forward_pass_of_twenty_models_is_let_through(
     judged(kind, dtype, tmp_path, seed=seed)
 
 
+def kept_in_order(call: Any, self: Any, batch: Any) -> torch.Tensor:
+    return call(self, replace(batch, keep=batch.keep.sort().values))
+
+
+def all_rows(call: Any, self: Any, batch: Any) -> torch.Tensor:
+    return call(self, replace(batch, keep=torch.arange(batch.tokens), choices=None))
+
+
+def first_rows(call: Any, self: Any, batch: Any) -> torch.Tensor:
+    return call(self, replace(batch, keep=torch.arange(len(batch.keep))))
+
+
+def zeros_in_long_iterations(call: Any, self: Any, batch: Any) -> torch.Tensor:
+    return call(self, batch) * (batch.tokens < 512)
+
+
+@pytest.mark.parametrize("kind", FORWARDS)
+@pytest.mark.parametrize("wrong", [kept_in_order, all_rows, first_rows, zeros_in_long_iterations])
+def test_a_forward_pass_that_takes_tokens_for_others_is_refused(
+    wrong: Callable[..., torch.Tensor], kind: str, right: Callable[[str, str], Judged]
+) -> None:
+    of = right(kind, "float32")
+    with of_class(FORWARDS[kind], "__call__", wrong)(None):
+        fault = of.fault()
+    assert fault.startswith("it gives logits of other tokens" if wrong is all_rows else "its logits are off by"), fault
+
+
 def test_a_token_that_is_not_the_likeliest_is_noticed(right: Callable[[str, str], Judged]) -> None:
     of = right("cpp", "float32")
     call = CompiledForward.__call__

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,12 +35,26 @@ than half of an error that is small by luck."""
 
 LENGTHS = (40, 22, 23, 17, 1)
 """Of the texts: about 100 tokens, on several pages"""
-ITERATIONS: Sequence[Mapping[int, int]] = (
-    {0: 17, 1: 20, 2: 16, 3: 15},
-    {0: 22, 1: 1, 2: 6, 3: 1, 4: 1},  # chunks beside decodes and a prompt of one token
-    {0: 1, 1: 1, 2: 1, 3: 1},  # one of them is the first token on its page
+COPIES = 6
+"""Of each text, in rows of their own: the first ones are computed in parts, and then all others at once, if at all."""
+
+
+class _Iteration(NamedTuple):
+    counts: Mapping[int, int]
+    """How many tokens of each row are computed"""
+    some: bool = False
+    """Whether the logits of some tokens are wanted, in any order, and not those of all"""
+
+
+ITERATIONS = (
+    _Iteration({0: 17, 1: 20, 2: 16, 3: 15}),
+    _Iteration({0: 22, 1: 1, 2: 6, 3: 1, 4: 1}, some=True),  # chunks beside decodes and a prompt of one token
+    _Iteration({0: 1, 1: 1, 2: 1, 3: 1}),  # one of them is the first token on its page
 )
-"""How many tokens of each text are computed"""
+CROWD = _Iteration({row: LENGTHS[row % len(LENGTHS)] for row in range(len(LENGTHS), COPIES * len(LENGTHS))}, some=True)
+"""For fused forward passes: as many rows as a usual chunk has. The modules would take long for them."""
+SOME = 64
+"""Logits that are wanted of many tokens"""
 ADAPTER_OF = {0: 0, 2: 1, 3: 0}
 """Text → its adapter; the others have none."""
 RANKS = (8, 3)
@@ -54,11 +68,11 @@ _Matrices = dict[str, list[tuple[torch.Tensor, torch.Tensor]]]
 _MakeBackend = Callable[[torch.Tensor], LoraBackend[Any]]
 """Gets the memory [bytes] with the adapters."""
 _Bound = tuple[LoraBackend[Any], dict[int, PlacedAdapter]]
-"""A back end, and where its adapters are, by text"""
+"""A back end, and where its adapters are, by row"""
 
 
-class _OtherTokens(Exception):
-    """A forward pass says of a token that its logit is the largest, and it is not."""
+class _Wrong(Exception):
+    """Why a forward pass cannot serve"""
 
 
 class Gate:
@@ -112,8 +126,8 @@ class Gate:
             ):
                 errors.append(error)
                 yield
-        except _OtherTokens:
-            return "it chooses tokens whose logits are not the largest"
+        except _Wrong as wrong:
+            return str(wrong)
         except Exception as error:
             return not_judged(error)
         off = _root(errors)
@@ -147,14 +161,15 @@ class _Yardstick:
         self, loaded: LoadedModel, make: _MakeBackend, attention: MakeAttention | None = None
     ) -> Iterator[torch.Tensor]:
         """The mean squares of the rows of each iteration"""
-        for places, logits in self.computed(loaded, ITERATIONS, self.bound(make, loaded.device), attention):
+        iterations = ITERATIONS if loaded.fused is None else (*ITERATIONS, CROWD)
+        for places, logits in self.computed(loaded, iterations, self.bound(make, loaded.device), attention):
             right = self.truth[places]
             yield torch.stack([_square(ours.double() - known) for ours, known in zip(logits, right, strict=True)])
 
     def computed(
         self,
         loaded: LoadedModel,
-        iterations: Sequence[Mapping[int, int]],
+        iterations: Sequence[_Iteration],
         bound: _Bound,
         attention: MakeAttention | None = None,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -162,14 +177,18 @@ class _Yardstick:
         backend, adapters = bound
         if loaded.fused is not None:
             loaded.fused.use_lora(backend)
-        trial = Trial(loaded, self.texts, attention=attention, backend=backend, adapters=adapters)
-        for counts in iterations:
-            batch = trial.batch(counts)
+        trial = Trial(loaded, [*self.texts] * COPIES, attention=attention, backend=backend, adapters=adapters)
+        for iteration in iterations:
+            batch = trial.batch(iteration.counts)
+            if iteration.some:
+                _keep_some(batch)
             places = _places(batch)
             with _added(loaded, backend, batch):
                 logits = loaded.forward(batch)
+            if len(logits) != len(places):
+                raise _Wrong("it gives logits of other tokens than those that are wanted")
             if batch.chosen is not None and not _are_largest(batch.chosen, logits):
-                raise _OtherTokens
+                raise _Wrong("it chooses tokens whose logits are not the largest")
             yield places, logits
 
     def bound(self, make: _MakeBackend, device: torch.device) -> _Bound:
@@ -185,7 +204,8 @@ class _Yardstick:
                 layout.write(run, path, *of_linear[number], 1.0)
             placed.append(PlacedAdapter(str(number), offset, layout.rank, frozenset(self.matrices)))
             offset += layout.bytes
-        return make(memory), {number: placed[adapter] for number, adapter in ADAPTER_OF.items()}
+        rows = [(copy * len(LENGTHS) + first, placed[of]) for copy in range(COPIES) for first, of in ADAPTER_OF.items()]
+        return make(memory), dict(rows)
 
 
 def _yardstick(loaded: LoadedModel, kernels: Kernels, taken: int) -> Generator[None, None, _Yardstick]:
@@ -199,7 +219,7 @@ def _yardstick(loaded: LoadedModel, kernels: Kernels, taken: int) -> Generator[N
     unknown = _Yardstick(texts, groups, matrices, torch.empty(0), math.nan)
     bound = unknown.bound(lambda _: _Truth(matrices, lora), loaded.device)
     with wide(loaded, wider(loaded.dtype)) as exact:
-        ((places, logits),) = unknown.computed(exact, [dict(enumerate(LENGTHS))], bound)
+        ((places, logits),) = unknown.computed(exact, [_Iteration(dict(enumerate(LENGTHS)))], bound)
     known = replace(unknown, truth=torch.empty_like(logits).index_copy_(0, places, logits))
     del logits
     yield
@@ -213,10 +233,17 @@ def _yardstick(loaded: LoadedModel, kernels: Kernels, taken: int) -> Generator[N
     return replace(known, allowed=max(ALLOWED * _root(errors), LEAST[loaded.dtype] * size))
 
 
+def _keep_some(batch: FlatBatch) -> None:
+    """Others are not computed, and none may be taken for another."""
+    order = torch.randperm(batch.tokens, generator=torch.Generator().manual_seed(0))
+    batch.keep = batch.keep[order[: min(SOME, 3 * batch.tokens // 4)].to(batch.keep.device)]
+    batch.choices = torch.empty(len(batch.keep), dtype=torch.int64)
+
+
 def _places(batch: FlatBatch) -> torch.Tensor:
     """Of the kept rows of an iteration, among the tokens of all texts"""
     line = batch.line
-    firsts = np.cumsum([0, *LENGTHS])[[row.number for row in line.rows]]
+    firsts = np.cumsum([0, *LENGTHS])[[row.number % len(LENGTHS) for row in line.rows]]
     return torch.from_numpy(firsts[line.sequence_of] + line.positions).to(batch.keep.device)[batch.keep]
 
 
