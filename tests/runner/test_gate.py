@@ -1,5 +1,6 @@
 """The gate lets nothing through that computes something else than the modules, and all that computes the same."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -578,6 +579,15 @@ def test_a_yardstick_that_was_not_finished_is_none(tmp_path: Path) -> None:
     with patch("motet_runner.execute.gate.TorchBackend", raises(MemoryError("none left"))):
         assert ended(gate.fault_of(kernels)) == "not judged: MemoryError: none left"
         assert ended(gate.fault_of_forward(kernels, None)) == "not judged: MemoryError: none left"
+    assert ended(gate.fault_of(kernels)) == ""
+
+
+def test_where_memory_has_no_room_for_logits_nothing_is_computed(tmp_path: Path) -> None:
+    loaded = load(save_model(MODELS["cpp"], tmp_path), "float32", "cpu")
+    kernels, gate = kernels_named("cpp"), Gate(loaded)
+    with patch("motet_runner.execute.gate.available_host_bytes", lambda: 1000), patch.object(loaded.model, "forward"):
+        fault = ended(gate.fault_of(kernels))
+    assert re.fullmatch(r"not judged: MemoryError: \d+ MiB are needed for logits, and 0 MiB are left", fault)
     assert ended(gate.fault_of(kernels)) == ""
 
 

@@ -25,6 +25,7 @@ from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.packed_linears import weight_of
 from motet_runner.execute.trial import MakeAttention, Trial, text
 from motet_runner.execute.wide import Wide, wide
+from motet_runner.memory.host_limit import available_host_bytes
 from motet_runner.memory.out_of_memory import device_has_failed
 
 ALLOWED = 1.5
@@ -59,6 +60,10 @@ ADAPTER_OF = {0: 0, 2: 1, 3: 0}
 """Text → its adapter; the others have none."""
 RANKS = (8, 3)
 """Of the adapters"""
+
+LOGIT_BYTES = 16
+"""What the gate takes for each logit of its texts: of a large vocabulary, hundreds of MiB"""
+MIB = 1024 * 1024
 
 TRIES = 3
 LINEAR_ROWS = 25
@@ -154,7 +159,7 @@ class _Yardstick:
     groups: Sequence[LinearGroup]
     matrices: _Matrices
     truth: torch.Tensor
-    """[tokens of all texts, vocabulary] logits"""
+    """[tokens of all texts, vocabulary] logits, rounded to float32: they may wait long for a compiler."""
     allowed: float
 
     def errors(
@@ -210,6 +215,9 @@ class _Yardstick:
 
 def _yardstick(loaded: LoadedModel, kernels: Kernels, taken: int) -> Generator[None, None, _Yardstick]:
     """In parts. `taken`: how many sets of texts were taken before"""
+    needed = sum(LENGTHS) * loaded.vocabulary * LOGIT_BYTES
+    if loaded.device.type == "cpu" and needed > (left := available_host_bytes()):
+        raise MemoryError(f"{needed / MIB:.0f} MiB are needed for logits, and {left / MIB:.0f} MiB are left")
     lora = LoraLinears(loaded.linears, loaded.dtype, kernels, loaded.linear_groups)
     groups, matrices = lora.groups, _random_matrices(loaded, lora)
     texts = [
@@ -220,7 +228,7 @@ def _yardstick(loaded: LoadedModel, kernels: Kernels, taken: int) -> Generator[N
     bound = unknown.bound(lambda _: _Truth(matrices, lora), loaded.device)
     with wide(loaded, wider(loaded.dtype)) as exact:
         ((places, logits),) = unknown.computed(exact, [_Iteration(dict(enumerate(LENGTHS)))], bound)
-    known = replace(unknown, truth=torch.empty_like(logits).index_copy_(0, places, logits))
+    known = replace(unknown, truth=torch.empty_like(logits, dtype=torch.float32).index_copy_(0, places, logits.float()))
     del logits
     yield
     errors = []
