@@ -24,6 +24,8 @@ NOT_BENCHMARKS = {
     "own_driver",
     "random_gemma",
     "random_llama",
+    "residency",
+    "scheduler_catalog",
     "served_stack",
     "traffic",
     "vllm_driver",

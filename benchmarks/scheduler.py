@@ -11,6 +11,8 @@ The baseline has the same requests, runners and rules, but scans the queue: at e
 order until no runner has enough free capacity for the smallest waiting request. It alternates with the scheduler in one
 process. Both are measured by CPU time.
 
+Then `residency` measures what the scheduler spends on adapters that come and go.
+
     python -m benchmarks.scheduler [--decisions 2000] [--scans 200] [--pairs 6] [--json]
 """
 
@@ -26,31 +28,22 @@ from dataclasses import replace
 from itertools import count
 from statistics import fmean
 
+from benchmarks import residency
 from benchmarks.harness import Pairs, Result, alternate, arguments, percentile, report
-from motet.domain import Digest, InstanceName, RequestId, Tenant
+from benchmarks.scheduler_catalog import ADAPTERS, CATALOG, GROUP, TENANTS, digest_of, identity
+from motet.domain import InstanceName, RequestId, Tenant
 from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
-from motet.runner_info import Capacity, RequestClass, RunnerIdentity
+from motet.runner_info import Capacity, RequestClass
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import Revision
-from motet_scheduler.policy.catalog import SavedAdapter, SavedCatalog
 from motet_scheduler.policy.requests import Placement, QueueKey, Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.scheduler import Scheduler
-from motet_scheduler.policy.values import (
-    AdapterRef,
-    AdapterSpec,
-    Estimate,
-    GroupName,
-    PoolSpec,
-    RevisionKey,
-    SchedulerConfig,
-)
+from motet_scheduler.policy.values import Estimate, SchedulerConfig
 
-QUEUED, ADAPTERS, TENANTS = 10_000, 1_000, 100
+QUEUED = 10_000
 RUNNER_COUNTS = (3, 16)
 TARGET_US, TARGET_P99_US = 100, 1_000
-GROUP = GroupName("default/demo")
 CAPACITY = Capacity(pages=1024, max_sequences=64, adapter_slots=32)
 CONFIG = SchedulerConfig(queue_limit=2 * QUEUED)
 
@@ -69,27 +62,6 @@ def cached_on(runner: int) -> frozenset[int]:
     return frozenset(
         hint for adapter in range(first, first + MAX_CACHED_HINTS // MAX_PROMPT_HINTS) for hint in hints_of(adapter)
     )
-
-
-def digest_of(adapter: int) -> Digest:
-    return Digest(f"sha256:{adapter:064}")
-
-
-def saved(adapter: int) -> SavedAdapter:
-    key = RevisionKey(source=f"file:///adapters/{adapter}")
-    ref = AdapterRef(f"tenant-{adapter % TENANTS}", f"adapter-{adapter}", 1)
-    spec = AdapterSpec(ref=ref, group=GROUP, model_name=ref.name, revision=key)
-    return SavedAdapter(spec=spec, serving=Revision(key=key, digest=digest_of(adapter)))
-
-
-CATALOG = SavedCatalog(
-    pools=(PoolSpec(pool="default/demo", group=GROUP, served_name="demo"),),
-    adapters=tuple(saved(adapter) for adapter in range(ADAPTERS)),
-)
-
-
-def identity(index: int) -> RunnerIdentity:
-    return RunnerIdentity(instance=f"r{index}", incarnation="1", pool="default/demo", group=GROUP)
 
 
 class Arrivals:
@@ -334,7 +306,7 @@ async def measure(decisions: int, scans: int, pairs: int) -> list[Result]:
             Result(f"scheduler_gain{suffix}", both.ratio, "x", baseline="a fair scan", pairs=both),
             Result(f"scheduler_decision_p99_us{suffix}", tail, "us", f"<= {TARGET_P99_US} us", tail <= TARGET_P99_US),
         ]
-    return results
+    return results + await residency.measure(pairs)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
-"""The scheduler's baseline is a fair one: it stops early, and yet passes nobody over."""
+"""The scheduler's baselines are fair: they pass nobody over and tell the same."""
 
+from benchmarks.residency import Fleet
 from benchmarks.scheduler import CONFIG, BaselineScheduler
 from motet_scheduler.policy.runner_choice import Chosen, choose
 
@@ -18,3 +19,13 @@ def test_the_baseline_scan_leaves_no_request_waiting_that_fits() -> None:
         assert fits == []
         assert sum(scan._waiting_by_pages.values()) == len(scan._waiting)
         scan._fill()
+
+
+def test_both_sides_of_the_residency_benchmark_publish_the_same_catalog() -> None:
+    ours, baseline = Fleet(runners=4), Fleet(runners=4, tells_all_at_once=True)
+    for side in (ours, baseline):
+        side.second()
+    assert ours.scheduler.catalog != baseline.scheduler.catalog, "residency waits for its turn"
+    assert 0 < ours.sent < baseline.sent
+    ours.wait()
+    assert ours.scheduler.catalog == baseline.scheduler.catalog

@@ -187,6 +187,7 @@ def test_an_answer_that_comes_after_the_report_of_its_load_is_known():
     driver.certify(ordered_stage=AdapterStage.DEVICE)
     assert not driver.of(effects.IgnoreAnswer)
     driver.report()
+    driver.wait(0.1)
     assert driver.of(effects.EnsureAdapter), "it was evicted: again at once"
 
 

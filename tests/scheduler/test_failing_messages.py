@@ -6,6 +6,7 @@ The kinds of messages come from the protocol itself: a new one is tested as soon
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,14 @@ from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
 from motet.errors import Internal, InvalidRequest, MotetError
 from motet.rpc.message_failures import TOLD_ONCE
 from motet.rpc.metrics import FAILED_MESSAGES
+from motet_gateway.catalog import Catalog
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.generation import EndReason
 from motet_operator.sync import SchedulerSync
 from tests.operator.test_sync import catalog
 from tests.runner_service.fake_peers import gateway_to
-from tests.support.in_process_services import until
+from tests.support.in_process_runner import write_adapter
+from tests.support.in_process_services import adapter_entry, until
 from tests.support.in_process_system import InProcessSystem, in_process_system
 from tests.support.real_dispatcher import ask, dispatcher_of
 
@@ -258,6 +261,26 @@ async def test_an_answer_that_fails_on_its_tokens_ends_alone(folder, method):
             assert isinstance(end, Internal)
             assert await good.over() is EndReason.LENGTH
             assert len(good.tokens) == 50
+
+
+async def test_a_gateway_that_misses_changes_of_a_catalog_gets_the_whole_one_on_its_next_stream(folder, monkeypatch):
+    async with in_process_system(folder) as system:
+        await system.runner("r0")
+        async with dispatcher_of(system) as dispatcher:
+            catalog = dispatcher._catalog
+            named = lambda: {one.model_name for one in catalog.current.adapters}  # noqa: E731
+            changed, applied = Catalog.changed, []
+            monkeypatch.setattr(
+                Catalog, "changed", lambda self, changes: applied.append(changes) or changed(self, changes)
+            )
+            entries = [adapter_entry(name, write_adapter(folder / name)) for name in ("pirate", "poet")]
+            system.operator.state(entries[0])
+            await until(lambda: catalog.known and any(one.digest for one in catalog.current.adapters))
+            assert applied, "it was checked after the first catalog"
+            catalog.replace(replace(catalog.current, adapters=(), revision=7))  # as if one had been missed
+            system.operator.state(*entries)
+            await until(lambda: named() == {"pirate", "poet"})
+            assert catalog.current.revision == system.control.scheduler_service._catalog_revision
 
 
 async def test_a_wrong_number_ends_only_its_own_request(folder):

@@ -1,4 +1,4 @@
-"""Which models there are, under which names, and who may use them. The scheduler sends each catalog as a whole."""
+"""Which models there are, under which names, and who may use them. The scheduler sends a catalog, then its changes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -105,6 +105,7 @@ class Catalog:
     adapters: tuple[scheduler_pb2.CatalogAdapter, ...] = ()
     namespaces: Mapping[str, str] = field(default_factory=dict)
     """The uids of all namespaces that exist, by name. Empty: the operator does not say."""
+    revision: int = 0
 
     @classmethod
     def of(cls, message: scheduler_pb2.Catalog) -> "Catalog":
@@ -112,7 +113,18 @@ class Catalog:
             tuple(message.groups),
             tuple(message.adapters),
             {namespace.name: namespace.uid for namespace in message.namespaces},
+            message.revision,
         )
+
+    def changed(self, changes: scheduler_pb2.CatalogChanges) -> "Catalog":
+        if changes.before != self.revision:
+            raise InvalidRequest(
+                f"these are changes of catalog {changes.before}, but this gateway has {self.revision}", param="before"
+            )
+        adapters = {(one.ref.namespace, one.ref.name): one for one in (*self.adapters, *changes.adapters)}
+        for ref in changes.removed:
+            adapters.pop((ref.namespace, ref.name), None)
+        return Catalog(tuple(changes.groups), tuple(adapters.values()), self.namespaces, changes.revision)
 
     @cached_property
     def _group(self) -> dict[str, scheduler_pb2.CatalogGroup]:

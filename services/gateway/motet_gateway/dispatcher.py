@@ -195,7 +195,9 @@ class Dispatcher:
 
     def _hello(self) -> Iterator[scheduler_pb2.ServeUp]:
         usage = self._usage.report(_tokens_of(live) for live in self._live.values())
-        hello = scheduler_pb2.GatewayHello(gateway=self._gateway, highest_term=self._term, usage=usage)
+        hello = scheduler_pb2.GatewayHello(
+            gateway=self._gateway, highest_term=self._term, usage=usage, takes_changes=True
+        )
         waiting = []
         for live in self._live.values():
             if live.generation.placement is not None:
@@ -227,14 +229,19 @@ class Dispatcher:
             case "refused":
                 self._refused(message.refused)
             case "catalog":
-                self._catalog.replace(Catalog.of(message.catalog))
-                busy = [live.generation.placement.address for live in self._live.values() if live.generation.placement]
-                self._runners.set_addresses(self._catalog.current.runner_addresses(), busy=busy)
+                self._replace_catalog(Catalog.of(message.catalog))
+            case "catalog_changes":
+                self._replace_catalog(self._catalog.current.changed(message.catalog_changes))
             case "welcome":
                 check_leaders_term(message.welcome.term, self._term, "the scheduler")
                 self._term = max(self._term, message.welcome.term)
             case unknown:
                 log.debug("message_unknown", sender="scheduler", kind=unknown)
+
+    def _replace_catalog(self, catalog: Catalog) -> None:
+        self._catalog.replace(catalog)
+        busy = [live.generation.placement.address for live in self._live.values() if live.generation.placement]
+        self._runners.set_addresses(catalog.runner_addresses(), busy=busy)
 
     def _on_scheduler_failure(self, message: scheduler_pb2.ServeDown, error: MotetError) -> None:
         """End the choice that the message was about. A catalog is about none: the last one stays."""

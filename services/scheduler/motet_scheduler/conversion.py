@@ -23,6 +23,8 @@ from motet_scheduler.policy.values import (
     AdapterStage,
     BaseModel,
     Catalog,
+    CatalogAdapter,
+    CatalogChanges,
     Certificate,
     Estimate,
     GroupName,
@@ -222,41 +224,57 @@ def catalog(it: Catalog, revision: int) -> scheduler_pb2.ServeDown:
     return scheduler_pb2.ServeDown(
         catalog=scheduler_pb2.Catalog(
             revision=revision,
-            groups=[
-                scheduler_pb2.CatalogGroup(
-                    group=group.group,
-                    served_name=group.served_name,
-                    base_digest=group.base_digest,
-                    asset_digest=group.asset_digest,
-                    max_model_length=group.max_model_length,
-                    runners=[
-                        scheduler_pb2.CatalogRunner(instance=instance, address=address)
-                        for instance, address in group.runners
-                    ],
-                    model_uri=group.model_uri,
-                    pools=group.pools,
-                    tenants=group.tenants,
-                    max_classes={name: _class(one) for name, one in group.max_classes},
-                )
-                for group in it.groups
-            ],
-            adapters=[
-                scheduler_pb2.CatalogAdapter(
-                    ref=_write_ref(adapter.ref),
-                    group=adapter.group,
-                    model_name=adapter.model_name,
-                    state=_READINESS[adapter.state],
-                    digest=adapter.digest,
-                    failure=adapter.failure.to_proto() if adapter.failure is not None else None,
-                    rank=adapter.rank,
-                    source=adapter.source,
-                    max_class=_class(adapter.max_class),
-                    share=adapter.share,
-                )
-                for adapter in it.adapters
-            ],
+            groups=_write_groups(it),
+            adapters=map(_write_catalog_adapter, it.adapters),
             namespaces=[scheduler_pb2.Namespace(name=name, uid=uid) for name, uid in it.namespaces],
         )
+    )
+
+
+def catalog_changes(it: Catalog, changes: CatalogChanges, before: int, revision: int) -> scheduler_pb2.ServeDown:
+    return scheduler_pb2.ServeDown(
+        catalog_changes=scheduler_pb2.CatalogChanges(
+            revision=revision,
+            before=before,
+            groups=_write_groups(it),
+            adapters=map(_write_catalog_adapter, changes.adapters),
+            removed=map(_write_ref, changes.removed),
+        )
+    )
+
+
+def _write_groups(it: Catalog) -> list[scheduler_pb2.CatalogGroup]:
+    return [
+        scheduler_pb2.CatalogGroup(
+            group=group.group,
+            served_name=group.served_name,
+            base_digest=group.base_digest,
+            asset_digest=group.asset_digest,
+            max_model_length=group.max_model_length,
+            runners=[
+                scheduler_pb2.CatalogRunner(instance=instance, address=address) for instance, address in group.runners
+            ],
+            model_uri=group.model_uri,
+            pools=group.pools,
+            tenants=group.tenants,
+            max_classes={name: _class(one) for name, one in group.max_classes},
+        )
+        for group in it.groups
+    ]
+
+
+def _write_catalog_adapter(adapter: CatalogAdapter) -> scheduler_pb2.CatalogAdapter:
+    return scheduler_pb2.CatalogAdapter(
+        ref=_write_ref(adapter.ref),
+        group=adapter.group,
+        model_name=adapter.model_name,
+        state=_READINESS[adapter.state],
+        digest=adapter.digest,
+        failure=adapter.failure.to_proto() if adapter.failure is not None else None,
+        rank=adapter.rank,
+        source=adapter.source,
+        max_class=_class(adapter.max_class),
+        share=adapter.share,
     )
 
 

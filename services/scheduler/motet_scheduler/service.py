@@ -65,6 +65,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._failed = asyncio.Event()
         self._name = f"scheduler-{leadership.term}"
         self._catalog_revision = 0
+        self._take_changes: set[str] = set()
+        """Gateways that need only the changes of a catalog."""
         self._welcomed = WelcomedPeers()
         self._gateways: Sessions[str, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
             hello=lambda up: up.hello.gateway if up.HasField("hello") else None,
@@ -163,6 +165,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if up.HasField("hello"):
             if not self._raise_term_above(f"gateway {gateway}", up.hello.highest_term):
                 session.send(scheduler_pb2.ServeDown(welcome=self._welcome()))
+            if up.hello.takes_changes:
+                self._take_changes.add(gateway)
+            else:
+                self._take_changes.discard(gateway)
             log.info("gateway_connected", gateway=gateway, live=len(up.hello.live))
             self._handle(conversion.gateway_connected(up.hello))
         elif (event := conversion.serve_event(gateway, up)) is not None:
@@ -182,6 +188,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     def _on_gateway_disconnected(self, session: Session[str, scheduler_pb2.ServeDown]) -> None:
         log.info("gateway_disconnected", gateway=session.peer)
+        self._take_changes.discard(session.peer)
         self._handle(events.GatewayDisconnected(session.peer))
 
     def _on_runner_message(
@@ -359,9 +366,19 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if effect.gateway:
             self._gateways.send(effect.gateway, conversion.catalog(effect.catalog, self._catalog_revision))
             return
+        before = self._catalog_revision
         # Wall time, so that a successor's revisions are higher.
-        self._catalog_revision = max(self._catalog_revision + 1, int(time.time() * 1000))
-        self._gateways.broadcast(conversion.catalog(effect.catalog, self._catalog_revision))
+        self._catalog_revision = max(before + 1, int(time.time() * 1000))
+        changes = whole = None
+        for session in self._gateways:
+            if effect.changes is not None and session.peer in self._take_changes:
+                changes = changes or conversion.catalog_changes(
+                    effect.catalog, effect.changes, before, self._catalog_revision
+                )
+                session.send(changes)
+            else:
+                whole = whole or conversion.catalog(effect.catalog, self._catalog_revision)
+                session.send(whole)
 
     def _order_runner(self, effect: effects.RunnerEffect) -> None:
         self._runners.send(effect.instance, conversion.runner_message(effect, self.term))

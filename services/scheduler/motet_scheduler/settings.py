@@ -57,6 +57,10 @@ class Settings(BaseSettings):
     """The first three changes of an adapter are checked as they come. If it goes on changing, it is checked once in
     this time, in its newest state. 0: every change is checked at once."""
 
+    residency_seconds: float = Field(1.0, ge=0)
+    """The operator and the gateways are told at most this often which adapters are in the memory of which runners.
+    Other changes are told at once."""
+
     force_promise_pages: int = Field(0, ge=0)
     """For tests of overflow: a request's first promise is exactly this many pages, unless its prompt and first token
     need more or the whole request needs fewer. 0: the estimate decides."""
@@ -91,6 +95,7 @@ class Settings(BaseSettings):
             forget_runner=self.forget_runner_seconds * time_scale,
             load_retry=self.ensure_seconds * time_scale,
             revision_pause=self.revision_seconds * time_scale,
+            residency_pause=self.residency_seconds * time_scale,
             force_promise_pages=self.force_promise_pages,
             capacity_every=self.capacity_seconds * time_scale,
             queue_patience=self.queue_patience_seconds * time_scale,

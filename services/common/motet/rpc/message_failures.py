@@ -36,6 +36,7 @@ TOLD_ONCE = frozenset(
         ("AttachDown", "take_work"),
         ("AttachUp", "draining"),
         ("ServeDown", "catalog"),
+        ("ServeDown", "catalog_changes"),
         ("SyncUp", "delta"),
         ("SyncUp", "drains"),
         ("SyncUp", "snapshot"),

@@ -7,13 +7,13 @@ faster than it is checked, some revisions are skipped, but the last one is alway
 name points to it and no request uses it."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
-from motet.runner_info import Failure, Tier
+from motet.runner_info import Failure, ResidentAdapter, Tier
 from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ForgetManifest, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.runners import Runner
@@ -101,6 +101,11 @@ class Adapters:
         """Where adapters that no longer serve a digest have it from, as long as requests use it."""
         self.gone: list[AdapterRef] = []
         """Manifests that were removed, until runners are told."""
+        self._holders: dict[Digest, dict[InstanceName, Tier]] = {}
+        """Which runners hold each digest, also those that are disconnected, until they are forgotten."""
+        self._to_tell: dict[ObjectName, None] = {}
+        """Adapters of which something has changed, of what the operator and gateways are told. In order, as a set
+        would differ from process to process."""
         self._changes = ChangeLimiter[ObjectName](config.revision_pause)
         """Recent checks, also of adapters that were removed or suspended: they may return."""
         self._limited: dict[str, AdapterSpec] = {}
@@ -121,6 +126,8 @@ class Adapters:
         gone = [self.by_name.pop(name) for name in before if name not in wanted]
         for name, spec in wanted.items():
             adapter = self.by_name.get(name)
+            if before.get(name) != spec:
+                self._to_tell[name] = None
             if adapter is None:
                 self.by_name[name] = Adapter(spec)
                 continue
@@ -242,6 +249,7 @@ class Adapters:
         adapter.check = None
         if check.key != adapter.spec.revision:
             return False  # the revision changed again: the next check is for the new one
+        self._to_tell[adapter.spec.ref.object] = None
         if event.failure is not None:
             adapter.failure, adapter.failed = event.failure, check.key
             adapter.retry_at = now + event.failure.retry_after if event.failure.retry_after > 0 else None
@@ -256,18 +264,23 @@ class Adapters:
 
     def replicas(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
         """Load adapters on enough runners for their `minReplicas`."""
+        groups: dict[GroupName, dict[InstanceName, Runner]] = {}
+        for runner in runners:
+            if runner.takes_work:
+                groups.setdefault(runner.group, {})[runner.instance] = runner
+        since = now - self._policy.load_retry
         for adapter in self.by_name.values():
             spec, serving = adapter.spec, adapter.serving
             if not spec.min_replicas or serving is None:
                 continue
-            able = [runner for runner in runners if runner.takes_work and runner.group == spec.group]
-            since = now - self._policy.load_retry
-            have = [
-                r
-                for r in able
-                if r.tier_of(serving.digest) is Tier.DEVICE or r.load_ordered_since(since, serving.digest, spec.ref)
-            ]
-            lacking = sorted((r for r in able if r not in have), key=lambda r: (len(r.resident), r.instance))
+            able = groups.get(spec.group, {})
+            have = {one for one, tier in self._holders_of(adapter).items() if tier is Tier.DEVICE and one in able}
+            if len(have) >= spec.min_replicas:
+                continue
+            have |= {one for one, r in able.items() if r.load_ordered_since(since, serving.digest, spec.ref)}
+            lacking = sorted(
+                (r for one, r in able.items() if one not in have), key=lambda r: (len(r.resident), r.instance)
+            )
             for runner in lacking[: max(0, spec.min_replicas - len(have))]:
                 yield self.load(runner, serving.digest, _source_of(spec, serving), now)
 
@@ -328,45 +341,77 @@ class Adapters:
             yield from (ForgetManifest(runner.instance, ref) for runner in attached)
         self.gone.clear()
 
-    def unneeded_on(self, runner: Runner, in_use: Collection[Digest]) -> Iterator[DropAdapter]:
+    def unneeded_on(self, runner: Runner, in_use: Callable[[], Collection[Digest]]) -> Iterator[DropAdapter]:
         """Drop adapters in a runner's memory that nothing needs: the runner was away when they were dropped."""
-        if self.undecided():
-            return
-        for digest, resident in runner.resident.items():
-            if (
-                resident.tier >= Tier.HOST
-                and digest != BASE
-                and digest not in in_use
-                and self.source_of(digest) is None
-            ):
-                yield DropAdapter(runner.instance, digest, AdapterRef("", ""))
+        unknown = [
+            digest
+            for digest, resident in runner.resident.items()
+            if resident.tier >= Tier.HOST and digest != BASE and self.source_of(digest) is None
+        ]
+        if unknown and not self.undecided():
+            used = in_use()
+            yield from (DropAdapter(runner.instance, one, AdapterRef("", "")) for one in unknown if one not in used)
+
+    # ------------------------------------------------------------------------------------------------------- holders
+
+    def residency_reported(self, runner: Runner, resident: Iterable[ResidentAdapter]) -> None:
+        """Replace what is known of the adapters that a runner holds."""
+        before, runner.resident = runner.resident, {found.digest: found for found in resident}
+        for digest, found in runner.resident.items():
+            known = before.get(digest)
+            if known is None or known.tier is not found.tier:
+                self._holders.setdefault(digest, {})[runner.instance] = found.tier
+                self._tell_of(digest)
+            if found.tier is Tier.DEVICE:
+                runner.loaded(digest)
+        for digest in before:
+            if digest not in runner.resident:
+                holders = self._holders[digest]
+                del holders[runner.instance]
+                if not holders:
+                    del self._holders[digest]
+                self._tell_of(digest)
+
+    def connection_changed(self, runner: Runner) -> None:
+        """What a runner holds counts for gateways only while it is connected."""
+        for digest in runner.resident:
+            self._tell_of(digest)
+
+    def _tell_of(self, digest: Digest) -> None:
+        for name in self._serving_sources().get(digest, ()):
+            self._to_tell[name] = None
 
     # ------------------------------------------------------------------------------------------------------- telling
 
-    def report(self, adapter: Adapter, runners: Collection[Runner]) -> ReportAdapter:
+    @property
+    def changed(self) -> bool:
+        """Whether the operator or gateways may have to be told something."""
+        return bool(self._to_tell)
+
+    def take_changed(self) -> dict[ObjectName, None]:
+        """The adapters that have changed since this was called last; also some that have been removed since."""
+        changed, self._to_tell = self._to_tell, {}
+        return changed
+
+    def report(self, adapter: Adapter) -> ReportAdapter:
         """The report for the operator. A disconnected runner still counts until it is forgotten: usually its stream
         broke only briefly, and each change would cause one API write per adapter."""
-        digest = adapter.serving.digest if adapter.serving is not None else None
-        places = tuple(
-            (runner.instance, runner.resident[digest].tier, digest)
-            for runner in sorted(runners, key=lambda r: r.instance)
-            if digest is not None and digest in runner.resident
-        )
+        digest = adapter.serving.digest if adapter.serving is not None else BASE
+        places = tuple((instance, tier, digest) for instance, tier in sorted(self._holders_of(adapter).items()))
         return ReportAdapter(
             ref=adapter.spec.ref,
-            serving=digest if digest is not None else BASE,
+            serving=digest,
             state=self._readiness(adapter, any(tier >= Tier.HOST for _, tier, _ in places)),
             certificate=adapter.serving.certificate if adapter.serving is not None else None,
             failure=adapter.failure,
             replicas=places,
         )
 
-    def entry(self, adapter: Adapter, runners: Collection[Runner]) -> CatalogAdapter:
+    def entry(self, adapter: Adapter, runners: Mapping[InstanceName, Runner]) -> CatalogAdapter:
         """The adapter's entry in the gateways' catalog."""
         spec, serving = adapter.spec, adapter.serving
-        resident = serving is not None and any(
-            runner.attached and runner.tier_of(serving.digest) >= Tier.HOST for runner in runners
-        )
+        holders = self._holders_of(adapter).items()
+        resident = any(tier >= Tier.HOST and runners[instance].attached for instance, tier in holders)
         return CatalogAdapter(
             ref=spec.ref,
             group=spec.group,
@@ -381,6 +426,9 @@ class Adapters:
         )
 
     # ------------------------------------------------------------------------------------------------------ internals
+
+    def _holders_of(self, adapter: Adapter) -> Mapping[InstanceName, Tier]:
+        return self._holders.get(adapter.serving.digest, {}) if adapter.serving is not None else {}
 
     @staticmethod
     def _readiness(adapter: Adapter, resident: bool) -> AdapterReadiness:

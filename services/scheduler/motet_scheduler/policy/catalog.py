@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from motet.domain import InstanceName
+from motet.domain import InstanceName, ObjectName
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import Revision
+from motet_scheduler.policy.adapters import Adapter, Revision
 from motet_scheduler.policy.autoscaler import Autoscaler
 from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
@@ -13,6 +13,8 @@ from motet_scheduler.policy.values import (
     AdapterSpec,
     BaseModel,
     Catalog,
+    CatalogAdapter,
+    CatalogChanges,
     CatalogGroup,
     GroupName,
     NamespaceUids,
@@ -49,10 +51,16 @@ class CatalogPublisher:
         self._capacity = capacity
         self._operator_waits = False
         """An operator has not heard yet that it has heard all."""
+        self._entries: dict[ObjectName, CatalogAdapter] = {}
+        """The adapters of the catalog that was published last."""
+        self._to_publish: dict[ObjectName, None] = {}
+        """Adapters that may have changed since then. In order, as a set would differ from process to process."""
+        self._residency_due = state.now
 
     def operator_connected(self, _event: events.OperatorConnected) -> None:
         self._operator_waits = True
-        self.report_adapters(again=True)
+        for adapter in self._state.adapters:
+            self._report(adapter, again=True)
         self._capacity.report_all()
         for runner in self._state.runners.values():
             self._state.emit(runner_report(runner))
@@ -65,7 +73,8 @@ class CatalogPublisher:
             return
         groups = {pool.group for pool in state.pools.values()}
         attached = [group for group in groups if any(runner.attached for runner in state.runners_of(group))]
-        if not any(state.adapters.undecided(group) for group in attached):
+        self.tell_changes()
+        if not state.adapters.changed and not any(state.adapters.undecided(group) for group in attached):
             self._operator_waits = False
             state.emit(effects.ReportedAll())
 
@@ -82,7 +91,6 @@ class CatalogPublisher:
             self.apply_pool(runner)
         self._capacity.pools_changed()
         self.order_adapter_loads()
-        self.report_adapters()
 
     def catalog_updated(self, event: events.CatalogUpdated) -> None:
         gone = {ref.object for ref in event.removed_adapters}
@@ -115,29 +123,53 @@ class CatalogPublisher:
                 self._state.digests_in_use(), self._state.runners.values()
             )
 
-    def report_adapters(self, *, again: bool = False) -> None:
-        """Report changed adapters, or all of them if `again`. After a takeover, an adapter is not reported before a
-        runner has reported it: the operator keeps the last report until then."""
-        for adapter in self._state.adapters:
-            if adapter.last_report is None and adapter.serving is None and adapter.failure is None:
-                continue
-            report = self._state.adapters.report(adapter, self._state.runners.values())
-            if again or report != adapter.last_report:
-                adapter.last_report = report
-                self._state.emit(report)
+    def tell_changes(self) -> None:
+        """Tell the operator and the gateways what has changed: at once, but changes of residency only now and then.
+        With many runners, adapters come and go all the time."""
+        state = self._state
+        if not state.catalog_changed:
+            if not state.adapters.changed or state.now < self._residency_due:
+                return
+            self._residency_due = state.now + state.config.residency_pause
+        changed = state.adapters.take_changed()
+        for name in changed:
+            if (adapter := state.adapters.by_name.get(name)) is not None:
+                self._report(adapter)
+        self._to_publish |= changed
+        # After a takeover the catalog is unknown until the operator connects. An empty one would mislead gateways.
+        if state.settled and (state.catalog_known or state.pools):
+            self._publish()
 
-    def publish(self) -> None:
-        self._state.catalog_changed = False
-        catalog = Catalog(
-            groups=tuple(self._groups()),
-            adapters=tuple(
-                self._state.adapters.entry(adapter, self._state.runners.values()) for adapter in self._state.adapters
-            ),
-            namespaces=self._state.namespaces,
-        )
-        if catalog != self._state.catalog:
-            self._state.catalog = catalog
-            self._state.emit(effects.PublishCatalog(catalog))
+    def _report(self, adapter: Adapter, *, again: bool = False) -> None:
+        """Report an adapter if something has changed, or if `again`. After a takeover, an adapter is not reported
+        before a runner has reported it: the operator keeps the last report until then."""
+        if adapter.last_report is None and adapter.serving is None and adapter.failure is None:
+            return
+        report = self._state.adapters.report(adapter)
+        if again or report != adapter.last_report:
+            adapter.last_report = report
+            self._state.emit(report)
+
+    def _publish(self) -> None:
+        state, entries = self._state, self._entries
+        before, adapters = state.catalog, state.adapters.by_name
+        state.catalog_changed = False
+        changed = []
+        for name in self._to_publish if before is not None else adapters:
+            if (adapter := adapters.get(name)) is not None:
+                entry = state.adapters.entry(adapter, state.runners)
+                if entries.get(name) != entry:
+                    entries[name] = entry
+                    changed.append(entry)
+        self._to_publish.clear()
+        removed = [entries.pop(name).ref for name in [name for name in entries if name not in adapters]]
+        groups = tuple(self._groups())
+        alike = before is not None and before.namespaces == state.namespaces
+        if before is not None and alike and not changed and not removed and groups == before.groups:
+            return
+        state.catalog = Catalog(groups=groups, adapters=tuple(entries.values()), namespaces=state.namespaces)
+        changes = CatalogChanges(adapters=tuple(changed), removed=tuple(removed)) if alike else None
+        state.emit(effects.PublishCatalog(state.catalog, changes=changes))
 
     def _groups(self) -> Iterator[CatalogGroup]:
         names: dict[GroupName, list[PoolSpec]] = {}

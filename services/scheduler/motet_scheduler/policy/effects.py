@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import NO_TENANT, Capacity, Failure, KernelState, RunnerIdentity, Tier
-from motet_scheduler.policy.values import AdapterReadiness, AdapterRef, AdapterStage, Catalog, Certificate, Promise
+from motet_scheduler.policy.values import (
+    AdapterReadiness,
+    AdapterRef,
+    AdapterStage,
+    Catalog,
+    CatalogChanges,
+    Certificate,
+    Promise,
+)
 
 # --------------------------------------------------------------------------------------------------------- to gateways
 
@@ -51,6 +59,8 @@ class PublishCatalog:
 
     catalog: Catalog
     gateway: str = ""
+    changes: CatalogChanges | None = None
+    """Since the last one. Gateways that have that one need no more than this."""
 
 
 # ---------------------------------------------------------------------------------------------------------- to runners

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from motet.domain import InstanceName
 from motet.errors import TABLE, AdapterError, InvalidRequest
-from motet.runner_info import Failure, ResidentAdapter, RunnerRequest, SequenceState, Tier
+from motet.runner_info import Failure, ResidentAdapter, RunnerRequest, SequenceState
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
 from motet_scheduler.policy.drains import Drains
@@ -34,6 +34,7 @@ class RunnerEvents:
             overcommit = self._overcommit.get(event.identity.pool, 1.0) if self._state.supervised else 1.0
             if runner is not None:
                 self._lifecycle.runner_lost(runner)
+                self._state.adapters.residency_reported(runner, ())
                 self._state.by_group[runner.group].remove(runner)
             # Runners of equal capacity share one object, so that a request's requirement is computed once for all.
             alike = (one.capacity for one in self._state.runners.values() if one.capacity == event.capacity)
@@ -54,7 +55,7 @@ class RunnerEvents:
         self._drains.attached(runner)
         self._apply_requests(runner, event.live, whole=True)
         self._apply_resident_adapters(runner, event.resident)
-        self._publisher.report_adapters()  # also about adapters of the process before
+        self._state.adapters.connection_changed(runner)
         self._state.catalog_changed = True
         self._state.emit(runner_report(runner))
         self._publisher.order_adapter_loads()
@@ -66,6 +67,7 @@ class RunnerEvents:
         runner.attached = False
         runner.detached_at = self._state.now
         runner.forget_loads()
+        self._state.adapters.connection_changed(runner)
         self._state.catalog_changed = True
         self._state.emit(runner_report(runner))
 
@@ -87,7 +89,6 @@ class RunnerEvents:
         self._apply_requests(runner, event.live)
         self._apply_resident_adapters(runner, event.resident)
         self._state.emit(runner_report(runner))
-        self._publisher.order_adapter_loads()
 
     def _apply_requests(self, runner: Runner, live: tuple[RunnerRequest, ...], *, whole: bool = False) -> None:
         self._state.effects += sync_ledger(
@@ -108,17 +109,9 @@ class RunnerEvents:
         on_capacity_freed(self._state, runner)
 
     def _apply_resident_adapters(self, runner: Runner, resident: Iterable[ResidentAdapter]) -> None:
-        before = {digest: found.tier for digest, found in runner.resident.items()}
-        runner.resident = {found.digest: found for found in resident}
-        for digest, found in runner.resident.items():
-            if found.tier is Tier.DEVICE:
-                runner.loaded(digest)
-        if before != {digest: found.tier for digest, found in runner.resident.items()}:
-            self._state.catalog_changed = True
-            self._publisher.report_adapters()
+        self._state.adapters.residency_reported(runner, resident)
         if self._state.catalog_known:
-            in_use = self._state.digests_in_use()
-            self._state.effects += self._state.adapters.unneeded_on(runner, in_use)
+            self._state.effects += self._state.adapters.unneeded_on(runner, self._state.digests_in_use)
 
     def declined(self, event: events.RunnerDeclined) -> None:
         request = self._state.requests.get(event.request)
@@ -142,7 +135,6 @@ class RunnerEvents:
             if adapters.check_reported(checked, event, self._state.now):
                 self._state.catalog_changed = True
                 self._state.emit(effects.SaveCatalog())
-                self._publisher.report_adapters()
         elif not (runner is not None and runner.load_reported(event, self._state.now)) and event.order:
             self._state.emit(effects.IgnoreAnswer(event.instance, event.ref, event.order))
         self._publisher.order_adapter_loads()
@@ -161,12 +153,12 @@ class RunnerEvents:
 
     def _forget(self, runner: Runner) -> None:
         self._lifecycle.runner_lost(runner)
+        self._state.adapters.residency_reported(runner, ())
         del self._state.runners[runner.instance]
         self._state.by_group[runner.group].remove(runner)
         self._state.queue(runner.group).retry_everywhere()
         self._state.catalog_changed = True
         self._state.emit(effects.SaveCatalog())
-        self._publisher.report_adapters()
 
 
 def _is_final(failure: Failure) -> bool:

@@ -94,9 +94,7 @@ class Scheduler:
         self._handlers[type(event)](event)
         self._placer.place_all()
         self._publisher.drop_unused_adapters()
-        # After a takeover the catalog is unknown until the operator connects. An empty one would mislead gateways.
-        if state.catalog_changed and state.settled and (state.catalog_known or state.pools):
-            self._publisher.publish()
+        self._publisher.tell_changes()
         return state.effects
 
     def catalog_to_save(self) -> SavedCatalog:

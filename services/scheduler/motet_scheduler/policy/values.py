@@ -194,6 +194,8 @@ class SchedulerConfig:
     """An order to load or check an adapter is repeated if it is unanswered for this long."""
     revision_pause: float = 10.0
     """After the first few changes, an adapter that keeps changing is checked at most this often."""
+    residency_pause: float = 1.0
+    """The operator and gateways are told at most this often which runners hold which adapters."""
     force_promise_pages: int = 0
     capacity_every: float = 1.0
     """How often the desired number of runners of each pool is computed."""
@@ -242,8 +244,17 @@ NamespaceUids = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """What gateways may serve. Compared by value, and sent when it has changed."""
+    """What gateways may serve."""
 
     groups: tuple[CatalogGroup, ...] = ()
     adapters: tuple[CatalogAdapter, ...] = field(default=())
     namespaces: NamespaceUids = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogChanges:
+    """What is different in a catalog, besides its groups."""
+
+    adapters: tuple[CatalogAdapter, ...] = ()
+    """New ones, and those that have changed."""
+    removed: tuple[AdapterRef, ...] = ()

@@ -135,6 +135,7 @@ class ServeDown(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     CATALOG_FIELD_NUMBER: _builtins.int
     NOT_LEADER_FIELD_NUMBER: _builtins.int
+    CATALOG_CHANGES_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> _common_pb2.Welcome: ...
@@ -151,6 +152,8 @@ class ServeDown(_message.Message):
     @_builtins.property
     def not_leader(self) -> _common_pb2.NotLeader: ...
     @_builtins.property
+    def catalog_changes(self) -> Global___CatalogChanges: ...
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServeDown]: ...
     def __init__(
         self,
@@ -162,13 +165,14 @@ class ServeDown(_message.Message):
         position: Global___Position | None = ...,
         catalog: Global___Catalog | None = ...,
         not_leader: _common_pb2.NotLeader | None = ...,
+        catalog_changes: Global___CatalogChanges | None = ...,
         more: _abc.Iterable[Global___ServeDown] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "message", b"message", "moved", b"moved", "not_leader", b"not_leader", "placed", b"placed", "position", b"position", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "catalog_changes", b"catalog_changes", "message", b"message", "moved", b"moved", "not_leader", b"not_leader", "placed", b"placed", "position", b"position", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "message", b"message", "more", b"more", "moved", b"moved", "not_leader", b"not_leader", "placed", b"placed", "position", b"position", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "catalog_changes", b"catalog_changes", "message", b"message", "more", b"more", "moved", b"moved", "not_leader", b"not_leader", "placed", b"placed", "position", b"position", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "placed", "moved", "refused", "position", "catalog", "not_leader"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "placed", "moved", "refused", "position", "catalog", "not_leader", "catalog_changes"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -186,8 +190,11 @@ class GatewayHello(_message.Message):
     HIGHEST_TERM_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    TAKES_CHANGES_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     highest_term: _builtins.int
+    takes_changes: _builtins.bool
+    """it knows CatalogChanges; others are sent each catalog as a whole"""
     @_builtins.property
     def live(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveRequest]: ...
     @_builtins.property
@@ -199,10 +206,11 @@ class GatewayHello(_message.Message):
         highest_term: _builtins.int = ...,
         live: _abc.Iterable[Global___LiveRequest] | None = ...,
         usage: _abc.Iterable[Global___TenantUsage] | None = ...,
+        takes_changes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "highest_term", b"highest_term", "live", b"live", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "highest_term", b"highest_term", "live", b"live", "takes_changes", b"takes_changes", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -722,6 +730,48 @@ class Catalog(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Catalog: _TypeAlias = Catalog  # noqa: Y015
+
+@_typing.final
+class CatalogChanges(_message.Message):
+    """What has changed in the catalog that the same stream has sent before. A gateway that has another one ends the stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """of the catalog with these changes"""
+    before: _builtins.int
+    """revision of the catalog without them"""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___CatalogGroup]:
+        """all of them"""
+
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___CatalogAdapter]:
+        """new ones, and those that have changed"""
+
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.AdapterRef]: ...
+    def __init__(
+        self,
+        *,
+        revision: _builtins.int = ...,
+        before: _builtins.int = ...,
+        groups: _abc.Iterable[Global___CatalogGroup] | None = ...,
+        adapters: _abc.Iterable[Global___CatalogAdapter] | None = ...,
+        removed: _abc.Iterable[_common_pb2.AdapterRef] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "before", b"before", "groups", b"groups", "removed", b"removed", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CatalogChanges: _TypeAlias = CatalogChanges  # noqa: Y015
 
 @_typing.final
 class CatalogGroup(_message.Message):

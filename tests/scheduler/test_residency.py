@@ -1,0 +1,224 @@
+"""Which runners hold which adapters: told in changes, and not more often than it is of use."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet.domain import Digest
+from motet.runner_info import Tier
+from motet_gateway.catalog import Catalog
+from motet_scheduler import conversion
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.values import AdapterReadiness
+from tests.scheduler.builders import GROUP, SchedulerDriver, adapter, pool, ready, resident
+
+NAMES = tuple(f"a{n}" for n in range(5))
+RUNNERS = ("r0", "r1")
+PAUSE = 1.0
+
+
+def digest_of(name: str) -> Digest:
+    return Digest(f"sha256:{int(name[1:]):064}")
+
+
+def certified(*names: str) -> SchedulerDriver:
+    driver = ready(residency_pause=PAUSE)
+    driver.attach()
+    driver.state(*map(adapter, names))
+    orders = driver.of(effects.EnsureAdapter)
+    while orders:
+        name = orders.pop().ref.name
+        driver.certify(name, digest_of(name))
+        orders += driver.of(effects.EnsureAdapter)
+    return driver
+
+
+def holding(driver: SchedulerDriver, *names: str) -> list[effects.Effect]:
+    return driver.report(resident=tuple(resident(digest_of(name)) for name in names))
+
+
+def states(driver: SchedulerDriver) -> dict[str, AdapterReadiness]:
+    assert driver.scheduler.catalog is not None
+    return {one.model_name: one.state for one in driver.scheduler.catalog.adapters}
+
+
+def test_the_first_change_is_told_at_once_and_the_next_ones_together_after_the_pause():
+    driver = certified("a0", "a1", "a2")
+    holding(driver, "a0")
+    assert [one.ref.name for one in driver.of(effects.ReportAdapter)] == ["a0"]
+    assert driver.of(effects.PublishCatalog)
+    for names in (("a1",), ("a1", "a2"), ("a2",)):
+        driver.wait(PAUSE / 5)
+        holding(driver, *names)
+        assert not driver.of(effects.ReportAdapter)
+        assert not driver.of(effects.PublishCatalog)
+    driver.wait(PAUSE)
+    assert [one.ref.name for one in driver.of(effects.ReportAdapter)] == ["a0", "a2"], "a1 came and went"
+    (publish,) = driver.of(effects.PublishCatalog)
+    assert [one.model_name for one in publish.changes.adapters] == ["a0", "a2"]
+    assert states(driver) == {
+        "a0": AdapterReadiness.COLD,
+        "a1": AdapterReadiness.COLD,
+        "a2": AdapterReadiness.READY,
+    }
+
+
+def test_other_changes_are_told_at_once_and_take_residency_with_them():
+    driver = certified("a0", "a1")
+    holding(driver, "a0")
+    holding(driver, "a1")
+    assert not driver.of(effects.PublishCatalog)
+    driver.state(adapter("a0"))
+    (publish,) = driver.of(effects.PublishCatalog)
+    assert [one.model_name for one in publish.changes.adapters] == ["a0"]
+    assert [ref.name for ref in publish.changes.removed] == ["a1"]
+    driver.detach()
+    assert not driver.of(effects.ReportAdapter), "a stream that breaks for a moment moves no adapter"
+    assert driver.of(effects.PublishCatalog)[0].catalog.groups[0].runners == ()
+
+
+def test_a_runner_that_is_away_has_no_adapters_ready_for_gateways():
+    driver = certified("a0")
+    holding(driver, "a0")
+    assert states(driver) == {"a0": AdapterReadiness.READY}
+    driver.detach()
+    assert states(driver) == {"a0": AdapterReadiness.COLD}
+    driver.attach(resident=(resident(digest_of("a0")),))
+    assert states(driver) == {"a0": AdapterReadiness.READY}
+
+
+def test_what_does_not_change_is_not_built_again(monkeypatch: pytest.MonkeyPatch):
+    """A flip cost more the more adapters there were."""
+    driver = certified(*(f"a{n}" for n in range(100)))
+    built: Counter[str] = Counter()
+    for kind in ("report", "entry"):
+        build = getattr(Adapters, kind)
+
+        def counted(self, one, *rest, kind=kind, build=build):
+            built[kind] += 1
+            return build(self, one, *rest)
+
+        monkeypatch.setattr(Adapters, kind, counted)
+    for n in range(10):
+        driver.wait(PAUSE)
+        holding(driver, f"a{n}")
+    assert built == {"report": 19, "entry": 19}, "the one that came, and the one that went"
+
+
+def test_new_namespaces_and_a_first_catalog_are_told_as_a_whole():
+    driver = SchedulerDriver()
+    driver.gateway()
+    driver.attach()
+    driver.state()
+    assert [one.changes for one in driver.of(effects.PublishCatalog)] == [None]
+
+
+class Told:
+    """A gateway and an operator that hear everything that is told."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.catalog: Catalog | None = None
+        self.reports: dict[str, effects.ReportAdapter] = {}
+
+    def hear(self, decided: list[effects.Effect]) -> None:
+        for effect in decided:
+            if isinstance(effect, effects.ReportAdapter):
+                self.reports[effect.ref.name] = effect
+            elif isinstance(effect, effects.PublishCatalog):
+                self.revision += 1
+                if effect.changes is None:
+                    self.catalog = Catalog.of(conversion.catalog(effect.catalog, self.revision).catalog)
+                else:
+                    message = conversion.catalog_changes(
+                        effect.catalog, effect.changes, self.revision - 1, self.revision
+                    )
+                    assert self.catalog is not None
+                    self.catalog = self.catalog.changed(message.catalog_changes)
+
+
+chosen = st.lists(st.sampled_from(NAMES), unique=True)
+steps = st.one_of(
+    st.tuples(
+        st.just("state"),
+        st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from("12")), unique_by=lambda one: one[0]),
+    ),
+    st.tuples(st.just("report"), st.sampled_from(RUNNERS), chosen, st.sampled_from(Tier)),
+    st.tuples(st.sampled_from(("attach", "restart", "detach")), st.sampled_from(RUNNERS)),
+    st.tuples(st.just("wait"), st.sampled_from((0.1, 1.0, 40.0))),
+    st.tuples(st.just("answer")),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(steps, max_size=30))
+def test_all_changes_together_are_the_catalog_and_the_reports_of_now(story):
+    driver, told = SchedulerDriver(residency_pause=PAUSE), Told()
+    incarnations = dict.fromkeys(RUNNERS, 1)
+    orders: list[effects.EnsureAdapter] = []
+
+    def hear() -> None:
+        told.hear(driver.effects)
+        orders.extend(driver.of(effects.EnsureAdapter))
+
+    driver.gateway()
+    driver.state()
+    hear()
+    for kind, *how in story:
+        match kind, how:
+            case "state", [stated]:
+                driver.state(*(adapter(name, stamp=stamp) for name, stamp in stated))
+            case "report", [runner, names, tier]:
+                found = tuple(resident(digest_of(name), tier) for name in names)
+                driver.report(runner, resident=found, incarnation=str(incarnations[runner]))
+            case "restart", [runner]:
+                incarnations[runner] += 1
+                driver.attach(runner, incarnation=str(incarnations[runner]))
+            case "attach", [runner]:
+                driver.attach(runner, incarnation=str(incarnations[runner]))
+            case "detach", [runner]:
+                driver.detach(runner, str(incarnations[runner]))
+            case "wait", [seconds]:
+                driver.wait(seconds)
+            case "answer", []:
+                for order in [orders.pop(0) for _ in orders[:3]]:
+                    driver.certify(
+                        order.ref.name, digest_of(order.ref.name), instance=order.instance, order=order.order
+                    )
+                    hear()
+                continue
+        hear()
+    driver.wait(PAUSE)
+    hear()
+    state = driver.scheduler._state
+    for one in state.adapters:
+        assert one.last_report is None or told.reports[one.spec.ref.name] == one.last_report == state.adapters.report(
+            one
+        )
+        if one.serving is not None:
+            held = {
+                runner.instance: runner.resident[one.serving.digest].tier
+                for runner in state.runners.values()
+                if one.serving.digest in runner.resident
+            }
+            assert {instance: tier for instance, tier, _ in one.last_report.replicas} == held
+    now = tuple(state.adapters.entry(one, state.runners) for one in state.adapters)
+    assert set(driver.scheduler.catalog.adapters) == set(now)
+    whole = Catalog.of(conversion.catalog(driver.scheduler.catalog, told.revision).catalog)
+    assert told.catalog == whole
+    assert whole.groups[0].group == GROUP == pool().group
+
+
+def test_a_new_operator_hears_that_it_has_heard_all_after_the_last_change():
+    driver = certified("a0", "a1")
+    driver.send(events.OperatorConnected())
+    holding(driver, "a0")
+    holding(driver, "a1")
+    driver.wait(PAUSE / 2)
+    assert not driver.of(effects.ReportedAll)
+    driver.wait(PAUSE)
+    kinds = [type(one) for one in driver.effects if isinstance(one, effects.ReportAdapter | effects.ReportedAll)]
+    assert kinds == [effects.ReportAdapter, effects.ReportAdapter, effects.ReportedAll]
