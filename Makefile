@@ -19,7 +19,7 @@ FAST    := tests/repo tests/docs tests/common tests/store tests/resources \
              tests/*/plan tests/*/policy tests/*/reconcile tests/*/test_policy*.py tests/*/test_model.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv up down status test lint check format bench soak sanitize compat kube peer generate site train clean
+.PHONY: help venv up down status test lint check format bench soak sanitize mutate compat kube peer generate site train clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r word text; do \
@@ -86,6 +86,9 @@ soak: venv  ## Run the long tests.
 
 sanitize: venv  ## Run the kernels' tests and an engine with sanitizers (SANITIZE_ARGS=--soak: for longer).
 	@$(BIN)/python -m tools.sanitize $(SANITIZE_ARGS)
+
+mutate: venv  ## Count the small faults in policies that their tests find; takes half an hour (MUTATE_ARGS='--seed 7').
+	@$(BIN)/python -m tools.mutate $(MUTATE_ARGS)
 
 compat: venv  ## Run the tests of models with the oldest and the newest transformers (downloads both, 10 MB each).
 	@$(BIN)/python -m tools.compat $(TEST_ARGS)

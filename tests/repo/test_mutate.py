@@ -1,0 +1,73 @@
+"""`make mutate`: what it changes, and that it tells a test that bites from one that does not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repo.tree import ROOT
+from tools.mutate.mutants import mutants_of
+from tools.mutate.plugin import MODULE, RECORD, SOURCE
+
+POLICY = '''
+"""Words that are not changed: 1 < 2."""
+import structlog
+log = structlog.get_logger()
+
+def take(queue: list[int], most: int = 3) -> bool:
+    if len(queue) >= most:
+        log.info("full", most=1)
+        raise ValueError(f"{most + 1}", 7)
+    queue.append(divmod(most, 2)[0])
+    return True
+'''
+
+
+def test_everything_that_acts_is_changed_and_nothing_that_is_read() -> None:
+    changes = {(mutant.line, mutant.kind, mutant.before, mutant.after) for mutant in mutants_of(POLICY)}
+    assert changes == {
+        (6, "constant", "3", "4"),
+        (7, "comparison", "len(queue) >= most", "(len(queue) > most)"),
+        (10, "statement", "queue.append(divmod(most, 2)[0])", "pass"),
+        (10, "argument order", "divmod(most, 2)", "divmod(2, most)"),
+        (10, "constant", "2", "3"),
+        (10, "constant", "0", "1"),
+        (11, "constant", "True", "False"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "after"),
+    [
+        ("a = b and c", "(b or c)"),
+        ("while busy(): pass", "(not (busy()))"),
+        ("x.count += 1", "pass"),
+        ("del x[1]", "pass"),
+        ("x = é in y", "(é not in y)"),
+    ],
+)
+def test_a_mutant_is_the_source_with_one_change(source: str, after: str) -> None:
+    (found,) = [mutant for mutant in mutants_of(source) if mutant.after == after]
+    assert found.source == source.replace(found.before, after)
+    compile(found.source, "mutant", "exec")
+
+
+def run_pytest(folder: Path, **variables: str) -> int:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.mutate.plugin", "-p", "no:cacheprovider", folder]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{folder}"} | variables
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False).returncode
+
+
+def test_a_mutant_takes_the_place_of_its_module_and_lines_are_recorded(tmp_path: Path) -> None:
+    (tmp_path / "policy.py").write_text("def take(n):\n    if n > 3:\n        return 1\n    return 0\n")
+    (tmp_path / "test_policy.py").write_text("import policy\n\ndef test_it():\n    assert policy.take(3) == 0\n")
+    recorded = tmp_path / "tests.json"
+    assert run_pytest(tmp_path, **{RECORD: str(recorded), "MOTET_MUTATE_FOLDER": f"{tmp_path}/policy.py"}) == 0
+    assert f'"lines": {{"{tmp_path}/policy.py": [2, 4]}}' in recorded.read_text()
+    for operator, status in (("<", 1), (">=", 1), (">", 0)):
+        source = tmp_path / "changed"
+        source.write_text(f"def take(n):\n    if n {operator} 3:\n        return 1\n    return 0\n")
+        expected = 0 if operator in (">", "<") else 1
+        assert run_pytest(tmp_path, **{MODULE: "policy", SOURCE: str(source)}) == expected, status
