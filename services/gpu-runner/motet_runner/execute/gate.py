@@ -224,7 +224,7 @@ def _yardstick(loaded: LoadedModel, kernels: Kernels, taken: int) -> Generator[N
         text(count, stride=7 + 4 * number, first=3 + number + 97 * taken, vocabulary=loaded.vocabulary)
         for number, count in enumerate(LENGTHS)
     ]
-    unknown = _Yardstick(texts, groups, matrices, torch.empty(0), math.nan)
+    unknown = _Yardstick(texts, groups, matrices, torch.empty(0, dtype=torch.float32), math.nan)
     bound = unknown.bound(lambda _: _Truth(matrices, lora), loaded.device)
     with wide(loaded, wider(loaded.dtype)) as exact:
         ((places, logits),) = unknown.computed(exact, [_Iteration(dict(enumerate(LENGTHS)))], bound)
