@@ -345,6 +345,7 @@ def _artifact(it: scheduler_pb2.Certificate) -> Artifact | None:
             target_modules=tuple(sorted(it.target_modules))[:MAX_MODULES],
             format="peft",
             checker=it.checker,
+            base_digest=it.base_digest or None,
         )
     except ValidationError as error:
         log.warning("certificate_invalid", digest=it.digest[:80], problems=error.error_count())

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
-from motet.errors import ModelNotFound
+from motet.errors import BaseModelReplaced, ModelNotFound
 from motet.rpc import open_channel
 from tests.common.waiting import PATIENCE_S
 from tests.support.fake_engine import SlowEngines
@@ -137,6 +137,12 @@ async def test_a_new_scheduler_has_a_higher_term_and_running_requests_go_on(syst
 async def test_a_revision_that_no_runner_serves_is_refused(system):
     with pytest.raises(ModelNotFound):
         await system.start("a", adapter="sha256:" + "0" * 64)
+
+
+async def test_a_request_for_a_base_model_that_no_runner_has_is_refused(system):
+    with pytest.raises(BaseModelReplaced):
+        await system.start("a", base="sha256:" + "0" * 64)
+    assert len(await system.start("b", base=system.catalog.base_digest, max_tokens=5)) == 5
 
 
 async def test_a_stream_that_begins_without_a_hello_is_refused(system):

@@ -312,3 +312,18 @@ def test_each_listed_name_resolves_to_the_listed_model(case: CatalogCase) -> Non
     assert len({name for name, _ in listed}) == len(listed)
     for name, target in listed:
         assert case.catalog.resolve(name, case.caller) == target
+
+
+def test_an_adapter_that_is_not_yet_checked_for_its_groups_new_base_model_has_the_tokenizer_of_the_old_one() -> None:
+    small = group("small", "tiny-1b")
+    small.base_digest, small.asset_digest = "sha256:new", "sha256:new-assets"
+    old, new = adapter("acme", "old"), adapter("acme", "new")
+    old.base_digest, old.asset_digest = "sha256:old", "sha256:old-assets"
+    catalog = Catalog((small,), (old, new))
+    found = {name: catalog.resolve(name, ACME) for name in ("old", "new", "tiny-1b")}
+    assert {name: (target.base_digest, target.asset_digest) for name, target in found.items()} == {
+        "old": ("sha256:old", "sha256:old-assets"),
+        "new": ("sha256:new", "sha256:new-assets"),
+        "tiny-1b": ("sha256:new", "sha256:new-assets"),
+    }
+    assert found["old"].weights == ("sha256:old", "sha256:acme-old-small")

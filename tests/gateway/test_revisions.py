@@ -102,7 +102,6 @@ async def test_a_request_names_the_base_model_that_it_was_tokenised_for(served: 
 def change_base(cluster: FakeServices) -> None:
     """The group's runner gets other weights, and another tokenizer."""
     runner = cluster.runners[0]
-    cluster.scheduler.retired.add(runner.base_digest)
     runner.base_digest, runner.asset_digest = NEW, "sha256:" + "f" * 64
     runner.assets = model_assets(vocabulary=260)
     cluster.scheduler.publish()

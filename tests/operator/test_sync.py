@@ -147,7 +147,9 @@ async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> 
                 adapter=scheduler_pb2.AdapterReport(
                     ref=common_pb2.AdapterRef(namespace="default", name="a", generation=3),
                     serving_digest=DIGEST,
-                    certificate=scheduler_pb2.Certificate(digest=DIGEST, rank=8, target_modules=["q_proj"]),
+                    certificate=scheduler_pb2.Certificate(
+                        digest=DIGEST, rank=8, target_modules=["q_proj"], base_digest=DIGEST
+                    ),
                     failure=common_pb2.Failure(code="adapter_incompatible", message="no", reason="RankTooLarge"),
                     replicas=[
                         scheduler_pb2.AdapterReplica(instance="r1", tier=common_pb2.MEMORY_TIER_HOST, digest=DIGEST),
@@ -162,6 +164,7 @@ async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> 
         assert not known.failure_passes
         assert known.artifact is not None
         assert (known.artifact.rank, known.artifact.target_modules) == (8, ("q_proj",))
+        assert known.artifact.base_digest == DIGEST
         assert [(place.runner, place.tier) for place in known.replicas] == [("r0", "device"), ("r1", "host")]
         sync.send_state(catalog(), [])
         assert sync.adapter_reports == {}

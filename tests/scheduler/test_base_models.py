@@ -1,12 +1,18 @@
 """A group changes its base model: no request crosses from one base model to the other."""
 
+import orjson
 import pytest
+from pydantic import TypeAdapter
 
-from motet.domain import InstanceName
-from motet.runner_info import RequestClass
+from motet.api.v1 import scheduler_pb2
+from motet.domain import Digest, InstanceName, ObjectName
+from motet.runner_info import Failure, RequestClass
+from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.catalog import SavedCatalog
 from motet_scheduler.policy.replaced_bases import REFUSED_AT_ONCE
-from tests.scheduler.builders import GROUP, SchedulerDriver, ready
+from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, Certificate
+from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, pool, ready
 
 OLD = "sha256:old"
 NEW = "sha256:new"
@@ -72,6 +78,12 @@ def test_a_stream_that_a_new_scheduler_finds_stays_on_its_base_model(said):
     driver.lose("r", delivered=5)
     driver.wait(5)
     assert driver.where("r") == "a", "and not on the other one, which it need not avoid"
+
+
+def test_a_gateway_that_connects_says_the_base_model_of_what_runs():
+    live = scheduler_pb2.LiveRequest(request="r", epoch=1, base_digest=OLD)
+    (event,) = conversion.gateway_connected(scheduler_pb2.GatewayHello(gateway="g0", live=[live])).live
+    assert event.base == OLD
 
 
 def test_capacity_of_another_base_model_is_not_taken_for_its_own():
@@ -173,3 +185,235 @@ def test_no_runner_of_another_base_model_is_reserved_for_an_overdue_request():
         driver.enqueue(f"r{number}", tenant="others", base=NEW)
     assert {driver.where(f"r{number}") for number in range(5)} == {"b"}
     assert driver.scheduler.queues[GROUP].reserved_runner is driver.scheduler.runners[InstanceName("a")]
+
+
+# --------------------------------------------------------------------------------------------- what a group serves
+
+
+def group_of(driver: SchedulerDriver):
+    (group,) = driver.scheduler.catalog.groups
+    return group
+
+
+def test_a_group_serves_the_base_model_of_most_of_its_runners():
+    driver = ready()
+    for name in ("a", "b", "c"):
+        driver.attach(name, base=OLD, assets="sha256:old-assets", max_model_length=512)
+    for name in ("d", "e", "f"):
+        driver.attach(name, base=NEW, assets="sha256:new-assets", max_model_length=1024)
+    assert (group_of(driver).base_digest, group_of(driver).max_model_length) == (OLD, 512), "half is not most"
+    drain(driver, "a")
+    group = group_of(driver)
+    assert (group.base_digest, group.asset_digest, group.max_model_length) == (NEW, "sha256:new-assets", 1024)
+    drain(driver)
+    assert group_of(driver).base_digest == NEW, "half is not most"
+
+
+def test_one_runner_that_comes_back_changes_the_base_model_of_no_group():
+    driver = ready()
+    driver.attach("a", base=NEW)
+    driver.attach("b", base=NEW)
+    driver.attach("c", base=OLD)
+    assert group_of(driver).base_digest == NEW
+    driver.detach("c")
+    driver.attach("c", base=OLD, incarnation="2")
+    assert group_of(driver).base_digest == NEW
+
+
+def test_a_group_in_which_no_runner_takes_work_keeps_its_base_model():
+    driver = ready()
+    driver.attach("a", base=OLD)
+    driver.detach("a")
+    driver.wait(31)
+    assert group_of(driver).base_digest == OLD
+    driver.attach("b", base=NEW)
+    assert group_of(driver).base_digest == NEW
+
+
+def sick(driver: SchedulerDriver, instance: str) -> None:
+    runner = driver.scheduler.runners[InstanceName(instance)]
+    driver.send(events.RunnerUnhealthy(runner.identity, "silent", hung=False, silent_seconds=2.0))
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda driver: driver.detach("a"),
+        lambda driver: drain(driver, "a"),
+        lambda driver: sick(driver, "a"),
+        lambda driver: driver.send(events.RunnerShuttingDown(InstanceName("a"), "1", 30.0)),
+    ],
+    ids=["detached", "drained", "unhealthy", "stopping"],
+)
+def test_a_runner_that_takes_no_work_does_not_count(leave):
+    driver = changing()
+    assert group_of(driver).base_digest == OLD
+    leave(driver)
+    assert group_of(driver).base_digest == NEW
+
+
+# ------------------------------------------------------------------------------------------------------- adapters
+
+
+def published(driver: SchedulerDriver):
+    (found,) = driver.scheduler.catalog.adapters
+    return found
+
+
+def checks(driver: SchedulerDriver) -> list[str]:
+    orders = driver.of(effects.EnsureAdapter)
+    return [order.instance for order in orders if order.stage is AdapterStage.CERTIFIED]
+
+
+def certified(driver: SchedulerDriver, instance: str, base: str, digest: Digest = PIRATE) -> None:
+    driver.certify(instance=instance, digest=digest, certificate=Certificate(digest=digest, rank=8, base_digest=base))
+
+
+REFUSED = Failure("adapter_incompatible", "its tensors fit no module")
+
+
+def refuse(driver: SchedulerDriver, instance: str) -> None:
+    driver.certify(instance=instance, digest=Digest(""), stage=AdapterStage.NONE, certificate=None, failure=REFUSED)
+
+
+def with_pirate(**how) -> SchedulerDriver:
+    """An adapter that is certified for the old base model."""
+    driver = ready()
+    driver.attach("a", base=OLD, assets="sha256:old-assets")
+    driver.state(adapter(**how))
+    certified(driver, "a", OLD)
+    return driver
+
+
+def test_an_adapter_stays_on_its_base_model_until_it_is_certified_for_the_new_one():
+    driver = with_pirate()
+    driver.attach("b", base=NEW)
+    assert not checks(driver), "the group still serves the old one"
+    driver.attach("c", base=NEW)
+    assert group_of(driver).base_digest == NEW
+    (checker,) = checks(driver)
+    assert checker in ("b", "c")
+    (sent,) = conversion.catalog(driver.scheduler.catalog, 1).catalog.adapters
+    assert (sent.digest, sent.base_digest, sent.asset_digest) == (PIRATE, OLD, "sha256:old-assets")
+    certified(driver, checker, NEW)
+    (sent,) = conversion.catalog(driver.scheduler.catalog, 1).catalog.adapters
+    assert (sent.digest, sent.base_digest, sent.asset_digest) == (PIRATE, "", "")
+    assert driver.of(effects.ReportAdapter)[-1].certificate.base_digest == NEW
+
+
+def test_an_adapter_that_does_not_fit_the_new_base_model_serves_as_long_as_runners_have_the_old_one():
+    driver = with_pirate()
+    driver.attach("b", base=NEW)
+    driver.attach("c", base=NEW)
+    (checker,) = checks(driver)
+    refuse(driver, checker)
+    assert (published(driver).digest, published(driver).base.digest) == (PIRATE, OLD)
+    drain(driver, "a")
+    assert (published(driver).digest, published(driver).state) == ("", AdapterReadiness.FAILED)
+    report = driver.of(effects.ReportAdapter)[-1]
+    assert (report.serving, report.certificate, report.failure) == ("", None, REFUSED)
+
+
+def test_an_adapter_of_a_base_model_that_is_gone_is_not_served_before_it_is_checked():
+    driver = with_pirate()
+    driver.attach("b", base=NEW)
+    drain(driver, "a")
+    assert checks(driver) == ["b"]
+    assert (published(driver).digest, published(driver).state) == ("", AdapterReadiness.LOADING)
+    assert driver.of(effects.ReportAdapter)[-1].certificate is None
+    certified(driver, "b", NEW)
+    assert published(driver).digest == PIRATE
+
+
+def test_while_no_runner_is_up_an_adapter_keeps_its_certificate():
+    driver = with_pirate()
+    driver.detach("a")
+    driver.wait(31)
+    assert published(driver).digest == PIRATE
+    driver.attach("a2", base=OLD)
+    assert not checks(driver)
+
+
+@pytest.mark.parametrize("base", [NEW, OLD], ids=["another base model", "the same, perhaps with other bounds"])
+def test_an_adapter_that_is_made_again_under_another_pool_is_checked_by_its_runners(base):
+    driver = with_pirate()
+    other = pool(pool="default/other", group="default/other", served_name="other")
+    driver.attach("b", base=base, group="default/other", pool="default/other")
+    driver.state(adapter(group="default/other"), pools=(pool(), other))
+    assert checks(driver) == ["b"]
+    assert (published(driver).group, published(driver).digest) == ("default/other", "")
+    report = driver.of(effects.ReportAdapter)[-1]
+    assert (report.serving, report.certificate) == ("", None)
+    refuse(driver, "b")
+    assert published(driver).state is AdapterReadiness.FAILED
+
+
+def test_what_an_adapter_served_under_another_pool_is_dropped_there_when_nobody_uses_it():
+    driver = with_pirate()
+    driver.enqueue("r", digest=PIRATE, adapter="default/pirate", base=OLD)
+    driver.state(adapter(group="default/other"), pools=(pool(), pool(pool="default/other", group="default/other")))
+    assert not driver.of(effects.DropAdapter)
+    driver.finish("r")
+    assert [(drop.instance, drop.digest) for drop in driver.of(effects.DropAdapter)] == [("a", PIRATE)]
+
+
+def test_a_certificate_for_another_base_model_is_not_credited():
+    driver = ready(load_retry=10.0)
+    driver.attach("a", base=OLD)
+    driver.state(adapter())
+    certified(driver, "a", NEW)
+    assert published(driver).digest == ""
+    driver.wait(11)
+    assert checks(driver) == ["a"]
+    certified(driver, "a", OLD)
+    assert published(driver).digest == PIRATE
+
+
+def test_a_check_that_began_for_the_old_base_model_does_not_count_for_the_new_one():
+    driver = ready()
+    driver.attach("a", base=OLD)
+    driver.state(adapter())
+    driver.attach("b", base=NEW)
+    drain(driver, "a")
+    certified(driver, "a", OLD)
+    assert published(driver).digest == ""
+    assert checks(driver) == ["b"]
+
+
+def test_min_replicas_are_loaded_only_where_the_adapter_is_certified():
+    driver = with_pirate(min_replicas=3)
+    driver.attach("b", base=NEW)
+    driver.attach("c", base=NEW)
+    loads = [order for order in driver.of(effects.EnsureAdapter) if order.stage is AdapterStage.DEVICE]
+    assert not loads
+    (checker,) = checks(driver)
+    certified(driver, checker, NEW)
+    loads = [order for order in driver.of(effects.EnsureAdapter) if order.stage is AdapterStage.DEVICE]
+    assert {order.instance for order in loads} == {"b", "c"}
+
+
+def test_a_scheduler_that_starts_again_knows_for_which_base_model_an_adapter_was_certified():
+    driver = with_pirate()
+    saved = TypeAdapter(SavedCatalog).validate_python(orjson.loads(orjson.dumps(driver.scheduler.catalog_to_save())))
+    again = SchedulerDriver(saved=saved)
+    again.attach("a", base=OLD)
+    assert not checks(again)
+    assert published(again).digest == PIRATE
+    changed = SchedulerDriver(saved=saved)
+    changed.attach("b", base=NEW)
+    changed.wait(1)
+    assert published(changed).digest == ""
+    changed.wait(0.1)
+    assert changed.scheduler.adapters.by_name[ObjectName("default", "pirate")].check is not None
+
+
+def test_runners_of_the_old_base_model_do_not_count_for_the_limit_of_an_adapter_on_the_new_one():
+    driver = with_pirate(max_replicas=1)
+    driver.enqueue("old", digest=PIRATE, adapter="default/pirate", base=OLD)
+    driver.attach("b", base=NEW)
+    driver.attach("c", base=NEW)
+    (checker,) = checks(driver)
+    certified(driver, checker, NEW)
+    driver.enqueue("new", digest=PIRATE, adapter="default/pirate", base=NEW)
+    assert driver.where("old") == "a"
+    assert driver.where("new") in ("b", "c")

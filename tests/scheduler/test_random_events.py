@@ -13,7 +13,7 @@ from motet.domain import BASE, InstanceName, RequestId
 from motet.runner_info import Failure, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.queue import Queue
-from motet_scheduler.policy.values import AdapterStage, Promise
+from motet_scheduler.policy.values import AdapterStage, Certificate, Promise
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool
 
 INSTANCES = ("r0", "r1", "r2")
@@ -23,6 +23,7 @@ ADAPTER_SLOTS = 1
 ENQUEUED_ONLY = {"prompt", "q80", "tenant", "choices", "prefix_hints"}
 """Fields of a request that its gateway does not say again when it connects."""
 DIGESTS = {"pirate": PIRATE, "poet": POET}
+BASES = ("sha256:old", "sha256:new")
 
 
 class Running:
@@ -56,7 +57,7 @@ class Driver(SchedulerDriver):
 
     def check_reserved_runner(self, queue):
         overdue, config = queue.reserved_for, self.scheduler.config
-        able = [one for one in self.scheduler.runners.values() if one.takes_work]
+        able = [one for one in self.scheduler.runners.values() if one.takes_work and one.serves(overdue.base)]
         if any(not overdue.requirement_on(one.capacity, config).never for one in able):
             assert queue.reserved_runner in able, "no runner is reserved for the overdue request"
 
@@ -70,6 +71,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.driver = Driver(max_passed_over=MAX_PASSED_OVER, avoid_after_decline=0.2)
         self.count = 0
         self.incarnations = dict.fromkeys(INSTANCES, 0)
+        self.bases = dict.fromkeys(INSTANCES, BASES[0])
         self.attached = set()
         self.runner_requests = {name: {} for name in INSTANCES}
         self.checks = set()
@@ -112,6 +114,9 @@ class RandomEvents(RuleBasedStateMachine):
                 assert len(adapters) <= ADAPTER_SLOTS, "placed without a free slot for its adapter"
                 if self.gateway_stream_broken:
                     return
+                assert effect.base == self.bases[effect.instance]
+                assert self.asked[effect.request]["base"] in ("", effect.base), "placed on another base model"
+                self.asked[effect.request]["base"] = effect.base
                 RandomEvents.placed_with_an_adapter += self.asked[effect.request]["digest"] != BASE
                 self.epochs[effect.request] = effect.epoch
                 self.waiting.discard(effect.request)
@@ -139,7 +144,7 @@ class RandomEvents(RuleBasedStateMachine):
     def begin(self, name, known):
         """Often begin with known adapters: random events seldom make one known."""
         if known:
-            self.attach(name, restarted=True)
+            self.attach(name, restarted=True, base=BASES[0])
             for asked in sorted(self.checks):
                 self.answer(asked, fails=False)
 
@@ -160,12 +165,19 @@ class RandomEvents(RuleBasedStateMachine):
     def enqueue_one(self, **how):
         self.count += 1
         name = f"q{self.count:03}"
-        if self.driver.scheduler.adapters.source_of(how["digest"]) is None:
-            how["digest"] = BASE  # the scheduler knows no adapter before a runner has checked it
+        how["digest"], how["base"] = self.resolve(how["digest"])
         self.waiting.add(name)
         self.asked[name] = how
         if not self.gateway_stream_broken:
             self.carry_out_all(self.driver.enqueue(name, **how))
+
+    def resolve(self, digest):
+        """The adapter, if the catalog has it, and the digest of the base model that it means."""
+        catalog = self.driver.scheduler.catalog
+        listed = {one.digest: one.base for one in catalog.adapters} if catalog is not None else {}
+        base = listed.get(digest)
+        group = catalog.groups[0].base_digest if catalog is not None else ""
+        return digest if digest in listed else BASE, base.digest if base is not None else group
 
     @rule(large=st.integers(60, 200), small=st.integers(4, 12))
     def enqueue_one_long_and_many_short(self, large, small):
@@ -287,10 +299,11 @@ class RandomEvents(RuleBasedStateMachine):
 
     # -------------------------------------------------------------------------------------------------------- runners
 
-    @rule(name=st.sampled_from(INSTANCES), restarted=st.booleans())
-    def attach(self, name, restarted):
+    @rule(name=st.sampled_from(INSTANCES), restarted=st.booleans(), base=st.sampled_from(BASES))
+    def attach(self, name, restarted, base):
         if restarted or not self.incarnations[name]:
             self.incarnations[name] += 1
+            self.bases[name] = base
             self.runner_requests[name] = {}
         self.attached.add(name)
         self.carry_out_all(
@@ -300,6 +313,7 @@ class RandomEvents(RuleBasedStateMachine):
                 max_sequences=6,
                 adapter_slots=ADAPTER_SLOTS,
                 incarnation=str(self.incarnations[name]),
+                base=self.bases[name],
                 live=self.requests_of(name),
             )
         )
@@ -316,7 +330,9 @@ class RandomEvents(RuleBasedStateMachine):
         instance, name = asked
         if instance in self.attached:
             failure = Failure("adapter_unavailable", "a random failure", retry_after=1.0) if fails else None
-            self.carry_out_all(self.driver.certify(name, DIGESTS[name], instance=instance, failure=failure))
+            found = Certificate(digest=DIGESTS[name], rank=8, base_digest=self.bases[instance])
+            how = {"instance": instance, "failure": failure, "certificate": None if fails else found}
+            self.carry_out_all(self.driver.certify(name, DIGESTS[name], **how))
 
     @rule(name=st.sampled_from(INSTANCES))
     def detach(self, name):
@@ -428,7 +444,7 @@ class RandomEvents(RuleBasedStateMachine):
     def check_lost_placements_end_or_are_placed_again(self):
         """Also a request ends that its runner has forgotten while its gateway believes that it runs."""
         for name in INSTANCES:
-            self.attach(name, restarted=False)
+            self.attach(name, restarted=False, base=BASES[0])
             self.runner_requests[name] = {}
         stranded = dict(self.placed)
         for _ in range(3 * int(self.driver.scheduler.config.unlisted_timeout)):
@@ -452,6 +468,7 @@ class RandomEvents(RuleBasedStateMachine):
                     max_sequences=6,
                     adapter_slots=ADAPTER_SLOTS,
                     incarnation=str(self.incarnations[name]),
+                    base=self.bases[name],
                 )
             )
         for _ in range(2 * self.count + 10):

@@ -33,6 +33,7 @@ class FakeRequest:
     seed: int
     deadline: float
     group: str
+    base: str
     done: "asyncio.Future[list[int]]"
     asked_at: float = field(default_factory=time.monotonic)
     tokens: list[int] = field(default_factory=list)
@@ -78,9 +79,12 @@ class FakeGateway:
         seed: int = 7,
         deadline: float = 0.0,
         group: str = GROUP,
+        base: str = "",
     ) -> "asyncio.Future[list[int]]":
         done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
-        one = FakeRequest(request, prompt, max_tokens, q80, adapter, tenant, request_class, seed, deadline, group, done)
+        one = FakeRequest(
+            request, prompt, max_tokens, q80, adapter, tenant, request_class, seed, deadline, group, base, done
+        )
         self.asked[request] = one
         self.link.send(self._enqueue(one))
         return done
@@ -140,6 +144,7 @@ class FakeGateway:
                 tenant=one.tenant,
                 group=one.group,
                 adapter_digest=one.adapter,
+                base_digest=one.base,
                 request_class=one.request_class,
                 prompt_tokens=len(one.prompt),
                 max_tokens=one.max_tokens,

@@ -374,7 +374,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.holds = False
         self.refuses: common_pb2.Failure | None = None
         self.retired: set[str] = set()
-        """Digests of revisions and base models that are no longer served."""
+        """Digests of revisions that are no longer served."""
         self.places_at: FakeRunner | None = None
         self._epochs: dict[str, int] = {}
         self._bases: dict[str, str] = {}
@@ -498,8 +498,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         return not digest or digest in {adapter.digest for adapter in self.adapters} - self.retired
 
     def refuse_replaced(self, request: str, epoch: int = 0) -> bool:
-        """Refuse a request if its base model is no longer served."""
-        if self._bases.get(request) not in self.retired:
+        """Refuse a request if no runner has its base model."""
+        if self._bases.get(request, "") in ("", *(runner.base_digest for runner in self.runners)):
             return False
         self.say(self.refusal(request, epoch, BaseModelReplaced("the base model was replaced").to_proto()))
         return True

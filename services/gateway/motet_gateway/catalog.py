@@ -41,7 +41,10 @@ class Target:
 
     @property
     def base_digest(self) -> str:
-        return self.group.base_digest
+        """While its group changes to another base model, an adapter keeps the old one until it is checked for the new
+        one."""
+        own = self.adapter.base_digest if self.adapter is not None else ""
+        return own or self.group.base_digest
 
     @property
     def weights(self) -> Weights:

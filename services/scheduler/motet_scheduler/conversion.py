@@ -275,6 +275,8 @@ def _write_catalog_adapter(adapter: CatalogAdapter) -> scheduler_pb2.CatalogAdap
         source=adapter.source,
         max_class=_class(adapter.max_class),
         share=adapter.share,
+        base_digest=adapter.base.digest if adapter.base is not None else "",
+        asset_digest=adapter.base.asset_digest if adapter.base is not None else "",
     )
 
 

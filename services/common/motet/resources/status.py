@@ -114,6 +114,9 @@ class Artifact(StatusModel):
     checker: Count | None = None
     """The version of the check that the files passed. A runner with another version checks them again."""
 
+    base_digest: Digest | None = None
+    """The digest of the base model that they were checked against."""
+
 
 class LoRAAdapterStatus(StatusModel):
     """The status of an adapter. It counts the runners that hold the adapter and does not name them."""

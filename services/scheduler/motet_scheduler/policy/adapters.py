@@ -1,14 +1,14 @@
 """Which revision of each adapter serves, how new revisions are checked, and which runners hold adapters.
 
-A revision says where the bytes are (source, source revision, Secret) and which bytes they are (expected digest, content
-stamp). One runner of the group fetches and checks each new revision. If it is certified, the adapter's name points to
-its digest at once. If it fails, the failure is reported and the old revision continues to serve. If an adapter changes
-faster than it is checked, some revisions are skipped, but the last one is always checked. Runners drop a digest when no
-name points to it and no request uses it."""
+A revision says where the bytes are (source, source revision, Secret), which bytes they are (expected digest, content
+stamp) and what they are checked for (group, base model). One runner of the group fetches and checks each new revision.
+If it is certified, the adapter's name points to its digest at once. If it fails, the failure is reported and the old
+revision continues to serve. If an adapter changes faster than it is checked, some revisions are skipped, but the last
+one is always checked. Runners drop a digest when no name points to it and no request uses it."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from motet.change_limit import ChangeLimiter
@@ -16,6 +16,7 @@ from motet.domain import BASE, Digest, InstanceName, ObjectName
 from motet.runner_info import Failure, ResidentAdapter, Tier
 from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ForgetManifest, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
+from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import (
     AdapterReadiness,
@@ -71,6 +72,8 @@ class PendingCheck:
 @dataclass(slots=True)
 class Adapter:
     spec: AdapterSpec
+    wanted: RevisionKey
+    """The revision of `spec`, for the base model that its group has now."""
     serving: Revision | None = None
     check: PendingCheck | None = None
     failure: Failure | None = None
@@ -78,22 +81,23 @@ class Adapter:
     failed: RevisionKey | None = None
     retry_at: float | None = None
     recheck_requested: bool = False
-    """A runner was asked to check the revision of `spec`. Asking again is not a new change."""
+    """A runner was asked to check the wanted revision. Asking again is not a new change."""
     last_report: ReportAdapter | None = field(default=None)
 
     @property
     def resolved(self) -> bool:
-        return self.serving is not None and self.serving.key == self.spec.revision
+        return self.serving is not None and self.serving.key == self.wanted
 
     def wants_check(self, now: float) -> bool:
         if self.resolved or self.check is not None:
             return False
-        return self.failed != self.spec.revision or (self.retry_at is not None and now >= self.retry_at)
+        return self.failed != self.wanted or (self.retry_at is not None and now >= self.retry_at)
 
 
 class Adapters:
-    def __init__(self, config: SchedulerConfig, first_order: int) -> None:
+    def __init__(self, config: SchedulerConfig, bases: GroupBases, first_order: int) -> None:
         self._policy = config
+        self._bases = bases
         self._orders = count(first_order)
         """The numbers of orders to runners."""
         self.by_name: dict[ObjectName, Adapter] = {}
@@ -129,13 +133,9 @@ class Adapters:
             if before.get(name) != spec:
                 self._to_tell[name] = None
             if adapter is None:
-                self.by_name[name] = Adapter(spec)
-                continue
-            if (adapter.spec.revision, adapter.spec.max_bytes) != (spec.revision, spec.max_bytes):
-                # The old failure was about other bytes or another bound.
-                adapter.failure = adapter.failed = adapter.retry_at = None
-                adapter.recheck_requested = False
-            adapter.spec = spec
+                self.by_name[name] = Adapter(spec, self._wanted(spec))
+            elif spec != adapter.spec:
+                self._update(adapter, spec)
         self._limited = {str(name): spec for name, spec in wanted.items() if spec.max_replicas}
         self._serving = None
         # Only now, when all names are updated: another name may serve the same bytes.
@@ -144,8 +144,29 @@ class Adapters:
             self._retire(adapter)
         return before != wanted
 
+    def base_changed(self, group: GroupName) -> None:
+        """The group may have another base model: its adapters have to be checked for that one."""
+        for adapter in self.by_name.values():
+            if adapter.spec.group == group:
+                self._update(adapter, adapter.spec)
+                self._to_tell[adapter.spec.ref.object] = None
+
+    def _update(self, adapter: Adapter, spec: AdapterSpec) -> None:
+        wanted = self._wanted(spec)
+        if (adapter.wanted, adapter.spec.max_bytes) != (wanted, spec.max_bytes):
+            # The old failure was about another revision or another bound.
+            adapter.failure = adapter.failed = adapter.retry_at = None
+            adapter.recheck_requested = False
+        if spec.group != adapter.spec.group:
+            self._retire(adapter)
+            adapter.serving = None
+        adapter.spec, adapter.wanted = spec, wanted
+
+    def _wanted(self, spec: AdapterSpec) -> RevisionKey:
+        return replace(spec.revision, group=spec.group, base=self._bases.of(spec.group).model.digest)
+
     def restore(self, spec: AdapterSpec, serving: Revision | None) -> None:
-        self.by_name[spec.ref.object] = Adapter(spec, serving)
+        self.by_name[spec.ref.object] = Adapter(spec, self._wanted(spec), serving)
         if spec.max_replicas:
             self._limited[str(spec.ref.object)] = spec
         self._serving = None
@@ -181,7 +202,7 @@ class Adapters:
         """Whether an unknown digest may belong to an adapter that has not been checked yet. After a takeover the
         scheduler knows the adapters from the operator, but their digests only after a runner has reported them."""
         return any(
-            adapter.serving is None and adapter.failed != adapter.spec.revision
+            adapter.serving is None and adapter.failed != adapter.wanted
             for adapter in self.by_name.values()
             if group is None or adapter.spec.group == group
         )
@@ -204,13 +225,13 @@ class Adapters:
             if not adapter.recheck_requested and not self._changes.may_change(name, now):
                 continue
             spec = adapter.spec
-            able = [r for r in runners if r.takes_work and r.group == spec.group and busy[r.instance] < CHECKS_AT_ONCE]
+            able = [r for r in _able(runners, adapter.wanted) if busy[r.instance] < CHECKS_AT_ONCE]
             runner = min(able, key=lambda r: (busy[r.instance], r.instance), default=None)
             if runner is None:
                 continue
             busy[runner.instance] += 1
             order = next(self._orders)
-            adapter.check = PendingCheck(order, spec.revision, runner.instance, now)
+            adapter.check = PendingCheck(order, adapter.wanted, runner.instance, now)
             if not adapter.recheck_requested:
                 adapter.recheck_requested = True
                 self._changes.changed(name, now)
@@ -246,8 +267,10 @@ class Adapters:
         if event.failure is None and event.stage < AdapterStage.CERTIFIED:
             check.since = now
             return False
+        if event.certificate is not None and event.certificate.base_digest not in ("", check.key.base):
+            return False  # its runner has another base model by now; without an answer the check is ordered again
         adapter.check = None
-        if check.key != adapter.spec.revision:
+        if check.key != adapter.wanted:
             return False  # the revision changed again: the next check is for the new one
         self._to_tell[adapter.spec.ref.object] = None
         if event.failure is not None:
@@ -270,11 +293,11 @@ class Adapters:
                 groups.setdefault(runner.group, {})[runner.instance] = runner
         since = now - self._policy.load_retry
         for adapter in self.by_name.values():
-            spec, serving = adapter.spec, adapter.serving
+            spec, serving = adapter.spec, self.usable(adapter)
             if not spec.min_replicas or serving is None:
                 continue
-            able = groups.get(spec.group, {})
-            have = {one for one, tier in self._holders_of(adapter).items() if tier is Tier.DEVICE and one in able}
+            able = {one: r for one, r in groups.get(spec.group, {}).items() if r.serves(serving.key.base)}
+            have = {one for one, tier in self._holders_of(serving).items() if tier is Tier.DEVICE and one in able}
             if len(have) >= spec.min_replicas:
                 continue
             have |= {one for one, r in able.items() if r.load_ordered_since(since, serving.digest, spec.ref)}
@@ -396,43 +419,54 @@ class Adapters:
     def report(self, adapter: Adapter) -> ReportAdapter:
         """The report for the operator. A disconnected runner still counts until it is forgotten: usually its stream
         broke only briefly, and each change would cause one API write per adapter."""
-        digest = adapter.serving.digest if adapter.serving is not None else BASE
-        places = tuple((instance, tier, digest) for instance, tier in sorted(self._holders_of(adapter).items()))
+        serving = self.usable(adapter)
+        digest = serving.digest if serving is not None else BASE
+        places = tuple((instance, tier, digest) for instance, tier in sorted(self._holders_of(serving).items()))
         return ReportAdapter(
             ref=adapter.spec.ref,
             serving=digest,
-            state=self._readiness(adapter, any(tier >= Tier.HOST for _, tier, _ in places)),
-            certificate=adapter.serving.certificate if adapter.serving is not None else None,
+            state=self._readiness(adapter, serving, any(tier >= Tier.HOST for _, tier, _ in places)),
+            certificate=serving.certificate if serving is not None else None,
             failure=adapter.failure,
             replicas=places,
         )
 
     def entry(self, adapter: Adapter, runners: Mapping[InstanceName, Runner]) -> CatalogAdapter:
         """The adapter's entry in the gateways' catalog."""
-        spec, serving = adapter.spec, adapter.serving
-        holders = self._holders_of(adapter).items()
+        spec, serving = adapter.spec, self.usable(adapter)
+        other = serving is not None and serving.key.base != adapter.wanted.base
+        holders = self._holders_of(serving).items()
         resident = any(tier >= Tier.HOST and runners[instance].attached for instance, tier in holders)
         return CatalogAdapter(
             ref=spec.ref,
             group=spec.group,
             model_name=spec.model_name,
-            state=self._readiness(adapter, resident),
+            state=self._readiness(adapter, serving, resident),
             digest=serving.digest if serving is not None else BASE,
             source=serving.key.source if serving is not None else spec.revision.source,
             rank=serving.rank if serving is not None else 0,
             max_class=spec.max_class,
             failure=adapter.failure,
             share=spec.share,
+            base=self._bases.find(spec.group, serving.key.base) if serving is not None and other else None,
         )
 
     # ------------------------------------------------------------------------------------------------------ internals
 
-    def _holders_of(self, adapter: Adapter) -> Mapping[InstanceName, Tier]:
-        return self._holders.get(adapter.serving.digest, {}) if adapter.serving is not None else {}
+    def _holders_of(self, serving: Revision | None) -> Mapping[InstanceName, Tier]:
+        return self._holders.get(serving.digest, {}) if serving is not None else {}
+
+    def usable(self, adapter: Adapter) -> Revision | None:
+        """The revision that new requests get. One for a base model that leaves serves as long as runners that have it
+        take work; then none does, until the adapter is checked for the group's own."""
+        serving = adapter.serving
+        if serving is None or self._bases.find(adapter.spec.group, serving.key.base) is None:
+            return None
+        return serving
 
     @staticmethod
-    def _readiness(adapter: Adapter, resident: bool) -> AdapterReadiness:
-        if adapter.serving is not None:
+    def _readiness(adapter: Adapter, serving: Revision | None, resident: bool) -> AdapterReadiness:
+        if serving is not None:
             return AdapterReadiness.READY if resident else AdapterReadiness.COLD
         return AdapterReadiness.FAILED if adapter.failure is not None else AdapterReadiness.LOADING
 
@@ -442,6 +476,11 @@ class Adapters:
 
     def _retire_digest(self, spec: AdapterSpec, revision: Revision) -> None:
         self.retired.setdefault(revision.digest, {})[spec.ref.object] = _source_of(spec, revision)
+
+
+def _able(runners: Iterable[Runner], key: RevisionKey) -> list[Runner]:
+    """The runners that may check or load this revision."""
+    return [runner for runner in runners if runner.takes_work and runner.group == key.group and runner.serves(key.base)]
 
 
 def _source_of(spec: AdapterSpec, revision: Revision) -> DigestSource:

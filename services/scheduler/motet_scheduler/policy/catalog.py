@@ -7,6 +7,7 @@ from motet.domain import InstanceName, ObjectName
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import Adapter, Revision
 from motet_scheduler.policy.autoscaler import Autoscaler
+from motet_scheduler.policy.group_bases import GroupBase
 from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import (
@@ -105,6 +106,12 @@ class CatalogPublisher:
             )
         )
 
+    def bases_changed(self) -> None:
+        """A group has another base model, or one has gone: its adapters are checked for the one that it has."""
+        self._state.bases_changed = False
+        self._state.emit(effects.SaveCatalog())
+        self.order_adapter_loads()
+
     def apply_pool(self, runner: Runner) -> None:
         pool = self._state.pools.get(runner.identity.pool)
         own = runner.capacity.max_sequences
@@ -176,7 +183,7 @@ class CatalogPublisher:
         for pool in self._state.pools.values():
             names.setdefault(pool.group, []).append(pool)
         for group, pools in sorted(names.items()):
-            base, length = self._state.bases.get(group, (BaseModel(), 0))
+            base = self._state.bases.of(group)
             yield CatalogGroup(
                 group=group,
                 served_name=pools[0].served_name,
@@ -184,9 +191,9 @@ class CatalogPublisher:
                 pools=tuple(sorted(pool.pool for pool in pools)),
                 tenants=pools[0].tenants,  # this and the next are the same in each
                 max_classes=pools[0].max_classes,
-                base_digest=base.digest,
-                asset_digest=base.asset_digest,
-                max_model_length=length,
+                base_digest=base.model.digest,
+                asset_digest=base.model.asset_digest,
+                max_model_length=base.max_model_length,
                 runners=tuple(
                     sorted(
                         (runner.instance, runner.address)
@@ -198,18 +205,18 @@ class CatalogPublisher:
 
     def restore(self, saved: SavedCatalog) -> None:
         self._state.pools = {pool.pool: pool for pool in saved.pools}
+        self._state.bases.current = {one.group: GroupBase(one.base, one.max_model_length) for one in saved.groups}
         for adapter in saved.adapters:
             self._state.adapters.restore(adapter.spec, adapter.serving)
         self._state.namespaces = saved.namespaces
-        self._state.bases = {one.group: (one.base, one.max_model_length) for one in saved.groups}
 
     def to_save(self) -> SavedCatalog:
         return SavedCatalog(
             pools=tuple(self._state.pools.values()),
             adapters=tuple(SavedAdapter(spec=one.spec, serving=one.serving) for one in self._state.adapters),
             groups=tuple(
-                SavedGroup(group=group, base=base, max_model_length=length)
-                for group, (base, length) in self._state.bases.items()
+                SavedGroup(group=group, base=base.model, max_model_length=base.max_model_length)
+                for group, base in self._state.bases.current.items()
             ),
             runners=tuple(sorted(runner.instance for runner in self._state.runners.values() if runner.attached)),
             namespaces=self._state.namespaces,

@@ -39,6 +39,7 @@ class Drains:
             runner.requested_drain = self._drain_of(runner)
             if (was is None) != (runner.requested_drain is None):
                 self._send(runner)
+                self._state.runners_changed(runner.group)
                 on_capacity_freed(self._state, runner)
         self._end()
 
@@ -50,6 +51,7 @@ class Drains:
         runner = self._state.current(event.instance, event.incarnation)
         if runner is not None and runner.shutdown_drain is None:
             runner.shutdown_drain = Drain(runner.identity, self._state.now + event.deadline)
+            self._state.runners_changed(runner.group)
 
     def send_all(self, _event: events.TermRaised) -> None:
         for runner in self._state.runners.values():

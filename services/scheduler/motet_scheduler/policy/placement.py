@@ -123,8 +123,9 @@ class Placer:
         )
 
     def _runners_for(self, request: Request) -> tuple[Sequence[Runner], Sequence[Runner] | None]:
-        """The runners of its group, and those of them that alone serve its adapter; None: any does."""
-        runners = self._state.runners_of(request.group)
+        """The runners of its group that have its base model, and those of them that alone serve its adapter; None: any
+        does."""
+        runners = [runner for runner in self._state.runners_of(request.group) if runner.serves(request.base)]
         adapters, now = self._state.adapters, self._state.now
         return runners, adapters.holders_at_limit(request.digest, request.adapter, runners, now)
 

@@ -2,8 +2,8 @@
 
 | it fits if                | else it waits because                         |
 |---------------------------|-----------------------------------------------|
-| it has the base model     | no runner with that base model is up          |
-| the runner takes work     | no runner is up, or all of them drain         |
+| the runner takes work     | no runner of its base model is up, or all of  |
+|                           | them drain                                    |
 | no parked request waits   | parked requests go first                      |
 | its batch is not full     | every batch is full                           |
 | an adapter slot is free   | all adapter slots are in use                  |
@@ -68,8 +68,6 @@ def choose(
     too_small = ""
     could = limited = False
     for runner in runners:
-        if not runner.serves(request.base):
-            continue
         need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
         if need.never:
             too_small = too_small or need.never
@@ -118,7 +116,7 @@ def nearest(
     best: tuple[bool, bool, bool, int, str] | None = None
     found: Runner | None = None
     for runner in runners:
-        if not runner.takes_work or not runner.serves(request.base):
+        if not runner.takes_work:
             continue
         need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
         if need.never or (holders is not None and runner not in holders):

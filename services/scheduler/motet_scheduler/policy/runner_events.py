@@ -36,6 +36,7 @@ class RunnerEvents:
                 self._lifecycle.runner_lost(runner)
                 self._state.adapters.residency_reported(runner, ())
                 self._state.by_group[runner.group].remove(runner)
+                self._state.runners_changed(runner.group)
             # Runners of equal capacity share one object, so that a request's requirement is computed once for all.
             alike = (one.capacity for one in self._state.runners.values() if one.capacity == event.capacity)
             runner = Runner(
@@ -50,13 +51,12 @@ class RunnerEvents:
         if not runner.hung:
             runner.unhealthy = ""
         self._publisher.apply_pool(runner)
-        self._state.bases[runner.group] = (event.base, event.capacity.max_model_length)
         self._state.waiting_for_runners.runner_attached(instance)
         self._drains.attached(runner)
+        self._state.runners_changed(runner.group)
         self._apply_requests(runner, event.live, whole=True)
         self._apply_resident_adapters(runner, event.resident)
         self._state.adapters.connection_changed(runner)
-        self._state.catalog_changed = True
         self._state.emit(runner_report(runner))
         self._publisher.order_adapter_loads()
 
@@ -68,7 +68,7 @@ class RunnerEvents:
         runner.detached_at = self._state.now
         runner.forget_loads()
         self._state.adapters.connection_changed(runner)
-        self._state.catalog_changed = True
+        self._state.runners_changed(runner.group)
         self._state.emit(runner_report(runner))
 
     def reported(self, event: events.RunnerReported) -> None:
@@ -84,7 +84,7 @@ class RunnerEvents:
         idle = all(entry.state in (SequenceState.PARKED, SequenceState.LOADING) for entry in event.live)
         if runner.unhealthy and (moves or idle):
             runner.unhealthy, runner.hung = "", False
-            self._state.catalog_changed = True
+            self._state.runners_changed(runner.group)
         runner.steps = event.steps
         self._apply_requests(runner, event.live)
         self._apply_resident_adapters(runner, event.resident)
@@ -157,7 +157,7 @@ class RunnerEvents:
         del self._state.runners[runner.instance]
         self._state.by_group[runner.group].remove(runner)
         self._state.queue(runner.group).retry_everywhere()
-        self._state.catalog_changed = True
+        self._state.runners_changed(runner.group)
         self._state.emit(effects.SaveCatalog())
 
 

@@ -92,6 +92,8 @@ class Scheduler:
         state.now = now
         state.effects = []
         self._handlers[type(event)](event)
+        if state.bases_changed:
+            self._publisher.bases_changed()
         self._placer.place_all()
         self._publisher.drop_unused_adapters()
         self._publisher.tell_changes()

@@ -10,11 +10,12 @@ from motet.domain import Digest, InstanceName, RequestId
 from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.effects import Effect
 from motet_scheduler.policy.families import Families
+from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.timeline import Timelines
-from motet_scheduler.policy.values import BaseModel, Catalog, GroupName, NamespaceUids, PoolSpec, SchedulerConfig
+from motet_scheduler.policy.values import Catalog, GroupName, NamespaceUids, PoolSpec, SchedulerConfig
 
 
 class StartupWait:
@@ -60,9 +61,10 @@ class SchedulerState:
         self.held: dict[str, dict[GroupName, int]] = {}
         """By gateway: requests that it can't tokenize until their model has a runner."""
         self.pools: dict[str, PoolSpec] = {}
-        self.adapters = Adapters(config, first_order)
-        self.bases: dict[GroupName, tuple[BaseModel, int]] = {}
-        """The base model of each group's runners, and its context length."""
+        self.bases = GroupBases()
+        self.bases_changed = False
+        """By the current event: which base models new requests can have."""
+        self.adapters = Adapters(config, self.bases, first_order)
         self.namespaces: NamespaceUids = ()
         self.catalog: Catalog | None = None
         """The last catalog that was published."""
@@ -76,6 +78,13 @@ class SchedulerState:
     @property
     def settled(self) -> bool:
         return self.waiting_for_runners.over
+
+    def runners_changed(self, group: GroupName) -> None:
+        """Runners of this group have come or gone, or take work now, or no longer."""
+        self.catalog_changed = True
+        if self.bases.runners_changed(group, self.runners_of(group)):
+            self.bases_changed = True
+            self.adapters.base_changed(group)
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)

@@ -69,7 +69,7 @@ class SupervisorEvents:
             return
         runner.unhealthy = event.why
         runner.hung = runner.hung or event.hung  # a hung runner that stops reporting is still hung
-        self._state.catalog_changed = True
+        self._state.runners_changed(runner.group)
         self._state.emit(runner_report(runner))
         if event.hung or self._is_gone(runner, event.silent_seconds):
             self._lifecycle.move_everything(runner, event.why)

@@ -111,8 +111,8 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionKey:
-    """What identifies a revision of an adapter. Other bytes, another source, another Secret or another volume make a
-    new revision."""
+    """What identifies a revision of an adapter. Other bytes, another source, another Secret, another volume, another
+    group or another base model make a new revision."""
 
     source: str
     source_revision: str = ""
@@ -128,6 +128,12 @@ class RevisionKey:
 
     folder: str = ""
     """The only folder of the volume that may be read; empty: the whole volume."""
+
+    group: GroupName = GroupName("")
+    """Whose runners serve it. The operator leaves this and `base` empty."""
+
+    base: str = ""
+    """The digest of the base model that it is checked for. Empty: its group has had no runner yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +226,8 @@ class CatalogAdapter:
     max_class: RequestClass = RequestClass.INTERACTIVE
     failure: Failure | None = None
     share: tuple[str, ...] = ()
+    base: BaseModel | None = None
+    """Set while its revision is for another base model than the group has now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

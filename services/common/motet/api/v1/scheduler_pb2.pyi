@@ -889,6 +889,7 @@ class CatalogAdapter(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     MAX_CLASS_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     model_name: _builtins.str
     """what clients say inside the tenant; tenant/name elsewhere"""
@@ -900,6 +901,8 @@ class CatalogAdapter(_message.Message):
     rank: _builtins.int
     source: _builtins.str
     max_class: _common_pb2.RequestClass.ValueType
+    base_digest: _builtins.str
+    """that its revision was checked for, with its asset_digest; empty: the group's"""
     @_builtins.property
     def ref(self) -> _common_pb2.AdapterRef: ...
     @_builtins.property
@@ -922,10 +925,11 @@ class CatalogAdapter(_message.Message):
         source: _builtins.str = ...,
         max_class: _common_pb2.RequestClass.ValueType = ...,
         share: _abc.Iterable[_builtins.str] | None = ...,
+        base_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "digest", b"digest", "failure", b"failure", "group", b"group", "max_class", b"max_class", "model_name", b"model_name", "rank", b"rank", "ref", b"ref", "share", b"share", "source", b"source", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "base_digest", b"base_digest", "digest", b"digest", "failure", b"failure", "group", b"group", "max_class", b"max_class", "model_name", b"model_name", "rank", b"rank", "ref", b"ref", "share", b"share", "source", b"source", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,48 @@
+"""Which base model each group serves: the one that most of its runners have, of those that take work.
+
+So the rollout of another model switches in its middle, and a runner that comes or goes for a moment switches nothing. A
+group in which no runner takes work keeps the last one. Requests of before stay on theirs (see `replaced_bases`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.values import BaseModel, GroupName
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBase:
+    model: BaseModel = field(default_factory=BaseModel)
+    max_model_length: int = 0
+
+
+UNKNOWN = GroupBase()
+"""Of a group that never had a runner."""
+
+
+class GroupBases:
+    def __init__(self) -> None:
+        self.current: dict[GroupName, GroupBase] = {}
+        self._at_work: dict[GroupName, dict[str, BaseModel]] = {}
+        """By digest: the base models of the runners that take work."""
+
+    def of(self, group: GroupName) -> GroupBase:
+        return self.current.get(group, UNKNOWN)
+
+    def find(self, group: GroupName, digest: str) -> BaseModel | None:
+        """The base model with this digest, if new requests of the group can have it."""
+        current = self.of(group).model
+        return current if current.digest == digest else self._at_work.get(group, {}).get(digest)
+
+    def runners_changed(self, group: GroupName, runners: Iterable[Runner]) -> bool:
+        """These are the group's runners now. True if that changes which base models its new requests can have."""
+        before = self.of(group).model.digest, self._at_work.get(group, {}).keys()
+        votes = Counter(
+            GroupBase(runner.base, runner.capacity.max_model_length) for runner in runners if runner.takes_work
+        )
+        self._at_work[group] = {base.model.digest: base.model for base in votes}
+        if votes and votes[self.of(group)] < max(votes.values()):
+            self.current[group] = max(votes, key=lambda base: votes[base])
+        return before != (self.of(group).model.digest, self._at_work[group].keys())
