@@ -64,7 +64,7 @@ class Drawn:
         return f"{self.path.relative_to(ROOT)}:{self.mutant.line}: {self.mutant.kind}: {before} -> {after}"
 
 
-def pytest(tests: Sequence[str], timeout: float | None = None, **variables: str) -> int | None:
+def pytest(tests: Sequence[str], variables: Mapping[str, str], timeout: float | None = None) -> int | None:
     """The status; None: it took longer."""
     # The same examples for each mutant, from no database of examples that have failed before.
     options = ("-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "not soak")
@@ -81,7 +81,7 @@ def recorded(package: Package) -> dict[str, Any]:
     """The tests that pass, with their seconds and the lines that they reach."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "tests.json"
-        status = pytest(package.tests, **{RECORD: str(into), FOLDER: str(package.folder)})
+        status = pytest(package.tests, {RECORD: str(into), FOLDER: str(package.folder)})
         if status != 0:
             sys.exit(f"the tests {' '.join(package.tests)} end with status {status} without any mutant")
         found: dict[str, Any] = json.loads(into.read_text(encoding="utf-8"))
@@ -115,7 +115,7 @@ def is_found(one: Drawn) -> bool:
         changed.write(one.mutant.source)
         changed.flush()
         timeout = START_SECONDS + PATIENCE * one.seconds
-        status = pytest(one.tests, timeout, **{MODULE: one.module, SOURCE: changed.name})
+        status = pytest(one.tests, {MODULE: one.module, SOURCE: changed.name}, timeout)
     if status not in FOUND | {0}:
         sys.exit(f"the tests of {one} end with status {status}")
     return status in FOUND
