@@ -184,16 +184,16 @@ class Queue:
             return turn
         reserved = self._reserved_from_class(request_class)
         freed_runners = [
-            (runner, runner.capacity, free)
-            for runner in self.freed_runners
-            if (free := runner.ledger.free) > 0 and runner is not reserved
+            (runner, runner.capacity, free) for runner in self.freed_runners if (free := runner.ledger.free) > 0
         ]
         last_full_scan, this_scan = self._last_full_scan, self.scans
         for _, head in self._class_queues[request_class].oldest_of_each_tenant(turn, config.tenants_examined):
-            if head.tried_in_scan < last_full_scan or head is self.reserved_for:
+            if head.tried_in_scan < last_full_scan:
                 return turn
             need = head.need
             for runner, capacity, free in freed_runners:
+                if runner is reserved and head is not self.reserved_for:
+                    continue
                 if need is None or need.capacity is not capacity:
                     need = head.requirement_on(capacity, config, runner.adapter_pages(head.digest))
                 if need.promise.pages <= free and runner.slot_for(head.digest) and runner.serves(head.base):
