@@ -68,6 +68,11 @@ class Streams:
             runner_pb2.GenerateUp: to_runner._link.send,
             runner_pb2.GenerateDown: runner.generation._streams.broadcast,
         }
+        self._gateways = scheduler._gateways
+
+    def session_of(self, message: type) -> Any:
+        """A message to a gateway is dropped until the scheduler has its hello. No other sender has to wait."""
+        return self._gateways._open.get("g-real") if message is scheduler_pb2.ServeDown else object()
 
 
 @asynccontextmanager
@@ -151,12 +156,16 @@ async def test_a_handler_that_fails_for_one_message_gets_the_next_one(folder, me
             failed = failures(message.__name__, kind)
             one = message(**{kind: {"factor": 1.0} if kind == "overcommit" else {}})
             ends = (message.__name__, kind) in TOLD_ONCE
+            session = streams.session_of(message) if ends else None
             with FailsOnce(receiver, kind) as handler:
                 send(one)
                 await until(lambda handler=handler: handler.seen >= 1, why=f"{kind} arrives")
                 if ends:
                     another = partial(is_new, connections)
                     await until(lambda another=another: another(connections_of(receiver)), why=f"a stream after {kind}")
+                    await until(
+                        lambda old=session: streams.session_of(message) not in (None, old), why="its sender knows it"
+                    )
                     connections = connections_of(receiver)
                 if handler.seen < 2:  # a new stream may have begun with it
                     send(one)
