@@ -1,127 +1,26 @@
 """Repeats a series of changes of pools and adapters: once with an operator that lives, and once with one that is killed
 after each of its writes."""
 
-import json
 import os
 import signal
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from tests.kube.cluster import Cluster, CommandRefused
 from tests.kube.operators import OperatorNamespaces, OperatorProcess
 from tests.kube.proxy import ProxiedRequest, Proxy
 from tests.kube.schedulers import WAITS_FOR_RUNNERS, SchedulerProgram
-
-Object = dict[str, Any]
+from tests.kube.site_state import Object, SiteState, in_order, is_ready
 
 WITHIN_S = 60.0
 QUIET_S = 1.5
 """An operator has nothing to write if everything is done and it has written nothing for so long."""
-
-_PASSING = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "lastTransitionTime")
-"""Fields that differ between two equal objects."""
-
-
-class SiteState:
-    """The objects of a site and their writes."""
-
-    def __init__(self, home: OperatorNamespaces) -> None:
-        self._home, self._cluster = home, home.cluster
-        assert self._cluster.audit_log is not None, "needs a cluster whose audit log can be read"
-        self._audit, self._began = self._cluster.audit_log, self._cluster.audit_log.stat().st_size
-
-    def __call__(self, kind: str) -> list[Object]:
-        """The site's pools, adapters, deployments, budgets or pods."""
-        match kind:
-            case "pods":
-                path = f"/api/v1/namespaces/{self._home.pools}/pods"
-            case "deployments":
-                path = f"/apis/apps/v1/namespaces/{self._home.pools}/deployments"
-            case "poddisruptionbudgets":
-                path = f"/apis/policy/v1/namespaces/{self._home.pools}/poddisruptionbudgets"
-            case "servingpools":
-                path = f"/apis/motet.dev/v1alpha1/namespaces/{self._home.pools}/servingpools"
-            case _:
-                path = f"/apis/motet.dev/v1alpha1/{kind}"
-        items = self._cluster.call("GET", path)["items"]
-        return [one for one in items if one["metadata"]["namespace"].startswith(self._home.name)]
-
-    def runners(self) -> list[Object]:
-        """Pods that nobody has deleted."""
-        return [one for one in self("pods") if "deletionTimestamp" not in one["metadata"]]
-
-    def make_ready(self, pod: Object) -> None:
-        """Make a pod ready, as a kubelet would: nothing runs it here."""
-        container = {"name": "runner", "ready": True, "restartCount": 0, "image": "", "imageID": ""}
-        status = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
-        metadata = pod["metadata"]
-        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
-        with suppress(CommandRefused):  # another writer was faster
-            self._cluster.call("PUT", path, pod | {"status": status | {"containerStatuses": [container]}})
-
-    def state(self) -> Object:
-        """Everything that is equal at two sites with the same changes."""
-        return {
-            "pools": _sorted({**_lasting(one), "name": one["metadata"]["name"]} for one in self("servingpools")),
-            "adapters": _sorted({**_lasting(one), "name": one["metadata"]["name"]} for one in self("loraadapters")),
-            "deployments": _sorted(
-                {
-                    "name": one["metadata"]["name"],
-                    "labels": one["metadata"]["labels"],
-                    "annotations": one["metadata"]["annotations"],
-                    "spec": _lasting(one["spec"]),
-                    "pods": one["status"].get("replicas", 0),
-                }
-                for one in self("deployments")
-            ),
-            "budgets": _sorted(
-                {"name": one["metadata"]["name"], "spec": _lasting(one["spec"])} for one in self("poddisruptionbudgets")
-            ),
-            "pods": _sorted(
-                {
-                    "labels": one["metadata"]["labels"],
-                    "annotations": one["metadata"].get("annotations"),
-                    "runner": [(each["image"], each.get("env")) for each in one["spec"]["containers"]],
-                    "ready": _is_ready(one),
-                }
-                for one in self("pods")
-            ),
-        }
-
-    def history(self) -> list[Object]:
-        """Every write at the site since then that was done, without Events and Leases."""
-        with self._audit.open("rb") as log:
-            log.seek(self._began)
-            entries = [json.loads(line) for line in log.read().splitlines() if line.endswith(b"}")]
-        return [
-            entry
-            for entry in entries
-            if entry["verb"] in ("create", "update", "patch", "delete")
-            and entry["responseStatus"]["code"] < 300
-            and entry["objectRef"].get("namespace", "").startswith(self._home.name)
-            and entry["objectRef"]["resource"] not in ("events", "leases")
-        ]
-
-
-def _lasting(it: Any) -> Any:
-    if isinstance(it, dict):
-        return {key: _lasting(value) for key, value in it.items() if key not in _PASSING}
-    return [_lasting(one) for one in it] if isinstance(it, list) else it
-
-
-def _sorted(found: Iterable[Object]) -> list[Object]:
-    return sorted(found, key=lambda one: json.dumps(one, sort_keys=True))
-
-
-def _is_ready(pod: Object) -> bool:
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
 
 
 def _drains(pod: Object) -> bool:
@@ -139,7 +38,7 @@ def _told(pod: Object) -> str:
     """What identifies a runner."""
     metadata = pod["metadata"]
     marks = metadata.get("annotations") or {}
-    ready = "ready" if _is_ready(pod) else "not ready"
+    ready = "ready" if is_ready(pod) else "not ready"
     return f"{metadata['name']}, created {metadata['creationTimestamp']}, {ready}, {marks or 'no marks'}"
 
 
@@ -293,7 +192,7 @@ def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> 
 
 def _known_to(scheduler: SchedulerProgram) -> Object:
     # Sorted: the order of pools depends on whether the operator saw them one by one or all at its start.
-    return {"pools": _sorted(scheduler.told().get("pools", [])), "adapters": scheduler.adapters()}
+    return {"pools": in_order(scheduler.told().get("pools", [])), "adapters": scheduler.adapters()}
 
 
 def _outcome(home: OperatorNamespaces, world: SiteState, before: int, told: Callable[[], Object]) -> Outcome:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.kube.cluster import Cluster
 from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
-from tests.kube.replay import SiteState
+from tests.kube.site_state import SiteState
 
 pytestmark = pytest.mark.kube
 

@@ -15,7 +15,8 @@ import pytest
 from tests.kube.cluster import Cluster
 from tests.kube.operators import OperatorNamespaces, OperatorProcess, definition_gone, site
 from tests.kube.proxy import proxy
-from tests.kube.replay import Outcome, Scenario, SiteState, killed, reason, undisturbed
+from tests.kube.replay import Outcome, Scenario, killed, reason, undisturbed
+from tests.kube.site_state import SiteState
 
 pytestmark = pytest.mark.kube
 
