@@ -382,9 +382,9 @@ def _owned_writes(  # noqa: PLR0917
         if each.pool in vanished:
             continue  # an object without an owner would be garbage-collected at once
         found = existing.get((each.pool, each.revision))
-        if each.revision == newest.get(each.pool) and each.pool in pools:
+        if each.template is not None and each.revision == newest.get(each.pool) and each.pool in pools:
             uid = uid_of(snapshot[POOLS][each.pool.namespace, each.pool.name])
-            document = deployment(each, pools[each.pool], uid, platform)
+            document = deployment(each, each.template, pools[each.pool], uid, platform)
             if found is None or not covers(found, document):
                 # Without `replicas` there would be one pod until the scale is written.
                 yield OwnedObjectWrite(DEPLOYMENTS, document, {"replicas": each.replicas})

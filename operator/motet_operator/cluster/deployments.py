@@ -27,7 +27,7 @@ from motet_operator.cluster.object_parser import (
     model_claim,
 )
 from motet_operator.environment import runner_environment
-from motet_operator.reconcile import PoolObject, RunnerSet
+from motet_operator.reconcile import PoolObject, RunnerSet, RunnerTemplate
 from motet_operator.reconcile.revisions import template_of
 
 PRE_STOP_SECONDS = 5
@@ -101,15 +101,17 @@ def owned_by(pool: str, uid: str) -> list[Object]:
     ]
 
 
-def labels_of(each: RunnerSet) -> dict[str, str]:
-    return pool_labels(each.pool.name, each.template.group.name) | {REVISION_LABEL: each.revision}
+def labels_of(each: RunnerSet, template: RunnerTemplate) -> dict[str, str]:
+    return pool_labels(each.pool.name, template.group.name) | {REVISION_LABEL: each.revision}
 
 
 def selector_of(each: RunnerSet) -> dict[str, str]:
     return {POOL_LABEL: each.pool.name, REVISION_LABEL: each.revision}
 
 
-def deployment(each: RunnerSet, pool: ServingPool, uid: str, platform: PlatformTemplate) -> Object:
+def deployment(
+    each: RunnerSet, template: RunnerTemplate, pool: ServingPool, uid: str, platform: PlatformTemplate
+) -> Object:
     """The Deployment without `spec.replicas`, which another field manager writes."""
     return {
         "apiVersion": DEPLOYMENTS.api_version,
@@ -117,15 +119,15 @@ def deployment(each: RunnerSet, pool: ServingPool, uid: str, platform: PlatformT
         "metadata": {
             "name": deployment_name(each),
             "namespace": each.pool.namespace,
-            "labels": each.template.pod.labels | labels_of(each) | platform.class_label,
-            "annotations": {DRAIN_SECONDS: f"{each.drain_seconds:g}", BASE: each.template.base},
+            "labels": template.pod.labels | labels_of(each, template) | platform.class_label,
+            "annotations": {DRAIN_SECONDS: f"{each.drain_seconds:g}", BASE: template.base},
             "ownerReferences": owned_by(each.pool.name, uid),
         },
         "spec": {
             "selector": {"matchLabels": selector_of(each)},
             "revisionHistoryLimit": 1,
             "progressDeadlineSeconds": START_WITHIN_SECONDS,
-            "template": _pod_template(each, pool, platform),
+            "template": _pod_template(each, template, pool, platform),
         },
     }
 
@@ -133,27 +135,28 @@ def deployment(each: RunnerSet, pool: ServingPool, uid: str, platform: PlatformT
 def pod_digest(pool: PoolObject, platform: PlatformTemplate) -> str:
     """The digest of a runner's pod without its revision, which is computed from this digest."""
     spec = pool.resource.spec
+    template = template_of(pool)
     each = RunnerSet(
         pool=pool.resource.object_name,
         revision="",
-        template=template_of(pool),
+        template=template,
         replicas=0,
         drain_seconds=float(spec.drain_timeout_seconds),
     )
-    content = json.dumps(_pod_template(each, pool.resource, platform), sort_keys=True, default=str)
+    content = json.dumps(_pod_template(each, template, pool.resource, platform), sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _pod_template(each: RunnerSet, pool: ServingPool, platform: PlatformTemplate) -> Object:
-    choice = each.template.pod
+def _pod_template(each: RunnerSet, template: RunnerTemplate, pool: ServingPool, platform: PlatformTemplate) -> Object:
+    choice = template.pod
     base = platform.spec
     container = platform.runner
-    volumes, mounts = _volumes(each, pool)
+    volumes, mounts = _volumes(template, pool)
     spec = base | {
         "containers": [
             container
             | {
-                "env": _merged(container.get("env"), _environment(each, pool)),
+                "env": _merged(container.get("env"), _environment(each, template, pool)),
                 "volumeMounts": [*(container.get("volumeMounts") or ()), *mounts],
                 "resources": _without_nothing(choice.resources.model_dump(mode="json", by_alias=True))
                 or container.get("resources")
@@ -185,21 +188,26 @@ def _pod_template(each: RunnerSet, pool: ServingPool, platform: PlatformTemplate
     ):
         if value is not None:
             spec[field] = value
-    labels = {**choice.labels, **(platform.metadata.get("labels") or {}), **labels_of(each), **platform.class_label}
+    labels = {
+        **choice.labels,
+        **(platform.metadata.get("labels") or {}),
+        **labels_of(each, template),
+        **platform.class_label,
+    }
     metadata: Object = {"labels": labels}
     if annotations := choice.annotations | (platform.metadata.get("annotations") or {}):
         metadata["annotations"] = annotations
     return {"metadata": metadata, "spec": spec}
 
 
-def _environment(each: RunnerSet, pool: ServingPool) -> list[Object]:
-    ours = runner_environment(str(each.pool), each.revision, each.template) | {
+def _environment(each: RunnerSet, template: RunnerTemplate, pool: ServingPool) -> list[Object]:
+    ours = runner_environment(str(each.pool), each.revision, template) | {
         # A pod that is evicted drains by itself, within its termination grace.
         "MOTET_RUNNER_DRAIN_SECONDS": f"{each.drain_seconds:g}",
     }
     if pool.spec.model.cache is not None:
         ours["MOTET_RUNNER_MODEL_CACHE"] = MODEL_CACHE
-    theirs = [_without_nothing(one.model_dump(mode="json", by_alias=True)) for one in each.template.pod.env]
+    theirs = [_without_nothing(one.model_dump(mode="json", by_alias=True)) for one in template.pod.env]
     return _merged(theirs, [{"name": name, "value": value} for name, value in ours.items()])
 
 
@@ -210,11 +218,11 @@ def _merged(before: Any, after: list[Object]) -> list[Object]:
     return [*kept, *later.values()]
 
 
-def _volumes(each: RunnerSet, pool: ServingPool) -> tuple[list[Object], list[Object]]:
+def _volumes(template: RunnerTemplate, pool: ServingPool) -> tuple[list[Object], list[Object]]:
     claims: list[tuple[str, str, str, str]] = []
     if claim := model_claim(pool):
         claims.append(("model", claim, MODEL, ""))
-    for index, volume in enumerate(each.template.volumes):
+    for index, volume in enumerate(template.volumes):
         claims.append((f"adapters-{index}", volume.claim_name, f"{VOLUMES}/{volume.claim_name}", volume.sub_path or ""))
     volumes: list[Object] = [
         {"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}} for name, claim, _, _ in claims

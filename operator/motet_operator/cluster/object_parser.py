@@ -24,7 +24,6 @@ from motet_operator.reconcile import (
     RunnerDrain,
     RunnerInstance,
     RunnerSet,
-    RunnerTemplate,
 )
 from motet_operator.reconcile.conditions import condition_of
 from motet_operator.sync import UnhealthyRunner
@@ -446,14 +445,14 @@ def with_leaving_node(instance: RunnerInstance, leaving_nodes: Collection[str]) 
 
 
 def read_runner_set(deployment: Object) -> RunnerSet:
-    """Without its template: nothing is ever added to a set of an old revision."""
+    """Without its template: such a set is scaled, never written."""
     metadata = deployment["metadata"]
     pool = pool_of(deployment)
     seconds = (metadata.get("annotations") or {}).get(DRAIN_SECONDS, "0")
     return RunnerSet(
         pool=pool,
         revision=revision_of(deployment),
-        template=RunnerTemplate(group=pool, model_uri=""),
+        template=None,
         replicas=cast("int", (deployment.get("spec") or {}).get("replicas", 1)),
         base=(metadata.get("annotations") or {}).get(BASE, ""),
         drain_seconds=float(seconds) if seconds.replace(".", "", 1).isdigit() else 0.0,

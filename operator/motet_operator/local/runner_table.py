@@ -139,9 +139,11 @@ class RunnerTable:
         for each in plan.runner_sets:
             for name in each.leaving:
                 self._table.pop(name, None)
+            if each.template is None:
+                continue  # of runners that are no longer in the table
             members = sum((one.pool, one.revision) == (each.pool, each.revision) for one in self._table.values())
             for _ in range(each.replicas - members):
-                self._add(each)
+                self._add(each, each.template)
         if self._table != before:
             self._write()
 
@@ -156,7 +158,7 @@ class RunnerTable:
         self._table[instance] = replace(self._table[instance], replaced=incarnation)
         self._write()
 
-    def _add(self, each: RunnerSet) -> None:
+    def _add(self, each: RunnerSet, template: RunnerTemplate) -> None:
         stem = f"{each.pool.name[:20].rstrip('-')}-{each.revision[:6]}"
         index = next(index for index in range(10_000) if f"{stem}-{index}" not in self._table)
         name = f"{stem}-{index}"
@@ -165,7 +167,7 @@ class RunnerTable:
             pool=each.pool,
             revision=each.revision,
             ordinal=max((runner.ordinal for runner in self._table.values()), default=0) + 1,
-            template=each.template,
+            template=template,
             drain_seconds=each.drain_seconds,
         )
 

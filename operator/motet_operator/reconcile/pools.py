@@ -19,7 +19,7 @@ from motet_operator.reconcile.plan import PoolEntry, RunnerDrain, RunnerReplacem
 from motet_operator.reconcile.rollout_order import RolloutTarget
 from motet_operator.reconcile.scaling import Scaling, decide_replicas
 from motet_operator.reconcile.seniority import by_seniority
-from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerSet, RunnerTemplate, View
+from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerSet, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +173,9 @@ def _others(
     members: Sequence[RunnerInstance],
     surplus: Sequence[RunnerInstance],
 ) -> list[RunnerSet]:
-    """The sets of all revisions but one. Nothing is added to them, so an unknown template does no harm."""
+    """The sets of all revisions but one. Nothing is added to them."""
     known = {each.revision: each for each in view.runner_sets if each.pool == name}
-    unknown = RunnerSet(pool=name, revision="", template=RunnerTemplate(group=name, model_uri=""), replicas=0)
+    unknown = RunnerSet(pool=name, revision="", template=None, replicas=0)
     return [
         _runner_set(
             view,

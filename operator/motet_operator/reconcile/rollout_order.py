@@ -44,8 +44,8 @@ class RolloutTarget:
     revision: str
     """The revision that its runners get now."""
 
-    template: RunnerTemplate
-    """Of `revision`."""
+    template: RunnerTemplate | None
+    """Of `revision`; None if only its existing set can be scaled."""
 
     base: str
     """Of `revision`: its base model."""
@@ -156,7 +156,7 @@ def _hold_models(
             moving.add(group)
     for name, target in found.items():
         latest = max(members.get(name, ()), key=lambda one: one.ordinal, default=None)
-        if latest is None or (name, latest.revision) not in sets:
+        if latest is None or latest.revision == target.newest or (name, latest.revision) not in sets:
             continue
         group = group_of[name]
         third = target.base not in serving[group] and len(serving[group]) > 1

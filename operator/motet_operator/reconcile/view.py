@@ -103,7 +103,9 @@ class RunnerSet:
 
     pool: ObjectName
     revision: str
-    template: RunnerTemplate
+    template: RunnerTemplate | None
+    """None if the set was read back: it has its name and its number, but nobody knows any more what it is made of."""
+
     replicas: int
     base: str = ""
     """`template.base`, also where the template is not known; empty if an earlier version made the set."""

@@ -99,6 +99,72 @@ def test_a_second_decision_writes_nothing_again() -> None:
     assert decided(*known, applied, guarded, namespace("tenant"), now=NOW + timedelta(hours=1)).writes == {}
 
 
+def member(name: str, model: str, second: int, **status: object) -> Object:
+    """A pool of the group g, created in that second."""
+    document = pool(name, group="g", model={"uri": "hf://acme/base", "revision": model})
+    created = {"creationTimestamp": f"2026-01-01T00:00:{second:02}Z"}
+    return document | {"metadata": document["metadata"] | created, "status": status}
+
+
+def deployed(*pools: Object) -> dict[str, Object]:
+    """The Deployment of each pool, as the API server has it once it was made."""
+    made = {
+        write.document["metadata"]["labels"]["motet.dev/pool"]: write
+        for write in children(decided(*pools), DEPLOYMENTS)
+    }
+    managers = [{"manager": each, "operation": "Apply"} for each in ("motet-operator", "motet-scaler")]
+    return {
+        name: (it := stored(write))
+        | {
+            "metadata": it["metadata"] | {"managedFields": managers},
+            "spec": it["spec"] | {"replicas": 1},
+            "status": {"observedGeneration": 1, "replicas": 1},
+        }
+        for name, write in made.items()
+    }
+
+
+def revision_in(deployment: Object) -> str:
+    return str(deployment["metadata"]["labels"]["motet.dev/revision"])
+
+
+def test_the_deployment_of_a_pool_that_waits_for_its_groups_model_stays_as_it_was_made() -> None:
+    leads, follows = member("leads", "v1", 1), member("follows", "v1", 2)
+    before = deployed(leads, follows)
+    runners = [pod(f"{name}-1", revision_in(it), pool=name) for name, it in before.items()]
+    decision = decided(member("leads", "v2", 1, decidesForGroup=True), follows, *before.values(), *runners)
+    assert reason_of(decision, POOLS, "follows", "Accepted") == "ModelMismatch"
+    kept = {each.revision: each.replicas for each in decision.plan.runner_sets if each.pool.name == "follows"}
+    assert kept == {revision_in(before["follows"]): 1}
+    written = [write.document["metadata"]["labels"]["motet.dev/pool"] for write in children(decision, DEPLOYMENTS)]
+    assert written == ["leads"]
+    fewer = follows | {"spec": follows["spec"] | {"replicas": 0}}
+    gone = {"annotations": {DRAINING: NOW.isoformat(), **LEAVES}}
+    leaving = pod("follows-1", revision_in(before["follows"]), pool="follows", ready=False, **gone)
+    asked = decided(member("leads", "v2", 1, decidesForGroup=True), fewer, *before.values(), leaving)
+    assert [write.replicas for write in of(asked, ScaleWrite) if "follows" in write.object[1]] == [0], (
+        "but it is scaled"
+    )
+
+
+def test_the_deployment_of_a_third_model_that_begins_is_made_from_the_spec() -> None:
+    models = [deployed(member("leads", each, 1))["leads"] for each in ("v1", "v2", "v3")]
+    runners = [
+        pod(
+            f"r{second}",
+            revision_in(it),
+            pool="leads",
+            ready=second < 3,
+            creationTimestamp=f"2026-01-01T00:01:0{second}Z",
+        )
+        for second, it in enumerate(models, 1)
+    ]
+    *others, newest = models
+    outdated = newest | {"spec": newest["spec"] | {"revisionHistoryLimit": 2}}
+    (write,) = children(decided(member("leads", "v3", 1), *others, outdated, *runners), DEPLOYMENTS)
+    assert write.document["spec"] == {key: it for key, it in newest["spec"].items() if key != "replicas"}
+
+
 def test_an_unreadable_pool_is_refused_in_its_status_and_keeps_its_runners() -> None:
     odd = pool(fromTheFuture=True)
     runner = pod("demo-1", "old")

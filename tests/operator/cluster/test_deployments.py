@@ -17,8 +17,9 @@ DEMO = ObjectName("pools", "demo")
 
 def made(drain_seconds: float = 30.0, platform: PlatformTemplate = PLATFORM, **spec: object) -> dict:
     read = read_pool(pool(**spec), prepared=lambda _: True)
-    each = RunnerSet(pool=DEMO, revision="0a1b", template=template_of(read), replicas=2, drain_seconds=drain_seconds)
-    return deployment(each, read.resource, "uid-1", platform)
+    template = template_of(read)
+    each = RunnerSet(pool=DEMO, revision="0a1b", template=template, replicas=2, drain_seconds=drain_seconds)
+    return deployment(each, template, read.resource, "uid-1", platform)
 
 
 def runner(document: dict) -> dict:

@@ -66,7 +66,7 @@ class Cluster:
         for each in plan.runner_sets:
             key = (each.pool.name, each.revision)
             # What is known of a set that exists is how it is called, not of what it is made.
-            wanted[key] = replace(each, template=RunnerTemplate(group=each.pool, model_uri=""))
+            wanted[key] = replace(each, template=None)
             for leaving in each.leaving:
                 del self.runners[leaving]
             for _ in range(each.replicas - len(self.of(*key))):
