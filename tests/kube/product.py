@@ -36,8 +36,15 @@ ADAPTERS = ("acme/pirate", "acme/shouting", "zeta/json", "zeta/oneword")
 SMALL: dict[str, Any] = {
     "gateway": {"replicas": 1},
     "scheduler": {"replicas": 2},
-    # Tests change their pool many times a minute. They would have to wait for the rate limit of such changes.
-    "operator": {"replicas": 2, "env": {"MOTET_CLUSTER_ROLLOUT_SECONDS": "1"}},
+    "operator": {
+        "replicas": 2,
+        "env": {
+            # Tests change their pool many times a minute. They would have to wait for the rate limit of such changes.
+            "MOTET_CLUSTER_ROLLOUT_SECONDS": "1",
+            # A test lets a runner hang that its kubelet does not restart.
+            "MOTET_CLUSTER_UNHEALTHY_SECONDS": "5",
+        },
+    },
 }
 
 
