@@ -149,6 +149,7 @@ def _hold_models(
         if (group := group_of.get(name)) is None:
             continue
         bases = {sets[name, one.revision].base for one in runners if (name, one.revision) in sets and _serves([one])}
+        bases.discard("")  # unknown, which is not another one
         serving[group] |= bases
         # A change that fails must not keep the one that mends it.
         failing |= {group for one in runners if one.failures > 1}
@@ -159,7 +160,7 @@ def _hold_models(
         if latest is None or latest.revision == target.newest or (name, latest.revision) not in sets:
             continue
         group = group_of[name]
-        third = target.base not in serving[group] and len(serving[group]) > 1
+        third = target.base not in {"", *serving[group]} and len(serving[group]) > 1
         if name in refused:
             found[name] = _stays(target, sets[name, latest.revision], MISMATCHED)
         elif third and group in moving - failing:
@@ -191,7 +192,7 @@ def _take_turns(  # noqa: PLR0917
             waiting.append((name, has))
     for name, revision in sorted(waiting):
         change = group_of[name], found[name].base
-        if sets[name, revision].base != found[name].base and change in changing:
+        if sets[name, revision].base not in {"", found[name].base} and change in changing:
             continue  # its group's rollout, which has begun
         if rolling < limit:
             rolling += 1

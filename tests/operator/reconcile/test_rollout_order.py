@@ -117,6 +117,16 @@ def test_a_limited_number_of_pools_roll_at_once_until_all_have(limit: int, strat
     }
 
 
+def test_pools_of_a_group_whose_model_an_earlier_version_did_not_note_take_turns() -> None:
+    cluster = Cluster(1, release(1, group="g"))
+    cluster.settle()
+    cluster.sets = {key: replace(each, base="") for key, each in cluster.sets.items()}
+    cluster.pools = release(2, group="g")
+    for _ in range(3):
+        cluster.look()
+        assert len(cluster.on_their_way()) == 1
+
+
 def test_a_release_whose_runners_never_start_stops_at_the_first_pools() -> None:
     cluster = Cluster(2, release(1))
     cluster.settle()
