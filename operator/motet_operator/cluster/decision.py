@@ -304,7 +304,11 @@ def _pool_documents(
 
 def _was_reported(adapter: AdapterObject, status: AdapterStatus) -> bool:
     """Whether the last written status has what only a scheduler can report, about an adapter that is still the same."""
-    if condition_of(adapter.conditions, "Accepted") != condition_of(status.conditions, "Accepted"):
+    before, now = (condition_of(one.conditions, "Accepted") for one in (adapter, status))
+    if before is None or now is None:
+        return False
+    # Not by its message: another version of the operator says the same in other words.
+    if (before.status, before.reason, before.observed_generation) != (now.status, now.reason, now.observed_generation):
         return False
     return any(one.type in ("ArtifactReady", "Certified") and one.status != "Unknown" for one in adapter.conditions)
 

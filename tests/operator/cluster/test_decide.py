@@ -545,6 +545,14 @@ def test_a_new_leader_writes_nothing_until_the_scheduler_has_reported_all_howeve
     assert found[POOLS]["slots"]["used"] == 0
 
 
+def test_a_new_leader_may_say_the_same_in_other_words() -> None:
+    """As after an upgrade of the operator."""
+    before = Before()
+    accepted = next(one for one in before.adapter["status"]["conditions"] if one["type"] == "Accepted")
+    accepted["message"] = "in the words of an earlier version"
+    assert before.written(SchedulerReports(awaited=True)) == {}
+
+
 def test_an_adapter_that_takes_another_name_does_not_take_it_from_the_one_that_has_it() -> None:
     renamed, has_it = adapter("a"), adapter("b", modelName="law")
     renamed["status"], has_it["status"] = (
