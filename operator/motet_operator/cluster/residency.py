@@ -26,7 +26,8 @@ class SampledResidency:
         An adapter that is held by fewer runners than it asks for is not sampled: somebody waits for it, and it comes
         only once.
         """
-        if self._next is None or now >= self._next:
+        # The clock may have been set back.
+        if self._next is None or not self._next - self._interval <= now < self._next:
             self._next = now + self._interval
             self._shown = dict(reports)
             return self._shown

@@ -189,7 +189,8 @@ def _trouble(members: Sequence[RunnerInstance]) -> str:
 def _last_failure(view: View, name: ObjectName, ready: Sequence[RunnerInstance]) -> str:
     """Why the pool last lost a runner, unless another one has become ready since."""
     last = max((one for one in view.failed if one.pool == name), key=lambda one: one.at, default=None)
-    if last is None or any(one.ordinal > last.at for one in ready):
+    # Times are whole seconds: a successor may have been created in the same one.
+    if last is None or any(one.ordinal >= last.at for one in ready):
         return ""
     return f"{last.name}: {last.reason}"
 

@@ -37,6 +37,15 @@ def test_replicas_are_shown_once_a_minute_and_all_else_at_once() -> None:
     assert residency.sampled({}, adapters, later(63)) == {}
 
 
+def test_a_clock_that_is_set_back_delays_no_sample() -> None:
+    residency, adapters = SampledResidency(MINUTE), [adapter("a")]
+    seen = []
+    for second, report in ((3600, held()), (3590, held("r0")), (0, held("r0", "r1")), (30, held()), (60, held("r2"))):
+        found = residency.sampled({name("a"): report}, adapters, later(second))[name("a")]
+        seen.append([replica.runner for replica in found.replicas])
+    assert seen == [[], ["r0"], ["r0", "r1"], ["r0", "r1"], ["r2"]]
+
+
 def test_runners_that_an_adapter_asks_for_are_shown_as_they_come_and_not_as_they_go() -> None:
     residency, adapters = SampledResidency(MINUTE), [adapter("a", placement={"minReplicas": 2})]
 

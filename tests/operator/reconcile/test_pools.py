@@ -843,7 +843,7 @@ def test_a_runner_that_failed_for_good_is_the_reason_until_another_one_is_ready(
     starting = instance("new", revision(one), ordinal=50, ready=False)
     assert said(stays, starting)[0].endswith(gone)
     assert said(stays, replace(starting, reason="Unschedulable: no node"))[0].endswith("; new: Unschedulable: no node")
-    served_since = instance("later", revision(one), ordinal=51)
+    served_since = instance("later", revision(one), ordinal=50)
     assert said(served_since)[0] == "1 of 2 runners are ready", "what happened before is over"
 
 
