@@ -147,7 +147,7 @@ class Decider:
         )
         self._adapters = ObjectParser(ADAPTERS, read_adapter, renewed_adapter)
         self._labels = ObjectParser(NAMESPACES, read_labels)
-        self._instances = ObjectParser(PODS, read_instance)
+        self._instances = ObjectParser(PODS, lambda it: read_instance(it, unhealthy_grace))
         self._failed = ObjectParser(PODS, read_failed)
         self._sets = ObjectParser(DEPLOYMENTS, read_runner_set)
         self._residency = SampledResidency(residency_interval)

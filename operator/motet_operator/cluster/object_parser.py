@@ -350,13 +350,18 @@ def read_failed(pod: Object) -> FailedRunner:
     )
 
 
-def read_instance(pod: Object) -> RunnerInstance:
-    """What the pod itself says. `with_scheduler_state` adds the scheduler's reports."""
+def read_instance(pod: Object, grace: timedelta = timedelta(0)) -> RunnerInstance:
+    """What the pod itself says. `with_scheduler_state` adds the scheduler's reports. `grace` is how long the pod may
+    wait for a node."""
     status = pod.get("status") or {}
     ready_condition: Object = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), {})
     ready, since = ready_condition.get("status") == "True", _time(ready_condition.get("lastTransitionTime"))
     containers = status.get("containerStatuses") or ()
     own = [one for one in containers if one.get("name") == CONTAINER]
+    started_at = max(
+        (at for one in own if (at := _time(((one.get("state") or {}).get("running") or {}).get("startedAt")))),
+        default=None,
+    )
     return RunnerInstance(
         name=pod["metadata"]["name"],
         pool=pool_of(pod),
@@ -365,13 +370,27 @@ def read_instance(pod: Object) -> RunnerInstance:
         ready=ready,
         node=(pod.get("spec") or {}).get("nodeName") or "",
         draining_until=_time((pod["metadata"].get("annotations") or {}).get(DRAINING)),
-        started_at=max(
-            (at for one in own if (at := _time(((one.get("state") or {}).get("running") or {}).get("startedAt")))),
-            default=None,
-        ),
+        started_at=started_at,
+        starting_until=None if ready else _starting_until(pod, since, started_at, grace),
         failures=0 if ready else sum(_deaths_in_a_row(one, since) for one in containers),
         reason="" if ready else _trouble(status, containers, since),
     )
+
+
+def _starting_until(
+    pod: Object, unready_since: datetime | None, started_at: datetime | None, grace: timedelta
+) -> datetime | None:
+    """Without a node it has the grace; on a node the time that its startup probe allows."""
+    spec, created = pod.get("spec") or {}, _time(pod["metadata"].get("creationTimestamp"))
+    if not spec.get("nodeName"):
+        return created + grace if created is not None else None
+    probe = next(
+        (one.get("startupProbe") for one in spec.get("containers") or () if one.get("name") == CONTAINER), None
+    )
+    begun = max((at for at in (created, unready_since, started_at) if at is not None), default=None)
+    if not probe or begun is None:
+        return None
+    return begun + timedelta(seconds=probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))
 
 
 _UNREMARKABLE = ("ContainerCreating", "PodInitializing")

@@ -132,6 +132,8 @@ def reconcile(view: View, cache: ResultCache | None = None, limiter: RolloutLimi
 def _due(view: View, drains: Iterable[RunnerDrain], others: Iterable[datetime]) -> datetime | None:
     moments = [*others, *(drain.deadline for drain in drains)]
     moments += [one.replace_at for one in view.instances if one.replace_at is not None]
+    if any(one.unhealthy for one in view.instances):  # perhaps it waits for one that starts
+        moments += [one.starting_until for one in view.instances if one.starting_until is not None]
     return min((at for at in moments if at > view.now), default=None)
 
 

@@ -9,6 +9,7 @@ Each round decides again which runners drain. A draining runner takes work again
 are wanted, its node takes pods again, the template is changed back, or its successor fails.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -256,15 +257,24 @@ def replacements(view: View, *, leaving: Collection[str]) -> Iterable[RunnerRepl
 
 
 def _coming(view: View, pool: ObjectName, members: Sequence[RunnerInstance]) -> int:
-    """Runners of the pool that are on their way: starting, or not created yet. One that fails again and again is not;
-    nobody waits for it."""
-    missing = sum(each.replicas for each in view.runner_sets if each.pool == pool) - len(members)
+    """Runners of the pool that are on their way: starting, or not created yet. Nobody waits for one that fails again
+    and again, takes too long or cannot be created."""
+    there = Counter(one.revision for one in members)
+    missing = sum(
+        max(0, each.replicas - there[each.revision])
+        for each in view.runner_sets
+        if each.pool == pool and not each.trouble
+    )
     starting = [
         one
         for one in members
-        if not one.ready and not one.unhealthy and one.draining_until is None and one.failures <= 1
+        if not one.ready
+        and not one.unhealthy
+        and one.draining_until is None
+        and one.failures <= 1
+        and (one.starting_until is None or view.now < one.starting_until)
     ]
-    return max(0, missing) + len(starting)
+    return missing + len(starting)
 
 
 def catalog_pools(

@@ -151,6 +151,9 @@ class RunnerInstance:
     started_at: datetime | None = None
     """When its process was started, where that is known."""
 
+    starting_until: datetime | None = None
+    """If it is not ready then, nobody waits for it any longer; None: no such time is known."""
+
     failures: int = 0
     """Failures in a row: it has not been ready since the first of them."""
 

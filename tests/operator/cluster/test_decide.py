@@ -24,6 +24,7 @@ from tests.operator.cluster.objects import PLATFORM, adapter, deployment, namesp
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NOTHING_SAID = SchedulerReports()
+SOON = (NOW + timedelta(seconds=7)).isoformat()
 DRAINING = "motet.dev/draining-until"
 LEAVES = {"controller.kubernetes.io/pod-deletion-cost": "-1000"}
 
@@ -446,6 +447,29 @@ def test_an_unhealthy_runner_is_deleted_by_its_uid_once_its_grace_is_over() -> N
     assert not of(early, PodDeletion)
     assert early.due == 1.0
     late = decided(*found, reports=SchedulerReports(unhealthy={"one": hung}), now=NOW + timedelta(seconds=2))
+    assert [write.object for write in of(late, PodDeletion)] == [("pools", "one")]
+
+
+@pytest.mark.parametrize(
+    ("node", "status", "limit"),
+    [
+        ("", {}, 5),
+        ("node-1", {}, 20),
+        ("node-1", {"containerStatuses": [{"name": "runner", "state": {"running": {"startedAt": SOON}}}]}, 27),
+    ],
+    ids=["no node", "its container does not start", "it does not get ready"],
+)
+def test_a_pod_that_does_not_start_in_time_keeps_no_hung_runner(node: str, status: Object, limit: float) -> None:
+    name = revision()
+    waiting = pod("new", name, ready=False, node=node, creationTimestamp=NOW.isoformat())
+    waiting["status"] |= status
+    probe = {"periodSeconds": 2, "failureThreshold": 10}
+    waiting["spec"]["containers"] = [{"name": "runner", "startupProbe": probe}]
+    found = (pool(replicas=2), deployment(name, 2), pod("one", name), waiting)
+    reports = SchedulerReports(unhealthy={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(seconds=9))})
+    early = decided(*found, reports=reports)
+    assert (of(early, PodDeletion), early.due) == ([], limit)
+    late = decided(*found, reports=reports, now=NOW + timedelta(seconds=limit))
     assert [write.object for write in of(late, PodDeletion)] == [("pools", "one")]
 
 

@@ -878,6 +878,18 @@ def test_a_runner_that_fails_again_and_again_keeps_no_hung_one() -> None:
     assert replaced_of([*hung(1), failing], 2) == ["r0"]
 
 
+def test_a_runner_that_starts_too_long_or_cannot_be_created_keeps_no_hung_one() -> None:
+    late = instance("new", revision(pool()), ready=False, starting_until=later(60))
+    assert replaced_of([*hung(1), late], 2) == ["r0"]
+    soon = replace(late, starting_until=later(61))
+    assert replaced_of([*hung(1), soon], 2) == []
+    parts = {"pools": [pool(replicas=2)], "replaced_at_once": 1, "now": later(60)}
+    waits = reconcile(view(**parts, runner_sets=[runner_set(pool(), 2)], instances=[*hung(1), soon]))
+    assert waits.due == later(61)
+    refused = replace(runner_set(pool(), 2), trouble="exceeded quota")
+    assert [who for who, _ in replaced(reconcile(view(**parts, runner_sets=[refused], instances=hung(1))))] == ["r0"]
+
+
 def test_each_pool_replaces_its_own() -> None:
     pools = [pool("a"), pool("b")]
     members = [
