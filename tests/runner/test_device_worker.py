@@ -89,9 +89,10 @@ def test_memory_that_ends_in_any_operation_costs_no_token(
 
 @pytest.mark.parametrize("make", [make_device_engine, make_local_engine])
 def test_memory_that_ends_while_buffers_grow_costs_no_token(llama: Path, make: Callable[..., Engine]) -> None:
-    """Iterations of more rows than there have been before, until the buffers have grown"""
+    """Iterations of more rows than there have been before, also when the kernels were judged, until the buffers have
+    grown"""
     asked = [ask(f"{number}", prompt=90 + number, max_tokens=3) for number in range(8)]
-    settings = {"kernels": "cpp", "prefill_chunk_tokens": 512}
+    settings = {"kernels": "cpp", "prefill_chunk_tokens": 1024}
     expected = run(make_local_engine(llama, **settings), *asked).tokens
     first, grown = 0, 0
     for seed in range(10):
