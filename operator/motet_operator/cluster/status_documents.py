@@ -58,13 +58,21 @@ def pool_status(found: PoolStatus, it: Object, now: datetime) -> Object:
 def with_earlier_reports(document: Object, it: Object) -> Object:
     """A pool's new status with what the scheduler reported last, while a new leader has not heard it yet."""
     before = it.get("status") or {}
-    types = {one["type"] for one in document["conditions"] if one["reason"] == "HoldingStaleAdvice"}
+    followed = {one["type"] for one in before.get("conditions") or () if _followed_advice(one, it)}
+    types = {one["type"] for one in document["conditions"] if one["reason"] == "HoldingStaleAdvice"} & followed
     counts = {}
     if _registered(before) == _registered(document):
         types.add("AdaptersHealthy")
         counts = {name: before[name] for name in ("adapters", "slots") if name in before}
     kept = {one["type"]: one for one in before.get("conditions") or () if one["type"] in types}
     return document | counts | {"conditions": [kept.get(one["type"], one) for one in document["conditions"]]}
+
+
+def _followed_advice(condition: Object, it: Object) -> bool:
+    """Others say what has changed since then: a conflict that is over, another mode."""
+    return bool(
+        condition["status"] == "True" and condition["observedGeneration"] == it["metadata"].get("generation", 1)
+    )
 
 
 def unaccepted_status(why: Obstacle, it: Object, status: Object, now: datetime) -> Object:
