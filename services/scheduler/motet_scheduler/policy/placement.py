@@ -80,7 +80,9 @@ class Placer:
         if overdue is not None:
             runners, holders = self._runners_for(overdue)
             if overdue is queue.reserved_for and queue.reserved_runner is not None and queue.freed_runners is not None:
-                runners = (queue.reserved_runner, *queue.freed_runners)  # on no other runner it lacks less than before
+                # On no other runner it lacks less than before.
+                nearby = (queue.reserved_runner, *queue.freed_runners)
+                runners = [runner for runner in nearby if runner.serves(overdue.base)]
             runner = nearest(overdue, runners, self._state.config, self._state.now, holders=holders)
         queue.reserve(overdue, runner)
 
