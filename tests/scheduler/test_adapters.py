@@ -178,7 +178,30 @@ def test_the_failure_of_an_older_load_says_nothing_about_the_newer_one():
     assert driver.of(effects.IgnoreAnswer)
     assert not driver.of(effects.EnsureAdapter)
     driver.certify(**fails, ordered_stage=AdapterStage.DEVICE, order=second.order)
-    assert driver.of(effects.EnsureAdapter), "it failed: again at once"
+    assert not driver.of(effects.IgnoreAnswer)
+    driver.wait(1)
+    assert driver.of(effects.EnsureAdapter), "this one failed"
+
+
+@pytest.mark.parametrize(("retry_after", "pause"), [(30.0, 30.0), (0.0, 10.0)], ids=["says when", "does not say"])
+def test_a_load_for_min_replicas_that_failed_is_ordered_again_only_after_a_pause(retry_after, pause):
+    driver = with_pirate(min_replicas=1)
+    for _ in range(3):
+        assert loads(driver)
+        failure = Failure("adapter_fetch_failed", "away", retry_after)
+        driver.certify(stage=AdapterStage.NONE, failure=failure, ordered_stage=AdapterStage.DEVICE)
+        assert not loads(driver)
+        driver.wait(pause - 0.5)
+        assert not loads(driver)
+        driver.wait(0.5)
+
+
+def test_a_load_that_failed_on_one_runner_is_ordered_on_another_at_once():
+    driver = with_pirate(min_replicas=1)
+    driver.attach("r1")
+    failure = Failure("adapter_fetch_failed", "away", 30.0)
+    driver.certify(stage=AdapterStage.NONE, failure=failure, ordered_stage=AdapterStage.DEVICE)
+    assert [order.instance for order in driver.of(effects.EnsureAdapter)] == ["r1"]
 
 
 def test_an_answer_that_comes_after_the_report_of_its_load_is_known():
@@ -213,8 +236,9 @@ def test_a_runner_of_an_earlier_version_repeats_no_number():
         stage=AdapterStage.NONE,
         failure=Failure("adapter_fetch_failed", "away", 1.0),
     )
-    assert driver.of(effects.EnsureAdapter), "the load failed: again at once"
     assert not driver.of(effects.IgnoreAnswer)
+    driver.wait(1)
+    assert driver.of(effects.EnsureAdapter), "the load failed"
 
 
 def test_a_report_of_a_load_does_not_answer_a_check():

@@ -302,7 +302,12 @@ class Adapters:
                 continue
             have |= {one for one, r in able.items() if r.load_ordered_since(since, serving.digest, spec.ref)}
             lacking = sorted(
-                (r for one, r in able.items() if one not in have), key=lambda r: (len(r.resident), r.instance)
+                (
+                    r
+                    for one, r in able.items()
+                    if one not in have and r.load_may_be_retried(serving.digest, spec.ref, now)
+                ),
+                key=lambda r: (len(r.resident), r.instance),
             )
             for runner in lacking[: max(0, spec.min_replicas - len(have))]:
                 yield self.load(runner, serving.digest, _source_of(spec, serving), now)

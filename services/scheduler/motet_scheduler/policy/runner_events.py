@@ -129,13 +129,15 @@ class RunnerEvents:
             self._lifecycle.refuse(request, event.failure)
 
     def adapter_changed(self, event: events.AdapterStateChanged) -> None:
-        adapters, runner = self._state.adapters, self._state.runners.get(event.instance)
+        adapters, runner, now = self._state.adapters, self._state.runners.get(event.instance), self._state.now
         checked = adapters.checked_by(event)
         if checked is not None:
-            if adapters.check_reported(checked, event, self._state.now):
+            if adapters.check_reported(checked, event, now):
                 self._state.catalog_changed = True
                 self._state.emit(effects.SaveCatalog())
-        elif not (runner is not None and runner.load_reported(event, self._state.now)) and event.order:
+        elif (
+            not (runner is not None and runner.load_reported(event, now, self._state.config.load_retry)) and event.order
+        ):
             self._state.emit(effects.IgnoreAnswer(event.instance, event.ref, event.order))
         self._publisher.order_adapter_loads()
 

@@ -43,10 +43,12 @@ class Load:
     order: int
     at: float
     """When it was ordered, or the runner last reported on it."""
+    retry_at: float = 0.0
+    """It failed: until then it is ordered only for a request."""
 
 
 LAPSED = float("-inf")
-"""The time of a load that is over: it came, or failed. It may be ordered again at once."""
+"""The time of a load that is over: it came, or failed."""
 
 
 @dataclass(slots=True)
@@ -184,13 +186,18 @@ class Runner:
         load = self._loads.get(digest, {}).get(adapter.object)
         return load is not None and load.at >= since
 
-    def load_reported(self, event: AdapterStateChanged, now: float) -> bool:
+    def load_may_be_retried(self, digest: Digest, adapter: AdapterRef, now: float) -> bool:
+        """Whether its last load did not fail just now."""
+        load = self._loads.get(digest, {}).get(adapter.object)
+        return load is None or now >= load.retry_at
+
+    def load_reported(self, event: AdapterStateChanged, now: float, load_retry: float) -> bool:
         """Apply the runner's report about a load. False if no load is known that it can be about."""
         load = self._loads.get(event.digest, {}).get(event.ref.object)
         if load is None or event.order not in (load.order, 0):
             return False
         if event.failure is not None:
-            load.at = LAPSED
+            load.at, load.retry_at = LAPSED, now + (event.failure.retry_after or load_retry)
         elif event.order and load.at > LAPSED:
             load.at = now
         return True
