@@ -287,6 +287,19 @@ def test_when_an_overdue_request_leaves_the_others_are_placed_at_once(leaves):
     assert driver.where("small1") == "r0"
 
 
+def test_when_an_overdue_request_leaves_the_next_one_is_tried_on_the_runner_that_was_reserved():
+    driver = ready(max_passed_over=1)
+    driver.attach("r0", pages=20, live=(entry("x", 10),))
+    driver.attach("r1", pages=20, live=(entry("y", 8), entry("z", 7)))
+    driver.enqueue("large", **pages(20), tenant="a")
+    driver.enqueue("small0", **pages(1), tenant="b")
+    driver.enqueue("next", **pages(9), tenant="c")
+    driver.enqueue("small1", **pages(1), tenant="d")
+    assert [driver.where(request) for request in ("small0", "next", "small1")] == ["r1", "", "r1"]
+    driver.cancel("large")
+    assert driver.where("next") == "r0"
+
+
 def test_a_request_behind_a_cancelled_one_of_its_tenant_is_placed_at_once():
     driver = ready()
     driver.attach(pages=20, live=(entry("x", 10),))

@@ -158,9 +158,10 @@ class Queue:
 
     def reserve(self, overdue: Request | None, runner: Runner | None) -> None:
         """Reserve a runner for the overdue request, instead of the one that was reserved."""
-        before, self.reserved_for, self.reserved_runner = self.reserved_runner, overdue, runner
-        if before is not None and before is not runner:
-            self.retry_on(before)
+        before, runner_before = self.reserved_for, self.reserved_runner
+        self.reserved_for, self.reserved_runner = overdue, runner
+        if runner_before is not None and (runner_before is not runner or before is not overdue):
+            self.retry_on(runner_before)
 
     def reserved_from(self, request: Request) -> Runner | None:
         """The runner that this request has to leave to the overdue one."""
