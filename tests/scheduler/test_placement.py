@@ -5,7 +5,7 @@ import pytest
 from motet.domain import Digest, InstanceName
 from motet.runner_info import RequestClass, Tier
 from motet_scheduler.policy import effects, events
-from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready, resident
+from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready, resident
 
 
 def test_the_fullest_runner_that_fits_takes_it():
@@ -258,6 +258,16 @@ def test_another_runner_is_reserved_if_the_reserved_one_goes(goes):
     for request in ("on r1", "small0", "small1"):
         driver.finish(request)
     assert driver.where("large") == "r1"
+
+
+def test_a_reserved_runner_that_starts_again_stays_reserved_though_nobody_saw_it_go():
+    driver = ready(max_passed_over=2)
+    overdue_request(driver, r1=100)
+    assert driver.scheduler.queues[GROUP].reserved_runner is driver.scheduler.runners[InstanceName("r0")]
+    driver.attach("r0", incarnation="2", live=(entry("x", 80),))
+    assert driver.scheduler.queues[GROUP].reserved_runner is driver.scheduler.runners[InstanceName("r0")]
+    driver.enqueue("later", **pages(1), tenant="c")
+    assert driver.where("later") == ""
 
 
 def test_a_runner_is_tried_at_once_when_it_is_no_longer_reserved():

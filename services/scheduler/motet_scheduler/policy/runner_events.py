@@ -33,10 +33,7 @@ class RunnerEvents:
             # A runner starts with factor 1; the supervisor sends another factor to the runner and to us.
             overcommit = self._overcommit.get(event.identity.pool, 1.0) if self._state.supervised else 1.0
             if runner is not None:
-                self._lifecycle.runner_lost(runner)
-                self._state.adapters.residency_reported(runner, ())
-                self._state.by_group[runner.group].remove(runner)
-                self._state.runners_changed(runner.group)
+                self._remove(runner)
             # Runners of equal capacity share one object, so that a request's requirement is computed once for all.
             alike = (one.capacity for one in self._state.runners.values() if one.capacity == event.capacity)
             runner = Runner(
@@ -154,13 +151,18 @@ class RunnerEvents:
                 self._forget(runner)
 
     def _forget(self, runner: Runner) -> None:
+        self._remove(runner)
+        self._state.emit(effects.SaveCatalog())
+
+    def _remove(self, runner: Runner) -> None:
+        """It is gone: for the queue too, which may have reserved it."""
+        runner.attached = False
         self._lifecycle.runner_lost(runner)
         self._state.adapters.residency_reported(runner, ())
         del self._state.runners[runner.instance]
         self._state.by_group[runner.group].remove(runner)
         self._state.queue(runner.group).retry_everywhere()
         self._state.runners_changed(runner.group)
-        self._state.emit(effects.SaveCatalog())
 
 
 def _is_final(failure: Failure) -> bool:
