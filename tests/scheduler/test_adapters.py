@@ -5,7 +5,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, scheduler_pb2
-from motet.domain import Digest
+from motet.domain import Digest, InstanceName
 from motet.runner_info import Failure, Tier
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
@@ -509,6 +509,33 @@ def test_a_scheduler_that_waits_for_its_runners_has_not_told_all():
     assert not told_all(successor)
     successor.attach(resident=(resident(PIRATE),))
     assert told_all(successor)
+
+
+def test_a_check_that_never_ends_withholds_from_a_new_operator_only_for_a_while():
+    driver = ready(forget_runner=30.0)
+    driver.attach()
+    driver.state(adapter())
+    driver.send(events.OperatorConnected())
+    for _ in range(6):
+        assert not told_all(driver)
+        driver.certify(stage=AdapterStage.NONE, certificate=None)  # progress
+        driver.wait(4.9)
+    assert told_all(driver)
+    assert not told_all(driver), "once"
+
+
+@pytest.mark.parametrize("takes_none", ["drains", "is unhealthy"])
+def test_an_adapter_that_no_runner_can_check_now_withholds_nothing_from_a_new_operator(takes_none):
+    driver = ready()
+    driver.attach()
+    driver.state(adapter())
+    driver.send(events.OperatorConnected())
+    identity = driver.scheduler.runners[InstanceName("r0")].identity
+    if takes_none == "drains":
+        driver.send(events.DrainsDeclared((events.DrainRequested(identity, 10.0),)))
+    else:
+        driver.send(events.RunnerUnhealthy(identity, "no heartbeat", hung=False))
+    assert told_all(driver)
 
 
 def told_all(driver):

@@ -50,8 +50,8 @@ class CatalogPublisher:
     def __init__(self, state: SchedulerState, capacity: Autoscaler) -> None:
         self._state = state
         self._capacity = capacity
-        self._operator_waits = False
-        """An operator has not heard yet that it has heard all."""
+        self._operator_waits_since: float | None = None
+        """When the operator connected that has not heard yet that it has heard all."""
         self._entries: dict[ObjectName, CatalogAdapter] = {}
         """The adapters of the catalog that was published last."""
         self._to_publish: dict[ObjectName, None] = {}
@@ -59,7 +59,7 @@ class CatalogPublisher:
         self._residency_due = state.now
 
     def operator_connected(self, _event: events.OperatorConnected) -> None:
-        self._operator_waits = True
+        self._operator_waits_since = self._state.now
         for adapter in self._state.adapters:
             self._report(adapter, again=True)
         self._capacity.report_all()
@@ -68,16 +68,23 @@ class CatalogPublisher:
 
     def end_reports(self) -> None:
         """Tell a new operator when nothing is left to report: the need of all pools is known, and all adapters are that
-        a runner can tell of."""
-        state = self._state
-        if not (self._operator_waits and state.settled and state.catalog_known):
+        a runner can tell of. A check that takes for ever delays this only for a while."""
+        state, since = self._state, self._operator_waits_since
+        if since is None or not (state.settled and state.catalog_known):
             return
-        groups = {pool.group for pool in state.pools.values()}
-        attached = [group for group in groups if any(runner.attached for runner in state.runners_of(group))]
         self.tell_changes()
-        if not state.adapters.changed and not any(state.adapters.undecided(group) for group in attached):
-            self._operator_waits = False
-            state.emit(effects.ReportedAll())
+        if state.adapters.changed:
+            return
+        if self._checks_are_due() and state.now - since <= state.config.forget_runner:
+            return
+        self._operator_waits_since = None
+        state.emit(effects.ReportedAll())
+
+    def _checks_are_due(self) -> bool:
+        """Whether a runner can check an adapter that nobody has told of yet."""
+        groups = {pool.group for pool in self._state.pools.values()}
+        able = (group for group in groups if any(runner.takes_work for runner in self._state.runners_of(group)))
+        return any(self._state.adapters.undecided(group) for group in able)
 
     def catalog_replaced(self, event: events.CatalogReplaced) -> None:
         self._state.catalog_known = True
