@@ -120,6 +120,7 @@ def test_a_stream_whose_base_model_is_gone_everywhere_ends_with_an_error_that_sa
 def test_a_request_that_waits_for_a_base_model_that_is_gone_is_sent_back_to_its_gateway():
     driver = ready()
     driver.attach("b", base=NEW)
+    driver.wait(31)
     driver.enqueue("r", base=OLD)
     driver.wait(0.1)
     assert refused(driver) == {"r": "base_model_replaced"}
@@ -144,19 +145,33 @@ def test_without_any_runner_that_takes_work_no_base_model_counts_as_replaced():
     assert refused(driver) == {}
 
 
-def test_after_a_start_a_stream_waits_until_its_runner_had_time_to_attach():
+@pytest.mark.parametrize("delivered", [0, 5])
+def test_after_a_start_a_request_waits_until_its_runner_had_time_to_attach(delivered):
     driver = ready(forget_runner=30.0)
     driver.attach("b", base=NEW)
-    driver.enqueue("stream", base=OLD, delivered=5, epoch=1)
+    driver.enqueue("r", base=OLD, delivered=delivered, epoch=1)
     driver.wait(29)
     assert refused(driver) == {}
     driver.attach("a", base=OLD)
-    assert driver.where("stream") == "a"
+    assert driver.where("r") == "a"
+
+
+def test_a_scheduler_that_still_waits_for_its_runners_takes_no_base_model_for_gone():
+    saved = changing().scheduler.catalog_to_save()
+    driver = SchedulerDriver(saved=saved, forget_runner=1.0, startup_wait=9.0)
+    driver.gateway()
+    driver.attach("b", base=NEW)
+    driver.enqueue("r", base=OLD)
+    driver.wait(8)
+    assert refused(driver) == {}
+    driver.attach("a", base=OLD)
+    assert driver.where("r") == "a"
 
 
 def test_many_requests_are_sent_back_in_parts():
     driver = ready()
     driver.attach("b", base=NEW)
+    driver.wait(31)
     for number in range(REFUSED_AT_ONCE + 1):
         driver.enqueue(f"r{number}", base=OLD)
     driver.wait(0.1)

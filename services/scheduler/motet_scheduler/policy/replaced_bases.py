@@ -30,10 +30,13 @@ class ReplacedBases:
         self._began_at = state.now
 
     def tick(self) -> None:
+        # After a start, the runners of the previous scheduler have this long to attach.
+        if not self._state.settled or self._state.now - self._began_at <= self._state.config.forget_runner:
+            return
         for group, queue in self._state.queues.items():
             if len(queue):
                 left = self._bases_left(group)
-                orphans = (request for request in queue.unordered() if self._is_orphan(request, left))
+                orphans = (request for request in queue.unordered() if _is_orphan(request, left))
                 for request in list(islice(orphans, REFUSED_AT_ONCE)):
                     self._lifecycle.refuse(request, Failure.of(REPLACED))
 
@@ -44,8 +47,6 @@ class ReplacedBases:
             return set()
         return {runner.base.digest for runner in runners if runner.drain is None}
 
-    def _is_orphan(self, request: Request, left: set[str]) -> bool:
-        if not left or not request.base or request.base in left:
-            return False
-        # After a start, the runners of the previous scheduler have this long to attach.
-        return not request.delivered or self._state.now - self._began_at > self._state.config.forget_runner
+
+def _is_orphan(request: Request, left: set[str]) -> bool:
+    return bool(left and request.base and request.base not in left)
