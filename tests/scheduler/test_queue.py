@@ -165,3 +165,15 @@ def test_earlier_passes_do_not_count_for_a_later_request():
     waiting.add("later", tenant="c")
     assert waiting.queue.passed_over(waiting.by_name["first"]) == 1
     assert waiting.queue.passed_over(waiting.by_name["later"]) == 0
+
+
+def test_passes_of_an_overdue_request_that_no_runner_takes_are_not_counted_for_ever():
+    waiting = WaitingRequests(max_passed_over=3)
+    waiting.add("overdue", age=9, tenant="a")
+    for n in range(9):
+        waiting.add(f"quick{n}", age=8 - n / 10, tenant="b")
+        waiting.add(f"slow{n}", age=8 - n / 10, tenant="a")
+        waiting.queue.remove_placed(waiting.by_name[f"quick{n}"])
+    assert waiting.queue.passed_over(waiting.by_name["overdue"]) == 3
+    assert waiting.queue.overdue() is waiting.by_name["overdue"]
+    assert [waiting.queue.passed_over(waiting.by_name[f"slow{n}"]) for n in (0, 5, 6, 7, 8)] == [3, 3, 2, 1, 0]

@@ -31,7 +31,8 @@ class ClassQueue:
         self._youngest: QueueKey = (0.0, 0)
         """The largest key that was ever added."""
         self._passes: list[QueueKey] = []
-        """Sorted: each entry is a placement that passed all waiting requests with a smaller key."""
+        """Sorted: each entry is a placement that passed all waiting requests with a smaller key. Only the largest
+        `max_passed_over` are kept: a request with a smaller key than these is overdue anyway."""
 
     def __len__(self) -> int:
         return self._size
@@ -84,16 +85,21 @@ class ClassQueue:
         """A request of this class was placed."""
         oldest = self.head()
         if oldest is not None and oldest.key < key:
-            insort(self._passes, key)
+            self._add_pass(key)
 
     def passed_by_less_urgent(self) -> None:
         """A less urgent request was placed because the requests here did not fit."""
         if self._size:
             asked_at, sequence = self._youngest
-            insort(self._passes, (asked_at, sequence + 1))
+            self._add_pass((asked_at, sequence + 1))
+
+    def _add_pass(self, key: QueueKey) -> None:
+        insort(self._passes, key)
+        if len(self._passes) > self._max_passed_over:
+            del self._passes[0]
 
     def passed_over(self, request: Request) -> int:
-        """How often other requests passed this one because it did not fit."""
+        """How often other requests passed this one because it did not fit, up to `max_passed_over`."""
         return len(self._passes) - bisect_right(self._passes, request.key)
 
     def overdue(self) -> Request | None:
