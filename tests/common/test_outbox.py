@@ -37,6 +37,19 @@ def test_a_newer_message_replaces_one_about_the_same_subject_and_goes_to_the_end
     assert emptied(outbox) == [b"hello", b"r1=3", b"placed r1", b"catalog=2", b"r2=1"]
 
 
+def test_a_whole_catalog_that_was_not_read_takes_its_changes_with_it() -> None:
+    outbox: Outbox[scheduler_pb2.ServeDown] = Outbox()
+    whole = [scheduler_pb2.ServeDown(catalog=scheduler_pb2.Catalog(revision=one)) for one in (1, 3)]
+    changes = [
+        scheduler_pb2.ServeDown(catalog_changes=scheduler_pb2.CatalogChanges(before=one - 1, revision=one))
+        for one in (2, 4)
+    ]
+    position = scheduler_pb2.ServeDown(position=scheduler_pb2.Position(request="r"))
+    for message in (whole[0], changes[0], position, whole[1], changes[1]):
+        outbox.put(message)
+    assert list(iter(outbox.get_nowait, None)) == [position, whole[1], changes[1]]
+
+
 def test_a_message_that_was_read_is_not_replaced() -> None:
     outbox: Outbox[bytes] = Outbox(subject=subject)
     outbox.put(b"a=1")

@@ -24,6 +24,9 @@ COALESCED: dict[type[Any], dict[str, tuple[str, ...]]] = {
 The set of drains is not one of them: it must be sent before the first snapshot, and a newer one that replaces it would
 move to the end of the outbox."""
 
+CHANGES: dict[Hashable, str] = {("catalog",): "catalog_changes"}
+"""For the key of a state that is also sent in changes: the member that these are."""
+
 
 def coalescing_key(message: Any) -> Hashable | None:
     """The key of the state in `message`; None if no other message replaces this one."""

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from motet.rpc.coalescing import coalescing_key
+from motet.rpc.coalescing import CHANGES, coalescing_key
 
 Message = TypeVar("Message")
 
@@ -54,10 +54,17 @@ class Outbox(Generic[Message]):
             subject = next(self._numbers)
         elif (older := self._waiting.pop(subject, None)) is not None:
             self._bytes -= older[1]
+            self._remove_changes_of(subject)
         size = MESSAGE_BYTES + _size_of(message)
         self._waiting[subject] = message, size
         self._bytes += size
         self._has_messages.set()
+
+    def _remove_changes_of(self, subject: Hashable) -> None:
+        """A state was removed before it was read, and the changes that wait begin with it."""
+        if (kind := CHANGES.get(subject)) is not None:
+            for key in [key for key, (one, _) in self._waiting.items() if one.WhichOneof("message") == kind]:  # type: ignore[attr-defined]
+                self._bytes -= self._waiting.pop(key)[1]
 
     async def get(self) -> Message:
         while (message := self.get_nowait()) is None:
