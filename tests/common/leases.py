@@ -30,7 +30,7 @@ class FakeLeaseApi:
     def write(self, lease: KubeObject) -> None:
         """Write it in any state, as an administrator would."""
         self.version += 1
-        self.lease = copy.deepcopy(lease)
+        self.lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **copy.deepcopy(lease)}
         self.lease["metadata"]["resourceVersion"] = str(self.version)
 
     async def get(self, path: str, *, seconds: float) -> KubeObject:

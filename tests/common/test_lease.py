@@ -241,6 +241,46 @@ async def test_an_answer_that_is_no_lease_costs_a_leader_nothing(leases: FakeLea
         assert (leader.is_leader_for_sure, leader.losses) == (True, [])
 
 
+@pytest.mark.parametrize("answer", [{}, {"message": "<html>log in"}, {"kind": "Status", "metadata": {}}, "the old one"])
+@in_virtual_time
+async def test_a_write_without_a_lease_as_its_answer_renews_nothing(
+    leases: FakeLeaseApi, answer: KubeObject | str
+) -> None:
+    async with candidates(leases, 2) as (leader, other):
+        old = await leader._get()
+
+        async def write_nothing(path: str, body: KubeObject, *, seconds: float) -> KubeObject:
+            assert old is not None
+            return answer if isinstance(answer, dict) else old | {"spec": {}}
+
+        leader.line.put = leader.line.post = write_nothing  # type: ignore[method-assign]
+        asked, told = leader._reserved + 1, list[int]()
+        leader.raise_term_above(asked, lambda: told.append(leader.term))
+        await asyncio.wait_for(other.wait_until_leader(), LEASE + RETRY)
+        assert not leader.is_leader_for_sure
+        assert (leader.term, told) == (1, []), "a term is in the Lease before anybody learns it"
+
+
+@pytest.mark.parametrize("answer", [{}, {"message": "<html>log in"}, {"kind": "Lease", "metadata": 1}])
+@in_virtual_time
+async def test_a_candidate_waits_while_the_answers_are_no_leases(leases: FakeLeaseApi, answer: KubeObject) -> None:
+    candidate = Candidate(leases)
+    line = candidate.line
+    usual = line.get, line.post
+
+    async def garble(path: str, body: KubeObject | None = None, *, seconds: float) -> KubeObject:
+        return answer
+
+    line.get = garble  # type: ignore[method-assign]
+    async with candidate:
+        await asyncio.sleep(3 * RETRY)
+        line.get, line.post = usual[0], garble  # type: ignore[method-assign]
+        await asyncio.sleep(3 * RETRY)
+        assert (candidate.leads, leases.lease) == (False, None)
+        line.post = usual[1]  # type: ignore[method-assign]
+        await asyncio.wait_for(candidate.wait_until_leader(), 3 * RETRY)
+
+
 @in_virtual_time
 async def test_a_leader_whose_deleted_lease_another_has_made_ends(leases: FakeLeaseApi) -> None:
     async with Candidate(leases) as leader:

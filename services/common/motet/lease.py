@@ -223,7 +223,7 @@ class Election:
                 self._continue_leading()
                 wait = self._retry_seconds
             except Exception:
-                # For example, an answer that is no Lease, or a kubeconfig that cannot be read now.
+                # For example, a kubeconfig that cannot be read now.
                 log.exception("lease_step_failed", lease=self._name)
                 self._lease = None  # the next step reads it again
                 self._continue_leading()
@@ -365,18 +365,28 @@ class Election:
 
     async def _get(self) -> KubeObject | None:
         try:
-            return await self._api.get(f"{self._leases}/{self._name}", seconds=self._request_seconds)
+            lease = await self._api.get(f"{self._leases}/{self._name}", seconds=self._request_seconds)
         except StatusError as error:
             if error.status == NOT_FOUND:
                 return None
             raise
+        _record_of_answer(lease)
+        return lease
 
     async def _write(self, lease: KubeObject) -> KubeObject:
-        """Create or replace the Lease. The API server refuses it if the Lease has changed since we read it."""
+        """Create or replace the Lease. The API server refuses it if the Lease has changed since we read it.
+
+        Raises Unreachable if the answer is not what was sent: whether it is written is not known then.
+        """
         seconds = self._request_seconds
         if "resourceVersion" in lease["metadata"]:
-            return await self._api.put(f"{self._leases}/{self._name}", lease, seconds=seconds)
-        return await self._api.post(self._leases, lease, seconds=seconds)
+            answer = await self._api.put(f"{self._leases}/{self._name}", lease, seconds=seconds)
+        else:
+            answer = await self._api.post(self._leases, lease, seconds=seconds)
+        sent, written = LeaseRecord.of(lease), _record_of_answer(answer)
+        if written.holder != sent.holder or written.term < sent.term:
+            raise Unreachable("the answer to a write has another Lease than the one that was sent")
+        return answer
 
 
 class _Watchdog:
@@ -404,6 +414,17 @@ class _Watchdog:
             if self._clock() >= self._end:
                 self._lost("the Lease could not be renewed in time")
                 return
+
+
+def _record_of_answer(answer: KubeObject) -> LeaseRecord:
+    """Raises Unreachable if it is no Lease: something on the way answers in the API server's place, such as a proxy
+    that asks for a login."""
+    try:
+        if answer["kind"] == "Lease":
+            return LeaseRecord.of(answer)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        pass
+    raise Unreachable(f"the answer is no Lease: {str(answer)[:200]}")
 
 
 def _now() -> str:
