@@ -25,8 +25,9 @@ from motet_runner.adapters import folder_fetch, folder_lease
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.disk_patience import DiskPatience
 from motet_runner.adapters.folder_fetch import copy_folder
+from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.values import FetchRequest
-from motet_runner.daemon_threads import DaemonThreads
+from motet_runner.daemon_threads import CallHangs, DaemonThreads
 from motet_runner.engine_messages import DropAdapter
 from motet_runner.interface import AdapterFailed
 from motet_runner.settings import Settings
@@ -163,9 +164,9 @@ def volumes(tmp_path):
     return root
 
 
-def sources_of(tmp_path, volumes, *, stall_seconds):
+def sources_of(tmp_path, volumes, *, stall_seconds, **how):
     process = ProcessSettings(data_dir=tmp_path / "data", time_scale=1.0)
-    settings = Settings(volumes=str(volumes), fetch_stall_seconds=stall_seconds)
+    settings = Settings(volumes=str(volumes), fetch_stall_seconds=stall_seconds, **how)
     return Sources(settings, process, CollectorRegistry())
 
 
@@ -313,6 +314,35 @@ async def test_a_fetch_fails_when_the_own_disk_hangs_and_the_volume_is_not_blame
         assert HANGS in failure.message
     hung.may_go_on.set()
     assert (await fetcher.fetch(request_for(volumes / "well" / "a3"))).digest == adapter_digest(volumes / "well" / "a3")
+    fetcher.registry.close()
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["stored", "found"])
+@pytest.mark.parametrize("how", ["it hangs", "the fetch is stopped"])
+async def test_a_fetch_that_ends_while_it_tidies_keeps_nothing_locked(tmp_path, cache, monkeypatch, how, known):
+    source = write_adapter(tmp_path / "volume" / "a")
+    digest = adapter_digest(source)
+    sources = sources_of(tmp_path, source.parent, stall_seconds=20, disk_stall_seconds=0.5 if how == "it hangs" else 20)
+    fetcher = Fetcher(cache, sources)
+    if known:
+        copy_folder(cache, AdapterFolder(source), request_for(source)).lease.release()
+
+    async def bring(what, remote, folder, on_progress, *, namespace):
+        for file in source.iterdir():
+            shutil.copy(file, folder)
+
+    monkeypatch.setattr(sources, "fetch_into", bring)
+    hung = HungDisk(monkeypatch, shutil, "rmtree")
+    request = FetchRequest(source="https://acme/a/", expected=digest if known else "")
+    fetch = asyncio.create_task(fetcher.registry._fetches.fetch(effects.Fetch(1, request)))
+    if how == "the fetch is stopped":
+        await until(lambda: hung.began)
+        fetch.cancel()
+        hung.may_go_on.set()
+    with pytest.raises((CallHangs, asyncio.CancelledError)):
+        await fetch
+    hung.may_go_on.set()
+    await until(lambda: cache.evict(digest, None))
     fetcher.registry.close()
 
 

@@ -80,20 +80,27 @@ class Fetches:
             )
         remote = self._remote(request)
         await sources.tidy_partial(request.namespace)
+        held: Held | None = None
         try:
-            async with sources.partial_folder(remote, namespace=request.namespace) as folder:
-                if request.expected:  # another runner of this machine may have fetched it meanwhile
-                    find = partial(self._cache.find, Digest(request.expected), request)
-                    if (held := await self._files.run(find, discard=_discard)) is not None:
-                        return held
-                await sources.fetch_into(
-                    "adapter", remote, folder, partial(self._note_bytes, number), namespace=request.namespace
-                )
-                store = partial(store_fetched, self._cache, folder, request)
-                return await self._files.run(store, discard=_discard, seconds=self._disk_seconds_for(request))
-        finally:
-            self._bytes.pop(number, None)
-            await sources.tidy_partial(request.namespace)
+            try:
+                async with sources.partial_folder(remote, namespace=request.namespace) as folder:
+                    if request.expected:  # another runner of this machine may have fetched it meanwhile
+                        find = partial(self._cache.find, Digest(request.expected), request)
+                        held = await self._files.run(find, discard=_discard)
+                    if held is None:
+                        await sources.fetch_into(
+                            "adapter", remote, folder, partial(self._note_bytes, number), namespace=request.namespace
+                        )
+                        store = partial(store_fetched, self._cache, folder, request)
+                        seconds = self._disk_seconds_for(request)
+                        held = await self._files.run(store, discard=_discard, seconds=seconds)
+            finally:
+                self._bytes.pop(number, None)
+                await sources.tidy_partial(request.namespace)
+        except BaseException:  # the disk may also hang while what was fetched is tidied, and the fetch be stopped then
+            self._files.submit(partial(_discard, held))  # closing a file may hang, too
+            raise
+        return held
 
     def _remote(self, request: FetchRequest) -> RemoteFiles:
         return RemoteFiles(
