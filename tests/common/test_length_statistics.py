@@ -1,6 +1,7 @@
 """Running quantiles of lengths: right within a bucket, correct about cut answers, and small."""
 
 import math
+import struct
 from itertools import pairwise
 
 import pytest
@@ -161,6 +162,15 @@ def test_statistics_survive_writing_and_reading(seen: list[tuple[int, bool]]) ->
 def test_damaged_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="length statistics"):
         LengthStatistics.from_bytes(data)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("place", [9, 21, 29], ids=["the unit", "a weight", "a weight of cut answers"])
+def test_numbers_that_are_no_weights_are_refused(place: int, number: float) -> None:
+    data = bytearray(statistics_of(5).to_bytes())
+    data[place : place + 8] = struct.pack("<d", number)
+    with pytest.raises(ValueError, match="damaged length statistics"):
+        LengthStatistics.from_bytes(bytes(data))
 
 
 @given(outcomes, outcomes)

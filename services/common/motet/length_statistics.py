@@ -6,6 +6,7 @@ method of Kaplan and Meier. A prior counts like a number of answers with its dis
 Van Ryzin): a tenant with few answers is estimated mostly by the lengths of other tenants.
 """
 
+import math
 import struct
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -151,10 +152,17 @@ class LengthStatistics:
             if version != cls._VERSION or len(data) != cls._HEADER.size + entries * cls._ENTRY.size:
                 raise ValueError(f"length statistics of another version ({version}) or of a wrong size")
             for i, ended, censored in cls._ENTRY.iter_unpack(data[cls._HEADER.size :]):
+                if not (0 <= ended < math.inf and 0 <= censored < math.inf):
+                    raise ValueError(f"damaged length statistics: {ended} and {censored} are no weights")
                 statistics._ended[i], statistics._censored[i] = ended, censored
         except (struct.error, IndexError) as error:
             raise ValueError(f"damaged length statistics: {error}") from error
         statistics._total = sum(statistics._ended) + sum(statistics._censored)
+        # A single row that is not a number would spoil the mean over all tenants.
+        if not (0 < statistics._unit < math.inf and statistics._total < math.inf):
+            raise ValueError(
+                f"damaged length statistics: weights of {statistics._total} in units of {statistics._unit}"
+            )
         return statistics
 
     def _renormalise(self) -> None:
