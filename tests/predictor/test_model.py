@@ -94,6 +94,17 @@ def test_one_tenant_alone_does_not_decide_what_the_second_one_starts_from() -> N
     assert learned(*[1] * 3000).estimate("other", "other/a", 8000).q95 > 1000
 
 
+def test_new_tenants_move_what_others_start_from_although_one_has_most_answers() -> None:
+    model = learned(*[10] * 5000, tenant="heavy", adapter="a")
+    assert model.estimate("new", "new/a", 8000).q50 < 1000
+    for number in range(150):
+        teach(model, 3000, 3000, tenant=f"t{number}", adapter="a")
+    assert model.estimate("new", "new/a", 8000).q50 > 2500
+    for number in range(150):
+        teach(model, *[20] * 20, tenant=f"t{number}", adapter="a")
+    assert model.estimate("new", "new/a", 8000).q50 < 100
+
+
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.booleans()), max_size=2 * MAX_OUTDATED))
 def test_the_mean_over_tenants_is_that_of_all_distributions(steps: list[tuple[int, int, bool]]) -> None:
     """Each step gives a tenant one of three distributions, or forgets it, and perhaps asks for the mean."""

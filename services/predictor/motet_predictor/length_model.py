@@ -26,8 +26,8 @@ ROOT_STRENGTH = 1.0
 
 
 CHANGE_THRESHOLD = 1 / 16
-"""The upper levels change less and less with each answer, so they are computed again only after this share of growth.
-The adapter's own level is always current."""
+"""The upper levels change less and less with each answer, so they are computed again only when this share of a tenant's
+answers is new, or of what the mean over all tenants counts. The adapter's own level is always current."""
 
 
 def _log_uniform(shortest: int, longest: int) -> BucketShares:
@@ -85,8 +85,10 @@ class LengthModel:
         self._changed: dict[Scope, None] = {}
         self._distributions: dict[Scope, _Distribution] = {}
         self._mean = MeanOverTenants(PRIOR, self._shares_in_mean)
-        self._answers = 0
-        self._overall = _Distribution(0, PRIOR, PRIOR)
+        self._overall: BucketShares = PRIOR
+        self._moved = 0.0
+        """What has changed in the mean since then: 1 for a tenant that is new or forgotten, and of an answer its share
+        in what is known of its tenant. So a tenant with many answers does not hide those that have few."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -98,9 +100,9 @@ class LengthModel:
 
     def estimate(self, tenant: str, adapter: str, max_tokens: int) -> LengthEstimate:
         """Estimate an answer of at most `max_tokens` tokens; 0: no bound."""
-        if self._answers > self._overall.count * (1 + CHANGE_THRESHOLD):
-            self._overall = _Distribution(self._answers, PRIOR, self._mean.shares())
-        tenants = self._distribution(Scope("tenant", tenant), self._overall.masses, threshold=CHANGE_THRESHOLD)
+        if self._moved > CHANGE_THRESHOLD * len(self._mean):
+            self._overall, self._moved = self._mean.shares(), 0.0
+        tenants = self._distribution(Scope("tenant", tenant), self._overall, threshold=CHANGE_THRESHOLD)
         masses = self._distribution(Scope("adapter", tenant, adapter), tenants, threshold=0.0)
         bound = max_tokens or MAX_TOKENS
         q50, q80, q90, q95 = (min(tokens, bound) for tokens in quantiles_of(masses, QUANTILES))
@@ -118,8 +120,8 @@ class LengthModel:
             self._known.move_to_end(scope)
             statistics.observe(tokens, censored=censored)
             self._changed[scope] = None
-        self._answers += 1
         self._mean.changed(tenant)
+        self._moved += 1 / max(1.0, self._known[Scope("tenant", tenant)].weight)
         self._forget_least_recent()
 
     @property
@@ -154,8 +156,8 @@ class LengthModel:
             self._known[scope] = restored
             self._distributions.pop(scope, None)
             if scope.level == "tenant":
-                self._answers += restored.count
                 self._mean.changed(scope.tenant)
+                self._moved += 1
         self._forget_least_recent()
 
     def _shares_in_mean(self, tenant: str) -> BucketShares:
@@ -182,6 +184,7 @@ class LengthModel:
             self._distributions.pop(scope, None)
             if scope.level == "tenant":
                 self._mean.forget(scope.tenant)
+                self._moved += 1
 
 
 _EDGES = tuple(float(edge) for edge in EDGES)

@@ -22,6 +22,10 @@ class MeanOverTenants:
         self._counted: dict[str, array[float]] = {}
         self._outdated: dict[str, None] = {}
 
+    def __len__(self) -> int:
+        """Whom `shares` has counted last, with the prior."""
+        return len(self._counted) + 1
+
     def changed(self, tenant: str) -> None:
         self._outdated[tenant] = None
         if len(self._outdated) >= MAX_OUTDATED:
@@ -35,8 +39,7 @@ class MeanOverTenants:
 
     def shares(self) -> BucketShares:
         self._update()
-        tenants = len(self._counted) + 1  # with the prior
-        return [total / tenants for total in self._sum]
+        return [total / len(self) for total in self._sum]
 
     def _update(self) -> None:
         outdated, self._outdated = self._outdated, {}
