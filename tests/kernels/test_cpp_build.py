@@ -15,7 +15,7 @@ import torch
 from motet_kernels.cpp import CannotBuild, Library, build, builder, programs
 from motet_kernels.cpp.builder import ABANDONED_SECONDS, SOURCE
 from motet_kernels.cpp.compiler import INSTRUCTION_SETS, OPTIONS, cpu_flags, first_error, instruction_sets
-from motet_kernels.cpp.self_test import check
+from motet_kernels.cpp.self_test import SelfTestFailed, check
 from tests.support.compiled_kernels import needs_a_compiler
 from tests.support.machine import bound_by_permissions
 
@@ -421,6 +421,7 @@ def without_room(how: str, monkeypatch: pytest.MonkeyPatch) -> str:
     shell, error, says = {
         "it is killed": ("kill -9 $$", None, "its test ended with status -9"),
         "it is too slow": ("exec /bin/sleep 100", None, "it took more than 1 s"),
+        "it gets no memory in C++": ("echo what: std::bad_alloc >&2; kill -6 $$", None, "what: std::bad_alloc"),
         "it gets no memory": ("echo MemoryError: none left >&2; exit 1", None, "MemoryError: none left"),
         "no process": ("", OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "Resource temporarily unavailable"),
         "too many files": ("", None, "Too many open files"),
@@ -443,7 +444,36 @@ def without_room(how: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return rf"^{INSTRUCTION_SETS[-1].name}-[^ ]*\.so could not be tested: {says}$"
 
 
-NO_ROOM = ["it is killed", "it is too slow", "it gets no memory", "no process", "too many files"]
+def test_a_library_whose_test_aborts_is_made_again(cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(cache)
+    aborts = ["echo '*** stack smashing detected ***: terminated' >&2; kill -6 $$"]
+    run = programs.run
+
+    def abort_once(command: Sequence[str], *, seconds: float) -> object:
+        return run(["/bin/sh", "-c", aborts.pop()] if aborts else command, seconds=seconds)
+
+    monkeypatch.setattr(builder, "run", abort_once)
+    monkeypatch.setattr(builder, "_passed", set())
+    assert build(cache).damaged.endswith("*** stack smashing detected ***: terminated")
+
+
+def test_a_library_whose_test_fails_in_any_other_way_is_wrong(basic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise IndexError("of a row that is not there")
+
+    monkeypatch.setattr(builder, "check", fail)
+    with pytest.raises(SelfTestFailed, match="IndexError: of a row"):
+        builder.checked(basic)
+
+
+NO_ROOM = [
+    "it is killed",
+    "it gets no memory in C++",
+    "it is too slow",
+    "it gets no memory",
+    "no process",
+    "too many files",
+]
 
 
 @pytest.mark.parametrize("how", NO_ROOM)

@@ -70,6 +70,8 @@ _CRASHES = {signal.SIGILL, signal.SIGSEGV, signal.SIGTRAP, signal.SIGBUS, signal
 """What wrong code ends with. Other signals come from outside."""
 _SHORTAGES = [os.strerror(number) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)]
 """No faults of a file"""
+_ABORTED_FOR_LACK = ("bad_alloc", *_SHORTAGES)
+"""What C++ says before it aborts without memory, or without a thread. Other aborts are of checks: wrong code."""
 
 
 class CannotBuild(Exception):
@@ -229,12 +231,14 @@ def checked(path: Path) -> Library:
     try:
         library = Library(path)
         check(library)
-    except AttributeError as error:
-        raise SelfTestFailed(str(error)) from error
+    except SelfTestFailed:
+        raise
     except OSError as error:
         raise _unreadable(path, error) from error
     except (MemoryError, RuntimeError) as error:
         raise NotTested(f"{path.name} could not be tested: {error}") from error
+    except Exception as error:
+        raise SelfTestFailed(f"{type(error).__name__}: {error}") from error
     return library
 
 
@@ -296,7 +300,8 @@ def _test_in_a_process(library: Path) -> None:
         raise NotTested(f"{library.name} could not be tested: {error.strerror or error}") from error
     if ran.returncode:
         reason = first_error(ran.stderr) or f"its test ended with status {ran.returncode}"
-        if ran.returncode == WRONG or -ran.returncode in _CRASHES:
+        aborted = -ran.returncode == signal.SIGABRT and not any(lack in ran.stderr for lack in _ABORTED_FOR_LACK)
+        if ran.returncode == WRONG or -ran.returncode in _CRASHES or aborted:
             raise SelfTestFailed(reason)
         raise NotTested(f"{library.name} could not be tested: {reason}")
     _passed.add(digest)
