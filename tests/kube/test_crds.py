@@ -83,7 +83,6 @@ def test_a_small_object_is_stored_with_its_defaults(cluster: Cluster, tenant: st
         "allowedNamespaces": {"from": "Same"},
         "autoscaling": {"mode": "Disabled", "scaleDownStabilizationSeconds": 300},
         "admission": {"requireDigest": False},
-        "tenants": {"default": {"maxPriority": "Standard", "pinnedReplicas": 1}},
         "drainTimeoutSeconds": 30,
         "updateStrategy": {"maxSurge": 1, "maxUnavailable": 0},
         "template": {"resources": {}},

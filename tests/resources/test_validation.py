@@ -93,7 +93,7 @@ def test_a_small_pool_gets_its_defaults() -> None:
     assert resource.spec.allowed_namespaces.from_ == "Same"
     assert resource.spec.drain_timeout_seconds == 30
     assert resource.spec.engine.model_dump(exclude_none=True) == {}
-    grant = resource.spec.tenants.grant_to("acme")
+    grant = resource.spec.granted.grant_to("acme")
     assert (grant.max_priority, grant.pinned_replicas) == ("Standard", 1)
 
 

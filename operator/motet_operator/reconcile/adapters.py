@@ -273,7 +273,7 @@ def _pinned(adapter: LoRAAdapter, pool: PoolObject | None) -> int:
 
 
 def _grant(adapter: LoRAAdapter, pool: PoolObject) -> TenantGrant:
-    return pool.resource.spec.tenants.grant_to(adapter.metadata.namespace)
+    return pool.resource.spec.granted.grant_to(adapter.metadata.namespace)
 
 
 def _volume_of(adapter: LoRAAdapter, pool: ServingPool) -> AdapterVolume | None:

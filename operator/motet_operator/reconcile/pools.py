@@ -292,7 +292,7 @@ def catalog_pools(
         group: pool.resource.spec.allowed_namespaces.admitted(own=pool.resource.metadata.namespace, known=known)
         for group, pool in groups.items()
     }
-    grants = {group: pool.resource.spec.tenants.grants for group, pool in groups.items()}
+    grants = {group: pool.resource.spec.granted.grants for group, pool in groups.items()}
     serving = {one.pool for one in view.instances if one.pool in refused and refused[one.pool].keeps_runners}
     return tuple(
         PoolEntry(

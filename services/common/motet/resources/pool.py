@@ -328,7 +328,7 @@ class ServingPoolSpec(ResourceModel):
     """The namespaces whose adapters may refer to this pool. Only these namespaces may use its base model and the
     adapters that are shared with them."""
 
-    tenants: Tenants = Tenants()
+    tenants: Tenants | None = None
     """What namespaces may take. In a group with several pools, those of the oldest one count."""
 
     admission: Admission = Admission()
@@ -354,6 +354,12 @@ class ServingPoolSpec(ResourceModel):
             holds=lambda old, new: new.group == old.group,
         ),
     )
+
+    @property
+    def granted(self) -> Tenants:
+        """The API server stores no default of `tenants`: an operator of the version before does not know the field, and
+        would refuse the pool."""
+        return self.tenants or Tenants()
 
 
 class ServingPool(ResourceModel):
