@@ -235,19 +235,8 @@ class Adapters:
             if not adapter.recheck_requested:
                 adapter.recheck_requested = True
                 self._changes.changed(name, now)
-            yield EnsureAdapter(
-                order=order,
-                instance=runner.instance,
-                ref=spec.ref,
-                source=spec.revision.source,
-                source_revision=spec.revision.source_revision,
-                credentials=spec.revision.credentials,
-                volume=spec.revision.volume,
-                folder=spec.revision.folder,
-                max_bytes=spec.max_bytes,
-                expected_digest=spec.revision.expected_digest,
-                stage=AdapterStage.CERTIFIED,
-            )
+            source = DigestSource(spec.ref, adapter.wanted, max_bytes=spec.max_bytes)
+            yield _ensure(order, runner, source, adapter.wanted.expected_digest, AdapterStage.CERTIFIED)
 
     def checked_by(self, event: AdapterStateChanged) -> Adapter | None:
         """The adapter whose pending check this report answers; None if it answers none that is known.
@@ -316,19 +305,7 @@ class Adapters:
         """Order a runner to bring an adapter to its device."""
         order = next(self._orders)
         runner.load_ordered(order, digest, source.ref, now)
-        return EnsureAdapter(
-            order=order,
-            instance=runner.instance,
-            ref=source.ref,
-            source=source.key.source,
-            source_revision=source.key.source_revision,
-            credentials=source.key.credentials,
-            volume=source.key.volume,
-            folder=source.key.folder,
-            max_bytes=source.max_bytes,
-            expected_digest=digest,
-            stage=AdapterStage.DEVICE,
-        )
+        return _ensure(order, runner, source, digest, AdapterStage.DEVICE)
 
     def holders_at_limit(
         self, digest: Digest, adapter: str, runners: Sequence[Runner], now: float
@@ -486,6 +463,23 @@ class Adapters:
 def _able(runners: Iterable[Runner], key: RevisionKey) -> list[Runner]:
     """The runners that may check or load this revision."""
     return [runner for runner in runners if runner.takes_work and runner.group == key.group and runner.serves(key.base)]
+
+
+def _ensure(order: int, runner: Runner, source: DigestSource, digest: str, stage: AdapterStage) -> EnsureAdapter:
+    """`digest`: the one that the bytes must have; empty: any"""
+    return EnsureAdapter(
+        order=order,
+        instance=runner.instance,
+        ref=source.ref,
+        source=source.key.source,
+        source_revision=source.key.source_revision,
+        credentials=source.key.credentials,
+        volume=source.key.volume,
+        folder=source.key.folder,
+        max_bytes=source.max_bytes,
+        expected_digest=digest,
+        stage=stage,
+    )
 
 
 def _source_of(spec: AdapterSpec, revision: Revision) -> DigestSource:
