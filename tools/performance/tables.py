@@ -176,7 +176,7 @@ def _how_measured(shown: Sequence[Measured]) -> str:
     if not shown:
         return ""
     pairs = sorted({one.pairs for one in shown if one.pairs})
-    ends = " to ".join(map(str, sorted({pairs[0], pairs[-1]}))) if pairs else "no"
+    ends = f"{' to '.join(map(str, sorted({pairs[0], pairs[-1]})))} pairs a figure" if pairs else "not in pairs"
     processors = ", ".join(sorted({name for one in shown for name in one.processors}))
     commits = ", ".join(sorted({name for one in shown for name in one.commits})) or "commits unknown"
-    return f"{ends} pairs a figure; {processors}; {commits}."
+    return f"{ends}; {processors}; {commits}."
