@@ -214,7 +214,7 @@ class Admission(ResourceModel):
     """The largest size of an adapter. Larger ones are refused."""
 
     max_adapters: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """The largest number of adapters. If there are more, the oldest are served."""
+    """The largest number of adapters. If there are more, those that were served before stay, then the oldest."""
 
 
 class TenantGrant(ResourceModel):
@@ -329,7 +329,8 @@ class ServingPoolSpec(ResourceModel):
     adapters that are shared with them."""
 
     tenants: Tenants | None = None
-    """What namespaces may take. In a group with several pools, those of the oldest one count."""
+    """What namespaces may take. In a group with several pools, what its deciding pool says counts
+    (`status.decidesForGroup`)."""
 
     admission: Admission = Admission()
     adapter_volumes: Annotated[
