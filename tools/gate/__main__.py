@@ -3,6 +3,10 @@
     python -m tools.gate [--no-kube] [--leave-out-untouched] [--slowest N] [--rerun N] [-- arguments of pytest]
 
 plan.py and test_selection.py decide what to run, lanes.py runs it, and summary.py counts the results.
+
+pytest-xdist would replace lanes.py alone, and its workers share no order of files and no fixture: each worker that gets
+a test of a cluster would start a control plane of its own. pytest-testmon leaves out tests by the Python code that they
+run in pytest's own process, but most of ours use charts and pages, or start the product as processes.
 """
 
 import argparse
@@ -15,7 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tools.gate import change, records
+from tools.gate import change, records, reruns
 from tools.gate.lanes import LaneResult, Lanes
 from tools.gate.plan import MachineFacts, RunPlan, RunRecord, alone, announced, plan, spelled
 from tools.gate.summary import closing_line, exit_status, may_run_again, passed_again, seconds_of_files, slowest
@@ -84,8 +88,32 @@ def rerun_failed(ran: list[LaneResult], max_files: int) -> LaneResult | None:
     return once_more
 
 
+def record_reruns(ran: list[LaneResult], once_more: LaneResult | None) -> list[str]:
+    """Write down which tests needed a rerun. Returns those that have needed too many."""
+    if not all(one.came_to_its_end for one in ran):
+        return []
+    needed = []
+    if once_more is not None and once_more.came_to_its_end:
+        needed = [test for one in ran for test in one.failed if test not in once_more.failed]
+    try:
+        kept = reruns.read()
+    except reruns.DamagedLedger as damaged:
+        say(str(damaged))
+        kept = {}
+    files = seconds_of_files({name: took for one in ran for name, took in one.tests.items()})
+    ledger = reruns.counted(kept, reruns.contents_of(files), needed)
+    reruns.write(ledger)
+    return reruns.too_often(ledger, needed)
+
+
 def print_summary(
-    chosen: RunPlan, ran: list[LaneResult], once_more: LaneResult | None, seconds: float, count: int
+    chosen: RunPlan,
+    ran: list[LaneResult],
+    once_more: LaneResult | None,
+    too_often: list[str],
+    *,
+    seconds: float,
+    count: int,
 ) -> int:
     """Print the summary. Returns the exit status."""
     if count:
@@ -93,13 +121,17 @@ def print_summary(
         for line in slowest({name: took for one in ran for name, took in one.tests.items()}, count):
             say(line)
     counts, status = sum((one.counts for one in ran), Counter[str]()), exit_status([one.status for one in ran])
-    if once_more is not None and once_more.status == 0:
-        counts, status = passed_again(counts, once_more.counts["passed"]), 0
+    passed = once_more is not None and once_more.status == 0
+    if once_more is not None and passed:
+        counts = passed_again(counts, once_more.counts["passed"], len(too_often))
+        status = 1 if too_often else 0
     if len(ran) > 1 or once_more is not None:
         runs = [*ran, once_more] if once_more is not None else ran
         say(", ".join(f"{one.lane.name}: {spelled(one.seconds)}" for one in runs))
         for line in [*map(str, chosen.left_out), *(line for one in ran for line in one.failure_lines)]:
-            say(line if status else line.replace("FAILED", "RERUN", 1).replace("ERROR", "RERUN", 1))
+            say(line.replace("FAILED", "RERUN", 1).replace("ERROR", "RERUN", 1) if passed else line)
+        for test in too_often:
+            say(f"FAILED {test} - it needed a rerun in {reruns.TOO_MANY} of the last {reruns.RUNS} runs of its file")
         say(closing_line(counts, seconds))
     return status
 
@@ -144,7 +176,8 @@ def main() -> int:
     once_more = rerun_failed(ran, options.rerun)
     seconds = time.monotonic() - began
     record_run(chosen, ran, seconds, identity, commit)
-    return print_summary(chosen, ran, once_more, seconds, options.slowest)
+    too_often = record_reruns(ran, once_more) if options.rerun and chosen.whole else []
+    return print_summary(chosen, ran, once_more, too_often, seconds=seconds, count=options.slowest)
 
 
 if __name__ == "__main__":

