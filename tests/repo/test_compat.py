@@ -1,7 +1,5 @@
 """`make compat`: which versions it takes, and that the tests that it runs are there."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,12 +28,6 @@ def test_it_understands_the_products_own_requirement_and_finds_its_tests() -> No
     assert all((ROOT / path).is_file() for path in compat.SUITE)
 
 
-def test_the_versions_lie_in_the_users_cache_or_where_a_variable_says() -> None:
-    assert compat.folder({}) == Path.home() / ".cache/motet/compat"
-    assert compat.folder({"XDG_CACHE_HOME": "/cache"}) == Path("/cache/motet/compat")
-    assert compat.folder({"MOTET_COMPAT": "~/versions"}) == Path.home() / "versions"
-
-
 def test_without_the_package_index_it_says_so_and_keeps_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,11 +39,6 @@ def test_without_the_package_index_it_says_so_and_keeps_what_it_has(
     assert [path.name for path in tmp_path.iterdir()] == ["oldest"]
 
 
-def test_the_library_must_be_the_one_of_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(compat.CannotRun, match="cannot be imported"):
-        compat.run_suite(tmp_path, [])
-
-
 def test_the_tests_run_with_the_library_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "transformers.py").write_text("__version__ = 'of the folder'\n")
@@ -59,20 +46,5 @@ def test_the_tests_run_with_the_library_of_the_folder(tmp_path: Path, monkeypatc
     test.write_text("import transformers\ndef test(): assert transformers.__version__ == 'of the folder'\n")
     monkeypatch.setattr(compat, "SUITE", (str(test),))
     assert compat.run_suite(tmp_path / "library", ["-p", "no:cacheprovider"]) == 0
-    test.write_text("def test(): assert False\n")
-    assert compat.run_suite(tmp_path / "library", ["-p", "no:cacheprovider"]) == 1
-
-
-def test_a_file_in_the_way_is_an_error_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.compat"],
-        cwd=ROOT,
-        env={"MOTET_COMPAT": str(tmp_path / "file" / "compat"), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert "Set MOTET_COMPAT to another folder" in done.stderr
+    with pytest.raises(compat.CannotRun, match="cannot be imported"):
+        compat.run_suite(tmp_path, [])
