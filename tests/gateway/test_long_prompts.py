@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -251,6 +251,7 @@ written = st.lists(
 @pytest.mark.parametrize("kind", CUT)
 @given(text=st.one_of(texts, written))
 @example(text="x1.\n\n\n\nfoo bar 1.")
+@settings(max_examples=30)
 def test_a_text_in_pieces_has_the_same_tokens(kind: str, text: str) -> None:
     model = CUT_MODELS[kind]
     border = borders(model.tokenizer)
