@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs=2, default=(8, 512), help="of their prompts and answers")
     parser.add_argument("--arrivals", type=float, default=16, help="of them in a second")
     parser.add_argument("--static-batches", type=int, nargs="+", default=[8, 16, 32], help="sizes to try of theirs")
-    parser.add_argument("--ragged-pairs", type=int, default=2, help="pairs to measure them in")
+    parser.add_argument("--ragged-pairs", type=int, default=5, help="pairs to measure them in")
     parser.add_argument("--long-prompt", type=int, default=2000, help="tokens of the prompt of the case prefill")
     parser.add_argument("--slowdown", type=float, default=SLOWDOWN, help="the limit of the case prefill")
     given = parser.parse_args()

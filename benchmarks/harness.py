@@ -89,6 +89,8 @@ class Pairs:
     foreign: list[float] = field(default_factory=list)
     discarded: int = 0
     disturbed: bool = False
+    kept: list[int] = field(default_factory=list)
+    """Which of the pairs that were tried these are, if they are of `alternate`"""
 
     @property
     def ratios(self) -> list[float]:
@@ -111,9 +113,10 @@ class Pairs:
         """The tenth and ninetieth percentile of the ratios."""
         return percentile(self.ratios, 0.1), percentile(self.ratios, 0.9)
 
-    def beside(self, a: list[float], b: list[float]) -> "Pairs":
-        """Another figure of the same pairs: they were disturbed as much."""
-        return replace(self, a=a, b=b)
+    def beside(self, a: Sequence[float], b: Sequence[float]) -> "Pairs":
+        """Another figure of the same pairs: they were disturbed as much. Both sides have one of each pair that was
+        tried."""
+        return replace(self, a=[a[number] for number in self.kept], b=[b[number] for number in self.kept])
 
     def __str__(self) -> str:
         low, high = self.spread
@@ -206,13 +209,15 @@ async def alternate(
         tried.append((foreign.share, statistics.median(firsts), statistics.median(seconds)))
         quiet += foreign.share <= quiet_share
     disturbed = quiet < pairs
-    kept = sorted(tried)[:pairs] if disturbed else [pair for pair in tried if pair[0] <= quiet_share]
+    of_quietness = sorted(range(len(tried)), key=lambda number: tried[number][0])
+    kept = of_quietness[:pairs] if disturbed else [n for n, pair in enumerate(tried) if pair[0] <= quiet_share]
     return Pairs(
-        [first for _, first, _ in kept],
-        [second for _, _, second in kept],
-        [share for share, _, _ in kept],
+        [tried[number][1] for number in kept],
+        [tried[number][2] for number in kept],
+        [tried[number][0] for number in kept],
         discarded=len(tried) - len(kept),
         disturbed=disturbed,
+        kept=kept,
     )
 
 

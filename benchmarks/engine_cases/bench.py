@@ -59,8 +59,8 @@ def at_least(name: str, pairs: Pairs, baseline: str, least: float | None = None)
     return Result(name, pairs.ratio, "x", target, holds, baseline, pairs)
 
 
-def at_most(name: str, value: float, most: float, unit: str = "x") -> Result:
-    return Result(name, value, unit, f"<= {most:g}", value <= most)
+def at_most(name: str, pairs: Pairs, baseline: str, most: float) -> Result:
+    return Result(name, pairs.ratio, "x", f"<= {most:g}", pairs.ratio <= most, baseline, pairs)
 
 
 def least_of(leasts: Leasts, requests: int) -> float:

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import psutil
 
 from benchmarks.engine_cases.bench import Bench, at_least, at_most
-from benchmarks.engine_run import Ask, random_prompt
-from benchmarks.harness import Result, alternate, percentile
+from benchmarks.engine_run import Ask, Run, random_prompt
+from benchmarks.harness import Measure, alternate, percentile
 
 BUSY_THROUGHPUT, BUSY_P99 = 0.4, 6.0
 GAP = 2.5
@@ -27,13 +28,13 @@ async def busy(bench: Bench) -> None:
         return
     given, run = bench.given, bench.run("fused")
     requests = max(given.requests)
-    quiet_steps: list[float] = []
-    busy_steps: list[float] = []
+    p50_when_quiet: list[float] = []
+    p99_beside: list[float] = []
     with another_process() as other:
 
         async def quiet_seconds() -> float:
             seconds = run.seconds(requests)
-            quiet_steps.extend(run.of_decodes)
+            p50_when_quiet.append(percentile(run.of_decodes, 0.5))
             return seconds
 
         async def busy_seconds() -> float:
@@ -42,24 +43,32 @@ async def busy(bench: Bench) -> None:
                 seconds = run.seconds(requests)
             finally:
                 other.send_signal(signal.SIGSTOP)
-            busy_steps.extend(run.of_decodes)
+            p99_beside.append(percentile(run.of_decodes, 0.99))
             return seconds
 
         await quiet_seconds()
-        quiet_steps.clear()
+        p50_when_quiet.clear()
         pairs = await alternate(quiet_seconds, busy_seconds, pairs=given.pairs, own=[other])
-    print(f"{requests} requests, quiet against beside a busy process: {pairs}")
-    quiet, disturbed = percentile(quiet_steps, 0.5), percentile(busy_steps, 0.99)
-    print(f"  a step: p50 {quiet * 1e3:.2f} ms when quiet; p99 {disturbed * 1e3:.2f} ms beside it")
+    of_steps = pairs.beside(p99_beside, p50_when_quiet)
+    print(f"{requests} requests, quiet against beside a busy process: {pairs}; p99 against quiet p50: {of_steps}")
     bench.results += [
         at_least("busy_throughput", pairs, "quiet", BUSY_THROUGHPUT),
-        at_most("busy_p99", disturbed / quiet, BUSY_P99),
+        at_most("busy_p99", of_steps, "p50 when quiet", BUSY_P99),
     ]
 
 
+@dataclass
+class Gaps:
+    """One of each is added by each time the requests are served."""
+
+    p50: list[float] = field(default_factory=list)
+    p99: list[float] = field(default_factory=list)
+    longest: list[float] = field(default_factory=list)
+
+
 async def prefill(bench: Bench) -> None:
-    """A long prompt arrives while others decode, once with the limit of the product and once without one. A gap is the
-    time between two tokens of one of the others."""
+    """A long prompt arrives while others decode: with the limit of the product, and without one. A gap is the time
+    between two tokens of one of the others."""
     if "fused" not in bench.kernels:
         return
     given, tokens = bench.given, random.Random(0)
@@ -67,34 +76,33 @@ async def prefill(bench: Bench) -> None:
     def prompt(length: int) -> tuple[int, ...]:
         return random_prompt(tokens, length, given.vocabulary)
 
-    for slowdown in (given.slowdown, None):
-        run = bench.new_run("fused", decode_slowdown=slowdown)
-        others = [Ask(prompt(given.prompt), DECODED) for _ in range(DECODES)]
-        # It arrives when a fifth of the tokens is there.
-        alone = run.serve(others)
-        late = Ask(prompt(given.long_prompt), 1, at=alone.times[0][DECODED // 5])
-        gaps: list[float] = []
-        longest: list[float] = []
-        firsts: list[float] = []
-        for _ in range(given.pairs):
+    limited, unlimited = (bench.new_run("fused", decode_slowdown=limit) for limit in (given.slowdown, None))
+    others = [Ask(prompt(given.prompt), DECODED) for _ in range(DECODES)]
+    # It arrives when a fifth of the tokens is there.
+    late = Ask(prompt(given.long_prompt), 1, at=limited.serve(others).times[0][DECODED // 5])
+    with_limit, without = Gaps(), Gaps()
+
+    def first_token(run: Run, gaps: Gaps) -> Measure:
+        async def measure() -> float:
             served = run.serve([*others, late])
             # Not the gaps while the others' own prompts are computed.
             began = max(times[0] for times in served.times[:DECODES])
-            of_run = [b - a for times in served.times[:DECODES] for a, b in pairwise(times) if a >= began]
-            gaps += of_run
-            longest.append(max(of_run))
-            firsts.append(served.times[DECODES][0] - late.at)
-        p50, p99 = percentile(gaps, 0.5), percentile(gaps, 0.99)
-        limit = "no limit" if slowdown is None else f"limit {slowdown:g}"
-        print(f"  {limit}: gaps p50 {p50 * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms", flush=True)
-        suffix = "" if slowdown is not None else "_without_limit"
-        bench.results.append(
-            Result("gap_beside_prefill_without_limit", p99 / p50, "x")
-            if slowdown is None
-            else at_most("gap_beside_prefill", p99 / p50, GAP)
-        )
-        bench.add(f"longest_gap_beside_prefill{suffix}", percentile(longest, 0.5) / p50, "x")
-        bench.add(f"first_token_beside_decodes{suffix}", percentile(firsts, 0.5) * 1e3, "ms")
+            found = [b - a for times in served.times[:DECODES] for a, b in pairwise(times) if a >= began]
+            gaps.p50.append(percentile(found, 0.5))
+            gaps.p99.append(percentile(found, 0.99))
+            gaps.longest.append(max(found))
+            return served.times[DECODES][0] - late.at
+
+        return measure
+
+    pairs = await alternate(first_token(unlimited, without), first_token(limited, with_limit), pairs=given.pairs)
+    of_gaps, of_longest = (
+        pairs.beside(with_limit.p99, with_limit.p50),
+        pairs.beside(without.longest, with_limit.longest),
+    )
+    bench.results.append(at_most("gap_beside_prefill", of_gaps, "p50 of the same gaps", GAP))
+    bench.add_pairs("longest_gap_gained", of_longest, "without the limit")
+    bench.add_pairs("first_token_kept", pairs, "without the limit")
 
 
 @contextmanager

@@ -5,9 +5,9 @@ many (skewed), each another one (distinct). The share of the host is the time of
 planning, sampling, and the description of the batch.
 """
 
-from benchmarks.engine_cases.bench import SUFFIXES, Bench, at_most, least_of
+from benchmarks.engine_cases.bench import SUFFIXES, Bench, least_of
 from benchmarks.engine_run import KINDS, owners, seconds_of
-from benchmarks.harness import alternate, percentile
+from benchmarks.harness import Result, alternate, percentile
 from benchmarks.host_parts import parts_of
 
 GAINED = {"modules": (2.5, 2.0), "torch": None}
@@ -70,7 +70,7 @@ async def host(bench: Bench) -> None:
                 share = percentile(shares, 0.5)
                 name = f"host_share_{requests}_cpp"
                 if requests == OF_REQUESTS:
-                    bench.results.append(at_most(name, share, HOST_SHARE, ""))
+                    bench.results.append(Result(name, share, "", f"<= {HOST_SHARE:g}", share <= HOST_SHARE))
                 else:
                     bench.add(name, share, "")
                 with parts_of(run.engine) as iterations:

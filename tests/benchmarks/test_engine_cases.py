@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.engine_cases import disturbed
 from benchmarks.engine_cases.against_transformers import NEAR, Transformers, ragged_asks
 from benchmarks.engine_cases.bench import Bench
 from benchmarks.engine_cases.transformers_child import Batch, Choice, How, transformers_child
@@ -105,6 +106,38 @@ def test_a_static_batch_waits_for_its_last_request_and_runs_as_long_as_its_longe
     child = Child([], 0.0)
     assert theirs(bench, child).serve_in_batches(HOW, asks, 2) >= 0.1
     assert [batch.output for batch in child.batches] == [9, 5]
+
+
+@pytest.fixture
+def small(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """With torch's kernels in the place of the compiled ones, and short answers."""
+    monkeypatch.setattr(
+        "benchmarks.engine_cases.bench.make_run",
+        lambda model, given, _, **more: make_run(model, given, "torch", **more),
+    )
+    monkeypatch.setattr(disturbed, "DECODES", 2)
+    monkeypatch.setattr(disturbed, "DECODED", 20)
+    given = argparse.Namespace(**vars(GIVEN) | {"pairs": 3, "long_prompt": 64, "slowdown": 2.0})
+    return Bench(given, bench.model, [], ["fused"])
+
+
+async def test_what_is_measured_beside_something_else_is_measured_in_pairs(small: Bench) -> None:
+    await disturbed.prefill(small)
+    await disturbed.busy(small)
+    figures = {result.name: result for result in small.results}
+    assert set(figures) == {
+        "gap_beside_prefill",
+        "longest_gap_gained",
+        "first_token_kept",
+        "busy_throughput",
+        "busy_p99",
+    }
+    for result in figures.values():
+        assert result.pairs is not None
+        assert len(result.pairs.a) == len(result.pairs.b) == 3
+        assert (result.unit, result.value) == ("x", result.pairs.ratio)
+    assert figures["gap_beside_prefill"].value >= 1  # p99 against p50 of the same gaps
+    assert figures["busy_p99"].holds == (figures["busy_p99"].value <= disturbed.BUSY_P99)
 
 
 def test_ragged_requests_have_all_lengths_and_arrive_in_order() -> None:

@@ -65,7 +65,7 @@ async def test_a_machine_that_is_never_quiet_gives_its_least_disturbed_pairs() -
 
     pairs = await alternate(one, one, pairs=2, quiet_share=-1.0)
     assert pairs.disturbed
-    assert (len(pairs.a), pairs.discarded) == (2, 4)
+    assert (len(pairs.a), pairs.discarded, len(pairs.kept)) == (2, 4, 2)
     assert "never quiet" in str(pairs)
 
 
@@ -136,10 +136,10 @@ def test_the_spread_of_ratios_is_shown() -> None:
 
 
 def test_a_second_figure_of_the_same_pairs_keeps_their_disturbance() -> None:
-    seconds = Pairs([2, 4], [1, 1], [0.5, 0.6], discarded=3, disturbed=True)
-    of_cpu = seconds.beside([1, 3], [1, 1])
+    seconds = Pairs([2, 4], [1, 1], [0.5, 0.6], discarded=1, disturbed=True, kept=[2, 0])
+    of_cpu = seconds.beside([3, 9, 1], [1, 1, 1])
     assert (of_cpu.a, of_cpu.b, of_cpu.ratio) == ([1, 3], [1, 1], 2)
-    assert (of_cpu.foreign, of_cpu.discarded, of_cpu.disturbed) == ([0.5, 0.6], 3, True)
+    assert (of_cpu.foreign, of_cpu.discarded, of_cpu.disturbed) == ([0.5, 0.6], 1, True)
     assert seconds.ratio == 3
 
 
