@@ -97,9 +97,9 @@ kube:  ## Build the Kubernetes tools for the tests of a cluster into your cache;
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 kube" >&2; exit 1; }
 	@"$(PYTHON)" -m tools.kube.build $(KUBE_ARGS)
 
-peer:  ## Build an environment with vLLM into your cache, for the benchmark beside it; downloads 3.3 GB once.
+peer:  ## Build environments with vLLM and llama.cpp into your cache, for benchmarks beside them (PEERS=llama.cpp: one of them); downloads 3.4 GB once.
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 peer" >&2; exit 1; }
-	@"$(PYTHON)" -m tools.peer $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
+	@"$(PYTHON)" -m tools.peer $(if $(PEERS),--only $(PEERS)) $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
 
 generate: venv  ## Write the generated files again: gRPC modules, CRDs, the chart's values and reference pages.
 	@PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python tools/generate_api.py

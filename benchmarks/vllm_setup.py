@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from tools.peer import preloads
+from tools.peers.vllm import preloads
 
 
 def environment_of_vllm(given: argparse.Namespace) -> dict[str, str]:

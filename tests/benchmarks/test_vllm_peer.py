@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.driven import Driven, DrivenError, Stoppable
 from benchmarks.harness import MISSED, SKIPPED
-from benchmarks.vllm_peer import CLEAR, agreement
+from benchmarks.peer_engines import CLEAR, agreement
 from benchmarks.vllm_served import equal_first_words, until_ready
 from tests.repo.tree import ROOT
 

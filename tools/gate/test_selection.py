@@ -132,6 +132,7 @@ FAMILIES = (
             "tests/benchmarks/test_host.py",
             "tests/benchmarks/test_engine_cases.py",
             "tests/benchmarks/test_vllm_peer.py",
+            "tests/benchmarks/test_llama_cpp_peer.py",
         ),
         (*HELPERS, *THE_PRODUCT, "benchmarks/"),
     ),
