@@ -33,7 +33,7 @@ PARTS: dict[str, Part] = {
     "large": Part(5, "vllm_peer --model 1b --cases base distinct --kernels cpp --requests 8 --output 32"),
     "llama_cpp": Part(5, "llama_cpp_peer --output 32"),
     "keep": Part(1, "engine --cases kept --kernels fused"),
-    "op": Part(1, "lora_op --traffic distinct zipf uniform identical --no-mixed-ranks --pairs 5"),
+    "op": Part(1, "lora_op --traffic distinct zipf uniform identical --no-mixed-ranks"),
     "others": Part(2, "engine --cases hf peft --kernels fused"),
     "served": Part(1, "served"),
     "torch": Part(3, "vllm_peer --cases base identical skewed distinct --kernels torch"),

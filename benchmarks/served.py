@@ -1,9 +1,9 @@
-"""Measures the whole product against its engine alone: the same requests over HTTP, through gateway and gRPC.
+"""Measures the whole product against its engine as a library: the same requests over HTTP, through gateway and gRPC.
 
 All processes run, as `motet up` starts them, and share the cores with the clients, which are in this process: each
-request has a connection of its own and streams. The engine alone runs in this process, too, with the same settings and
-the same random Llama (30 million parameters by default); it gets the same prompts, and its first tokens must be those
-that were streamed. Then both get new prompts each time.
+request has a connection of its own and streams. The engine alone runs in this process, too, with the same random Llama
+(30 million parameters by default), and without the limit that the product has for prompts beside decodes; it gets the
+same prompts, and its first tokens must be those that were streamed. Then both get new prompts each time.
 
 For each process of the product it also prints the CPU time per 1,000 tokens. It does not use a GPU.
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tools.keep_results import keep
-from tools.performance.results import read_results
+from tools.performance.results import read_results, read_rows
 from tools.performance.tables import TABLES, missed_table, table_of
 
 FIVE_PAIRS = {"baseline": "b", "ratio": 2.0, "spread": [1.9, 2.1], "pairs": 5, "discarded": 0, "disturbed": False}
@@ -64,5 +64,31 @@ def test_of_several_processors_the_worst_stands_against_the_target(tmp_path: Pat
     assert lines[2] == "| base | 1.3 to 2.2 × [1.9 to 2.1] (missed: >= 1.4) | not measured |"
     assert lines[-1] == "5 pairs a figure; a processor, another; abc."
     assert missed_table(measured).splitlines()[2:] == [
-        "| ours against the same of vLLM: base, n = 8 | 1.3 to 2.2 × | >= 1.4 |"
+        "| library against the same of vLLM: base, n = 8 | 1.3 to 2.2 × | >= 1.4 |"
     ]
+
+
+def test_of_a_figure_that_should_be_small_the_largest_is_the_worst(tmp_path: Path) -> None:
+    most = {"target": "<= 6"}
+    keep([printed("abc", row("busy_p99", 7.0, holds=False, **most))], tmp_path)
+    keep([printed("def", row("busy_p99", 4.0, holds=True, **most), processor="another")], tmp_path)
+    found = read_results(tmp_path)["busy_p99"]
+    assert (found.value, found.holds, found.bound, list(found.values)) == (7.0, False, 6.0, [7.0, 4.0])
+    assert "| 7 to 4 × [1.9 to 2.1] (missed: <= 6) |" in table_of(TABLES["uneven"], {"busy_p99": found})
+
+
+def test_a_new_result_of_one_processor_leaves_the_worst_of_another(tmp_path: Path) -> None:
+    least = {"target": ">= 1.4"}
+    keep([printed("old", row("vllm_base_8", 1.3, holds=False, **least), processor="another")], tmp_path)
+    for commit, value in (("abc", 2.2), ("def", 3.0)):
+        keep([printed(commit, row("vllm_base_8", value, holds=True, **least))], tmp_path)
+    found = read_results(tmp_path)["vllm_base_8"]
+    assert (found.value, found.values[-1], found.holds) == (1.3, 3.0, False)
+    assert found.commits == {"old", "def"}
+
+
+def test_every_figure_of_the_page_has_a_commit_and_pairs_or_was_counted() -> None:
+    for kept in read_rows():
+        assert kept["commit"], kept["name"]
+        assert not kept["commit"].endswith("+"), kept["name"]
+        assert kept.get("counted") or "goal" in kept or kept["against"]["pairs"], kept["name"]

@@ -52,7 +52,7 @@ def read_results(folder: Path = FOLDER) -> dict[str, Measured]:
 
 
 def _worst(rows: Sequence[dict[str, Any]]) -> Measured:
-    """More is better unless the target says otherwise."""
+    """More is better unless the target says otherwise: of a figure without a target, always."""
     less_is_better = any((row["target"] or "").startswith("<=") for row in rows)
     values = sorted((row["value"] for row in rows), reverse=less_is_better)
     worst = next(row for row in rows if row["value"] == values[0])

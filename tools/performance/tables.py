@@ -21,7 +21,7 @@ def _both(*names: str) -> list[str]:
 
 TABLES = {
     "vllm": Table(
-        "ours against the same of vLLM",
+        "library against the same of vLLM",
         ("n = 8", "n = 32"),
         {
             "base": _both("vllm_base"),
@@ -30,20 +30,22 @@ TABLES = {
             "an adapter for each (distinct)": _both("vllm_distinct"),
             "distinct, against vLLM's base": _both("vllm_distinct_vs_base"),
             "Gemma, whose forward pass is recorded, distinct": _both("generic_distinct"),
+            "1.1 billion parameters, answers of 32: base": _both("vllm_base_1b"),
+            "1.1 billion parameters, answers of 32: distinct": _both("vllm_distinct_1b"),
         },
     ),
     "product": Table(
-        "the whole product against",
+        "Motet, all of its processes, against",
         ("n = 8", "n = 32"),
         {
             "vLLM's server without LoRA, base": _both("vllm_http_base"),
             "vLLM's server with LoRA, an adapter for each (distinct)": _both("vllm_http_distinct"),
-            "its own engine alone, base": _both("served_share"),
-            "its own engine alone, distinct": _both("served_share_distinct"),
+            "its engine alone, as a library, base": _both("served_share"),
+            "its engine alone, as a library, distinct": _both("served_share_distinct"),
         },
     ),
     "long": Table(
-        "ours against the same of vLLM, n = 8",
+        "library against the same of vLLM, n = 8",
         ("base", "distinct"),
         {
             "512 tokens in, 16 out": ["vllm_prefill_base", "vllm_prefill_distinct"],
@@ -51,7 +53,7 @@ TABLES = {
         },
     ),
     "torch": Table(
-        "kernels `torch`, against the same of vLLM",
+        "library with kernels `torch` against the same of vLLM",
         ("n = 8", "n = 32"),
         {
             "base": ["vllm_base_8_torch", "vllm_base_32_torch"],
@@ -61,7 +63,7 @@ TABLES = {
         },
     ),
     "others": Table(
-        "ours against",
+        "library against",
         ("n = 8", "n = 32"),
         {
             "HF generate, base": _both("hf_base"),
@@ -69,7 +71,7 @@ TABLES = {
         },
     ),
     "keep": Table(
-        "of the base's speed is kept with",
+        "of the base's speed the library keeps with",
         ("n = 8", "n = 32"),
         {
             "one adapter for all (identical)": _both("keep_identical"),
@@ -77,26 +79,25 @@ TABLES = {
             "an adapter for each (distinct)": _both("keep_distinct"),
         },
     ),
+    "llama_cpp": Table(
+        "library against llama.cpp, 1.1 billion parameters, base, answers of 32",
+        ("n = 1", "n = 8", "n = 32"),
+        {
+            "both bfloat16": [f"llama_cpp_bf16_{requests}" for requests in (1, 8, 32)],
+            "bfloat16 against its 8 bits (Q8_0)": [f"llama_cpp_q8_0_{requests}" for requests in (1, 8, 32)],
+        },
+    ),
     "beside": Table(
         "16 sequences decode, and a prompt of 2,000 tokens arrives",
-        ("with the limit", "without"),
+        ("ratio",),
         {
-            "p99 of the gaps between their tokens, against p50": [
-                "gap_beside_prefill",
-                "gap_beside_prefill_without_limit",
-            ],
-            "the longest gap, against p50": [
-                "longest_gap_beside_prefill",
-                "longest_gap_beside_prefill_without_limit",
-            ],
-            "the first token of that prompt": [
-                "first_token_beside_decodes",
-                "first_token_beside_decodes_without_limit",
-            ],
+            "Motet's limit: p99 of the gaps between their tokens, against p50": ["gap_beside_prefill"],
+            "the longest gap: library without a limit, against Motet's": ["longest_gap_gained"],
+            "the first token of that prompt: library without a limit, against Motet's": ["first_token_kept"],
         },
     ),
     "uneven": Table(
-        "what is uneven",
+        "what is uneven, library",
         ("ratio",),
         {
             "prompts and answers of 8 to 512 tokens that arrive at random, against `generate`'s best static batches": [
@@ -176,7 +177,7 @@ def _how_measured(shown: Sequence[Measured]) -> str:
     if not shown:
         return ""
     pairs = sorted({one.pairs for one in shown if one.pairs})
-    ends = f"{' to '.join(map(str, sorted({pairs[0], pairs[-1]})))} pairs a figure" if pairs else "not in pairs"
+    ends = f"{' to '.join(map(str, sorted({pairs[0], pairs[-1]})))} pairs a figure" if pairs else "counted"
     processors = ", ".join(sorted({name for one in shown for name in one.processors}))
     commits = ", ".join(sorted({name for one in shown for name in one.commits})) or "commits unknown"
     return f"{ends}; {processors}; {commits}."
