@@ -1,6 +1,8 @@
 """The environment variables of a runner, the same for a process and a pod."""
 
-from motet_operator.reconcile import RunnerTemplate
+from collections.abc import Mapping
+
+from motet_operator.reconcile import RunnerTemplate, base_name
 
 
 def runner_environment(pool: str, revision: str, template: RunnerTemplate) -> dict[str, str]:
@@ -27,3 +29,8 @@ def runner_environment(pool: str, revision: str, template: RunnerTemplate) -> di
         "PREFIX_CACHE": engine.prefix_cache,
     }
     return {f"MOTET_RUNNER_{name}": str(value) for name, value in named.items() if value not in (None, "")}
+
+
+def base_of(environment: Mapping[str, str]) -> str:
+    """`RunnerTemplate.base` of the runners with this environment."""
+    return base_name(*(environment.get(f"MOTET_RUNNER_MODEL_{name}", "") for name in ("URI", "DIGEST", "REVISION")))

@@ -6,7 +6,7 @@ from typing import Any
 from motet.domain import ObjectName
 from motet.resources import LoRAAdapter, ServingPool
 from motet.resources.status import Condition
-from motet_operator.reconcile import AdapterObject, Plan, PoolObject, RunnerInstance, RunnerSet, View
+from motet_operator.reconcile import AdapterObject, ExistingSet, Plan, PoolObject, RunnerInstance, RunnerSet, View
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DIGEST = "sha256:" + "0" * 64
@@ -57,6 +57,14 @@ def adapter(text: str = "legal", *, age: int = 0, **spec: Any) -> AdapterObject:
 def instance(text: str, revision: str, *, ordinal: int = 1, pool: str = "demo", **more: Any) -> RunnerInstance:
     return RunnerInstance(
         **({"name": text, "pool": name(pool), "revision": revision, "ordinal": ordinal, "ready": True} | more)
+    )
+
+
+def existing(made: RunnerSet, before: ExistingSet | None = None) -> ExistingSet:
+    """The set as it is read back: its name, its number and its base model are known, not what it is made of."""
+    base = made.template.base if made.template is not None else before.base if before is not None else ""
+    return ExistingSet(
+        pool=made.pool, revision=made.revision, replicas=made.replicas, base=base, drain_seconds=made.drain_seconds
     )
 
 

@@ -16,7 +16,6 @@ from motet.errors import SetupError
 from motet.resources import ServingPool
 from motet_operator.cluster.kinds import BUDGETS, CLASS_LABEL, DEPLOYMENTS, POOL_LABEL, POOLS, Object
 from motet_operator.cluster.object_parser import (
-    BASE,
     CONTAINER,
     DRAIN_SECONDS,
     GROUP_LABEL,
@@ -120,7 +119,7 @@ def deployment(
             "name": deployment_name(each),
             "namespace": each.pool.namespace,
             "labels": template.pod.labels | labels_of(each, template) | platform.class_label,
-            "annotations": {DRAIN_SECONDS: f"{each.drain_seconds:g}", BASE: template.base},
+            "annotations": {DRAIN_SECONDS: f"{each.drain_seconds:g}"},
             "ownerReferences": owned_by(each.pool.name, uid),
         },
         "spec": {

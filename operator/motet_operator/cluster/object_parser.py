@@ -17,13 +17,14 @@ from motet.resources import API_VERSION, GROUP, LoRAAdapter, ServingPool
 from motet.resources.status import Condition
 from motet_operator.cluster.cache import ObjectKey
 from motet_operator.cluster.kinds import POOL_LABEL, Kind, Object, uid_of
+from motet_operator.environment import base_of
 from motet_operator.reconcile import (
     AdapterObject,
+    ExistingSet,
     FailedRunner,
     PoolObject,
     RunnerDrain,
     RunnerInstance,
-    RunnerSet,
 )
 from motet_operator.reconcile.conditions import condition_of
 from motet_operator.sync import UnhealthyRunner
@@ -32,7 +33,6 @@ GROUP_LABEL = f"{GROUP}/group"
 REVISION_LABEL = f"{GROUP}/revision"
 DRAINING = f"{GROUP}/draining-until"
 DRAIN_SECONDS = f"{GROUP}/drain-seconds"
-BASE = f"{GROUP}/base"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 CONTAINER = "runner"
@@ -463,17 +463,22 @@ def with_leaving_node(instance: RunnerInstance, leaving_nodes: Collection[str]) 
     return replace(instance, node_is_leaving=True) if instance.node in leaving_nodes else instance
 
 
-def read_runner_set(deployment: Object) -> RunnerSet:
-    """Without its template: such a set is scaled, never written."""
+def _environment_of(deployment: Object) -> dict[str, str]:
+    """The variables of its runners."""
+    pod = ((deployment.get("spec") or {}).get("template") or {}).get("spec") or {}
+    own = [one for one in pod.get("containers") or () if one.get("name") == CONTAINER]
+    return {each["name"]: each.get("value", "") for one in own for each in one.get("env") or ()}
+
+
+def read_runner_set(deployment: Object) -> ExistingSet:
     metadata = deployment["metadata"]
     pool = pool_of(deployment)
     seconds = (metadata.get("annotations") or {}).get(DRAIN_SECONDS, "0")
-    return RunnerSet(
+    return ExistingSet(
         pool=pool,
         revision=revision_of(deployment),
-        template=None,
         replicas=cast("int", (deployment.get("spec") or {}).get("replicas", 1)),
-        base=(metadata.get("annotations") or {}).get(BASE, ""),
+        base=base_of(_environment_of(deployment)),
         drain_seconds=float(seconds) if seconds.replace(".", "", 1).isdigit() else 0.0,
         trouble=next(
             (

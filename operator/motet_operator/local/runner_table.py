@@ -18,7 +18,7 @@ from motet.processes import ProcessSpec, ProcessStatus
 from motet.processes.records import write_atomically
 from motet.resources import EngineSpec
 from motet_operator.local.service_specs import ServiceSpecs
-from motet_operator.reconcile import Plan, RunnerDrain, RunnerInstance, RunnerSet, RunnerTemplate
+from motet_operator.reconcile import ExistingSet, Plan, RunnerDrain, RunnerInstance, RunnerSet, RunnerTemplate
 from motet_operator.sync import UnhealthyRunner
 
 log = structlog.get_logger(__name__)
@@ -72,12 +72,12 @@ class RunnerTable:
         }
         return any(status.ready and status.name in others for status in statuses)
 
-    def sets(self) -> tuple[RunnerSet, ...]:
+    def sets(self) -> tuple[ExistingSet, ...]:
         members: dict[tuple[ObjectName, str], list[LocalRunner]] = {}
         for runner in self._table.values():
             members.setdefault((runner.pool, runner.revision), []).append(runner)
         return tuple(
-            RunnerSet(
+            ExistingSet(
                 pool=pool,
                 revision=revision,
                 template=runners[0].template,
@@ -140,7 +140,7 @@ class RunnerTable:
             for name in each.leaving:
                 self._table.pop(name, None)
             if each.template is None:
-                continue  # of runners that are no longer in the table
+                continue  # only scaled, and those that leave have left
             members = sum((one.pool, one.revision) == (each.pool, each.revision) for one in self._table.values())
             for _ in range(each.replicas - members):
                 self._add(each, each.template)

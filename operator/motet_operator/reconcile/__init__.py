@@ -20,6 +20,7 @@ from motet_operator.reconcile.plan import (
     PoolStatus,
     RunnerDrain,
     RunnerReplacement,
+    RunnerSet,
 )
 from motet_operator.reconcile.pool_status import pool_status
 from motet_operator.reconcile.pools import (
@@ -37,12 +38,13 @@ from motet_operator.reconcile.view import (
     AdapterObject,
     AdapterReplica,
     AdapterReport,
+    ExistingSet,
     FailedRunner,
     PoolObject,
     RunnerInstance,
-    RunnerSet,
     RunnerTemplate,
     View,
+    base_name,
 )
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "CatalogSnapshot",
     "ConditionResult",
     "Event",
+    "ExistingSet",
     "FailedRunner",
     "Plan",
     "PoolObject",
@@ -67,6 +70,7 @@ __all__ = [
     "Scaling",
     "ScalingAdvice",
     "View",
+    "base_name",
     "reconcile",
 ]
 

@@ -8,7 +8,22 @@ from typing import Literal
 from motet.domain import ObjectName
 from motet.resources.fields import Priority
 from motet.resources.status import AdapterCounts, Artifact, Condition, Slots
-from motet_operator.reconcile.view import AdapterReplica, RunnerSet
+from motet_operator.reconcile.view import AdapterReplica, RunnerTemplate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSet:
+    """The runners that one pool should have at one revision of its template."""
+
+    pool: ObjectName
+    revision: str
+    template: RunnerTemplate | None
+    """What it is made of. None: such a set exists, and is only scaled."""
+
+    replicas: int
+    drain_seconds: float = 0
+    leaving: tuple[str, ...] = ()
+    """Instances that leave, if there are more than `replicas`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,11 @@ from datetime import datetime, timedelta
 
 from motet.domain import ObjectName
 from motet_operator.reconcile.conditions import condition_of, no
-from motet_operator.reconcile.plan import PoolEntry, RunnerDrain, RunnerReplacement
+from motet_operator.reconcile.plan import PoolEntry, RunnerDrain, RunnerReplacement, RunnerSet
 from motet_operator.reconcile.rollout_order import RolloutTarget
 from motet_operator.reconcile.scaling import Scaling, decide_replicas
 from motet_operator.reconcile.seniority import by_seniority
-from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerSet, View
+from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerTemplate, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +128,10 @@ def roll_out(view: View, pool: PoolObject, target: RolloutTarget, wanted: int) -
     add = max(0, min(wanted - len(kept), wanted + surge - len(there)))
 
     sets = [
-        _runner_set(view, target.runner_set(name), drain_seconds, members=new, surplus=surplus, add=add),
-        *_others(view, name, revision, drain_seconds, members=old, surplus=surplus),
+        _runner_set(
+            view, name, revision, drain_seconds, members=new, surplus=surplus, template=target.template, add=add
+        ),
+        *_only_scaled(view, name, drain_seconds, members=old, surplus=surplus),
     ]
     return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, surplus, drain_seconds)))
 
@@ -139,7 +141,7 @@ def only_keep(view: View, name: ObjectName, keep: int) -> Rollout:
     members = [instance for instance in view.instances if instance.pool == name]
     surplus = _surplus(keep, members)
     drain_seconds = max((each.drain_seconds for each in view.runner_sets if each.pool == name), default=0.0)
-    sets = _others(view, name, "", drain_seconds, members=members, surplus=surplus)
+    sets = _only_scaled(view, name, drain_seconds, members=members, surplus=surplus)
     return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, surplus, drain_seconds)))
 
 
@@ -165,7 +167,29 @@ def _may_leave(view: View, instance: RunnerInstance, surplus: Sequence[RunnerIns
     return instance.drained or view.now >= instance.draining_until
 
 
-def _others(
+def _only_scaled(
+    view: View,
+    name: ObjectName,
+    drain_seconds: float,
+    *,
+    members: Sequence[RunnerInstance],
+    surplus: Sequence[RunnerInstance],
+) -> list[RunnerSet]:
+    """The sets of these runners. Nothing is added to them."""
+    return [
+        _runner_set(
+            view,
+            name,
+            revision,
+            drain_seconds,
+            members=[instance for instance in members if instance.revision == revision],
+            surplus=surplus,
+        )
+        for revision in sorted({instance.revision for instance in members})
+    ]
+
+
+def _runner_set(
     view: View,
     name: ObjectName,
     revision: str,
@@ -173,38 +197,14 @@ def _others(
     *,
     members: Sequence[RunnerInstance],
     surplus: Sequence[RunnerInstance],
-) -> list[RunnerSet]:
-    """The sets of all revisions but one. Nothing is added to them."""
-    known = {each.revision: each for each in view.runner_sets if each.pool == name}
-    unknown = RunnerSet(pool=name, revision="", template=None, replicas=0)
-    return [
-        _runner_set(
-            view,
-            replace(known.get(each, unknown), revision=each),
-            drain_seconds,
-            members=[instance for instance in members if instance.revision == each],
-            surplus=surplus,
-            add=0,
-        )
-        for each in sorted({instance.revision for instance in members} - {revision})
-    ]
-
-
-def _runner_set(
-    view: View,
-    of: RunnerSet,
-    drain_seconds: float,
-    *,
-    members: Sequence[RunnerInstance],
-    surplus: Sequence[RunnerInstance],
-    add: int,
+    template: RunnerTemplate | None = None,
+    add: int = 0,
 ) -> RunnerSet:
     leaving = [instance.name for instance in members if _may_leave(view, instance, surplus)]
     return RunnerSet(
-        pool=of.pool,
-        revision=of.revision,
-        template=of.template,
-        base=of.base,
+        pool=name,
+        revision=revision,
+        template=template,
         replicas=len(members) - len(leaving) + add,
         drain_seconds=drain_seconds,
         leaving=tuple(sorted(leaving)),

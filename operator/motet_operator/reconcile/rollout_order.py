@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from motet.change_limit import ChangeLimiter
 from motet.domain import ObjectName
 from motet_operator.reconcile.revisions import revision_of, template_of
-from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerSet, RunnerTemplate, View
+from motet_operator.reconcile.view import ExistingSet, PoolObject, RunnerInstance, RunnerTemplate, View
 
 EPOCH = datetime.fromtimestamp(0, UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -52,10 +52,6 @@ class RolloutTarget:
 
     waiting_reason: str = ""
     """Why that is not the newest; empty if it is."""
-
-    def runner_set(self, pool: ObjectName) -> RunnerSet:
-        """The set of its runners, without runners."""
-        return RunnerSet(pool=pool, revision=self.revision, template=self.template, base=self.base, replicas=0)
 
     @property
     def waits(self) -> bool:
@@ -139,7 +135,7 @@ def _hold_models(
     group_of: Mapping[ObjectName, ObjectName],
     refused: Collection[ObjectName],
     members: Mapping[ObjectName, Sequence[RunnerInstance]],
-    sets: Mapping[tuple[ObjectName, str], RunnerSet],
+    sets: Mapping[tuple[ObjectName, str], ExistingSet],
 ) -> None:
     """Pools of another model stay as they are, and no pool brings a third model to its group."""
     serving: defaultdict[ObjectName, set[str]] = defaultdict(set)
@@ -149,7 +145,6 @@ def _hold_models(
         if (group := group_of.get(name)) is None:
             continue
         bases = {sets[name, one.revision].base for one in runners if (name, one.revision) in sets and _serves([one])}
-        bases.discard("")  # unknown, which is not another one
         serving[group] |= bases
         # A change that fails must not keep the one that mends it.
         failing |= {group for one in runners if one.failures > 1}
@@ -160,7 +155,7 @@ def _hold_models(
         if latest is None or latest.revision == target.newest or (name, latest.revision) not in sets:
             continue
         group = group_of[name]
-        third = target.base not in {"", *serving[group]} and len(serving[group]) > 1
+        third = target.base not in serving[group] and len(serving[group]) > 1
         if name in refused:
             found[name] = _stays(target, sets[name, latest.revision], MISMATCHED)
         elif third and group in moving - failing:
@@ -173,7 +168,7 @@ def _take_turns(  # noqa: PLR0917
     group_of: Mapping[ObjectName, ObjectName],
     refused: Collection[ObjectName],
     members: Mapping[ObjectName, Sequence[RunnerInstance]],
-    sets: Mapping[tuple[ObjectName, str], RunnerSet],
+    sets: Mapping[tuple[ObjectName, str], ExistingSet],
 ) -> None:
     rolling = 0
     changing: set[tuple[ObjectName, str]] = set()
@@ -192,7 +187,7 @@ def _take_turns(  # noqa: PLR0917
             waiting.append((name, has))
     for name, revision in sorted(waiting):
         change = group_of[name], found[name].base
-        if sets[name, revision].base not in {"", found[name].base} and change in changing:
+        if sets[name, revision].base != found[name].base and change in changing:
             continue  # its group's rollout, which has begun
         if rolling < limit:
             rolling += 1
@@ -201,7 +196,7 @@ def _take_turns(  # noqa: PLR0917
             found[name] = _stays(found[name], sets[name, revision], WAITING_FOR_OTHER_POOLS)
 
 
-def _stays(target: RolloutTarget, at: RunnerSet, why: str) -> RolloutTarget:
+def _stays(target: RolloutTarget, at: ExistingSet, why: str) -> RolloutTarget:
     return RolloutTarget(
         newest=target.newest, revision=at.revision, template=at.template, base=at.base, waiting_reason=why
     )

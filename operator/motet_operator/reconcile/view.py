@@ -73,6 +73,11 @@ class AdapterObject:
         return f"{self.resource.metadata.namespace}/{self.resource.model_name}"
 
 
+def base_name(uri: str, digest: str, revision: str) -> str:
+    """A name for a base model: equal for two runners that load the same files."""
+    return hashlib.sha256(f"{uri}\n{digest}\n{revision}".encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerTemplate:
     """Everything that must be equal for two runners to be interchangeable."""
@@ -92,30 +97,25 @@ class RunnerTemplate:
 
     @property
     def base(self) -> str:
-        """A name for the base model that it loads: equal for two templates that load the same files."""
-        content = f"{self.model_uri}\n{self.model_digest}\n{self.model_revision}"
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return base_name(self.model_uri, self.model_digest, self.model_revision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerSet:
-    """Runners of one pool at one revision of its template."""
+class ExistingSet:
+    """The runners that one pool has at one revision of its template."""
 
     pool: ObjectName
     revision: str
-    template: RunnerTemplate | None
-    """None if the set was read back: it has its name and its number, but nobody knows any more what it is made of."""
-
     replicas: int
     base: str = ""
-    """`template.base`, also where the template is not known; empty if an earlier version made the set."""
+    """Its base model (`RunnerTemplate.base`)."""
+
+    template: RunnerTemplate | None = None
+    """What it is made of; known only where runners are processes."""
 
     drain_seconds: float = 0
-    leaving: tuple[str, ...] = ()
-    """Instances that leave, if there are more than `replicas`."""
-
     trouble: str = ""
-    """Why no more runners of an existing set can be created, in the words of the Deployment controller."""
+    """Why no more runners of it can be created, in the words of the Deployment controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class View:
     namespace_uids: Mapping[str, str] = field(default_factory=dict)
     """Of all namespaces that exist, by name. Empty outside of a cluster."""
 
-    runner_sets: tuple[RunnerSet, ...] = ()
+    runner_sets: tuple[ExistingSet, ...] = ()
     instances: tuple[RunnerInstance, ...] = ()
     failed: tuple[FailedRunner, ...] = ()
     adapter_reports: Mapping[ObjectName, AdapterReport] = field(default_factory=dict)

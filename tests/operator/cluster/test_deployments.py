@@ -6,7 +6,7 @@ import pytest
 from motet.domain import ObjectName
 from motet.errors import SetupError
 from motet_operator.cluster.deployments import PlatformTemplate, budget, deployment, pod_digest, read_template
-from motet_operator.cluster.object_parser import read_pool
+from motet_operator.cluster.object_parser import read_pool, read_runner_set
 from motet_operator.cluster.writes import covers
 from motet_operator.reconcile import RunnerSet
 from motet_operator.reconcile.revisions import template_of
@@ -36,6 +36,20 @@ def test_a_revision_is_a_deployment_that_its_pool_owns_without_a_number_of_its_o
     selector = document["spec"]["selector"]["matchLabels"]
     assert selector == {"motet.dev/pool": "demo", "motet.dev/revision": "0a1b"}
     assert selector.items() <= document["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_the_variables_of_a_revisions_runners_say_which_base_model_they_load() -> None:
+    """No annotation does: those of the release before have none, and their model must be known, too."""
+    models = [
+        {"uri": "hf://acme/base"},
+        {"uri": "hf://acme/base", "revision": "v2"},
+        {"uri": "hf://acme/base", "digest": f"sha256:{'0' * 64}"},
+        {"uri": "pvc://models/base"},
+    ]
+    templates = [template_of(read_pool(pool(model=model), prepared=lambda _: True)) for model in models]
+    bases = [read_runner_set(made(model=model)).base for model in models]
+    assert bases == [template.base for template in templates]
+    assert len(set(bases)) == len(models)
 
 
 def test_every_child_carries_the_labels_by_which_people_and_tools_find_it() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_operator.reconcile import Plan, PoolObject, RunnerDrain, RunnerSet, reconcile
+from motet_operator.reconcile import ExistingSet, Plan, PoolObject, RunnerDrain, RunnerSet, reconcile
 from motet_operator.reconcile.revisions import revision_of, template_of
 from motet_operator.reconcile.rollout_order import WAITING_FOR_GROUP
 from tests.operator.builders import condition, instance, name, pool, view
@@ -119,9 +119,8 @@ def test_two_models_at_most_and_enough_runners_however_often_the_model_changes(
     assert {model_of[one.revision] for one in cluster.runners.values()} == {f"v{len(changes)}"}
 
 
-def partly(*, failures: int, declared: str = "v3", noted: bool = True) -> Plan:
-    """A group in the middle of a change to v2, in which the next model is declared. `noted`: of the set of v1 it is
-    known that it is v1."""
+def partly(*, failures: int, declared: str = "v3") -> Plan:
+    """A group in the middle of a change to v2, in which the next model is declared."""
     v1, v2 = member("leads", "v1"), member("leads", "v2")
     members = [
         instance("one", revision(v1), pool="leads", ordinal=1),
@@ -129,11 +128,10 @@ def partly(*, failures: int, declared: str = "v3", noted: bool = True) -> Plan:
         instance("three", revision(v2), pool="leads", ordinal=3, ready=not failures, failures=failures),
     ]
     sets = [
-        RunnerSet(
+        ExistingSet(
             pool=name("leads"),
             revision=revision(each),
-            template=template_of(each),
-            base=template_of(each).base if noted or each is v2 else "",
+            base=template_of(each).base,
             replicas=1,
         )
         for each in (v1, v2)
@@ -161,8 +159,3 @@ def test_the_deciding_pool_waits_while_another_one_serves_the_model_before_the_l
     cluster.pools = [member("follows", "v3"), member("leads", "v3")]
     cluster.settle()
     assert {one.revision for one in cluster.runners.values()} == {revision(one) for one in cluster.pools}
-
-
-def test_a_set_that_an_earlier_version_made_holds_no_model_back() -> None:
-    (status,) = partly(failures=0, noted=False).pools
-    assert status.target_revision == revision(member("leads", "v3"))

@@ -14,26 +14,26 @@ from motet_operator.reconcile import (
     AdapterObject,
     AdapterReplica,
     AdapterReport,
+    ExistingSet,
     FailedRunner,
     Plan,
     PoolObject,
     PoolStatus,
     RunnerInstance,
-    RunnerSet,
     ScalingAdvice,
     View,
     reconcile,
 )
 from motet_operator.reconcile.revisions import revision_of, template_of
-from tests.operator.builders import DIGEST, NOW, adapter, condition, instance, later, name, pool, sets, view
+from tests.operator.builders import DIGEST, NOW, adapter, condition, existing, instance, later, name, pool, sets, view
 
 
 def revision(of: PoolObject) -> str:
     return revision_of(of.resource.object_name, template_of(of))
 
 
-def runner_set(of: PoolObject, replicas: int = 1) -> RunnerSet:
-    return RunnerSet(
+def runner_set(of: PoolObject, replicas: int = 1) -> ExistingSet:
+    return ExistingSet(
         pool=of.resource.object_name,
         revision=revision(of),
         template=template_of(of),
@@ -474,7 +474,7 @@ class SimulatedPool:
     pool: PoolObject | None
     now: datetime = NOW
     members: dict[str, RunnerInstance] = field(default_factory=dict)
-    known: dict[str, RunnerSet] = field(default_factory=dict)
+    known: dict[str, ExistingSet] = field(default_factory=dict)
     made: int = 0
 
     def view(self) -> View:
@@ -495,7 +495,7 @@ class SimulatedPool:
                 one, draining_until=until.get(one.name), drained=one.drained and one.name in until
             )
         for each in plan.runner_sets:
-            self.known[each.revision] = each
+            self.known[each.revision] = existing(each, self.known.get(each.revision))
             for leaving in each.leaving:
                 del self.members[leaving]
             count = sum(one.revision == each.revision for one in self.members.values())

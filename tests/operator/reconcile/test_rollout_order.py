@@ -8,18 +8,18 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from motet_operator.reconcile import (
+    ExistingSet,
     Plan,
     PoolObject,
     PoolStatus,
     RolloutLimiter,
     RunnerInstance,
-    RunnerSet,
     RunnerTemplate,
     reconcile,
 )
 from motet_operator.reconcile.revisions import revision_of, template_of
 from motet_operator.reconcile.rollout_order import CHANGED_TOO_OFTEN, RolloutTarget
-from tests.operator.builders import NOW, condition, instance, later, name, pool, view
+from tests.operator.builders import NOW, condition, existing, instance, later, name, pool, view
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -40,7 +40,7 @@ class Cluster:
     rolling_pools: int | None
     pools: list[PoolObject]
     runners: dict[str, RunnerInstance] = field(default_factory=dict)
-    sets: dict[tuple[str, str], RunnerSet] = field(default_factory=dict)
+    sets: dict[tuple[str, str], ExistingSet] = field(default_factory=dict)
     made: int = 0
     starts: bool = True
     """New runners get ready."""
@@ -65,8 +65,7 @@ class Cluster:
         wanted = {}
         for each in plan.runner_sets:
             key = (each.pool.name, each.revision)
-            # What is known of a set that exists is how it is called, not of what it is made.
-            wanted[key] = replace(each, template=None)
+            wanted[key] = existing(each, self.sets.get(key))
             for leaving in each.leaving:
                 del self.runners[leaving]
             for _ in range(each.replicas - len(self.of(*key))):
@@ -115,16 +114,6 @@ def test_a_limited_number_of_pools_roll_at_once_until_all_have(limit: int, strat
     assert {(one.pool.name, one.revision) for one in cluster.runners.values()} == {
         (one.resource.object_name.name, revision(one)) for one in cluster.pools
     }
-
-
-def test_pools_of_a_group_whose_model_an_earlier_version_did_not_note_take_turns() -> None:
-    cluster = Cluster(1, release(1, group="g"))
-    cluster.settle()
-    cluster.sets = {key: replace(each, base="") for key, each in cluster.sets.items()}
-    cluster.pools = release(2, group="g")
-    for _ in range(3):
-        cluster.look()
-        assert len(cluster.on_their_way()) == 1
 
 
 def test_a_release_whose_runners_never_start_stops_at_the_first_pools() -> None:
