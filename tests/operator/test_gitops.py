@@ -39,7 +39,7 @@ def verdicts(place: View, *, generation: int = 1) -> tuple[tuple[str, str], tupl
     plan = reconcile(place)
     pool_of, adapter_of = (
         {"metadata": {"generation": generation}, "status": status}
-        for status in (pool_status(plan.pools[0], {}, place.now), adapter_status(plan.adapters[0]))
+        for status in (pool_status(plan.pools[0], {}), adapter_status(plan.adapters[0]))
     )
     return (kstatus(pool_of), argo(pool_of).status), (kstatus(adapter_of), argo(adapter_of).status)
 
@@ -66,7 +66,7 @@ BUILTIN = {"autoscaling": {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 3
         (world(pool(), True, **UNKNOWN_POOL), DONE, WORKING),
         (world(pool(), True, report=BROKEN), DONE, BAD),
         (world(pool(replicas=0), report=BROKEN), DONE, BAD),
-        (world(replace(pool(), namespace_prepared=False)), BAD, WORKING),
+        (world(replace(pool(), namespace_prepared=False)), BAD, BAD),
     ],
 )
 def test_tools_wait_only_for_what_still_comes(

@@ -295,7 +295,7 @@ def _pool_documents(
     for pool in plan.pools:
         name, it = pool.name, snapshot[POOLS][pool.name.namespace, pool.name.name]
         if not knowledge.leaves_alone(name):
-            document = pool_status(pool, it, view.now)
+            document = pool_status(pool, it)
             found[POOLS, name] = with_earlier_reports(document, it) if reports.awaited else document
         elif (why := knowledge.unseen_reason(name)) is not None:
             found[POOLS, name] = unseen_status(why, it, view.now)

@@ -26,14 +26,26 @@ def adapter_status(found: AdapterStatus) -> Object:
     )
 
 
-def pool_status(found: PoolStatus, it: Object, now: datetime) -> Object:
+UNSEEN = (
+    "decidesForGroup",
+    "desiredReplicas",
+    "replicas",
+    "stayingReplicas",
+    "readyReplicas",
+    "updatedReplicas",
+    "drainingReplicas",
+    "replicaSummary",
+    "currentRevision",
+)
+"""What stays in the status of a pool whose namespace was taken from the operator. It no longer sees the runners there,
+which go on; and the pool is as before once the operator gets the namespace back."""
+
+
+def pool_status(found: PoolStatus, it: Object) -> Object:
     before = it.get("status") or {}
-    refused = next((one for one in found.conditions if one.reason == "NamespaceNotPrepared"), None)
-    if refused is not None and before.get("replicas"):
-        # The namespace was taken from the operator, which no longer sees the runners there. They go on.
-        return unaccepted_status(Obstacle(refused.reason, refused.message), it, before, now)
+    taken = any(one.reason == "NamespaceNotPrepared" for one in found.conditions)
     adapters = found.adapters
-    return _document(
+    document = _document(
         ServingPoolStatus(
             observed_generation=found.observed_generation,
             conditions=found.conditions,
@@ -53,6 +65,7 @@ def pool_status(found: PoolStatus, it: Object, now: datetime) -> Object:
             update_revision=found.revision,
         )
     )
+    return document | {name: before[name] for name in UNSEEN if taken and name in before}
 
 
 def with_earlier_reports(document: Object, it: Object) -> Object:

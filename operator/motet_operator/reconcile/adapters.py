@@ -5,7 +5,7 @@ The message of a step says to the adapter's owner why the step is not done. It n
 
 import difflib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -25,6 +25,7 @@ from motet_operator.reconcile.conditions import (
     yes,
 )
 from motet_operator.reconcile.plan import AdapterEntry, AdapterStatus
+from motet_operator.reconcile.pools import PoolRefusal
 from motet_operator.reconcile.scaling import Scaling
 from motet_operator.reconcile.seniority import by_seniority
 from motet_operator.reconcile.view import AdapterObject, AdapterReport, PoolObject, View
@@ -64,14 +65,20 @@ class AdapterContext:
     asleep: frozenset[ObjectName] = frozenset()
     """Groups in which no pool wants a runner."""
 
+    unserved: Mapping[ObjectName, tuple[ServingPool, PoolRefusal]] = field(default_factory=dict)
+    """Groups without an accepted pool: the first pool of each, and why it is refused."""
+
 
 def adapter_context(
-    view: View, refused: Collection[ObjectName], scalings: Mapping[ObjectName, Scaling]
+    view: View, refused: Mapping[ObjectName, PoolRefusal], scalings: Mapping[ObjectName, Scaling]
 ) -> AdapterContext:
     groups: dict[ObjectName, PoolObject] = {}
+    unserved: dict[ObjectName, tuple[ServingPool, PoolRefusal]] = {}
     for pool in by_seniority(view.pools):
-        if pool.resource.object_name not in refused:
+        if (why := refused.get(pool.resource.object_name)) is None:
             groups.setdefault(pool.resource.group, pool)
+        else:
+            unserved.setdefault(pool.resource.group, (pool.resource, why))
     group_of = {pool.resource.object_name: pool.resource.group for pool in view.pools}
     serving = Counter(
         group_of[instance.pool]
@@ -86,7 +93,14 @@ def adapter_context(
     runners = frozenset(instance.name for instance in view.instances)
     awake = {group_of[name] for name, scaling in scalings.items() if scaling.replicas and name not in refused}
     asleep = frozenset(groups.keys() - awake)
-    context = AdapterContext(groups=groups, serving=serving, names=names, runners=runners, asleep=asleep)
+    context = AdapterContext(
+        groups=groups,
+        serving=serving,
+        names=names,
+        runners=runners,
+        asleep=asleep,
+        unserved={group: found for group, found in unserved.items() if group not in groups},
+    )
     return replace(context, over_quota=_over_quota(view, adapters, context))
 
 
@@ -147,12 +161,14 @@ def _inputs(
     resource = adapter.resource
     pool = context.groups.get(resource.group)
     known = view.adapter_reports.get(resource.object_name)
+    unserved = context.unserved.get(resource.group)
     return (
         adapter,
         known,
         sum(place.runner in context.runners for place in known.replicas) if known is not None else 0,
         # If the pool does not exist, the hint may name any other pool.
         pools if pool is None else pool.resource,
+        unserved[0] if unserved is not None else None,  # why it is refused follows from it and from `pools`
         # More ready runners than it asks for change nothing.
         min(context.serving.get(resource.group, 0), max(1, resource.spec.placement.min_replicas)),
         context.names[resource.metadata.namespace, resource.group, resource.model_name],
@@ -288,23 +304,27 @@ def _accepted(view: View, adapter: AdapterObject, context: AdapterContext) -> Co
     namespace = resource.metadata.namespace
     labels = dict(view.namespaces.get(namespace, {}))
 
-    def admits(pool: PoolObject) -> bool:
-        own = pool.resource.metadata.namespace
-        return pool.resource.spec.allowed_namespaces.admits(namespace, own=own, labels=labels)
+    def admits(pool: ServingPool) -> bool:
+        return pool.spec.allowed_namespaces.admits(namespace, own=pool.metadata.namespace, labels=labels)
 
-    if pool is None:
+    unserved = context.unserved.get(resource.group)
+    declared = pool.resource if pool is not None else unserved[0] if unserved is not None else None
+    if declared is None:
         # Suggest only pools that this tenant may use: a typo must not reveal others.
-        admitted = {group.name: group for group, other in context.groups.items() if admits(other)}
+        admitted = {group.name: group for group, other in context.groups.items() if admits(other.resource)}
         nearest = difflib.get_close_matches(resource.group.name, admitted, n=1)
         hint = f"did you mean {admitted[nearest[0]]}?" if nearest else "check spec.poolRef"
         return no("Accepted", "PoolNotFound", f"there is no pool {resource.group}; {hint}")
-    if not admits(pool):
+    if not admits(declared):
         return no(
             "Accepted",
             "NamespaceNotAllowed",
             f"pool {resource.group} does not admit namespace {namespace}; ask the platform team to add the "
             "namespace to the pool's spec.allowedNamespaces",
         )
+    if pool is None:
+        why = context.unserved[resource.group][1].message
+        return no("Accepted", "PoolNotAccepted", f"nobody serves pool {resource.group}; ask the platform team: {why}")
     claim = resource.spec.base_model
     if claim is not None and claim != pool.resource.served_name:
         return no(

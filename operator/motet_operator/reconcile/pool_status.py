@@ -1,6 +1,7 @@
 """The status of a pool: its conditions, and its runners, adapters and slots in numbers."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from motet.domain import ObjectName
 from motet.plurals import counted
@@ -11,6 +12,50 @@ from motet_operator.reconcile.pools import PoolRefusal
 from motet_operator.reconcile.rollout_order import RolloutTarget
 from motet_operator.reconcile.scaling import Scaling
 from motet_operator.reconcile.view import PoolObject, RunnerInstance, View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRunners:
+    """The runners of a pool, and what they should be."""
+
+    wanted: int
+    members: Sequence[RunnerInstance]
+    """All that exist."""
+
+    ready: Sequence[RunnerInstance]
+    """Those that serve."""
+
+    target: RolloutTarget
+    refusal: PoolRefusal | None
+    trouble: str
+    """Why one of them does not serve; empty if nothing is known."""
+
+    @property
+    def updated(self) -> int:
+        """How many serve with the newest revision."""
+        return sum(one.revision == self.target.newest for one in self.ready)
+
+    @property
+    def outdated(self) -> int:
+        """How many exist with another revision."""
+        return sum(one.revision != self.target.newest for one in self.members)
+
+    @property
+    def failing(self) -> bool:
+        return any(one.failures > 1 for one in self.members)
+
+    @property
+    def so_far(self) -> str:
+        """How many runners are ready, and what the next one waits for."""
+        old = self.outdated
+        if not old:
+            return f"{self.updated} of {self.wanted} runners are ready{self.appended_trouble}"
+        rest = f"{old} still {'has' if old == 1 else 'have'} the old one"
+        return f"{self.updated} of {self.wanted} runners have the new revision, and {rest}{self.appended_trouble}"
+
+    @property
+    def appended_trouble(self) -> str:
+        return f"; {self.trouble}" if self.trouble else ""
 
 
 def pool_status(  # noqa: PLR0917
@@ -24,24 +69,29 @@ def pool_status(  # noqa: PLR0917
     decides: bool,
 ) -> PoolStatus:
     name = pool.resource.object_name
-    revision = target.newest
     members = [instance for instance in view.instances if instance.pool == name]
     ready = [instance for instance in members if instance.ready and instance.draining_until is None]
-    updated = [instance for instance in ready if instance.revision == revision]
-    trouble = _trouble(members) or _last_failure(view, name, ready)
     wanted = scaling.replicas
     if refusal:
         wanted = min(wanted, len(members)) if refusal.keeps_runners else 0
+    runners = PoolRunners(
+        wanted=wanted,
+        members=members,
+        ready=ready,
+        target=target,
+        refusal=refusal,
+        trouble=_trouble(members) or _last_failure(view, name, ready),
+    )
     steps = (
         _accepted(refusal),
-        _available(wanted, ready, members, trouble),
-        _progressing(wanted, updated, members, refusal, target, trouble),
+        _available(runners),
+        _progressing(runners),
         _adapters_healthy(adapters),
-        scaling.condition,
-        _ready(wanted, ready, updated, members, refusal, target, trouble),
+        _scaling_active(scaling, refusal),
+        _ready(runners),
     )
     draining = sum(instance.draining_until is not None for instance in members)
-    complete = len(updated) >= wanted and all(instance.revision == revision for instance in members)
+    complete = runners.updated >= wanted and not runners.outdated
     return PoolStatus(
         name=name,
         model=pool.resource.served_name,
@@ -49,11 +99,11 @@ def pool_status(  # noqa: PLR0917
         existing=len(members),
         staying=min(wanted, len(members) - draining),
         ready=len(ready),
-        updated=len(updated),
+        updated=runners.updated,
         draining=draining,
-        revision=revision,
+        revision=target.newest,
         target_revision=target.revision,
-        current_revision=revision if complete or not pool.current_revision else pool.current_revision,
+        current_revision=target.newest if complete or not pool.current_revision else pool.current_revision,
         decides=decides,
         conditions=with_transition_times(
             (*steps, *_progress(steps)), pool.conditions, now=view.now, generation=pool.generation
@@ -68,51 +118,43 @@ def _accepted(refusal: PoolRefusal | None) -> ConditionResult:
     return no("Accepted", refusal.reason, refusal.message) if refusal else yes("Accepted", "Valid")
 
 
-def _available(
-    wanted: int, ready: Sequence[RunnerInstance], members: Sequence[RunnerInstance], trouble: str
-) -> ConditionResult:
-    if ready:
-        return yes("Available", "RunnersReady", f"{len(ready)} of {wanted} runners serve")
-    if not members:
-        return no("Available", "NoRunners", f"no runner exists{_appended(trouble)}")
+def _available(runners: PoolRunners) -> ConditionResult:
+    if runners.refusal and not runners.refusal.keeps_runners:
+        return no("Available", runners.refusal.reason, f"no request reaches a runner: {runners.refusal.message}")
+    if runners.ready:
+        return yes("Available", "RunnersReady", f"{len(runners.ready)} of {runners.wanted} runners serve")
+    if not runners.members:
+        return no("Available", "NoRunners", f"no runner exists{runners.appended_trouble}")
     return no(
         "Available",
         "RunnersNotReady",
-        trouble or f"no runner is ready; the pool has {counted(len(members), 'runner')}",
+        runners.trouble or f"no runner is ready; the pool has {counted(len(runners.members), 'runner')}",
     )
 
 
-def _progressing(  # noqa: PLR0917
-    wanted: int,
-    updated: Sequence[RunnerInstance],
-    members: Sequence[RunnerInstance],
-    refusal: PoolRefusal | None,
-    target: RolloutTarget,
-    trouble: str,
-) -> ConditionResult:
-    if refusal:
-        return no("Progressing", refusal.reason, refusal.message)
-    if any(instance.failures > 1 for instance in members):
-        return no("Progressing", "RunnerFailing", trouble)
-    if target.waits:
-        return yes("Progressing", "WaitingForTurn", target.waiting_reason)
-    if any(instance.revision != target.newest for instance in members):
-        return yes("Progressing", "RollingOut", _so_far(wanted, updated, members, target, trouble))
-    moving = sum(instance.node_is_leaving for instance in members)
-    if moving and wanted:
+def _progressing(runners: PoolRunners) -> ConditionResult:
+    if runners.refusal:
+        return no("Progressing", runners.refusal.reason, runners.refusal.message)
+    if runners.failing:
+        return no("Progressing", "RunnerFailing", runners.trouble)
+    if runners.target.waits:
+        return yes("Progressing", "WaitingForTurn", runners.target.waiting_reason)
+    if runners.outdated:
+        return yes("Progressing", "RollingOut", runners.so_far)
+    moving = sum(instance.node_is_leaving for instance in runners.members)
+    if moving and runners.wanted:
         return yes(
             "Progressing",
             "RunnersMoving",
             f"{'1 runner is on a node that is' if moving == 1 else f'{moving} runners are on nodes that are'} being "
             "emptied; a runner leaves when its replacement on another node is ready"
-            f"{_appended(trouble)}",
+            f"{runners.appended_trouble}",
         )
-    if len(updated) < wanted:
-        return yes("Progressing", "RunnersStarting", _so_far(wanted, updated, members, target, trouble))
-    if len(members) > wanted:
-        return yes(
-            "Progressing", "ScalingDown", f"the pool has {counted(len(members) - wanted, 'runner')} more than it needs"
-        )
+    if runners.updated < runners.wanted:
+        return yes("Progressing", "RunnersStarting", runners.so_far)
+    more = len(runners.members) - runners.wanted
+    if more > 0:
+        return yes("Progressing", "ScalingDown", f"the pool has {counted(more, 'runner')} more than it needs")
     return no("Progressing", "Complete", "nothing is left to do")
 
 
@@ -126,31 +168,29 @@ def _adapters_healthy(adapters: AdapterCounts) -> ConditionResult:
     )
 
 
-def _ready(  # noqa: PLR0917
-    wanted: int,
-    ready: Sequence[RunnerInstance],
-    updated: Sequence[RunnerInstance],
-    members: Sequence[RunnerInstance],
-    refusal: PoolRefusal | None,
-    target: RolloutTarget,
-    trouble: str,
-) -> ConditionResult:
-    if refusal:
-        return no("Ready", refusal.reason, refusal.message)
-    if wanted == 0:
+def _scaling_active(scaling: Scaling, refusal: PoolRefusal | None) -> ConditionResult:
+    if refusal and not refusal.keeps_runners:
+        return no("ScalingActive", refusal.reason, refusal.message)
+    return scaling.condition
+
+
+def _ready(runners: PoolRunners) -> ConditionResult:
+    if runners.refusal:
+        return no("Ready", runners.refusal.reason, runners.refusal.message)
+    if runners.wanted == 0:
         # True: this is what the pool asks for. Tools that wait for an object would wait for ever otherwise.
         return yes(
             "Ready",
             "ScaledToZero",
             "no runner is needed now; a request (mode Builtin) or a higher spec.replicas starts one",
         )
-    if len(updated) >= wanted:
-        return yes("Ready", "AllRunnersReady", f"{len(updated)} of {wanted} runners are ready")
-    if any(instance.failures > 1 for instance in members):
-        return no("Ready", "RunnerFailing", trouble)
-    if target.waits and len(ready) >= wanted:
-        return no("Ready", "WaitingForTurn", target.waiting_reason)
-    return no("Ready", "RunnersStarting", _so_far(wanted, updated, members, target, trouble))
+    if runners.updated >= runners.wanted:
+        return yes("Ready", "AllRunnersReady", f"{runners.updated} of {runners.wanted} runners are ready")
+    if runners.failing:
+        return no("Ready", "RunnerFailing", runners.trouble)
+    if runners.target.waits and len(runners.ready) >= runners.wanted:
+        return no("Ready", "WaitingForTurn", runners.target.waiting_reason)
+    return no("Ready", "RunnersStarting", runners.so_far)
 
 
 def _progress(steps: Sequence[ConditionResult]) -> Iterable[ConditionResult]:
@@ -158,25 +198,6 @@ def _progress(steps: Sequence[ConditionResult]) -> Iterable[ConditionResult]:
     if not accepted.holds:
         return progress(stalled=accepted)
     return progress(working=progressing) if progressing.holds or progressing.reason == "RunnerFailing" else progress()
-
-
-def _so_far(
-    wanted: int,
-    updated: Sequence[RunnerInstance],
-    members: Sequence[RunnerInstance],
-    target: RolloutTarget,
-    trouble: str,
-) -> str:
-    """How many runners are ready, and what the next one waits for."""
-    old = sum(instance.revision != target.newest for instance in members)
-    if not old:
-        return f"{len(updated)} of {wanted} runners are ready{_appended(trouble)}"
-    rest = f"{old} still {'has' if old == 1 else 'have'} the old one"
-    return f"{len(updated)} of {wanted} runners have the new revision, and {rest}{_appended(trouble)}"
-
-
-def _appended(trouble: str) -> str:
-    return f"; {trouble}" if trouble else ""
 
 
 def _trouble(members: Sequence[RunnerInstance]) -> str:

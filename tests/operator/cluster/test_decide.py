@@ -655,18 +655,19 @@ def test_an_object_that_is_being_deleted_is_not_declared() -> None:
 def test_a_pool_whose_namespace_was_taken_away_keeps_the_numbers_that_nobody_can_count_any_more() -> None:
     elsewhere = pool(namespace="elsewhere")
     decider = Decider(["pools"], timedelta(seconds=5))
-    counts = {"replicas": 3, "readyReplicas": 2, "desiredReplicas": 3, "replicaSummary": "2/3"}
+    counts = {"replicas": 3, "readyReplicas": 2, "desiredReplicas": 3, "replicaSummary": "2/3", "decidesForGroup": True}
     available = {"type": "Available", "status": "True", "reason": "RunnersReady", "message": "2 of 3 runners serve"}
     available |= {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
-    before = elsewhere | {"status": counts | {"conditions": [available]}}
-    status = status_of(decided(before, decider=decider), POOLS, "demo")
+    followed = available | {"type": "ScalingActive", "reason": "FollowingDemand"}
+    before = elsewhere | {"status": counts | {"adapters": {"registered": 4}, "conditions": [available, followed]}}
+    status: Any = status_of(decided(before, decider=decider), POOLS, "demo")
     assert counts.items() <= status.items()
-    conditions = {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}  # type: ignore[attr-defined]
+    assert status["adapters"]["registered"] == 0, "its adapters are not accepted"
+    conditions = {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}
     refused = ("False", "NamespaceNotPrepared")
     assert conditions == {
-        "Available": ("True", "RunnersReady"),
-        "Accepted": refused,
-        "Ready": refused,
+        **dict.fromkeys(("Available", "Accepted", "Ready", "Progressing", "ScalingActive"), refused),
+        "AdaptersHealthy": ("True", "NoneFailed"),
         "Stalled": ("True", "NamespaceNotPrepared"),
     }
     after = elsewhere | {"status": status, "metadata": elsewhere["metadata"] | {"resourceVersion": "2"}}
@@ -677,6 +678,23 @@ def test_a_pool_elsewhere_says_how_its_namespace_is_prepared() -> None:
     decision = decided(pool(namespace="elsewhere"))
     assert reason_of(decision, POOLS, "demo") == "NamespaceNotPrepared"
     assert not of(decision, OwnedObjectWrite)
+
+
+def test_an_adapter_of_a_pool_that_is_not_accepted_says_whom_to_ask_and_no_longer_waits() -> None:
+    decider = Decider(["pools"], timedelta(seconds=5))
+    theirs = adapter(poolRef={"name": "demo", "namespace": "elsewhere"})
+    status: Any = status_of(decided(pool(namespace="elsewhere"), theirs, decider=decider), ADAPTERS, "legal")
+    found = {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}
+    assert found["Accepted"] == found["Ready"] == ("False", "PoolNotAccepted")
+    assert found["Stalled"] == ("True", "PoolNotAccepted")
+    assert "Reconciling" not in found
+    (message,) = [one["message"] for one in status["conditions"] if one["type"] == "Accepted"]
+    for word in ("elsewhere/demo", "ask the platform team", "pools.namespaces"):
+        assert word in message
+    closed = pool(namespace="elsewhere", allowedNamespaces={"from": "Same"})
+    assert reason_of(decided(closed, theirs, decider=decider), ADAPTERS, "legal") == "NamespaceNotAllowed"
+    beside = decided(pool(namespace="elsewhere"), pool("second", group="demo"), adapter(), decider=decider)
+    assert reason_of(beside, ADAPTERS, "legal") == "WaitingForRunner", "a group of another namespace"
 
 
 def test_a_round_without_changes_evaluates_nothing_again() -> None:

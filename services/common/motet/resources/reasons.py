@@ -36,6 +36,8 @@ _CERTIFYING = {
 _REFUSED = {
     "PoolNotFound": "`spec.poolRef` names no existing group of pools. Delete the adapter and create it again "
     "with the right `spec.poolRef`, or create the pool: an adapter may exist before its pool.",
+    "PoolNotAccepted": "The pool exists, but its own condition `Accepted` is False, so nobody serves it. The message "
+    "says why: ask the platform team to change that.",
     "NamespaceNotAllowed": "The pool does not admit this namespace. Ask the platform team to add the namespace to "
     "`spec.allowedNamespaces`, or to label it.",
     "BaseModelMismatch": "`spec.baseModel` is not the model that the pool serves. Choose a pool with that model, or "
@@ -132,6 +134,7 @@ POOL_REASONS: Mapping[str, Reasons] = {
         "RunnersReady": "At least one runner serves.",
         "NoRunners": "No runner exists. See `Progressing`, and `kubectl get deployments,pods` in the pool's namespace.",
         "RunnersNotReady": "Runners exist, but none serves yet; the message says what one of them waits for.",
+        "NamespaceNotPrepared": _POOL_REFUSED["NamespaceNotPrepared"],
         "PermissionDenied": _RUNNERS["PermissionDenied"],
         "RunnersRefused": _RUNNERS["RunnersRefused"],
         "NameTaken": _RUNNERS["NameTaken"],
@@ -159,5 +162,6 @@ POOL_REASONS: Mapping[str, Reasons] = {
         "HoldingForRollout": "Fewer runners would be enough, but none leaves until the rollout is complete.",
         "ConflictingManager": "The mode is Builtin, but another client writes `spec.replicas`. Set the mode to "
         "External, or remove the other writer as the message says.",
+        "NamespaceNotPrepared": _POOL_REFUSED["NamespaceNotPrepared"],
     },
 }
