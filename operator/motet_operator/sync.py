@@ -8,6 +8,7 @@ import structlog
 from pydantic import ValidationError
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from motet.clock import Clock, monotonic
 from motet.domain import ObjectName
 from motet.leadership import Leadership
 from motet.resources.status import MAX_MODULES, Artifact
@@ -15,6 +16,7 @@ from motet.rpc import Link
 from motet.runner_info import KernelState
 from motet.terms import check_term
 from motet_operator.adapter_reports import AdapterReports
+from motet_operator.awaited_reports import AWAITED_SECONDS, AwaitedReports
 from motet_operator.reconcile import AdapterReplica, AdapterReport, CatalogSnapshot, RunnerDrain, ScalingAdvice
 
 log = structlog.get_logger(__name__)
@@ -54,17 +56,22 @@ class SchedulerSync:
     small, and both sides cannot drift apart."""
 
     def __init__(
-        self, address: str, changed: Callable[[], None], *, leadership: Callable[[], Leadership | None] = lambda: None
+        self,
+        address: str,
+        changed: Callable[[], None],
+        *,
+        leadership: Callable[[], Leadership | None] = lambda: None,
+        time_scale: float = 1.0,
+        clock: Clock = monotonic,
     ) -> None:
         """`leadership` gives this operator's election, if operators elect a leader."""
+        self._clock = clock
         self._knowledge = AdapterReports()
+        self._awaited = AwaitedReports(AWAITED_SECONDS * time_scale)
         self.advice: dict[ObjectName, ScalingAdvice] = {}
         self.drained: set[str] = set()
         self.attached: set[str] = set()
         """Runners that are connected to the scheduler, as it reported."""
-
-        self.reported_all = False
-        """A scheduler has said that it has reported everything. What it has not named since is not there."""
 
         self.unhealthy: dict[str, UnhealthyRunner] = {}
         self.slots: dict[str, int] = {}
@@ -96,6 +103,7 @@ class SchedulerSync:
         )
 
     async def run(self) -> None:
+        self._awaited.leader_begins(self._clock())
         await self._link.run()
 
     @property
@@ -105,6 +113,16 @@ class SchedulerSync:
     @property
     def adapter_reports(self) -> Mapping[ObjectName, AdapterReport]:
         return self._knowledge.known
+
+    @property
+    def reported_groups(self) -> frozenset[ObjectName] | None:
+        """The groups of which a scheduler has reported everything: what it has not named is not there. None: all."""
+        return self._awaited.reported_groups(self._clock())
+
+    @property
+    def advice_is_awaited(self) -> bool:
+        """Whether advice about the number of runners may still come that has not come yet."""
+        return self._awaited.advice_is_awaited(self._clock())
 
     def send_state(
         self, catalog: CatalogSnapshot, drains: Iterable[RunnerDrain], instances: Iterable[str] = ()
@@ -119,6 +137,7 @@ class SchedulerSync:
             self._knowledge.keep_only({adapter.name for adapter in catalog.adapters})
             pools = {pool.pool for pool in catalog.pools}
             self.advice = {name: advice for name, advice in self.advice.items() if name in pools}
+            self._awaited.keep_only({pool.group for pool in catalog.pools})
             self._link.send(self._snapshot())
         before, self._instances = self._instances, frozenset(instances)
         for instance in before - self._instances:
@@ -230,8 +249,11 @@ class SchedulerSync:
             case "drained":
                 if not self._on_drained(message.drained):
                     return
+            case "welcome":
+                self._awaited.scheduler_speaks(self._clock())
+                return
             case "reported_all":
-                self.reported_all = True
+                self._awaited.reported_all(ObjectName.parse(group) for group in message.reported_all.groups)
             case "runner":
                 if not self._on_runner_report(message.runner):
                     return
@@ -261,6 +283,7 @@ class SchedulerSync:
 
     def _closed(self) -> None:
         """The demand is unknown from now on: stale advice keeps runners and removes none."""
+        self._awaited.stream_closed()
         self.advice = {
             name: replace(advice, stale=True, reason="the scheduler is not connected")
             for name, advice in self.advice.items()

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from motet.clock import Clock, FakeClock, monotonic
 from motet.rpc import Outbox, run_stream, serving
 from motet.runner_info import KernelState
+from motet_operator.awaited_reports import AWAITED_SECONDS
 from motet_operator.reconcile import CatalogSnapshot, RunnerDrain, ScalingAdvice, reconcile
 from motet_operator.sync import SchedulerSync
 from tests.common.waiting import PATIENCE_S
@@ -61,8 +63,10 @@ class FakeLeadership:
 
 
 @asynccontextmanager
-async def syncing(address: str, leadership: FakeLeadership | None = None) -> AsyncIterator[SchedulerSync]:
-    sync = SchedulerSync(address, lambda: None, leadership=lambda: leadership)
+async def syncing(
+    address: str, leadership: FakeLeadership | None = None, *, clock: Clock = monotonic
+) -> AsyncIterator[SchedulerSync]:
+    sync = SchedulerSync(address, lambda: None, leadership=lambda: leadership, clock=clock)
     task = asyncio.create_task(sync.run())
     try:
         yield sync
@@ -210,13 +214,33 @@ async def test_the_set_of_drains_is_sent_first_on_change_and_on_connection(tmp_p
             await until(lambda: drains_of(scheduler) == [[("r0", "")], []])
 
 
-async def test_the_operator_knows_when_the_scheduler_has_reported_all(tmp_path: Path) -> None:
+async def test_the_operator_knows_of_which_groups_the_scheduler_has_reported_all(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with fake_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
-        assert not sync.reported_all
-        scheduler.outbox.put(scheduler_pb2.SyncDown(reported_all=scheduler_pb2.ReportedAll()))
-        await until(lambda: sync.reported_all)
+        assert sync.reported_groups == frozenset()
+        for group in ("default/demo", "default/other"):
+            scheduler.outbox.put(scheduler_pb2.SyncDown(reported_all=scheduler_pb2.ReportedAll(groups=[group])))
+        await until(lambda: sync.reported_groups == {name("demo"), name("other")})
+        sync.send_state(catalog(), [])
+        assert sync.reported_groups == {name("demo")}, "of one that comes back it is said again"
+
+
+async def test_the_operator_waits_only_for_a_while_for_a_scheduler_that_does_not_say_what_it_has_reported(
+    tmp_path: Path,
+) -> None:
+    address, clock = f"unix:{tmp_path}/s.sock", FakeClock()
+    async with fake_scheduler(address) as scheduler, syncing(address, clock=clock) as sync:
+        await until(lambda: sync.connected)
+        clock.advance(2 * AWAITED_SECONDS)
+        assert sync.reported_groups == frozenset(), "nobody has spoken yet, as on a stream to a standby"
+        assert not sync.advice_is_awaited
+        scheduler.outbox.put(scheduler_pb2.SyncDown(welcome=common_pb2.Welcome(term=1)))
+        scheduler.outbox.put(scheduler_pb2.SyncDown(desired=scheduler_pb2.DesiredCapacity(pool="default/demo")))
+        await until(lambda: sync.advice)
+        assert sync.reported_groups == frozenset()
+        clock.advance(AWAITED_SECONDS)
+        assert sync.reported_groups is None
 
 
 async def test_an_operator_without_drains_sends_an_empty_set(tmp_path: Path) -> None:

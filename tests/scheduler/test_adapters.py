@@ -9,8 +9,8 @@ from motet.domain import Digest, InstanceName
 from motet.runner_info import Failure, Tier
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, RevisionKey
-from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, ready, resident
+from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, GroupName, RevisionKey
+from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool, ready, resident
 
 REF = common_pb2.AdapterRef(namespace="default", name="pirate", generation=1)
 SUSPENDED = ""
@@ -492,13 +492,38 @@ def test_a_new_operator_hears_when_it_has_heard_all():
     successor.send(events.OperatorConnected())
     assert not told_all(successor), "the catalog is not known"
     successor.state(adapter())
-    assert told_all(successor), "no runner is there that could tell more"
-    assert not told_all(successor), "once"
-    successor.send(events.OperatorConnected())
+    assert not told_all(successor), "its runner is not back"
     successor.attach(resident=(resident(PIRATE),))
     assert not told_all(successor), "the runner holds it, and has not been asked what it is"
     successor.certify()
-    assert told_all(successor)
+    assert told_all(successor) == (GROUP,)
+    assert not told_all(successor), "once"
+    successor.send(events.OperatorConnected())
+    assert told_all(successor), "but each operator"
+
+
+def test_a_new_operator_hears_that_it_has_heard_all_group_by_group():
+    other, asleep = GroupName("default/other"), GroupName("default/asleep")
+    successor = SchedulerDriver()
+    successor.send(events.OperatorConnected())
+    successor.state(pools=(pool(), pool(pool="b", group=other), pool(pool="c", group=other, replicas=0)))
+    assert not told_all(successor), "no runner is back"
+    successor.attach()
+    assert told_all(successor) == (GROUP,)
+    successor.wait(successor.scheduler.config.report_patience + 0.1)
+    assert successor.of(effects.ReportedAll) == [effects.ReportedAll((other,))], "one that stays away: only for a while"
+    successor.state(pools=(pool(), pool(pool="d", group=asleep, replicas=0)))
+    assert told_all(successor) == (asleep,), "a new one"
+    successor.state(pools=(pool(), pool(pool="b", group=other)))
+    assert told_all(successor) == (other,), "one that comes back"
+
+
+def test_runners_that_never_came_withhold_nothing_from_a_later_operator():
+    driver = ready()
+    driver.state(adapter(), pools=(pool(replicas=3),))
+    driver.wait(driver.scheduler.config.report_patience + 0.1)
+    driver.send(events.OperatorConnected())
+    assert told_all(driver) == (GROUP,)
 
 
 def test_a_scheduler_that_waits_for_its_runners_has_not_told_all():
@@ -539,10 +564,9 @@ def test_an_adapter_that_no_runner_can_check_now_withholds_nothing_from_a_new_op
 
 
 def told_all(driver):
-    """Whether the operator is told at the next tick, after what pools need."""
+    """The groups of which the operator is told at the next tick, after what pools need; None: of none."""
     driver.wait(0.1)
-    kinds = [type(effect) for effect in driver.effects]
-    return effects.ReportedAll in kinds
+    return next((effect.groups for effect in driver.effects if isinstance(effect, effects.ReportedAll)), None)
 
 
 def test_a_report_that_is_no_longer_true_is_sent_again():

@@ -154,7 +154,12 @@ class ClusterOperator:
             denied=self._denied,
             time_scale=self._scale,
         )
-        self._sync = SchedulerSync(Addresses().scheduler_address, self._wake.set, leadership=lambda: self._election)
+        self._sync = SchedulerSync(
+            Addresses().scheduler_address,
+            self._wake.set,
+            leadership=lambda: self._election,
+            time_scale=self._scale,
+        )
         self._vanished = VanishedObjects(self._api, settings.vanished_seconds * self._scale)
         self._watch: Watch = KopfWatch(
             credentials,
@@ -275,7 +280,8 @@ class ClusterOperator:
             unhealthy=dict(sync.unhealthy),
             advice=dict(sync.advice),
             slots=dict(sync.slots),
-            awaited=not sync.reported_all,
+            reported_groups=sync.reported_groups,
+            advice_is_awaited=sync.advice_is_awaited,
         )
 
     def _written(self, write: Write) -> None:

@@ -60,7 +60,8 @@ from motet_operator.cluster.status_documents import (
     pool_status,
     unaccepted_status,
     unseen_status,
-    with_earlier_reports,
+    with_earlier_advice,
+    with_earlier_counts,
 )
 from motet_operator.cluster.writes import (
     DeploymentDeletion,
@@ -116,8 +117,15 @@ class SchedulerReports:
     unhealthy: Mapping[str, UnhealthyRunner] = field(default_factory=dict)
     advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
-    awaited: bool = False
-    """It has not reported everything yet: adapters that it has not named may be served."""
+    reported_groups: Collection[ObjectName] | None = None
+    """The groups of which it has reported everything: of the others, adapters that it has not named may be served.
+    None: all groups."""
+
+    advice_is_awaited: bool = False
+    """Advice that has not come yet may still come."""
+
+    def awaits(self, group: ObjectName) -> bool:
+        return self.reported_groups is not None and group not in self.reported_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +249,7 @@ class Decider:
         """Only for objects of which enough is known."""
         before, self._documents = self._documents, {}
         unheard_groups = _groups_of_unheard_runners(view, reports)
-        waits = reports.awaited or bool(unheard_groups)
+        waits = reports.reported_groups is not None or bool(unheard_groups)
         found: Documents = {}
         for adapter, status in zip(view.adapters, plan.adapters, strict=True):
             known = before.get(status.name)
@@ -253,7 +261,7 @@ class Decider:
             unheard = (
                 waits
                 and status.name not in reports.known
-                and (reports.awaited or adapter.resource.group in unheard_groups)
+                and (reports.awaits(adapter.resource.group) or adapter.resource.group in unheard_groups)
                 and _was_reported(adapter, status)
             )
             hidden = adapter.resource.group in knowledge.unseen_groups and _has_reason(
@@ -292,11 +300,15 @@ def _pool_documents(
 ) -> Documents:
     """Only for objects of which enough is known."""
     found: Documents = {}
-    for pool in plan.pools:
+    for declared, pool in zip(view.pools, plan.pools, strict=True):
         name, it = pool.name, snapshot[POOLS][pool.name.namespace, pool.name.name]
         if not knowledge.leaves_alone(name):
             document = pool_status(pool, it)
-            found[POOLS, name] = with_earlier_reports(document, it) if reports.awaited else document
+            if reports.advice_is_awaited:
+                document = with_earlier_advice(document, it)
+            if reports.awaits(declared.resource.group):
+                document = with_earlier_counts(document, it)
+            found[POOLS, name] = document
         elif (why := knowledge.unseen_reason(name)) is not None:
             found[POOLS, name] = unseen_status(why, it, view.now)
     return found

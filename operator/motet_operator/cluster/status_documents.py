@@ -1,5 +1,6 @@
 """Decisions as documents for the status subresource. Pure."""
 
+from collections.abc import Collection
 from datetime import datetime
 
 from motet.resources.status import LoRAAdapterStatus, ServingPoolStatus, StatusModel
@@ -68,23 +69,32 @@ def pool_status(found: PoolStatus, it: Object) -> Object:
     return document | {name: before[name] for name in UNSEEN if taken and name in before}
 
 
-def with_earlier_reports(document: Object, it: Object) -> Object:
-    """A pool's new status with what the scheduler reported last, while a new leader has not heard it yet."""
+def with_earlier_advice(document: Object, it: Object) -> Object:
+    """A pool's new status, in which it follows the advice of before as long as a new leader has not heard any."""
     before = it.get("status") or {}
     followed = {one["type"] for one in before.get("conditions") or () if _followed_advice(one, it)}
-    types = {one["type"] for one in document["conditions"] if one["reason"] == "HoldingStaleAdvice"} & followed
-    counts = {}
-    if _registered(before) == _registered(document):
-        types.add("AdaptersHealthy")
-        counts = {name: before[name] for name in ("adapters", "slots") if name in before}
+    held = {one["type"] for one in document["conditions"] if one["reason"] == "HoldingStaleAdvice"}
+    return _with_conditions_of(before, document, held & followed)
+
+
+def with_earlier_counts(document: Object, it: Object) -> Object:
+    """A pool's new status with the counts of before, as long as a new leader has not heard of all its adapters."""
+    before = it.get("status") or {}
+    if _registered(before) != _registered(document):
+        return document
+    counts = {name: before[name] for name in ("adapters", "slots") if name in before}
+    return _with_conditions_of(before, document, {"AdaptersHealthy"}) | counts
+
+
+def _with_conditions_of(before: Object, document: Object, types: Collection[str]) -> Object:
     kept = {one["type"]: one for one in before.get("conditions") or () if one["type"] in types}
-    return document | counts | {"conditions": [kept.get(one["type"], one) for one in document["conditions"]]}
+    return document | {"conditions": [kept.get(one["type"], one) for one in document["conditions"]]}
 
 
 def _followed_advice(condition: Object, it: Object) -> bool:
     """Others say what has changed since then: a conflict that is over, another mode."""
     return bool(
-        condition["status"] == "True" and condition["observedGeneration"] == it["metadata"].get("generation", 1)
+        condition["status"] == "True" and condition.get("observedGeneration") == it["metadata"].get("generation", 1)
     )
 
 

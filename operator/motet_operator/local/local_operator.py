@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from motet.addresses import http_url
 from motet.clock import monotonic
+from motet.domain import ObjectName
 from motet.errors import ManifestError, ModelFolderError
 from motet.health import Health
 from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords
@@ -60,7 +61,7 @@ class LocalOperator:
         self._metadata = MetadataFile(layout.run / "objects.json")
         self._services = ServiceSpecs(layout, process, settings)
         self._runners = RunnerTable(layout.run / "runners.json", self._services)
-        self._sync = SchedulerSync(layout.address("scheduler"), self._wake.set)
+        self._sync = SchedulerSync(layout.address("scheduler"), self._wake.set, time_scale=process.time_scale)
         self._status = StatusFile(layout.status)
         config = LifecycleConfig(stop_grace=settings.stop_grace_seconds, liveness_seconds=settings.silent_seconds)
         config = config.scaled(process.time_scale)
@@ -211,11 +212,13 @@ class LocalOperator:
 
     def _publish(self, plan: Plan) -> None:
         sync = self._sync
-        # Until the scheduler has reported everything, an adapter that it has not named is as the last operator left it.
+        # Until the scheduler has reported all of its group, an adapter that it has not named is as it was left.
+        reported = sync.reported_groups
         unheard = {
-            name: document
-            for name, document in self._earlier_adapters.items()
-            if not sync.reported_all and name not in sync.adapter_reports
+            name: self._earlier_adapters[name]
+            for name, group in self._groups_of_adapters()
+            if reported is not None and group not in reported
+            if name in self._earlier_adapters and name not in sync.adapter_reports
         }
         self._pool_conditions = {(one.name.namespace, one.name.name): one.conditions for one in plan.pools}
         self._adapter_conditions = {
@@ -241,6 +244,12 @@ class LocalOperator:
             self._status.write(document)
         except OSError as error:
             log.warning("status_write_failed", path=str(self._layout.status), error=str(error))
+
+    def _groups_of_adapters(self) -> Iterator[tuple[ObjectName, ObjectName]]:
+        """Name and group of each."""
+        for manifest in self._objects.adapters:
+            assert isinstance(manifest.resource, LoRAAdapter)
+            yield manifest.resource.object_name, manifest.resource.group
 
     def _update_metrics(self, plan: Plan, seconds: float) -> None:
         metrics = self._metrics

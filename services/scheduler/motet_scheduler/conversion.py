@@ -509,7 +509,7 @@ def operator_message(effect: effects.OperatorEffect) -> scheduler_pb2.SyncDown:
                 drained=scheduler_pb2.Drained(runner=effect.runner.to_proto(), drains_revision=effect.revision)
             )
         case effects.ReportedAll():
-            return scheduler_pb2.SyncDown(reported_all=scheduler_pb2.ReportedAll())
+            return scheduler_pb2.SyncDown(reported_all=scheduler_pb2.ReportedAll(groups=effect.groups))
 
 
 # ---------------------------------------------------------------------------------------------------------- supervisor

@@ -74,7 +74,8 @@ class Settings(BaseSettings):
 
     report_patience_seconds: float = Field(10.0, gt=0)
     """While a runner of a pool has not reported for this long, the scheduler does not advise fewer runners for that
-    pool. The same holds for this long after a start, while some runners have not come back."""
+    pool. The same holds for this long after a start, while some runners have not come back; the operator keeps the
+    statuses of their group's adapters meanwhile."""
 
     growth_seconds: float = Field(30.0, gt=0)
     """The scheduler advises a pool to double at most once in this time. Smaller values let pools grow faster."""

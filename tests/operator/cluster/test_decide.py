@@ -558,10 +558,15 @@ BUILTIN = {"mode": "Builtin", "minReplicas": 1, "maxReplicas": 3}
 DIGEST = "sha256:" + "0" * 64
 
 
+GROUP = ObjectName("pools", "demo")
+NOT_HEARD_YET = SchedulerReports(reported_groups=(), advice_is_awaited=True)
+
+
 def test_a_new_leader_writes_nothing_until_the_scheduler_has_reported_all_however_long_that_takes() -> None:
     before = Before()
-    assert before.written(SchedulerReports(awaited=True)) == {}
-    assert before.written(replace(before.reports, known={}, awaited=True)) == {}
+    assert before.written(NOT_HEARD_YET) == {}
+    # The runner is back, and has not been asked yet what it holds.
+    assert before.written(replace(before.reports, known={}, reported_groups=())) == {}
     # It says that there is nothing more, but its runners have not come back.
     assert ADAPTERS not in before.written(replace(before.reports, known={}, slots={}))
     found = before.written(replace(before.reports, known={}))
@@ -569,12 +574,30 @@ def test_a_new_leader_writes_nothing_until_the_scheduler_has_reported_all_howeve
     assert found[POOLS]["slots"]["used"] == 0
 
 
+def test_a_new_leader_keeps_what_was_reported_group_by_group() -> None:
+    before = Before()
+    silent = replace(before.reports, known={})
+    others = (ObjectName("pools", "another"),)
+    assert before.written(replace(silent, reported_groups=others)) == {}
+    assert reason_in(before.written(replace(silent, reported_groups=(*others, GROUP)))[ADAPTERS]) == "Checking"
+
+
+def test_a_new_leader_that_hears_no_scheduler_follows_the_advice_of_before_only_for_a_while() -> None:
+    before = Before()
+    found = before.written(replace(NOT_HEARD_YET, advice_is_awaited=False))
+    assert found.keys() == {POOLS}, "what runners hold has not changed"
+    (scaling,) = [one for one in found[POOLS]["conditions"] if one["type"] == "ScalingActive"]
+    assert (scaling["status"], scaling["reason"]) == ("Unknown", "HoldingStaleAdvice")
+    assert "the scheduler has not reported" in scaling["message"]
+    assert found[POOLS]["adapters"]["loaded"] == 1
+
+
 def test_a_new_leader_may_say_the_same_in_other_words() -> None:
     """As after an upgrade of the operator."""
     before = Before()
     accepted = next(one for one in before.adapter["status"]["conditions"] if one["type"] == "Accepted")
     accepted["message"] = "in the words of an earlier version"
-    assert before.written(SchedulerReports(awaited=True)) == {}
+    assert before.written(NOT_HEARD_YET) == {}
 
 
 def test_an_adapter_that_takes_another_name_does_not_take_it_from_the_one_that_has_it() -> None:
@@ -588,7 +611,7 @@ def test_an_adapter_that_takes_another_name_does_not_take_it_from_the_one_that_h
 
 
 def test_what_needs_no_scheduler_is_written_meanwhile() -> None:
-    before, awaited = Before(), SchedulerReports(awaited=True)
+    before, awaited = Before(), NOT_HEARD_YET
     suspended = adapter(suspend=True) | {"status": before.adapter["status"]}
     suspended["metadata"]["generation"] = 2
     assert reason_in(before.written(awaited, adapter=suspended)[ADAPTERS]) == "Suspended"
@@ -610,7 +633,7 @@ def test_what_needs_no_scheduler_is_written_meanwhile() -> None:
 
 def test_a_new_leader_may_find_the_status_of_an_earlier_version() -> None:
     theirs = pool(namespace="elsewhere") | {"status": {"replicas": 1}}
-    found = decided(theirs, reports=SchedulerReports(awaited=True))
+    found = decided(theirs, reports=NOT_HEARD_YET)
     assert reason_of(found, POOLS, "demo") == "NamespaceNotPrepared"
 
 

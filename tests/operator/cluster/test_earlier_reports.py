@@ -1,12 +1,15 @@
-"""What a new leader leaves in a pool's status until the scheduler has reported all."""
+"""What a new leader leaves in a pool's status until the scheduler has said how many runners are needed."""
 
 import pytest
 
-from motet_operator.cluster.status_documents import with_earlier_reports
+from motet_operator.cluster.status_documents import with_earlier_advice
 
 
-def scaling(status: str, reason: str, generation: int = 2) -> dict[str, object]:
-    return {"type": "ScalingActive", "status": status, "reason": reason, "observedGeneration": generation}
+def scaling(status: str, reason: str, **more: object) -> dict[str, object]:
+    return {"type": "ScalingActive", "status": status, "reason": reason, "observedGeneration": 2, **more}
+
+
+BY_ANOTHER_CLIENT = {"type": "ScalingActive", "status": "True", "reason": "Said"}
 
 
 @pytest.mark.parametrize(
@@ -16,11 +19,12 @@ def scaling(status: str, reason: str, generation: int = 2) -> dict[str, object]:
         (scaling("True", "AtMaximum"), True),
         (scaling("False", "ConflictingManager"), False),
         (scaling("False", "ScalingDisabled"), False),
-        (scaling("True", "FollowingDemand", generation=1), False),
+        (scaling("True", "FollowingDemand", observedGeneration=1), False),
+        (BY_ANOTHER_CLIENT, False),
     ],
 )
 def test_only_advice_that_still_counts_is_left_as_it_was(earlier: dict[str, object], kept: bool) -> None:
     now = scaling("Unknown", "HoldingStaleAdvice")
-    pool = {"metadata": {"generation": 2}, "status": {"conditions": [earlier], "adapters": {"registered": 1}}}
-    (found,) = with_earlier_reports({"conditions": [now], "adapters": {"registered": 2}}, pool)["conditions"]
+    pool = {"metadata": {"generation": 2}, "status": {"conditions": [earlier]}}
+    (found,) = with_earlier_advice({"conditions": [now]}, pool)["conditions"]
     assert found == (earlier if kept else now)

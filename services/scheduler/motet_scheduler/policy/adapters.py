@@ -85,6 +85,11 @@ class Adapter:
     last_report: ReportAdapter | None = field(default=None)
 
     @property
+    def undecided(self) -> bool:
+        """Nobody has told yet whether it can be served."""
+        return self.serving is None and self.failed != self.wanted
+
+    @property
     def resolved(self) -> bool:
         return self.serving is not None and self.serving.key == self.wanted
 
@@ -202,9 +207,7 @@ class Adapters:
         """Whether an unknown digest may belong to an adapter that has not been checked yet. After a takeover the
         scheduler knows the adapters from the operator, but their digests only after a runner has reported them."""
         return any(
-            adapter.serving is None and adapter.failed != adapter.wanted
-            for adapter in self.by_name.values()
-            if group is None or adapter.spec.group == group
+            adapter.undecided for adapter in self.by_name.values() if group is None or adapter.spec.group == group
         )
 
     # ----------------------------------------------------------------------------------------------- towards serving

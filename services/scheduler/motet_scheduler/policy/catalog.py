@@ -1,5 +1,6 @@
 """Pools and adapters as the operator states them, the catalog that gateways get, and the catalog that is saved."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -50,8 +51,13 @@ class CatalogPublisher:
     def __init__(self, state: SchedulerState, capacity: Autoscaler) -> None:
         self._state = state
         self._capacity = capacity
-        self._operator_waits_since: float | None = None
-        """When the operator connected that has not heard yet that it has heard all."""
+        self._began_at = state.now
+        self._operator_since: float | None = None
+        """When the last operator connected."""
+        self._reported: set[GroupName] = set()
+        """Groups of which it has heard that it has heard all."""
+        self._unreported: set[GroupName] = set()
+        """The others."""
         self._entries: dict[ObjectName, CatalogAdapter] = {}
         """The adapters of the catalog that was published last."""
         self._to_publish: dict[ObjectName, None] = {}
@@ -59,32 +65,53 @@ class CatalogPublisher:
         self._residency_due = state.now
 
     def operator_connected(self, _event: events.OperatorConnected) -> None:
-        self._operator_waits_since = self._state.now
+        self._operator_since = self._state.now
+        self._reported.clear()
+        self._groups_changed()
         for adapter in self._state.adapters:
             self._report(adapter, again=True)
         self._capacity.report_all()
         for runner in self._state.runners.values():
             self._state.emit(runner_report(runner))
 
+    def _groups_changed(self) -> None:
+        groups = {pool.group for pool in self._state.pools.values()}
+        self._reported &= groups
+        self._unreported = groups - self._reported
+
     def end_reports(self) -> None:
-        """Tell a new operator when nothing is left to report: the need of all pools is known, and all adapters are that
-        a runner can tell of. A check that takes for ever delays this only for a while."""
-        state, since = self._state, self._operator_waits_since
-        if since is None or not (state.settled and state.catalog_known):
+        """Tell a new operator of which groups nothing is left to report: the need of all pools is known, and all
+        adapters are that a runner can tell of."""
+        state, since = self._state, self._operator_since
+        if since is None or not self._unreported or not (state.settled and state.catalog_known):
             return
         self.tell_changes()
         if state.adapters.changed:
             return
-        if self._checks_are_due() and state.now - since <= state.config.forget_runner:
-            return
-        self._operator_waits_since = None
-        state.emit(effects.ReportedAll())
+        complete = self._unreported - self._groups_that_miss_runners() - self._groups_with_due_checks(since)
+        if complete:
+            self._reported |= complete
+            self._unreported -= complete
+            state.emit(effects.ReportedAll(tuple(sorted(complete))))
 
-    def _checks_are_due(self) -> bool:
-        """Whether a runner can check an adapter that nobody has told of yet."""
-        groups = {pool.group for pool in self._state.pools.values()}
-        able = (group for group in groups if any(runner.takes_work for runner in self._state.runners_of(group)))
-        return any(self._state.adapters.undecided(group) for group in able)
+    def _groups_that_miss_runners(self) -> set[GroupName]:
+        """Groups with runners that may still come back after a start. For one that stays away this ends soon."""
+        state, wanted = self._state, Counter[GroupName]()
+        if state.now - self._began_at > state.config.report_patience:
+            return set()
+        for pool in state.pools.values():
+            wanted[pool.group] += pool.replicas
+        attached = Counter(runner.group for runner in state.runners.values() if runner.attached)
+        return {group for group, count in wanted.items() if attached[group] < count}
+
+    def _groups_with_due_checks(self, since: float) -> set[GroupName]:
+        """Groups of which a runner can check an adapter that nobody has told of yet. For a check that takes for ever
+        this ends soon after `since`."""
+        state = self._state
+        if state.now - since > state.config.forget_runner:
+            return set()
+        able = {runner.group for runner in state.runners.values() if runner.takes_work}
+        return able & {adapter.spec.group for adapter in state.adapters if adapter.undecided} if able else set()
 
     def catalog_replaced(self, event: events.CatalogReplaced) -> None:
         self._state.catalog_known = True
@@ -92,6 +119,7 @@ class CatalogPublisher:
         changed = self._state.adapters.state(event.adapters) or pools != self._state.pools
         changed |= event.namespaces != self._state.namespaces
         self._state.pools, self._state.namespaces = pools, event.namespaces
+        self._groups_changed()
         if changed:
             self._state.emit(effects.SaveCatalog())
             self._state.catalog_changed = True

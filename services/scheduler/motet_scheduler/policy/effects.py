@@ -11,6 +11,7 @@ from motet_scheduler.policy.values import (
     Catalog,
     CatalogChanges,
     Certificate,
+    GroupName,
     Promise,
 )
 
@@ -172,7 +173,9 @@ class ReportDrained:
 
 @dataclass(frozen=True, slots=True)
 class ReportedAll:
-    """The operator that connected last has heard all that there is to report."""
+    """The operator that connected last has heard all that there is to report of these groups."""
+
+    groups: tuple[GroupName, ...]
 
 
 # ------------------------------------------------------------------------------- to the supervisor, to disk, to the log

@@ -1591,18 +1591,24 @@ Global___SyncDown: _TypeAlias = SyncDown  # noqa: Y015
 
 @_typing.final
 class ReportedAll(_message.Message):
-    """Once for each operator that connects: what it has not heard until now is not there. A scheduler that has just begun
-    says it when its runners have come back, and when it knows what each pool needs.
+    """Once for each group and each operator that connects: what it has not heard of these groups until now is not there. A
+    scheduler that has just begun says it when the runners of a group have come back and their adapters are checked, or
+    had the time for that, and when it knows what each pool needs.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
+        *,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,36 @@
+"""How long a new leader waits for what a scheduler has to report."""
+
+from motet_operator.awaited_reports import AwaitedReports
+from tests.operator.builders import name
+
+DEMO, OTHER = name("demo"), name("other")
+
+
+def test_reports_are_awaited_group_by_group() -> None:
+    awaited = AwaitedReports(patience=120.0)
+    awaited.scheduler_speaks(0.0)
+    awaited.reported_all([DEMO, OTHER])
+    awaited.keep_only([DEMO])
+    assert awaited.reported_groups(119.0) == {DEMO}
+
+
+def test_a_scheduler_that_never_says_that_it_has_reported_all_is_awaited_for_a_while() -> None:
+    """As one of the release before. Then it is as if it had."""
+    awaited = AwaitedReports(patience=120.0)
+    awaited.scheduler_speaks(1000.0)
+    assert awaited.reported_groups(1119.0) == frozenset()
+    awaited.stream_closed()
+    assert awaited.reported_groups(1500.0) == frozenset(), "nobody speaks"
+    awaited.scheduler_speaks(2000.0)
+    assert awaited.reported_groups(2119.0) == frozenset(), "each has its own time"
+    assert awaited.reported_groups(2120.0) is None
+    awaited.stream_closed()
+    assert awaited.reported_groups(2121.0) is None, "what it has reported stays known"
+
+
+def test_advice_is_awaited_for_a_while_from_the_beginning_of_the_lead() -> None:
+    awaited = AwaitedReports(patience=120.0)
+    assert awaited.advice_is_awaited(9999.0), "it does not lead yet"
+    awaited.leader_begins(10_000.0)
+    assert awaited.advice_is_awaited(10_119.0)
+    assert not awaited.advice_is_awaited(10_120.0)
