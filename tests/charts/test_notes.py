@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import yaml
 
 from motet.resources import LoRAAdapter, ServingPool, read_text
 from tests.charts.helm import MOTET, NAMESPACE, RELEASE, helm, named, render
@@ -17,9 +18,17 @@ def test_the_notes_begin_with_the_next_three_commands() -> None:
     assert re.findall(r"^(\d)\. ", notes(), re.MULTILINE) == ["1", "2", "3"]
 
 
+def manifests_of(said: str) -> list[tuple[str, str]]:
+    return re.findall(r"<<(\w+)\n(.*?)\n\1$", said, re.MULTILINE | re.DOTALL)
+
+
+def test_their_manifests_are_handled_by_an_operator_with_a_class() -> None:
+    for _, text in manifests_of(notes("--set=operator.class=staging")):
+        assert yaml.safe_load(text)["metadata"]["labels"] == {"motet.dev/operator-class": "staging"}
+
+
 def test_their_manifests_are_valid_for_the_first_pool_namespace() -> None:
-    said = notes("--set=pools.namespaces={models,more}")
-    manifests = re.findall(r"<<(\w+)\n(.*?)\n\1$", said, re.MULTILINE | re.DOTALL)
+    manifests = manifests_of(notes("--set=pools.namespaces={models,more}"))
     pool, adapter = (read_text(text) for _, text in manifests)
     assert [*pool.problems, *adapter.problems] == []
     (made,), (mine,) = pool.manifests, adapter.manifests

@@ -224,12 +224,45 @@ def test_an_upgrade_leaves_no_pool_behind(definitions: None, release: Release, t
 
     cluster.kubectl("delete", "spool", "--all", f"--namespace={second}")
     cluster.apply(pool | {"metadata": {"name": "demo", "namespace": first}})
+    of_another_release = {"motet.dev/operator-class": "another"}
+    cluster.apply(pool | {"metadata": {"name": "theirs", "namespace": second, "labels": of_another_release}})
     release.helm("upgrade", NOWHERE, tmp_path)
     assert cluster.kubectl("get", "roles", *policies).split() == []
     assert cluster.kubectl("get", "networkpolicies", *policies) == before, "runners may still be on their way out"
     release.helm("upgrade", NOWHERE | {"pools": {"namespaces": [first, second]}}, tmp_path)
     cluster.helm("uninstall", release.name, f"--namespace={release.system}")
     assert cluster.kubectl("get", "networkpolicies", *policies) == before
+
+
+def test_an_upgrade_to_another_class_leaves_no_object_behind(
+    definitions: None, release: Release, tmp_path: Path
+) -> None:
+    """It fails before it changes anything, while there are objects that the operator would no longer see."""
+    cluster, place = release.cluster, release.pools[0]
+
+    def of_class(name: str) -> Object:
+        return NOWHERE | {"operator": NOWHERE["operator"] | {"class": name}}
+
+    def labelled(kind: str, name: str, spec: Object) -> Object:
+        labels = {"motet.dev/operator-class": release.name}
+        metadata = {"name": name, "namespace": place, "labels": labels}
+        return {"apiVersion": "motet.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
+
+    release.helm("install", of_class(release.name), tmp_path)
+    cluster.apply(
+        labelled("ServingPool", "demo", {"model": {"uri": "hf://acme/base"}}),
+        labelled("LoRAAdapter", "legal", ADAPTER["spec"]),
+    )
+    release.helm("upgrade", of_class(release.name), tmp_path)
+    left = f"no longer handle ServingPool {place}/demo, LoRAAdapter {place}/legal: "
+    fix = "Set operator.class back.*first give them the label motet.dev/operator-class=other"
+    with pytest.raises(CommandRefused, match=f'operator.class changes from "{release.name}" to "other".*{left}.*{fix}'):
+        release.helm("upgrade", of_class("other"), tmp_path)
+    with pytest.raises(CommandRefused, match="first remove their label motet"):
+        release.helm("upgrade", NOWHERE, tmp_path)
+    for kind in ("spool", "lora"):
+        cluster.kubectl("label", kind, "--all", "--overwrite", "motet.dev/operator-class=other", f"--namespace={place}")
+    release.helm("upgrade", of_class("other"), tmp_path)
 
 
 def test_expiring_certificates_are_renewed_with_an_upgrade(release: Release, tmp_path: Path) -> None:
