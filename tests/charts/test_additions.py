@@ -59,6 +59,33 @@ def test_an_added_variable_is_refused_if_the_chart_sets_it_or_nobody_knows_it(na
         render({"gateway": {"extraEnv": [{"name": name, "value": "x"}]}})
 
 
+@pytest.mark.parametrize("how", ["extraEnv", "env"])
+def test_a_variable_that_the_chart_takes_from_a_secret_is_written_once_if_the_user_sets_it(how: str) -> None:
+    mine = {"MOTET_DATABASE_URL": "postgresql+asyncpg://mine/motet", "PGSSLROOTCERT": "/etc/mine/ca.crt"}
+    own = {"extraEnv": [{"name": name, "value": value} for name, value in mine.items()], "env": mine}[how]
+    database = DATABASE["database"] | {"authorities": {"configMapName": "who-signs-databases"}}
+    objects = render({"database": database, **{name: {how: own} for name in ("gateway", "predictor", "operator")}})
+    for who, template in pod_templates(objects).items():
+        for container in containers(template):
+            names = [one["name"] for one in container.get("env", ())]
+            assert len(names) == len(set(names)), who
+            if who.endswith(("gateway", "predictor", "migrate")):
+                assert mine.items() <= environment(container).items(), who
+
+
+def test_a_variable_that_is_added_twice_is_refused() -> None:
+    twice = [{"name": "TOKEN", "value": "a"}, {"name": "TOKEN", "value": "b"}]
+    for component in (*COMPONENTS, "runner"):
+        with pytest.raises(HelmFailed, match=f"{component}.extraEnv has the variable TOKEN twice: keep one of them"):
+            render({component: {"extraEnv": twice}})
+
+
+def test_a_field_of_the_pod_cannot_be_set_by_env() -> None:
+    for values in ({"env": {"POD_IP": "x"}}, {"runner": {"env": {"POD_IP": "x"}}}):
+        with pytest.raises(HelmFailed, match="invalid propertyName 'POD_IP'"):
+            render(values)
+
+
 def test_all_pods_can_be_kept_on_nodes_of_one_architecture() -> None:
     everywhere = {"nodeSelector": {"kubernetes.io/arch": "arm64"}, "gateway": {"nodeSelector": {"disk": "fast"}}}
     templates = pod_templates(render(DATABASE | everywhere))

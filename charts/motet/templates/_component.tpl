@@ -81,7 +81,6 @@ spec:
           securityContext: {{- toYaml $root.Values.securityContext.container | nindent 12 }}
           env:
             {{- include "motet.env" . | nindent 12 }}
-            {{- with .databaseUrl }}{{- . | nindent 12 }}{{- end }}
           ports:
             {{- if $port }}
             - {name: {{ include "motet.portName" .component }}, containerPort: {{ $port }}}

@@ -82,9 +82,9 @@ cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes: {{ . }}
 {{- end -}}
 
 {{/*
-The environment of a container: (root, component, env). The fields of the pod come first, then extraEnv, because other
-variables refer to them. Each variable is written once. If several set it, extraEnv of the component wins, then its env,
-then the env of all components, then `env`, then what is written here.
+The environment of a container: (root, component, env, databaseUrl). The fields of the pod come first, then extraEnv,
+because other variables refer to them. Each variable is written once. If several set it, extraEnv of the component wins,
+then its env, then the env of all components, then `env`, then `databaseUrl` and what is written here.
 */}}
 {{- define "motet.env" -}}
 {{- $own := (index .root.Values .component).env -}}
@@ -105,13 +105,20 @@ then the env of all components, then `env`, then what is written here.
 - name: POD_UID
   valueFrom: {fieldRef: {fieldPath: metadata.uid}}
 {{- range (index .root.Values .component).extraEnv }}
+{{- if hasKey $extra .name }}{{ fail (printf "%s.extraEnv has the variable %s twice: keep one of them" $.component .name) }}{{ end }}
 {{- $_ := set $extra .name true }}
 {{ list . | toYaml }}
 {{- end }}
-{{- range $name, $value := mergeOverwrite $common (.env | default dict) .root.Values.env $own }}
+{{- $named := mergeOverwrite $common (.env | default dict) .root.Values.env $own }}
+{{- range $name, $value := $named }}
 {{- if not (hasKey $extra $name) }}
 - name: {{ $name }}
   value: {{ $value | quote }}
+{{- end }}
+{{- end }}
+{{- range .databaseUrl | default "" | fromYamlArray }}
+{{- if not (or (hasKey $extra .name) (hasKey $named .name)) }}
+{{ list . | toYaml }}
 {{- end }}
 {{- end }}
 {{- end -}}
