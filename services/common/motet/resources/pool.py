@@ -356,7 +356,7 @@ class ServingPoolSpec(ResourceModel):
         ),
     )
 
-    @property
+    @cached_property  # each adapter of the pool asks for it
     def granted(self) -> Tenants:
         """The API server stores no default of `tenants`: an operator of the version before does not know the field, and
         would refuse the pool."""
