@@ -1,6 +1,7 @@
 """Compiled kernels on machines where something is wrong: one clear line, and never wrong results."""
 
 import errno
+import hashlib
 import os
 import shutil
 import subprocess
@@ -38,6 +39,11 @@ def script(path: Path, text: str) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
+
+
+def copied(library: Path) -> str:
+    """What a compiler of a script does in place of compiling"""
+    return f'for into; do :; done; cp {library} "$into"'
 
 
 def with_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, change: Callable[[str], str]) -> None:
@@ -109,9 +115,9 @@ print(builder.build(Path(sys.argv[1]), sys.argv[2]).instructions)
 """
 
 
-def test_of_two_processes_that_want_one_library_one_builds_it(cache: Path, tmp_path: Path) -> None:
-    compiler, calls = needs_a_compiler(), tmp_path / "calls"
-    noted = script(tmp_path / "noted", f'[ "$1" = --version ] || echo called >> {calls}; exec {compiler} "$@"')
+def test_of_two_processes_that_want_one_library_one_builds_it(cache: Path, basic: Path, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    noted = script(tmp_path / "noted", f"[ $1 = --version ] && exit; echo called >> {calls}; sleep 1; {copied(basic)}")
     command = [sys.executable, "-c", BUILD, str(cache), noted]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [one.communicate(timeout=300)[0] for one in both] == ["basic\n"] * 2
@@ -163,16 +169,42 @@ def test_a_compiler_that_takes_too_long_is_ended_with_all_that_it_has_started(tm
 
 
 @pytest.fixture(scope="module")
-def basic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def in_parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """A compiler that compiles a source only once: of a changed copy, only what was changed."""
+    parts = tmp_path_factory.mktemp("parts")
+
+    def compile_library(compiler: Path, sources: Sequence[Path], options: Sequence[str], library: Path) -> None:
+        headers = b"".join(path.read_bytes() for path in sorted(sources[0].parent.glob("*.h")))
+        compiled = []
+        for source in sources:
+            digest = hashlib.sha256(headers + source.read_bytes()).hexdigest()
+            compiled.append(parts / f"{source.stem}-{digest}.o")
+            if not compiled[-1].exists():
+                command = [compiler, *UNOPTIMISED, *options, "-c", source, "-o", compiled[-1]]
+                subprocess.run([word for word in command if word != "-shared"], check=True)
+        subprocess.run([compiler, *UNOPTIMISED, *compiled, "-o", library], check=True)
+
+    return compile_library
+
+
+@pytest.fixture(scope="module")
+def basic(tmp_path_factory: pytest.TempPathFactory, in_parts: Callable[..., None]) -> Path:
     """A library for a CPU without special instructions."""
     needs_a_compiler()
     folder = tmp_path_factory.mktemp("basic")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("motet_kernels.cpp.builder.cpu_flags", lambda: BASIC)
         patch.setattr("motet_kernels.cpp.compiler.OPTIONS", UNOPTIMISED)
+        patch.setattr("motet_kernels.cpp.builder.compile_library", in_parts)
         build(folder)
     (path,) = folder.glob("basic-*.so")
     return path
+
+
+@pytest.fixture
+def compiled_in_parts(in_parts: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_a_compiler()
+    monkeypatch.setattr("motet_kernels.cpp.builder.compile_library", in_parts)
 
 
 @pytest.fixture
@@ -347,21 +379,57 @@ def test_a_broken_compiler(cache: Path, tmp_path: Path, text: str, says: str) ->
     assert list(cache.glob("*")) == []
 
 
-def test_a_compiler_that_is_too_old_for_the_best_instructions(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+ENDED = {
+    "it is killed": ("kill -9 $$", "was ended: status -9"),
+    "it is ended": ("kill -15 $$", "was ended: status -15"),
+    "a part is killed": (
+        "echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1",
+        "was ended: .*: Killed signal",
+    ),
+    "no memory": ("echo 'cc1plus: out of memory allocating 65536 bytes' >&2; exit 1", "was ended: cc1plus: out of"),
+    "no room": ("echo '/tmp/x.s: No space left on device' >&2; exit 1", "No space left"),
+    "an allocation fails": ("echo what: std::bad_alloc >&2; kill -6 $$", "bad_alloc"),
+    "too slow": ("exec sleep 100", "took more than 1 s"),
+}
+
+
+@pytest.mark.parametrize("how", ENDED)
+def test_a_compiler_that_was_ended_leads_to_no_slower_library_and_runs_again_at_the_next_start(
+    how: str, cache: Path, basic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = needs_a_compiler()
+    """For the best instructions alone: for the others it would be done."""
+    text, says = ENDED[how]
+    best, others = INSTRUCTION_SETS[0], INSTRUCTION_SETS[-1]
+    monkeypatch.setattr(builder, "instruction_sets", lambda _: [best, others])
+    if how == "too slow":
+        monkeypatch.setattr("motet_kernels.cpp.compiler.COMPILE_SECONDS", 1.0)
+    calls = tmp_path / "calls"
+    compiler = script(
+        tmp_path / "ended",
+        f'case "$*" in --version) exit 0;; *-mavx*) echo best >> {calls}; {text};; esac; {copied(basic)}',
+    )
+    for _ in range(2):
+        with pytest.raises(CannotBuild, match=rf"{says}.*\. The next start tries again$") as refused:
+            build(cache, compiler)
+        assert "\n" not in str(refused.value)
+        assert list(cache.iterdir()) == []
+    assert calls.read_text() == "best\n" * 2
+
+
+def test_a_compiler_that_is_too_old_for_the_best_instructions(
+    cache: Path, basic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     everything = frozenset().union(*(one.cpu_flags for one in INSTRUCTION_SETS))
     monkeypatch.setattr("motet_kernels.cpp.builder.cpu_flags", lambda: everything)
     old = script(
         tmp_path / "old",
-        f'case "$*" in *-mavx*) echo "error: unrecognized option" >&2; exit 1;; esac; exec {compiler} "$@"',
+        f'case "$*" in --version) exit;; *-mavx*) echo "error: unknown option" >&2; exit 1;; esac; {copied(basic)}',
     )
     assert build(cache, old).instructions == "basic"
 
 
 @pytest.mark.parametrize(
-    ("file", "change"),
+    "change",
     [
         ("add_lora.cpp", ("old.a + total.a", "old.a - total.a")),
         ("attention.cpp", ("position + 1 - first : 0", "position + 2 - first : 0")),
@@ -370,19 +438,22 @@ def test_a_compiler_that_is_too_old_for_the_best_instructions(
     ids=["add_lora", "attention to a later token", "attention across blocks"],
 )
 def test_a_library_with_wrong_results_is_refused(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, change: tuple[str, str]
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compiled_in_parts: None,
+    change: tuple[str, tuple[str, str]],
 ) -> None:
-    needs_a_compiler()
-    with_source(tmp_path, monkeypatch, file, lambda text: text.replace(*change))
+    file, text = change
+    with_source(tmp_path, monkeypatch, file, lambda source: source.replace(*text))
     with pytest.raises(CannotBuild, match=rf"{file.removesuffix('.cpp')} in torch\.float32 is off by"):
         build(cache)
     assert list(cache.iterdir()) == []
 
 
 def test_a_library_with_instructions_that_the_cpu_lacks_ends_only_its_test(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_in_parts: None
 ) -> None:
-    needs_a_compiler()
     with_source(tmp_path, monkeypatch, "library.cpp", lambda text: text.replace("return LANES;", "__builtin_trap();"))
     with pytest.raises(CannotBuild, match="status -"):
         build(cache)
@@ -441,7 +512,7 @@ def without_room(how: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(builder, "_passed", set())
     if how == "too many files":
         monkeypatch.setattr(builder, "_digest_of", unread)
-    return rf"^{INSTRUCTION_SETS[-1].name}-[^ ]*\.so could not be tested: {says}$"
+    return rf"^{INSTRUCTION_SETS[-1].name}-[^ ]*\.so could not be tested: {says}\. The next start tries again$"
 
 
 def test_a_library_whose_test_aborts_is_made_again(cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:

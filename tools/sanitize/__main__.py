@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from motet_kernels.cpp.compiler import CompilerError, InstructionSet, cpu_flags, find_compiler, instruction_sets
+from motet_kernels.cpp.compiler import CompilerError, InstructionSet, NotNow, cpu_flags, find_compiler, instruction_sets
 from tools.sanitize import builds
 from tools.sanitize.builds import ADDRESS, THREAD, Build, CannotBuild
 from tools.sanitize.planted import DEFECTS
@@ -170,7 +170,7 @@ def main() -> int:
                 count = found(compiler, best, folder, calls)
                 say(f"sanitizer_found: {count} of {len(DEFECTS)}")
                 return 0 if count == len(DEFECTS) else 1
-    except (CannotBuild, CompilerError, Failed) as error:
+    except (CannotBuild, CompilerError, NotNow, Failed) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

@@ -7,8 +7,8 @@ CPU lacks, or with a wrong address, ends only that one.
 import sys
 from pathlib import Path
 
-from motet_kernels.cpp.builder import WRONG, NotTested, checked, install
-from motet_kernels.cpp.compiler import CompilerError
+from motet_kernels.cpp.builder import WRONG, checked, install
+from motet_kernels.cpp.compiler import CompilerError, NotNow
 from motet_kernels.cpp.self_test import SelfTestFailed
 
 if __name__ == "__main__":
@@ -20,5 +20,5 @@ if __name__ == "__main__":
     except SelfTestFailed as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(WRONG)
-    except (CompilerError, NotTested, OSError) as error:
+    except (CompilerError, NotNow, OSError) as error:
         sys.exit(f"error: {error}")

@@ -10,14 +10,12 @@ An image has no compiler. When it is made, `install` puts a library for each set
 They are tested where they run.
 """
 
-import errno
 import fcntl
 import hashlib
 import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,10 +27,13 @@ from pathlib import Path
 
 from motet_kernels.cpp.compiler import (
     COMPILE_SECONDS,
+    CRASHES,
     INSTRUCTION_SETS,
     OPTIONS,
+    SHORTAGES,
     CompilerError,
     InstructionSet,
+    NotNow,
     compile_library,
     cpu_flags,
     find_compiler,
@@ -66,20 +67,12 @@ _NAME = re.compile(rf"({'|'.join(one.name for one in INSTRUCTION_SETS)})-[0-9a-f
 
 WRONG = 3
 """The status of the process that tests a library, if that is wrong"""
-_CRASHES = {signal.SIGILL, signal.SIGSEGV, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE}
-"""What wrong code ends with. Other signals come from outside."""
-_SHORTAGES = [os.strerror(number) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)]
-"""No faults of a file"""
-_ABORTED_FOR_LACK = ("bad_alloc", *_SHORTAGES)
-"""What C++ says before it aborts without memory, or without a thread. Other aborts are of checks: wrong code."""
+_CRASHED_FOR_LACK = ("bad_alloc", *SHORTAGES)
+"""What a program says before it ends without memory, or without a thread. Other crashes are of wrong code."""
 
 
 class CannotBuild(Exception):
     """There are no compiled kernels. The message is one line that says why."""
-
-
-class NotTested(Exception):
-    """Whether a library is right is not known: this machine had no room or no time for its test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +104,8 @@ def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> 
                     reasons.append(f"{instructions.name}: {error}")
     except CompilerError as error:
         raise CannotBuild("; ".join([*reasons, str(error)])) from error
-    except NotTested as error:  # neither made again nor replaced by a slower one: the next start may have room
-        raise CannotBuild("; ".join([*reasons, str(error)])) from error
+    except NotNow as error:  # no slower library takes the place of one that was not tried
+        raise CannotBuild("; ".join([*reasons, f"{error}. The next start tries again"])) from error
     except OSError as error:
         raise CannotBuild(f"{error.filename or cache} cannot be used: {error.strerror or error}") from error
     raise CannotBuild("; ".join(reasons))
@@ -120,7 +113,7 @@ def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> 
 
 def install(into: Path = INSTALLED, compiler: str = "") -> list[Path]:
     """Make a library for each set of instructions of this architecture, whether this CPU has them or not. Raises
-    CompilerError."""
+    CompilerError and NotNow."""
     program = find_compiler(compiler)
     into.mkdir(parents=True, exist_ok=True)
     made = []
@@ -227,7 +220,7 @@ def _alone(cache: Path) -> Iterator[None]:
 
 
 def checked(path: Path) -> Library:
-    """Loads it into this process. Raises SelfTestFailed if it is wrong, and NotTested."""
+    """Loads it into this process. Raises SelfTestFailed if it is wrong, and NotNow."""
     try:
         library = Library(path)
         check(library)
@@ -236,15 +229,15 @@ def checked(path: Path) -> Library:
     except OSError as error:
         raise _unreadable(path, error) from error
     except (MemoryError, RuntimeError) as error:
-        raise NotTested(f"{path.name} could not be tested: {error}") from error
+        raise NotNow(f"{path.name} could not be tested: {error}") from error
     except Exception as error:
         raise SelfTestFailed(f"{type(error).__name__}: {error}") from error
     return library
 
 
-def _unreadable(path: Path, error: OSError) -> SelfTestFailed | NotTested:
-    if any(shortage in str(error) for shortage in _SHORTAGES):
-        return NotTested(f"{path.name} could not be tested: {error.strerror or error}")
+def _unreadable(path: Path, error: OSError) -> SelfTestFailed | NotNow:
+    if any(shortage in str(error) for shortage in SHORTAGES):
+        return NotNow(f"{path.name} could not be tested: {error.strerror or error}")
     return SelfTestFailed(f"it cannot be read: {error.strerror or error}")
 
 
@@ -285,7 +278,7 @@ _passed: set[str] = set()
 
 
 def _test_in_a_process(library: Path) -> None:
-    """Raises SelfTestFailed if it is wrong, and NotTested."""
+    """Raises SelfTestFailed if it is wrong, and NotNow."""
     try:
         digest = _digest_of(library)
     except OSError as error:
@@ -295,13 +288,13 @@ def _test_in_a_process(library: Path) -> None:
     try:
         ran = run([sys.executable, "-P", "-m", "motet_kernels.cpp", str(library)], seconds=TEST_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise NotTested(f"{library.name} could not be tested: it took more than {TEST_SECONDS:.0f} s") from error
+        raise NotNow(f"{library.name} could not be tested: it took more than {TEST_SECONDS:.0f} s") from error
     except OSError as error:
-        raise NotTested(f"{library.name} could not be tested: {error.strerror or error}") from error
+        raise NotNow(f"{library.name} could not be tested: {error.strerror or error}") from error
     if ran.returncode:
         reason = first_error(ran.stderr) or f"its test ended with status {ran.returncode}"
-        aborted = -ran.returncode == signal.SIGABRT and not any(lack in ran.stderr for lack in _ABORTED_FOR_LACK)
-        if ran.returncode == WRONG or -ran.returncode in _CRASHES or aborted:
+        crashed = -ran.returncode in CRASHES and not any(lack in ran.stderr for lack in _CRASHED_FOR_LACK)
+        if ran.returncode == WRONG or crashed:
             raise SelfTestFailed(reason)
-        raise NotTested(f"{library.name} could not be tested: {reason}")
+        raise NotNow(f"{library.name} could not be tested: {reason}")
     _passed.add(digest)

@@ -1,7 +1,11 @@
 """Which compiler this machine has, and which instructions its CPU has."""
 
+import errno
+import os
 import platform
+import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +20,24 @@ OPTIONS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
 COMPILE_SECONDS = 300.0
 """A compiler that takes longer is given up. It usually takes a few seconds."""
 
+SHORTAGES = tuple(os.strerror(number) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE))
+"""What the machine had not for a moment: memory, processes, open files"""
+_PUT_OFF = re.compile(
+    rf"\b(Killed|Terminated|Hangup|Interrupt)\b|{'|'.join((*SHORTAGES, os.strerror(errno.ENOSPC)))}"
+    r"|out of memory|memory exhausted|bad_alloc|CPU time limit exceeded"
+)
+"""In a compiler's output: it, or a program that it has started, was ended from outside or had no room"""
+CRASHES = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT})
+"""What wrong code ends with. Other signals come from outside."""
+
 
 class CompilerError(Exception):
-    """The compiler is missing, or could not compile. The message is one line."""
+    """The compiler is missing, or cannot compile. The message is one line."""
+
+
+class NotNow(Exception):
+    """This machine had no room or no time, to compile or to test: nothing is known of the compiler or the library. The
+    message is one line."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +99,25 @@ def cpu_flags() -> frozenset[str]:
 
 
 def compile_library(compiler: Path, sources: Sequence[Path], options: Sequence[str], library: Path) -> None:
+    """Raises CompilerError and NotNow."""
     _run([str(compiler), *OPTIONS, *options, *map(str, sources), "-o", str(library)], seconds=COMPILE_SECONDS)
 
 
 def _run(command: list[str], *, seconds: float) -> str:
+    """Raises CompilerError and NotNow."""
+    name = command[0]
     try:
         ran = run(command, seconds=seconds)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilerError(f"{command[0]} could not run: {error}") from error
-    if ran.returncode:
-        raise CompilerError(f"{command[0]} failed: {first_error(ran.stderr) or f'status {ran.returncode}'}")
-    return ran.stdout
+    except subprocess.TimeoutExpired as error:
+        raise NotNow(f"{name} took more than {seconds:.0f} s") from error
+    except OSError as error:
+        raise NotNow(f"{name} could not run: {error.strerror or error}") from error
+    if not ran.returncode:
+        return ran.stdout
+    if (ran.returncode < 0 and -ran.returncode not in CRASHES) or _PUT_OFF.search(ran.stderr):
+        said = next((line.strip() for line in ran.stderr.splitlines() if _PUT_OFF.search(line)), "")
+        raise NotNow(f"{name} was ended: {said or f'status {ran.returncode}'}")
+    raise CompilerError(f"{name} failed: {first_error(ran.stderr) or f'status {ran.returncode}'}")
 
 
 def first_error(output: str) -> str:
