@@ -20,6 +20,7 @@ from motet_runner.execute import activations, page_budget
 from motet_runner.execute.activations import activation_bytes
 from motet_runner.execute.device.adjustments import adjustment_bytes
 from motet_runner.execute.device.rows import DeviceRows
+from motet_runner.execute.gate import CROWD_TOKENS, room_bytes
 from motet_runner.execute.page_budget import MIB, whole_pages
 from motet_runner.memory.gpu_memory import CONTEXT_BYTES, GpuMemory
 from tests.runner.engines import ask, make_device_engine, make_engine, run
@@ -78,6 +79,17 @@ def test_weights_have_room_to_be_packed(engine: Engine) -> None:
     assert pages_of(engine, packing=little) == pages_of(engine)
     fewer = (pages_of(engine) - pages_of(engine, packing=much)) * page
     assert 0.5 * ITERATION < fewer < ITERATION
+
+
+def test_a_forward_pass_has_room_to_be_judged(engine: Engine) -> None:
+    """Of as many rows as a usual chunk has, and on pages of its own, before any request comes."""
+    beside = SimpleNamespace(bytes_beside=lambda _: 0)
+    page = engine._loaded.shape.bytes_per_page()
+    assert pages_of(engine, packing=beside) == pages_of(engine)
+    few = {"prefill_chunk_tokens": 152, "max_concurrent_sequences": 8}
+    fewer = (pages_of(engine, **few) - pages_of(engine, packing=beside, **few)) * page
+    judged = ITERATION * CROWD_TOKENS / 160 + room_bytes(engine._loaded)
+    assert fewer == pytest.approx(judged - 2 * ITERATION, abs=2 * MIB)
 
 
 def test_without_swap_nothing_is_set_aside_for_it(engine: Engine) -> None:

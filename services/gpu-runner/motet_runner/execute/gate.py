@@ -1,13 +1,14 @@
 """The gate before all that computes in place of a model's modules: it must be as near to the truth as they are.
 
-The truth is what the modules compute in wider numbers, for a few texts, each as a whole. How far the modules are off in
-the type that serves, with torch's kernels, is rounding: that is the yardstick. Both compute the texts in iterations as
-they are served: beside each other, in chunks and token by token, with adapters on every linear.
+The truth is what the modules compute in wider numbers, for a few texts. How far the modules are off in the type that
+serves, with torch's kernels, is rounding. That is the yardstick, token by token: what is judged is compared with the
+errors of the very tokens that it computes. Both compute the texts in iterations as they are served: beside each other,
+in chunks and token by token, with adapters on every linear.
 """
 
-import math
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
+from motet.domain import PAGE_TOKENS, pages_for
 from motet_kernels import LinearGroup, LoraBackend, PlacedAdapter, Segment, TorchBackend
 from motet_kernels.decoder_weights import PackedLinears
 from motet_runner.execute.flat_batch import FlatBatch
@@ -23,21 +25,22 @@ from motet_runner.execute.kernels import Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.packed_linears import weight_of
+from motet_runner.execute.same_experts import SameExperts
 from motet_runner.execute.trial import MakeAttention, Trial, text
 from motet_runner.execute.wide import Wide, wide
 from motet_runner.memory.host_limit import available_host_bytes
 from motet_runner.memory.out_of_memory import device_has_failed
 
-ALLOWED = 1.5
-"""Times the root mean square error of what is known to be right. The largest error would say less: it is noise."""
+ALLOWED = {torch.float32: 8.0, torch.bfloat16: 1.5, torch.float16: 1.5}
+"""Times the root mean square error of what is known to be right. The largest error would say less: it is noise. In
+float32 it comes from the order of sums: those of 14,336 products, one after the other, are off by six times as much as
+those that torch adds up in blocks. In 16 bits it comes from the rounding of results, whatever the order."""
 LEAST = {torch.float32: 2e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}
 """An error that is always allowed, as a share of what is computed. Sums of float32 in another order may differ by more
 than half of an error that is small by luck."""
 
 LENGTHS = (40, 22, 23, 17, 1)
 """Of the texts: about 100 tokens, on several pages"""
-COPIES = 6
-"""Of each text, in rows of their own: the first ones are computed in parts, and then all others at once, if at all."""
 
 
 class _Iteration(NamedTuple):
@@ -47,13 +50,32 @@ class _Iteration(NamedTuple):
     """Whether the logits of some tokens are wanted, in any order, and not those of all"""
 
 
-ITERATIONS = (
-    _Iteration({0: 17, 1: 20, 2: 16, 3: 15}),
-    _Iteration({0: 22, 1: 1, 2: 6, 3: 1, 4: 1}, some=True),  # chunks beside decodes and a prompt of one token
-    _Iteration({0: 1, 1: 1, 2: 1, 3: 1}),  # one of them is the first token on its page
+class _Session(NamedTuple):
+    """Rows on pages of their own"""
+
+    rows: Sequence[tuple[int, int]]
+    """The text of each, and how many of its tokens"""
+    iterations: Sequence[_Iteration]
+
+    @property
+    def pages(self) -> int:
+        return sum(pages_for(tokens) for _, tokens in self.rows)
+
+
+WHOLE = tuple(enumerate(LENGTHS))
+PARTS = _Session(
+    WHOLE,
+    (
+        _Iteration({0: 17, 1: 20, 2: 16, 3: 15}),
+        _Iteration({0: 22, 1: 1, 2: 6, 3: 1, 4: 1}, some=True),  # chunks beside decodes and a prompt of one token
+        _Iteration({0: 1, 1: 1, 2: 1, 3: 1}),  # one of them is the first token on its page
+    ),
 )
-CROWD = _Iteration({row: LENGTHS[row % len(LENGTHS)] for row in range(len(LENGTHS), COPIES * len(LENGTHS))}, some=True)
-"""For fused forward passes: as many rows as a usual chunk has. The modules would take long for them."""
+"""Each token once"""
+_MANY = (*WHOLE, *((row % 4, PAGE_TOKENS) for row in range(26)))
+CROWD = _Session(_MANY, (_Iteration({row: tokens for row, (_, tokens) in enumerate(_MANY)}, some=True),))
+"""For fused forward passes: as many rows as a usual chunk has, on few pages. The modules would take long for them."""
+CROWD_TOKENS = sum(tokens for _, tokens in _MANY)
 SOME = 64
 """Logits that are wanted of many tokens"""
 ADAPTER_OF = {0: 0, 2: 1, 3: 0}
@@ -63,9 +85,10 @@ RANKS = (8, 3)
 
 LOGIT_BYTES = 16
 """What the gate takes for each logit of its texts: of a large vocabulary, hundreds of MiB"""
+WIDE_LOGIT_BYTES = 64 * 1024 * 1024
+"""Of wide logits, at most so many are computed at a time."""
 MIB = 1024 * 1024
 
-TRIES = 3
 LINEAR_ROWS = 25
 
 _Matrices = dict[str, list[tuple[torch.Tensor, torch.Tensor]]]
@@ -73,72 +96,75 @@ _Matrices = dict[str, list[tuple[torch.Tensor, torch.Tensor]]]
 _MakeBackend = Callable[[torch.Tensor], LoraBackend[Any]]
 """Gets the memory [bytes] with the adapters."""
 _Bound = tuple[LoraBackend[Any], dict[int, PlacedAdapter]]
-"""A back end, and where its adapters are, by row"""
+"""A back end, and where its adapters are, by text"""
 
 
 class _Wrong(Exception):
     """Why a forward pass cannot serve"""
 
 
+def room_bytes(loaded: LoadedModel) -> int:
+    """What a judgement takes at most beside the model and what its forward pass computes in between"""
+    pages = max(PARTS.pages, CROWD.pages) * loaded.shape.bytes_per_page()
+    return pages + sum(LENGTHS) * loaded.vocabulary * LOGIT_BYTES
+
+
 class Gate:
-    """What it cannot judge, for whatever reason, it refuses."""
+    """What it cannot judge, for whatever reason, it refuses. It does not try again."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
-        self._taken = 0
-        """How many sets of texts were taken so far"""
         self._yardstick: _Yardstick | None = None
-        self._missing = "not judged: nothing is known that is right"
-        """Why there is no yardstick"""
+        self._missing = ""
+        """Why there is no yardstick, and none will come"""
 
     def prepare(self, kernels: Kernels) -> Iterator[None]:
-        """In parts: find the truth, while the modules have their own weights. If that fails, nothing passes until a
-        later call finds it. To be called in inference mode. `kernels`: any of those that may be judged; the numbers of
-        an adapter are the same in all of them."""
-        if self._yardstick is not None:
+        """In parts: find the truth, while the modules have their own weights. If that fails, nothing passes. To be
+        called in inference mode. `kernels`: any of those that may be judged; the numbers of an adapter are the same in
+        all of them."""
+        if self._yardstick is not None or self._missing:
             return
         try:
-            self._yardstick = yield from _yardstick(self._loaded, kernels, self._taken)
+            self._yardstick = yield from _yardstick(self._loaded, kernels)
         except Exception as error:
             self._missing = not_judged(error)
 
     def fault_of(self, kernels: Kernels) -> Generator[None, None, str]:
         """In parts: why attention and add_lora of these kernels cannot serve beside the modules; empty if they can. To
-        be called while the modules have their own weights.
-
-        Where a router finds two experts nearly alike, rounding decides between them, and its token differs by far more
-        than rounding in one of the two. So there is another try, with other texts: a wrong kernel fails them all.
-        """
-        for self._taken in range(TRIES):
-            yield from self.prepare(kernels)
-            fault = yield from self.fault_of_forward(kernels, None)
-            if not fault:
-                break
-            self._yardstick = None
-        return fault
+        be called while the modules have their own weights."""
+        yield from self.prepare(kernels)
+        return (yield from self.fault_of_forward(kernels, None))
 
     def fault_of_forward(self, kernels: Kernels, fused: Forward | None) -> Generator[None, None, str]:
         """In parts: why this forward pass cannot serve; empty if it can. `prepare` comes before. `fused`: None for the
         modules"""
         yardstick, dtype = self._yardstick, self._loaded.dtype
         if yardstick is None:
-            return self._missing
+            return self._missing or "not judged: nothing is known that is right"
         trial = replace(self._loaded, fused=fused)
-        errors = []
+        sessions = [PARTS] if fused is None else [PARTS, CROWD]
+        places, squares = [], []
         try:
-            for error in yardstick.errors(
-                trial, lambda memory: kernels.lora(yardstick.groups, memory, dtype, 0), kernels.attention
+            check_room(self._loaded)
+            for computed, error in yardstick.errors(
+                trial, sessions, lambda memory: kernels.lora(yardstick.groups, memory, dtype, 0), kernels.attention
             ):
-                errors.append(error)
+                places.append(computed)
+                squares.append(error)
                 yield
         except _Wrong as wrong:
             return str(wrong)
         except Exception as error:
             return not_judged(error)
-        off = _root(errors)
-        if off <= yardstick.allowed:
-            return ""
-        return f"its logits are off by {off:.2g}, and rounding explains {yardstick.allowed:.2g}"
+        off, most = _root(torch.cat(squares)), yardstick.allowed(torch.cat(places))
+        return "" if off <= most else f"its logits are off by {off:.2g}, and rounding explains {most:.2g}"
+
+
+def check_room(loaded: LoadedModel) -> None:
+    """An allocation would succeed, and its use would end the process."""
+    needed = room_bytes(loaded)
+    if loaded.device.type == "cpu" and needed > (left := available_host_bytes()):
+        raise MemoryError(f"{needed / MIB:.0f} MiB are needed to judge, and {left / MIB:.0f} MiB are left")
 
 
 def not_judged(error: Exception) -> str:
@@ -160,35 +186,55 @@ class _Yardstick:
     matrices: _Matrices
     truth: torch.Tensor
     """[tokens of all texts, vocabulary] logits, rounded to float32: they may wait long for a compiler."""
-    allowed: float
+    experts: SameExperts
+    least: torch.Tensor
+    """[tokens] the mean square of an error that is always allowed"""
+    own: torch.Tensor
+    """[tokens] the mean square of the modules' errors"""
+    times: float
+    """As much as these is allowed."""
+
+    def allowed(self, places: torch.Tensor) -> float:
+        """For these tokens"""
+        return max(self.times * _root(self.own[places]), _root(self.least[places]))
 
     def errors(
-        self, loaded: LoadedModel, make: _MakeBackend, attention: MakeAttention | None = None
-    ) -> Iterator[torch.Tensor]:
-        """The mean squares of the rows of each iteration"""
-        iterations = ITERATIONS if loaded.fused is None else (*ITERATIONS, CROWD)
-        for places, logits in self.computed(loaded, iterations, self.bound(make, loaded.device), attention):
-            right = self.truth[places]
-            yield torch.stack([_square(ours.double() - known) for ours, known in zip(logits, right, strict=True)])
+        self,
+        loaded: LoadedModel,
+        sessions: Sequence[_Session],
+        make: _MakeBackend,
+        attention: MakeAttention | None = None,
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For each iteration, the places of its tokens in `truth`, and the mean squares of their errors"""
+        bound = self.bound(make, loaded.device)
+        for session in sessions:
+            for places, logits in self.computed(loaded, session, bound, self.experts.followed, attention):
+                right = self.truth[places]
+                squares = [_square(ours.double() - known) for ours, known in zip(logits, right, strict=True)]
+                yield places, torch.stack(squares)
 
     def computed(
         self,
         loaded: LoadedModel,
-        iterations: Sequence[_Iteration],
+        session: _Session,
         bound: _Bound,
+        routed: Callable[[torch.Tensor], AbstractContextManager[None]],
         attention: MakeAttention | None = None,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Logits of each iteration, and their places in `truth`"""
-        backend, adapters = bound
+        """The places of each iteration's tokens in `truth`, and their logits"""
+        backend, of_text = bound
         if loaded.fused is not None:
             loaded.fused.use_lora(backend)
-        trial = Trial(loaded, [*self.texts] * COPIES, attention=attention, backend=backend, adapters=adapters)
-        for iteration in iterations:
+        texts = [self.texts[number][:tokens] for number, tokens in session.rows]
+        adapters = {row: of_text[number] for row, (number, _) in enumerate(session.rows) if number in of_text}
+        trial = Trial(loaded, texts, attention=attention, backend=backend, adapters=adapters)
+        for iteration in session.iterations:
             batch = trial.batch(iteration.counts)
+            everywhere = _places(batch, session)
             if iteration.some:
                 _keep_some(batch)
-            places = _places(batch)
-            with _added(loaded, backend, batch):
+            places = everywhere[batch.keep]
+            with _added(loaded, backend, batch), routed(everywhere):
                 logits = loaded.forward(batch)
             if len(logits) != len(places):
                 raise _Wrong("it gives logits of other tokens than those that are wanted")
@@ -209,36 +255,53 @@ class _Yardstick:
                 layout.write(run, path, *of_linear[number], 1.0)
             placed.append(PlacedAdapter(str(number), offset, layout.rank, frozenset(self.matrices)))
             offset += layout.bytes
-        rows = [(copy * len(LENGTHS) + first, placed[of]) for copy in range(COPIES) for first, of in ADAPTER_OF.items()]
-        return make(memory), dict(rows)
+        return make(memory), {number: placed[of] for number, of in ADAPTER_OF.items()}
 
 
-def _yardstick(loaded: LoadedModel, kernels: Kernels, taken: int) -> Generator[None, None, _Yardstick]:
-    """In parts. `taken`: how many sets of texts were taken before"""
-    needed = sum(LENGTHS) * loaded.vocabulary * LOGIT_BYTES
-    if loaded.device.type == "cpu" and needed > (left := available_host_bytes()):
-        raise MemoryError(f"{needed / MIB:.0f} MiB are needed for logits, and {left / MIB:.0f} MiB are left")
+def _yardstick(loaded: LoadedModel, kernels: Kernels) -> Generator[None, None, _Yardstick]:
+    """In parts"""
+    check_room(loaded)
     lora = LoraLinears(loaded.linears, loaded.dtype, kernels, loaded.linear_groups)
     groups, matrices = lora.groups, _random_matrices(loaded, lora)
     texts = [
-        text(count, stride=7 + 4 * number, first=3 + number + 97 * taken, vocabulary=loaded.vocabulary)
+        text(count, stride=7 + 4 * number, first=3 + number, vocabulary=loaded.vocabulary)
         for number, count in enumerate(LENGTHS)
     ]
-    unknown = _Yardstick(texts, groups, matrices, torch.empty(0, dtype=torch.float32), math.nan)
-    bound = unknown.bound(lambda _: _Truth(matrices, lora), loaded.device)
-    with wide(loaded, wider(loaded.dtype)) as exact:
-        ((places, logits),) = unknown.computed(exact, [_Iteration(dict(enumerate(LENGTHS)))], bound)
-    known = replace(unknown, truth=torch.empty_like(logits, dtype=torch.float32).index_copy_(0, places, logits.float()))
-    del logits
-    yield
-    errors = []
-    for error in known.errors(
-        replace(loaded, fused=None), lambda memory: TorchBackend(groups, memory, loaded.dtype, copy_bytes=0)
-    ):
-        errors.append(error)
+    tokens = sum(LENGTHS)
+    truth = torch.empty(tokens, loaded.vocabulary, dtype=torch.float32, device=loaded.device)
+    nothing = torch.empty(tokens, dtype=torch.float64, device=loaded.device)
+    yardstick = _Yardstick(
+        texts, groups, matrices, truth, SameExperts(tokens), nothing, nothing.clone(), ALLOWED[loaded.dtype]
+    )
+    bound = yardstick.bound(lambda _: _Truth(matrices, lora), loaded.device)
+    dtype = wider(loaded.dtype)
+    parts = _in_parts(WIDE_LOGIT_BYTES // (loaded.vocabulary * dtype.itemsize))
+    computed = yardstick.computed(replace(loaded, dtype=dtype, fused=None), parts, bound, yardstick.experts.noted)
+    while True:
+        with wide(loaded, dtype):  # nothing else may be wide between two parts
+            part = next(computed, None)
+        if part is None:
+            break
+        places, logits = part
+        truth[places] = logits.float()
+        yardstick.least[places] = LEAST[loaded.dtype] ** 2 * torch.stack([_square(row.double()) for row in logits])
+        del part, logits
         yield
-    size = _root([torch.stack([_square(row.double()) for row in known.truth])])
-    return replace(known, allowed=max(ALLOWED * _root(errors), LEAST[loaded.dtype] * size))
+    for places, squares in yardstick.errors(
+        replace(loaded, fused=None),
+        [PARTS._replace(iterations=[one._replace(some=False) for one in PARTS.iterations])],
+        lambda memory: TorchBackend(groups, memory, loaded.dtype, copy_bytes=0),
+    ):
+        yardstick.own[places] = squares
+        yield
+    return yardstick
+
+
+def _in_parts(most: int) -> _Session:
+    """All texts, of which at most so many tokens are computed at a time"""
+    rows = [row for row, tokens in WHOLE for _ in range(tokens)]
+    most = max(1, most)
+    return _Session(WHOLE, [_Iteration(Counter(rows[first : first + most])) for first in range(0, len(rows), most)])
 
 
 def _keep_some(batch: FlatBatch) -> None:
@@ -248,20 +311,20 @@ def _keep_some(batch: FlatBatch) -> None:
     batch.choices = torch.empty(len(batch.keep), dtype=torch.int64)
 
 
-def _places(batch: FlatBatch) -> torch.Tensor:
-    """Of the kept rows of an iteration, among the tokens of all texts"""
+def _places(batch: FlatBatch, session: _Session) -> torch.Tensor:
+    """Of an iteration's tokens, among those of all texts"""
     line = batch.line
-    firsts = np.cumsum([0, *LENGTHS])[[row.number % len(LENGTHS) for row in line.rows]]
-    return torch.from_numpy(firsts[line.sequence_of] + line.positions).to(batch.keep.device)[batch.keep]
+    firsts = np.cumsum([0, *LENGTHS])[[session.rows[row.number][0] for row in line.rows]]
+    return torch.from_numpy(firsts[line.sequence_of] + line.positions).to(batch.keep.device)
 
 
 def _square(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.square().mean()
 
 
-def _root(squares: Sequence[torch.Tensor]) -> float:
+def _root(squares: torch.Tensor) -> float:
     """Of the mean of the mean squares of rows"""
-    return float(torch.cat(list(squares)).mean().sqrt())
+    return float(squares.mean().sqrt())
 
 
 def linear_fault(weights: Sequence[torch.Tensor], packed: PackedLinears) -> str:
@@ -283,7 +346,7 @@ def linear_fault(weights: Sequence[torch.Tensor], packed: PackedLinears) -> str:
 
 def allowed(own: float, truth: torch.Tensor, dtype: torch.dtype) -> float:
     """`own`: the error of what is known to be right"""
-    return max(ALLOWED * own, LEAST[dtype] * rms(truth))
+    return max(ALLOWED[dtype] * own, LEAST[dtype] * rms(truth))
 
 
 def rms(numbers: torch.Tensor) -> float:

@@ -10,10 +10,11 @@ from motet_runner.execute.activations import activation_bytes, sampler_bytes
 from motet_runner.execute.device.adjustments import adjustment_bytes
 from motet_runner.execute.device.rows import DeviceRows
 from motet_runner.execute.device.worker import ROWS_OF_EACH
+from motet_runner.execute.gate import CROWD_TOKENS, room_bytes
 from motet_runner.execute.kernels import Kernels, LargestWork
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import LoadedModel
-from motet_runner.execute.packed_linears import weight_of
+from motet_runner.execute.packed_linears import Packing, weight_of
 from motet_runner.interface import EngineConfig
 from motet_runner.memory.gpu_memory import GpuMemory
 from motet_runner.memory.host_pages import bytes_beside_pages
@@ -100,15 +101,16 @@ def computing_bytes(
         "sampler": sampler_bytes(loaded, decodes + 1),
         "adjustments": adjustment_bytes(ROWS_OF_EACH * decodes, loaded.vocabulary),
     }
-    # Weights are packed before all of these are there.
+    # Weights are packed and the forward pass is judged before all of these are there, one after the other.
     free = sum(items.values()) + kept["kernels"]
-    return items | {"packing": max(0, _largest_group_bytes(loaded, kernels) - free)}
+    start = 0
+    if kernels.packing is not None:
+        judged = items["largest_iteration"] * CROWD_TOKENS // (config.prefill_chunk_tokens + decodes)
+        start = max(_largest_group_bytes(loaded, kernels.packing), room_bytes(loaded) + judged)
+    return items | {"start": max(0, start - free)}
 
 
-def _largest_group_bytes(loaded: LoadedModel, kernels: Kernels) -> int:
+def _largest_group_bytes(loaded: LoadedModel, packing: Packing) -> int:
     """What is there twice for a moment while weights are packed"""
-    packing = kernels.packing
-    if packing is None:
-        return 0
     groups = [[weight_of(loaded.linears[path]) for path in group] for group in loaded.linear_groups]
     return max((packing.bytes_beside(group) for group in groups), default=0)
