@@ -21,16 +21,19 @@ REGISTERS = 65536
 SHARED_BYTES = 227 * 1024
 
 
+QKV = LinearGroup(4096, {"q": 4096, "k": 1024, "v": 1024})
+DOWN = LinearGroup(11008, {"down": 4096})
+GATE_UP = LinearGroup(4096, {"gate": 14336, "up": 14336})
+USUAL = [(QKV, torch.bfloat16), (DOWN, torch.bfloat16), (GATE_UP, torch.bfloat16),
+         (QKV, torch.float16), (GATE_UP, torch.float32)]  # fmt: skip
+OTHERS = [(DOWN, torch.float16), (GATE_UP, torch.float16), (QKV, torch.float32), (DOWN, torch.float32)]
+
+
 @pytest.mark.parametrize("int8", [False, True], ids=["as rows", "int8"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    "group",
-    [
-        LinearGroup(4096, {"q": 4096, "k": 1024, "v": 1024}),
-        LinearGroup(11008, {"down": 4096}),
-        LinearGroup(4096, {"gate": 14336, "up": 14336}),
-    ],
-    ids=["qkv", "down", "gate,up"],
+    ("group", "dtype"),
+    [*USUAL, *(pytest.param(*one, marks=pytest.mark.soak) for one in OTHERS)],
+    ids=lambda one: ",".join(one.outputs) if isinstance(one, LinearGroup) else str(one),
 )
 def test_add_lora_compiles_and_all_its_programs_fit_at_once(
     group: LinearGroup, dtype: torch.dtype, *, int8: bool
