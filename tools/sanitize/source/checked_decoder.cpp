@@ -6,7 +6,7 @@
 #undef motet_largest
 
 #include "packed.h"
-#include "shapes.h"
+#include "passes.h"
 
 namespace {
 
@@ -16,15 +16,12 @@ struct DecoderPass {
     const Step *step;
 
     void walk(Walk &walk) {
-        walk.all(decoder, sizeof *decoder, Use::READ, "a decoder");
-        walk.all(step, sizeof *step, Use::READ, "a step");
+        walk_pass(walk, decoder, step);
         Decoder &d = const_cast<Decoder &>(*decoder);
         Step &s = const_cast<Step &>(*step);
-        walk.threads(s.threads);
-        walk.expect(d.type == 0 || d.type == 1, "the type of a decoder");
+        walk.expect(s.kept <= s.rows, "the kept rows are rows of the step");
         walk.expect(d.layers > 0 && d.width > 0 && d.head_dim > 0 && d.feed_forward > 0 && d.vocabulary > 0 &&
                         d.kv_heads > 0 && d.heads > 0 && d.heads % d.kv_heads == 0, "the shape of a decoder");
-        walk.expect(s.rows >= 0 && s.kept >= 0 && s.kept <= s.rows, "the kept rows are rows of the step");
         const int64_t attended = d.heads * d.head_dim, keys = d.kv_heads * d.head_dim, mlp = padded(d.feed_forward);
         const int64_t qkv = padded(attended) + 2 * padded(keys);
         const auto numbers = [&](auto &at, int64_t count, const char *what) {
@@ -70,18 +67,16 @@ struct DecoderPass {
         };
         integers(s.tokens, s.rows, "tokens");
         integers(s.positions, s.rows, "positions");
-        integers(s.keep, s.kept, "kept rows");
         int64_t turns = 0;
         for (int64_t row = 0; row < s.rows; ++row) {
             walk.expect(s.positions[row] >= 0, "a position");
             turns = std::max(turns, s.positions[row] + 1);
         }
-        for (int64_t i = 0; i < s.kept; ++i) walk.expect(s.keep[i] >= 0 && s.keep[i] < s.rows, "a kept row");
         walk.all(s.rotation, turns * 2 * padded(d.head_dim / 2) * (int64_t)sizeof(float), Use::READ, "the rotation",
                  FLOATS);
         const KeyShape shape = walk_batch(walk, d.type, s.attention, s.rows, d.layers, window);
         walk.expect(shape.heads == d.kv_heads && shape.width == d.head_dim, "the pages have the shape of keys");
-        if (s.lora) walk_segments(walk, d.type, s.lora, s.lora_count, s.rows, adapted, s.lora_products, MOST_LORA_LINEARS);
+        walk_adapters(walk, d.type, s, adapted);
         const auto buffer = [&](auto &at, int64_t rows, int64_t width, const char *what) {
             walk.all(at, rows * width * size_of_type(d.type), Use::WRITTEN, what, d.type);
         };

@@ -6,7 +6,7 @@
 #include <map>
 
 #include "packed.h"
-#include "shapes.h"
+#include "passes.h"
 
 namespace {
 
@@ -16,15 +16,10 @@ struct ProgramPass {
     const Call *call;
 
     void walk(Walk &walk) {
-        walk.all(program, sizeof *program, Use::READ, "a program");
-        walk.all(call, sizeof *call, Use::READ, "a call of a program");
+        walk_pass(walk, program, call);
         Program &p = const_cast<Program &>(*program);
         Call &c = const_cast<Call &>(*call);
-        walk.threads(c.threads);
-        walk.expect((p.type == FLOAT || p.type == BFLOAT) && p.stages > 0 && p.scratch_bytes >= 0, "a program");
-        walk.expect(c.rows >= 0 && c.kept >= 0, "the rows of a call");
-        walk.all(c.keep, c.kept * (int64_t)sizeof *c.keep, Use::READ, "kept rows", INT64);
-        for (int64_t i = 0; i < c.kept; ++i) walk.expect(c.keep[i] >= 0 && c.keep[i] < c.rows, "a kept row");
+        walk.expect(p.stages > 0 && p.scratch_bytes >= 0, "a program");
 
         int64_t instructions = 0, linears = 0, layers = 0, window = -1;
         walk.all(p.of_stage, p.stages * (int64_t)sizeof(Stage), Use::READ, "stages");
@@ -72,7 +67,7 @@ struct ProgramPass {
             walk.expect(buffer.row > 0, "the bytes of a buffer's row");
             walk.all(buffer.data, one.second * buffer.row, one.first < 2 ? Use::READ : Use::WRITTEN, "a buffer");
         }
-        if (c.lora) walk_segments(walk, p.type, c.lora, c.lora_count, c.rows, adapted, c.lora_products, MOST_LORA_LINEARS);
+        walk_adapters(walk, p.type, c, adapted);
 
         for (LinearStep *l = const_cast<LinearStep *>(p.linears), *end = l + linears; l < end; ++l) {
             const int64_t size = size_of(p.type);
