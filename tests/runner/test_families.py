@@ -34,7 +34,7 @@ LENGTHS = (75, 40, 1, 100, 17, 23)
 """Of the prompts that each voice answers"""
 SHARED = 32
 """Tokens with which all longer prompts begin"""
-DECODED = 20
+DECODED = 12
 NEAR_TIE = 1e-4
 NEAR_TIES_AT_MOST = 0.005
 WHOLE, CHUNKED = 512, 16
