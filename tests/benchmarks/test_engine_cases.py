@@ -3,13 +3,12 @@
 import argparse
 import random
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from benchmarks.engine_cases import disturbed
-from benchmarks.engine_cases.against_transformers import NEAR, Transformers, ragged_asks
+from benchmarks.engine_cases.against_transformers import NEAR, Transformers
 from benchmarks.engine_cases.bench import Bench
 from benchmarks.engine_cases.transformers_child import Batch, Choice, How, transformers_child
 from benchmarks.engine_run import Ask, make_run, random_prompt
@@ -29,16 +28,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     folder = tmp_path_factory.mktemp("engine-cases")
     adapters = [random_adapter(SHAPE, folder / str(number), rank=8, seed=number) for number in range(2)]
     return Bench(GIVEN, random_llama(SHAPE, folder), adapters, ["torch"])
-
-
-def test_a_request_arrives_when_it_says_and_each_token_has_its_time(bench: Bench) -> None:
-    drawn = random.Random(0)
-    asks = [Ask(random_prompt(drawn, 8, 128), output, at=at) for output, at in ((3, 0.2), (5, 0.0), (4, 0.0))]
-    served = make_run(bench.model, GIVEN, "torch").serve(asks)
-    assert [len(tokens) for tokens in served.tokens] == [len(times) for times in served.times] == [3, 5, 4]
-    assert all(a <= b for times in served.times for a, b in pairwise(times))
-    assert served.times[0][0] >= 0.2 > served.times[1][0]
-    assert served.seconds == max(times[-1] for times in served.times)
 
 
 def test_only_steps_in_which_all_have_a_token_count_as_decodes(bench: Bench) -> None:
@@ -138,11 +127,3 @@ async def test_what_is_measured_beside_something_else_is_measured_in_pairs(small
         assert (result.unit, result.value) == ("x", result.pairs.ratio)
     assert figures["gap_beside_prefill"].value >= 1  # p99 against p50 of the same gaps
     assert figures["busy_p99"].holds == (figures["busy_p99"].value <= disturbed.BUSY_P99)
-
-
-def test_ragged_requests_have_all_lengths_and_arrive_in_order() -> None:
-    asks = ragged_asks(200, (8, 12), 50.0, 128)
-    assert {len(ask.prompt) for ask in asks} == {ask.output for ask in asks} == set(range(8, 13))
-    assert asks[0].at == 0
-    assert all(a.at < b.at for a, b in pairwise(asks))
-    assert asks[-1].at / len(asks) == pytest.approx(1 / 50, rel=0.25)

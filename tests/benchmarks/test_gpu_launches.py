@@ -38,7 +38,9 @@ def check(found: list[Compiled], *names: str) -> None:
         assert kernel.shared_bytes + 1024 <= SHARED_BYTES, kernel.name
 
 
-@pytest.mark.parametrize("shape", [LLAMA_7B, LLAMA_8B, LLAMA_SMALL], ids=lambda shape: shape.name)
+@pytest.mark.parametrize(
+    "shape", [LLAMA_SMALL, *(pytest.param(shape, marks=pytest.mark.soak) for shape in (LLAMA_7B, LLAMA_8B))]
+)
 def test_decode_steps(bench: Bench, shape: Shape) -> None:
     model = Model(bench, replace(shape, layers=LAYERS))
     with torch.no_grad(), launches_are_compiled() as found:
@@ -51,7 +53,7 @@ def test_decode_steps(bench: Bench, shape: Shape) -> None:
     assert len(of_lora) == 4 * LAYERS * 8
 
 
-@pytest.mark.parametrize("outputs", [Sizes().width, Sizes().wide])
+@pytest.mark.parametrize("outputs", [Sizes().width, pytest.param(Sizes().wide, marks=pytest.mark.soak)])
 def test_operators(bench: Bench, outputs: int) -> None:
     sizes = bench.sizes
     with launches_are_compiled() as found:
@@ -63,7 +65,7 @@ def test_operators(bench: Bench, outputs: int) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", Sizes().kv_heads)
-@pytest.mark.parametrize("page_tokens", [16, 64])
+@pytest.mark.parametrize("page_tokens", [16, pytest.param(64, marks=pytest.mark.soak)])
 def test_attention(bench: Bench, kv_heads: int, page_tokens: int) -> None:
     sizes = bench.sizes
     with launches_are_compiled() as found:

@@ -1,6 +1,5 @@
 """`benchmarks.host` measures what is left of a step without the model call."""
 
-import cProfile
 import json
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from benchmarks.model_time import ModelTime
 from tests.repo.tree import ROOT
 
 
+@pytest.mark.soak
 def test_it_says_the_hosts_share_and_the_same_again(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.host", "--json", f"--scratch={tmp_path}", "--pairs=1", "--steps=2"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
@@ -43,20 +43,3 @@ def test_the_time_of_all_calls_of_the_model_is_counted() -> None:
     time.sleep(0.05)
     fused(0.03)  # type: ignore[arg-type]
     assert sum(timed.calls) == pytest.approx(0.05, abs=0.02)
-
-
-def test_a_profile_has_the_host_and_not_the_model() -> None:
-    profile = cProfile.Profile()
-    model = Sleeps()
-    ModelTime(profile).watch_module(model)
-
-    def of_the_host() -> None:
-        pass
-
-    profile.enable()
-    model(0.01)
-    of_the_host()
-    profile.disable()
-    functions = {entry.code.co_name for entry in profile.getstats() if not isinstance(entry.code, str)}
-    assert "of_the_host" in functions
-    assert not any(isinstance(entry.code, str) and "sleep" in entry.code for entry in profile.getstats())

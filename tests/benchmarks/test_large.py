@@ -16,7 +16,7 @@ from tests.support.compiled_kernels import needs_a_compiler
 MIB = 2**20
 
 
-@pytest.mark.parametrize("kernels", ["torch", "cpp"])
+@pytest.mark.parametrize("kernels", [pytest.param("torch", marks=pytest.mark.soak), "cpp"])
 def test_it_fills_all_pages_and_says_its_shares(kernels: str, tmp_path: Path) -> None:
     """All sizes are far below what processes take beside them, so the shares say nothing here."""
     if kernels == "cpp":

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import prefix
-from benchmarks.prefix import CpuTime, compare_first_tokens, idle_share, seconds_to_first_token
-from tests.runner.engines import ask, make_engine
+from benchmarks.prefix import CpuTime, compare_first_tokens, idle_share
+from tests.runner.engines import make_engine
 from tests.runner.random_models import llama as config_of_llama
 from tests.runner.random_models import save_base
 
@@ -33,13 +33,6 @@ async def test_misses_are_compared_with_hits(model: Path) -> None:
 async def test_hits_that_find_nothing_are_no_result(model: Path) -> None:
     with pytest.raises(AssertionError, match="found 0 tokens instead of 64"):
         await compare_first_tokens(make_engine(model, prefix_cache=False), SHARED, 1)
-
-
-def test_the_time_to_the_first_token_ends_with_the_first_token(model: Path) -> None:
-    engine = make_engine(model, prefill_chunk_tokens=16)
-    seconds_to_first_token(engine, ask("a", prompt=40, max_tokens=5))
-    assert engine.report().steps == 3
-    assert engine.report().sequences[0].output_tokens == 1
 
 
 def test_the_share_of_the_cache_is_taken_where_nothing_is_shared(model: Path) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from benchmarks.harness import MISSED
 from benchmarks.presets import (
-    BASELINE,
     COMPARED,
     TARGETS,
     Request,
@@ -19,8 +18,6 @@ from benchmarks.presets import (
     Step,
     Workload,
     held_by,
-    lognormal,
-    spread_workload,
     virtual_time,
 )
 from tests.repo.tree import ROOT
@@ -57,25 +54,12 @@ def test_the_sums_hold_for_requests_that_share_the_memory(workload: Workload, na
     assert all(step.promised <= 40 for step in done)
 
 
-def test_lengths_are_even_quantiles_with_the_mean_that_was_asked_for() -> None:
-    lengths = lognormal(58.45, 1.0, 4000)
-    assert sum(lengths) / len(lengths) == pytest.approx(58.45, rel=0.01)
-    assert lengths == sorted(lengths)
-
-
 def test_a_batch_that_is_padded_takes_longer_than_one_that_is_not() -> None:
     """Two requests in a rectangle: 10 and 30 prompt tokens, 1 and 3 answer tokens."""
     workload = Workload("two", 64, [Request(10, 1), Request(30, 3)])
     padded = virtual_time(workload, "request-level", 2, rectangle=True)
     assert padded == pytest.approx(3 + 0.004 * (2 * 30 + 2 + 2))
     assert virtual_time(workload, "request-level", 2, rectangle=False) == pytest.approx(3 + 0.004 * (40 + 1 + 1))
-
-
-def test_iteration_level_batching_is_faster_with_as_many_places() -> None:
-    workload = spread_workload(60)
-    assert virtual_time(workload, BASELINE, 4, rectangle=False) < virtual_time(
-        workload, "request-level", 4, rectangle=False
-    )
 
 
 def test_the_benchmark_names_its_results_and_says_what_it_leaves_out() -> None:

@@ -63,12 +63,8 @@ async def test_each_request_has_a_connection_which_the_next_ones_use_again() -> 
         for _ in range(2):
             answers = await client.ask_all([Ask((5, 6), 3), Ask((7,), 3, ADAPTERS[1])])
             assert [text_of(answer).split() for answer in answers] == [["w1", "w2", "w3"]] * 2
-        assert sorted((body["model"], body["prompt"]) for bodies in asked for body in bodies) == [
-            ("adapter-1", [7]),
-            ("adapter-1", [7]),
-            ("base", [5, 6]),
-            ("base", [5, 6]),
-        ]
+        bodies = sorted((body["model"], *body["prompt"]) for of_connection in asked for body in of_connection)
+        assert bodies == [("adapter-1", 7)] * 2 + [("base", 5, 6)] * 2
         assert len(asked) == 2
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from benchmarks.driven import Driven, DrivenError, Stoppable
-from benchmarks.harness import MISSED, SKIPPED
+from benchmarks.harness import MISSED
 from benchmarks.peer_engines import CLEAR, agreement
 from benchmarks.vllm_served import equal_first_words, until_ready
 from tests.repo.tree import ROOT
@@ -32,15 +32,6 @@ for line in sys.stdin:
 def vllm_peer(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.vllm_peer", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def test_without_vllm_it_is_skipped_and_says_what_to_do(tmp_path: Path) -> None:
-    done = vllm_peer(f"--python={tmp_path}/python")
-    assert done.returncode == SKIPPED
-    assert done.stdout == (
-        f"skipped: {tmp_path}/python does not exist. `make peer` builds an environment with vLLM; "
-        "--python names another one.\n"
-    )
 
 
 def test_both_engines_get_the_same_requests_and_a_slow_peer_is_beaten(tmp_path: Path) -> None:
@@ -88,18 +79,6 @@ def test_a_benchmark_that_is_terminated_leaves_no_process(tmp_path: Path) -> Non
     assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
-def test_what_a_killed_process_left_in_its_scratch_folder_is_removed() -> None:
-    code = (
-        "import json, tempfile\n"
-        "print(json.dumps(tempfile.mkstemp()[1]), flush=True)\n"
-        "input(); input()\n"
-    )  # fmt: skip
-    with Driven("fake", [sys.executable, "-c", code]) as driven:
-        left = Path(driven.ask({}))
-        assert left.is_file()
-    assert not left.parent.exists()
-
-
 def test_a_driven_process_is_stopped_between_two_questions_with_its_children() -> None:
     code = (
         "import subprocess, sys; subprocess.Popen(['sleep', '60'])\n"
@@ -119,19 +98,6 @@ def test_a_driven_process_is_stopped_between_two_questions_with_its_children() -
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
-def test_a_driven_process_that_ends_says_why() -> None:
-    code = "import sys; sys.exit('there is no such model')"
-    with Driven("vLLM", [sys.executable, "-c", code]) as driven, pytest.raises(DrivenError) as error:
-        driven.ask({"do": "load"})
-    assert str(error.value) == "vLLM ended.\nthere is no such model\n"
-
-
-def test_an_answer_that_is_an_error_is_raised() -> None:
-    code = """input(); print('{"error": "no room"}', flush=True)"""
-    with Driven("vLLM", [sys.executable, "-c", code]) as driven, pytest.raises(DrivenError, match="vLLM: no room"):
-        driven.ask({"do": "load"})
-
-
 @pytest.mark.parametrize(
     ("mine", "other", "margins", "equal", "clear"),
     [
@@ -146,12 +112,6 @@ def test_first_tokens_must_be_equal_where_both_are_sure(
 ) -> None:
     ours, theirs = {"tokens": mine, "margins": [margins[0]]}, {"tokens": other, "margins": [margins[1]]}
     assert agreement(ours, theirs)[1:] == (equal, clear)
-
-
-def test_the_share_of_equal_tokens_ends_at_the_first_difference() -> None:
-    ours = {"tokens": [[1, 2, 3, 4]], "margins": [1.0]}
-    theirs = {"tokens": [[1, 2, 9, 4]], "margins": [1.0]}
-    assert agreement(ours, theirs)[0] == "1 of 1 first tokens equal, 1 of 1 clear ones, 50% of all tokens"
 
 
 def streamed(text: str) -> bytes:
