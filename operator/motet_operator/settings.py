@@ -44,8 +44,8 @@ class Settings(BaseSettings):
     """When a process answers none of five health checks in a row within this time, it is killed and started again: it
     was stopped, or its event loop hangs. Normal processes can be silent for some seconds on a loaded machine, so
     MOTET_TIME_SCALE does not change this. A process that has not answered since its start has six times as long. A
-    gateway, scheduler, predictor or supervisor that SIGSTOP has stopped is replaced after three readiness probes, about
-    five seconds. 0: never, for example for a process in a debugger."""
+    gateway, scheduler, predictor or supervisor that SIGSTOP has stopped is replaced after three to seven seconds. 0:
+    never, for example for a process in a debugger."""
 
     stop_grace_seconds: float = Field(10.0, ge=0)
     """How long a process may take to end after SIGTERM, before it is killed."""

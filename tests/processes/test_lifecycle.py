@@ -10,7 +10,6 @@ from motet.processes.lifecycle import (
     LIVENESS_FAILURE_THRESHOLD,
     SETUP_FAILED,
     STARTUP_FAILURE_THRESHOLD,
-    STOPPED_THRESHOLD,
     Died,
     Effect,
     Event,
@@ -172,24 +171,41 @@ def test_one_answer_resets_the_missed_probes() -> None:
     assert follow(*moments)[1] == [Effect.START]
 
 
-def no_answer(probes: int, *, stopped: bool = True) -> list[tuple[float, Event]]:
-    return [(3, ReadinessProbed(healthy=False, stopped=stopped))] * probes
+def no_answer(since: float, seconds: float, *, each: float, stopped: bool = True) -> list[tuple[float, Event]]:
+    """Readiness probes without an answer, the first and the last of them `seconds` apart."""
+    probes = round(seconds / each)
+    return [(since + n * each, ReadinessProbed(healthy=False, stopped=stopped)) for n in range(probes + 1)]
 
 
-def test_a_stopped_process_is_replaced_after_a_few_readiness_probes() -> None:
-    life, effects = follow(*ANSWERED, *no_answer(STOPPED_THRESHOLD - 1))
+LONG = CONFIG.stopped_seconds
+EACH_PROBE = pytest.mark.parametrize("each", [0.0625, 0.5, 1.5], ids=["starts", "answers late", "busy machine"])
+
+
+@EACH_PROBE
+@pytest.mark.parametrize("up", [ANSWERED, UP[:2]], ids=["ready", "starts"])
+def test_a_stopped_process_is_replaced_after_seconds_however_often_it_is_probed(
+    up: tuple[tuple[float, Event], ...], each: float
+) -> None:
+    life, effects = follow(*up, *no_answer(3, LONG - each, each=each))
     assert (life.phase, effects) == (Phase.STARTING, [Effect.START])
-    assert follow(*no_answer(1), life=life)[1] == [Effect.REPLACE_STOPPED]
+    assert follow((3 + LONG, ReadinessProbed(healthy=False, stopped=True)), life=life)[1] == [Effect.REPLACE_STOPPED]
 
 
 @pytest.mark.parametrize("continued", [ReadinessProbed(healthy=True), ReadinessProbed(healthy=False), Started()])
 def test_a_process_that_was_continued_is_not_replaced(continued: Event) -> None:
-    _, effects = follow(*ANSWERED, *no_answer(STOPPED_THRESHOLD - 1), (4, continued), *no_answer(STOPPED_THRESHOLD - 1))
+    before, after = no_answer(3, LONG - 0.5, each=0.5), no_answer(3.5 + LONG, LONG - 0.5, each=0.5)
+    _, effects = follow(*ANSWERED, *before, (3 + LONG, continued), *after)
     assert effects == [Effect.START]
 
 
+def test_a_process_is_not_replaced_for_the_time_in_which_the_process_manager_was_stopped_too() -> None:
+    life, effects = follow(*ANSWERED, *no_answer(3, LONG - 0.5, each=0.5), *no_answer(3600, LONG - 0.5, each=0.5))
+    assert effects == [Effect.START]
+    assert follow(*no_answer(3600 + LONG, 0, each=0.5), life=life)[1] == [Effect.REPLACE_STOPPED]
+
+
 def test_a_process_that_runs_may_fail_any_number_of_readiness_probes() -> None:
-    assert follow(*ANSWERED, *no_answer(100, stopped=False))[1] == [Effect.START]
+    assert follow(*ANSWERED, *no_answer(3, 100, each=0.5, stopped=False))[1] == [Effect.START]
 
 
 def test_a_starting_process_may_miss_more_probes() -> None:

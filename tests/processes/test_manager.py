@@ -150,16 +150,17 @@ async def test_a_setup_errors_last_line_is_the_reason(tmp_path: Path) -> None:
 
 
 async def test_the_probe_decides_readiness(tmp_path: Path) -> None:
-    answer = False
+    answer, probes = False, 0
 
     async def probe() -> bool:
+        nonlocal probes
+        probes += 1
         return answer
 
     async with process_manager(tmp_path) as one:
         one.apply([script(tmp_path, "a", SLEEPER, probe=probe)])
-        await until(lambda: only(one).phase is Phase.STARTING)
-        await asyncio.sleep(0.15)
-        assert not only(one).ready
+        await until(lambda: probes >= 3)
+        assert only(one).phase is Phase.STARTING
         answer = True
         await until(lambda: only(one).ready)
 
@@ -325,7 +326,7 @@ async def test_a_stopped_process_that_is_to_be_replaced_then_does_not_wait_for_l
         found = read_stat(pid_of(only(one)))
         return found is not None and found.state != "T"
 
-    async with process_manager(tmp_path) as one:
+    async with process_manager(tmp_path, replace(CONFIG, stopped_seconds=0.2)) as one:
         one.apply([script(tmp_path, "a", SLEEPER, probe=answers_at_once, replace_stopped=True)])
         await until(lambda: only(one).ready)
         first = identity(only(one))

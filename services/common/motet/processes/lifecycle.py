@@ -6,7 +6,7 @@ WAITING ──due──▶ STARTING ──probe──▶ READY
    └──── back-off ───┴─────────────────┘
 stop: any ──SIGTERM──▶ STOPPING ──grace over──▶ SIGKILL ──died──▶ GONE
 hangs: STARTING or READY ──too many liveness probes fail──▶ SIGKILL ──died──▶ WAITING
-stopped by SIGSTOP: STARTING or READY ──three readiness probes fail──▶ SIGKILL ──died──▶ WAITING
+stopped by SIGSTOP: STARTING or READY ──readiness probes fail for seconds──▶ SIGKILL ──died──▶ WAITING
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,11 +23,6 @@ LIVENESS_FAILURE_THRESHOLD = 5
 
 STARTUP_FAILURE_THRESHOLD = 30
 """The same for a process that has not answered any probe yet: on a busy machine its imports may take minutes."""
-
-
-STOPPED_THRESHOLD = 3
-"""After so many failed readiness probes in a row, a process that SIGSTOP has stopped is replaced. Other processes may
-be slow on a busy machine, but this one cannot answer until somebody continues it."""
 
 
 class Phase(StrEnum):
@@ -56,6 +51,11 @@ class LifecycleConfig:
     started again. 0: never. `scaled` does not change it, because on a busy machine a healthy process may need seconds
     to answer."""
 
+    stopped_seconds: float = 3.0
+    """A process that SIGSTOP has stopped is replaced when its readiness probes have failed for this long. Others may be
+    slow on a busy machine, but this one cannot answer until somebody continues it. `scaled` does not change it: who
+    continues it needs as long as before."""
+
     @property
     def liveness_period(self) -> float:
         """The timeout of one liveness probe, and the time between two of them."""
@@ -66,6 +66,7 @@ class LifecycleConfig:
             stop_grace=self.stop_grace,  # a process needs as long to stop as before
             backoff=self.backoff.scaled(factor),
             liveness_seconds=self.liveness_seconds,
+            stopped_seconds=self.stopped_seconds,
         )
 
 
@@ -90,8 +91,11 @@ class Lifecycle:
     last_probe_at: float = 0.0
     """When the last liveness probe began."""
 
-    stopped_probes: int = 0
-    """How many readiness probes in a row have failed because the process was stopped."""
+    stopped_since: float | None = None
+    """When the first of the readiness probes ended that have failed in a row because the process was stopped."""
+
+    stopped_at: float = 0.0
+    """When the last of them ended."""
 
     exit_status: int | None = None
     """Of the last run. Negative for a signal; None for an adopted process, whose exit status we cannot know."""
@@ -181,10 +185,10 @@ def step(life: Lifecycle, event: Event, now: float, config: LifecycleConfig) -> 
                 was_alive=ready,
                 failed_probes=0,
                 last_probe_at=now,
-                stopped_probes=0,
+                stopped_since=None,
             ), ()
         case ReadinessProbed() if life.phase in (Phase.STARTING, Phase.READY):
-            return _readiness_probed(life, event)
+            return _readiness_probed(life, event, now, config)
         case LivenessProbed() if life.phase in (Phase.STARTING, Phase.READY):
             return _liveness_probed(life, event, now, config)
         case CouldNotStart(reason=reason):
@@ -212,13 +216,20 @@ def _time_passed(life: Lifecycle, now: float, config: LifecycleConfig) -> tuple[
     return life, ()
 
 
-def _readiness_probed(life: Lifecycle, probe: ReadinessProbed) -> tuple[Lifecycle, tuple[Effect, ...]]:
+def _readiness_probed(
+    life: Lifecycle, probe: ReadinessProbed, now: float, config: LifecycleConfig
+) -> tuple[Lifecycle, tuple[Effect, ...]]:
     if probe.healthy:
-        return replace(life, phase=Phase.READY, was_ready=True, stopped_probes=0), ()
-    stopped_probes = life.stopped_probes + 1 if probe.stopped else 0
-    if stopped_probes < STOPPED_THRESHOLD:
-        return replace(life, phase=Phase.STARTING, stopped_probes=stopped_probes), ()
-    return replace(life, phase=Phase.STARTING, stopped_probes=0), (Effect.REPLACE_STOPPED,)
+        return replace(life, phase=Phase.READY, was_ready=True, stopped_since=None), ()
+    life = replace(life, phase=Phase.STARTING)
+    if not probe.stopped:
+        return replace(life, stopped_since=None), ()
+    # After a long pause between two probes, the process manager may have been stopped, too, with the whole machine.
+    if life.stopped_since is None or now - life.stopped_at > config.stopped_seconds:
+        return replace(life, stopped_since=now, stopped_at=now), ()
+    if now - life.stopped_since < config.stopped_seconds:
+        return replace(life, stopped_at=now), ()
+    return replace(life, stopped_since=None), (Effect.REPLACE_STOPPED,)
 
 
 def _liveness_probed(
