@@ -1,5 +1,8 @@
 """The sessions of a server, over real gRPC: from a peer's hello to the end of its stream."""
 
+import asyncio
+import itertools
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +12,10 @@ import grpc
 import pytest
 
 from motet.errors import Internal, InvalidRequest, MotetError, Overloaded
-from motet.rpc import EndStream, Session, Sessions, open_channel, serving
+from motet.rpc import Backoff, EndStream, Link, Session, Sessions, open_channel, serving
+from motet.rpc.channels import LAST_RETRY_SECONDS
+from motet.rpc.links import MAX_REPLACED_SECONDS
+from motet.rpc.sessions import REPLACED, REPLACED_CODE
 from motet.terms import ImpossibleTerm
 from tests.common.echo import open_talk
 from tests.common.waiting import until
@@ -165,10 +171,10 @@ async def test_a_session_without_a_hello_that_may_not_open_is_refused_with_a_rea
 async def test_a_peer_that_connects_again_replaces_its_session_without_a_close(address: str) -> None:
     recorder = RecordingSessions()
     async with recorder.serving(address):
-        async with open_stream(address, b"hello a/first"):
+        async with open_stream(address, b"hello a/first") as first:
             await until(lambda: "a" in recorder.sessions)
             async with open_stream(address, b"hello a/second") as second:
-                await until(lambda: "a/second: opened" in recorder.record)
+                assert await refusal(first) == ": ".join((REPLACED_CODE.name, REPLACED[1]))
                 recorder.sessions.send("a", b"for you")
                 recorder.sessions.send("b", b"for nobody")
                 assert await second.read() == b"for you"
@@ -177,32 +183,32 @@ async def test_a_peer_that_connects_again_replaces_its_session_without_a_close(a
     assert "a/first: closed" not in recorder.record
 
 
-async def test_what_comes_over_a_replaced_stream_is_dropped(address: str) -> None:
-    recorder = RecordingSessions()
-    async with recorder.serving(address), open_stream(address, b"hello a/first", b"one") as first:
-        await until(lambda: "a/first: one" in recorder.record)
-        async with open_stream(address, b"hello a/second") as second:
-            await until(lambda: "a/second: opened" in recorder.record)
-            await first.write(b"late")
-            await first.done_writing()
-            await until(first.done)  # so it was read
-            await second.write(b"two")
-            await until(lambda: "a/second: two" in recorder.record)
-    assert "a/first: late" not in recorder.record
-    assert recorder.failures == []
+async def test_two_links_with_one_name_end_each_others_streams_less_and_less_often(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: dict[Backoff, list[float]] = defaultdict(list)
+    next_wait = Backoff.next
 
+    def next_of_a_replaced_link(backoff: Backoff) -> float:
+        wait = next_wait(backoff)
+        if backoff._last == MAX_REPLACED_SECONDS:
+            waits[backoff].append(wait)
+        return wait / 100
 
-async def test_the_end_of_a_replaced_stream_closes_no_session(address: str) -> None:
+    monkeypatch.setattr(Backoff, "next", next_of_a_replaced_link)
     recorder = RecordingSessions()
-    async with recorder.serving(address), open_stream(address, b"hello a/first") as first:
-        await until(lambda: "a" in recorder.sessions)
-        async with open_stream(address, b"hello a/second") as second:
-            await until(lambda: "a/second: opened" in recorder.record)
-            await first.done_writing()
-            await until(first.done)
-            recorder.sessions.broadcast(b"still here")
-            assert await second.read() == b"still here"
-            assert "a/first: closed" not in recorder.record
+    links: list[Link[bytes, bytes]] = [
+        Link("test", address, open_talk, greet=lambda: [b"hello a"], receive=lambda _: None) for _ in range(2)
+    ]
+    async with recorder.serving(address):
+        running = [asyncio.create_task(link.run()) for link in links]
+        await until(lambda: len(waits) == 2 and all(len(each) >= 5 for each in waits.values()))
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    for each in waits.values():
+        assert all(later > earlier for earlier, later in itertools.pairwise(each[:5]))
+        assert each[0] >= 0.75 * LAST_RETRY_SECONDS
 
 
 async def test_a_cancelled_handler_closes_its_session(address: str) -> None:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import grpc
 import structlog
 
 from motet.errors import InvalidRequest, MotetError, Overloaded
@@ -16,7 +17,16 @@ from motet.rpc.packing import unpacked, write_all
 
 log = structlog.get_logger(__name__)
 
-ENDED = "the server has ended this stream; connect again"
+Status = tuple[grpc.StatusCode, str]
+"""What a peer gets at the end of its stream."""
+
+ENDED: Status = Overloaded.mapping.grpc, "the server has ended this stream; connect again"
+
+REPLACED_CODE = grpc.StatusCode.ALREADY_EXISTS
+REPLACED: Status = (
+    REPLACED_CODE,
+    "another stream with the same name has replaced this one; two processes must not have the same name",
+)
 
 FLUSH_SECONDS = 1.0
 """How long the server tries to send the status when it ends a stream. A peer that does not read never gets it."""
@@ -33,8 +43,8 @@ class Session(Generic[Peer, Down]):
         self.peer = peer
         self._outbox = outbox
         self._handler = asyncio.current_task()
-        self.ended = False
-        """Whether this side has ended the stream."""
+        self.ended: Status | None = None
+        """With what this side has ended the stream."""
 
     @property
     def flushed(self) -> bool:
@@ -48,10 +58,10 @@ class Session(Generic[Peer, Down]):
             log.warning("peer_too_slow", peer=str(self.peer), hint="It does not read its messages. Its stream ends.")
             self.end()
 
-    def end(self) -> None:
+    def end(self, status: Status = ENDED) -> None:
         """End the stream from this side. The peer connects again if it is still running."""
         if self._handler is not None and not self.ended:
-            self.ended = True
+            self.ended = status
             self._handler.cancel()
 
 
@@ -66,9 +76,9 @@ class Sessions(Generic[Peer, Up, Down]):
     error; `motet.rpc.message_failures` lists what else ends a stream.
 
     `key` returns the key by which a peer is found; by default the peer itself. When a peer connects again, its new
-    session replaces the old one: `closed` is not called for the old one, and what still comes over it is dropped, since
-    the new one has begun with the whole state. A message to a peer that is not connected is dropped: after its next
-    hello it gets the whole state.
+    session replaces the old one, whose stream ends with REPLACED: `closed` is not called for it, and what it has not
+    read yet is dropped, since the new one begins with the whole state. A message to a peer that is not connected is
+    dropped: after its next hello it gets the whole state.
     """
 
     def __init__(
@@ -101,6 +111,9 @@ class Sessions(Generic[Peer, Up, Down]):
 
         def open_for(peer: Peer) -> Session[Peer, Down]:
             nonlocal session
+            if (older := self._open.get(self._key(peer))) is not None:
+                log.info("stream_replaced", peer=str(older.peer))
+                older.end(REPLACED)
             session = self._open[self._key(peer)] = Session(peer, outbox)
             self._opened(session)
             return session
@@ -118,9 +131,6 @@ class Sessions(Generic[Peer, Up, Down]):
                 return
             if self._hello(message) is not None:
                 raise InvalidRequest("a stream has only one hello, its first message; open another stream")
-            if not self._is_open(session):
-                log.debug("late_message_dropped", peer=str(session.peer))
-                return
             handle(message, partial(self._received, session), partial(self._failed, session))
 
         try:
@@ -132,11 +142,11 @@ class Sessions(Generic[Peer, Up, Down]):
             if session is not None and self._is_open(session):
                 del self._open[self._key(session.peer)]
                 self._closed(session)
-            if session is not None and session.ended:
+            if session is not None and session.ended is not None:
                 # gRPC does not tell the peer that the handler was cancelled, so the peer would wait for ever.
-                with suppress(TimeoutError):
+                with suppress(TimeoutError, grpc.aio.UsageError):  # UsageError: it ends already, with another status
                     async with asyncio.timeout(FLUSH_SECONDS):
-                        await context.abort(Overloaded.mapping.grpc, ENDED)
+                        await context.abort(*session.ended)
 
     def _is_open(self, session: Session[Peer, Down]) -> bool:
         """False if the peer has connected again."""
