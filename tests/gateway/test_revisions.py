@@ -52,7 +52,7 @@ async def test_a_refusal_that_comes_before_the_catalog_waits_for_it(patient: Ser
     switch(cluster, NEW)
     answer = post(patient)
     await eventually(lambda: cluster.scheduler.enqueued)
-    await asyncio.sleep(0.05)
+    await eventually(lambda: patient.gateway._listeners)  # it waits for another catalog
     assert not answer.done()
     cluster.scheduler.publish()
     assert (await answer).status_code == 200
@@ -129,6 +129,25 @@ async def test_a_waiting_request_is_tokenised_again_for_the_base_model_that_repl
         tuple(byte_tokenizer(260).encode("The quick").ids)
     }
     assert byte_tokenizer(260).encode("The quick").ids != byte_tokenizer().encode("The quick").ids
+
+
+async def test_a_base_model_that_comes_back_is_used_again(served: Served) -> None:
+    """The request was refused while another base model was there, whose tokenizer no runner has sent yet."""
+    cluster, runner = served.cluster, served.cluster.runners[0]
+    cluster.scheduler.holds = True
+    answer = post(served, model="tiny")
+    await eventually(lambda: cluster.scheduler.enqueued)
+    before = runner.base_digest, runner.asset_digest
+    runner.base_digest, runner.asset_digest = NEW, ""
+    cluster.scheduler.publish()
+    cluster.scheduler.refuse_replaced(cluster.scheduler.enqueued[0].request)
+    await eventually(lambda: served.gateway.held)
+    runner.base_digest, runner.asset_digest = before
+    cluster.scheduler.holds = False
+    cluster.scheduler.publish()
+    await eventually(answer.done)
+    assert answer.result().status_code == 200
+    assert [enqueue.base_digest for enqueue in cluster.scheduler.enqueued] == [BASE_DIGEST] * 2
 
 
 async def test_a_stream_whose_base_model_is_gone_ends_with_an_error_that_says_so(served: Served) -> None:

@@ -160,13 +160,16 @@ class Gateway:
         target = self.catalog.current.resolve(model, caller)
         group, runners = target.group.group, bool(target.group.runners)
         if waits_for := target.not_ready_reason():
-            return NotReadyReason(waits_for, group, runners)
+            return NotReadyReason(waits_for, group, runners, target.weights)
         if (text := self.assets.get(target.asset_digest)) is not None:
             return target, text
         self._fetch(target.asset_digest, target.group.group)
         # Only a runner sends the tokenizer, so a group without runners has to start one first.
         return NotReadyReason(
-            f"fetching the tokenizer of {target.group.served_name}", "" if runners else group, runners
+            f"fetching the tokenizer of {target.group.served_name}",
+            "" if runners else group,
+            runners,
+            target.weights,
         )
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:

@@ -110,8 +110,10 @@ class AnswerResponse(Response):
         self._class_name = ""
         """Of all choices; empty until it is known. It stays when a replaced model clears the choices."""
         self._target: Target | None = None
-        self._retired: set[Weights] = set()
-        """What the name resolved to, but the scheduler no longer serves."""
+        self._refused: Weights | None = None
+        """What the name meant when the scheduler refused it, until the name means something else. After that the
+        scheduler may serve these weights again."""
+        self._resolve_retries = 0
         self._not_ready: NotReadyReason | None = None
         # What has changed since the writer last checked.
         self._waiter: asyncio.Future[None] | None = None
@@ -300,7 +302,10 @@ class AnswerResponse(Response):
 
     def _ready(self) -> tuple[Target, ModelTokenizer] | None:
         found = self._gateway.find(self._body.model, self._caller)
-        if not isinstance(found, NotReadyReason) and found[0].weights in self._retired:
+        weights = found.weights if isinstance(found, NotReadyReason) else found[0].weights
+        if weights is not None and weights != self._refused:
+            self._refused = None
+        if not isinstance(found, NotReadyReason) and self._refused is not None:
             found = NotReadyReason(f"{found[0].adapter_name or self._body.model} is changing to another revision")
         if not isinstance(found, NotReadyReason):
             self._not_ready = None
@@ -318,9 +323,10 @@ class AnswerResponse(Response):
         replaced = isinstance(self._error(), ModelNotFound | BaseModelReplaced)
         if not replaced or any(choice.tokens for choice in self._choices):
             return False
-        if self._target is None or len(self._retired) == MAX_RESOLVE_RETRIES:
+        if self._target is None or self._resolve_retries == MAX_RESOLVE_RETRIES:
             return False
-        self._retired.add(self._target.weights)
+        self._refused = self._target.weights
+        self._resolve_retries += 1
         self._cancel_all("its model was replaced")
         for started in (self._choices, self._generation_requests, self._requests, self._changed):
             started.clear()
@@ -362,7 +368,7 @@ class AnswerResponse(Response):
         self._timings.mark_enqueued()
         seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
         # New ids, since late messages about the old ones may still arrive.
-        name = f"{self._id}-{len(self._retired)}" if self._retired else self._id
+        name = f"{self._id}-{self._resolve_retries}" if self._resolve_retries else self._id
         hidden = frozenset(wanted[0].stop_token_ids) | (frozenset() if body.ignore_eos else text.eos_ids)
         parent = ""
         for number in range(len(self._prompts) * body.choices):
