@@ -1,8 +1,10 @@
 """Which terms, epochs and numbers of peers are accepted, and which are refused."""
 
+import re
 from math import inf, nan
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +13,7 @@ from motet.errors import InvalidRequest, from_proto
 from motet.rpc.finite_check import check_numbers, check_of
 from motet.runner_info import RunnerRequest
 from motet.terms import MAX_TERM, MAX_TERM_JUMP, check_epoch, check_leaders_term, check_term, is_term
+from tests.support.hostile_messages import hostile
 
 LARGEST = 2**64 - 1
 TERMS = st.integers(0, LARGEST)
@@ -63,26 +66,21 @@ def test_the_largest_epoch_is_refused() -> None:
         RunnerRequest.from_proto(common_pb2.RunnerRequest(request="a", epoch=2**32 - 1))
 
 
-@pytest.mark.parametrize("figure", [nan, inf, -inf])
-@pytest.mark.parametrize(
-    "message",
-    [
-        lambda x: scheduler_pb2.ServeUp(enqueue={"request": "a", "estimate": {"rank": x}}),
-        lambda x: scheduler_pb2.ServeUp(enqueue={"request": "a", "deadline_seconds": x}),
-        lambda x: scheduler_pb2.ServeUp(hello={"gateway": "g", "live": [{"request": "a", "age_seconds": x}]}),
-        lambda x: scheduler_pb2.AttachUp(draining={"deadline_seconds": x}),
-        lambda x: scheduler_pb2.AttachUp(declined={"request": "a", "failure": {"retry_after_seconds": x}}),
-        lambda x: scheduler_pb2.SyncUp(drains={"runners": [{}, {"deadline_seconds": x}]}),
-        lambda x: supervisor_pb2.WatchUp(memory={"swap_seconds_per_page": x}),
-        lambda x: supervisor_pb2.AdviseDown(overcommit={"factor": x}),
-        lambda x: runner_pb2.GenerateUp(submit={"sampling": {"temperature": x}}),
-        lambda x: runner_pb2.GenerateUp(submit={"sampling": {"logit_bias": {5: x}}}),
-    ],
+WITH_NUMBERS = (
+    *(scheduler_pb2.ServeUp, scheduler_pb2.ServeDown, scheduler_pb2.AttachUp, scheduler_pb2.AttachDown),
+    *(scheduler_pb2.SyncUp, scheduler_pb2.SyncDown, supervisor_pb2.WatchUp, supervisor_pb2.WatchDown),
+    *(supervisor_pb2.AdviseDown, runner_pb2.GenerateUp),
 )
-def test_a_value_that_is_not_a_number_is_refused_by_its_name(message, figure) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(InvalidRequest, match="must be a finite number"):
-        check_numbers(message(figure))
-    check_numbers(message(1.5))
+FLOATS = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
+
+
+@pytest.mark.parametrize("kind", WITH_NUMBERS, ids=lambda kind: kind.__name__)
+def test_a_value_that_is_not_a_number_is_refused_by_its_name(kind: type) -> None:
+    wrong = [message for message in hostile(kind, types=FLOATS) if re.search(r": (nan|-?inf)\b", str(message))]
+    assert wrong
+    for message in wrong:
+        with pytest.raises(InvalidRequest, match=r"\.\w+ is (nan|-?inf): it must be a finite number"):
+            check_numbers(message)
 
 
 @pytest.mark.parametrize("factor", [1e308, -1.0, 0.0, 4.1])

@@ -22,6 +22,7 @@ from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import ROWS_PER_WRITE, Persistence
 from motet_predictor.service import SERVICE, PredictorService
 from tests.common.waiting import PATIENCE_S
+from tests.support.hostile_messages import hostile
 
 
 class Predictor:
@@ -98,6 +99,18 @@ async def test_an_outcome_is_learned_at_once(tmp_path: Path) -> None:
         after = await predictor.estimate()
         assert after.q95 <= 26 < before.q95
         assert after.rank < before.rank
+
+
+async def test_no_call_of_a_hostile_peer_fails_or_keeps_others_from_being_stored(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor, open_channel(predictor.address) as channel:
+        stub: predictor_pb2_grpc.PredictorAsyncStub = predictor_pb2_grpc.PredictorStub(channel)
+        for request in hostile(predictor_pb2.PredictRequest):
+            await stub.Predict(request, timeout=PATIENCE_S)
+        for outcomes in hostile(predictor_pb2.ObserveRequest):
+            await stub.Observe(outcomes, timeout=PATIENCE_S)
+        assert await predictor.persistence.flush()
+        assert 1 <= (await predictor.estimate()).q50 <= (await predictor.estimate()).q95 <= 1000
 
 
 async def test_estimates_keep_to_the_clients_bound(tmp_path: Path) -> None:

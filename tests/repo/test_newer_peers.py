@@ -1,9 +1,10 @@
 """A peer of a newer version says what this one does not know: it is understood as far as it goes, nothing breaks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
 from motet.domain import BASE, InstanceName
@@ -16,36 +17,16 @@ from motet_scheduler import conversion as scheduler
 from motet_scheduler.policy import events
 from motet_scheduler.policy.values import AdapterStage
 from motet_supervisor import conversion as supervisor
-
-UNKNOWN = 77
-
-
-def with_unknown_values(kind: Any) -> Iterator[Any]:
-    """A message of this kind for every enumeration that it can hold, at any depth, with a value of a newer version."""
-    for field in kind.DESCRIPTOR.fields:
-        if field.enum_type is not None:
-            message = kind()
-            if field.is_repeated:
-                getattr(message, field.name).append(UNKNOWN)
-            else:
-                setattr(message, field.name, UNKNOWN)
-            yield message
-        elif field.message_type is not None and not field.message_type.GetOptions().map_entry and field.name != "more":
-            for inner in with_unknown_values(field.message_type._concrete_class):
-                message = kind()
-                if field.is_repeated:
-                    getattr(message, field.name).append(inner)
-                else:
-                    getattr(message, field.name).CopyFrom(inner)
-                yield message
-
+from tests.support.hostile_messages import UNKNOWN_VALUE, hostile
 
 RUNNER = RunnerIdentity(instance="r0")
 
 
 def submit(up: runner_pb2.GenerateUp) -> Any:
     up.submit.request = "a"
-    up.submit.choices.add()
+    del up.submit.choices[1:]
+    if not up.submit.choices:
+        up.submit.choices.add()
     return generate_service.sequence_of(up.submit, base_digest=BASE)
 
 
@@ -62,7 +43,7 @@ READERS: list[tuple[Any, Callable[[Any], Any]]] = [
     (supervisor_pb2.AdviseDown, scheduler.supervisor_event),
     (supervisor_pb2.WatchUp, lambda up: supervisor.watch_event(InstanceName("r0"), up)),
     (supervisor_pb2.WatchHello, supervisor.runner_connected),
-    (supervisor_pb2.AdviseUp, supervisor.advise_event),
+    (supervisor_pb2.AdviseUp, lambda up: supervisor.advise_event(1, up)),
     (runner_pb2.GenerateUp, submit),
     (scheduler_pb2.SyncDown, operator_hears),
 ]
@@ -70,18 +51,18 @@ READERS: list[tuple[Any, Callable[[Any], Any]]] = [
 
 @pytest.mark.parametrize(("kind", "read"), READERS, ids=[kind.__name__ for kind, _ in READERS])
 def test_no_value_of_a_newer_version_breaks_a_stream(kind: Any, read: Callable[[Any], Any]) -> None:
-    for message in with_unknown_values(kind):
+    for message in hostile(kind, types=(FieldDescriptor.TYPE_ENUM,)):
         read(message)
 
 
 def test_each_value_of_a_newer_version_has_a_meaning() -> None:
-    assert RequestClass.from_proto(UNKNOWN) is RequestClass.STANDARD
-    assert ResidentAdapter.from_proto(common_pb2.ResidentAdapter(digest="d", tier=UNKNOWN)).tier is Tier.NONE  # type: ignore[arg-type]
-    assert AdapterStage.from_proto(UNKNOWN) is AdapterStage.NONE
-    assert models._STATES.get(UNKNOWN, "unknown") == "unknown"  # type: ignore[call-overload]
-    (entry,) = read_runner_requests([common_pb2.RunnerRequest(state=UNKNOWN)])  # type: ignore[arg-type]
+    assert RequestClass.from_proto(UNKNOWN_VALUE) is RequestClass.STANDARD
+    assert ResidentAdapter.from_proto(common_pb2.ResidentAdapter(digest="d", tier=UNKNOWN_VALUE)).tier is Tier.NONE  # type: ignore[arg-type]
+    assert AdapterStage.from_proto(UNKNOWN_VALUE) is AdapterStage.NONE
+    assert models._STATES.get(UNKNOWN_VALUE, "unknown") == "unknown"  # type: ignore[call-overload]
+    (entry,) = read_runner_requests([common_pb2.RunnerRequest(state=UNKNOWN_VALUE)])  # type: ignore[arg-type]
     assert entry.state is SequenceState.WAITING
-    adapter = scheduler_pb2.AdapterEntry(max_class=UNKNOWN)  # type: ignore[arg-type]
+    adapter = scheduler_pb2.AdapterEntry(max_class=UNKNOWN_VALUE)  # type: ignore[arg-type]
     stated = scheduler.sync_event(scheduler_pb2.SyncUp(snapshot=scheduler_pb2.CatalogSnapshot(adapters=[adapter])))
     assert isinstance(stated, events.CatalogReplaced)
     assert stated.adapters[0].max_class is RequestClass.STANDARD

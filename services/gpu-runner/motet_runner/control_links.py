@@ -200,8 +200,8 @@ class SchedulerLink:
 
     def _receive(self, down: scheduler_pb2.AttachDown) -> None:
         kind = down.WhichOneof("message")
-        if kind is None:
-            return  # a message of a later version
+        if kind is None or kind == "not_leader":
+            return  # a message of a later version, or one that counts only as the first of a stream
         order = getattr(down, kind)
         if not self._accepted.accepts_term(order.term, greeting=kind == "welcome"):
             log.info("stale_order_ignored", order=kind, term=order.term, highest=self._accepted.highest_term)

@@ -1,0 +1,128 @@
+"""Messages that no honest peer sends, made from the protocol itself: a new field is tried as soon as it exists."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from math import inf, nan
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.internal.encoder import TagBytes, _VarintBytes
+
+from motet.rpc import EndStream, Link, Sessions
+from motet.rpc.message_failures import handle
+from motet.terms import ImpossibleTerm
+
+_UNSIGNED_32 = (0, 1, 2**32 - 1)
+_UNSIGNED_64 = (0, 1, 2**63, 2**64 - 1)
+_SIGNED_32 = (0, -1, -(2**31), 2**31 - 1)
+_SIGNED_64 = (0, -1, -(2**63), 2**63 - 1)
+_FLOATS = (nan, inf, -inf, -1.0, 0.0, 1e300)
+UNKNOWN_VALUE = 77
+"""Of an enumeration: a newer version may have it."""
+
+_VALUES: dict[int, tuple[Any, ...]] = {
+    FieldDescriptor.TYPE_UINT32: _UNSIGNED_32,
+    FieldDescriptor.TYPE_FIXED32: _UNSIGNED_32,
+    FieldDescriptor.TYPE_UINT64: _UNSIGNED_64,
+    FieldDescriptor.TYPE_FIXED64: _UNSIGNED_64,
+    FieldDescriptor.TYPE_INT32: _SIGNED_32,
+    FieldDescriptor.TYPE_SINT32: _SIGNED_32,
+    FieldDescriptor.TYPE_INT64: _SIGNED_64,
+    FieldDescriptor.TYPE_SINT64: _SIGNED_64,
+    FieldDescriptor.TYPE_DOUBLE: _FLOATS,
+    FieldDescriptor.TYPE_FLOAT: (nan, inf, -inf, -1.0, 0.0, 1e38),
+    FieldDescriptor.TYPE_BOOL: (True, False),
+    FieldDescriptor.TYPE_ENUM: (UNKNOWN_VALUE, -1),
+    FieldDescriptor.TYPE_STRING: ("", "\0", "x" * 100_000, "../" * 9, "sha256:", "\U0010ffff"),
+    FieldDescriptor.TYPE_BYTES: (b"", b"\xff" * 1000),
+}
+
+
+def hostile(kind: Any, *, types: tuple[int, ...] = tuple(_VALUES), like: Any = None) -> Iterator[Any]:
+    """Messages of this kind, each with one field that is wrong, at any depth. All else is as in `like`, or absent."""
+    if like is None:
+        like = kind()
+        yield kind()
+    for field in kind.DESCRIPTOR.fields:
+        if field.name == "more":  # a pack of messages
+            continue
+        if (inner := field.message_type) is None:
+            yield from (_with(like, field, value) for value in _VALUES[field.type] if field.type in types)
+        elif inner.GetOptions().map_entry:
+            yield from _with_entries(like, field, types)
+        else:
+            before = getattr(like, field.name)
+            within = None if field.is_repeated or not like.HasField(field.name) else before
+            for value in hostile(inner._concrete_class, types=types, like=within):
+                yield _with(like, field, value)
+
+
+def _with(like: Any, field: FieldDescriptor, value: Any) -> Any:
+    message = type(like)()
+    message.CopyFrom(like)
+    if field.is_repeated:
+        getattr(message, field.name).extend([value, value])
+    elif field.message_type is not None:
+        getattr(message, field.name).CopyFrom(value)
+    else:
+        setattr(message, field.name, value)
+    return message
+
+
+def _with_entries(like: Any, field: FieldDescriptor, types: tuple[int, ...]) -> Iterator[Any]:
+    names = field.message_type.fields_by_name
+    key, value = names["key"], names["value"]
+    if value.message_type is not None:
+        return
+    for one in _VALUES[value.type]:
+        if value.type in types:
+            message = type(like)()
+            message.CopyFrom(like)
+            getattr(message, field.name)[_VALUES[key.type][-1]] = one
+            yield message
+
+
+def hostile_bytes(kind: Any) -> Iterator[bytes]:
+    """What is no message of this kind, or one that only a newer version knows."""
+    yield b"\xff"
+    yield TagBytes(5000, 0) + _VarintBytes(1)
+    for field in kind.DESCRIPTOR.fields:
+        if field.type == FieldDescriptor.TYPE_STRING:
+            surrogate = b"\xed\xa0\x80"  # UTF-8 has none
+            yield TagBytes(field.number, 2) + _VarintBytes(len(surrogate)) + surrogate
+        yield TagBytes(field.number, 2) + _VarintBytes(1000)  # and then nothing
+
+
+class StreamEnded(Exception):
+    """The server has ended the stream with a status."""
+
+
+class _ServedPeer:
+    """What gRPC hands to a server for one stream."""
+
+    async def send_initial_metadata(self, _metadata: Any) -> None:
+        pass
+
+    async def write(self, _message: Any) -> None:
+        pass
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        raise StreamEnded(f"{code.name}: {details}")
+
+
+async def serve(server: Sessions[Any, Any, Any], *messages: Any, peer: Any = None) -> None:
+    """One stream of a peer that says these messages and leaves. Raises what the handler raises."""
+
+    async def requests() -> AsyncIterator[Any]:
+        for message in messages:
+            yield message
+
+    with suppress(StreamEnded):
+        await server.serve(requests(), _ServedPeer(), peer)
+
+
+def receive(client: Link[Any, Any], message: Any) -> None:
+    """A message of the server that this client is connected to."""
+    with suppress(EndStream, ImpossibleTerm):  # then the client connects again
+        handle(message, client._receive, client._failed)
