@@ -107,6 +107,7 @@ async def test_a_higher_epoch_replaces_the_older_one_which_ends(gateway):
     have = await until(lambda: gateway.tokens.get(("a", 1)))
     await gateway.submit("a", epoch=2, max_tokens=10, delivered=tuple(have[:1]))
     await gateway.finished("a", 2)
+    assert len(gateway.tokens["a", 2]) == 9
     assert (await gateway.finished("a", 1)).finish == common_pb2.FINISH_REASON_CANCELLED
 
 

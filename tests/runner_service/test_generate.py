@@ -1,4 +1,5 @@
-"""Runner.Generate over real gRPC: what gateways get, and what a runner declines."""
+"""Runner.Generate over real gRPC: what only the real runner does. `tests/contract/test_runners.py` has what the gateway
+tests' small runner does, too."""
 
 import asyncio
 import functools
@@ -26,16 +27,6 @@ SLOW = functools.partial(FakeEngine, step_seconds=0.02)
 """With such steps, an answer of 2000 tokens lasts until the test ends it."""
 
 
-async def test_a_gateway_gets_every_token_once_and_one_finish(folder):
-    async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
-        await gateway.submit("a", max_tokens=40)
-        last = await gateway.finished("a")
-        assert gateway.tokens["a", 1] == tokens_of((1, 2, 3), 7, 40)
-        assert last.finish == common_pb2.FINISH_REASON_LENGTH
-        assert gateway.welcome.runner.instance == "r0"
-        assert len(runner.service.accepted) == 0
-
-
 async def test_a_step_is_one_message_with_all_sequences_of_a_gateway(folder):
     engines = SlowEngines()
     async with in_process_runner(folder, engine=engines) as runner, gateway_to(runner.address) as gateway:
@@ -48,40 +39,6 @@ async def test_a_step_is_one_message_with_all_sequences_of_a_gateway(folder):
             assert gateway.tokens[f"r{n}", 1] == tokens_of((1, 2, 3), n, 30)
         assert max(len(step.sequences) for step in gateway.steps) >= 8
         assert len(gateway.steps) < 80
-
-
-async def test_two_gateways_get_only_their_own_tokens(folder):
-    async with (
-        in_process_runner(folder) as runner,
-        gateway_to(runner.address, "g0") as one,
-        gateway_to(runner.address, "g1") as two,
-    ):
-        await one.submit("a", seed=1)
-        await two.submit("b", seed=2)
-        await one.finished("a")
-        await two.finished("b")
-        assert set(one.tokens) == {("a", 1)}
-        assert set(two.tokens) == {("b", 1)}
-
-
-async def test_a_moved_request_goes_on_after_the_delivered_tokens(folder):
-    whole = tokens_of((1, 2, 3), 7, 20)
-    async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
-        await gateway.submit("a", epoch=2, max_tokens=20, delivered=tuple(whole[:12]))
-        await gateway.finished("a", 2)
-        assert gateway.first_index["a", 2] == 12
-        assert gateway.tokens["a", 2] == whole[12:]
-
-
-async def test_cancel_frees_pages_and_ends_the_sequence(folder):
-    async with in_process_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
-        await gateway.submit("a", max_tokens=2000)
-        await until(lambda: gateway.tokens.get(("a", 1)))
-        await gateway.cancel("a")
-        last = await gateway.finished("a")
-        assert last.finish == common_pb2.FINISH_REASON_CANCELLED
-        assert last.index == len(gateway.tokens["a", 1])
-        assert len(runner.service.accepted) == 0
 
 
 async def test_the_engine_is_told_the_parent_and_what_may_share_pages(folder):
@@ -107,14 +64,6 @@ async def test_the_engine_is_told_the_parent_and_what_may_share_pages(folder):
     assert {sequence.prefix_salt for sequence in added} == {prefix_salt(hello.base.digest, BASE, "default")}
 
 
-async def test_a_submit_has_exactly_one_choice(folder):
-    async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
-        await gateway.submit("a", choices=2)
-        declined = await gateway.refusal("a")
-        assert declined.failure.code == "invalid_value"
-        assert "one choice" in declined.failure.message
-
-
 async def test_a_decline_of_the_engine_reaches_gateway_and_scheduler(folder):
     address = f"unix:{folder}/s.sock"
     async with (
@@ -130,33 +79,6 @@ async def test_a_decline_of_the_engine_reaches_gateway_and_scheduler(folder):
         (up,) = await until(lambda: scheduler.of("declined"))
         assert (up.request, up.epoch, up.failure.code) == ("a", 1, "declined")
         assert [one.request for one in runner.service.accepted] == ["first"]
-
-
-async def test_a_lower_term_is_declined(folder):
-    async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
-        await gateway.submit("a", term=5)
-        await gateway.finished("a")
-        await gateway.submit("b", term=4)
-        assert (await gateway.refusal("b")).failure.code == "declined"
-
-
-async def test_a_lower_epoch_is_declined_even_after_the_end(folder):
-    async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
-        await gateway.submit("a", epoch=3)
-        await gateway.finished("a", 3)
-        await gateway.submit("a", epoch=2)
-        assert "epoch 3" in (await gateway.refusal("a", 2)).failure.message
-
-
-async def test_a_higher_epoch_takes_the_place_of_the_older_one(folder):
-    async with in_process_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
-        await gateway.submit("a", max_tokens=2000)
-        have = await until(lambda: gateway.tokens.get(("a", 1)))
-        await gateway.submit("a", epoch=2, max_tokens=10, delivered=tuple(have[:1]))
-        await gateway.finished("a", 2)
-        assert (await gateway.finished("a", 1)).finish == common_pb2.FINISH_REASON_CANCELLED
-        assert gateway.tokens["a", 2] == tokens_of((1, 2, 3), 7, 10)[1:]
-        assert len(runner.service.accepted) == 0
 
 
 async def test_sequences_of_a_lost_gateway_end_after_the_grace(folder):
@@ -179,14 +101,6 @@ async def test_a_resubmitted_request_survives_the_loss_of_its_first_stream(folde
             engines.hurry()
             await second.finished("a", 2)
             assert have + second.tokens["a", 2] == tokens_of((1, 2, 3), 7, 60)
-
-
-async def test_the_first_message_must_be_a_hello(folder):
-    async with in_process_runner(folder) as runner, gateway_to(runner.address, hello=False) as gateway:
-        await gateway.submit("a")
-        await until(lambda: gateway.error)
-        assert gateway.error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "must be a hello" in gateway.error.details()
 
 
 async def test_a_draining_runner_takes_nothing_new_and_finishes_what_it_has(folder):
@@ -221,6 +135,7 @@ async def test_the_scheduler_can_cancel(folder):
             order = scheduler_pb2.CancelRequest(term=1, request="a", epoch=epoch)
             scheduler.send(scheduler_pb2.AttachDown(cancel=order))
         assert (await gateway.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
+        assert len(runner.service.accepted) == 0
 
 
 async def test_a_gateway_that_does_not_read_is_dropped_and_delays_no_other(folder):
@@ -359,14 +274,13 @@ async def test_a_placement_submitted_again_before_its_stream_ended_belongs_to_th
         assert len(runner.service.accepted) == 0
 
 
-async def test_a_request_submitted_twice_or_by_two_gateways_runs_once(folder):
+async def test_a_request_submitted_by_two_gateways_runs_once(folder):
     async with (
         in_process_runner(folder, engine=SLOW) as runner,
         gateway_to(runner.address) as gateway,
         gateway_to(runner.address, "another") as another,
     ):
-        for _ in range(2):
-            await gateway.submit("a", max_tokens=2000)
+        await gateway.submit("a", max_tokens=2000)
         await until(lambda: gateway.tokens.get(("a", 1)))
         await another.submit("a", max_tokens=2000)
         await another.submit("b", max_tokens=2)
