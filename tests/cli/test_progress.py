@@ -15,6 +15,7 @@ from motet.processes.linux import boot_id, identity_of
 from motet_cli.readiness import StartupReady
 from motet_cli.up_output import NEEDS_KEY, UpOutput, needs_key
 from motet_operator.local.state_directory import StateDirectory
+from tests.common.virtual_time import in_virtual_time
 
 
 def item(name: str, *, ready: str, reason: str, message: str = "") -> dict[str, Any]:
@@ -45,6 +46,7 @@ def of_runner(name: str, serving: str, note: str = "") -> dict[str, Any]:
     return {"name": name, "kernels": {"serving": serving, "since": "2026-01-02T03:04:05Z", "note": note}}
 
 
+@in_virtual_time
 async def test_the_output_says_once_what_each_runner_computes_with_and_when_that_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

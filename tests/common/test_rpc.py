@@ -82,10 +82,18 @@ async def test_a_link_sends_its_hello_and_then_messages_in_order_both_ways(addre
         assert client.events == ["opened"]
 
 
-async def test_a_link_waits_for_a_server_that_has_not_started(address: str) -> None:
-    echo = Echo()
+async def test_a_link_waits_for_a_server_that_has_not_started(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    echo, attempts = Echo(), 0
+    next_wait = Backoff.next
+
+    def counted(backoff: Backoff) -> float:
+        nonlocal attempts
+        attempts += 1
+        return next_wait(backoff)
+
+    monkeypatch.setattr(Backoff, "next", counted)
     async with linked(address) as client:
-        await asyncio.sleep(0.2)
+        await until(lambda: attempts >= 2)
         assert client.events == []
         async with serving(address, echo.add):
             await until(lambda: client.received == [b"hello"])

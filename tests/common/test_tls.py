@@ -60,8 +60,7 @@ async def complaint(folder: Path | None, address: str, peer: str = "scheduler") 
     use_plain_logs()
     with capture_logs() as logs:
         async with linked(folder, address, peer) as link:
-            await until(lambda: [line for line in logs if line["event"] == "connect_failed"])
-            await asyncio.sleep(0.3)
+            await until(lambda: len([line for line in logs if line["event"] == "stream_retry"]) >= 3)
             assert not link.connected
     (line,) = [line for line in logs if line["event"] == "connect_failed"]  # once is enough
     assert line["link"] == peer
@@ -97,12 +96,14 @@ async def test_a_client_without_a_certificate_of_the_authority_is_refused(author
             call.cancel()
             return answer
 
+    use_plain_logs()
     async with server_of(theirs, echo) as address, linked(None, address) as plain:
         assert await says(*((ours / name).read_bytes() for name in ("tls.key", "tls.crt"))) == b"hello"
         for pair in ([], [(stranger / name).read_bytes() for name in ("tls.key", "tls.crt")]):
             with pytest.raises(grpc.aio.AioRpcError, match="Socket closed"):
                 await says(*pair)
-        await asyncio.sleep(0.5)
+        with capture_logs() as logs:
+            await until(lambda: len([line for line in logs if line["event"] == "stream_retry"]) >= 2)
         assert not plain.connected
     assert echo.heard == [[b"hello"]]
 

@@ -282,7 +282,7 @@ async def test_a_drained_report_counts_only_for_the_process_that_drains_now(tmp_
         sync.send_state(catalog(), [], ["r0"])
         scheduler.outbox.put(drained("2"))  # on its way while the drain was taken back
         scheduler.outbox.put(here("3"))
-        await asyncio.sleep(0.05)
+        await until(lambda: sync._identities["r0"].incarnation == "3")
         sync.send_state(catalog(), [drain], ["r0"])
         assert sync.drained == set()
 
@@ -403,9 +403,10 @@ async def test_a_state_rejected_for_its_term_is_sent_again_in_a_later_one(tmp_pa
         scheduler.outbox.put(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=41)))
         scheduler.outbox.put(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=41)))
         await until(lambda: len(scheduler.received) == 4)
-        await asyncio.sleep(0.05)
-        assert [message.term for message in scheduler.received[2:]] == [42, 42]
-        assert scheduler.snapshots() == [["a"], ["a"]]
+        sync.send_state(catalog("b"), [drain])
+        await until(lambda: scheduler.snapshots()[-1] == ["b"])
+        assert [message.term for message in scheduler.received[2:]] == [42] * 3
+        assert scheduler.snapshots() == [["a"], ["a"], ["b"]]
 
 
 async def test_an_operator_does_not_follow_a_term_that_would_be_the_last(tmp_path: Path) -> None:
@@ -437,7 +438,9 @@ async def test_a_drained_report_of_a_cancelled_drain_does_not_count_for_the_next
             sync.send_state(catalog(), drains)
         say(first)
         await until(lambda: scheduler.drains_revision > first + 1)
-        await asyncio.sleep(0.05)
+        report = scheduler_pb2.RunnerReport(runner=common_pb2.RunnerIdentity(instance="r1"), attached=True)
+        scheduler.outbox.put(scheduler_pb2.SyncDown(runner=report))
+        await until(lambda: sync.attached == {"r1"})  # so the word before it was read
         assert sync.drained == set()
         say(scheduler.drains_revision)
         await until(lambda: sync.drained == {"r0"})

@@ -105,7 +105,9 @@ async def test_clients_that_leave_end_each_request_that_they_sent(cluster: FakeS
             await eventually(lambda: served.gateway.dispatcher.live)
         await eventually(lambda: not served.server.server_state.connections)
         await eventually(lambda: not served.gateway.dispatcher.live)
-        await asyncio.sleep(0.05)
+        async with raw_client(served) as another:  # once it has its answer, those behind it would have begun
+            await another.send(GET)
+            assert (await another.answer()).startswith(b"HTTP/1.1 200 ")
         assert not served.gateway.dispatcher.live, "those behind it do not begin"
 
 

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from motet.clock import FakeClock
 from motet.kube import ApiError, KubeCredentials, Unreachable
+from motet_operator.cluster import write_executor
 from motet_operator.cluster.api import Api, ApiRefused, RequestLimiter
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.events import EventWriter
@@ -20,9 +21,13 @@ from motet_operator.cluster.vanished import VanishedObjects
 from motet_operator.cluster.write_executor import WriteExecutor
 from motet_operator.cluster.writes import OwnedObjectWrite, StatusWrite, Write
 from motet_operator.metrics import ClusterMetrics
+from tests.common.virtual_time import in_virtual_time
 from tests.common.waiting import until
 from tests.operator.cluster.objects import adapter, pool, snapshot
 from tests.support.fake_watch_api import FakeWatchApi
+
+LONG_S = 100.0
+"""Of virtual time: what has not happened until then does not happen."""
 
 
 class ScriptedApi:
@@ -134,6 +139,7 @@ async def test_an_operator_that_lost_leadership_while_waiting_writes_nothing(tmp
         await api.close()
 
 
+@in_virtual_time
 async def test_a_write_happens_once_and_is_in_the_cache() -> None:
     api = ScriptedApi()
     setup = Setup(api)
@@ -141,7 +147,7 @@ async def test_a_write_happens_once_and_is_in_the_cache() -> None:
         setup.want(wanted())
         await until(lambda: setup.written)
         setup.want(wanted())  # from a round that had not yet seen the answer
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(LONG_S)
     assert len(api.applied) == 1
     known = setup.cache.get(ADAPTERS, ("tenant", "legal"))
     assert known is not None
@@ -168,14 +174,16 @@ async def test_the_newest_write_replaces_a_waiting_one() -> None:
     assert [one["status"] for one in api.applied] == [{"said": "new"}]
 
 
-async def test_an_outdated_write_is_not_repeated() -> None:
+@in_virtual_time
+async def test_an_outdated_write_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_executor, "monotonic", asyncio.get_running_loop().time)
     api = ScriptedApi(refused(409))
     setup = Setup(api, time_scale=1.0)
     async with setup.running():
         setup.want(wanted())
         await until(lambda: not api.answers)
         setup.want()
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(LONG_S)
     assert api.applied == []
     assert setup.writer.depth == 0
 
@@ -279,6 +287,7 @@ async def test_a_deleted_object_and_a_terminating_namespace_are_no_obstacles(ans
 
 
 @pytest.mark.parametrize("answer", [refused(404), GOING], ids=["gone", "going"])
+@in_virtual_time
 async def test_a_write_to_a_missing_object_is_not_repeated_in_every_round(answer: ApiError) -> None:
     """An object outlives its namespace when that goes while the API server starts and does not know the kind yet."""
     api = ScriptedApi(*[answer] * 30)
@@ -290,17 +299,19 @@ async def test_a_write_to_a_missing_object_is_not_repeated_in_every_round(answer
     assert len(api.answers) == 29
 
 
+@in_virtual_time
 async def test_an_unsure_leader_writes_nothing() -> None:
     api = ScriptedApi()
     setup = Setup(api, leading=False, time_scale=100_000.0)
     async with setup.running():
         setup.want(wanted())
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(LONG_S)
         assert api.applied == []
         setup.leading = True
         await until(lambda: setup.written)  # it was no failure, after which it would wait for hours
 
 
+@in_virtual_time
 async def test_fields_that_the_server_drops_are_not_written_again() -> None:
     """A field that an older definition prunes would otherwise be written for ever."""
     pruned = adapter(version=50) | {"status": {}}
@@ -309,7 +320,7 @@ async def test_fields_that_the_server_drops_are_not_written_again() -> None:
     async with setup.running():
         for _ in range(3):
             setup.want(wanted())
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(LONG_S)
     assert len(api.applied) == 1
 
 
