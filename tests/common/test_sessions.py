@@ -183,6 +183,30 @@ async def test_a_peer_that_connects_again_replaces_its_session_without_a_close(a
     assert "a/first: closed" not in recorder.record
 
 
+async def test_a_link_whose_streams_all_end_at_once_asks_less_often(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those to a scheduler that refuses its hello for a minute. Each begins with the gateway's whole state."""
+    waits: list[float] = []
+    next_wait = Backoff.next
+
+    def noted(backoff: Backoff) -> float:
+        waits.append(next_wait(backoff))
+        return waits[-1] / 100
+
+    monkeypatch.setattr(Backoff, "next", noted)
+    recorder = RecordingSessions()
+    recorder.fails.add("opened")
+    recorder.error = Overloaded("come back later")
+    link: Link[bytes, bytes] = Link("test", address, open_talk, greet=lambda: [b"hello a"], receive=lambda _: None)
+    async with recorder.serving(address):
+        running = asyncio.create_task(link.run())
+        await until(lambda: len(waits) >= 6)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert waits[5] >= 0.75 * LAST_RETRY_SECONDS
+
+
 async def test_two_links_with_one_name_end_each_others_streams_less_and_less_often(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -232,7 +232,6 @@ class Link(Generic[Up, Down]):
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await call.wait_for_connection()
-                backoff.reset()
                 connected = True
                 for message in self._greet():
                     outbox.put(message)
@@ -248,7 +247,9 @@ class Link(Generic[Up, Down]):
                     first = self._redirected = False
                     for one in unpacked(message):
                         handle(one, self._receive, self._failed)
-                    self._warned_reason = ""  # only after a message was accepted: a refused stream connects, too
+                    # Only after a message was accepted: a refused stream connects, too.
+                    self._warned_reason = ""
+                    backoff.reset()
             except RedirectToLeader as redirect:
                 why = f"the leader is {redirect}"
                 raise
