@@ -56,6 +56,12 @@ class Streams:
             self.senders |= {up: client, down: server}
             self.receivers |= {up: server, down: client}
 
+        control = system.control
+        self.addresses = {
+            "Scheduler": control.scheduler_address,
+            "Supervisor": control.supervisor_address,
+            "Runner": system.runners["r0"].address,
+        }
         self._followers = (scheduler, supervisor.supervisor, service.accepted, dispatcher)
 
     def terms(self) -> list[int]:

@@ -1,6 +1,8 @@
 """Peers that send what no honest peer sends: each message fails alone, no number in it counts, others are served."""
 
+import asyncio
 import itertools
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -12,7 +14,7 @@ from motet.rpc import Link, open_channel
 from motet.rpc.message_failures import TOLD_ONCE
 from tests.common.waiting import PATIENCE_S
 from tests.scheduler.test_failing_messages import all_streams, streamed_types
-from tests.support.hostile_messages import hostile, receive, serve
+from tests.support.hostile_messages import hostile, hostile_bytes, receive, serve
 from tests.support.in_process_system import in_process_system
 
 HIGHEST_TERM = 2**32
@@ -43,6 +45,30 @@ async def test_no_message_of_a_peer_harms_another(folder, kind):
                 await streams.open_again(kind)
         assert [line for line in logs if line["event"] in ("message_failed", "decision_failed")] == []
         assert max(streams.terms()) < HIGHEST_TERM
+
+
+SERVERS = {
+    (scheduler_pb2, "Scheduler"): ("Serve", "Attach", "Sync"),
+    (supervisor_pb2, "Supervisor"): ("Watch", "Advise"),
+    (runner_pb2, "Runner"): ("Generate",),
+}
+
+
+async def test_bytes_that_are_no_message_end_their_own_stream(folder):
+    async with all_streams(folder) as streams:
+        for (module, service), methods in SERVERS.items():
+            for method in methods:
+                described = module.DESCRIPTOR.services_by_name[service].methods_by_name[method]
+                async with open_channel(streams.addresses[service]) as channel:
+                    for wrong in hostile_bytes(described.input_type._concrete_class):
+                        call = channel.stream_stream(f"/motet.api.v1.{service}/{method}")()
+                        async with asyncio.timeout(PATIENCE_S):
+                            with suppress(grpc.aio.AioRpcError):
+                                await call.write(wrong)
+                                await call.done_writing()
+                                async for _ in call:
+                                    pass
+        await streams.open_again(scheduler_pb2.SyncUp)  # some were an empty catalog
 
 
 async def test_a_leader_does_not_yield_to_an_impossible_term(folder):

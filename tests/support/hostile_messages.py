@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.internal.encoder import TagBytes, _VarintBytes
 
 from motet.rpc import EndStream, Link, Sessions
 from motet.rpc.message_failures import handle
@@ -86,12 +85,20 @@ def _with_entries(like: Any, field: FieldDescriptor, types: tuple[int, ...]) -> 
 def hostile_bytes(kind: Any) -> Iterator[bytes]:
     """What is no message of this kind, or one that only a newer version knows."""
     yield b"\xff"
-    yield TagBytes(5000, 0) + _VarintBytes(1)
+    yield _varint(5000 << 3) + b"\x01"
     for field in kind.DESCRIPTOR.fields:
-        if field.type == FieldDescriptor.TYPE_STRING:
-            surrogate = b"\xed\xa0\x80"  # UTF-8 has none
-            yield TagBytes(field.number, 2) + _VarintBytes(len(surrogate)) + surrogate
-        yield TagBytes(field.number, 2) + _VarintBytes(1000)  # and then nothing
+        tag = _varint(field.number << 3 | 2)
+        yield tag + _varint(1000)  # and then nothing
+        yield tag + b"\x05\x0a\x03\xed\xa0\x80"  # in it a text with a surrogate, which UTF-8 does not have
+    yield b"".join(_varint(field.number << 3 | 2) + b"\x00" for field in kind.DESCRIPTOR.fields)  # all of a oneof
+
+
+def _varint(number: int) -> bytes:
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*written, number])
 
 
 class StreamEnded(Exception):

@@ -32,6 +32,7 @@ _HAPPEN_AGAIN = (
     grpc.StatusCode.INTERNAL,
 )
 """With these a peer ends a stream because of what it was told. The next stream tells it the same."""
+
 MAX_REPLACED_SECONDS = 60.0
 """The longest wait of a link whose stream another one with its name has replaced. Without waits that double, two
 processes with one name would end each other's streams several times a second."""
