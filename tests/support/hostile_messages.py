@@ -6,7 +6,7 @@ from math import inf, nan
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from motet.rpc import EndStream, Link, Sessions
 from motet.rpc.message_failures import handle
@@ -49,7 +49,7 @@ def hostile(kind: Any, *, types: tuple[int, ...] = tuple(_VALUES), like: Any = N
         if (inner := field.message_type) is None:
             yield from (_with(like, field, value) for value in _VALUES[field.type] if field.type in types)
         elif inner.GetOptions().map_entry:
-            yield from _with_entries(like, field, types)
+            yield from _with_entries(like, field, inner, types)
         else:
             before = getattr(like, field.name)
             within = None if field.is_repeated or not like.HasField(field.name) else before
@@ -69,8 +69,8 @@ def _with(like: Any, field: FieldDescriptor, value: Any) -> Any:
     return message
 
 
-def _with_entries(like: Any, field: FieldDescriptor, types: tuple[int, ...]) -> Iterator[Any]:
-    names = field.message_type.fields_by_name
+def _with_entries(like: Any, field: FieldDescriptor, entry: Descriptor, types: tuple[int, ...]) -> Iterator[Any]:
+    names = entry.fields_by_name
     key, value = names["key"], names["value"]
     if value.message_type is not None:
         return

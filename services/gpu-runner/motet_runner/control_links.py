@@ -225,8 +225,6 @@ class SchedulerLink:
                 self._requests.asked_to_drain = True
             case "take_work":
                 self._requests.asked_to_drain = False
-            case _:
-                pass
 
     def _on_failure(self, down: scheduler_pb2.AttachDown, error: MotetError) -> None:
         if down.HasField("ensure"):
