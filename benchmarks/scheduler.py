@@ -11,6 +11,9 @@ The baseline has the same requests, runners and rules, but scans the queue: at e
 order until no runner has enough free capacity for the smallest waiting request. It alternates with the scheduler in one
 process. Both are measured by CPU time.
 
+Then it measures a runner's report, and what follows from it, while each of 32 tenants waits for the one of 60 runners
+that may serve its adapter (`placement.maxReplicas: 1`).
+
 Then `residency` measures what the scheduler spends on adapters that come and go.
 
     python -m benchmarks.scheduler [--decisions 2000] [--scans 200] [--pairs 6] [--json]
@@ -33,7 +36,7 @@ from benchmarks.harness import Pairs, Result, alternate, arguments, percentile, 
 from benchmarks.scheduler_catalog import ADAPTERS, CATALOG, GROUP, TENANTS, digest_of, identity
 from motet.domain import InstanceName, RequestId, Tenant
 from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
-from motet.runner_info import Capacity, RequestClass
+from motet.runner_info import Capacity, RequestClass, ResidentAdapter, RunnerRequest, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.requests import Placement, QueueKey, Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
@@ -44,6 +47,7 @@ from motet_scheduler.policy.values import Estimate, SchedulerConfig
 QUEUED = 10_000
 RUNNER_COUNTS = (3, 16)
 TARGET_US, TARGET_P99_US = 100, 1_000
+LIMITED, LIMITED_RUNNERS, REPORT_ROUNDS, TARGET_REPORT_US = 32, 60, 10, 500
 CAPACITY = Capacity(pages=1024, max_sequences=64, adapter_slots=32)
 CONFIG = SchedulerConfig(queue_limit=2 * QUEUED)
 
@@ -306,7 +310,52 @@ async def measure(decisions: int, scans: int, pairs: int) -> list[Result]:
             Result(f"scheduler_gain{suffix}", both.ratio, "x", baseline="a fair scan", pairs=both),
             Result(f"scheduler_decision_p99_us{suffix}", tail, "us", f"<= {TARGET_P99_US} us", tail <= TARGET_P99_US),
         ]
-    return results + await residency.measure(pairs)
+    return [*results, report_with_limits(REPORT_ROUNDS), *await residency.measure(pairs)]
+
+
+def report_with_limits(rounds: int) -> Result:
+    """One report of each of 60 runners in turn. Those that have a limited adapter have a full batch."""
+    adapters = [replace(one, spec=replace(one.spec, max_replicas=1)) for one in CATALOG.adapters[:LIMITED]]
+    scheduler = Scheduler(CONFIG, now=0.0, saved=replace(CATALOG, adapters=tuple(adapters)))
+    reports = []
+    for index in range(LIMITED_RUNNERS):
+        full = index < LIMITED
+        live = (RunnerRequest(request=RequestId(f"running-{index}"), epoch=1, pages=1, gateway="another"),) * full
+        resident = (ResidentAdapter(digest=digest_of(index), tier=Tier.DEVICE),) * full
+        capacity = replace(CAPACITY, max_sequences=1) if full else CAPACITY
+        instance = InstanceName(identity(index).instance)
+        attached = events.RunnerAttached(
+            identity=identity(index), address="", capacity=capacity, live=live, resident=resident
+        )
+        scheduler.handle(attached, 0.0)
+        reports.append(
+            events.RunnerReported(
+                instance=instance, incarnation=identity(index).incarnation, live=live, resident=resident
+            )
+        )
+        if full:
+            asked = events.Enqueued(
+                gateway="g0",
+                request=RequestId(f"waiting-{index}"),
+                tenant=Tenant(f"tenant-{index}"),
+                group=GROUP,
+                digest=digest_of(index),
+                adapter=str(adapters[index].spec.ref.object),
+                request_class=RequestClass.STANDARD,
+                prompt_tokens=16,
+                max_tokens=16,
+            )
+            scheduler.handle(asked, 0.0)
+    assert scheduler.queued() == LIMITED
+    figures = []
+    for now in range(1, rounds + 1):
+        for one in reports:
+            began = time.thread_time()
+            scheduler.handle(one, float(now))
+            figures.append((time.thread_time() - began) * 1e6)
+    assert scheduler.queued() == LIMITED
+    figure = percentile(figures, 0.5)
+    return Result("scheduler_limited_report_us", figure, "us", f"<= {TARGET_REPORT_US} us", figure <= TARGET_REPORT_US)
 
 
 def main() -> None:

@@ -4,15 +4,15 @@ import pytest
 
 from motet.domain import InstanceName
 from motet.runner_info import Tier
-from motet_scheduler.policy import effects, events
+from motet_scheduler.policy import effects, events, placement
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, ready, resident
 
 WAITS = "it waits for a runner that has its adapter, because placement.maxReplicas allows no more"
 
 
-def limited(most: int, *, runners: int = 3, **capacity: int) -> SchedulerDriver:
+def limited(most: int, *, runners: int = 3, examined: int = 32, **capacity: int) -> SchedulerDriver:
     """Runners that serve one request at a time, with an adapter of which so many may serve it."""
-    driver = ready()
+    driver = ready(tenants_examined=examined)
     for n in range(runners):
         driver.attach(f"r{n}", **({"max_sequences": 1} | capacity))
     driver.state(adapter(max_replicas=most))
@@ -134,3 +134,56 @@ def test_another_adapter_with_the_same_bytes_has_its_own_limit():
     ask(driver, "a", "b")
     driver.enqueue("c", digest=PIRATE, adapter="acme/twin", tenant="other")
     assert (driver.where("b"), driver.where("c")) == ("", "r1")
+
+
+def crowd(driver: SchedulerDriver, count: int) -> None:
+    """Requests of many tenants that wait for the adapter's only runner, r1; r0 is busy with another request."""
+    ask(driver, "a")
+    driver.enqueue("busy", tenant="other")
+    for n in range(count):
+        ask(driver, f"w{n}", tenant=f"t{n}")
+    assert (driver.where("a"), driver.where("busy")) == ("r1", "r0")
+
+
+def test_tenants_that_wait_for_a_runner_with_their_adapter_hold_back_nobody_behind_them():
+    driver = limited(1, runners=2, examined=2)
+    crowd(driver, 5)
+    driver.enqueue("behind", tenant="later")
+    driver.finish("busy")
+    assert driver.where("behind") == "r0"
+    driver.finish("a")
+    assert driver.where("w0") == "r1", "and they keep their order"
+
+
+def test_requests_that_wait_for_a_runner_are_looked_at_only_when_something_changes_there(monkeypatch):
+    driver = limited(1, runners=2)
+    crowd(driver, 40)
+    looked_at = []
+    choose = placement.choose
+    monkeypatch.setattr(
+        placement, "choose", lambda one, *args, **how: looked_at.append(one.id) or choose(one, *args, **how)
+    )
+    driver.report("r0")
+    driver.finish("busy")
+    assert not looked_at
+    driver.finish("a")
+    assert looked_at == ["w0"], "the next has no room"
+
+
+def test_many_that_may_go_elsewhere_now_are_looked_at_in_parts(monkeypatch):
+    """However many wait, no event looks at more than some; those behind them come with the next events."""
+    driver = limited(1, runners=2, examined=4)
+    crowd(driver, 20)
+    looked_at = []
+    choose = placement.choose
+    monkeypatch.setattr(
+        placement, "choose", lambda one, *args, **how: looked_at.append(one.id) or choose(one, *args, **how)
+    )
+    driver.state(adapter(max_replicas=2))
+    assert looked_at
+    while looked_at:
+        assert len(looked_at) <= 4
+        looked_at.clear()
+        driver.wait(0.01)
+    driver.finish("busy")
+    assert driver.where("w0") == "r0"

@@ -4,7 +4,7 @@ from motet.domain import InstanceName, RequestId
 from motet.runner_info import RunnerIdentity
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.values import GroupName, ScalingMode
-from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready
+from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready, resident
 
 HOUR = 3600.0
 
@@ -65,6 +65,37 @@ def test_requests_that_wait_for_a_runner_with_their_adapter_ask_for_no_other_run
     driver.enqueue("base", tenant="other")
     advice_after(driver)
     assert driver.scheduler.capacity.figures["default/demo"].waiting == 1
+
+
+def test_demand_and_placement_agree_on_what_max_replicas_means_while_the_base_model_changes():
+    """A runner of the old base model that has the adapter serves no request of the new one."""
+    driver = scaled(adapter(max_replicas=1))
+    driver.attach("old", base="sha256:old")
+    driver.certify(instance="old")
+    driver.report("old", resident=(resident(PIRATE),))
+    driver.attach("new", base="sha256:new", max_sequences=1)
+    driver.enqueue("busy", base="sha256:new")
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate", base="sha256:new")
+    assert driver.scheduler.requests[RequestId("a")].waiting_reason == "every batch is full", "it is not limited"
+    advice_after(driver)
+    assert driver.scheduler.capacity.figures["default/demo"].waiting == 1
+    driver.finish("busy")
+    assert driver.where("a") == "new"
+
+
+def test_demand_and_placement_agree_on_requests_that_no_runner_with_their_adapter_can_hold():
+    driver = scaled(adapter(max_replicas=1))
+    driver.attach("small", pages=4)
+    driver.certify(instance="small")
+    driver.report("small", resident=(resident(PIRATE),))
+    driver.attach("large", max_sequences=1)
+    driver.enqueue("busy", max_tokens=500)
+    driver.enqueue("a", max_tokens=500, digest=PIRATE, adapter="default/pirate")
+    assert driver.scheduler.requests[RequestId("a")].waiting_reason == "every batch is full", "it is not limited"
+    advice_after(driver)
+    assert driver.scheduler.capacity.figures["default/demo"].waiting == 1
+    driver.finish("busy")
+    assert driver.where("a") == "large"
 
 
 def test_a_queue_at_an_empty_pool_asks_for_the_first_runner():

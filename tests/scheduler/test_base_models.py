@@ -6,9 +6,9 @@ from pydantic import TypeAdapter
 
 from motet.api.v1 import scheduler_pb2
 from motet.domain import Digest, InstanceName, ObjectName
-from motet.runner_info import Failure, RequestClass
+from motet.runner_info import Failure
 from motet_scheduler import conversion
-from motet_scheduler.policy import effects, events
+from motet_scheduler.policy import effects, events, placement
 from motet_scheduler.policy.catalog import SavedCatalog
 from motet_scheduler.policy.replaced_bases import REFUSED_AT_ONCE
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, Certificate
@@ -180,16 +180,34 @@ def test_many_requests_are_sent_back_in_parts():
     assert len(refused(driver)) == 1
 
 
-def test_a_request_is_not_tried_again_because_of_room_on_another_base_model():
+def test_a_request_is_not_tried_again_because_of_room_on_another_base_model(monkeypatch):
     driver = changing()
     driver.enqueue("big", prompt=1500, base=OLD)
     driver.enqueue("waits", prompt=1500, base=OLD)
-    queue = driver.scheduler.queues[GROUP]
-    queue.retry_on(driver.scheduler.runners[InstanceName("b")])
-    assert queue.next_turn(RequestClass.STANDARD, 0, driver.scheduler.config) == 1
-    queue.retry_on(driver.scheduler.runners[InstanceName("a")])
+    tried = []
+    choose = placement.choose
+    monkeypatch.setattr(
+        placement, "choose", lambda one, *args, **how: tried.append(one.id) or choose(one, *args, **how)
+    )
+    driver.report("b")
+    assert not tried
     driver.finish("big")
     assert driver.where("waits") == "a"
+
+
+def test_tenants_whose_base_model_is_away_hold_back_nobody_behind_them():
+    driver = ready(tenants_examined=2)
+    driver.attach("a", base=OLD)
+    driver.attach("b", base=NEW, max_sequences=1)
+    driver.detach("a")
+    driver.enqueue("busy", base=NEW)
+    for number in range(5):
+        driver.enqueue(f"old{number}", tenant=f"t{number}", base=OLD)
+    driver.enqueue("behind", tenant="later", base=NEW)
+    driver.finish("busy")
+    assert driver.where("behind") == "b"
+    driver.attach("a", base=OLD)
+    assert {driver.where(f"old{number}") for number in range(5)} == {"a"}
 
 
 def test_no_runner_of_another_base_model_is_reserved_for_an_overdue_request():

@@ -86,6 +86,26 @@ def test_a_request_waits_while_all_adapter_slots_are_in_use():
     assert driver.where("b") == "r0"
 
 
+def test_tenants_that_wait_for_an_adapter_slot_hold_back_nobody_behind_them():
+    driver = ready(tenants_examined=2)
+    driver.attach(adapter_slots=1, max_sequences=2)
+    driver.state(adapter(), adapter("poet"))
+    driver.certify()
+    driver.certify("poet", POET)
+    driver.enqueue("a", digest=PIRATE)
+    driver.enqueue("busy", tenant="b")
+    for n in range(5):
+        driver.enqueue(f"poet{n}", digest=POET, tenant=f"t{n}")
+    driver.enqueue("pirate", digest=PIRATE, tenant="later")
+    driver.enqueue("base", tenant="last")
+    driver.finish("busy")
+    assert driver.where("pirate") == "r0"
+    driver.finish("pirate")
+    assert driver.where("base") == "r0", "the base model needs no slot"
+    driver.finish("a")
+    assert driver.where("poet0") == "r0"
+
+
 def test_a_request_waits_while_the_batch_is_full():
     driver = ready()
     driver.attach(max_sequences=1)

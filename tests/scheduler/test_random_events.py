@@ -13,6 +13,7 @@ from motet.domain import BASE, InstanceName, RequestId
 from motet.runner_info import Failure, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.queue import Queue
+from motet_scheduler.policy.runner_choice import choose
 from motet_scheduler.policy.values import AdapterStage, Certificate, Promise
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool
 
@@ -42,11 +43,13 @@ class Driver(SchedulerDriver):
 
     def send(self, event):
         queue = self.scheduler.queues.setdefault(GROUP, Queue(MAX_PASSED_OVER))
-        overdue, reserved, scans = queue.reserved_for, queue.reserved_runner, queue.scans
+        overdue, reserved, scans, reserve = queue.reserved_for, queue.reserved_runner, [], queue.reserve
+        queue.reserve = lambda *given: scans.append(given) or reserve(*given)
         decided = super().send(event)
-        if queue.scans > scans and queue.reserved_for is not None:
+        queue.reserve = reserve
+        if scans and queue.reserved_for is not None:
             self.check_reserved_runner(queue)
-        unchanged = queue.reserved_for is overdue and queue.reserved_runner is reserved and queue.scans <= scans + 1
+        unchanged = queue.reserved_for is overdue and queue.reserved_runner is reserved and len(scans) <= 1
         if overdue is None or not unchanged:
             return decided
         for effect in decided:
@@ -88,7 +91,7 @@ class RandomEvents(RuleBasedStateMachine):
         """Request -> its fields, as the gateway sends them."""
         self.send(events.SupervisorConnected())
         self.send(events.GatewayConnected("g0"))
-        self.send(events.CatalogReplaced((pool(),), tuple(adapter(name) for name in DIGESTS)))
+        self.send(events.CatalogReplaced((pool(),), (adapter("pirate", max_replicas=1), adapter("poet"))))
 
     # ------------------------------------------------------------------------------------------------------- carrying
 
@@ -166,6 +169,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.count += 1
         name = f"q{self.count:03}"
         how["digest"], how["base"] = self.resolve(how["digest"])
+        how["adapter"] = {PIRATE: "default/pirate", POET: "default/poet"}.get(how["digest"], "")
         self.waiting.add(name)
         self.asked[name] = how
         if not self.gateway_stream_broken:
@@ -431,9 +435,17 @@ class RandomEvents(RuleBasedStateMachine):
     @invariant()
     def a_runner_is_reserved_for_the_overdue_request(self):
         queue = self.driver.scheduler.queues.get(GROUP)
-        if queue is None or not queue.blocked:
-            return
-        assert queue.reserved_for is queue.overdue()
+        if queue is not None and not queue.changed:
+            assert queue.reserved_for is queue.overdue()
+
+    @invariant()
+    def nobody_waits_who_could_be_placed(self):
+        scheduler = self.driver.scheduler
+        for queue in scheduler.queues.values() if scheduler.settled else ():
+            for request in queue.heads() if not queue.changed else ():
+                runners, reserved = scheduler._placer._runners_for(request), queue.reserved_from(request)
+                outcome = choose(request, runners, scheduler.config, self.driver.clock(), reserved=reserved)
+                assert outcome is None, f"{request.id} waits for {request.waits_for}"
 
     def teardown(self):
         if self.gateway_stream_broken:

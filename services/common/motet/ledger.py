@@ -46,7 +46,7 @@ class Ledger(Generic[Key]):
     @property
     def free(self) -> int:
         """Pages that may still be promised. Negative while the promises exceed the limit."""
-        return self.limit - self._total
+        return int(self.capacity * self.overcommit) - self._total  # `limit`, but this is asked very often
 
     def __contains__(self, key: Key) -> bool:
         return key in self._promises

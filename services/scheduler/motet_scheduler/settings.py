@@ -26,8 +26,8 @@ class Settings(BaseSettings):
     leave memory unused, larger ones let long requests wait longer."""
 
     tenants_examined: int = Field(32, ge=1)
-    """When the oldest request does not fit, how many other tenants' oldest requests are tried, for each class. More can
-    fill memory better, and make a decision take longer."""
+    """When a runner has room, how many tenants' oldest requests are looked at, for each class, of those that wait for
+    the same base model or adapter. More can fill memory better, and make a decision take longer."""
 
     settle_seconds: float = Field(0.5, ge=0)
     """How long the scheduler waits after its start for the runners that were there before, so that it places nothing on

@@ -7,7 +7,7 @@ revision continues to serve. If an adapter changes faster than it is checked, so
 one is always checked. Runners drop a digest when no name points to it and no request uses it."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -117,8 +117,6 @@ class Adapters:
         would differ from process to process."""
         self._changes = ChangeLimiter[ObjectName](config.revision_pause)
         """Recent checks, also of adapters that were removed or suspended: they may return."""
-        self._limited: dict[str, AdapterSpec] = {}
-        """Adapters with a limit of runners, by namespace/name."""
         self._serving: dict[Digest, dict[ObjectName, DigestSource]] | None = None
         """The digests that names point to; None if they must be collected again."""
 
@@ -141,7 +139,6 @@ class Adapters:
                 self.by_name[name] = Adapter(spec, self._wanted(spec))
             elif spec != adapter.spec:
                 self._update(adapter, spec)
-        self._limited = {str(name): spec for name, spec in wanted.items() if spec.max_replicas}
         self._serving = None
         # Only now, when all names are updated: another name may serve the same bytes.
         for adapter in gone:
@@ -172,8 +169,6 @@ class Adapters:
 
     def restore(self, spec: AdapterSpec, serving: Revision | None) -> None:
         self.by_name[spec.ref.object] = Adapter(spec, self._wanted(spec), serving)
-        if spec.max_replicas:
-            self._limited[str(spec.ref.object)] = spec
         self._serving = None
 
     def source_of(self, digest: Digest, adapter: str = "") -> DigestSource | None:
@@ -310,29 +305,6 @@ class Adapters:
         runner.load_ordered(order, digest, source.ref, now)
         return _ensure(order, runner, source, digest, AdapterStage.DEVICE)
 
-    def holders_at_limit(
-        self, digest: Digest, adapter: str, runners: Sequence[Runner], now: float
-    ) -> Sequence[Runner] | None:
-        """The runners that alone serve an adapter which as many have as its `maxReplicas` allows. None: any may."""
-        spec = self._limited.get(adapter)
-        if spec is None or spec.max_replicas > len(runners):
-            return None
-        since = now - self._policy.load_retry
-        holders = [
-            runner
-            for runner in runners
-            if runner.takes_work
-            and (
-                runner.tier_of(digest) is Tier.DEVICE
-                or digest in runner.adapters_in_use()
-                or runner.load_ordered_since(since, digest, spec.ref)
-            )
-        ]
-        if len(holders) < spec.max_replicas:
-            return None
-        # There may be more: the limit was lowered, or a runner came back. The others keep it until they need its room.
-        return sorted(holders, key=lambda runner: runner.instance)[: spec.max_replicas]
-
     # ---------------------------------------------------------------------------------------------- out of the way
 
     def drops(self, in_use: Collection[Digest], runners: Collection[Runner]) -> Iterator[DropAdapter | ForgetManifest]:
@@ -364,21 +336,15 @@ class Adapters:
 
     def residency_reported(self, runner: Runner, resident: Iterable[ResidentAdapter]) -> None:
         """Replace what is known of the adapters that a runner holds."""
-        before, runner.resident = runner.resident, {found.digest: found for found in resident}
-        for digest, found in runner.resident.items():
-            known = before.get(digest)
-            if known is None or known.tier is not found.tier:
-                self._holders.setdefault(digest, {})[runner.instance] = found.tier
-                self._tell_of(digest)
-            if found.tier is Tier.DEVICE:
-                runner.loaded(digest)
-        for digest in before:
-            if digest not in runner.resident:
+        for digest, tier in runner.note_resident(resident):
+            if tier is not None:
+                self._holders.setdefault(digest, {})[runner.instance] = tier
+            else:
                 holders = self._holders[digest]
                 del holders[runner.instance]
                 if not holders:
                     del self._holders[digest]
-                self._tell_of(digest)
+            self._tell_of(digest)
 
     def connection_changed(self, runner: Runner) -> None:
         """What a runner holds counts for gateways only while it is connected."""

@@ -186,13 +186,10 @@ class Autoscaler:
         """The waiting requests, but for those whose adapter's `maxReplicas` allows no more runners."""
         queue = self._state.queues.get(group)
         requests = list(queue.unordered()) if queue is not None else []
-        runners, adapters, now = self._state.runners_of(group), self._state.adapters, self._state.now
-        limited = {
-            (digest, adapter)
-            for digest, adapter in {(request.digest, request.adapter) for request in requests}
-            if adapters.holders_at_limit(digest, adapter, runners, now) is not None
-        }
-        return [one for one in requests if (one.digest, one.adapter) not in limited] if limited else requests
+        runners = len(self._state.runners_of(group))
+        adapters = {request.adapter for request in requests}
+        limited = {adapter for adapter in adapters if self._state.limits.may_apply(adapter, runners)}
+        return [one for one in requests if one.adapter not in limited or self._state.limited_to(one) is None]
 
     def _promised_pages(self, request: Request, capacity: Capacity) -> int:
         adapter_pages = capacity.adapter_pages(self._state.adapters.rank_of(request.digest))

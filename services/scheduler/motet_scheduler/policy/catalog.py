@@ -120,6 +120,11 @@ class CatalogPublisher:
         changed |= event.namespaces != self._state.namespaces
         self._state.pools, self._state.namespaces = pools, event.namespaces
         self._groups_changed()
+        limits_changed = self._state.limits.state(event.adapters)
+        for queue in self._state.queues.values() if limits_changed else ():
+            for request in queue.heads():
+                if request.adapter in limits_changed:
+                    queue.try_again(request)
         if changed:
             self._state.emit(effects.SaveCatalog())
             self._state.catalog_changed = True
@@ -243,6 +248,7 @@ class CatalogPublisher:
         self._state.bases.current = {one.group: GroupBase(one.base, one.max_model_length) for one in saved.groups}
         for adapter in saved.adapters:
             self._state.adapters.restore(adapter.spec, adapter.serving)
+        self._state.limits.state(adapter.spec for adapter in saved.adapters)
         self._state.namespaces = saved.namespaces
 
     def to_save(self) -> SavedCatalog:

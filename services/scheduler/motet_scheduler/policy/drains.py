@@ -39,7 +39,7 @@ class Drains:
             runner.requested_drain = self._drain_of(runner)
             if (was is None) != (runner.requested_drain is None):
                 self._send(runner)
-                self._state.runners_changed(runner.group)
+                self._state.runner_changed(runner)
                 on_capacity_freed(self._state, runner)
         self._end()
 
@@ -51,7 +51,7 @@ class Drains:
         runner = self._state.current(event.instance, event.incarnation)
         if runner is not None and runner.shutdown_drain is None:
             runner.shutdown_drain = Drain(runner.identity, self._state.now + event.deadline)
-            self._state.runners_changed(runner.group)
+            self._state.runner_changed(runner)
 
     def send_all(self, _event: events.TermRaised) -> None:
         for runner in self._state.runners.values():

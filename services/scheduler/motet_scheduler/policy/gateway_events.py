@@ -4,11 +4,10 @@ from motet.domain import BASE, RequestId, Tenant
 from motet.errors import EngineRestarted, Internal, ModelNotFound, MotetError, PoolSaturated
 from motet.runner_info import NO_TENANT, Failure
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.placement import OTHERS_FIRST, Placer, Positions
+from motet_scheduler.policy.placement import Placer, Positions
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.runner_choice import STARTING
 from motet_scheduler.policy.state import SchedulerState
 
 _NOT_YOURS = Internal("a request with this id belongs to another gateway; send it again with another id")
@@ -128,10 +127,9 @@ class GatewayEvents:
         request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.config.avoid_after_decline)
         self._state.note_event(request.id, "queued", f"class {request.request_class.name.lower()}, epoch {epoch}")
         self._lifecycle.enqueue(request)
-        self._placer.place_new(queue, request)
+        self._placer.place_group(queue)
         if request.id in self._state.requests and request.waiting:
-            request.waiting_reason = request.waiting_reason or (OTHERS_FIRST if self._state.settled else STARTING)
-            self._positions.report(request, len(queue))
+            self._positions.report(queue, request, len(queue))
 
     def _refusal(self, event: events.Enqueued, queue: Queue) -> MotetError | None:
         # One with delivered tokens is a stream that a client reads: its runner was lost, or a scheduler started.
@@ -207,7 +205,6 @@ class GatewayEvents:
         self._lifecycle.avoid(request, placement.instance)
         request.placement = None
         self._lifecycle.enqueue(request)
-        self._state.queue(request.group).blocked = False
         if isinstance(request.final_failure, Failure):
             self._lifecycle.refuse(request, request.final_failure)
 

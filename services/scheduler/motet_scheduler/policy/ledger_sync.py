@@ -61,7 +61,7 @@ def sync_ledger(
                 parked.add(entry.request)
                 _park(runner, entry, request, now)
             continue
-        runner.parked.pop(entry.request, None)
+        runner.unpark(entry.request)
         runner.record_promise(key, entry.pages, entry.digest, now, shared=0 if whole else entry.shared_pages)
         ledger_entry = runner.entries[key]
         ledger_entry.missed = 0
@@ -75,7 +75,8 @@ def sync_ledger(
                 runner.release_promise(key)
                 _note_unlisted(key, requests, unlisted, now)
     for name in [name for name in runner.parked if name not in parked]:
-        _note_unlisted((name, runner.parked.pop(name).epoch), requests, unlisted, now)
+        _note_unlisted((name, runner.parked[name].epoch), requests, unlisted, now)
+        runner.unpark(name)
     return effects
 
 

@@ -11,9 +11,7 @@ def on_capacity_freed(state: SchedulerState, runner: Runner) -> None:
         name, parked = following
         if parked.wanted.pages > runner.free_for(parked.digest) or not runner.slot_for(parked.digest):
             break
-        del runner.parked[name]
         runner.record_promise((name, parked.epoch), parked.wanted.pages, parked.digest, state.now, readmitted=True)
+        runner.unpark(name)
         state.emit(effects.AllowResume(runner.instance, name, parked.epoch, parked.wanted))
-    queue = state.queues.get(runner.group)
-    if queue is not None:
-        queue.retry_on(runner)
+    state.queue(runner.group).retry_on(runner)

@@ -8,10 +8,10 @@ from motet_scheduler.policy import effects
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.runner_choice import STARTING, Chosen, MustWait, NeverFits, choose, nearest
+from motet_scheduler.policy.runner_choice import STARTING, Chosen, NeverFits, choose, nearest, why_it_waits
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import SchedulerState
-from motet_scheduler.policy.values import GroupName, Promise
+from motet_scheduler.policy.values import Promise
 
 EXACT_POSITIONS = 100
 """Positions up to this one are reported when they change, later ones when they change by a tenth."""
@@ -19,7 +19,12 @@ EXACT_POSITIONS = 100
 POSITIONS_PERIOD = 1.0
 """Seconds between two reports of all positions."""
 
+EXPLAINED = 20
+"""Up to this position, each report finds out anew why the request waits."""
+
 OTHERS_FIRST = "other requests wait before it"
+
+LIMITED = "it waits for a runner that has its adapter, because placement.maxReplicas allows no more"
 
 
 class Placer:
@@ -28,110 +33,72 @@ class Placer:
         self._lifecycle = lifecycle
 
     def place_all(self) -> None:
-        if not self._state.settled:
-            return
-        for group, queue in self._state.queues.items():
-            if not queue.blocked:
-                self.place_group(group, queue)
+        for queue in self._state.queues.values():
+            self.place_group(queue)
 
-    def place_group(self, group: GroupName, queue: Queue) -> None:
-        """Place all requests that fit, then mark the queue as blocked until capacity is freed."""
-        if not self._state.settled:
-            return
-        while self._scan(group, queue):
-            pass
-        queue.blocked = True
+    def place_group(self, queue: Queue) -> None:
+        """Place all requests that fit."""
+        if self._state.settled and queue.changed:
+            while self._scan(queue):
+                pass
 
-    def place_new(self, queue: Queue, request: Request) -> None:
-        """Place a request that has just joined the queue."""
-        if not queue.blocked:
-            self.place_group(request.group, queue)
-        elif queue.has_turn(request):
-            # All other requests have been tried; only this one is new.
-            self.place(queue, request)
-            queue.blocked = queue.overdue() is queue.reserved_for
-
-    def _scan(self, group: GroupName, queue: Queue) -> bool:
-        """Try each tenant's oldest request. True if a placement made another request overdue: a runner must be reserved
-        for it first."""
-        queue.scans += 1
+    def _scan(self, queue: Queue) -> bool:
+        """Try the requests that may fit now. True if a placement made another request overdue: a runner must be
+        reserved for it first."""
         self._reserve(queue)
-        config = self._state.config
-        first_tried = False
-        for request_class, class_queue in queue.class_queues():
-            turn = queue.next_turn(request_class, 0, config)
-            while turn < config.tenants_examined and (head := class_queue.head(turn)) is not None:
-                placed = self.place(queue, head)
-                if placed and queue.overdue() is not queue.reserved_for:
-                    return True
-                # Placing only reduces the capacity.
-                if (placed or not first_tried) and not self._any_capacity(group):
-                    self._explain(queue)
-                    return False
-                first_tried = True
-                turn = queue.next_turn(request_class, turn if placed else turn + 1, config)
-        queue.end_scan()
+        for request, runners in queue.to_try(self._state.config):
+            if self._place(queue, request, runners) and queue.overdue() is not queue.reserved_for:
+                return True
+        queue.freed.clear()
         return False
 
     def _reserve(self, queue: Queue) -> None:
         """Reserve the runner where the overdue request lacks least. In the next scan that may be another one."""
-        overdue = queue.overdue()
-        runner = None
+        overdue, runner = queue.overdue(), None
         if overdue is not None:
-            runners, holders = self._runners_for(overdue)
-            if overdue is queue.reserved_for and queue.reserved_runner is not None and queue.freed_runners is not None:
-                # On no other runner it lacks less than before.
-                nearby = (queue.reserved_runner, *queue.freed_runners)
-                runners = [runner for runner in nearby if runner.serves(overdue.base)]
-            runner = nearest(overdue, runners, self._state.config, self._state.now, holders=holders)
+            nearby: Sequence[Runner] = ()
+            if overdue is queue.reserved_for and queue.reserved_runner is not None and overdue.waits_for is not None:
+                nearby = (queue.reserved_runner, *queue.freed)  # on no other one it lacks less than before
+            runner = nearest(overdue, self._runners_for(overdue, nearby), self._state.config, self._state.now)
         queue.reserve(overdue, runner)
 
-    def _any_capacity(self, group: GroupName) -> bool:
-        return any(runner.has_capacity for runner in self._state.runners_of(group))
-
-    def _explain(self, queue: Queue) -> None:
-        """Record why the oldest request waits, if no runner has capacity."""
-        oldest = queue.oldest()
-        if oldest is not None:
-            outcome = self._choose(queue, oldest)
-            if not isinstance(outcome, Chosen):
-                oldest.waiting_reason = outcome.why
-
-    def place(self, queue: Queue, request: Request) -> bool:
-        """Place a request, refuse it, or record why it waits. False if it still waits."""
-        if not self._state.settled:
-            request.waiting_reason = STARTING
-            return False
-        outcome = self._choose(queue, request)
+    def _place(self, queue: Queue, request: Request, runners: Sequence[Runner]) -> bool:
+        """Place a request on one of these runners, or refuse it. False if it still waits."""
+        state = self._state
+        near, reserved = state.families.near(request), queue.reserved_from(request)
+        able = self._runners_for(request, runners)
+        outcome = choose(request, able, state.config, state.now, near=near, reserved=reserved)
         if isinstance(outcome, Chosen):
             queue.remove_placed(request)
             self._assign(request, outcome.runner, outcome.promise)
             return True
-        if isinstance(outcome, NeverFits):
+        if isinstance(outcome, NeverFits) and not runners:
             self._lifecycle.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
             return True
-        request.waiting_reason = outcome.why
-        request.tried_in_scan = -1 if outcome.limited else queue.scans
+        queue.wait_for(request, request.base if state.limited_to(request) is None else request.digest)
+        if not request.waiting_reason:
+            self.explain(queue, request)
         return False
 
-    def _choose(self, queue: Queue, request: Request) -> Chosen | MustWait | NeverFits:
-        runners, holders = self._runners_for(request)
-        return choose(
-            request,
-            runners,
-            self._state.config,
-            self._state.now,
-            near=self._state.families.near(request),
-            reserved=queue.reserved_from(request),
-            holders=holders,
-        )
+    def explain(self, queue: Queue, request: Request) -> None:
+        """Record why a request waits."""
+        if not self._state.settled:
+            request.waiting_reason = STARTING
+        elif request.waits_for is None:
+            request.waiting_reason = OTHERS_FIRST
+        else:
+            runners, state = self._runners_for(request), self._state
+            why = why_it_waits(request, runners, state.config, state.now, reserved=queue.reserved_from(request))
+            limited = state.limited_to(request) is not None
+            request.waiting_reason = f"{LIMITED}: {why}" if limited else why
 
-    def _runners_for(self, request: Request) -> tuple[Sequence[Runner], Sequence[Runner] | None]:
-        """The runners of its group that have its base model, and those of them that alone serve its adapter; None: any
-        does."""
-        runners = [runner for runner in self._state.runners_of(request.group) if runner.serves(request.base)]
-        adapters, now = self._state.adapters, self._state.now
-        return runners, adapters.holders_at_limit(request.digest, request.adapter, runners, now)
+    def _runners_for(self, request: Request, among: Sequence[Runner] = ()) -> Sequence[Runner]:
+        """Those that may serve it, of these runners; of none: of all."""
+        holders = self._state.limited_to(request)
+        if holders is not None:
+            return [runner for runner in holders if runner in among] if among else holders
+        runners = among or self._state.runners_of(request.group)
+        return [runner for runner in runners if runner.serves(request.base)] if request.base else runners
 
     def _assign(self, request: Request, runner: Runner, promise: Promise) -> None:
         source = self._state.adapters.source_of(request.digest, request.adapter)
@@ -170,8 +137,9 @@ class Placer:
 
 
 class Positions:
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(self, state: SchedulerState, placer: Placer) -> None:
         self._state = state
+        self._placer = placer
         self._reported_at = state.now
 
     def tick(self) -> None:
@@ -180,11 +148,13 @@ class Positions:
         self._reported_at = self._state.now
         for queue in self._state.queues.values():
             for position, request in enumerate(queue, 1):
-                self.report(request, position)
+                self.report(queue, request, position)
 
-    def report(self, request: Request, position: int) -> None:
+    def report(self, queue: Queue, request: Request, position: int) -> None:
         previous, why = request.reported_position
-        request.waiting_reason = request.waiting_reason or OTHERS_FIRST
+        stale = position <= EXPLAINED or request.waiting_reason in {OTHERS_FIRST, STARTING}
+        if not request.waiting_reason or (stale and position <= EXACT_POSITIONS):
+            self._placer.explain(queue, request)
         moved = abs(position - previous) > (0 if position <= EXACT_POSITIONS else previous // 10)
         if moved or (request.waiting_reason != why and position <= EXACT_POSITIONS):
             request.reported_position = (position, request.waiting_reason)

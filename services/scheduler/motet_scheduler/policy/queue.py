@@ -1,23 +1,37 @@
-"""The order in which the waiting requests of one group are tried.
+"""The order in which the waiting requests of one group are tried, and when each is tried again.
 
 Class first, then age, whoever asked: a tenant with many old requests is served before one with a single younger one. A
 request never passes an older one of its own tenant and class, so only the oldest of each tenant is tried. Younger
 requests of the same class and less urgent requests may pass a request that does not fit, at most `max_passed_over`
 times. Then it is overdue, and one runner is reserved for it: there, nothing of its class and nothing less urgent is
 placed before it. More urgent requests always go first, which is not counted.
+
+A request that was tried and fits nowhere knows whose runners it waits for: those of its base model, or, as long as
+`maxReplicas` allows no more, those that have its adapter. When one of these has room again, the oldest that wait for it
+are looked at, of each base model and each adapter `tenants_examined` at most; where all adapter slots are in use, only
+those for an adapter in one of them, or for none. So whoever waits for something else is in nobody's way. When other
+runners than before may take a request, it counts as untried (`try_again`). Of untried ones, too, each scan tries
+`tenants_examined` at most; the next event goes on.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
+from typing import TypeVar
 
-from motet.domain import Tenant
-from motet.runner_info import RequestClass
+from motet.domain import BASE, Digest, Tenant
+from motet.runner_info import Capacity, RequestClass
 from motet_scheduler.policy.requests import QueueKey, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import SchedulerConfig
 
 Head = tuple[QueueKey, Request]
 """Keys are unique, so that requests themselves are never compared."""
+
+Room = tuple[Runner, Capacity, int, Collection[Digest] | None]
+"""A runner, how many pages are free there, and which adapters alone may run there (None: any)."""
+
+Key = TypeVar("Key")
 
 
 class ClassQueue:
@@ -27,6 +41,12 @@ class ClassQueue:
         self._max_passed_over = max_passed_over
         self._tenant_queues: dict[Tenant, list[Head]] = {}
         self._heads: list[Head] = []
+        """The oldest request of each tenant."""
+        self._untried: list[Head] = []
+        self._waiting: dict[str, list[Head]] = {}
+        """Those that were tried, by what they wait for."""
+        self._by_adapter: dict[Digest, list[Head]] = {}
+        """The same, by adapter: where all slots are in use, only those that have one can go."""
         self._size = 0
         self._youngest: QueueKey = (0.0, 0)
         """The largest key that was ever added."""
@@ -67,19 +87,70 @@ class ClassQueue:
             oldest = self.head()
             del self._passes[: len(self._passes) if oldest is None else bisect_right(self._passes, oldest.key)]
 
-    def head(self, turn: int = 0) -> Request | None:
-        """The oldest request of the tenant at this turn."""
-        if turn >= len(self._heads):
-            return None
-        return self._heads[turn][1]
+    def head(self) -> Request | None:
+        """The oldest request."""
+        return self._heads[0][1] if self._heads else None
 
-    def oldest_of_each_tenant(self, first: int, end: int) -> list[Head]:
-        """The oldest request of each tenant, in the order of turns."""
-        return self._heads[first:end]
+    def heads(self) -> list[Request]:
+        """The oldest request of each tenant, in order of age."""
+        return [request for _, request in self._heads]
 
-    def first_of(self, tenant: Tenant) -> Request | None:
-        tenant_queue = self._tenant_queues.get(tenant)
-        return tenant_queue[0][1] if tenant_queue else None
+    @property
+    def untried(self) -> bool:
+        return bool(self._untried)
+
+    def wait_for(self, request: Request, runners_of: str) -> None:
+        """It was tried, and none of these runners has room for it."""
+        if request.waits_for == runners_of:
+            return
+        head = (request.key, request)
+        self._leave(head)
+        request.waits_for = runners_of
+        insort(self._waiting.setdefault(runners_of, []), head)
+        insort(self._by_adapter.setdefault(request.digest, []), head)
+
+    def try_again(self, request: Request) -> None:
+        if request.waits_for is not None:
+            head = (request.key, request)
+            self._leave(head)
+            insort(self._untried, head)
+
+    def try_all_again(self) -> None:
+        self._untried = self._heads.copy()
+        self._waiting.clear()
+        self._by_adapter.clear()
+        for _, request in self._heads:
+            request.waits_for = None
+
+    def with_adapter(self, digest: Digest) -> list[Request]:
+        """Those that were tried, of the oldest of each tenant."""
+        return [request for _, request in self._by_adapter.get(digest, ())]
+
+    def to_try(self, rooms: Sequence[Room], after: Head | None, examined: int, untried: int) -> list[Head]:
+        """In order of age: untried requests, and those that wait for one of these runners. `after`: only younger ones.
+
+        The work is bounded: so many untried ones, and so many that wait for the same base model or adapter.
+        """
+        waited_for: set[str] = set()
+        adapters: set[Digest] = set()
+        for runner, _, _, only in rooms:
+            if only is None:
+                waited_for.update(("", runner.base.digest), self._waiting.keys() & runner.adapters)
+            else:
+                adapters.update((BASE,), self._by_adapter.keys() & only)
+        lists = [self._waiting[one][:examined] for one in waited_for if one in self._waiting]
+        lists += [self._by_adapter[one][:examined] for one in adapters if one in self._by_adapter]
+        heads = list(chain(*lists))
+        if rooms and all(room[1] is rooms[0][1] for room in rooms):
+            # Most lack pages, so this check must be fast.
+            capacity, most = rooms[0][1], max(room[2] for room in rooms)
+            heads = [
+                head
+                for head in heads
+                if (need := head[1].need) is None or need.promise.pages <= most or need.capacity is not capacity
+            ]
+        heads = sorted(heads + self._untried[:untried])
+        return heads[bisect_right(heads, after) :] if after is not None else heads
 
     def passed_by_younger(self, key: QueueKey) -> None:
         """A request of this class was placed."""
@@ -113,26 +184,42 @@ class ClassQueue:
         if before is after:
             return
         if before is not None:
-            del self._heads[bisect_left(self._heads, before)]
+            _discard(self._heads, before)
+            self._leave(before)
         if after is not None:
             insort(self._heads, after)
+            insort(self._untried, after)
+
+    def _leave(self, head: Head) -> None:
+        request = head[1]
+        if request.waits_for is None:
+            _discard(self._untried, head)
+            return
+        _discard_from(self._waiting, request.waits_for, head)
+        _discard_from(self._by_adapter, request.digest, head)
+        request.waits_for = None
+
+
+def _discard_from(lists: dict[Key, list[Head]], key: Key, head: Head) -> None:
+    heads = lists[key]
+    _discard(heads, head)
+    if not heads:
+        del lists[key]
+
+
+def _discard(heads: list[Head], head: Head) -> None:
+    del heads[bisect_left(heads, head)]
 
 
 class Queue:
     def __init__(self, max_passed_over: int) -> None:
         self._class_queues = {one: ClassQueue(max_passed_over) for one in RequestClass}
-        self.blocked = False
-        """No request here fits on any runner, and no capacity has been freed since the last scan."""
-        self.freed_runners: list[Runner] | None = None
-        """Runners with capacity freed since the last full scan; None: try all runners."""
+        self.freed: dict[Runner, None] = {}
+        """Runners that may have room since the last scan. In order, as a set would differ from process to process."""
         self.reserved_for: Request | None = None
         """The overdue request that a runner is reserved for."""
         self.reserved_runner: Runner | None = None
         """None: no runner could ever take it."""
-        self.scans = 0
-        """Scans so far."""
-        self._last_full_scan = 0
-        """The last scan in which all tenants were tried."""
 
     def __len__(self) -> int:
         return sum(len(class_queue) for class_queue in self._class_queues.values())
@@ -146,21 +233,40 @@ class Queue:
         for class_queue in self._class_queues.values():
             yield from class_queue.unordered()
 
+    def heads(self) -> list[Request]:
+        """The oldest request of each tenant and class."""
+        return [request for class_queue in self._class_queues.values() for request in class_queue.heads()]
+
     def size_of(self, request_class: RequestClass) -> int:
         return len(self._class_queues[request_class])
 
     def add(self, request: Request) -> None:
         self._class_queues[request.request_class].add(request)
 
-    def retry_on(self, runner: Runner) -> None:
-        """Try again on this runner: capacity was freed there."""
-        self.blocked = False
-        if self.freed_runners is not None and runner not in self.freed_runners:
-            self.freed_runners.append(runner)
+    @property
+    def changed(self) -> bool:
+        """Whether a request may fit now that did not before."""
+        return bool(self.freed) or any(class_queue.untried for class_queue in self._class_queues.values())
 
-    def retry_everywhere(self) -> None:
-        self.blocked = False
-        self.freed_runners = None
+    def retry_on(self, runner: Runner) -> None:
+        """This runner may have room."""
+        self.freed[runner] = None
+
+    def try_again(self, request: Request) -> None:
+        """Other runners may take this request than before, if it waits."""
+        self._class_queues[request.request_class].try_again(request)
+
+    def with_adapter(self, digest: Digest) -> list[Request]:
+        """Requests that wait and were tried, of the oldest of each tenant and class."""
+        return [request for class_queue in self._class_queues.values() for request in class_queue.with_adapter(digest)]
+
+    def try_all_again(self) -> None:
+        for class_queue in self._class_queues.values():
+            class_queue.try_all_again()
+
+    def wait_for(self, request: Request, runners_of: str) -> None:
+        """It was tried, and waits for runners that have this base model, or this adapter."""
+        self._class_queues[request.request_class].wait_for(request, runners_of)
 
     def reserve(self, overdue: Request | None, runner: Runner | None) -> None:
         """Reserve a runner for the overdue request, instead of the one that was reserved."""
@@ -171,49 +277,52 @@ class Queue:
 
     def reserved_from(self, request: Request) -> Runner | None:
         """The runner that this request has to leave to the overdue one."""
-        return None if request is self.reserved_for else self._reserved_from_class(request.request_class)
-
-    def _reserved_from_class(self, request_class: RequestClass) -> Runner | None:
-        behind = self.reserved_for is not None and request_class >= self.reserved_for.request_class
+        overdue = self.reserved_for
+        behind = overdue is not None and request is not overdue and request.request_class >= overdue.request_class
         return self.reserved_runner if behind else None
 
-    def end_scan(self) -> None:
-        self.freed_runners = []
-        self._last_full_scan = self.scans
+    def to_try(self, config: SchedulerConfig) -> Iterator[tuple[Request, list[Runner]]]:
+        """The requests that may fit now, the most urgent first, and on which runners; untried ones: on any.
 
-    def next_turn(self, request_class: RequestClass, turn: int, config: SchedulerConfig) -> int:
-        """The next turn of a class, from this one on, whose oldest request may fit now.
-
-        Skips requests that fitted nowhere in their last scan, if the capacity freed since then is not enough for them.
-        These are nearly all requests, so this check must be fast.
+        Skips those that wait for runners with too little room. These are nearly all, so this must be fast.
         """
-        if self.freed_runners is None:
-            return turn
-        reserved = self._reserved_from_class(request_class)
-        freed_runners = [
-            (runner, runner.capacity, free) for runner in self.freed_runners if (free := runner.ledger.free) > 0
+        overdue, reserved = self.reserved_for, self.reserved_runner
+        every = rooms = self._rooms()
+        for request_class, class_queue in self._class_queues.items():
+            if overdue is not None and request_class >= overdue.request_class and reserved in self.freed:
+                tried = request_class is overdue.request_class and overdue.waits_for is not None
+                if tried and (fits := _fits(overdue, every, config)):
+                    yield overdue, fits
+                rooms = [room for room in every if room[0] is not reserved]
+            last: Head | None = None
+            untried, placed = config.tenants_examined, True
+            while placed and (rooms or class_queue.untried):
+                placed = False
+                for head in class_queue.to_try(rooms, last, config.tenants_examined, untried):
+                    request = head[1]
+                    fits = []
+                    if request.waits_for is None:
+                        untried -= 1
+                    elif not (fits := _fits(request, rooms, config)):
+                        continue
+                    yield request, fits
+                    if request.waits_for is None:  # it was placed: less is free now, and its tenant's next is untried
+                        last, placed, every = head, True, self._rooms()
+                        rooms = [room for room in every if room[0] is not self.reserved_from(request)]
+                        break
+
+    def _rooms(self) -> list[Room]:
+        return [
+            (runner, runner.capacity, runner.ledger.free, runner.only_adapters)
+            for runner in self.freed
+            if runner.has_capacity
         ]
-        last_full_scan, this_scan = self._last_full_scan, self.scans
-        for _, head in self._class_queues[request_class].oldest_of_each_tenant(turn, config.tenants_examined):
-            if head.tried_in_scan < last_full_scan:
-                return turn
-            need = head.need
-            for runner, capacity, free in freed_runners:
-                if runner is reserved and head is not self.reserved_for:
-                    continue
-                if need is None or need.capacity is not capacity:
-                    need = head.requirement_on(capacity, config, runner.adapter_pages(head.digest))
-                if need.promise.pages <= free and runner.slot_for(head.digest) and runner.serves(head.base):
-                    return turn
-            head.tried_in_scan = this_scan
-            turn += 1
-        return turn
 
     def remove(self, request: Request) -> None:
         """Remove a request that was not placed."""
-        if self.has_turn(request):
-            self.blocked = False  # requests behind it have not been tried
         self._class_queues[request.request_class].remove(request)
+        if request is self.reserved_for:
+            self.reserve(None, None)
 
     def remove_placed(self, request: Request) -> None:
         """Remove a placed request, and count it for the waiting requests that it passed."""
@@ -224,22 +333,28 @@ class Queue:
                 return
             class_queue.passed_by_less_urgent()
 
-    def oldest(self) -> Request | None:
-        heads = [head for class_queue in self._class_queues.values() if (head := class_queue.head()) is not None]
-        return min(heads, key=lambda request: request.key, default=None)
-
     def passed_over(self, request: Request) -> int:
         return self._class_queues[request.request_class].passed_over(request)
 
     def overdue(self) -> Request | None:
         """The most urgent request that has been passed over too often."""
-        every = (class_queue.overdue() for class_queue in self._class_queues.values())
-        return next((overdue for overdue in every if overdue is not None), None)
+        for class_queue in self._class_queues.values():
+            if (overdue := class_queue.overdue()) is not None:
+                return overdue
+        return None
 
-    def class_queues(self) -> Iterator[tuple[RequestClass, ClassQueue]]:
-        """From the most urgent class down."""
-        yield from self._class_queues.items()
 
-    def has_turn(self, request: Request) -> bool:
-        """Whether it is the oldest request of its tenant and class."""
-        return self._class_queues[request.request_class].first_of(request.tenant) is request
+def _fits(request: Request, rooms: list[Room], config: SchedulerConfig) -> list[Runner]:
+    fits: list[Runner] = []
+    need = request.need
+    for runner, capacity, free, only in rooms:
+        if need is None or need.capacity is not capacity:
+            need = request.requirement_on(capacity, config, runner.adapter_pages(request.digest))
+        if (
+            need.promise.pages <= free
+            and not need.never
+            and (only is None or request.digest in only or request.digest == BASE)
+            and runner.serves(request.base)
+        ):
+            fits.append(runner)
+    return fits

@@ -13,7 +13,6 @@ from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runner_choice import STARTING
 from motet_scheduler.policy.runners import PlacementKey, Runner
 from motet_scheduler.policy.state import SchedulerState
-from motet_scheduler.policy.values import GroupName
 
 SLACK = 64
 """A heap of deadlines with fewer stale entries than this is not swept."""
@@ -27,8 +26,9 @@ class RequestLifecycle:
         self.unlisted: dict[PlacementKey, float] = {}
         """Placements that their runner does not list, and since when; the oldest first."""
         self.deadlines = Deadlines()
-        self._retry_times: list[tuple[float, GroupName]] = []
+        self._retry_times: list[tuple[float, int, Request]] = []
         """When a request may try a runner again that it avoids."""
+        self._retry_numbers = count()
         self._sequence = 0
 
     def begin(self, request: Request) -> None:
@@ -45,8 +45,7 @@ class RequestLifecycle:
         request.deadline_at = self._state.now + request.queue_timeout if request.queue_timeout > 0 else None
         self.deadlines.add(request)
         for until in request.avoid.values():
-            heappush(self._retry_times, (until, request.group))
-        request.tried_in_scan = -1
+            self._retry_at(until, request)
         self._state.queue(request.group).add(request)
 
     def end(self, request: Request) -> None:
@@ -78,7 +77,7 @@ class RequestLifecycle:
         runner.release_promise(key)
         parked = runner.parked.get(request.id)
         if parked is not None and parked.epoch == placement.epoch:
-            del runner.parked[request.id]
+            runner.unpark(request.id)
         on_capacity_freed(self._state, runner)
 
     def placed(self, request: RequestId, epoch: int) -> None:
@@ -103,7 +102,10 @@ class RequestLifecycle:
         request.declines = min(request.declines + 1, 16)
         request.avoid = {name: until for name, until in request.avoid.items() if until > self._state.now}
         request.avoid[instance] = self._state.now + pause
-        heappush(self._retry_times, (self._state.now + pause, request.group))
+        self._retry_at(self._state.now + pause, request)
+
+    def _retry_at(self, at: float, request: Request) -> None:
+        heappush(self._retry_times, (at, next(self._retry_numbers), request))
 
     def move_everything(self, runner: Runner, why: str) -> None:
         for request in self._placed_on(runner):
@@ -127,7 +129,6 @@ class RequestLifecycle:
         request.placement = None
         request.moved_reason, request.engine_hung = why, runner is not None and runner.hung
         self.enqueue(request)
-        self._state.queue(request.group).blocked = False
 
     def cancel_at_runner(self, placement: Placement, request: RequestId, reason: str) -> None:
         runner = self._state.runner_of(placement)
@@ -138,7 +139,8 @@ class RequestLifecycle:
         self._expire_deadlines()
         self._requeue_unlisted()
         while self._retry_times and self._retry_times[0][0] <= self._state.now:
-            self._state.queue(heappop(self._retry_times)[1]).retry_everywhere()
+            request = heappop(self._retry_times)[2]
+            self._state.queue(request.group).try_again(request)
         for key in [
             key for key, at in self.ended.items() if self._state.now - at > self._state.config.unsubmitted_timeout
         ]:

@@ -59,8 +59,8 @@ class Request:
     queue_timeout: float = 0.0
     """Seconds it may wait in the queue, each time; 0: no limit."""
     deadline_at: float | None = None
-    tried_in_scan: int = -1
-    """The last scan of its queue in which it fitted on no runner; -1: none."""
+    waits_for: str | None = None
+    """Whose runners it waits for: the digest of its base model, or of its adapter. None: it has not been tried."""
     epoch: int = 0
     placement: Placement | None = None
     moved_reason: str = ""

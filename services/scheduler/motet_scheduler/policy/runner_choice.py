@@ -11,15 +11,13 @@
 |                           | its adapter would take are not                |
 | it did not just decline   | the runner declined recently                  |
 | it is not reserved        | it is reserved for an overdue request         |
-| it has the adapter, if    | as many runners have the adapter as its       |
-| no other runner may       | `maxReplicas` allows                          |
 
 Before fullness counts what the request could share there: the runner has other choices of the same call (or room for
 all of them, if this is the first), or more of its prompt in the prefix cache. Ties after fullness: the adapter on the
 device, on the host, on disk; then the highest name.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from motet.runner_info import Tier
@@ -32,14 +30,6 @@ from motet_scheduler.policy.values import Promise, SchedulerConfig
 class Chosen:
     runner: Runner
     promise: Promise
-
-
-@dataclass(frozen=True, slots=True)
-class MustWait:
-    why: str
-    limited: bool = False
-    """It waits for a runner that has its adapter. If such a runner goes, another one may take the request, though no
-    capacity was freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +47,25 @@ def choose(
     *,
     near: str = "",
     reserved: Runner | None = None,
-    holders: Sequence[Runner] | None = None,
-) -> Chosen | MustWait | NeverFits:
-    """`near` is the runner of the other choices of the same call; empty if there is none. `reserved` is the runner that
-    is kept for another request. `holders` alone may serve the adapter; None: any runner."""
+) -> Chosen | NeverFits | None:
+    """None: it must wait. `near` is the runner of the other choices of the same call; empty if there is none.
+    `reserved` is the runner that is kept for another request."""
     best: tuple[bool, int, int, Tier, str] | None = None
     chosen: Chosen | None = None
-    obstacles: set[str] = set()
-    short = ""
     too_small = ""
-    could = limited = False
+    could = False
+    need = None
     for runner in runners:
-        need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
+        adapter_pages = runner.adapter_pages(request.digest)
+        if need is None or need.capacity is not runner.capacity or need.adapter_pages != adapter_pages:
+            need = request.requirement_on(runner.capacity, config, adapter_pages)
         if need.never:
             too_small = too_small or need.never
             continue
         could = True
-        if holders is not None and runner not in holders:
-            limited = True
-            continue
-        obstacle = _RESERVED if runner is reserved else _obstacle(request, runner, need.promise.pages, now)
-        if obstacle:
-            if obstacle is _TOO_FEW_PAGES:
-                short = short or _shortage(request, runner, need.promise.pages)
-            else:
-                obstacles.add(obstacle)
+        pages = need.promise.pages
+        # The first comparison is the fast one, for the many that wait.
+        if pages > runner.ledger.free or runner is reserved or _obstacle(request, runner, pages, now):
             continue
         rank = (
             _keeps_choices_together(request, runner, need.promise, near),
@@ -92,34 +76,39 @@ def choose(
         )
         if best is None or rank > best:
             best, chosen = rank, Chosen(runner, need.promise)
-    if chosen is not None:
-        return chosen
-    if too_small and not could:
-        return NeverFits(too_small)
-    if limited and not (short or obstacles):
-        # All that have the adapter are too small for the request: better one runner more than that it waits for ever.
-        return choose(request, runners, config, now, near=near, reserved=reserved)
+    return NeverFits(too_small) if too_small and not could else chosen
+
+
+def why_it_waits(
+    request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float, *, reserved: Runner | None = None
+) -> str:
+    obstacles: set[str] = set()
+    short = ""
+    for runner in runners:
+        need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
+        if need.never:
+            continue
+        obstacle = _RESERVED if runner is reserved else _obstacle(request, runner, need.promise.pages, now)
+        if obstacle is _TOO_FEW_PAGES:
+            short = short or _shortage(request, runner, need.promise.pages)
+        elif obstacle:
+            obstacles.add(obstacle)
     # Pages first: with several runners, the one that lacks only memory gives the most useful reason.
-    why = short or min(obstacles, key=_BY_USEFULNESS.index, default=NO_RUNNER)
-    return MustWait(f"{_LIMITED}: {why}", limited) if limited else MustWait(why)
+    return short or min(obstacles, key=_BY_USEFULNESS.index, default=NO_RUNNER)
 
 
-def nearest(
-    request: Request,
-    runners: Iterable[Runner],
-    config: SchedulerConfig,
-    now: float,
-    *,
-    holders: Sequence[Runner] | None = None,
-) -> Runner | None:
+def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float) -> Runner | None:
     """The runner that lacks least for a request. None: it would fit on none, or none takes work."""
     best: tuple[bool, bool, bool, int, str] | None = None
     found: Runner | None = None
+    need = None
     for runner in runners:
         if not runner.takes_work:
             continue
-        need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
-        if need.never or (holders is not None and runner not in holders):
+        adapter_pages = runner.adapter_pages(request.digest)
+        if need is None or need.capacity is not runner.capacity or need.adapter_pages != adapter_pages:
+            need = request.requirement_on(runner.capacity, config, adapter_pages)
+        if need.never:
             continue
         rank = (
             not request.avoids(runner.instance, now),
@@ -162,7 +151,6 @@ _FULL = "every batch is full"
 _SLOTS = "all adapter slots are in use"
 _DECLINED = "the runner declined it recently"
 _RESERVED = "a runner is reserved for a request that has waited for longer"
-_LIMITED = "it waits for a runner that has its adapter, because placement.maxReplicas allows no more"
 _BY_USEFULNESS = (_DECLINED, _PARKED, _SLOTS, _FULL, _RESERVED, _DRAINING, _DOWN, NO_RUNNER)
 
 
@@ -177,8 +165,7 @@ def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:
         return _FULL
     if not runner.slot_for(request.digest):
         return _SLOTS
-    # The first comparison is the fast one, for the many that wait.
-    if pages > runner.ledger.free or pages > runner.free_for(request.digest):
+    if pages > runner.free_for(request.digest):
         return _TOO_FEW_PAGES
     if request.avoids(runner.instance, now):
         return _DECLINED

@@ -37,7 +37,12 @@ class RunnerEvents:
             # Runners of equal capacity share one object, so that a request's requirement is computed once for all.
             alike = (one.capacity for one in self._state.runners.values() if one.capacity == event.capacity)
             runner = Runner(
-                event.identity, event.address, next(alike, event.capacity), overcommit, self._state.adapters.rank_of
+                event.identity,
+                event.address,
+                next(alike, event.capacity),
+                overcommit,
+                rank_of=self._state.adapters.rank_of,
+                adapter_moved=self._state.adapter_moved,
             )
             self._state.runners[instance] = runner
             self._state.by_group.setdefault(runner.group, []).append(runner)
@@ -50,7 +55,7 @@ class RunnerEvents:
         self._publisher.apply_pool(runner)
         self._state.waiting_for_runners.runner_attached(instance)
         self._drains.attached(runner)
-        self._state.runners_changed(runner.group)
+        self._state.runner_changed(runner)
         self._apply_requests(runner, event.live, whole=True)
         self._apply_resident_adapters(runner, event.resident)
         self._state.adapters.connection_changed(runner)
@@ -65,7 +70,7 @@ class RunnerEvents:
         runner.detached_at = self._state.now
         runner.forget_loads()
         self._state.adapters.connection_changed(runner)
-        self._state.runners_changed(runner.group)
+        self._state.runner_changed(runner)
         self._state.emit(runner_report(runner))
 
     def reported(self, event: events.RunnerReported) -> None:
@@ -81,7 +86,7 @@ class RunnerEvents:
         idle = all(entry.state in (SequenceState.PARKED, SequenceState.LOADING) for entry in event.live)
         if runner.unhealthy and (moves or idle):
             runner.unhealthy, runner.hung = "", False
-            self._state.runners_changed(runner.group)
+            self._state.runner_changed(runner)
         runner.steps = event.steps
         self._apply_requests(runner, event.live)
         self._apply_resident_adapters(runner, event.resident)
@@ -146,7 +151,9 @@ class RunnerEvents:
                 on_capacity_freed(self._state, runner)
 
     def tick(self) -> None:
+        since = self._state.now - self._state.config.load_retry
         for runner in list(self._state.runners.values()):
+            runner.end_loads(since)
             if not runner.attached and self._state.now - runner.detached_at > self._state.config.forget_runner:
                 self._forget(runner)
 
@@ -159,10 +166,11 @@ class RunnerEvents:
         runner.attached = False
         self._lifecycle.runner_lost(runner)
         self._state.adapters.residency_reported(runner, ())
+        runner.forget_adapters()
         del self._state.runners[runner.instance]
         self._state.by_group[runner.group].remove(runner)
-        self._state.queue(runner.group).retry_everywhere()
-        self._state.runners_changed(runner.group)
+        self._state.queue(runner.group).try_all_again()
+        self._state.runner_changed(runner)
 
 
 def _is_final(failure: Failure) -> bool:

@@ -1,7 +1,7 @@
 """One runner as the scheduler knows it: its ledger of promises, its adapters and its requests."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId
@@ -74,10 +74,15 @@ class Runner:
         address: str,
         capacity: Capacity,
         overcommit: float,
+        *,
         rank_of: Callable[[Digest], int] = lambda _: 0,
+        adapter_moved: Callable[["Runner", Digest], None] = lambda _runner, _digest: None,
     ) -> None:
-        """`rank_of` gives the rank of an adapter, or 0 as long as it is not known."""
+        """`rank_of` gives the rank of an adapter, or 0 as long as it is not known. `adapter_moved` is called when an
+        adapter has come to `adapters`, or gone."""
         self.identity = identity
+        self.instance = InstanceName(identity.instance)
+        self.group = GroupName(identity.group)
         self.address = address
         self.capacity = capacity
         self.base = BaseModel()
@@ -88,8 +93,12 @@ class Runner:
         self.orphaned: dict[PlacementKey, int] = {}
         """How many reports in a row listed a request, running or parked, that its gateway does not know."""
         self.resident: dict[Digest, ResidentAdapter] = {}
+        self.adapters: set[Digest] = set()
+        """Adapters that it has or will have soon: on its device, used by its requests, or being loaded."""
+        self._adapter_moved = adapter_moved
         self._loads: dict[Digest, dict[ObjectName, Load]] = {}
         """The last load of each digest, from the source of each adapter that has it."""
+        self._loading: set[Digest] = set()
         self.attached = True
         self.detached_at = 0.0
         self.last_report_at = 0.0
@@ -115,16 +124,9 @@ class Runner:
         """Of adapters that were asked for since the last report: asking takes too long for each request and runner."""
         self._reported_kv_pages = capacity.pages
         self._live_digests: Counter[Digest] = Counter()
+        self._parked_digests: Counter[Digest] = Counter()
         self._adapter_pages: dict[Digest, int] = {}
         """Pages that each adapter in use takes from KV, of those that take any."""
-
-    @property
-    def instance(self) -> InstanceName:
-        return InstanceName(self.identity.instance)
-
-    @property
-    def group(self) -> GroupName:
-        return GroupName(self.identity.group)
 
     @property
     def drain(self) -> Drain | None:
@@ -132,7 +134,8 @@ class Runner:
 
     @property
     def takes_work(self) -> bool:
-        return self.attached and self.drain is None and not self.unhealthy
+        drains = self.shutdown_drain is not None or self.requested_drain is not None
+        return self.attached and not drains and not self.unhealthy
 
     def serves(self, base: str) -> bool:
         """Whether it has this base model; an empty digest means any."""
@@ -156,8 +159,13 @@ class Runner:
         """Whether any new request could be placed here; parked requests go first."""
         return self.takes_work and not self.parked and self.ledger.free > 0 and self.sequences < self.max_sequences
 
+    @property
+    def only_adapters(self) -> Collection[Digest] | None:
+        """The adapters that alone may be used here, since all slots are in use (PU-12). None: any may."""
+        return None if len(self._live_digests) < self.capacity.adapter_slots else self._live_digests
+
     def slot_for(self, digest: Digest) -> bool:
-        """Whether an adapter has a slot, or can get one without evicting an adapter in use (PU-12)."""
+        """Whether an adapter has a slot, or can get one without evicting an adapter in use."""
         if digest == BASE or digest in self._live_digests:
             return True
         return len(self._live_digests) < self.capacity.adapter_slots
@@ -180,6 +188,8 @@ class Runner:
 
     def load_ordered(self, order: int, digest: Digest, adapter: AdapterRef, now: float) -> None:
         self._loads.setdefault(digest, {})[adapter.object] = Load(order, now)
+        self._loading.add(digest)
+        self._note_adapter(digest)
 
     def load_ordered_since(self, since: float, digest: Digest, adapter: AdapterRef) -> bool:
         """Whether a load was ordered from this adapter's own source. Another one's may fail where this one does not."""
@@ -198,20 +208,59 @@ class Runner:
             return False
         if event.failure is not None:
             load.at, load.retry_at = LAPSED, now + (event.failure.retry_after or load_retry)
+            self.end_loads(now - load_retry)
         elif event.order and load.at > LAPSED:
             load.at = now
+            self._loading.add(event.digest)
+            self._note_adapter(event.digest)
         return True
 
-    def loaded(self, digest: Digest) -> None:
-        for load in self._loads.get(digest, {}).values():
-            load.at = LAPSED
+    def end_loads(self, since: float) -> None:
+        """Expect no longer what was ordered before, and has not been reported on since."""
+        for digest in list(self._loading):
+            if all(load.at < since for load in self._loads[digest].values()):
+                self._loading.discard(digest)
+                self._note_adapter(digest)
 
     def forget_loads(self, digest: Digest | None = None) -> None:
         """Of a digest, or all of them."""
-        if digest is None:
-            self._loads.clear()
-        else:
-            self._loads.pop(digest, None)
+        for one in [digest] if digest is not None else list(self._loads):
+            self._loads.pop(one, None)
+            self._loading.discard(one)
+            self._note_adapter(one)
+
+    def note_resident(self, resident: Iterable[ResidentAdapter]) -> list[tuple[Digest, Tier | None]]:
+        """Replace the adapters that it holds. Returns those that have changed, and where they are now."""
+        before, self.resident = self.resident, {found.digest: found for found in resident}
+        changed: list[tuple[Digest, Tier | None]] = []
+        for digest, found in self.resident.items():
+            if found.tier is Tier.DEVICE:
+                self._loading.discard(digest)
+                for load in self._loads.get(digest, {}).values():
+                    load.at = LAPSED
+            known = before.get(digest)
+            if known is None or known.tier is not found.tier:
+                changed.append((digest, found.tier))
+        changed += [(digest, None) for digest in before if digest not in self.resident]
+        for digest, _ in changed:
+            self._note_adapter(digest)
+        return changed
+
+    def forget_adapters(self) -> None:
+        """The runner is gone."""
+        gone, self.adapters = self.adapters, set()
+        for digest in gone:
+            self._adapter_moved(self, digest)
+
+    def _note_adapter(self, digest: Digest) -> None:
+        """This adapter may have come or gone."""
+        if self._has(digest) is not (digest in self.adapters):
+            self.adapters ^= {digest}
+            self._adapter_moved(self, digest)
+
+    def _has(self, digest: Digest) -> bool:
+        used = digest in self._live_digests or digest in self._parked_digests
+        return used or digest in self._loading or (digest != BASE and self.tier_of(digest) is Tier.DEVICE)
 
     def tier_of(self, digest: Digest) -> Tier:
         if digest == BASE:
@@ -249,9 +298,12 @@ class Runner:
         if digest == BASE:
             return
         self._live_digests[digest] += 1
-        if self._live_digests[digest] == 1 and (pages := self.adapter_pages(digest)):
+        if self._live_digests[digest] > 1:
+            return
+        if pages := self.adapter_pages(digest):
             self._adapter_pages[digest] = pages
             self.ledger.capacity = self._kv_pages()
+        self._note_adapter(digest)
 
     def _leave_adapter(self, digest: Digest) -> None:
         if digest == BASE:
@@ -261,6 +313,7 @@ class Runner:
             del self._live_digests[digest]
             if self._adapter_pages.pop(digest, 0):
                 self.ledger.capacity = self._kv_pages()
+            self._note_adapter(digest)
 
     def record_promise(
         self, key: PlacementKey, pages: int, digest: Digest, now: float, *, shared: int = 0, readmitted: bool = False
@@ -283,8 +336,22 @@ class Runner:
         return True
 
     def park(self, entry: RequestId, parked: ParkedRequest) -> None:
-        self.release_promise((entry, parked.epoch))
+        self.unpark(entry)
         self.parked[entry] = parked
+        if parked.digest != BASE:
+            self._parked_digests[parked.digest] += 1
+        self.release_promise((entry, parked.epoch))
+        self._note_adapter(parked.digest)
+
+    def unpark(self, entry: RequestId) -> ParkedRequest | None:
+        """It resumes, or has ended. None: it was not parked."""
+        parked = self.parked.pop(entry, None)
+        if parked is not None and parked.digest != BASE:
+            self._parked_digests[parked.digest] -= 1
+            if not self._parked_digests[parked.digest]:
+                del self._parked_digests[parked.digest]
+                self._note_adapter(parked.digest)
+        return parked
 
     def holds(self, request: RequestId, epoch: int) -> bool:
         parked = self.parked.get(request)
@@ -295,7 +362,7 @@ class Runner:
 
     def adapters_in_use(self) -> set[Digest]:
         """Digests of the adapters that running or parked requests use."""
-        return {*self._live_digests, *(parked.digest for parked in self.parked.values() if parked.digest != BASE)}
+        return {*self._live_digests, *self._parked_digests}
 
     def check(self) -> None:
         """Recount. Raises AssertionError if ledger, entries and counters differ."""
@@ -303,6 +370,10 @@ class Runner:
         assert set(self.entries) == {key for key, _ in self.ledger}, "ledger and entries list different requests"
         counted = Counter(entry.digest for entry in self.entries.values() if entry.digest != BASE)
         assert counted == self._live_digests, "adapters in use were miscounted"
+        parked = Counter(one.digest for one in self.parked.values() if one.digest != BASE)
+        assert parked == self._parked_digests, "adapters of parked requests were miscounted"
+        resident = {digest for digest, found in self.resident.items() if found.tier is Tier.DEVICE and digest != BASE}
+        assert self.adapters == {*counted, *parked, *self._loading, *resident}, "adapters were miscounted"
         assert self._adapter_pages.keys() <= counted.keys(), "an adapter that nobody uses takes pages"
         assert self.ledger.capacity == self._kv_pages(), "the ledger has another capacity than the runner"
 

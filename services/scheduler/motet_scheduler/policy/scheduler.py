@@ -31,7 +31,7 @@ class Scheduler:
         state = self._state = SchedulerState(config, now, StartupWait(awaited, now + config.startup_wait), first_order)
         self._lifecycle = RequestLifecycle(state)
         self._placer = Placer(state, self._lifecycle)
-        self._positions = Positions(state)
+        self._positions = Positions(state, self._placer)
         self.capacity = Autoscaler(state)
         self._publisher = CatalogPublisher(state, self.capacity)
         self._gateway_events = GatewayEvents(state, self._lifecycle, self._placer, self._positions)
@@ -116,9 +116,7 @@ class Scheduler:
         self._state.families.check(self.requests)
 
     def _tick(self, _event: events.Tick) -> None:
-        if self._state.waiting_for_runners.expires(self._state.now):
-            for queue in self.queues.values():
-                queue.retry_everywhere()
+        self._state.waiting_for_runners.expire(self._state.now)
         self._lifecycle.tick()
         self._gateway_events.tick()
         self._runner_events.tick()

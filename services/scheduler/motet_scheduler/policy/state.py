@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from motet.domain import Digest, InstanceName, RequestId
+from motet_scheduler.policy.adapter_limits import AdapterLimits
 from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.effects import Effect
 from motet_scheduler.policy.families import Families
@@ -34,13 +35,11 @@ class StartupWait:
         if not self._awaited:
             self._until = None
 
-    def expires(self, now: float) -> bool:
-        """Whether the wait ends now although some runners are missing."""
-        if self._until is None or now < self._until:
-            return False
-        self._awaited.clear()
-        self._until = None
-        return True
+    def expire(self, now: float) -> None:
+        """The wait may end although some runners are missing."""
+        if self._until is not None and now >= self._until:
+            self._awaited.clear()
+            self._until = None
 
 
 class SchedulerState:
@@ -65,6 +64,7 @@ class SchedulerState:
         self.bases_changed = False
         """By the current event: which base models new requests can have."""
         self.adapters = Adapters(config, self.bases, first_order)
+        self.limits = AdapterLimits()
         self.namespaces: NamespaceUids = ()
         self.catalog: Catalog | None = None
         """The last catalog that was published."""
@@ -79,12 +79,36 @@ class SchedulerState:
     def settled(self) -> bool:
         return self.waiting_for_runners.over
 
-    def runners_changed(self, group: GroupName) -> None:
-        """Runners of this group have come or gone, or take work now, or no longer."""
+    def runner_changed(self, runner: Runner) -> None:
+        """It has come or gone, or takes work now, or no longer."""
+        group = runner.group
         self.catalog_changed = True
+        for digest in runner.adapters:
+            self.adapter_moved(runner, digest)
         if self.bases.runners_changed(group, self.runners_of(group)):
             self.bases_changed = True
             self.adapters.base_changed(group)
+
+    def adapter_moved(self, runner: Runner, digest: Digest) -> None:
+        """A runner has this adapter now, or no longer; or one that has it has changed."""
+        self.limits.adapter_moved(runner, digest)
+        runners = len(self.runners_of(runner.group))
+        if runners >= self.limits.lowest:
+            queue = self.queue(runner.group)
+            for request in queue.with_adapter(digest):
+                if self.limits.may_apply(request.adapter, runners):
+                    queue.try_again(request)
+
+    def limited_to(self, request: Request) -> Sequence[Runner] | None:
+        """The runners that alone may serve it, as `maxReplicas` allows no more. None: any of its base model may, also
+        if all of these are too small for it: better one runner more than that it waits for ever."""
+        holders = self.limits.holders_at_limit(request)
+        if holders is None or all(
+            request.requirement_on(runner.capacity, self.config, runner.adapter_pages(request.digest)).never
+            for runner in holders
+        ):
+            return None
+        return holders
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)

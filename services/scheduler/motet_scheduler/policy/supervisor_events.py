@@ -53,7 +53,7 @@ class SupervisorEvents:
         runner = self._state.runners.get(event.instance)
         if runner is None:
             return
-        parked = runner.parked.pop(event.request, None)
+        parked = runner.unpark(event.request)
         key = (event.request, event.epoch)
         if parked is not None:
             runner.record_promise(key, event.promise.pages, parked.digest, self._state.now)
@@ -69,7 +69,7 @@ class SupervisorEvents:
             return
         runner.unhealthy = event.why
         runner.hung = runner.hung or event.hung  # a hung runner that stops reporting is still hung
-        self._state.runners_changed(runner.group)
+        self._state.runner_changed(runner)
         self._state.emit(runner_report(runner))
         if event.hung or self._is_gone(runner, event.silent_seconds):
             self._lifecycle.move_everything(runner, event.why)

@@ -1,0 +1,68 @@
+"""`placement.maxReplicas`: which runners alone serve an adapter, once as many have it as it allows."""
+
+from collections.abc import Iterable, Sequence
+
+from motet.domain import Digest, InstanceName
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.values import AdapterSpec, GroupName
+
+NO_LIMIT = 1 << 31
+
+
+class AdapterLimits:
+    def __init__(self) -> None:
+        self._most: dict[str, int] = {}
+        """By namespace/name of the adapter."""
+        self.lowest = NO_LIMIT
+        self._having: dict[Digest, dict[InstanceName, Runner]] = {}
+        """The runners that have each adapter, or will have it soon."""
+        self._answers: dict[Digest, dict[tuple[GroupName, str, str], Sequence[Runner] | None]] = {}
+        """Kept until something changes: many requests ask alike."""
+
+    def state(self, specs: Iterable[AdapterSpec]) -> set[str]:
+        """Replace the limits. Returns the adapters whose limit has changed."""
+        most = {str(spec.ref.object): spec.max_replicas for spec in specs if spec.max_replicas}
+        changed = {adapter for adapter, _ in most.items() ^ self._most.items()}
+        if changed:
+            self._most, self.lowest = most, min(most.values(), default=NO_LIMIT)
+            self._answers.clear()
+        return changed
+
+    def adapter_moved(self, runner: Runner, digest: Digest) -> None:
+        """The runner has this adapter now, or no longer; or it takes work now, or no longer."""
+        self._answers.pop(digest, None)
+        having = self._having.setdefault(digest, {})
+        if digest in runner.adapters:
+            having[runner.instance] = runner
+        else:
+            having.pop(runner.instance, None)
+            if not having:
+                del self._having[digest]
+
+    def may_apply(self, adapter: str, runners: int) -> bool:
+        """Whether so many runners may be too many for an adapter."""
+        return self._most.get(adapter, NO_LIMIT) <= runners
+
+    def holders_at_limit(self, request: Request) -> Sequence[Runner] | None:
+        """The runners that alone serve its adapter. None: any does."""
+        most, having = self._most.get(request.adapter), self._having.get(request.digest, {})
+        if most is None or most > len(having):
+            return None
+        answers = self._answers.setdefault(request.digest, {})
+        key = (request.group, request.base, request.adapter)
+        if key not in answers:
+            answers[key] = self._find(request, most, having.values())
+        return answers[key]
+
+    @staticmethod
+    def _find(request: Request, most: int, having: Iterable[Runner]) -> Sequence[Runner] | None:
+        serving = [
+            runner
+            for runner in having
+            if runner.takes_work and runner.group == request.group and runner.serves(request.base)
+        ]
+        if len(serving) < most:
+            return None
+        # There may be more: the limit was lowered, or a runner came back. The others keep it until they need its room.
+        return sorted(serving, key=lambda runner: runner.instance)[:most]
