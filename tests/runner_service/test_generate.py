@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 
 import grpc
+import psutil
 import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2
@@ -17,6 +18,7 @@ from motet.rpc import is_healthy, open_channel
 from motet_runner.engine_messages import EngineOutputs, SequenceRefused
 from tests.common.waiting import PATIENCE_S
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, until
+from tests.support.deadly_engine import DEADLY, dying_engine, exits_with_the_drivers_status, fails, fails_and_stays
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_runner import in_process_runner
 
@@ -174,12 +176,27 @@ async def test_with_a_stream_interval_all_tokens_come_in_fewer_messages(folder):
     assert merged > 16
 
 
-async def test_the_engines_death_ends_the_service(folder):
-    async with in_process_runner(folder) as runner:
-        runner.crash()
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        (fails, "exit status 1"),
+        (exits_with_the_drivers_status, "exit status 70"),
+        (fails_and_stays, "it closed its connection"),
+    ],
+)
+async def test_a_device_that_fails_ends_the_service_and_its_gateways_hear_why(folder, how, status):
+    async with (
+        in_process_runner(folder, command=dying_engine(how)) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        engine = psutil.Process(runner.host.pid)
+        await gateway.submit("a", prompt=(DEADLY,))
         async with asyncio.timeout(PATIENCE_S):
             error = await runner.ended()
         assert type(error).__name__ == "EngineDied"
+        await until(lambda: gateway.engine_died)
+        assert gateway.engine_died == error.message == f"The engine has ended: {status}."
+        await until(lambda: not engine.is_running())
 
 
 async def test_a_runner_that_still_loads_serves_nothing(folder):

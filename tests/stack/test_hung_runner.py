@@ -22,6 +22,7 @@ from tests.stack.served_models import (
     prompt_of,
     stream_without_library,
 )
+from tests.support.lost_device import LOST, devices_can_be_lost, lose_the_device_of
 
 pytestmark = [
     pytest.mark.stack,
@@ -29,40 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
-
-LOSES_ITS_DEVICE = """
-import importlib.abc, os, pathlib, sys
-
-class Loader(importlib.abc.Loader):
-    def __init__(self, loader):
-        self.create_module, self.exec_first = loader.create_module, loader.exec_module
-
-    def exec_module(self, module):
-        self.exec_first(module)
-        import torch
-        forward = module.LoadedModel.forward
-        lost = pathlib.Path(os.environ["DEVICES_ARE_LOST_IN"]) / str(os.getpid())
-
-        def forward_until_lost(self, batch):
-            if lost.exists():
-                raise torch.AcceleratorError("CUDA error: the device is lost")
-            return forward(self, batch)
-
-        module.LoadedModel.forward = forward_until_lost
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "motet_runner.execute.model":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        spec.loader = Loader(spec.loader)
-        return spec
-
-import importlib.util
-sys.meta_path.insert(0, Finder())
-"""
-"""What a driver says in the process of the engine that a file is named after"""
 
 STREAMS = 8
 TOKENS = 800
@@ -81,11 +48,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalSt
         "MOTET_SUPERVISOR_HEARTBEAT_SECONDS": "3",
         "MOTET_OPERATOR_UNHEALTHY_SECONDS": "1",
     }
-    faults = folder / "faults"
-    faults.mkdir()
-    (faults / "sitecustomize.py").write_text(LOSES_ITS_DEVICE)
-    on_path = os.pathsep.join(filter(None, [str(faults), os.environ.get("PYTHONPATH")]))
-    env = patience | {"PYTHONPATH": on_path, "DEVICES_ARE_LOST_IN": str(faults)}
+    env = patience | devices_can_be_lost(folder)
     with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
         yield stack, base, served_models
 
@@ -122,13 +85,13 @@ async def test_a_runner_that_stands_still_is_replaced_and_its_streams_continue_e
                 break
         concurrent.disturb()
         if part == "device":
-            (stack.data.parent / "faults" / str(stands_still)).touch()
+            lose_the_device_of(stands_still, stack.data.parent)
         else:
             os.kill(stands_still, signal.SIGSTOP)
     answers = streams.result()
     if part == "device":
         assert "device_failed" in stack.log(name)
-        assert "the device is lost" in stack.log(name)
+        assert LOST in stack.log(name)
     else:
         stood = [answer for answer in answers if longest_silence(answer) > HANG_S / 2]
         assert len(stood) >= served, "streams of the stopped runner received tokens"

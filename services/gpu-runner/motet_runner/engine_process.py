@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import structlog
 
@@ -100,7 +101,8 @@ def _die_with_parent(parent: int) -> None:
         sys.exit(1)  # the service died before that call
 
 
-def main(load: Callable[[EngineConfig, LoadProgress], Engine] = load_engine) -> None:
+def main(load: Callable[[EngineConfig, LoadProgress], Engine] = load_engine) -> NoReturn:
+    status = 0
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles ctrl-C
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         pipe = Pipe(connection)
@@ -115,6 +117,12 @@ def main(load: Callable[[EngineConfig, LoadProgress], Engine] = load_engine) -> 
             drive(lambda: _freeze_gc(load(start.config, report)), pipe)
         except EOFError:
             pass  # the service has ended, so the engine ends, too
+        except Exception:
+            log.exception("engine_failed")
+            status = 1
+    # Without the interpreter's own end: it takes longer than the service waits, the driver of a lost device may hold it
+    # for ever, and native libraries write there what is no line of the log (Triton's bindings do).
+    os._exit(status)
 
 
 if __name__ == "__main__":
