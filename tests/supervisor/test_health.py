@@ -29,6 +29,17 @@ def test_a_silent_runner_is_reported_lost_once():
     assert not driver.wait(5)
 
 
+def test_a_runner_may_be_silent_for_its_whole_time():
+    driver = SupervisorDriver(heartbeat=5.0, forget=50.0)
+    driver.connect()
+    assert not driver.wait(5.0)
+    driver.send(events.RunnerDisconnected(R0, "1"))
+    assert driver.wait(45.0)
+    assert R0 in driver.supervisor.runners
+    driver.wait(0.1)
+    assert not driver.supervisor.runners
+
+
 def test_a_runner_that_reports_again_can_be_lost_again():
     driver = SupervisorDriver(heartbeat=5.0)
     driver.connect()

@@ -176,6 +176,22 @@ def test_a_request_that_ends_frees_pages_for_one_that_waits():
     assert [one.request for one in driver.of(effects.Extend)] == ["a"]
 
 
+def test_a_request_that_the_report_no_longer_lists_frees_its_pages():
+    """Its end was not announced, as when the stream broke."""
+    driver = SupervisorDriver()
+    driver.connect(entry("a", 10), entry("b", 10), pages=20)
+    driver.report(overflowing("a", 10))
+    assert driver.effects == [effects.Extend(R0, "a", 1, 10, 20), effects.ReportPromise(R0, "a", 1, 20)]
+
+
+def test_a_report_that_shows_a_park_says_who_pays_for_the_shared_pages():
+    """Whoever is listed first: all others are charged what the report says."""
+    driver = SupervisorDriver()
+    driver.connect(entry("b", 10, charged_pages=6), entry("c", 10, charged_pages=6), entry("a", 10), pages=24)
+    driver.report(overflowing("b", 10), entry("c", 10, charged_pages=6), entry("a", 20, parked=True))
+    assert [one.extended for one in driver.of(effects.Extend)] == [18], "16 of 24 pages are promised"
+
+
 def test_a_runner_whose_stream_is_down_gets_no_orders():
     driver = SupervisorDriver()
     driver.connect()
