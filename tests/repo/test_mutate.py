@@ -54,6 +54,15 @@ def test_a_mutant_is_the_source_with_one_change(source: str, after: str) -> None
     compile(found.source, "mutant", "exec")
 
 
+def test_what_runs_at_import_is_told_from_what_a_test_reaches() -> None:
+    """A test that reaches a function has not run its head: defaults were computed when the module was imported."""
+    source = "MOST = 3\n\nclass Queue:\n    size: int = 4\n    def take(self, most=5):\n        return most > 6\n"
+    source += "\nkey = lambda n: n + 7\n"
+    at_import = {mutant.before for mutant in mutants_of(source) if mutant.at_import}
+    assert at_import == {"3", "4", "5"}
+    assert {mutant.before for mutant in mutants_of(source)} - at_import == {"most > 6", "6", "7"}
+
+
 def run_pytest(folder: Path, **variables: str) -> int:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.mutate.plugin", "-p", "no:cacheprovider", folder]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{folder}"} | variables

@@ -4,7 +4,8 @@
 
 First the tests of each package run once, and the lines that each test reaches are recorded. Then mutants are drawn by
 the printed seed. For each, the tests that reach its line run in a process of their own, the quickest first, until one
-fails. A mutant that no test fails for survives, and is printed. One that makes the tests wait is found, too.
+fails; all of them for a line that runs when its module is imported. A mutant that no test fails for survives, and is
+printed. One that makes the tests wait is found, too.
 """
 
 import argparse
@@ -55,7 +56,7 @@ class Drawn:
     module: str
     mutant: Mutant
     tests: Sequence[str]
-    """That reach its line, the quickest first"""
+    """That may notice it, the quickest first"""
     seconds: float
     """What they take without it"""
 
@@ -103,7 +104,9 @@ def _all_of(name: str, package: Package, tests: Mapping[str, Any]) -> Iterator[D
         module = ".".join([name, *(part for part in inside if part != "__init__")])
         for mutant in mutants_of(source):
             reach = {
-                test: one["seconds"] for test, one in tests.items() if mutant.line in one["lines"].get(str(path), ())
+                test: one["seconds"]
+                for test, one in tests.items()
+                if mutant.at_import or mutant.line in one["lines"].get(str(path), ())
             }
             yield Drawn(path, module, mutant, sorted(reach, key=reach.__getitem__), sum(reach.values()))
 

@@ -20,6 +20,7 @@ OTHER_OPERATOR: dict[type[ast.cmpop], ast.cmpop] = {
     ast.Is: ast.IsNot(),
     ast.IsNot: ast.Is(),
 }
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 LOGGERS = frozenset({"log", "logger"})
 
 
@@ -32,6 +33,8 @@ class Mutant:
     after: str
     source: str
     """The whole module"""
+    at_import: bool
+    """It is in no function's body, so it runs before any test"""
 
 
 def mutants_of(source: str) -> list[Mutant]:
@@ -41,24 +44,34 @@ def mutants_of(source: str) -> list[Mutant]:
     for line in encoded.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     found = []
-    for node, kind, after in _changes(ast.parse(source)):
+    for node, kind, after, at_import in _changes(ast.parse(source)):
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         changed = (encoded[:begin] + after.encode() + encoded[end:]).decode()
-        found.append(Mutant(node.lineno, kind, encoded[begin:end].decode(), after, changed))
+        found.append(Mutant(node.lineno, kind, encoded[begin:end].decode(), after, changed, at_import))
     return sorted(found, key=lambda mutant: (mutant.line, mutant.kind, mutant.before))
 
 
 Change = tuple[ast.expr | ast.stmt, str, str]
 
 
-def _changes(tree: ast.Module) -> Iterator[Change]:
-    waiting: list[ast.AST] = [tree]
+def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str, str, bool]]:
+    waiting: list[tuple[ast.AST, bool]] = [(tree, True)]
     while waiting:
-        node = waiting.pop()
+        node, at_import = waiting.pop()
         for change in MAKERS:
-            yield from change(node)
-        waiting += [child for child in ast.iter_child_nodes(node) if not _only_people_read(child, node)]
+            for changed, kind, after in change(node):
+                yield changed, kind, after, at_import
+        waiting += [
+            (child, at_import and not _is_body(child, node))
+            for child in ast.iter_child_nodes(node)
+            if not _only_people_read(child, node)
+        ]
+
+
+def _is_body(child: ast.AST, parent: ast.AST) -> bool:
+    """The head of a function, with its defaults, is not."""
+    return isinstance(parent, FUNCTIONS) and not isinstance(child, ast.arguments)
 
 
 def _only_people_read(child: ast.AST, parent: ast.AST) -> bool:
