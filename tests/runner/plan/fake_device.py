@@ -8,7 +8,7 @@ from pathlib import Path
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId
 from motet.errors import AdapterError
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
-from motet_runner.interface import Event, Finish, NewSequence, Sampling
+from motet_runner.interface import Event, Finish, Logprobs, NewSequence, Sampling
 from motet_runner.plan import (
     AdapterLoad,
     LoadArrived,
@@ -22,6 +22,7 @@ from motet_runner.plan import (
     Wipe,
     preset_named,
 )
+from motet_runner.plan.prompt_scores import PromptScores, places_to_score
 
 VOCABULARY = 50
 
@@ -82,11 +83,19 @@ class Row:
     """What the KV of each token depends on: adapter, salt, and all tokens up to it. The first entry is for none."""
     pages: list[int | None] = field(default_factory=list)
     """None: a page that the window has left."""
+    to_score: int | None = None
 
     def content_at(self, position: int) -> int:
         for token in self.tokens[len(self.content) - 1 : position + 1]:
             self.content.append(hash((self.content[-1], token)))
         return self.content[position + 1]
+
+    def scores(self, step: RowStep, *, finite: bool) -> PromptScores | None:
+        """The log probability of each token stands for its place."""
+        if self.to_score is None:
+            return None
+        places = places_to_score(step.start, step.count, first=self.to_score, prompt_tokens=self.prompt_tokens)
+        return PromptScores(places.start, [Logprobs(-place) for place in places], finite) if places else None
 
     def next_token(self) -> int:
         """It stands for the model: request and position decide, as in greedy decoding."""
@@ -112,6 +121,8 @@ class FakeDevice:
         """Tokens, also those that were computed again."""
         self.first_index: dict[str, int] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.scored: dict[str, list[int]] = {}
+        """Which tokens of a prompt have come with their log probability, by their places."""
         self.finished: dict[str, tuple[list[int], Finish]] = {}
         self.given_up: list[str] = []
         self.not_finite: set[str] = set()
@@ -171,7 +182,13 @@ class FakeDevice:
             assert sequence is not None
             root = hash((join.adapter, sequence.new.prefix_salt or join.request))
             self.rows[join.row] = Row(
-                join.request, list(join.tokens), join.prompt_tokens, join.adapter, [root], [None] * join.left_pages
+                join.request,
+                list(join.tokens),
+                join.prompt_tokens,
+                join.adapter,
+                [root],
+                [None] * join.left_pages,
+                join.to_score,
             )
         arrived, failed = self._load_some(plan)
         self._check_adapters(plan)
@@ -182,13 +199,23 @@ class FakeDevice:
             self._compute(row, step.start, step.count)
             self.computed[row.request] = self.computed.get(row.request, 0) + step.count
             self.iterations[row.request] = self.iterations.get(row.request, 0) + 1
+        scores = {}
+        for step in plan.prefills:
+            row = self.rows[step.row]
+            scores[step.row] = row.scores(step, finite=row.request not in self.not_finite)
         sampled: list[int | None] = []
         for step in plan.rows:
             if step.samples:
                 row = self.rows[step.row]
                 row.tokens.append(row.next_token())
                 sampled.append(None if row.request in self.not_finite else row.tokens[-1])
-        result = StepResult(number=plan.number, sampled=tuple(sampled), arrived=tuple(arrived), failed=tuple(failed))
+        result = StepResult(
+            number=plan.number,
+            sampled=tuple(sampled),
+            prompt_logprobs={row: one for row, one in scores.items() if one is not None},
+            arrived=tuple(arrived),
+            failed=tuple(failed),
+        )
         self.launched.append((plan, result))
 
     def _load_some(self, plan: StepPlan) -> tuple[list[LoadArrived], list[LoadFailed]]:
@@ -228,6 +255,9 @@ class FakeDevice:
             if output.error is not None:
                 self.given_up.append(output.request)
                 continue
+            places = [int(-one.logprob) for one in output.prompt_logprobs]
+            assert not places or places[0] == output.prompt_index
+            self.scored.setdefault(output.request, []).extend(places)
             tokens = self.tokens.setdefault(output.request, [])
             first = self.first_index.setdefault(output.request, output.index)
             assert output.index == first + len(tokens), "a token is missing or was given twice"
