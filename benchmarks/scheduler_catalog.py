@@ -1,5 +1,7 @@
 """The catalog of the scheduler's benchmarks: 1,000 adapters of 100 tenants on one pool."""
 
+from dataclasses import replace
+
 from motet.domain import Digest
 from motet.runner_info import RunnerIdentity
 from motet_scheduler.policy.adapters import Revision
@@ -18,7 +20,7 @@ def saved(adapter: int) -> SavedAdapter:
     key = RevisionKey(source=f"file:///adapters/{adapter}")
     ref = AdapterRef(f"tenant-{adapter % TENANTS}", f"adapter-{adapter}", 1)
     spec = AdapterSpec(ref=ref, group=GROUP, model_name=ref.name, revision=key)
-    return SavedAdapter(spec=spec, serving=Revision(key=key, digest=digest_of(adapter)))
+    return SavedAdapter(spec=spec, serving=Revision(key=replace(key, group=GROUP), digest=digest_of(adapter)))
 
 
 CATALOG = SavedCatalog(

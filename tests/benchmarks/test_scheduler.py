@@ -29,3 +29,10 @@ def test_both_sides_of_the_residency_benchmark_publish_the_same_catalog() -> Non
     assert 0 < ours.sent < baseline.sent
     ours.wait()
     assert ours.scheduler.catalog == baseline.scheduler.catalog
+
+
+def test_the_adapters_of_the_residency_benchmark_wait_for_no_check() -> None:
+    """Nobody answers it there. Only what comes and goes is measured."""
+    fleet = Fleet(runners=1)
+    fleet.second()
+    assert [adapter.spec.ref.name for adapter in fleet.scheduler.adapters if not adapter.resolved] == []

@@ -9,6 +9,7 @@ from motet.domain import Digest, InstanceName
 from motet.runner_info import Failure, Tier
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, GroupName, RevisionKey
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool, ready, resident
 
@@ -63,6 +64,23 @@ def test_checks_are_spread_over_runners_and_few_at_a_time():
     orders = checks(driver)
     assert len(orders) == 8
     assert {order.instance for order in orders} == {"r0", "r1"}
+
+
+def test_many_adapters_that_wait_for_a_check_look_at_no_runner_each():
+    driver, looked_at = ready(), []
+
+    class Watched(Runner):
+        @property
+        def takes_work(self):
+            looked_at.append(self.instance)
+            return True
+
+    driver.attach("r0")
+    driver.scheduler.runners["r0"].__class__ = Watched
+    driver.state(*(adapter(f"a{n}") for n in range(40)))
+    looked_at.clear()
+    driver.wait(0.1)
+    assert len(looked_at) < 10
 
 
 def test_a_check_whose_runner_goes_is_given_to_another():

@@ -215,6 +215,9 @@ class Adapters:
             if check is not None and (check.instance not in attached or now - check.since > self._policy.load_retry):
                 adapter.check = None
         busy = Counter(adapter.check.instance for adapter in self if adapter.check is not None)
+        # Those that may be given one more check: found once, as many adapters may wait while all runners are busy. All
+        # adapters of a group want the same base model.
+        able: dict[GroupName, list[Runner]] = {}
         self._changes.expire(now)
         for name, adapter in self.by_name.items():
             if not adapter.wants_check(now):
@@ -222,12 +225,17 @@ class Adapters:
             # An adapter that changes all the time would keep a runner busy. Its newest revision is checked later.
             if not adapter.recheck_requested and not self._changes.may_change(name, now):
                 continue
-            spec = adapter.spec
-            able = [r for r in _able(runners, adapter.wanted) if busy[r.instance] < CHECKS_AT_ONCE]
-            runner = min(able, key=lambda r: (busy[r.instance], r.instance), default=None)
+            spec, group = adapter.spec, adapter.wanted.group
+            if group not in able:
+                base = adapter.wanted.base
+                serving = (r for r in runners if r.takes_work and r.group == group and r.serves(base))
+                able[group] = [r for r in serving if busy[r.instance] < CHECKS_AT_ONCE]
+            runner = min(able[group], key=lambda r: (busy[r.instance], r.instance), default=None)
             if runner is None:
                 continue
             busy[runner.instance] += 1
+            if busy[runner.instance] == CHECKS_AT_ONCE:
+                able[group].remove(runner)
             order = next(self._orders)
             adapter.check = PendingCheck(order, adapter.wanted, runner.instance, now)
             if not adapter.recheck_requested:
@@ -280,8 +288,8 @@ class Adapters:
                 groups.setdefault(runner.group, {})[runner.instance] = runner
         since = now - self._policy.load_retry
         for adapter in self.by_name.values():
-            spec, serving = adapter.spec, self.usable(adapter)
-            if not spec.min_replicas or serving is None:
+            spec = adapter.spec
+            if not spec.min_replicas or (serving := self.usable(adapter)) is None:
                 continue
             able = {one: r for one, r in groups.get(spec.group, {}).items() if r.serves(serving.key.base)}
             have = {one for one, tier in self._holders_of(serving).items() if tier is Tier.DEVICE and one in able}
@@ -427,11 +435,6 @@ class Adapters:
 
     def _retire_digest(self, spec: AdapterSpec, revision: Revision) -> None:
         self.retired.setdefault(revision.digest, {})[spec.ref.object] = _source_of(spec, revision)
-
-
-def _able(runners: Iterable[Runner], key: RevisionKey) -> list[Runner]:
-    """The runners that may check or load this revision."""
-    return [runner for runner in runners if runner.takes_work and runner.group == key.group and runner.serves(key.base)]
 
 
 def _ensure(order: int, runner: Runner, source: DigestSource, digest: str, stage: AdapterStage) -> EnsureAdapter:

@@ -234,9 +234,9 @@ class Runner:
         before, self.resident = self.resident, {found.digest: found for found in resident}
         changed: list[tuple[Digest, Tier | None]] = []
         for digest, found in self.resident.items():
-            if found.tier is Tier.DEVICE:
+            if found.tier is Tier.DEVICE and digest in self._loads:
                 self._loading.discard(digest)
-                for load in self._loads.get(digest, {}).values():
+                for load in self._loads[digest].values():
                     load.at = LAPSED
             known = before.get(digest)
             if known is None or known.tier is not found.tier:
