@@ -106,6 +106,21 @@ def test_tenants_that_wait_for_an_adapter_slot_hold_back_nobody_behind_them():
     assert driver.where("poet0") == "r0"
 
 
+def test_a_small_request_goes_as_soon_as_it_is_one_of_the_oldest():
+    driver = ready(tenants_examined=2)
+    driver.attach(pages=16)
+    for n in range(4):
+        driver.enqueue(f"runs{n}", prompt=16, max_tokens=48)
+    driver.enqueue("large", tenant="a", prompt=144, max_tokens=48)
+    driver.enqueue("large too", tenant="b", prompt=144, max_tokens=48)
+    driver.enqueue("small", tenant="c", prompt=16, max_tokens=48)
+    driver.finish("runs0")
+    assert driver.where("small") == "", "two older ones are looked at before it"
+    driver.cancel("large")
+    driver.finish("runs1")
+    assert driver.where("small") == "r0"
+
+
 def test_a_request_waits_while_the_batch_is_full():
     driver = ready()
     driver.attach(max_sequences=1)

@@ -18,7 +18,8 @@ from motet_scheduler.policy.values import AdapterStage, Certificate, Promise
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool
 
 INSTANCES = ("r0", "r1", "r2")
-PAGES = {"r0": 8, "r1": 16, "r2": 24}
+PAGES = {"r0": 8, "r1": 24, "r2": 24}
+"""Two have the same capacity: what a request needs is kept for the last one that it was tried on."""
 MAX_PASSED_OVER = 4
 ADAPTER_SLOTS = 1
 ENQUEUED_ONLY = {"prompt", "q80", "tenant", "choices", "prefix_hints"}

@@ -46,8 +46,11 @@ class AdapterLimits:
 
     def holders_at_limit(self, request: Request) -> Sequence[Runner] | None:
         """The runners that alone serve its adapter. None: any does."""
-        most, having = self._most.get(request.adapter), self._having.get(request.digest, {})
-        if most is None or most > len(having):
+        most = self._most.get(request.adapter)
+        if most is None:
+            return None
+        having = self._having.get(request.digest, {})
+        if most > len(having):
             return None
         answers = self._answers.setdefault(request.digest, {})
         key = (request.group, request.base, request.adapter)

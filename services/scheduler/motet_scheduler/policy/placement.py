@@ -58,7 +58,7 @@ class Placer:
         if overdue is not None:
             nearby: Sequence[Runner] = ()
             if overdue is queue.reserved_for and queue.reserved_runner is not None and overdue.waits_for is not None:
-                nearby = (queue.reserved_runner, *queue.freed)  # on no other one it lacks less than before
+                nearby = [*{queue.reserved_runner: None} | queue.freed]  # on no other one it lacks less than before
             runner = nearest(overdue, self._runners_for(overdue, nearby), self._state.config, self._state.now)
         queue.reserve(overdue, runner)
 

@@ -15,9 +15,8 @@ runners than before may take a request, it counts as untried (`try_again`). Of u
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain
-from typing import TypeVar
 
 from motet.domain import BASE, Digest, Tenant
 from motet.runner_info import Capacity, RequestClass
@@ -25,13 +24,53 @@ from motet_scheduler.policy.requests import QueueKey, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import SchedulerConfig
 
-Head = tuple[QueueKey, Request]
-"""Keys are unique, so that requests themselves are never compared."""
+Head = tuple[float, int, Request]
+"""A request behind its key: flat, as they are compared very often. Keys are unique, so requests never are."""
 
 Room = tuple[Runner, Capacity, int, Collection[Digest] | None]
 """A runner, how many pages are free there, and which adapters alone may run there (None: any)."""
 
-Key = TypeVar("Key")
+
+class Waiting:
+    """Heads that were tried and wait for the same, in order of age."""
+
+    def __init__(self) -> None:
+        self.heads: list[Head] = []
+        self._examined = 0
+        self._capacity: Capacity | None = None
+        self._least = 0
+        """Each of the oldest `_examined` needs at least so many pages on a runner of this capacity. Most lack pages, so
+        this often spares looking at them."""
+
+    def add(self, head: Head) -> None:
+        insort(self.heads, head)
+        self._least = min([self._least, *_pages([head], self._capacity)])
+
+    def discard(self, head: Head) -> None:
+        _discard(self.heads, head)
+        last = self.heads[self._examined - 1 : self._examined]  # it is one of the oldest now
+        self._least = min([self._least, *_pages(last, self._capacity)])
+
+    def oldest(self, examined: int, capacity: Capacity | None, free: int) -> list[Head]:
+        """Of the oldest so many, those that may need no more than the free pages of a runner of this capacity (None:
+        of any)."""
+        if capacity is self._capacity and examined == self._examined and free < self._least:
+            return []
+        heads = self.heads[:examined]
+        pages = _pages(heads, capacity)
+        self._examined, self._capacity, self._least = examined, capacity, min(pages)
+        return [head for head, needed in zip(heads, pages, strict=True) if needed <= free]
+
+
+def _head(request: Request) -> Head:
+    return (request.asked_at, request.sequence, request)
+
+
+def _pages(heads: list[Head], capacity: Capacity | None) -> list[int]:
+    """How many pages they need on a runner of this capacity. 0: it is not known."""
+    return [
+        need.promise.pages if (need := head[2].need) is not None and need.capacity is capacity else 0 for head in heads
+    ]
 
 
 class ClassQueue:
@@ -43,9 +82,9 @@ class ClassQueue:
         self._heads: list[Head] = []
         """The oldest request of each tenant."""
         self._untried: list[Head] = []
-        self._waiting: dict[str, list[Head]] = {}
+        self._waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""
-        self._by_adapter: dict[Digest, list[Head]] = {}
+        self._by_adapter: defaultdict[Digest, list[Head]] = defaultdict(list)
         """The same, by adapter: where all slots are in use, only those that have one can go."""
         self._size = 0
         self._youngest: QueueKey = (0.0, 0)
@@ -59,16 +98,16 @@ class ClassQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """In order of age. For reports; too slow for decisions."""
-        every = [pair for tenant_queue in self._tenant_queues.values() for pair in tenant_queue]
-        return (request for _, request in sorted(every, key=lambda pair: pair[0]))
+        every = [head for tenant_queue in self._tenant_queues.values() for head in tenant_queue]
+        return (request for _, _, request in sorted(every))
 
     def unordered(self) -> Iterator[Request]:
-        return (request for tenant_queue in self._tenant_queues.values() for _, request in tenant_queue)
+        return (request for tenant_queue in self._tenant_queues.values() for _, _, request in tenant_queue)
 
     def add(self, request: Request) -> None:
         tenant_queue = self._tenant_queues.setdefault(request.tenant, [])
         before = tenant_queue[0] if tenant_queue else None
-        insort(tenant_queue, (request.key, request))
+        insort(tenant_queue, _head(request))
         self._size += 1
         self._youngest = max(self._youngest, request.key)
         self._move_head(before, tenant_queue[0])
@@ -76,8 +115,8 @@ class ClassQueue:
     def remove(self, request: Request) -> None:
         tenant_queue = self._tenant_queues[request.tenant]
         before = tenant_queue[0]
-        at = bisect_left(tenant_queue, (request.key, request))
-        assert tenant_queue[at][1] is request, f"{request.id} is not where its age says"
+        at = bisect_left(tenant_queue, _head(request))
+        assert tenant_queue[at][2] is request, f"{request.id} is not where its age says"
         del tenant_queue[at]
         self._size -= 1
         self._move_head(before, tenant_queue[0] if tenant_queue else None)
@@ -89,11 +128,11 @@ class ClassQueue:
 
     def head(self) -> Request | None:
         """The oldest request."""
-        return self._heads[0][1] if self._heads else None
+        return self._heads[0][2] if self._heads else None
 
     def heads(self) -> list[Request]:
         """The oldest request of each tenant, in order of age."""
-        return [request for _, request in self._heads]
+        return [request for _, _, request in self._heads]
 
     @property
     def untried(self) -> bool:
@@ -103,15 +142,15 @@ class ClassQueue:
         """It was tried, and none of these runners has room for it."""
         if request.waits_for == runners_of:
             return
-        head = (request.key, request)
+        head = _head(request)
         self._leave(head)
         request.waits_for = runners_of
-        insort(self._waiting.setdefault(runners_of, []), head)
-        insort(self._by_adapter.setdefault(request.digest, []), head)
+        self._waiting[runners_of].add(head)
+        insort(self._by_adapter[request.digest], head)
 
     def try_again(self, request: Request) -> None:
         if request.waits_for is not None:
-            head = (request.key, request)
+            head = _head(request)
             self._leave(head)
             insort(self._untried, head)
 
@@ -119,38 +158,38 @@ class ClassQueue:
         self._untried = self._heads.copy()
         self._waiting.clear()
         self._by_adapter.clear()
-        for _, request in self._heads:
+        for _, _, request in self._heads:
             request.waits_for = None
 
     def with_adapter(self, digest: Digest) -> list[Request]:
         """Those that were tried, of the oldest of each tenant."""
-        return [request for _, request in self._by_adapter.get(digest, ())]
+        return [request for _, _, request in self._by_adapter.get(digest, ())]
 
     def to_try(self, rooms: Sequence[Room], after: Head | None, examined: int, untried: int) -> list[Head]:
         """In order of age: untried requests, and those that wait for one of these runners. `after`: only younger ones.
 
         The work is bounded: so many untried ones, and so many that wait for the same base model or adapter.
         """
-        waited_for: set[str] = set()
+        found = self._untried[:untried]
+        capacity, most = rooms[0][1] if rooms else None, 0
+        runners_of: set[str] = set()
         adapters: set[Digest] = set()
-        for runner, _, _, only in rooms:
+        for runner, its_capacity, free, only in rooms:
+            if its_capacity is not capacity:
+                capacity = None
+            most = max(most, free)
             if only is None:
-                waited_for.update(("", runner.base.digest), self._waiting.keys() & runner.adapters)
+                runners_of.update(("", runner.base.digest), self._waiting.keys() & runner.adapters)
             else:
                 adapters.update((BASE,), self._by_adapter.keys() & only)
-        lists = [self._waiting[one][:examined] for one in waited_for if one in self._waiting]
-        lists += [self._by_adapter[one][:examined] for one in adapters if one in self._by_adapter]
-        heads = list(chain(*lists))
-        if rooms and all(room[1] is rooms[0][1] for room in rooms):
-            # Most lack pages, so this check must be fast.
-            capacity, most = rooms[0][1], max(room[2] for room in rooms)
-            heads = [
-                head
-                for head in heads
-                if (need := head[1].need) is None or need.promise.pages <= most or need.capacity is not capacity
-            ]
-        heads = sorted(heads + self._untried[:untried])
-        return heads[bisect_right(heads, after) :] if after is not None else heads
+        for one in runners_of:
+            if one in self._waiting:
+                found += self._waiting[one].oldest(examined, capacity, most)
+        for one in adapters:
+            heads = self._by_adapter.get(one, [])[:examined]
+            found += [head for head, pages in zip(heads, _pages(heads, capacity), strict=True) if pages <= most]
+        found.sort()
+        return found[bisect_right(found, after) :] if after is not None else found
 
     def passed_by_younger(self, key: QueueKey) -> None:
         """A request of this class was placed."""
@@ -191,20 +230,18 @@ class ClassQueue:
             insort(self._untried, after)
 
     def _leave(self, head: Head) -> None:
-        request = head[1]
+        request = head[2]
         if request.waits_for is None:
             _discard(self._untried, head)
             return
-        _discard_from(self._waiting, request.waits_for, head)
-        _discard_from(self._by_adapter, request.digest, head)
+        waiting, alike = self._waiting[request.waits_for], self._by_adapter[request.digest]
+        waiting.discard(head)
+        if not waiting.heads:
+            del self._waiting[request.waits_for]
+        _discard(alike, head)
+        if not alike:
+            del self._by_adapter[request.digest]
         request.waits_for = None
-
-
-def _discard_from(lists: dict[Key, list[Head]], key: Key, head: Head) -> None:
-    heads = lists[key]
-    _discard(heads, head)
-    if not heads:
-        del lists[key]
 
 
 def _discard(heads: list[Head], head: Head) -> None:
@@ -299,7 +336,7 @@ class Queue:
             while placed and (rooms or class_queue.untried):
                 placed = False
                 for head in class_queue.to_try(rooms, last, config.tenants_examined, untried):
-                    request = head[1]
+                    request = head[2]
                     fits = []
                     if request.waits_for is None:
                         untried -= 1

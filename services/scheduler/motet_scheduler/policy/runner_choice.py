@@ -50,8 +50,7 @@ def choose(
 ) -> Chosen | NeverFits | None:
     """None: it must wait. `near` is the runner of the other choices of the same call; empty if there is none.
     `reserved` is the runner that is kept for another request."""
-    best: tuple[bool, int, int, Tier, str] | None = None
-    chosen: Chosen | None = None
+    fits: list[Chosen] = []
     too_small = ""
     could = False
     need = None
@@ -67,16 +66,22 @@ def choose(
         # The first comparison is the fast one, for the many that wait.
         if pages > runner.ledger.free or runner is reserved or _obstacle(request, runner, pages, now):
             continue
-        rank = (
-            _keeps_choices_together(request, runner, need.promise, near),
-            runner.cached_pages(request.prefix_hints),
-            runner.sequences,
-            runner.tier_of(request.digest),
-            runner.instance,
-        )
-        if best is None or rank > best:
-            best, chosen = rank, Chosen(runner, need.promise)
-    return NeverFits(too_small) if too_small and not could else chosen
+        fits.append(Chosen(runner, need.promise))
+    if not fits:
+        return NeverFits(too_small) if too_small and not could else None
+    # Mostly it is one, which needs no rank.
+    return max(fits, key=lambda one: _rank(request, one, near)) if len(fits) > 1 else fits[0]
+
+
+def _rank(request: Request, fit: Chosen, near: str) -> tuple[bool, int, int, Tier, str]:
+    runner = fit.runner
+    return (
+        _keeps_choices_together(request, runner, fit.promise, near),
+        runner.cached_pages(request.prefix_hints),
+        runner.sequences,
+        runner.tier_of(request.digest),
+        runner.instance,
+    )
 
 
 def why_it_waits(
