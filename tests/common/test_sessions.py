@@ -1,21 +1,21 @@
 """The sessions of a server, over real gRPC: from a peer's hello to the end of its stream."""
 
 import asyncio
-import itertools
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from motet.errors import Internal, InvalidRequest, MotetError, Overloaded
 from motet.rpc import Backoff, EndStream, Link, Session, Sessions, open_channel, serving
 from motet.rpc.channels import LAST_RETRY_SECONDS
-from motet.rpc.links import MAX_REPLACED_SECONDS
-from motet.rpc.sessions import REPLACED, REPLACED_CODE
+from motet.rpc.links import REPLACED_SECONDS
+from motet.rpc.sessions import OTHER_PROCESS
 from motet.terms import ImpossibleTerm
 from tests.common.echo import open_talk
 from tests.common.waiting import until
@@ -27,6 +27,7 @@ class RecordingSessions:
     def __init__(self) -> None:
         self.record: list[str] = []
         self.fails: set[str] = set()
+        self.answers = False
         self.error: Exception = RuntimeError("a defect")
         self.failures: list[tuple[str, bytes, MotetError]] = []
         self.sessions: Sessions[str, bytes, bytes] = Sessions(
@@ -45,6 +46,8 @@ class RecordingSessions:
 
     def _note(self, what: str, session: Session[str, bytes]) -> None:
         self.record.append(f"{session.peer}: {what}")
+        if what.startswith("hello") and self.answers:
+            self.sessions.send(session.peer.split("/")[0], f"to {session.peer}".encode())
         if what in self.fails:
             raise self.error
 
@@ -174,7 +177,7 @@ async def test_a_peer_that_connects_again_replaces_its_session_without_a_close(a
         async with open_stream(address, b"hello a/first") as first:
             await until(lambda: "a" in recorder.sessions)
             async with open_stream(address, b"hello a/second") as second:
-                assert await refusal(first) == ": ".join((REPLACED_CODE.name, REPLACED[1]))
+                assert await refusal(first) == f"ALREADY_EXISTS: {OTHER_PROCESS[1]}"
                 recorder.sessions.send("a", b"for you")
                 recorder.sessions.send("b", b"for nobody")
                 assert await second.read() == b"for you"
@@ -207,32 +210,80 @@ async def test_a_link_whose_streams_all_end_at_once_asks_less_often(
     assert waits[5] >= 0.75 * LAST_RETRY_SECONDS
 
 
-async def test_two_links_with_one_name_end_each_others_streams_less_and_less_often(
+async def test_a_link_whose_name_another_process_uses_waits_long_from_the_first_time_and_says_why(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits: dict[Backoff, list[float]] = defaultdict(list)
+    waits: list[float] = []
     next_wait = Backoff.next
 
-    def next_of_a_replaced_link(backoff: Backoff) -> float:
-        wait = next_wait(backoff)
-        if backoff._last == MAX_REPLACED_SECONDS:
-            waits[backoff].append(wait)
-        return wait / 100
+    def noted(backoff: Backoff) -> float:
+        waits.append(next_wait(backoff))
+        return waits[-1] / 10_000
 
-    monkeypatch.setattr(Backoff, "next", next_of_a_replaced_link)
+    monkeypatch.setattr(Backoff, "next", noted)
+    welcomed: list[bytes] = []
     recorder = RecordingSessions()
-    links: list[Link[bytes, bytes]] = [
-        Link("test", address, open_talk, greet=lambda: [b"hello a"], receive=lambda _: None) for _ in range(2)
-    ]
-    async with recorder.serving(address):
-        running = [asyncio.create_task(link.run()) for link in links]
-        await until(lambda: len(waits) == 2 and all(len(each) >= 5 for each in waits.values()))
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-    for each in waits.values():
-        assert all(later > earlier for earlier, later in itertools.pairwise(each[:5]))
-        assert each[0] >= 0.75 * LAST_RETRY_SECONDS
+    recorder.answers = True
+    with capture_logs() as logs:
+        async with recorder.serving(address):
+            running = [
+                asyncio.create_task(
+                    Link(
+                        "test",
+                        address,
+                        open_talk,
+                        greet=partial(list, [b"hello a/" + process]),
+                        receive=welcomed.append,
+                    ).run()
+                )
+                for process in (b"first", b"second")
+            ]
+            await until(lambda: len(waits) >= 4)
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+    assert all(wait >= 0.75 * REPLACED_SECONDS for wait in waits), waits
+    reasons = [line["reason"] for line in logs if line["log_level"] == "warning"]
+    assert reasons
+    assert all("another process" in reason and "its own name" in reason for reason in reasons)
+
+
+async def test_a_newer_stream_of_the_same_process_ends_the_older_one_as_any_other_end(address: str) -> None:
+    recorder = RecordingSessions()
+    async with recorder.serving(address), open_stream(address, b"hello a/first") as first:
+        await until(lambda: "a" in recorder.sessions)
+        async with open_stream(address, b"hello a/first"):
+            assert (await refusal(first)).startswith("UNAVAILABLE: ")
+
+
+@pytest.mark.parametrize("what", ["opened", "hello a/second"])
+@pytest.mark.parametrize(
+    "error", [Overloaded("come back later"), EndStream(Overloaded("later")), RuntimeError("a defect")]
+)
+async def test_a_stream_whose_hello_is_refused_leaves_the_older_one(address: str, what: str, error: Exception) -> None:
+    recorder = RecordingSessions()
+    async with recorder.serving(address), open_stream(address, b"hello a/first") as first:
+        await until(lambda: recorder.record[-1:] == ["a/first: hello a/first"])
+        recorder.error = error
+        recorder.fails.add(what)
+        async with open_stream(address, b"hello a/second") as second:
+            await refusal(second)
+        recorder.sessions.send("a", b"still yours")
+        assert await first.read() == b"still yours"
+        await first.write(b"one")
+        await until(lambda: recorder.record[-1] == "a/first: one")
+        assert "a/second: closed" not in recorder.record
+    assert recorder.record[-1] == "a/first: closed"
+
+
+async def test_what_is_sent_while_a_hello_is_handled_goes_to_the_stream_with_the_hello(address: str) -> None:
+    """What a decision about a hello sends by name is for the new stream."""
+    recorder = RecordingSessions()
+    recorder.answers = True
+    async with recorder.serving(address), open_stream(address, b"hello a/first") as first:
+        assert await first.read() == b"to a/first"
+        async with open_stream(address, b"hello a/second") as second:
+            assert await second.read() == b"to a/second"
 
 
 async def test_a_cancelled_handler_closes_its_session(address: str) -> None:

@@ -17,7 +17,7 @@ from motet.rpc.channels import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, open_cha
 from motet.rpc.message_failures import EndStream, handle
 from motet.rpc.outbox import MAX_OUTBOX_BYTES, Outbox
 from motet.rpc.packing import leader_redirect, unpacked, write_all
-from motet.rpc.sessions import REPLACED_CODE
+from motet.rpc.sessions import OTHER_PROCESS_CODE
 
 log = structlog.get_logger(__name__)
 
@@ -33,9 +33,9 @@ _HAPPEN_AGAIN = (
 )
 """With these a peer ends a stream because of what it was told. The next stream tells it the same."""
 
-MAX_REPLACED_SECONDS = 60.0
-"""The longest wait of a link whose stream another one with its name has replaced. Without waits that double, two
-processes with one name would end each other's streams several times a second."""
+REPLACED_SECONDS = 60.0
+"""How long a link waits, on average, whose stream ended because another process uses its name. With each change the
+requests of the one move to the other, so two such processes must not change places often."""
 
 WARN_AFTER_SECONDS = 10.0
 """When a peer cannot be reached for longer than this, the link logs one warning."""
@@ -155,7 +155,7 @@ class Link(Generic[Up, Down]):
 
     async def run(self) -> None:
         backoff, redirect_backoff = Backoff(), Backoff()
-        replaced_backoff = Backoff(LAST_RETRY_SECONDS, MAX_REPLACED_SECONDS)
+        replaced_backoff = Backoff(REPLACED_SECONDS, REPLACED_SECONDS)
         address = self.address
         while True:
             here, address = address, self.address
@@ -175,11 +175,10 @@ class Link(Generic[Up, Down]):
                 continue
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
-                if error.code() is REPLACED_CODE:
+                if error.code() is OTHER_PROCESS_CODE:
                     self._warn(why)
                     await asyncio.sleep(replaced_backoff.next())
                     continue
-                replaced_backoff.reset()
                 if error.code() in _HAPPEN_AGAIN:  # warn, and wait longer
                     self._warn(why)
                     await asyncio.sleep(LAST_RETRY_SECONDS)

@@ -10,7 +10,7 @@ that failed again. So a stream ends only when it cannot go on itself:
 | term: one that no scheduler or operator can have                    | `ImpossibleTerm`                               |
 | protocol: this side begins again or does not lead                   | `EndStream`, `RedirectToLeader`                |
 | the peer does not read                                              | `Session`, `Link`                              |
-| the peer has opened another stream                                  | `Sessions`: `REPLACED`                         |
+| the peer, or one with its name, has opened another stream           | `Sessions`: `REPLACED`, `OTHER_PROCESS`        |
 | a state of which only changes are told: catalog, drains             | `TOLD_ONCE`: the next stream begins with it    |
 
 Every other error, of whatever kind, is a failure of one message: it is logged and counted, and `failed` of the service

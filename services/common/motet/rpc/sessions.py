@@ -22,10 +22,12 @@ Status = tuple[grpc.StatusCode, str]
 
 ENDED: Status = Overloaded.mapping.grpc, "the server has ended this stream; connect again"
 
-REPLACED_CODE = grpc.StatusCode.ALREADY_EXISTS
-REPLACED: Status = (
-    REPLACED_CODE,
-    "another stream with the same name has replaced this one; two processes must not have the same name",
+REPLACED: Status = Overloaded.mapping.grpc, "a newer stream of this process has replaced this one"
+
+OTHER_PROCESS_CODE = grpc.StatusCode.ALREADY_EXISTS
+OTHER_PROCESS: Status = (
+    OTHER_PROCESS_CODE,
+    "another process uses this name and has replaced this stream; give each its own name (MOTET_RUNNER_INSTANCE)",
 )
 
 FLUSH_SECONDS = 1.0
@@ -75,10 +77,11 @@ class Sessions(Generic[Peer, Up, Down]):
     An error while a session opens ends its stream. A later message that cannot be handled goes to `failed`, with the
     error; `motet.rpc.message_failures` lists what else ends a stream.
 
-    `key` returns the key by which a peer is found; by default the peer itself. When a peer connects again, its new
-    session replaces the old one, whose stream ends with REPLACED: `closed` is not called for it, and what it has not
-    read yet is dropped, since the new one begins with the whole state. A message to a peer that is not connected is
-    dropped: after its next hello it gets the whole state.
+    `key` returns the key by which a peer is found; by default the peer itself. When a peer connects again and its hello
+    is accepted, its new session replaces the old one: `closed` is not called for that one, and what it has not read yet
+    is dropped, since the new one begins with the whole state. The old stream ends with REPLACED, or with OTHER_PROCESS
+    if its peer has the same key but is not equal. A message to a peer that is not connected is dropped: after its next
+    hello it gets the whole state.
     """
 
     def __init__(
@@ -109,21 +112,29 @@ class Sessions(Generic[Peer, Up, Down]):
         outbox = self._make_outbox()
         session: Session[Peer, Down] | None = None
 
-        def open_for(peer: Peer) -> Session[Peer, Down]:
+        def open_for(peer: Peer, hello: Up | None = None) -> None:
             nonlocal session
-            if (older := self._open.get(self._key(peer))) is not None:
+            key = self._key(peer)
+            older = self._open.get(key)
+            session = self._open[key] = Session(peer, outbox)  # already now: what the hello causes is sent by its key
+            try:
+                self._opened(session)
+                if hello is not None:
+                    self._received(session, hello)
+            except Exception:
+                if older is not None:
+                    self._open[key] = older
+                raise
+            if older is not None:
                 log.info("stream_replaced", peer=str(older.peer))
-                older.end(REPLACED)
-            session = self._open[self._key(peer)] = Session(peer, outbox)
-            self._opened(session)
-            return session
+                older.end(REPLACED if older.peer == peer else OTHER_PROCESS)
 
         def receive_first(message: Up) -> None:
             check_numbers(message)
             hello = self._hello(message)
             if hello is None or not self._key(hello):
                 raise InvalidRequest("the first message of a stream must be a hello with the name of the sender")
-            self._received(open_for(hello), message)
+            open_for(hello, message)
 
         def receive(message: Up) -> None:
             if session is None:
