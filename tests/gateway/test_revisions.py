@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from motet.errors import ModelNotFound
+from motet.api.v1 import scheduler_pb2
+from motet.errors import BaseModelReplaced, ModelNotFound
 from tests.gateway.conftest import Served, eventually, serve
 from tests.support.fake_services import BASE_DIGEST, FakeServices, byte_tokenizer, model_assets
 
@@ -148,6 +149,29 @@ async def test_a_base_model_that_comes_back_is_used_again(served: Served) -> Non
     await eventually(answer.done)
     assert answer.result().status_code == 200
     assert [enqueue.base_digest for enqueue in cluster.scheduler.enqueued] == [BASE_DIGEST] * 2
+
+
+@pytest.mark.parametrize("order", ["catalog first", "refusal first"])
+async def test_a_base_model_that_comes_back_in_one_message_with_the_refusal_is_used_again(
+    served: Served, order: str
+) -> None:
+    """All of it is handled before the answer sees any of it."""
+    cluster, runner = served.cluster, served.cluster.runners[0]
+    cluster.scheduler.holds = True
+    answer = post(served, model="tiny")
+    await eventually(lambda: cluster.scheduler.enqueued and all(one.flushed for one in cluster.scheduler._sessions))
+    back = scheduler_pb2.ServeDown(catalog=cluster.scheduler.catalog())
+    runner.base_digest = NEW
+    changed = scheduler_pb2.ServeDown(catalog=cluster.scheduler.catalog())
+    runner.base_digest = BASE_DIGEST
+    failure = BaseModelReplaced("the base model was replaced").to_proto()
+    refused = cluster.scheduler.refusal(cluster.scheduler.enqueued[0].request, 0, failure)
+    cluster.scheduler.holds = False
+    first = [changed, refused] if order == "catalog first" else [refused, changed]
+    cluster.scheduler.say(scheduler_pb2.ServeDown(more=[*first, back]))
+    assert (await asyncio.wait_for(answer, 5)).status_code == 200
+    assert [enqueue.base_digest for enqueue in cluster.scheduler.enqueued] == [BASE_DIGEST] * 2
+    assert not served.gateway._listeners
 
 
 async def test_a_stream_whose_base_model_is_gone_ends_with_an_error_that_says_so(served: Served) -> None:

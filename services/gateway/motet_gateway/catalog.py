@@ -101,9 +101,6 @@ class NotReadyReason:
     runners: bool = True
     """Whether the group has runners."""
 
-    weights: Weights | None = None
-    """What the model's name means at the moment; None while the catalog is not known."""
-
 
 @dataclass(frozen=True)
 class Catalog:

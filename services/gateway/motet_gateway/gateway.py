@@ -11,7 +11,7 @@ from motet.keys import KEYS_MADE_FILE
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.admission import Admission
 from motet_gateway.assets import AssetStore
-from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target
+from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target, Weights
 from motet_gateway.direct_writes import WritesOfTurn
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
@@ -160,17 +160,21 @@ class Gateway:
         target = self.catalog.current.resolve(model, caller)
         group, runners = target.group.group, bool(target.group.runners)
         if waits_for := target.not_ready_reason():
-            return NotReadyReason(waits_for, group, runners, target.weights)
+            return NotReadyReason(waits_for, group, runners)
         if (text := self.assets.get(target.asset_digest)) is not None:
             return target, text
         self._fetch(target.asset_digest, target.group.group)
         # Only a runner sends the tokenizer, so a group without runners has to start one first.
         return NotReadyReason(
-            f"fetching the tokenizer of {target.group.served_name}",
-            "" if runners else group,
-            runners,
-            target.weights,
+            f"fetching the tokenizer of {target.group.served_name}", "" if runners else group, runners
         )
+
+    def weights_of(self, model: str, caller: Caller) -> Weights | None:
+        """What a name means at the moment; None: nothing. Unlike `find` it fetches nothing."""
+        try:
+            return self.catalog.current.resolve(model, caller).weights
+        except MotetError:
+            return None
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever the result of `find` may have changed. Call the returned function to stop."""

@@ -71,6 +71,8 @@ MIN_TICK_SECONDS = 0.02
 MAX_RESOLVE_RETRIES = 3
 """An adapter's revision or the base model may be replaced after the name was resolved and before the first token. If
 that happens more often for one request, something else is wrong."""
+_REPLACED = ModelNotFound, BaseModelReplaced
+"""With these the scheduler refuses a request whose name means other weights now."""
 _JSON = [(b"content-type", b"application/json")]
 SCORE_BYTES = 40
 """About what a log probability of a prompt takes until it is written."""
@@ -111,8 +113,11 @@ class AnswerResponse(Response):
         """Of all choices; empty until it is known. It stays when a replaced model clears the choices."""
         self._target: Target | None = None
         self._refused: Weights | None = None
-        """What the name meant when the scheduler refused it, until the name means something else. After that the
-        scheduler may serve these weights again."""
+        """What the scheduler refused, until the name means something else. After that the scheduler may serve these
+        weights again."""
+        self._refusal_noted = False
+        """Whether one of the choices was refused. What the others were refused later says nothing more."""
+        self._forget_listener: Callable[[], None] = lambda: None
         self._resolve_retries = 0
         self._not_ready: NotReadyReason | None = None
         # What has changed since the writer last checked.
@@ -160,6 +165,7 @@ class AnswerResponse(Response):
             if self._timer is not None:
                 self._timer.cancel()
             self._cancel_all("the client went away")
+            self._forget_listener()
             self._account(code)
 
     @property
@@ -302,10 +308,7 @@ class AnswerResponse(Response):
 
     def _ready(self) -> tuple[Target, ModelTokenizer] | None:
         found = self._gateway.find(self._body.model, self._caller)
-        weights = found.weights if isinstance(found, NotReadyReason) else found[0].weights
-        if weights is not None and weights != self._refused:
-            self._refused = None
-        if not isinstance(found, NotReadyReason) and self._refused is not None:
+        if not isinstance(found, NotReadyReason) and found[0].weights == self._refused:
             found = NotReadyReason(f"{found[0].adapter_name or self._body.model} is changing to another revision")
         if not isinstance(found, NotReadyReason):
             self._not_ready = None
@@ -317,15 +320,28 @@ class AnswerResponse(Response):
             self._gateway.held.leave(self._id)
         return None
 
+    def _note_refusal(self) -> None:
+        """Call it when the refusal arrives: catalogs before and after it may be in the same message, and this answer's
+        task runs only after all of them."""
+        if self._refusal_noted or self._target is None:
+            return
+        self._refusal_noted = True
+        self._refused = self._target.weights
+        self._forget_listener = self._gateway.listen(self._check_refusal)
+        self._check_refusal()
+
+    def _check_refusal(self) -> None:
+        if self._refused != self._gateway.weights_of(self._body.model, self._caller):
+            self._refused = None
+
     def _weights_replaced(self) -> bool:
         """Whether to resolve the name and tokenise again, because the adapter's revision or the base model was replaced
         before the first token. If so, cancels what was started for the old one."""
-        replaced = isinstance(self._error(), ModelNotFound | BaseModelReplaced)
-        if not replaced or any(choice.tokens for choice in self._choices):
+        if not isinstance(self._error(), _REPLACED) or any(choice.tokens for choice in self._choices):
             return False
         if self._target is None or self._resolve_retries == MAX_RESOLVE_RETRIES:
             return False
-        self._refused = self._target.weights
+        self._refusal_noted = False
         self._resolve_retries += 1
         self._cancel_all("its model was replaced")
         for started in (self._choices, self._generation_requests, self._requests, self._changed):
@@ -438,6 +454,8 @@ class AnswerResponse(Response):
             self._timings.mark_tokens()
         self._changed[choice.index] = choice
         if choice.over:
+            if isinstance(choice.error, _REPLACED):
+                self._note_refusal()
             self._wake()
         elif self._direct is not None and self._opened and not self._echoes:
             if not self._write_due:
