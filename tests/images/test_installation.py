@@ -144,7 +144,7 @@ def test_the_runner_serves_a_model_on_what_its_image_holds(installed: Installed,
 def test_the_runners_image_has_compiled_kernels(installed: Installed, scheduler: str) -> None:
     """With a root that cannot be written, as a user that is not root, and without a compiler."""
     names = {path.name.rpartition("-")[0] for path in (installed.folder / "motet-kernels").iterdir()}
-    of_x86 = {"avx512-bf16", "avx512", "avx2"} if platform.machine() == "x86_64" else set()
+    of_x86 = {"amx-bf16", "avx512-bf16", "avx512", "avx2"} if platform.machine() == "x86_64" else set()
     assert names == {"basic", *of_x86}
     with volume(BUNDLED_MODEL) as model:
         env = {

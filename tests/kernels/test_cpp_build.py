@@ -99,7 +99,7 @@ def test_the_fastest_instructions_of_the_cpu_are_taken() -> None:
     names = [one.name for one in instruction_sets(cpu_flags())]
     assert names[-1] == "basic"
     assert [one.name for one in instruction_sets(frozenset().union(*(one.cpu_flags for one in INSTRUCTION_SETS)))] == [
-        "avx512-bf16", "avx512", "avx2", "basic",
+        "amx-bf16", "avx512-bf16", "avx512", "avx2", "basic",
     ]  # fmt: skip
     assert [one.name for one in instruction_sets(frozenset({"avx2", "fma", "f16c"}))] == ["avx2", "basic"]
     assert [one.name for one in instruction_sets(frozenset({"avx512f", "avx2"}))] == ["basic"], "some are missing"

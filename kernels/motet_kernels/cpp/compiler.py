@@ -49,12 +49,14 @@ class InstructionSet:
 
 
 def _x86(name: str, *flags: str) -> InstructionSet:
-    return InstructionSet(name, frozenset(flags), tuple(f"-m{flag.replace('_bf16', 'bf16')}" for flag in flags))
+    options = (flag.replace("amx_", "amx-").replace("_bf16", "bf16") for flag in flags)
+    return InstructionSet(name, frozenset(flags), tuple(f"-m{option}" for option in options))
 
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
+    _x86("amx-bf16", *_AVX512, "avx512_bf16", "amx_tile", "amx_bf16"),
     _x86("avx512-bf16", *_AVX512, "avx512_bf16"),
     _x86("avx512", *_AVX512),
     _x86("avx2", *_AVX2),

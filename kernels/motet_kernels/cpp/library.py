@@ -24,6 +24,8 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self._loaded = ctypes.CDLL(str(path))
+        if not self._function("motet_allowed", result=_NUMBER)():
+            raise OSError(f"{path.name}: Linux does not give this process the CPU's tiles (AMX)")
         self.lanes: int = self._function("motet_lanes", result=_NUMBER)()
         self._failure = self._function("motet_failure", result=ctypes.c_char_p)
         self.add_lora = self._computing(

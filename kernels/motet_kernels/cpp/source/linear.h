@@ -2,8 +2,8 @@
 //
 // A panel holds W's rows for PAIR columns of y: for each two inputs, first both numbers of one half of the columns, then
 // of the other half. Inputs and outputs are rounded up with zeros. The microkernel multiplies a few rows of x with one
-// panel or several, and keeps all sums in registers. Each sum goes through the inputs in order, so a row's result does
-// not depend on the rows beside it, nor on threads.
+// panel or several, and keeps all sums in registers: in tiles, where the CPU has them for this type. Each sum goes
+// through the inputs in order, so a row's result does not depend on the rows beside it, nor on threads.
 #pragma once
 
 #include <type_traits>
@@ -11,6 +11,7 @@
 
 #include "later.h"
 #include "parallel.h"
+#include "tiles.h"
 #include "vectors.h"
 
 template <typename T> struct Matrix {
@@ -121,6 +122,22 @@ template <int R, typename T> struct Groups {
     }
 };
 
+// Bytes of a panel.
+template <typename T> constexpr int64_t TWO_INPUTS = 2 * PAIR * sizeof(T);
+
+// The sums of one panel's columns, with the bias, into rows of y.
+template <typename T, typename Sums>
+INLINE void write(Sums sums_of, int rows, const T *bias, Matrix<T> y, int64_t columns) {
+    const Pair more = bias ? load_some(bias, (int)(columns < PAIR ? columns : PAIR)) : Pair{};
+    for (int r = 0; r < rows; ++r) {
+        const Pair sums = sums_of(r), result = {sums.a + more.a, sums.b + more.b};
+        if (columns >= PAIR)
+            store(y.row(r), result);
+        else
+            store_some(y.row(r), result, (int)columns);
+    }
+}
+
 // R rows of x with P panels. `LATER`: a line of `later` is prefetched for two inputs. It is no part of its caller, which
 // would need registers, too.
 template <int R, int P, bool LATER, typename T>
@@ -130,10 +147,9 @@ __attribute__((noinline)) void multiply(Matrix<const T> x, int64_t inputs, const
     Groups<R, T> rows(x);
     floats sums_of[R][P][2] = {};
     auto add = [&](auto x_of) __attribute__((always_inline)) {
-        constexpr int64_t BYTES = 2 * PAIR * sizeof(T);
         Raw<T> w[P][2];
         for (int p = 0; p < P; ++p)
-            for (int64_t line = 0; line < BYTES; line += 64)
+            for (int64_t line = 0; line < TWO_INPUTS<T>; line += 64)
                 prefetch_more(ahead.from + p * size * (int64_t)sizeof(T) + line);
         ahead.from += ahead.stride;
         if (LATER) {
@@ -156,18 +172,46 @@ __attribute__((noinline)) void multiply(Matrix<const T> x, int64_t inputs, const
             T last[2] = {*rows.row(r), T{}};
             return everywhere(last);
         });
-    for (int p = 0; p < P; ++p) {
-        int64_t first = p * PAIR, count = columns - first < PAIR ? columns - first : PAIR;
-        Pair more = bias ? load_some(bias + first, (int)count) : Pair{};
-        for (int r = 0; r < R; ++r) {
-            Pair result = {sums_of[r][p][0] + more.a, sums_of[r][p][1] + more.b};
-            if (count == PAIR)
-                store(y.row(r) + first, result);
-            else
-                store_some(y.row(r) + first, result, (int)count);
-        }
-    }
+    for (int p = 0; p < P; ++p)
+        write<T>([&](int r) { return Pair{sums_of[r][p][0], sums_of[r][p][1]}; }, R, bias ? bias + p * PAIR : nullptr,
+                 {y.data + p * PAIR, y.stride}, columns - p * PAIR);
 }
+
+// Up to TILED_ROWS rows of x with one panel. `LATER`: as above.
+template <bool LATER>
+void multiply_tiled(Matrix<const bfloat> x, int rows, int64_t inputs, const bfloat *panel, const bfloat *bias,
+                    Matrix<bfloat> y, int64_t columns, Ahead ahead, Ahead later);
+
+#if defined(MOTET_TILES)
+constexpr bool HAS_TILES = true;
+constexpr int TILED_ROWS = 2 * tiles::ROWS;
+
+template <bool LATER>
+void multiply_tiled(Matrix<const bfloat> x, int rows, int64_t inputs, const bfloat *panel, const bfloat *bias,
+                    Matrix<bfloat> y, int64_t columns, Ahead ahead, Ahead later) {
+    tiles::Sums sums;
+    auto prefetch = [&](int64_t pairs) __attribute__((always_inline)) {
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+            for (int64_t line = 0; line < TWO_INPUTS<bfloat>; line += 64) prefetch_more(ahead.from + line);
+            ahead.from += ahead.stride;
+            if (LATER) {
+                prefetch_more(later.from);
+                later.from += later.stride;
+            }
+        }
+    };
+    const int64_t stride = x.stride * (int64_t)sizeof(bfloat);
+    if (rows > tiles::ROWS)
+        tiles::multiply<true>(x.data, stride, rows, inputs, panel, sums, prefetch);
+    else
+        tiles::multiply<false>(x.data, stride, rows, inputs, panel, sums, prefetch);
+    write<bfloat>([&](int r) { return Pair{load_floats(sums.of[r][0]), load_floats(sums.of[r][1])}; }, rows, bias, y,
+                  columns);
+}
+#else
+constexpr bool HAS_TILES = false;
+constexpr int TILED_ROWS = 0;
+#endif
 
 template <typename T> struct LinearCall {
     Matrix<const T> x;
@@ -178,13 +222,13 @@ template <typename T> struct LinearCall {
     const std::vector<Later> *later = nullptr;
     int64_t first_later = 0, end_later = 0;  // those to prefetch
 
-    static constexpr int64_t TWO_INPUTS = 2 * PAIR * sizeof(T);  // bytes of a panel
+    static constexpr bool TILED = HAS_TILES && std::is_same_v<T, bfloat>;
 
     const T *panel_at(int64_t panel) const { return packed + panel * panel_size(inputs); }
 
     // What follows soon in the same panel.
     Ahead soon(int64_t panel) const {
-        return {reinterpret_cast<const uint8_t *>(panel_at(panel)) + AHEAD_BYTES, TWO_INPUTS};
+        return {reinterpret_cast<const uint8_t *>(panel_at(panel)) + AHEAD_BYTES, TWO_INPUTS<T>};
     }
     // Of what is prefetched beside a panel, one line for two inputs.
     int64_t most_of_later() const { return (inputs + 1) / 2 * 64; }
@@ -193,7 +237,8 @@ template <typename T> struct LinearCall {
     Ahead share_of_next(int64_t panel, int64_t block, int64_t blocks) const {
         int64_t bytes = panel_size(inputs) * sizeof(T);
         if (bytes > MOST_BYTES_AHEAD) return soon(panel);
-        return {reinterpret_cast<const uint8_t *>(panel_at(panel + 1)) + bytes * block / blocks, TWO_INPUTS / blocks};
+        return {reinterpret_cast<const uint8_t *>(panel_at(panel + 1)) + bytes * block / blocks,
+                TWO_INPUTS<T> / blocks};
     }
 
     template <int R, int P, bool LATER = false>
@@ -202,16 +247,27 @@ template <typename T> struct LinearCall {
         multiply<R, P, LATER, T>({x.row(row), x.stride}, inputs, panel_at(panel), bias ? bias + column : nullptr,
                                  {y.row(row) + column, y.stride}, outputs - column, ahead, later);
     }
+    template <bool LATER>
+    INLINE void with_panel(int64_t row, int64_t count, int64_t panel, Ahead ahead, Ahead later = {}) const {
+        if constexpr (TILED) {
+            int64_t column = panel * PAIR;
+            multiply_tiled<LATER>({x.row(row), x.stride}, (int)count, inputs, panel_at(panel),
+                                  bias ? bias + column : nullptr, {y.row(row) + column, y.stride}, outputs - column,
+                                  ahead, later);
+        } else {
+            constant(count, [&](auto r) { with_panels<r(), 1, LATER>(row, panel, ahead, later); });
+        }
+    }
 
     // Beside its share of the next panel, a block prefetches its share of what is read later. Threads multiply and read
     // it in the same order.
-    template <int R> INLINE void one_of_blocks(int64_t row, int64_t panel, int64_t block, int64_t blocks) const {
+    void one_of_blocks(int64_t row, int64_t rows_of_block, int64_t panel, int64_t block, int64_t blocks) const {
         const Ahead next = share_of_next(panel, block, blocks);
         const int64_t number = panel * blocks + block, all = panels_of(outputs) * blocks;
         const int64_t count = end_later - first_later, mine = count * number / all;
-        if (count * (number + 1) / all == mine) return with_panels<R, 1>(row, panel, next);
+        if (count * (number + 1) / all == mine) return with_panel<false>(row, rows_of_block, panel, next);
         const Later &one = (*later)[first_later + mine];
-        with_panels<R, 1, true>(row, panel, next, {one.from, one.bytes / ((inputs + 1) / 2)});
+        with_panel<true>(row, rows_of_block, panel, next, {one.from, one.bytes / ((inputs + 1) / 2)});
     }
 
     // All R rows with the panels [panel, last): as many at once as the registers hold.
@@ -221,13 +277,24 @@ template <typename T> struct LinearCall {
         if constexpr (P > 1) all_rows<R, P / 2>(panel, last);
     }
 
+    // All rows, which are one block, with the panels [panel, last).
+    void few_rows(int64_t panel, int64_t last) const {
+        if constexpr (TILED)
+            for (; panel < last; ++panel) with_panel<false>(0, rows, panel, soon(panel));
+        else
+            constant(rows, [&](auto r) { all_rows<r()>(panel, last); });
+    }
+
     // Calls with(R), a constant, for a count of rows that is not one.
     template <int R = MOST_ROWS, typename F> static INLINE void constant(int64_t count, const F &with) {
         if (count == R) return with(std::integral_constant<int, R>{});
         if constexpr (R > 1) constant<R - 1>(count, with);
     }
 
-    int64_t blocks() const { return (rows + MOST_ROWS - 1) / MOST_ROWS; }
+    int64_t blocks() const {
+        const int64_t most = TILED ? TILED_ROWS : MOST_ROWS;
+        return (rows + most - 1) / most;
+    }
 
     // How the work is cut for threads: each unit has so many panels, and one of so many parts of the rows' blocks.
     struct Cut {
@@ -239,7 +306,7 @@ template <typename T> struct LinearCall {
         const int64_t panels = panels_of(outputs), wanted = UNITS_OF_A_THREAD * threads;
         int64_t at_once = panels / wanted, parts = wanted / panels;
         if (at_once < 1) at_once = 1;
-        if (rows <= MOST_ROWS / 2 && at_once < MOST_PANELS) at_once = MOST_PANELS;  // a number of x serves several
+        if (!TILED && rows <= MOST_ROWS / 2 && at_once < MOST_PANELS) at_once = MOST_PANELS;  // a number of x serves several
         if (parts > blocks()) parts = blocks();
         if (parts < 1) parts = 1;
         return {at_once, parts, (panels + at_once - 1) / at_once * parts};
@@ -250,12 +317,11 @@ template <typename T> struct LinearCall {
         const int64_t panels = panels_of(outputs), part = number % cut.parts, all = blocks();
         int64_t panel = number / cut.parts * cut.panels_at_once, end = panel + cut.panels_at_once;
         if (end > panels) end = panels;
-        if (all == 1) return constant(rows, [&](auto r) { all_rows<r()>(panel, end); });
+        if (all == 1) return few_rows(panel, end);
         for (; panel < end; ++panel)  // all blocks with one panel: it stays in the cache
             for (int64_t block = all * part / cut.parts; block < all * (part + 1) / cut.parts; ++block) {
                 int64_t row = rows * block / all;
-                constant(rows * (block + 1) / all - row,
-                         [&](auto r) { one_of_blocks<r()>(row, panel, block, all); });
+                one_of_blocks(row, rows * (block + 1) / all - row, panel, block, all);
             }
     }
 

@@ -1,5 +1,7 @@
 #include "parallel.h"
 
+#include "tiles.h"
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -221,6 +223,7 @@ Helpers &helpers() {
 }  // namespace
 
 Stages::Stages(int64_t threads, double *seconds) : threads_(threads > 1 ? threads : 1), seconds_(seconds) {
+    tiles::forget();
     if (threads_ > 1) {
         helpers().rouse(threads_ - 1);
         job_ = std::make_shared<Job>();

@@ -1,0 +1,124 @@
+// Products of bfloats by AMX: an instruction multiplies 16 rows of x by 32 inputs of 16 columns.
+//
+// A panel of bfloats already lies as these instructions read it: two inputs of a column in a word, the words of half of
+// the columns beside each other, and the next two inputs 2 · PAIR numbers further on. An instruction adds its inputs in
+// an order of its own, which is the same for each row, however many rows a tile has.
+#pragma once
+
+#include "vectors.h"
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define MOTET_TILES
+#endif
+
+#if defined(MOTET_TILES)
+
+namespace tiles {
+
+constexpr int ROWS = 16, INPUTS = 32, BYTES = 64;  // of a tile, which is 16 lines of 64 bytes
+
+// The tiles of a call: sums 0 and 1 of the first rows, for each half of a panel's columns, 2 and 3 of the rows after
+// them; x 4 and 5; W 6 and 7. A line of W is two inputs of 16 columns.
+struct alignas(64) Shapes {
+    uint8_t palette = 1, first_line = 0, unused[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t lines[16] = {};
+};
+
+// How many rows the tiles of this thread are set up for. Others set up their own on the thread that calls us (torch
+// does), so it is forgotten when a call begins.
+inline thread_local int set_up_for = 0;
+INLINE void forget() { set_up_for = 0; }
+
+inline void set_up(int rows) {
+    if (rows == set_up_for) return;
+    const int first = rows < ROWS ? rows : ROWS, second = rows - first;
+    Shapes shapes;
+    auto shape = [&](int tile, int lines) {
+        shapes.lines[tile] = (uint8_t)lines;
+        shapes.bytes[tile] = lines ? BYTES : 0;
+    };
+    for (int half = 0; half < 2; ++half) {
+        shape(half, first);
+        shape(2 + half, second);
+        shape(6 + half, INPUTS / 2);
+    }
+    shape(4, first);
+    shape(5, second);
+    // Not the compiler's own function: with some compilers it reads only 8 bytes of what was stored.
+    asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
+    set_up_for = rows;
+}
+
+#define MOTET_TILE_LOAD(TILE, FROM, STRIDE) \
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #TILE ::"r"(FROM), "r"((int64_t)(STRIDE)) : "memory")
+#define MOTET_TILE_STORE(TILE, TO, STRIDE) \
+    asm volatile("tilestored %%tmm" #TILE ", (%0,%1,1)" ::"r"(TO), "r"((int64_t)(STRIDE)) : "memory")
+#define MOTET_TILE_CLEAR(TILE) asm volatile("tilezero %%tmm" #TILE ::)
+#define MOTET_TILE_ADD(SUM, X, W) asm volatile("tdpbf16ps %%tmm" #W ", %%tmm" #X ", %%tmm" #SUM ::)
+
+// Sums of some rows and of one panel's columns, as they lie in Pairs.
+struct Sums {
+    alignas(64) float of[2 * ROWS][2][LANES];
+};
+
+// 32 inputs more. `x`, `w`: their first number; strides in bytes.
+template <bool TWO> INLINE void add(const bfloat *x, int64_t x_stride, const bfloat *w, int64_t w_stride) {
+    MOTET_TILE_LOAD(6, w, w_stride);
+    MOTET_TILE_LOAD(4, x, x_stride);
+    MOTET_TILE_ADD(0, 4, 6);
+    MOTET_TILE_LOAD(7, w + PAIR, w_stride);
+    MOTET_TILE_ADD(1, 4, 7);
+    if (TWO) {
+        MOTET_TILE_LOAD(5, x + ROWS * x_stride / (int64_t)sizeof(bfloat), x_stride);
+        MOTET_TILE_ADD(2, 5, 6);
+        MOTET_TILE_ADD(3, 5, 7);
+    }
+}
+
+// Up to 32 rows of x by one panel. `before(pairs)` is called before so many pairs of inputs are read.
+template <bool TWO, typename Before>
+INLINE void multiply(const bfloat *x, int64_t x_stride, int rows, int64_t inputs, const bfloat *panel, Sums &sums,
+                     Before before) {
+    const int64_t w_stride = 2 * PAIR * (int64_t)sizeof(bfloat), whole = inputs / INPUTS * INPUTS;
+    set_up(rows);
+    MOTET_TILE_CLEAR(0);
+    MOTET_TILE_CLEAR(1);
+    if (TWO) {
+        MOTET_TILE_CLEAR(2);
+        MOTET_TILE_CLEAR(3);
+    }
+    for (int64_t i = 0; i < whole; i += INPUTS) {
+        before(INPUTS / 2);
+        add<TWO>(x + i, x_stride, panel + i * PAIR, w_stride);
+    }
+    if (const int64_t left = inputs - whole) {  // the rest, with zeros after it
+        bfloat last_x[2 * ROWS][INPUTS] = {}, last_w[INPUTS / 2][2 * PAIR] = {};
+        for (int r = 0; r < rows; ++r)
+            memcpy(last_x[r], x + r * x_stride / (int64_t)sizeof(bfloat) + whole, left * sizeof(bfloat));
+        memcpy(last_w, panel + whole * PAIR, (left + 1) / 2 * w_stride);
+        add<TWO>(last_x[0], INPUTS * sizeof(bfloat), last_w[0], w_stride);
+    }
+    const int64_t line = 2 * LANES * sizeof(float);
+    MOTET_TILE_STORE(0, sums.of[0][0], line);
+    MOTET_TILE_STORE(1, sums.of[0][1], line);
+    if (TWO) {
+        MOTET_TILE_STORE(2, sums.of[ROWS][0], line);
+        MOTET_TILE_STORE(3, sums.of[ROWS][1], line);
+    }
+}
+
+#undef MOTET_TILE_LOAD
+#undef MOTET_TILE_STORE
+#undef MOTET_TILE_CLEAR
+#undef MOTET_TILE_ADD
+
+}  // namespace tiles
+
+#else
+
+namespace tiles {
+INLINE void forget() {}
+}  // namespace tiles
+
+#endif
