@@ -15,6 +15,8 @@ from motet.runner_info import (
 )
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import SavedCatalog
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import (
     AdapterRef,
@@ -228,3 +230,20 @@ def ready(**config: Any) -> SchedulerDriver:
     driver.gateway()
     driver.state()
     return driver
+
+
+def check_order(driver: SchedulerDriver) -> None:
+    """From now on, nothing is placed while an older request of its class, or a more urgent one, fits somewhere."""
+    placer = driver.scheduler._placer
+    assign = placer._assign
+
+    def check_and_assign(request: Request, *place: Any) -> None:
+        queue = driver.scheduler.queues[request.group]
+        for other in queue.heads():
+            if (other.request_class, other.key) < (request.request_class, request.key):
+                runners, reserved = placer._runners_for(other), queue.reserved_from(other)
+                outcome = choose(other, runners, driver.scheduler.config, driver.clock(), reserved=reserved)
+                assert not isinstance(outcome, Chosen), f"{request.id} is placed before {other.id}"
+        assign(request, *place)
+
+    placer._assign = check_and_assign  # type: ignore[method-assign]

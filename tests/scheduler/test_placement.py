@@ -2,10 +2,21 @@
 
 import pytest
 
-from motet.domain import Digest, InstanceName
+from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.runner_info import RequestClass, Tier
 from motet_scheduler.policy import effects, events
-from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready, resident
+from tests.scheduler.builders import (
+    GROUP,
+    PIRATE,
+    POET,
+    SchedulerDriver,
+    adapter,
+    check_order,
+    entry,
+    pool,
+    ready,
+    resident,
+)
 
 
 def test_the_fullest_runner_that_fits_takes_it():
@@ -463,3 +474,93 @@ def test_a_request_is_refused_when_the_only_fitting_runner_is_forgotten():
     driver.wait(31)
     (refusal,) = driver.of(effects.SendRefused)
     assert refusal.failure.code == "context_length_exceeded"
+
+
+def test_a_tenant_with_many_requests_is_placed_before_younger_and_less_urgent_ones():
+    driver = ready()
+    for n in range(60):
+        driver.enqueue(f"a{n}", tenant="a", request_class=RequestClass.INTERACTIVE)
+    driver.enqueue("b", tenant="b", request_class=RequestClass.INTERACTIVE)
+    for n in range(60):
+        driver.enqueue(f"c{n}", tenant="c", request_class=RequestClass.BATCH)
+    check_order(driver)
+    driver.attach(max_sequences=64, pages=1000)
+    placed = [request.id[0] for request in driver.scheduler.requests.values() if not request.waiting]
+    assert [placed.count(tenant) for tenant in "abc"] == [60, 1, 3]
+
+
+def test_what_was_not_tried_yet_is_tried_before_anything_younger_or_less_urgent_is_placed():
+    driver = ready(tenants_examined=2)
+    for n in range(5):
+        driver.enqueue(f"large{n}", tenant=f"t{n}", prompt=1, max_tokens=80 * 16)
+    driver.enqueue("small", prompt=1, max_tokens=15)
+    driver.enqueue("younger", tenant="younger", prompt=1, max_tokens=15)
+    driver.enqueue("less urgent", prompt=1, max_tokens=15, request_class=RequestClass.BATCH)
+    check_order(driver)
+    driver.attach(live=(entry("x", 50),), max_sequences=2)
+    for _ in range(3):
+        driver.wait(0.01)
+    assert [driver.where(name) for name in ("small", "younger", "less urgent")] == ["r0", "", ""]
+
+
+@pytest.mark.parametrize("there", ["nobody", "a runner of another base model"])
+def test_a_request_is_refused_when_the_first_runner_of_its_model_is_too_small_for_it(there):
+    driver = ready()
+    if there != "nobody":
+        driver.attach("other", base="sha256:other")
+    driver.enqueue("large", max_tokens=50 * 16, base="sha256:base")
+    driver.enqueue("behind", base="sha256:base")
+    driver.attach("small", pages=40)
+    assert [refused.request for refused in driver.of(effects.SendRefused)] == ["large"]
+    assert driver.where("behind") == "small"
+
+
+def test_a_runner_like_those_before_makes_no_request_untried():
+    driver = ready()
+    driver.attach("r0", max_sequences=0)
+    driver.enqueue("a")
+    driver.attach("r1", max_sequences=0)
+    driver.attach("r0", max_sequences=0)
+    assert not driver.scheduler.queues[GROUP].changed
+
+
+@pytest.mark.parametrize("digest", [BASE, PIRATE])
+def test_where_all_slots_are_in_use_those_that_wait_for_another_model_hold_back_nobody(digest):
+    driver = ready(tenants_examined=2)
+    driver.attach(adapter_slots=1, max_sequences=2)
+    driver.state(adapter())
+    driver.certify()
+    driver.enqueue("first", digest=PIRATE)
+    driver.enqueue("second", digest=PIRATE)
+    for n in range(3):
+        driver.enqueue(f"w{n}", tenant=f"t{n}", digest=digest, base="sha256:other")
+    driver.enqueue("behind", digest=digest, base="sha256:base")
+    driver.finish("first")
+    assert driver.where("behind") == "r0"
+
+
+def test_when_an_overdue_request_leaves_for_which_there_was_no_runner_one_is_reserved_for_the_next():
+    driver = ready(max_passed_over=1)
+    driver.attach(live=(entry("x", 50),))
+    driver.enqueue("nowhere", tenant="a", base="sha256:other")
+    driver.enqueue("large", tenant="b", prompt=1, max_tokens=80 * 16)
+    driver.enqueue("small", tenant="c", prompt=1, max_tokens=15)
+    driver.cancel("nowhere")
+    queue = driver.scheduler.queues[GROUP]
+    assert (queue.reserved_for, queue.reserved_runner) == (
+        driver.scheduler.requests[RequestId("large")],
+        driver.scheduler.runners[InstanceName("r0")],
+    )
+
+
+def test_when_the_reserved_runner_is_down_the_one_that_lacks_least_of_all_is_reserved():
+    driver = ready(max_passed_over=1)
+    for name, used in (("r0", 40), ("r1", 50), ("r2", 60)):
+        driver.attach(name, live=(entry(f"on {name}", used),))
+    driver.enqueue("large", tenant="a", prompt=1, max_tokens=80 * 16)
+    driver.enqueue("small", tenant="b", prompt=1, max_tokens=15)
+    queue, runners = driver.scheduler.queues[GROUP], driver.scheduler.runners
+    assert queue.reserved_runner is runners[InstanceName("r0")]
+    driver.detach("r0")
+    driver.report("r2", entry("on r2", 60))
+    assert queue.reserved_runner is runners[InstanceName("r1")]

@@ -15,7 +15,7 @@ from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.runner_choice import choose
 from motet_scheduler.policy.values import AdapterStage, Certificate, Promise
-from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool
+from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, check_order, pool
 
 INSTANCES = ("r0", "r1", "r2")
 PAGES = {"r0": 8, "r1": 24, "r2": 24}
@@ -73,6 +73,7 @@ class RandomEvents(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.driver = Driver(max_passed_over=MAX_PASSED_OVER, avoid_after_decline=0.2)
+        check_order(self.driver)
         self.count = 0
         self.incarnations = dict.fromkeys(INSTANCES, 0)
         self.bases = dict.fromkeys(INSTANCES, BASES[0])
@@ -436,7 +437,7 @@ class RandomEvents(RuleBasedStateMachine):
     @invariant()
     def a_runner_is_reserved_for_the_overdue_request(self):
         queue = self.driver.scheduler.queues.get(GROUP)
-        if queue is not None and not queue.changed:
+        if queue is not None and self.driver.scheduler.settled:
             assert queue.reserved_for is queue.overdue()
 
     @invariant()

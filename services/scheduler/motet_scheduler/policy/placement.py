@@ -43,12 +43,17 @@ class Placer:
                 pass
 
     def _scan(self, queue: Queue) -> bool:
-        """Try the requests that may fit now. True if a placement made another request overdue: a runner must be
-        reserved for it first."""
+        """Try the requests that may fit now. True if there must be another scan at once: a runner must be reserved for
+        another request first, or something was placed and untried ones are left."""
         self._reserve(queue)
+        placed = False
         for request, runners in queue.to_try(self._state.config):
-            if self._place(queue, request, runners) and queue.overdue() is not queue.reserved_for:
-                return True
+            if self._place(queue, request, runners):
+                placed |= not request.waiting
+                if queue.overdue() is not queue.reserved_for:
+                    return True
+        if queue.untried:
+            return placed  # those behind them still have to be tried on the runners with room
         queue.freed.clear()
         return False
 
@@ -57,8 +62,9 @@ class Placer:
         overdue, runner = queue.overdue(), None
         if overdue is not None:
             nearby: Sequence[Runner] = ()
-            if overdue is queue.reserved_for and queue.reserved_runner is not None and overdue.waits_for is not None:
-                nearby = [*{queue.reserved_runner: None} | queue.freed]  # on no other one it lacks less than before
+            before = queue.reserved_runner if overdue is queue.reserved_for and overdue.waits_for is not None else None
+            if before is not None and before.takes_work and before.serves(overdue.base):
+                nearby = [*{before: None} | queue.freed]  # on no other one it lacks less than before
             runner = nearest(overdue, self._runners_for(overdue, nearby), self._state.config, self._state.now)
         queue.reserve(overdue, runner)
 

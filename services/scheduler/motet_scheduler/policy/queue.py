@@ -10,8 +10,8 @@ A request that was tried and fits nowhere knows whose runners it waits for: thos
 `maxReplicas` allows no more, those that have its adapter. When one of these has room again, the oldest that wait for it
 are looked at, of each base model and each adapter `tenants_examined` at most; where all adapter slots are in use, only
 those for an adapter in one of them, or for none. So whoever waits for something else is in nobody's way. When other
-runners than before may take a request, it counts as untried (`try_again`). Of untried ones, too, each scan tries
-`tenants_examined` at most; the next event goes on.
+runners than before may take a request, it counts as untried (`try_again`). Of untried ones that get no place, too, each
+scan tries `tenants_examined` at most, and nothing younger or less urgent before the others; the next event goes on.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -84,8 +84,8 @@ class ClassQueue:
         self._untried: list[Head] = []
         self._waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""
-        self._by_adapter: defaultdict[Digest, list[Head]] = defaultdict(list)
-        """The same, by adapter: where all slots are in use, only those that have one can go."""
+        self._by_adapter: defaultdict[Digest, defaultdict[str, list[Head]]] = defaultdict(lambda: defaultdict(list))
+        """The same, by adapter first: where all slots are in use, only those that have one can go."""
         self._size = 0
         self._youngest: QueueKey = (0.0, 0)
         """The largest key that was ever added."""
@@ -146,7 +146,7 @@ class ClassQueue:
         self._leave(head)
         request.waits_for = runners_of
         self._waiting[runners_of].add(head)
-        insort(self._by_adapter[request.digest], head)
+        insort(self._by_adapter[request.digest][runners_of], head)
 
     def try_again(self, request: Request) -> None:
         if request.waits_for is not None:
@@ -163,17 +163,18 @@ class ClassQueue:
 
     def with_adapter(self, digest: Digest) -> list[Request]:
         """Those that were tried, of the oldest of each tenant."""
-        return [request for _, _, request in self._by_adapter.get(digest, ())]
+        return [head[2] for heads in self._by_adapter.get(digest, {}).values() for head in heads]
 
     def to_try(self, rooms: Sequence[Room], after: Head | None, examined: int, untried: int) -> list[Head]:
         """In order of age: untried requests, and those that wait for one of these runners. `after`: only younger ones.
 
-        The work is bounded: so many untried ones, and so many that wait for the same base model or adapter.
+        The work is bounded: so many untried ones, and so many that wait for the same base model or adapter. None is
+        younger than an untried one that is left.
         """
         found = self._untried[:untried]
         capacity, most = rooms[0][1] if rooms else None, 0
         runners_of: set[str] = set()
-        adapters: set[Digest] = set()
+        adapters: set[tuple[Digest, str]] = set()
         for runner, its_capacity, free, only in rooms:
             if its_capacity is not capacity:
                 capacity = None
@@ -181,14 +182,18 @@ class ClassQueue:
             if only is None:
                 runners_of.update(("", runner.base.digest), self._waiting.keys() & runner.adapters)
             else:
-                adapters.update((BASE,), self._by_adapter.keys() & only)
+                for digest in (BASE, *(self._by_adapter.keys() & only)):
+                    adapters.update(((digest, ""), (digest, runner.base.digest), (digest, digest)))
         for one in runners_of:
             if one in self._waiting:
                 found += self._waiting[one].oldest(examined, capacity, most)
-        for one in adapters:
-            heads = self._by_adapter.get(one, [])[:examined]
+        for digest, one in adapters:
+            of_adapter = self._by_adapter.get(digest)
+            heads = of_adapter.get(one, [])[:examined] if of_adapter is not None else []
             found += [head for head, pages in zip(heads, _pages(heads, capacity), strict=True) if pages <= most]
         found.sort()
+        if len(self._untried) > untried:
+            del found[bisect_left(found, self._untried[untried]) :]
         return found[bisect_right(found, after) :] if after is not None else found
 
     def passed_by_younger(self, key: QueueKey) -> None:
@@ -234,12 +239,15 @@ class ClassQueue:
         if request.waits_for is None:
             _discard(self._untried, head)
             return
-        waiting, alike = self._waiting[request.waits_for], self._by_adapter[request.digest]
+        waiting, of_adapter = self._waiting[request.waits_for], self._by_adapter[request.digest]
         waiting.discard(head)
         if not waiting.heads:
             del self._waiting[request.waits_for]
+        alike = of_adapter[request.waits_for]
         _discard(alike, head)
         if not alike:
+            del of_adapter[request.waits_for]
+        if not of_adapter:
             del self._by_adapter[request.digest]
         request.waits_for = None
 
@@ -282,8 +290,12 @@ class Queue:
 
     @property
     def changed(self) -> bool:
-        """Whether a request may fit now that did not before."""
-        return bool(self.freed) or any(class_queue.untried for class_queue in self._class_queues.values())
+        """Whether a request may fit now that did not before, or a runner must be reserved for another one."""
+        return bool(self.freed) or self.untried or self.overdue() is not self.reserved_for
+
+    @property
+    def untried(self) -> bool:
+        return any(class_queue.untried for class_queue in self._class_queues.values())
 
     def retry_on(self, runner: Runner) -> None:
         """This runner may have room."""
@@ -321,7 +333,8 @@ class Queue:
     def to_try(self, config: SchedulerConfig) -> Iterator[tuple[Request, list[Runner]]]:
         """The requests that may fit now, the most urgent first, and on which runners; untried ones: on any.
 
-        Skips those that wait for runners with too little room. These are nearly all, so this must be fast.
+        Skips those that wait for runners with too little room. These are nearly all, so this must be fast. Ends before
+        anything that is younger or less urgent than an untried one that is left.
         """
         overdue, reserved = self.reserved_for, self.reserved_runner
         every = rooms = self._rooms()
@@ -337,16 +350,18 @@ class Queue:
                 placed = False
                 for head in class_queue.to_try(rooms, last, config.tenants_examined, untried):
                     request = head[2]
-                    fits = []
-                    if request.waits_for is None:
-                        untried -= 1
-                    elif not (fits := _fits(request, rooms, config)):
+                    first, fits = request.waits_for is None, []
+                    if not first and not (fits := _fits(request, rooms, config)):
                         continue
                     yield request, fits
+                    if first and request.waiting:
+                        untried -= 1  # it waits, or was refused: a tenant may have many to refuse
                     if request.waits_for is None:  # it was placed: less is free now, and its tenant's next is untried
                         last, placed, every = head, True, self._rooms()
                         rooms = [room for room in every if room[0] is not self.reserved_from(request)]
                         break
+            if class_queue.untried:
+                return
 
     def _rooms(self) -> list[Room]:
         return [

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from motet.domain import InstanceName
 from motet.errors import TABLE, AdapterError, InvalidRequest
-from motet.runner_info import Failure, ResidentAdapter, RunnerRequest, SequenceState
+from motet.runner_info import Capacity, Failure, ResidentAdapter, RunnerRequest, SequenceState
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
 from motet_scheduler.policy.drains import Drains
@@ -13,6 +13,7 @@ from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.values import GroupName
 
 
 class RunnerEvents:
@@ -29,6 +30,7 @@ class RunnerEvents:
     def attached(self, event: events.RunnerAttached) -> None:
         instance = InstanceName(event.identity.instance)
         runner = self._state.runners.get(instance)
+        kinds = self._kinds(GroupName(event.identity.group))
         if runner is None or runner.identity.incarnation != event.identity.incarnation:
             # A runner starts with factor 1; the supervisor sends another factor to the runner and to us.
             overcommit = self._overcommit.get(event.identity.pool, 1.0) if self._state.supervised else 1.0
@@ -52,6 +54,8 @@ class RunnerEvents:
         runner.last_report_at = self._state.now
         if not runner.hung:
             runner.unhealthy = ""
+        if self._kinds(runner.group) - kinds:
+            self._state.queue(runner.group).try_all_again()  # it may be too small for some that wait: they are refused
         self._publisher.apply_pool(runner)
         self._state.waiting_for_runners.runner_attached(instance)
         self._drains.attached(runner)
@@ -61,6 +65,10 @@ class RunnerEvents:
         self._state.adapters.connection_changed(runner)
         self._state.emit(runner_report(runner))
         self._publisher.order_adapter_loads()
+
+    def _kinds(self, group: GroupName) -> set[tuple[str, Capacity]]:
+        """The base models of the group's runners, and their capacities."""
+        return {(runner.base.digest, runner.capacity) for runner in self._state.runners_of(group)}
 
     def detached(self, event: events.RunnerDetached) -> None:
         runner = self._state.current(event.instance, event.incarnation)
