@@ -287,3 +287,17 @@ def test_a_removed_pools_metrics_are_removed():
     driver.state(pools=())
     driver.wait(0.0)
     assert not driver.scheduler.capacity.figures
+
+
+def test_which_runners_serve_an_adapter_is_asked_once_for_all_that_wait_for_it(monkeypatch):
+    driver = scaled(adapter(max_replicas=1))
+    driver.attach(max_sequences=1)
+    driver.certify()
+    for n in range(30):
+        driver.enqueue(f"a{n}", digest=PIRATE, adapter="default/pirate")
+    asked, state = [], driver.scheduler._state
+    limited_to = state.limited_to
+    monkeypatch.setattr(state, "limited_to", lambda request: asked.append(request) or limited_to(request))
+    driver.scheduler.capacity.pools_changed()
+    driver.scheduler.capacity.tick()
+    assert len(asked) == 1

@@ -189,7 +189,12 @@ class Autoscaler:
         runners = len(self._state.runners_of(group))
         adapters = {request.adapter for request in requests}
         limited = {adapter for adapter in adapters if self._state.limits.may_apply(adapter, runners)}
-        return [one for one in requests if one.adapter not in limited or self._state.limited_to(one) is None]
+        if not limited:
+            return requests
+        # One request answers for all alike: thousands may wait.
+        alike = {(one.base, one.adapter, one.digest): one for one in requests if one.adapter in limited}
+        waiting = {key for key, one in alike.items() if self._state.limited_to(one) is not None}
+        return [one for one in requests if (one.base, one.adapter, one.digest) not in waiting]
 
     def _promised_pages(self, request: Request, capacity: Capacity) -> int:
         adapter_pages = capacity.adapter_pages(self._state.adapters.rank_of(request.digest))
