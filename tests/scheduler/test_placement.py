@@ -564,3 +564,13 @@ def test_when_the_reserved_runner_is_down_the_one_that_lacks_least_of_all_is_res
     driver.detach("r0")
     driver.report("r2", entry("on r2", 60))
     assert queue.reserved_runner is runners[InstanceName("r1")]
+
+
+def test_a_pool_that_allows_a_larger_batch_takes_the_next_at_once():
+    driver = ready()
+    driver.attach()
+    driver.state(pools=(pool(max_sequences=1),))
+    driver.enqueue("a")
+    driver.enqueue("b")
+    driver.state(pools=(pool(max_sequences=2),))
+    assert driver.where("b") == "r0"

@@ -154,8 +154,10 @@ class CatalogPublisher:
 
     def apply_pool(self, runner: Runner) -> None:
         pool = self._state.pools.get(runner.identity.pool)
-        own = runner.capacity.max_sequences
+        own, before = runner.capacity.max_sequences, runner.max_sequences
         runner.max_sequences = min(own, pool.max_sequences) if pool is not None and pool.max_sequences else own
+        if runner.max_sequences > before:
+            self._state.queue(runner.group).retry_on(runner)
 
     def order_adapter_loads(self) -> None:
         if not self._state.settled:
