@@ -241,7 +241,7 @@ def check_order(driver: SchedulerDriver) -> None:
         queue = driver.scheduler.queues[request.group]
         for other in queue.heads():
             if (other.request_class, other.key) < (request.request_class, request.key):
-                runners, reserved = placer._runners_for(other), queue.reserved_from(other)
+                runners, reserved = driver.scheduler._state.runners_for(other), queue.reserved_from(other)
                 outcome = choose(other, runners, driver.scheduler.config, driver.clock(), reserved=reserved)
                 assert not isinstance(outcome, Chosen), f"{request.id} is placed before {other.id}"
         assign(request, *place)

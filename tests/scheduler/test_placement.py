@@ -574,3 +574,21 @@ def test_a_pool_that_allows_a_larger_batch_takes_the_next_at_once():
     driver.enqueue("b")
     driver.state(pools=(pool(max_sequences=2),))
     assert driver.where("b") == "r0"
+
+
+def test_a_deadlines_message_says_what_the_request_waits_for_now():
+    driver = ready()
+    driver.enqueue("a", deadline=0.5)
+    driver.attach(max_sequences=1, live=(entry("x", 1),))
+    (refused,) = [effect for effect in driver.wait(0.6) if isinstance(effect, effects.SendRefused)]
+    assert "every batch is full" in refused.failure.message
+
+
+def test_a_request_that_fits_but_was_not_looked_at_yet_waits_for_no_runner():
+    driver = ready(tenants_examined=1)
+    driver.attach(live=(entry("x", 100),))
+    driver.enqueue("large", prompt=1, max_tokens=90 * 16)
+    driver.enqueue("small", tenant="b", prompt=1, max_tokens=15)
+    driver.report("r0", entry("x", 50))
+    driver.wait(1)
+    assert driver.scheduler.requests[RequestId("small")].waiting_reason == "other requests wait before it"

@@ -129,7 +129,7 @@ class GatewayEvents:
         self._lifecycle.enqueue(request)
         self._placer.place_group(queue)
         if request.id in self._state.requests and request.waiting:
-            self._positions.report(queue, request, len(queue))
+            self._positions.report(request, len(queue))
 
     def _refusal(self, event: events.Enqueued, queue: Queue) -> MotetError | None:
         # One with delivered tokens is a stream that a client reads: its runner was lost, or a scheduler started.

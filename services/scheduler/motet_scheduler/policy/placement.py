@@ -8,10 +8,11 @@ from motet_scheduler.policy import effects
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.runner_choice import STARTING, Chosen, NeverFits, choose, nearest, why_it_waits
+from motet_scheduler.policy.runner_choice import OTHERS_FIRST, Chosen, NeverFits, choose, nearest
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import Promise
+from motet_scheduler.policy.waiting_reasons import STARTING, explain
 
 EXACT_POSITIONS = 100
 """Positions up to this one are reported when they change, later ones when they change by a tenth."""
@@ -21,10 +22,6 @@ POSITIONS_PERIOD = 1.0
 
 EXPLAINED = 20
 """Up to this position, each report finds out anew why the request waits."""
-
-OTHERS_FIRST = "other requests wait before it"
-
-LIMITED = "it waits for a runner that has its adapter, because placement.maxReplicas allows no more"
 
 
 class Placer:
@@ -65,14 +62,14 @@ class Placer:
             before = queue.reserved_runner if overdue is queue.reserved_for and overdue.waits_for is not None else None
             if before is not None and before.takes_work and before.serves(overdue.base):
                 nearby = [*{before: None} | queue.freed]  # on no other one it lacks less than before
-            runner = nearest(overdue, self._runners_for(overdue, nearby), self._state.config, self._state.now)
+            runner = nearest(overdue, self._state.runners_for(overdue, nearby), self._state.config, self._state.now)
         queue.reserve(overdue, runner)
 
     def _place(self, queue: Queue, request: Request, runners: Sequence[Runner]) -> bool:
         """Place a request on one of these runners, or refuse it. False if it still waits."""
         state = self._state
         near, reserved = state.families.near(request), queue.reserved_from(request)
-        able = self._runners_for(request, runners)
+        able = state.runners_for(request, runners)
         outcome = choose(request, able, state.config, state.now, near=near, reserved=reserved)
         if isinstance(outcome, Chosen):
             queue.remove_placed(request)
@@ -83,28 +80,8 @@ class Placer:
             return True
         queue.wait_for(request, request.base if state.limited_to(request) is None else request.digest)
         if not request.waiting_reason:
-            self.explain(queue, request)
+            explain(state, request)
         return False
-
-    def explain(self, queue: Queue, request: Request) -> None:
-        """Record why a request waits."""
-        if not self._state.settled:
-            request.waiting_reason = STARTING
-        elif request.waits_for is None:
-            request.waiting_reason = OTHERS_FIRST
-        else:
-            runners, state = self._runners_for(request), self._state
-            why = why_it_waits(request, runners, state.config, state.now, reserved=queue.reserved_from(request))
-            limited = state.limited_to(request) is not None
-            request.waiting_reason = f"{LIMITED}: {why}" if limited else why
-
-    def _runners_for(self, request: Request, among: Sequence[Runner] = ()) -> Sequence[Runner]:
-        """Those that may serve it, of these runners; of none: of all."""
-        holders = self._state.limited_to(request)
-        if holders is not None:
-            return [runner for runner in holders if runner in among] if among else holders
-        runners = among or self._state.runners_of(request.group)
-        return [runner for runner in runners if runner.serves(request.base)] if request.base else runners
 
     def _assign(self, request: Request, runner: Runner, promise: Promise) -> None:
         source = self._state.adapters.source_of(request.digest, request.adapter)
@@ -143,9 +120,8 @@ class Placer:
 
 
 class Positions:
-    def __init__(self, state: SchedulerState, placer: Placer) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._placer = placer
         self._reported_at = state.now
 
     def tick(self) -> None:
@@ -154,13 +130,13 @@ class Positions:
         self._reported_at = self._state.now
         for queue in self._state.queues.values():
             for position, request in enumerate(queue, 1):
-                self.report(queue, request, position)
+                self.report(request, position)
 
-    def report(self, queue: Queue, request: Request, position: int) -> None:
+    def report(self, request: Request, position: int) -> None:
         previous, why = request.reported_position
         stale = position <= EXPLAINED or request.waiting_reason in {OTHERS_FIRST, STARTING}
         if not request.waiting_reason or (stale and position <= EXACT_POSITIONS):
-            self._placer.explain(queue, request)
+            explain(self._state, request)
         moved = abs(position - previous) > (0 if position <= EXACT_POSITIONS else previous // 10)
         if moved or (request.waiting_reason != why and position <= EXACT_POSITIONS):
             request.reported_position = (position, request.waiting_reason)

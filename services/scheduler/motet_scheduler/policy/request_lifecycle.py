@@ -10,9 +10,9 @@ from motet.runner_info import Failure
 from motet_scheduler.policy import effects
 from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.runner_choice import STARTING
 from motet_scheduler.policy.runners import PlacementKey, Runner
 from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.waiting_reasons import explain
 
 SLACK = 64
 """A heap of deadlines with fewer stale entries than this is not swept."""
@@ -169,9 +169,10 @@ class RequestLifecycle:
     def _expire_deadlines(self) -> None:
         self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))
         for request in self.deadlines.expired(self._state.now):
+            explain(self._state, request)
             waited = (
                 f"The request waited {request.queue_timeout:.3g} seconds and no runner could take it: "
-                f"{request.waiting_reason or STARTING}. Send it again later."
+                f"{request.waiting_reason}. Send it again later."
             )
             up = any(runner.takes_work for runner in self._state.runners_of(request.group))
             self.refuse(request, Failure.of(DeadlineExceeded(waited) if up else NoRunner(waited)))

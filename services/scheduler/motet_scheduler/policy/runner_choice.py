@@ -88,18 +88,19 @@ def why_it_waits(
     request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float, *, reserved: Runner | None = None
 ) -> str:
     obstacles: set[str] = set()
-    short = ""
+    short = too_small = ""
     for runner in runners:
         need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
         if need.never:
+            too_small = need.never
             continue
         obstacle = _RESERVED if runner is reserved else _obstacle(request, runner, need.promise.pages, now)
         if obstacle is _TOO_FEW_PAGES:
             short = short or _shortage(request, runner, need.promise.pages)
-        elif obstacle:
-            obstacles.add(obstacle)
+        else:
+            obstacles.add(obstacle or OTHERS_FIRST)
     # Pages first: with several runners, the one that lacks only memory gives the most useful reason.
-    return short or min(obstacles, key=_BY_USEFULNESS.index, default=NO_RUNNER)
+    return short or min(obstacles, key=_BY_USEFULNESS.index, default=too_small or NO_RUNNER)
 
 
 def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float) -> Runner | None:
@@ -146,7 +147,7 @@ def _has_room_for_all(request: Request, runner: Runner, promise: Promise) -> boo
     )
 
 
-STARTING = "the scheduler has just started and waits for its runners"
+OTHERS_FIRST = "other requests wait before it"
 NO_RUNNER = "no runner of this model is up"
 _TOO_FEW_PAGES = "too few pages are free"
 _DOWN = "its runners are down"
@@ -156,7 +157,7 @@ _FULL = "every batch is full"
 _SLOTS = "all adapter slots are in use"
 _DECLINED = "the runner declined it recently"
 _RESERVED = "a runner is reserved for a request that has waited for longer"
-_BY_USEFULNESS = (_DECLINED, _PARKED, _SLOTS, _FULL, _RESERVED, _DRAINING, _DOWN, NO_RUNNER)
+_BY_USEFULNESS = (OTHERS_FIRST, _DECLINED, _PARKED, _SLOTS, _FULL, _RESERVED, _DRAINING, _DOWN, NO_RUNNER)
 
 
 def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:

@@ -31,7 +31,7 @@ class Scheduler:
         state = self._state = SchedulerState(config, now, StartupWait(awaited, now + config.startup_wait), first_order)
         self._lifecycle = RequestLifecycle(state)
         self._placer = Placer(state, self._lifecycle)
-        self._positions = Positions(state, self._placer)
+        self._positions = Positions(state)
         self.capacity = Autoscaler(state)
         self._publisher = CatalogPublisher(state, self.capacity)
         self._gateway_events = GatewayEvents(state, self._lifecycle, self._placer, self._positions)

@@ -110,6 +110,14 @@ class SchedulerState:
             return None
         return holders
 
+    def runners_for(self, request: Request, among: Sequence[Runner] = ()) -> Sequence[Runner]:
+        """Those that may serve it, of these runners; of none: of all."""
+        holders = self.limited_to(request)
+        if holders is not None:
+            return [runner for runner in holders if runner in among] if among else holders
+        runners = among or self.runners_of(request.group)
+        return [runner for runner in runners if runner.serves(request.base)] if request.base else runners
+
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
 

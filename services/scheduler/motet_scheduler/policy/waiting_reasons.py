@@ -1,0 +1,22 @@
+"""Why a request waits, as its client is told."""
+
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.runner_choice import OTHERS_FIRST, why_it_waits
+from motet_scheduler.policy.state import SchedulerState
+
+STARTING = "the scheduler has just started and waits for its runners"
+
+LIMITED = "it waits for a runner that has its adapter, because placement.maxReplicas allows no more"
+
+
+def explain(state: SchedulerState, request: Request) -> None:
+    """Record why a request waits."""
+    if not state.settled:
+        request.waiting_reason = STARTING
+    elif request.waits_for is None:
+        request.waiting_reason = OTHERS_FIRST
+    else:
+        reserved = state.queues[request.group].reserved_from(request)
+        why = why_it_waits(request, state.runners_for(request), state.config, state.now, reserved=reserved)
+        limited = state.limited_to(request) is not None
+        request.waiting_reason = f"{LIMITED}: {why}" if limited else why
