@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from motet.errors import Internal, InvalidRequest, MotetError, Overloaded
-from motet.rpc import Backoff, EndStream, Link, Session, Sessions, open_channel, serving
+from motet.rpc import Backoff, EndStream, Link, Session, Sessions, open_channel, serving, sessions
 from motet.rpc.channels import LAST_RETRY_SECONDS
 from motet.rpc.links import REPLACED_SECONDS
 from motet.rpc.sessions import OTHER_PROCESS
@@ -104,6 +104,16 @@ async def test_a_stream_that_does_not_begin_with_a_hello_that_has_a_name_is_refu
     async with recorder.serving(address), open_stream(address, first) as call:
         assert (await refusal(call)).startswith("INVALID_ARGUMENT: the first message of a stream must be a hello")
     assert recorder.record == []
+
+
+async def test_a_stream_without_a_hello_ends_after_a_while(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "HELLO_SECONDS", 0.1)
+    recorder = RecordingSessions()
+    async with recorder.serving(address), open_stream(address, b"hello a") as greeted:
+        async with open_stream(address) as mute, asyncio.timeout(5):
+            assert (await refusal(mute)).startswith("INVALID_ARGUMENT: no hello came within 0.1 s")
+        await greeted.write(b"one")
+        await until(lambda: recorder.record[-1] == "a: one")  # its time is over, too
 
 
 async def test_a_second_hello_is_refused_and_cannot_leave_the_first_name_behind(address: str) -> None:

@@ -30,6 +30,9 @@ OTHER_PROCESS: Status = (
     "another process uses this name and has replaced this stream; give each its own name (MOTET_RUNNER_INSTANCE)",
 )
 
+HELLO_SECONDS = 10.0
+"""A stream that has no hello after this time ends. A link sends it at once."""
+
 FLUSH_SECONDS = 1.0
 """How long the server tries to send the status when it ends a stream. A peer that does not read never gets it."""
 
@@ -111,6 +114,7 @@ class Sessions(Generic[Peer, Up, Down]):
         """
         outbox = self._make_outbox()
         session: Session[Peer, Down] | None = None
+        hello_due = asyncio.timeout(HELLO_SECONDS)
 
         def open_for(peer: Peer, hello: Up | None = None) -> None:
             nonlocal session
@@ -125,6 +129,7 @@ class Sessions(Generic[Peer, Up, Down]):
                 if older is not None:
                     self._open[key] = older
                 raise
+            hello_due.reschedule(None)
             if older is not None:
                 log.info("stream_replaced", peer=str(older.peer))
                 older.end(REPLACED if older.peer == peer else OTHER_PROCESS)
@@ -145,10 +150,18 @@ class Sessions(Generic[Peer, Up, Down]):
             handle(message, partial(self._received, session), partial(self._failed, session))
 
         try:
-            if peer is not None:
-                async with _abort_with_status(context):
-                    open_for(peer)
-            await run_stream(context, requests, outbox, receive)
+            async with _abort_with_status(context):
+                try:
+                    async with hello_due:
+                        if peer is not None:
+                            open_for(peer)
+                        await run_stream(context, requests, outbox, receive)
+                except TimeoutError as error:
+                    if not hello_due.expired():
+                        raise
+                    raise InvalidRequest(
+                        f"no hello came within {HELLO_SECONDS:g} s; send it as the first message of a stream"
+                    ) from error
         finally:
             if session is not None and self._is_open(session):
                 del self._open[self._key(session.peer)]
