@@ -107,3 +107,25 @@ def test_the_operator_is_told_its_class() -> None:
         assert environment(main_container(pod_templates(render(values))[who]))["MOTET_CLUSTER_OPERATOR_CLASS"] == told
     with pytest.raises(HelmFailed, match="/operator/class"):
         render({"operator": {"class": "not a label"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "component", "field"),
+    [
+        ("MOTET_CLUSTER_OPERATOR_CLASS", "operator", "operator.class"),
+        ("MOTET_CLUSTER_POOL_NAMESPACES", "operator", "pools.namespaces"),
+        ("MOTET_GATEWAY_AUTH", "gateway", "gateway.auth"),
+        ("MOTET_RUNNER_MODEL_DIGEST", "runner", "spec.model.digest of each ServingPool"),
+        ("MOTET_RUNNER_MODEL_REVISION", "runner", "spec.model.revision of each ServingPool"),
+    ],
+)
+def test_a_variable_is_refused_if_other_objects_know_only_the_field_for_it(
+    name: str, component: str, field: str
+) -> None:
+    for where, values in (
+        ("env", {"env": {name: "x"}}),
+        (f"{component}.env", {component: {"env": {name: "x"}}}),
+        (f"{component}.extraEnv", {component: {"extraEnv": [{"name": name, "value": "x"}]}}),
+    ):
+        with pytest.raises(HelmFailed, match=f": {where} has the variable {name}: remove it there and set {field}\n"):
+            render(values)

@@ -87,6 +87,8 @@ because other variables refer to them. Each variable is written once. If several
 then its env, then the env of all components, then `env`, then `databaseUrl` and what is written here.
 */}}
 {{- define "motet.env" -}}
+{{- include "motet.refuseVariables" (dict "where" "env" "names" (keys .root.Values.env)) -}}
+{{- include "motet.refuseVariables" (dict "where" (printf "%s.env" .component) "names" (keys (index .root.Values .component).env)) -}}
 {{- $own := (index .root.Values .component).env -}}
 {{- $extra := dict -}}
 {{- $common := dict
@@ -106,6 +108,7 @@ then its env, then the env of all components, then `env`, then `databaseUrl` and
   valueFrom: {fieldRef: {fieldPath: metadata.uid}}
 {{- range (index .root.Values .component).extraEnv }}
 {{- if hasKey $extra .name }}{{ fail (printf "%s.extraEnv has the variable %s twice: keep one of them" $.component .name) }}{{ end }}
+{{- include "motet.refuseVariables" (dict "where" (printf "%s.extraEnv" $.component) "names" (list .name)) }}
 {{- $_ := set $extra .name true }}
 {{ list . | toYaml }}
 {{- end }}
@@ -121,6 +124,25 @@ then its env, then the env of all components, then `env`, then `databaseUrl` and
 {{ list . | toYaml }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/*
+Fails for a variable of which other objects know only from another field: (where, names). If a variable set it as well,
+these would not fit the process.
+*/}}
+{{- define "motet.refuseVariables" -}}
+{{- $fields := dict
+  "MOTET_CLUSTER_OPERATOR_CLASS" "operator.class"
+  "MOTET_CLUSTER_POOL_NAMESPACES" "pools.namespaces"
+  "MOTET_GATEWAY_AUTH" "gateway.auth"
+  "MOTET_RUNNER_MODEL_DIGEST" "spec.model.digest of each ServingPool"
+  "MOTET_RUNNER_MODEL_REVISION" "spec.model.revision of each ServingPool"
+-}}
+{{- range .names -}}
+{{- if hasKey $fields . -}}
+{{- fail (printf "%s has the variable %s: remove it there and set %s" $.where . (get $fields .)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The settings of a container that migrates the database and ends: it serves nothing. */}}

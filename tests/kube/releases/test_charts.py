@@ -255,7 +255,7 @@ def test_an_upgrade_to_another_class_leaves_no_object_behind(
     )
     release.helm("upgrade", of_class(release.name), tmp_path)
     left = f"no longer handle ServingPool {place}/demo, LoRAAdapter {place}/legal: "
-    fix = "Set operator.class back.*first give them the label motet.dev/operator-class=other"
+    fix = "Set operator.class back.*first give them the label motet.dev/operator-class=other, and wait"
     with pytest.raises(CommandRefused, match=f'operator.class changes from "{release.name}" to "other".*{left}.*{fix}'):
         release.helm("upgrade", of_class("other"), tmp_path)
     with pytest.raises(CommandRefused, match="first remove their label motet"):
