@@ -121,8 +121,13 @@ class SchedulerSync:
 
     @property
     def advice_is_awaited(self) -> bool:
-        """Whether advice about the number of runners may still come that has not come yet."""
+        """Whether advice about the number of runners may still come that has not come yet, or is stale."""
         return self._awaited.advice_is_awaited(self._clock())
+
+    @property
+    def wait_ends_in(self) -> float | None:
+        """Seconds until one of the last two changes without any message; None: it does not."""
+        return self._awaited.ends_in(self._clock())
 
     def send_state(
         self, catalog: CatalogSnapshot, drains: Iterable[RunnerDrain], instances: Iterable[str] = ()
@@ -283,7 +288,7 @@ class SchedulerSync:
 
     def _closed(self) -> None:
         """The demand is unknown from now on: stale advice keeps runners and removes none."""
-        self._awaited.stream_closed()
+        self._awaited.stream_closed(self._clock())
         self.advice = {
             name: replace(advice, stale=True, reason="the scheduler is not connected")
             for name, advice in self.advice.items()

@@ -268,7 +268,7 @@ class ClusterOperator:
             pods = (name for _, name in snapshot[PODS])
             self._sync.send_state(decision.plan.catalog, decision.drains, pods)
         self._writer.set_writes(decision.writes)
-        due = [each for each in (decision.due, self._vanished.due()) if each]
+        due = [each for each in (decision.due, self._vanished.due(), self._sync.wait_ends_in) if each]
         return max(0.05, min(due)) if due else None
 
     def _scheduler_reports(self) -> SchedulerReports:
