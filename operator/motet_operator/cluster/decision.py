@@ -61,6 +61,7 @@ from motet_operator.cluster.status_documents import (
     unaccepted_status,
     unseen_status,
     with_earlier_advice,
+    with_earlier_checks,
     with_earlier_counts,
 )
 from motet_operator.cluster.writes import (
@@ -249,6 +250,7 @@ class Decider:
         """Only for objects of which enough is known."""
         before, self._documents = self._documents, {}
         unheard_groups = _groups_of_unheard_runners(view, reports)
+        groups_with_runners = _groups_of(view, {one.pool for one in view.instances})
         waits = reports.reported_groups is not None or bool(unheard_groups)
         found: Documents = {}
         for adapter, status in zip(view.adapters, plan.adapters, strict=True):
@@ -267,9 +269,12 @@ class Decider:
             hidden = adapter.resource.group in knowledge.unseen_groups and _has_reason(
                 status.conditions, "Ready", "WaitingForRunner"
             )
-            if (unheard or hidden) and conditions_of(snapshot[ADAPTERS][status.name.namespace, status.name.name]):
+            it = snapshot[ADAPTERS][status.name.namespace, status.name.name]
+            # Without any runner only what its status says of being served is no longer true.
+            stays = adapter.resource.group in groups_with_runners or not _may_be_served(adapter)
+            if (hidden or (unheard and stays)) and conditions_of(it):
                 continue
-            found[ADAPTERS, status.name] = known[1]
+            found[ADAPTERS, status.name] = with_earlier_checks(known[1], it) if unheard else known[1]
         return found
 
 
@@ -325,10 +330,20 @@ def _was_reported(adapter: AdapterObject, status: AdapterStatus) -> bool:
     return any(one.type in ("ArtifactReady", "Certified") and one.status != "Unknown" for one in adapter.conditions)
 
 
+def _may_be_served(adapter: AdapterObject) -> bool:
+    """Whether the last written status leaves that open."""
+    ready = condition_of(adapter.conditions, "Ready")
+    return ready is None or ready.status != "False"
+
+
 def _groups_of_unheard_runners(view: View, reports: SchedulerReports) -> frozenset[ObjectName]:
     """Groups with a ready runner that the scheduler has not reported: it may hold any adapter."""
     unheard = {one.pool for one in view.instances if one.ready and one.name not in reports.slots}
-    return frozenset(pool.resource.group for pool in view.pools if pool.resource.object_name in unheard)
+    return _groups_of(view, unheard)
+
+
+def _groups_of(view: View, pools: Collection[ObjectName]) -> frozenset[ObjectName]:
+    return frozenset(pool.resource.group for pool in view.pools if pool.resource.object_name in pools)
 
 
 def _unreadable(

@@ -86,6 +86,14 @@ def with_earlier_counts(document: Object, it: Object) -> Object:
     return _with_conditions_of(before, document, {"AdaptersHealthy"}) | counts
 
 
+def with_earlier_checks(document: Object, it: Object) -> Object:
+    """An adapter's new status with what was found in its files: without a runner it is not served, but they stay as
+    they were."""
+    before = it.get("status") or {}
+    artifact = {"artifact": before["artifact"]} if "artifact" in before else {}
+    return _with_conditions_of(before, document, {"ArtifactReady", "Certified"}) | artifact
+
+
 def _with_conditions_of(before: Object, document: Object, types: Collection[str]) -> Object:
     kept = {one["type"]: one for one in before.get("conditions") or () if one["type"] in types}
     return document | {"conditions": [kept.get(one["type"], one) for one in document["conditions"]]}

@@ -592,6 +592,19 @@ def test_a_new_leader_that_hears_no_scheduler_follows_the_advice_of_before_only_
     assert found[POOLS]["adapters"]["loaded"] == 1
 
 
+def test_an_adapter_without_any_runner_is_not_served_although_no_scheduler_says_so() -> None:
+    before, awaited = Before(), NOT_HEARD_YET
+    found = before.written(awaited, before.runner)[ADAPTERS]
+    assert (reason_in(found), reason_in(found, "Loaded")) == ("WaitingForRunner", "WaitingForRunner")
+    assert (reason_in(found, "Certified"), found["loadedReplicas"]) == ("FitsBaseModel", 0), "its files are the same"
+    asleep = pool(replicas=0) | {"status": before.pool["status"]}
+    assert reason_in(before.written(awaited, before.runner, pool=asleep)[ADAPTERS]) == "ScaledToZero"
+    failed = AdapterReport(failure_code="adapter_incompatible", failure_reason="ShapeMismatch")
+    refused = replace(before.reports, known={ObjectName("tenant", "legal"): failed})
+    before.adapter["status"] = before.written(refused)[ADAPTERS]
+    assert ADAPTERS not in before.written(awaited, before.runner), "files that were refused are refused"
+
+
 def test_a_new_leader_may_say_the_same_in_other_words() -> None:
     """As after an upgrade of the operator."""
     before = Before()
