@@ -147,6 +147,8 @@ class LocalOperator:
         self._sync.send_state(plan.catalog, drains, (instance.name for instance in view.instances))
         self._update_metrics(plan, monotonic() - began)
         due = [(plan.due - view.now).total_seconds()] if plan.due is not None else []
+        if (wait := self._sync.wait_ends_in) is not None:
+            due.append(wait)
         self._publish(plan)
         return max(0.05, min(due)) if due else None
 
@@ -213,11 +215,13 @@ class LocalOperator:
     def _publish(self, plan: Plan) -> None:
         sync = self._sync
         # Until the scheduler has reported all of its group, an adapter that it has not named is as it was left.
+        # Of a group without a pool it reports nothing.
         reported = sync.reported_groups
+        declared = {pool.group for pool in plan.catalog.pools}
         unheard = {
             name: self._earlier_adapters[name]
             for name, group in self._groups_of_adapters()
-            if reported is not None and group not in reported
+            if reported is not None and group in declared and group not in reported
             if name in self._earlier_adapters and name not in sync.adapter_reports
         }
         self._pool_conditions = {(one.name.namespace, one.name.name): one.conditions for one in plan.pools}

@@ -1,0 +1,95 @@
+"""Rounds of the local operator, without any process."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from motet.clock import FakeClock
+from motet.processes import ProcessSpec, ProcessStatus
+from motet.settings import ProcessSettings
+from motet_operator.local.local_operator import LocalOperator
+from motet_operator.local.state_directory import StateDirectory
+from motet_operator.settings import Settings
+from tests.operator.builders import name
+
+MANIFESTS = """
+apiVersion: motet.dev/v1alpha1
+kind: ServingPool
+metadata: {name: demo}
+spec: {model: {uri: "hf://acme/base"}}
+---
+apiVersion: motet.dev/v1alpha1
+kind: LoRAAdapter
+metadata: {name: legal}
+spec: {poolRef: {name: POOL}, source: {uri: "hf://acme/legal"}}
+"""
+SERVING = {
+    "type": "Ready",
+    "status": "True",
+    "reason": "Serving",
+    "message": "",
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+    "observedGeneration": 1,
+}
+
+
+class NoProcesses:
+    def statuses(self) -> list[ProcessStatus]:
+        return []
+
+    def apply(self, specs: Sequence[ProcessSpec]) -> None: ...
+
+
+class Rounds:
+    """An operator that adopts a stack whose adapter served."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, pool: str) -> None:
+        manifests = folder / "manifests"
+        manifests.mkdir()
+        (manifests / "all.yaml").write_text(MANIFESTS.replace("POOL", pool))
+        self.layout = StateDirectory.of(folder / "state")
+        self.layout.prepare()
+        earlier = {"namespace": "default", "name": "legal", "model": "default/legal", "ready": True}
+        document = {"adapters": [earlier | {"conditions": [SERVING], "certificate": None, "resident": []}], "pools": []}
+        self.layout.status.write_text(json.dumps(document))
+        self.operator = LocalOperator(self.layout, ProcessSettings(), Settings(manifests=manifests))
+        self.clock = FakeClock()
+        self.awaited = self.operator._sync._awaited
+        monkeypatch.setattr(self.operator, "_objects", self.operator._folder.read())
+        monkeypatch.setattr(self.operator, "_processes", NoProcesses())
+        monkeypatch.setattr(self.operator._sync, "_clock", self.clock)
+
+    def round(self) -> float | None:
+        return self.operator._reconcile()
+
+    @property
+    def ready(self) -> bool:
+        (one,) = json.loads(self.layout.status.read_text())["adapters"]
+        return bool(one["ready"])
+
+
+async def test_the_next_round_is_due_when_nobody_waits_for_the_scheduler_any_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = Rounds(tmp_path, monkeypatch, "demo")
+    rounds.awaited.leader_begins(rounds.clock())
+    rounds.awaited.scheduler_speaks(rounds.clock())
+    rounds.clock.advance(20.0)
+    again = rounds.round()
+    assert rounds.ready
+    assert again is not None
+    assert again <= 100.0
+    rounds.clock.advance(100.0)
+    rounds.round()
+    assert not rounds.ready
+
+
+async def test_no_adapter_of_a_group_without_a_pool_is_as_it_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = Rounds(tmp_path, monkeypatch, "gone")
+    rounds.awaited.reported_all([name("demo")])
+    rounds.round()
+    assert not rounds.ready
