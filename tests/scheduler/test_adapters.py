@@ -567,11 +567,41 @@ def test_a_check_that_never_ends_withholds_from_a_new_operator_only_for_a_while(
     assert not told_all(driver), "once"
 
 
+def test_a_new_operator_waits_for_all_checks_as_long_as_they_are_answered_in_bounded_time():
+    driver = ready(forget_runner=30.0)
+    driver.attach()
+    driver.state(*(adapter(f"a{each}") for each in range(10)))
+    driver.send(events.OperatorConnected())
+    for each in range(4):
+        driver.wait(25.0)
+        driver.certify(f"a{each}", "sha256:" + f"{each:064x}")
+        assert not told_all(driver)
+    driver.wait(19.0)
+    assert not driver.of(effects.ReportedAll)
+    driver.wait(1.0)
+    assert driver.of(effects.ReportedAll), "two minutes after it connected"
+
+
+def test_a_runner_makes_up_for_none_of_another_pool_nor_one_that_drains():
+    successor = SchedulerDriver()
+    successor.send(events.OperatorConnected())
+    successor.state(pools=(pool(), pool(pool="default/more")))
+    for instance in ("r0", "surge"):
+        successor.attach(instance)
+    assert not told_all(successor), "the other pool's is still away"
+    successor.attach("r2", pool="default/more")
+    identity = successor.scheduler.runners[InstanceName("r2")].identity
+    successor.send(events.DrainsDeclared((events.DrainRequested(identity, 10.0),)))
+    assert not told_all(successor), "it drains, and its successor is still away"
+    successor.attach("r3", pool="default/more")
+    assert told_all(successor) == (GROUP,)
+
+
 @pytest.mark.parametrize("takes_none", ["drains", "is unhealthy"])
 def test_an_adapter_that_no_runner_can_check_now_withholds_nothing_from_a_new_operator(takes_none):
     driver = ready()
     driver.attach()
-    driver.state(adapter())
+    driver.state(adapter(), pools=(pool(replicas=0),))
     driver.send(events.OperatorConnected())
     identity = driver.scheduler.runners[InstanceName("r0")].identity
     if takes_none == "drains":

@@ -6,6 +6,7 @@ If it is certified, the adapter's name points to its digest at once. If it fails
 revision continues to serve. If an adapter changes faster than it is checked, some revisions are skipped, but the last
 one is always checked. Runners drop a digest when no name points to it and no request uses it."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -76,6 +77,8 @@ class Adapter:
     """The revision of `spec`, for the base model that its group has now."""
     serving: Revision | None = None
     check: PendingCheck | None = None
+    checked_at: float = -math.inf
+    """When a runner last answered a check."""
     failure: Failure | None = None
     """Of the newest revision, if it failed."""
     failed: RevisionKey | None = None
@@ -264,7 +267,7 @@ class Adapters:
             return False
         if event.certificate is not None and event.certificate.base_digest not in ("", check.key.base):
             return False  # its runner has another base model by now; without an answer the check is ordered again
-        adapter.check = None
+        adapter.check, adapter.checked_at = None, now
         if check.key != adapter.wanted:
             return False  # the revision changed again: the next check is for the new one
         self._to_tell[adapter.spec.ref.object] = None

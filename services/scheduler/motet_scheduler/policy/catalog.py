@@ -23,6 +23,10 @@ from motet_scheduler.policy.values import (
     PoolSpec,
 )
 
+MAX_CHECK_PATIENCE = 4.0
+"""How long a new operator is not told of all while checks are answered, in times of `forget_runner`: as long as it
+waits for that."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedAdapter:
@@ -96,22 +100,30 @@ class CatalogPublisher:
 
     def _groups_that_miss_runners(self) -> set[GroupName]:
         """Groups with runners that may still come back after a start. For one that stays away this ends soon."""
-        state, wanted = self._state, Counter[GroupName]()
+        state = self._state
         if state.now - self._began_at > state.config.report_patience:
             return set()
-        for pool in state.pools.values():
-            wanted[pool.group] += pool.replicas
-        attached = Counter(runner.group for runner in state.runners.values() if runner.attached)
-        return {group for group, count in wanted.items() if attached[group] < count}
+        # One that drains is to leave, or has a successor: it makes up for no other.
+        back = Counter(
+            runner.identity.pool for runner in state.runners.values() if runner.attached and runner.drain is None
+        )
+        return {pool.group for pool in state.pools.values() if back[pool.pool] < pool.replicas}
 
     def _groups_with_due_checks(self, since: float) -> set[GroupName]:
-        """Groups of which a runner can check an adapter that nobody has told of yet. For a check that takes for ever
-        this ends soon after `since`."""
+        """Groups of which a runner can check an adapter that nobody has told of yet. It ends soon after `since` if no
+        check is answered, and some time after it in any case."""
         state = self._state
-        if state.now - since > state.config.forget_runner:
+        patience = state.config.forget_runner
+        if state.now - since > MAX_CHECK_PATIENCE * patience:
             return set()
         able = {runner.group for runner in state.runners.values() if runner.takes_work}
-        return able & {adapter.spec.group for adapter in state.adapters if adapter.undecided} if able else set()
+        due, answered = set(), dict.fromkeys(able, since)
+        for adapter in state.adapters if able else ():
+            if (group := adapter.spec.group) in able:
+                answered[group] = max(answered[group], adapter.checked_at)
+                if adapter.undecided:
+                    due.add(group)
+        return {group for group in due if state.now - answered[group] <= patience}
 
     def catalog_replaced(self, event: events.CatalogReplaced) -> None:
         self._state.catalog_known = True
