@@ -436,8 +436,25 @@ def zeros_in_long_iterations(call: Any, self: Any, batch: Any) -> torch.Tensor:
     return call(self, batch) * (batch.tokens < 512)
 
 
+def other_last_tokens(call: Any, self: Any, batch: Any) -> torch.Tensor:
+    ids = batch.input_ids.clone()
+    ids.view(-1)[512:] = 0
+    return call(self, replace(batch, input_ids=ids))
+
+
+def other_end(call: Any, self: Any, batch: Any) -> torch.Tensor:
+    """The last token of one of the short sequences"""
+    ids = batch.input_ids.clone()
+    last = {int(sequence): row for row, sequence in enumerate(batch.line.sequence_of)}
+    if batch.tokens == gate.CROWD_TOKENS:
+        ids.view(-1)[last[20]] = 0
+    return call(self, replace(batch, input_ids=ids))
+
+
 @pytest.mark.parametrize("kind", FORWARDS)
-@pytest.mark.parametrize("wrong", [kept_in_order, all_rows, first_rows, zeros_in_long_iterations])
+@pytest.mark.parametrize(
+    "wrong", [kept_in_order, all_rows, first_rows, zeros_in_long_iterations, other_last_tokens, other_end]
+)
 def test_a_forward_pass_that_takes_tokens_for_others_is_refused(
     wrong: Callable[..., torch.Tensor], kind: str, right: Callable[[str, str], Judged]
 ) -> None:
@@ -445,6 +462,50 @@ def test_a_forward_pass_that_takes_tokens_for_others_is_refused(
     with of_class(FORWARDS[kind], "__call__", wrong)(None):
         fault = of.fault()
     assert fault.startswith("it gives logits of other tokens" if wrong is all_rows else "its logits are off by"), fault
+
+
+def test_every_row_that_a_long_iteration_computes_is_judged(right: Callable[[str, str], Judged]) -> None:
+    """By itself, or by a later token of its sequence"""
+    of = right("torch", "float32")
+    call, judged_rows = TorchForward.__call__, []
+
+    def noted(self: TorchForward, batch: Any) -> torch.Tensor:
+        if batch.tokens == gate.CROWD_TOKENS:
+            judged_rows.append((batch.keep.tolist(), batch.line.sequence_of))
+        return call(self, batch)
+
+    with patch.object(TorchForward, "__call__", noted):
+        assert of.fault() == ""
+    [(kept, sequence_of)] = judged_rows
+    assert len({*kept}) == gate.SOME
+    assert {*range(gate.CROWD_TOKENS - 16, gate.CROWD_TOKENS)} <= {*kept}
+    last = {int(sequence): row for row, sequence in enumerate(sequence_of)}
+    assert {*last.values()} <= {*kept}
+
+
+def test_many_right_tokens_do_not_hide_a_wrong_one(right: Callable[[str, str], Judged]) -> None:
+    of = right("torch", "float32")
+    call, yardstick = TorchForward.__call__, of.gate._yardstick
+    assert yardstick is not None
+
+    def one_off(by: float) -> Callable[..., torch.Tensor]:
+        """As many times what is allowed for it"""
+
+        def other(self: TorchForward, batch: Any) -> torch.Tensor:
+            logits = call(self, batch).clone()
+            if batch.tokens == gate.CROWD_TOKENS:
+                place = gate._places(batch, gate.CROWD)[batch.keep][7]
+                allowed = torch.maximum(yardstick.times**2 * yardstick.own[place], yardstick.least[place])
+                logits[7] += by * allowed.sqrt()
+            batch.chosen = None
+            return logits
+
+        return other
+
+    with patch.object(TorchForward, "__call__", one_off(3)):
+        assert of.fault() == ""
+    with patch.object(TorchForward, "__call__", one_off(8)):
+        assert re.fullmatch(r"its logits are off by \S+ for one token, and rounding explains \S+", of.fault())
 
 
 def test_a_token_that_is_not_the_likeliest_is_noticed(right: Callable[[str, str], Judged]) -> None:

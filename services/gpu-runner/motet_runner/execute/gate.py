@@ -35,6 +35,8 @@ ALLOWED = {torch.float32: 8.0, torch.bfloat16: 1.5, torch.float16: 1.5}
 """Times the root mean square error of what is known to be right. The largest error would say less: it is noise. In
 float32 it comes from the order of sums: those of 14,336 products, one after the other, are off by six times as much as
 those that torch adds up in blocks. In 16 bits it comes from the rounding of results, whatever the order."""
+OF_ONE = 6.0
+"""Times what is allowed: the error of a single token. Many right tokens would hide a wrong one in the mean of all."""
 LEAST = {torch.float32: 2e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}
 """An error that is always allowed, as a share of what is computed. Sums of float32 in another order may differ by more
 than half of an error that is small by luck."""
@@ -156,8 +158,7 @@ class Gate:
             return str(wrong)
         except Exception as error:
             return not_judged(error)
-        off, most = _root(torch.cat(squares)), yardstick.allowed(torch.cat(places))
-        return "" if off <= most else f"its logits are off by {off:.2g}, and rounding explains {most:.2g}"
+        return yardstick.fault(torch.cat(places), torch.cat(squares))
 
 
 def check_room(loaded: LoadedModel) -> None:
@@ -194,9 +195,16 @@ class _Yardstick:
     times: float
     """As much as these is allowed."""
 
-    def allowed(self, places: torch.Tensor) -> float:
-        """For these tokens"""
-        return max(self.times * _root(self.own[places]), _root(self.least[places]))
+    def fault(self, places: torch.Tensor, squares: torch.Tensor) -> str:
+        """Why such errors of these tokens are no rounding; empty if they are. `squares`: the mean square of each"""
+        own, least = self.own[places], self.least[places]
+        off, most = _root(squares), max(self.times * _root(own), _root(least))
+        if not off <= most:
+            return f"its logits are off by {off:.2g}, and rounding explains {most:.2g}"
+        of_each = torch.maximum(self.times**2 * own, least)
+        worst = (squares / of_each).argmax()
+        off, most = float(squares[worst].sqrt()), OF_ONE * float(of_each[worst].sqrt())
+        return "" if off <= most else f"its logits are off by {off:.2g} for one token, and rounding explains {most:.2g}"
 
     def errors(
         self,
@@ -305,9 +313,16 @@ def _in_parts(most: int) -> _Session:
 
 
 def _keep_some(batch: FlatBatch) -> None:
-    """Others are not computed, and none may be taken for another."""
-    order = torch.randperm(batch.tokens, generator=torch.Generator().manual_seed(0))
-    batch.keep = batch.keep[order[: min(SOME, 3 * batch.tokens // 4)].to(batch.keep.device)]
+    """Others are not computed, and none may be taken for another. The last token of each sequence is among them, since
+    it depends on all that sequence, and so are the last of all: there, kernels have what no whole tile has."""
+    random = torch.Generator().manual_seed(0)
+    some = min(SOME, 3 * batch.tokens // 4)
+    always = torch.from_numpy(np.diff(batch.line.sequence_of, append=-1) != 0)
+    always[-(some // 4) :] = True
+    order = torch.randperm(batch.tokens, generator=random)
+    chosen = torch.cat([order[always[order]], order[~always[order]]])[:some]
+    chosen = chosen[torch.randperm(len(chosen), generator=random)]
+    batch.keep = batch.keep[chosen.to(batch.keep.device)]
     batch.choices = torch.empty(len(batch.keep), dtype=torch.int64)
 
 
