@@ -26,6 +26,7 @@ NOT_BENCHMARKS = {
     "own_driver",
     "page",
     "peer_engines",
+    "peer_sizes",
     "random_gemma",
     "random_llama",
     "residency",

@@ -7,7 +7,7 @@ quiet, it keeps the least disturbed pairs, and the report says so.
 
 With `--json` the last line printed is one object: {"benchmark", "commit", "machine", "results": [{"name", "value",
 "unit", "target", "holds"}]}. A result that was measured in pairs also has "against" {"baseline", "ratio", "spread",
-"pairs", "discarded", "disturbed"}.
+"pairs", "discarded", "disturbed"}; "same" says whether both sides gave the same, and "settings" what its name does not.
 
 A benchmark ends with status 3 when a result misses its target, and with 77 when this machine lacks what it needs.
 """
@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -139,15 +139,23 @@ class Result:
     pairs: Pairs | None = None
     counted: bool = False
     """It was counted, and no clock was read for it: it is the same on every machine."""
+    same: bool | None = None
+    """Whether both sides gave the same: otherwise they were not compared at the same work. None: nobody looked."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What its name does not say: with others it is another figure of the same name."""
 
     def as_json(self) -> dict[str, Any]:
-        row = {
+        row: dict[str, Any] = {
             "name": self.name,
             "value": self.value,
             "unit": self.unit,
             "target": self.target,
             "holds": self.holds,
         }
+        if self.same is not None:
+            row["same"] = self.same
+        if self.settings:
+            row["settings"] = dict(self.settings)
         if self.counted:
             return row | {"counted": True}
         if self.pairs is None:

@@ -14,11 +14,13 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.harness import Result, arguments, report, skip
-from benchmarks.peer_engines import CLEAR, Case, Comparison, Engines, Workload, add_sizes, kernels_of, with_sizes
+from benchmarks.peer_engines import CLEAR, Case, Comparison, Engines, Workload, kernels_of
+from benchmarks.peer_sizes import add_sizes, with_sizes
 from benchmarks.random_llama import SCRATCH
 from tools.peers.environment import folder, python_of
 from tools.peers.llama_cpp import LLAMA_CPP
@@ -55,20 +57,24 @@ async def measure(given: argparse.Namespace, engines: Engines) -> list[Result]:
     return results
 
 
-def main() -> None:
-    # Otherwise the stopped processes would outlive this one.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = arguments(__doc__)
     default = python_of(folder(LLAMA_CPP, os.environ))
     parser.add_argument("--python", type=Path, default=default, help="the Python of an environment with llama.cpp")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="of its weights")
     parser.add_argument("--kernels", choices=["cpp", "torch"], default="cpp", help="ours")
     add_sizes(parser, model="1b")
-    parser.set_defaults(requests=[1, 8, 32])
+    parser.set_defaults(requests=[1, 8, 32], prompt=16, output=16)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parser.add_argument("--their-threads", type=int, default=cores, help="of llama.cpp (default: one per core)")
     parser.add_argument("--unified", action="store_true", help="one memory for llama.cpp's sequences, which is slower")
-    given = with_sizes(parser.parse_args())
+    return with_sizes(parser.parse_args(given))
+
+
+def main() -> None:
+    # Otherwise the stopped processes would outlive this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    given = parsed()
     if not given.python.exists():
         skip(
             f"{given.python} does not exist. `make peer PEERS=llama.cpp` builds an environment with llama.cpp; "

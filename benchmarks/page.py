@@ -16,8 +16,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import MISSED, ROOT, commit
+from benchmarks.peer_sizes import add_sizes, settings_of, with_sizes
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Part:
 PARTS: dict[str, Part] = {
     "product": Part(4, "vllm_peer --cases http --kernels cpp"),
     "engines": Part(4, "vllm_peer --cases base identical skewed distinct distinct_vs_base generic --kernels cpp"),
-    "large": Part(5, "vllm_peer --model 1b --cases base distinct --kernels cpp --requests 8 --output 32"),
-    "llama_cpp": Part(5, "llama_cpp_peer --output 32"),
+    "large": Part(5, "vllm_peer --model 1b --cases base distinct --kernels cpp --requests 8 --prompt 16 --output 16"),
+    "llama_cpp": Part(5, "llama_cpp_peer --model 1b --prompt 16 --output 16"),
     "keep": Part(1, "engine --cases kept --kernels fused"),
     "op": Part(1, "lora_op --traffic distinct zipf uniform identical --no-mixed-ranks"),
     "others": Part(2, "engine --cases hf peft --kernels fused"),
@@ -44,6 +46,19 @@ PARTS: dict[str, Part] = {
 """In the order in which they are measured"""
 
 
+def settings_of_parts() -> dict[str, list[dict[str, Any]]]:
+    """Of each benchmark beside another engine, what the names of its figures do not say"""
+    settings: dict[str, list[dict[str, Any]]] = {}
+    for part in PARTS.values():
+        module, *arguments = part.command.split()
+        if module.endswith("_peer"):
+            parser = argparse.ArgumentParser(allow_abbrev=False)
+            add_sizes(parser)
+            given, _ = parser.parse_known_args(arguments)
+            settings.setdefault(module, []).append(settings_of(with_sizes(given)))
+    return settings
+
+
 def command_of(part: Part, pairs: int) -> list[str]:
     module, *arguments = part.command.split()
     return [sys.executable, "-m", f"benchmarks.{module}", *arguments, "--pairs", str(pairs), "--json"]
@@ -52,6 +67,8 @@ def command_of(part: Part, pairs: int) -> list[str]:
 def measure(names: Sequence[str], pairs: int, out: Path) -> list[str]:
     """Returns the parts that failed."""
     out.mkdir(parents=True, exist_ok=True)
+    for name in names:  # what an earlier run printed must not be kept if this one ends early
+        (out / f"{name}.txt").unlink(missing_ok=True)
     failed = []
     for name in names:
         print(f"== {name}: about {PARTS[name].minutes:g} minutes", flush=True)

@@ -20,12 +20,12 @@ from typing import Any
 
 from benchmarks.driven import Driven
 from benchmarks.harness import Measure, Result, alternate, percentile, skip
+from benchmarks.peer_sizes import settings_of
 from benchmarks.random_gemma import GemmaShape
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_adapter, random_llama
 from benchmarks.traffic import TRAFFIC, among
 from motet_kernels.cpp import CannotBuild
 from motet_kernels.cpp import build as build_kernels
-from motet_runner.settings import KERNEL_CACHE
 from motet_runner.thread_environment import THREAD_ENVIRONMENT
 
 FEW = 16
@@ -33,20 +33,6 @@ CLEAR = 0.05
 """The difference of two log probabilities that rounding to bfloat16 does not turn around in this model."""
 CHECKED_TOKENS = 8
 SHAPES: dict[str, type[LlamaShape]] = {"llama": LlamaShape, "gemma": GemmaShape}
-SMALL = "30m"
-MODELS: dict[str, dict[str, int]] = {
-    SMALL: {"layers": 8, "width": 512, "vocabulary": 4096, "kv_mib": 256},
-    "1b": {
-        "layers": 22,
-        "width": 2048,
-        "vocabulary": 32_000,
-        "heads": 32,
-        "kv_heads": 4,
-        "feed_forward": 5632,
-        "kv_mib": 1024,
-    },
-}
-"""By the number of parameters. The large one has TinyLlama's sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,39 +58,6 @@ class Workload:
     requests: int
     prompt: int
     output: int
-
-
-def add_sizes(parser: argparse.ArgumentParser, *, model: str = SMALL) -> None:
-    """The sizes of the model and of the load. `--model` gives those of the model that are not named."""
-    parser.add_argument("--model", choices=MODELS, default=model, help="the sizes of the model")
-    parser.add_argument("--requests", type=int, nargs="+", default=[8, 32], help="requests that begin together")
-    parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
-    parser.add_argument("--output", type=int, default=64, help="tokens of an answer")
-    for size in ("layers", "width", "vocabulary", "heads", "kv-heads", "feed-forward"):
-        parser.add_argument(f"--{size}", type=int)
-    parser.add_argument("--context", type=int, default=2304, help="the most tokens of a sequence")
-    parser.add_argument("--adapters", type=int, default=16, help="adapters of the requests that have one")
-    parser.add_argument("--rank", type=int, default=16, help="rank of every adapter")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--kv-mib", type=int, help="our memory for keys and values, and for adapters")
-    parser.add_argument(
-        "--cache", type=Path, default=KERNEL_CACHE.expanduser(), help="the folder of our compiled kernels"
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        nargs="+",
-        default=[None],
-        help="our threads; the fastest of several is compared (default: what the engine chooses)",
-    )
-    parser.add_argument("--pairs", type=int, default=5, help="quiet pairs to measure")
-
-
-def with_sizes(given: argparse.Namespace) -> argparse.Namespace:
-    for size, value in MODELS[given.model].items():
-        if getattr(given, size) is None:
-            setattr(given, size, value)
-    return given
 
 
 def kernels_of(given: argparse.Namespace, kernels: Sequence[str]) -> list[str]:
@@ -203,12 +156,12 @@ class Comparison:
     async def measure(self, name: str, baseline: str, engines: Engines, candidates: Sequence[Driven]) -> list[Result]:
         """`candidates`: ours, of which the fastest is compared"""
         ours = self.fastest(candidates)
-        results = []
+        results, same = [], None
         if self._case.ours == self._case.theirs:
             said, equal, clear = self.check(ours)
             print(f"{name}: {said}", flush=True)
-            # Without a clear one, nothing has been compared.
-            results.append(Result(f"{name}_first_tokens", equal, "", f"= {max(1, clear)}", 0 < equal == clear))
+            same = 0 < equal == clear  # without a clear one, nothing has been compared
+            results.append(Result(f"{name}_first_tokens", equal, "", f"= {max(1, clear)}", same))
         seconds_of_theirs, seconds_of_ours = self.of_theirs(), self.of_ours(ours)
         await seconds_of_theirs()
         await seconds_of_ours()
@@ -218,10 +171,15 @@ class Comparison:
         tokens = self._work.requests * self._work.output
         return [
             *results,
-            Result(name, pairs.ratio, "x", baseline=baseline, pairs=pairs),
+            Result(name, pairs.ratio, "x", baseline=baseline, pairs=pairs, same=same, settings=self.settings()),
             Result(f"{name}_ours", tokens / percentile(pairs.b, 0.5), "tok/s"),
             Result(f"{name}_theirs", tokens / percentile(pairs.a, 0.5), "tok/s"),
         ]
+
+    def settings(self) -> dict[str, Any]:
+        """Without those that a case of this name always has"""
+        own = {"prompt": self._case.prompt, "output": self._case.output}
+        return {name: value for name, value in settings_of(self._given).items() if not own.get(name)}
 
     def fastest(self, candidates: Sequence[Driven]) -> Driven:
         """The engine of ours with the best number of threads for these requests."""

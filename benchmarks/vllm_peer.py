@@ -26,19 +26,8 @@ from typing import Any
 
 from benchmarks.driven import Driven
 from benchmarks.harness import Result, arguments, report, skip
-from benchmarks.peer_engines import (
-    FEW,
-    SMALL,
-    Case,
-    Comparison,
-    Engines,
-    Workload,
-    add_sizes,
-    kernels_of,
-    shape_of,
-    with_sizes,
-    with_target,
-)
+from benchmarks.peer_engines import FEW, Case, Comparison, Engines, Workload, kernels_of, shape_of, with_target
+from benchmarks.peer_sizes import SMALL, add_sizes, with_sizes
 from benchmarks.random_llama import SCRATCH, random_llama
 from benchmarks.vllm_served import measure_served
 from benchmarks.vllm_setup import environment_of_vllm

@@ -20,6 +20,7 @@ import psutil
 from benchmarks.driven import DrivenError, Stoppable
 from benchmarks.engine_run import Ask, owners, random_prompt
 from benchmarks.harness import Measure, Result, alternate, percentile
+from benchmarks.peer_sizes import settings_of
 from benchmarks.served_stack import SERVED, StreamingClient, serving, text_of
 from benchmarks.vllm_setup import environment_of_vllm
 from motet.domain import Digest
@@ -107,7 +108,17 @@ async def _measure(
             tokens, least = requests * given.output, LEAST[traffic][requests > FEW]
             results += [
                 Result(f"{name}_first_words", share, "", f">= {EQUAL:g}", share >= EQUAL),
-                Result(name, pairs.ratio, "x", f">= {least:g}", pairs.ratio >= least, "vLLM's server", pairs),
+                Result(
+                    name,
+                    pairs.ratio,
+                    "x",
+                    f">= {least:g}",
+                    pairs.ratio >= least,
+                    "vLLM's server",
+                    pairs,
+                    same=share >= EQUAL,
+                    settings=settings_of(given),
+                ),
                 Result(f"{name}_ours", tokens / percentile(pairs.b, 0.5), "tok/s"),
                 Result(f"{name}_theirs", tokens / percentile(pairs.a, 0.5), "tok/s"),
             ]

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import llama_cpp_peer
 from benchmarks.gguf_of_llama import with_pairs_of_neighbours, write_gguf
 from benchmarks.harness import MISSED, SKIPPED
+from benchmarks.page import settings_of_parts
+from benchmarks.peer_sizes import settings_of
 from benchmarks.random_llama import LlamaShape, random_llama
 from tests.repo.tree import ROOT
 
@@ -29,13 +32,13 @@ for line in sys.stdin:
 """A peer that takes a hundred seconds for everything, and is never sure."""
 
 
-def llama_cpp_peer(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_peer(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.llama_cpp_peer", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_without_llama_cpp_it_is_skipped_and_says_what_to_do(tmp_path: Path) -> None:
-    done = llama_cpp_peer(f"--python={tmp_path}/python")
+    done = run_peer(f"--python={tmp_path}/python")
     assert done.returncode == SKIPPED
     assert "`make peer PEERS=llama.cpp` builds an environment with llama.cpp" in done.stdout
 
@@ -47,12 +50,14 @@ def test_both_engines_get_the_same_requests_and_results_say_what_was_compiled(tm
     python.chmod(0o755)
     sizes = "--model=30m --layers=2 --width=64 --vocabulary=128 --context=128 --kv-mib=8 --prompt=8 --output=4"
     cases = "--kernels torch --requests 1 3 --pairs 1 --their-threads 2 --json"
-    done = llama_cpp_peer(f"--python={python}", *sizes.split(), *cases.split())
+    done = run_peer(f"--python={python}", *sizes.split(), *cases.split())
     assert done.returncode == MISSED, done.stdout + done.stderr  # no first token is compared
     results = {row["name"]: row for row in json.loads(done.stdout.splitlines()[-1])["results"]}
     figures = [name for name, row in results.items() if "against" in row]
     assert figures == [f"llama_cpp_{form}_{requests}" for form in ("bf16", "q8_0") for requests in (1, 3)]
     assert results["llama_cpp_q8_0_3"]["target"] == ""
+    assert results["llama_cpp_q8_0_3"]["same"] is False
+    assert results["llama_cpp_q8_0_3"]["settings"].items() >= {"model": "30m", "layers": 2, "output": 4}.items()
     baseline = "llama.cpp, q8_0, version 0.1, 2 threads, OPENMP = 1"
     assert results["llama_cpp_q8_0_3"]["against"]["baseline"] == baseline
     questions = [json.loads(line) for line in asked.read_text().splitlines()]
@@ -64,6 +69,10 @@ def test_both_engines_get_the_same_requests_and_results_say_what_was_compiled(tm
     generated = [question for question in questions if question["do"] == "generate"]
     assert {owner for question in generated for owner in question["adapters"]} == {None}
     assert {len(question["prompts"]) for question in generated} == {1, 3}
+
+
+def test_without_options_it_measures_what_the_page_shows() -> None:
+    assert settings_of(llama_cpp_peer.parsed([])) == settings_of_parts()["llama_cpp_peer"][0]
 
 
 def rotated(x: Any, angles: Any, pairs: list[tuple[int, int]]) -> Any:

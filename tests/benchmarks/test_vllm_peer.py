@@ -52,6 +52,8 @@ def test_both_engines_get_the_same_requests_and_a_slow_peer_is_beaten(tmp_path: 
     assert results["vllm_distinct_3_torch"]["against"]["baseline"] == "vLLM, distinct"
     nothing_compared = results["vllm_base_3_torch_first_tokens"]
     assert (nothing_compared["value"], nothing_compared["target"], nothing_compared["holds"]) == (0, "= 1", False)
+    assert results["vllm_base_3_torch"]["same"] is False
+    assert results["vllm_base_3_torch"]["settings"].items() >= {"layers": 2, "prompt": 8}.items()
     assert "vllm_distinct_vs_base_3_torch" not in results  # it has no target for these kernels
     questions = [json.loads(line) for line in asked.read_text().splitlines()]
     loads = [question for question in questions if question["do"] == "load"]

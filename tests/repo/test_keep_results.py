@@ -1,11 +1,14 @@
 """Results of benchmarks are kept by name and processor, each with its commit, if they can be measured again."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.page import settings_of_parts
+from tools import keep_results
 from tools.keep_results import keep
 from tools.performance.results import read_results, read_rows
 from tools.performance.tables import TABLES, missed_table, table_of
@@ -17,9 +20,9 @@ def row(name: str, value: float, **more: Any) -> dict[str, Any]:
     return {"name": name, "value": value, "unit": "x", "target": "", "holds": None, "against": FIVE_PAIRS} | more
 
 
-def printed(commit: str, *rows: dict[str, Any], processor: str = "a processor") -> str:
+def printed(commit: str, *rows: dict[str, Any], processor: str = "a processor", benchmark: str = "engine") -> str:
     machine = {"processor": processor, "cores": 2, "memory_gib": 8.0, "load": 0.5, "system": "a system"}
-    return json.dumps({"benchmark": "engine", "commit": commit, "machine": machine, "results": rows})
+    return json.dumps({"benchmark": benchmark, "commit": commit, "machine": machine, "results": rows})
 
 
 def test_a_new_result_takes_the_place_of_the_older_one_of_its_name_and_processor(tmp_path: Path) -> None:
@@ -40,7 +43,7 @@ def test_a_new_result_takes_the_place_of_the_older_one_of_its_name_and_processor
     [
         ("abc+", {}, "its tree had changes that are in no commit"),
         ("", {}, "its tree had changes that are in no commit"),
-        ("abc", {"against": None}, "it was not measured in pairs"),
+        ("abc", {"same": False}, "both engines gave other tokens, or none could be compared"),
         ("abc", {"against": FIVE_PAIRS | {"pairs": 4}}, "4 of at least 5 pairs"),
         ("abc", {"against": FIVE_PAIRS | {"disturbed": True}}, "other processes disturbed it"),
         ("abc+", {"against": None, "counted": True}, "its tree had changes that are in no commit"),
@@ -49,6 +52,49 @@ def test_a_new_result_takes_the_place_of_the_older_one_of_its_name_and_processor
 def test_what_nobody_can_measure_again_is_refused(tmp_path: Path, commit: str, more: dict[str, Any], why: str) -> None:
     assert keep([printed(commit, row("base", 1.0, **more))], tmp_path) == [f"base: {why}"]
     assert list(tmp_path.iterdir()) == []
+
+
+BESIDE = {"against": None, "unit": "tok/s"}
+
+
+def test_what_explains_a_figure_is_neither_kept_nor_refused(tmp_path: Path) -> None:
+    rows = row("base", 2.0), row("base_ours", 90.0, **BESIDE), row("base_first_tokens", 8, against=None, holds=True)
+    assert keep([printed("abc", *rows)], tmp_path) == []
+    assert [one["name"] for one in read_rows(tmp_path)] == ["base"]
+    assert keep([printed("abc", rows[1])], tmp_path) == ["engine: nothing was measured in pairs"]
+
+
+def test_a_file_without_results_keeps_no_other_one_from_being_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, files = tmp_path / "results", [tmp_path / name for name in ("a", "b", "c")]
+    monkeypatch.setattr(keep_results, "RESULTS", results)
+    texts = printed("abc", row("one", 1.0), row("one_ours", 1.0, **BESIDE)), "skipped: no llama.cpp", None
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text or printed("abc", row("two", 2.0)))
+    monkeypatch.setattr(sys, "argv", ["keep_results", *map(str, files)])
+    with pytest.raises(SystemExit) as end:
+        keep_results.main()
+    assert end.value.code in (None, 0, False), "`&& make generate` runs"
+    assert capsys.readouterr().err == f"no results: {files[1]}\n"
+    assert [one["name"] for one in read_rows(results)] == ["one", "two"]
+    monkeypatch.setattr(sys, "argv", ["keep_results", str(files[1])])
+    with pytest.raises(SystemExit) as end:
+        keep_results.main()
+    assert end.value.code == 2
+
+
+def test_figures_beside_other_engines_have_the_settings_of_the_page(tmp_path: Path) -> None:
+    [settings] = settings_of_parts()["llama_cpp_peer"]
+
+    def kept(**more: Any) -> list[str]:
+        return keep([printed("abc", row("llama_cpp_bf16_8", 2.0, **more), benchmark="llama_cpp_peer")], tmp_path)
+
+    other = "llama_cpp_bf16_8: other settings than those of benchmarks.page: output 64 for 16"
+    assert kept(settings=settings | {"output": 64}) == [other]
+    assert kept() == ["llama_cpp_bf16_8: it does not say its settings"]
+    assert kept(settings=settings) == []
+    assert kept(settings={name: value for name, value in settings.items() if name != "prompt"}) == []
 
 
 def test_a_counted_figure_needs_no_pairs(tmp_path: Path) -> None:

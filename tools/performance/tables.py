@@ -30,8 +30,8 @@ TABLES = {
             "an adapter for each (distinct)": _both("vllm_distinct"),
             "distinct, against vLLM's base": _both("vllm_distinct_vs_base"),
             "Gemma, whose forward pass is recorded, distinct": _both("generic_distinct"),
-            "1.1 billion parameters, answers of 32: base": _both("vllm_base_1b"),
-            "1.1 billion parameters, answers of 32: distinct": _both("vllm_distinct_1b"),
+            "1.1 billion parameters, prompts and answers of 16: base": _both("vllm_base_1b"),
+            "1.1 billion parameters, prompts and answers of 16: distinct": _both("vllm_distinct_1b"),
         },
     ),
     "product": Table(
@@ -80,7 +80,7 @@ TABLES = {
         },
     ),
     "llama_cpp": Table(
-        "library against llama.cpp, 1.1 billion parameters, base, answers of 32",
+        "library against llama.cpp, 1.1 billion parameters, base, prompts and answers of 16",
         ("n = 1", "n = 8", "n = 32"),
         {
             "both bfloat16": [f"llama_cpp_bf16_{requests}" for requests in (1, 8, 32)],
