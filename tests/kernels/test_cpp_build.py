@@ -386,6 +386,10 @@ ENDED = {
         "echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1",
         "was ended: .*: Killed signal",
     ),
+    "a part is killed, in another language": (
+        '[ "$LC_ALL" = C ] && said=Killed || said=Abgebrochen; echo "g++: fatal error: $said" >&2; exit 1',
+        "was ended: .*: Killed",
+    ),
     "no memory": ("echo 'cc1plus: out of memory allocating 65536 bytes' >&2; exit 1", "was ended: cc1plus: out of"),
     "no room": ("echo '/tmp/x.s: No space left on device' >&2; exit 1", "No space left"),
     "an allocation fails": ("echo what: std::bad_alloc >&2; kill -6 $$", "bad_alloc"),
@@ -399,6 +403,7 @@ def test_a_compiler_that_was_ended_leads_to_no_slower_library_and_runs_again_at_
 ) -> None:
     """For the best instructions alone: for the others it would be done."""
     text, says = ENDED[how]
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     best, others = INSTRUCTION_SETS[0], INSTRUCTION_SETS[-1]
     monkeypatch.setattr(builder, "instruction_sets", lambda _: [best, others])
     if how == "too slow":

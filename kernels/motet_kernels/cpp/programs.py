@@ -16,7 +16,13 @@ def run(command: Sequence[str], *, seconds: float) -> "subprocess.CompletedProce
     lives, held = os.pipe()
     try:
         with subprocess.Popen(
-            watched, stdin=lives, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+            watched,
+            stdin=lives,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=os.environ | {"LC_ALL": "C"},  # what they say is read
         ) as process:
             try:
                 output, errors = process.communicate(timeout=seconds)
