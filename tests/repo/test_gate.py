@@ -340,44 +340,59 @@ def test_a_lane_that_dies_is_an_error_and_not_a_green_run(tree: Path) -> None:
 def test_a_test_that_needs_its_rerun_again_and_again_fails_by_name(tree: Path) -> None:
     file, name = "tests/stack/test_stack.py", "tests/stack/test_stack.py::TestIt::test_stack"
     (tree / file).write_text(FAILS_ONCE)
-    kept = {file: FileReruns(hashlib.sha256(FAILS_ONCE.encode()).hexdigest()[:16], 7, {name: (3, 7)})}
+    content = hashlib.sha256(FAILS_ONCE.encode()).hexdigest()[:16]
+    kept = {content: asdict(FileReruns(7, {name: (3, 7)})), "another": asdict(FileReruns(1, {name: (1,)}))}
     ledger = tree / "cache" / "motet" / "reruns.json"
     ledger.parent.mkdir(parents=True)
-    ledger.write_text(json.dumps({name: asdict(one) for name, one in kept.items()}))
+    ledger.write_text(json.dumps({file: kept}))
     ran = run_gate(tree, "--no-kube", "--rerun", "3")
     assert ran.returncode == 1, ran.stdout
     *_, at_first, named, last = ran.stdout.splitlines()
     assert at_first.startswith(f"RERUN {name}")
     assert named == f"FAILED {name} - it needed a rerun in 3 of the last 20 runs of its file"
     assert counts_of(last) == Counter(passed=2, failed=1)
-    assert json.loads(ledger.read_text())[file]["needed"] == {name: [3, 7, 8]}
+    after = json.loads(ledger.read_text())[file]
+    assert {content: one["needed"][name] for content, one in after.items()} == {content: [3, 7, 8], "another": [1]}
 
 
 NAME = "tests/a.py::test"
+NOW = {"tests/a.py": "content", "tests/b.py": "b"}
 
 
 def after(runs: str, ledger: Ledger | None = None) -> Ledger:
-    """`x` for each run in which the test needed a rerun."""
+    """`x` for each run in which the test needed a rerun, and `o` for one of another checkout"""
     for run in runs:
-        ledger = counted(ledger or {}, {"tests/a.py": "content", "tests/b.py": "b"}, [NAME] if run == "x" else [])
+        contents = NOW | {"tests/a.py": "another"} if run == "o" else NOW
+        ledger = counted(ledger or {}, contents, [NAME] if run == "x" else [])
     return ledger or {}
 
 
 @pytest.mark.parametrize(
     ("runs", "fails"),
-    [("xx", False), ("xxx", True), ("x..x......x", True), (f"xx{18 * '.'}x", False), (f"xx{17 * '.'}x", True)],
+    [
+        ("xx", False),
+        ("xxx", True),
+        ("x..x......x", True),
+        (f"xx{18 * '.'}x", False),
+        (f"xx{17 * '.'}x", True),
+        ("xoxox", True),
+        (f"xx{19 * 'o'}x", True),
+        (f"xx{20 * 'o'}x", False),
+    ],
 )
 def test_three_reruns_in_twenty_runs_are_too_many(runs: str, fails: bool) -> None:
-    assert too_often(after(runs), [NAME]) == ([NAME] if fails else [])
-    assert too_often(after(runs), []) == [], "a test that passed at once has not failed"
+    assert too_often(after(runs), NOW, [NAME]) == ([NAME] if fails else [])
+    assert too_often(after(runs), NOW, []) == [], "a test that passed at once has not failed"
 
 
-def test_a_changed_file_has_needed_no_rerun_and_nothing_else_is_kept() -> None:
-    changed = counted(after("xx"), {"tests/a.py": "mended"}, [NAME])
-    assert changed == {"tests/a.py": FileReruns("mended", 1, {NAME: (1,)})}
-    assert counted(after("xx"), {"tests/a.py": "mended"}, []) == {}
-    assert counted(after("xx"), {"tests/b.py": "b"}, []) == after("xx"), "the file did not run"
-    assert after("." * 9) == after("x" + "." * 20) == {}
+def test_a_changed_file_has_needed_no_rerun_and_its_former_content_is_kept_for_a_while() -> None:
+    mended = {"tests/a.py": "mended"}
+    changed = counted(after("xx"), mended, [NAME])
+    assert changed == {
+        "tests/a.py": {"content": FileReruns(2, {NAME: (1, 2)}, 1), "mended": FileReruns(1, {NAME: (1,)})}
+    }
+    assert too_often(counted(after("xxx"), mended, [NAME]), mended, [NAME]) == []
+    assert after("." * 9) == after("x" + "." * 20) == after("x" + "o" * 20) == {}
 
 
 @pytest.mark.parametrize("content", ["{broken", "[]", '{"tests/a.py": {"content": 1}}', "\udcff"])
@@ -392,7 +407,8 @@ def test_a_damaged_ledger_of_reruns_is_named_and_begun_anew(
     ran = LaneResult(lane, 1, 1.0, Counter(failed=1), [], {failed: 1.0}, failed=[failed])
     assert record_reruns([ran], LaneResult(lane, 0, 1.0, Counter(passed=1), [], {failed: 1.0})) == []
     assert f"{tmp_path}/reruns.json, cannot be read. It begins anew." in capsys.readouterr().out
-    assert reruns.read()["test_a.py"].needed == {failed: (1,)}
+    [known] = reruns.read()["test_a.py"].values()
+    assert known.needed == {failed: (1,)}
 
 
 def test_a_broken_teardown_is_not_excused(tree: Path) -> None:

@@ -101,9 +101,10 @@ def record_reruns(ran: list[LaneResult], once_more: LaneResult | None) -> list[s
         say(str(damaged))
         kept = {}
     files = seconds_of_files({name: took for one in ran for name, took in one.tests.items()})
-    ledger = reruns.counted(kept, reruns.contents_of(files), needed)
+    contents = reruns.contents_of(files)
+    ledger = reruns.counted(kept, contents, needed)
     reruns.write(ledger)
-    return reruns.too_often(ledger, needed)
+    return reruns.too_often(ledger, contents, needed)
 
 
 def print_summary(
