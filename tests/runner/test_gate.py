@@ -648,10 +648,20 @@ def test_where_memory_has_no_room_to_judge_nothing_is_computed(tmp_path: Path) -
     assert ended(right.fault_of(kernels)) == ""
     short = gate.room_bytes(loaded) - 1
     assert short > 103 * VOCABULARY * 16 + 30 * loaded.shape.bytes_per_page()
-    with patch("motet_runner.execute.gate.available_host_bytes", lambda: short), patch.object(loaded.model, "forward"):
-        faults = [ended(Gate(loaded).fault_of(kernels)), ended(right.fault_of_forward(kernels, None))]
+    for_judgement = gate.judgement_bytes(loaded)
+    assert for_judgement > 68 * VOCABULARY * 8 + 30 * loaded.shape.bytes_per_page()
+
+    def left(room: int) -> Any:
+        return patch("motet_runner.execute.gate.available_host_bytes", lambda: room)
+
+    with patch.object(loaded.model, "forward"), left(short):
+        faults = [ended(Gate(loaded).fault_of(kernels))]
+    with patch.object(loaded.model, "forward"), left(for_judgement - 1):
+        faults.append(ended(right.fault_of_forward(kernels, None)))
     for fault in faults:
         assert re.fullmatch(r"not judged: MemoryError: \d+ MiB are needed to judge, and \d+ MiB are left", fault)
+    with left(for_judgement):
+        assert ended(right.fault_of_forward(kernels, None)) == "", "the truth is there, and takes nothing more"
 
 
 @pytest.mark.parametrize("kind", FORWARDS)

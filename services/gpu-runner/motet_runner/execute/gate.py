@@ -86,7 +86,12 @@ RANKS = (8, 3)
 """Of the adapters"""
 
 LOGIT_BYTES = 16
-"""What the gate takes for each logit of its texts: of a large vocabulary, hundreds of MiB"""
+"""What the gate takes for each logit of its texts, the truth's included: of a large vocabulary, hundreds of MiB"""
+JUDGED_LOGIT_BYTES = 10
+"""What it takes beside the truth for each logit of an iteration: the logit, the true one, and a share of one row's
+errors"""
+JUDGED_TOKENS = max(SOME, *(sum(iteration.counts.values()) for iteration in PARTS.iterations))
+"""Of one iteration, at most"""
 WIDE_LOGIT_BYTES = 64 * 1024 * 1024
 """Of wide logits, at most so many are computed at a time."""
 MIB = 1024 * 1024
@@ -106,9 +111,17 @@ class _Wrong(Exception):
 
 
 def room_bytes(loaded: LoadedModel) -> int:
-    """What a judgement takes at most beside the model and what its forward pass computes in between"""
-    pages = max(PARTS.pages, CROWD.pages) * loaded.shape.bytes_per_page()
-    return pages + sum(LENGTHS) * loaded.vocabulary * LOGIT_BYTES
+    """What truth and judgement take at most beside the model and what its forward pass computes in between"""
+    return _page_bytes(loaded) + sum(LENGTHS) * loaded.vocabulary * LOGIT_BYTES
+
+
+def judgement_bytes(loaded: LoadedModel) -> int:
+    """The same for a judgement alone, once the truth is there"""
+    return _page_bytes(loaded) + JUDGED_TOKENS * loaded.vocabulary * JUDGED_LOGIT_BYTES
+
+
+def _page_bytes(loaded: LoadedModel) -> int:
+    return max(PARTS.pages, CROWD.pages) * loaded.shape.bytes_per_page()
 
 
 class Gate:
@@ -147,7 +160,7 @@ class Gate:
         sessions = [PARTS] if fused is None else [PARTS, CROWD]
         places, squares = [], []
         try:
-            check_room(self._loaded)
+            check_room(self._loaded, judgement_bytes(self._loaded))
             for computed, error in yardstick.errors(
                 trial, sessions, lambda memory: kernels.lora(yardstick.groups, memory, dtype, 0), kernels.attention
             ):
@@ -161,9 +174,8 @@ class Gate:
         return yardstick.fault(torch.cat(places), torch.cat(squares))
 
 
-def check_room(loaded: LoadedModel) -> None:
+def check_room(loaded: LoadedModel, needed: int) -> None:
     """An allocation would succeed, and its use would end the process."""
-    needed = room_bytes(loaded)
     if loaded.device.type == "cpu" and needed > (left := available_host_bytes()):
         raise MemoryError(f"{needed / MIB:.0f} MiB are needed to judge, and {left / MIB:.0f} MiB are left")
 
@@ -268,7 +280,7 @@ class _Yardstick:
 
 def _yardstick(loaded: LoadedModel, kernels: Kernels) -> Generator[None, None, _Yardstick]:
     """In parts"""
-    check_room(loaded)
+    check_room(loaded, room_bytes(loaded))
     lora = LoraLinears(loaded.linears, loaded.dtype, kernels, loaded.linear_groups)
     groups, matrices = lora.groups, _random_matrices(loaded, lora)
     texts = [
