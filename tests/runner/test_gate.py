@@ -33,6 +33,7 @@ from motet_runner.execute.kernels import Kernels, _BackgroundBuild
 from motet_runner.execute.model import LoadedModel, load
 from motet_runner.execute.packed_model import PackedModel
 from motet_runner.execute.recorded import RecordedForward
+from motet_runner.execute.same_experts import SameExperts, experts_of
 from motet_runner.memory.paged import PagedStore
 from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.families import save_model
@@ -730,6 +731,18 @@ def test_where_a_router_is_undecided_no_more_is_allowed(name: str, tmp_path: Pat
     assert float(own.max().sqrt()) < 0.1 * float(truth.double().square().mean().sqrt()), "each token, rounded"
     with WRONG_ATTENTION(None):
         assert ended(judge.fault_of(kernels)).startswith("its logits are off by ")
+
+
+def test_an_activation_that_compares_is_not_taken_for_a_router() -> None:
+    same, places = SameExperts(3, experts_of(ROUTED["Phi MoE"])), torch.arange(3)
+    scores, hidden = torch.eye(3, 8), torch.ones(3, 64)
+    with same.noted(places):
+        assert (hidden > 0).all()
+        decided = scores > 0
+    with same.followed(places):
+        assert not (-hidden > 0).any(), "what is computed counts"
+        assert torch.equal(-scores > 0, decided), "the decision of the truth counts"
+    assert experts_of(MODELS["torch"]) == 0
 
 
 @pytest.mark.parametrize(

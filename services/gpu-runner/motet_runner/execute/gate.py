@@ -25,7 +25,7 @@ from motet_runner.execute.kernels import Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.packed_linears import weight_of
-from motet_runner.execute.same_experts import SameExperts
+from motet_runner.execute.same_experts import SameExperts, experts_of
 from motet_runner.execute.trial import MakeAttention, Trial, text
 from motet_runner.execute.wide import Wide, wide
 from motet_runner.memory.host_limit import available_host_bytes
@@ -290,9 +290,8 @@ def _yardstick(loaded: LoadedModel, kernels: Kernels) -> Generator[None, None, _
     tokens = sum(LENGTHS)
     truth = torch.empty(tokens, loaded.vocabulary, dtype=torch.float32, device=loaded.device)
     nothing = torch.empty(tokens, dtype=torch.float64, device=loaded.device)
-    yardstick = _Yardstick(
-        texts, groups, matrices, truth, SameExperts(tokens), nothing, nothing.clone(), ALLOWED[loaded.dtype]
-    )
+    experts = SameExperts(tokens, experts_of(loaded.config))
+    yardstick = _Yardstick(texts, groups, matrices, truth, experts, nothing, nothing.clone(), ALLOWED[loaded.dtype])
     bound = yardstick.bound(lambda _: _Truth(matrices, lora), loaded.device)
     dtype = wider(loaded.dtype)
     parts = _in_parts(WIDE_LOGIT_BYTES // (loaded.vocabulary * dtype.itemsize))
