@@ -78,8 +78,15 @@ def test_nothing_is_written_when_nothing_changes(product: Product) -> None:
         alone = len(product.cluster.items("deployments", f"--namespace={POOLS}")) == 1
         return alone and not any("deletionTimestamp" in pod["metadata"] for pod in pods)
 
+    def all_are_loaded() -> bool:
+        """Whether statuses say so: they follow once a minute which adapters are in memory."""
+        where = [name.partition("/") for name in ADAPTERS]
+        every = [product.cluster.get("loraadapter", name, f"--namespace={tenant}") for tenant, _, name in where]
+        return all(one["status"]["loadedReplicas"] for one in every)
+
     product.wait_ready("spool", POOLS, "demo")
     product.cluster.wait_for(nothing_leaves, "ending pods to be gone", within_s=120)
+    product.cluster.wait_for(all_are_loaded, "statuses to say that adapters are loaded", within_s=120)
     ours = f"system:serviceaccount:{SYSTEM}:"
     quiet(product.cluster, ours)
     before = len(product.cluster.audit())
