@@ -545,6 +545,7 @@ async def test_a_supervisor_that_reconnects_is_sent_everything(folder):
         gateway_to(runner.address) as gateway,
     ):
         await gateway.submit("a", max_tokens=2000)
+        await until(lambda: gateway.tokens.get(("a", 1)))
         for _ in range(2):
             async with supervisor_at(address) as supervisor:
                 (hello,) = await until(lambda s=supervisor: s.of("hello"))
