@@ -312,7 +312,7 @@ def compile_trap(source: Path, library: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", os.defpath)
         compiler = needs_a_compiler()
-        source.write_text('extern "C" long motet_lanes() { __builtin_trap(); }')
+        source.write_text('extern "C" long motet_allowed() { __builtin_trap(); }')
         subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True)
 
 

@@ -69,8 +69,10 @@ class _Decisions(TorchDispatchMode):
         if func not in _DECIDE:
             return result
         scores, decided = args[0], result[1] if isinstance(result, tuple) else result
-        if decided.dim() != scores.dim() or decided.numel() != len(self._places) * decided.shape[-1]:
+        if not decided.dim() or decided.dim() != scores.dim():
             return result  # it decides something else
+        if decided.numel() != len(self._places) * decided.shape[-1]:
+            return result
         if func is torch.ops.aten.gt.Scalar and decided.shape[-1] != self._experts:
             return result  # not of experts: activations compare, too
         self._number += 1
