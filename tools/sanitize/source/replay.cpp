@@ -102,7 +102,13 @@ bool replay(FILE *file, int64_t &calls, bool &same) {
 
 }  // namespace
 
+extern "C" int64_t motet_allowed();
+
 int main(int count, char **paths) {
+    if (!motet_allowed()) {
+        fprintf(stderr, "ERROR: Linux does not give this process the CPU's tiles\n");
+        return 2;
+    }
     int64_t calls = 0;
     bool same = true;
     for (int i = 1; i < count; ++i) {

@@ -3,7 +3,7 @@
 // A panel holds W's rows for PAIR columns of y: for each two inputs, first both numbers of one half of the columns, then
 // of the other half. Inputs and outputs are rounded up with zeros. The microkernel multiplies a few rows of x with one
 // panel or several, and keeps all sums in registers: in tiles, where the CPU has them for this type. Each sum goes
-// through the inputs in order, so a row's result does not depend on the rows beside it, nor on threads.
+// through the inputs in one order, so a row's result does not depend on the rows beside it, nor on threads.
 #pragma once
 
 #include <type_traits>

@@ -50,6 +50,17 @@ inline void set_up(int rows) {
     set_up_for = rows;
 }
 
+// Lines that a tile reads, for sanitizers: they do not look into our instructions.
+INLINE void show([[maybe_unused]] const bfloat *from, [[maybe_unused]] int64_t stride, [[maybe_unused]] int lines) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    for (int i = 0; i < lines; ++i) {
+        uint8_t line[BYTES];
+        memcpy(line, reinterpret_cast<const uint8_t *>(from) + i * stride, BYTES);
+        asm volatile("" ::"m"(line));
+    }
+#endif
+}
+
 #define MOTET_TILE_LOAD(TILE, FROM, STRIDE) \
     asm volatile("tileloadd (%0,%1,1), %%tmm" #TILE ::"r"(FROM), "r"((int64_t)(STRIDE)) : "memory")
 #define MOTET_TILE_STORE(TILE, TO, STRIDE) \
@@ -62,8 +73,11 @@ struct Sums {
     alignas(64) float of[2 * ROWS][2][LANES];
 };
 
-// 32 inputs more. `x`, `w`: their first number; strides in bytes.
-template <bool TWO> INLINE void add(const bfloat *x, int64_t x_stride, const bfloat *w, int64_t w_stride) {
+// 32 inputs more of so many rows. `x`, `w`: their first number; strides in bytes.
+template <bool TWO> INLINE void add(const bfloat *x, int64_t x_stride, int rows, const bfloat *w, int64_t w_stride) {
+    show(x, x_stride, rows);
+    show(w, w_stride, INPUTS / 2);
+    show(w + PAIR, w_stride, INPUTS / 2);
     MOTET_TILE_LOAD(6, w, w_stride);
     MOTET_TILE_LOAD(4, x, x_stride);
     MOTET_TILE_ADD(0, 4, 6);
@@ -90,14 +104,14 @@ INLINE void multiply(const bfloat *x, int64_t x_stride, int rows, int64_t inputs
     }
     for (int64_t i = 0; i < whole; i += INPUTS) {
         before(INPUTS / 2);
-        add<TWO>(x + i, x_stride, panel + i * PAIR, w_stride);
+        add<TWO>(x + i, x_stride, rows, panel + i * PAIR, w_stride);
     }
     if (const int64_t left = inputs - whole) {  // the rest, with zeros after it
         bfloat last_x[2 * ROWS][INPUTS] = {}, last_w[INPUTS / 2][2 * PAIR] = {};
         for (int r = 0; r < rows; ++r)
             memcpy(last_x[r], x + r * x_stride / (int64_t)sizeof(bfloat) + whole, left * sizeof(bfloat));
         memcpy(last_w, panel + whole * PAIR, (left + 1) / 2 * w_stride);
-        add<TWO>(last_x[0], INPUTS * sizeof(bfloat), last_w[0], w_stride);
+        add<TWO>(last_x[0], INPUTS * sizeof(bfloat), rows, last_w[0], w_stride);
     }
     const int64_t line = 2 * LANES * sizeof(float);
     MOTET_TILE_STORE(0, sums.of[0][0], line);
