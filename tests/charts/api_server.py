@@ -19,6 +19,9 @@ LOOKED_UP = {
     ("rbac.authorization.k8s.io/v1", "RoleBinding"),
 }
 
+NAME = "API server"
+"""Of its thread"""
+
 
 @contextmanager
 def api_server(folder: Path, *objects: Object) -> Iterator[str]:
@@ -41,16 +44,18 @@ def api_server(folder: Path, *objects: Object) -> Iterator[str]:
             self.wfile.write(body)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread = Thread(target=server.serve_forever, name=NAME, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         config = folder / "kubeconfig.json"
         cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
         context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
         parts = {"clusters": [cluster], "users": [{"name": "u", "user": {}}], "contexts": [context]}
         config.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **parts, "current-context": "x"}))
-        yield str(config)
-        server.shutdown()
-        thread.join()
+        try:
+            yield str(config)
+        finally:  # also where Helm fails: a server that is closed and goes on asks without end whether somebody calls
+            server.shutdown()
+            thread.join()
 
 
 def _discovery(kinds: list[tuple[str, str]]) -> dict[str, Object]:

@@ -1,11 +1,12 @@
 """An upgrade to another operator.class is refused while the class before has objects, and only then."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
-from tests.charts.api_server import api_server
+from tests.charts.api_server import NAME, api_server
 from tests.charts.helm import MOTET, NAMESPACE, HelmFailed, Object, helm, with_values
 
 POOLS = "motet-pools"
@@ -86,3 +87,4 @@ def test_objects_of_another_release_or_class_refuse_nothing(tmp_path: Path) -> N
 def test_pools_of_a_namespace_that_the_upgrade_gives_back_count_as_well(tmp_path: Path) -> None:
     with pytest.raises(HelmFailed, match="would no longer handle ServingPool given-back/demo"):
         upgrade(tmp_path, STAGING, operator("", "given-back"), pool("", "given-back"))
+    assert NAME not in [thread.name for thread in threading.enumerate()], "its server has ended"
