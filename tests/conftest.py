@@ -1,7 +1,10 @@
 """What holds for every test."""
 
 import os
+import threading
+import time
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
@@ -32,3 +35,20 @@ os.environ.setdefault("GOGC", "400")
 
 pytest_plugins = ["tests.support.machine", "tests.support.postgresql"]
 """Fixtures and marks that are not tied to a folder of tests."""
+
+MOST_OF_A_LEFT_THREAD = 20.0
+"""Seconds of CPU time"""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A thread that a test has left behind, and that does not rest, makes all tests after it slower."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and thread.ident is not None:
+            used = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+            if used > MOST_OF_A_LEFT_THREAD:
+                reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+                reporter.ensure_newline()
+                reporter.write_line(
+                    f"FAILED a test has left the thread {thread.name}, which has used {used:.0f} s of CPU time"
+                )
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
