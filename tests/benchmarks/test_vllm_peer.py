@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -90,11 +91,10 @@ def test_a_driven_process_is_stopped_between_two_questions_with_its_children() -
         assert driven.ask({"a": 1}) == {"a": 1}
         processes = driven.processes
         assert len(processes) == 2
-        for _ in range(100):
-            states = {process.status() for process in processes}
-            if states == {psutil.STATUS_STOPPED}:
-                break
-        assert states == {psutil.STATUS_STOPPED}
+        deadline = time.monotonic() + 10
+        while {process.status() for process in processes} != {psutil.STATUS_STOPPED}:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         assert driven.ask({"b": 2}) == {"b": 2}
     psutil.wait_procs(processes, timeout=10)
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
