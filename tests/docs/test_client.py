@@ -2,6 +2,7 @@
 
 import re
 
+from motet.sampling import OPTIONS
 from motet_gateway import parameters
 from motet_gateway.errors import errors_by_code
 from motet_gateway.settings import Settings
@@ -47,9 +48,9 @@ def test_the_limits_are_those_of_the_gateway() -> None:
         "prompts of one request": (parameters.MAX_PROMPTS,),
         "choices (`n`)": (parameters.MAX_CHOICES,),
         "stop strings, and characters of one": (parameters.MAX_STOPS, parameters.MAX_STOP_LENGTH),
-        "`stop_token_ids`": (parameters.MAX_STOP_TOKENS,),
-        "`logit_bias` entries": (parameters.MAX_LOGIT_BIASES,),
-        "`top_logprobs`": (parameters.MAX_TOP_LOGPROBS,),
+        "`stop_token_ids`": (OPTIONS["stop_token_ids"].most,),
+        "`logit_bias` entries": (OPTIONS["logit_bias"].most,),
+        "`top_logprobs`": (OPTIONS["top_logprobs"].highest,),
         "log probabilities of prompts in one answer": (parameters.MAX_SCORES,),
         "log probabilities of the tokens of one answer": (parameters.MAX_SCORES,),
     }

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest, ModelNotFound, MotetError, UnsupportedParameter
+from motet.sampling import OPTIONS
 from motet_gateway.catalog import Catalog
 from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.model_not_found import NameIndex
 from motet_gateway.parameters import (
-    MAX_LOGIT_BIASES,
     MAX_MESSAGES,
     MAX_STOP_LENGTH,
-    MAX_STOP_TOKENS,
     MAX_STOPS,
     ChatBody,
     CompletionBody,
@@ -89,8 +88,8 @@ def test_the_worst_stop_strings_cost_little_for_each_token() -> None:
 
 
 def test_many_stop_tokens_and_biases_are_refused() -> None:
-    assert refused(stop_token_ids=[1] * (MAX_STOP_TOKENS + 1)).param == "stop_token_ids"
-    assert refused(logit_bias={str(i): 1 for i in range(MAX_LOGIT_BIASES + 1)}).param == "logit_bias"
+    assert refused(stop_token_ids=[1] * (OPTIONS["stop_token_ids"].most + 1)).param == "stop_token_ids"
+    assert refused(logit_bias={str(i): 1 for i in range(OPTIONS["logit_bias"].most + 1)}).param == "logit_bias"
 
 
 def test_a_chat_of_very_many_turns_is_refused_with_its_bound() -> None:

@@ -22,7 +22,7 @@ MALFORMED = {
     "half of a pair": (TOKENIZER, b'{"eos_token": "\\ud800"}', r"tokenizer_config\.json: 'eos_token' holds half"),
     "a word": (GENERATION, b'{"temperature": "hot"}', r"generation_config\.json: temperature must be a number"),
     "not a number": (GENERATION, b'{"top_p": NaN}', r"generation_config\.json: top_p must be a number"),
-    "a huge number": (GENERATION, b'{"top_k": 1e999}', r"generation_config\.json: top_k must be a number"),
+    "a huge number": (GENERATION, b'{"top_k": 1e999}', r"generation_config\.json: top_k must be an integer"),
     "a huge length": ("config.json", b'{"max_position_embeddings": 1e300}', r"max_position_embeddings must be"),
     "a list": (GENERATION, b"[]", r"generation_config\.json must be a JSON object"),
     "cut short": (GENERATION, b'{"top_k": 1', r"generation_config\.json is not valid JSON"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.errors import MotetError
+from motet.sampling import IN_BODIES
 from motet_gateway.answers.prompts import chat_prompt, completion_prompts, max_answer_tokens
 from motet_gateway.parameters import ChatBody, CompletionBody, parse, request_class, sampling
 from motet_gateway.tokens.encoder import Encoder
@@ -23,7 +24,7 @@ json = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = [*ChatBody.model_fields, "prompt", "echo", "suffix", "best_of", "guided_json", "role", "content"]
+FIELDS = [*ChatBody.model_fields, *IN_BODIES, "prompt", "echo", "suffix", "best_of", "guided_json", "role", "content"]
 values = json | st.sampled_from(
     [1, 0, 0.5, 2**40, -(2**40), "user", "text", ["a"], {"1": 2}, [{"role": "user", "content": "x"}]]
 )

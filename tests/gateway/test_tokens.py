@@ -211,7 +211,7 @@ def test_recommended_sampling_comes_from_the_models_folder(tmp_path: Path) -> No
         (tmp_path / name).write_bytes(data)
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "eos_token_id": [1, 2]}))
     model = ModelTokenizer.from_folder(tmp_path)
-    assert model.defaults.temperature == 0.6
+    assert model.defaults == {"temperature": 0.6}
     assert model.eos_ids == {1, 2}
     assert model.context_length == 512
 

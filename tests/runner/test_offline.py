@@ -208,6 +208,8 @@ def test_a_model_without_a_tokenizer_takes_tokens(llama: Path) -> None:
     assert (len(answer.tokens), answer.text, answer.finish) == (4, "", Finish.LENGTH)
     (refused,) = engine.generate(["five"], max_tokens=4)
     assert "Give prompts as tokens" in str(refused.error)
+    (refused,) = engine.generate([[5]], max_tokens="much")
+    assert str(refused.error) == "max_tokens must be an integer from 1, not 'much'."
 
 
 def test_without_a_compiler_torch_serves(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

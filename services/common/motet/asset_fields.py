@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from motet.errors import ModelFolderError
+from motet.errors import InvalidRequest, ModelFolderError
+from motet.sampling import OPTIONS
 
 MOST = 1 << 31
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Numbers in generation_config.json."""
 
 
 class AssetFields:
@@ -21,11 +20,13 @@ class AssetFields:
     def __init__(self, folder: Path) -> None:
         config, self.generation = _object(folder, "config.json"), _object(folder, "generation_config.json")
         self.tokenizer = _object(folder, "tokenizer_config.json")
-        self.sampling: dict[str, Any] = {
-            name: _number(self.generation[name], f"generation_config.json: {name}")
-            for name in SAMPLING_FIELDS
-            if self.generation.get(name) is not None
-        }
+        named = [name for name, option in OPTIONS.items() if option.of_model]
+        self.sampling = {name: self.generation[name] for name in named if self.generation.get(name) is not None}
+        for name, value in self.sampling.items():
+            try:
+                OPTIONS[name].check(name, value)
+            except InvalidRequest as error:
+                raise _wrong("generation_config.json:", error.message.removesuffix(".")) from None
         self.context_length = next((length for name in _LENGTHS if (length := _length(config, name))), 0)
         said, usual = _ids(self.generation, "generation_config.json"), _ids(config, "config.json")
         self.eos_ids = said if said is not None else usual or frozenset()

@@ -1,24 +1,15 @@
 """Checks request bodies. Every error names the field and what would be right. Pure."""
 
-import re
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.described_model import DescribedModel
 from motet.errors import InvalidRequest, UnsupportedParameter
-from motet.sampling_limits import (
-    MAX_LOGIT_BIAS,
-    MAX_LOGIT_BIASES,
-    MAX_PENALTY,
-    MAX_REPETITION_PENALTY,
-    MAX_STOP_TOKENS,
-    MAX_TEMPERATURE,
-    MAX_TOP_LOGPROBS,
-)
+from motet.sampling import IN_BODIES, MAX_TOP_LOGPROBS, OPTIONS, USUAL, Sampling, check_min_tokens
 from motet_gateway.model_not_found import shown
 from motet_gateway.tokens.text_model import ModelTokenizer
 from motet_gateway.unsupported_parameters import refuse_known_to_others
@@ -45,6 +36,17 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 """The first error ends the check of a list: a complaint for each of four million elements takes longer than the rest of
 the request."""
+
+
+def _same_as(option: str, *others: int) -> BeforeValidator:
+    """Checks a field as the option of sampling whose values it has, or that it has one of the others."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if value is not None and value not in others:
+            OPTIONS[option].check(info.field_name or option, value)
+        return value
+
+    return BeforeValidator(check)
 
 
 class StreamOptions(DescribedModel):
@@ -75,36 +77,14 @@ class Body(DescribedModel):
     """Only with `stream: true`; ignored otherwise."""
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     """How many choices, each an answer of its own, for each prompt."""
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int | None, Field(ge=1), _same_as("max_tokens")] = None
     """The most tokens of an answer. Unset, a chat answer may fill the context, and a completion has 16."""
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    """No answer ends before it has so many tokens. At most what the answer may have."""
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
-    """0 always takes the most likely token. Unset: the model's own default."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Sample from the most likely tokens that together have this probability. Unset: the model's own default."""
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    """Sample from so many of the most likely tokens; 0 and -1 from all. Unset: the model's own default."""
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Leave out tokens below this part of the most likely token's probability. Unset: the model's own default."""
-    presence_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
-    """Lowers tokens that the answer already has, once each."""
-    frequency_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
-    """Lowers tokens that the answer already has, as often as it has them."""
-    repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
-    """Divides what prompt and answer already have; 1 changes nothing. Unset: the model's own default."""
-    logit_bias: Annotated[dict[str, Any], Field(max_length=MAX_LOGIT_BIASES)] | None = None
-    """By token id: what to add to the token, -100 to 100."""
     seed: int | None = None
     """Makes sampling repeatable: any integer."""
     stop: Any = None
     """The answer ends before the first of these strings. One string or up to 16, each of 1 to 256 characters."""
-    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] | None = None
-    """The answer ends before the first of these tokens."""
     include_stop_str_in_output: bool | None = None
     """Keep the stop string in the answer."""
-    ignore_eos: bool | None = None
-    """Go on past the token with which the model ends an answer."""
     skip_special_tokens: bool | None = None
     """Leave special tokens out of the text. Unset: true."""
     truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -120,10 +100,19 @@ class Body(DescribedModel):
     response_format: Any = None
     """Only `{"type": "text"}` is supported."""
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the client says of sampling by options for which nothing here is special. Their fields are not listed
+        above: `motet.sampling` declares them."""
+        extra = self.model_extra or {}
+        return {name: extra[name] for name in IN_BODIES if extra.get(name) is not None}
+
     def unknown_fields(self) -> int:
-        return sum(name not in self.hints for name in self.model_extra or ())
+        return len((self.model_extra or {}).keys() - self.hints - IN_BODIES.keys())
 
     def refuse_unsupported(self) -> None:
+        for name, value in self.options.items():
+            IN_BODIES[name].check(name, value)
         response_format = self.response_format
         if response_format is not None and (
             not isinstance(response_format, dict) or response_format.get("type") != "text"
@@ -177,11 +166,11 @@ class Body(DescribedModel):
 class ChatBody(Body):
     messages: Messages
     """The conversation. `content` is a string, or a list of parts of type `text`."""
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1), _same_as("max_tokens")] = None
     """The newer name of `max_tokens`; of both, this one counts."""
-    logprobs: bool | None = None
+    logprobs: Annotated[bool | None, _same_as("logprobs")] = None
     """Return the log probability of each token."""
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS), _same_as("top_logprobs")] = None
     """So many alternatives for each token. Needs `logprobs: true`."""
     add_generation_prompt: bool | None = None
     """Let the template begin the assistant's message. Unset: true, unless `continue_final_message` is set."""
@@ -245,9 +234,9 @@ class ChatBody(Body):
 class CompletionBody(Body):
     prompt: Any
     """A string, a list of up to 128 strings, a list of token ids, or up to 128 such lists."""
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int | None, Field(ge=0), _same_as("max_tokens", 0)] = None
     """The most tokens of an answer. Unset: 16. 0 only with `echo`: the prompt alone comes back."""
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS), _same_as("top_logprobs")] = None
     """Return the log probability of each token and of so many alternatives."""
     echo: bool | None = None
     """Put the prompt before the answer, with `logprobs` those of its tokens, too. The first token has none."""
@@ -259,8 +248,12 @@ class CompletionBody(Body):
             raise _unsupported("suffix", "text after the answer is not supported; send only prompt")
         if extra.get("best_of") not in (None, self.choices):
             raise _unsupported("best_of", "it is not supported; use n")
-        if self.max_tokens == 0 and not self.echo:
-            raise InvalidRequest("max_tokens: must be at least 1, or echo must be true", param="max_tokens")
+        if self.max_tokens == 0:
+            if not self.echo:
+                raise InvalidRequest(
+                    "max_tokens must be an integer from 1, not 0. Or set echo to true.", param="max_tokens"
+                )
+            check_min_tokens(self.options.get("min_tokens", 0), 0)
 
     @field_validator("prompt")
     @classmethod
@@ -437,64 +430,14 @@ def with_prompt_logprobs(sampling: runner_pb2.Sampling, body: Body) -> runner_pb
 
 
 def sampling(body: Body, text: ModelTokenizer, *, max_tokens: int) -> runner_pb2.Sampling:
-    defaults = text.defaults
-    logprobs = body.top_logprobs_wanted
-    top_k = defaults.top_k if body.top_k is None else body.top_k
-    min_tokens = body.min_tokens or 0
-    if min_tokens > max_tokens:
-        raise InvalidRequest(
-            f"min_tokens: {min_tokens} is more than the {max_tokens} tokens the answer may have", param="min_tokens"
-        )
-    made = runner_pb2.Sampling(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=_first(body.temperature, defaults.temperature),
-        top_k=max(top_k, 0),
-        top_p=_first(body.top_p, defaults.top_p),
-        min_p=_first(body.min_p, defaults.min_p),
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty),
-        logit_bias=_logit_bias(body.logit_bias, text.vocabulary),
-        stop_token_ids=_known_tokens(body.stop_token_ids or [], text.vocabulary, "stop_token_ids"),
-        ignore_eos=bool(body.ignore_eos),
-        logprobs=logprobs is not None,
-        top_logprobs=logprobs or 0,
-    )
-    # An engine computes one token at least. Nobody gets it.
-    return runner_pb2.Sampling(max_tokens=1, ignore_eos=True) if body.scores_only else made
-
-
-def check_tokens(tokens: Tokens, text: ModelTokenizer, field: str) -> Tokens:
-    return _known_tokens(tokens, text.vocabulary, field)
-
-
-def _known_tokens(tokens: Tokens, vocabulary: int, field: str) -> Tokens:
-    if tokens and (largest := max(tokens)) >= vocabulary:
-        raise InvalidRequest(f"{field}: token {largest} is not in the vocabulary of {vocabulary} tokens", param=field)
-    return tokens
-
-
-def _logit_bias(bias: Mapping[str, Any] | None, vocabulary: int) -> dict[int, float]:
-    result = {}
-    for key, value in (bias or {}).items():
-        if not re.fullmatch(r"[0-9]{1,9}", key) or int(key) >= vocabulary:
-            raise InvalidRequest(f"logit_bias: {key[:32]!r} isn't a token id below {vocabulary}", param="logit_bias")
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not -MAX_LOGIT_BIAS <= value <= MAX_LOGIT_BIAS
-        ):
-            raise InvalidRequest(
-                f"logit_bias.{key}: must be a number from -{MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
-                param=f"logit_bias.{key}",
-            )
-        result[int(key)] = value
-    return result
-
-
-def _first(value: float | None, default: float) -> float:
-    return default if value is None else value
+    alternatives = body.top_logprobs_wanted
+    made = Sampling(
+        max_tokens=max(1, max_tokens),  # an engine computes one at least; nobody gets it if only the prompt is wanted
+        logprobs=alternatives is not None,
+        top_logprobs=alternatives or 0,
+        **(USUAL | text.defaults | body.options),
+    ).checked(text.vocabulary)
+    return runner_pb2.Sampling(max_tokens=1, ignore_eos=True) if body.scores_only else made.to_proto()
 
 
 _TIERS: dict[str, "common_pb2.RequestClass.ValueType"] = {

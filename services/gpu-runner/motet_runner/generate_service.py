@@ -299,31 +299,11 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
         scored=choice.scored,
         adapter=adapter,
         promise=submit.promise.pages,
-        sampling=sampling_of(submit.sampling),
+        sampling=Sampling.from_proto(submit.sampling),
         seed=submit.seed,
         priority=RequestClass.from_proto(submit.request_class),
         tenant=submit.tenant,
         engines_lost=submit.engines_lost,
         parent=RequestId(submit.parent) if submit.parent else None,
         prefix_salt=prefix_salt(base_digest, adapter, submit.tenant),
-    )
-
-
-def sampling_of(sampling: runner_pb2.Sampling) -> Sampling:
-    return Sampling(
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p or 1.0,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty or 1.0,
-        logit_bias=dict(sampling.logit_bias),
-        stop_token_ids=frozenset(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-        logprobs=sampling.logprobs,
-        top_logprobs=sampling.top_logprobs,
-        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
     )

@@ -9,10 +9,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from motet import sampling
 from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import MotetError
 from motet.runner_info import KernelState
 from motet_runner.adapters.layout import AdapterLayout
+
+Sampling = sampling.Sampling
+"""What a request asks of the sampler: `motet.sampling` has its options."""
 
 
 class State(StrEnum):
@@ -28,28 +32,6 @@ class Finish(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    max_tokens: int
-    """Output tokens, delivered ones included."""
-    min_tokens: int = 0
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    stop_token_ids: frozenset[int] = frozenset()
-    ignore_eos: bool = False
-    logprobs: bool = False
-    top_logprobs: int = 0
-    prompt_logprobs: int | None = None
-    """How many alternatives beside the log probability of each token of the prompt. None: no log probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,6 +193,7 @@ class OfflineEngine:
     def _sequence(self, request: Request, name: RequestId, choice: int, parent: RequestId | None) -> NewSequence:
         if request.adapter and request.adapter not in self._adapters:
             raise self._unknown(request.adapter)
+        sampling = request.sampling.checked(self.info.vocabulary)
         try:
             prompt = self._tokens(request.prompt)
         except MotetError:
@@ -209,8 +210,8 @@ class OfflineEngine:
             choice=choice,
             prompt=prompt,
             adapter=adapter,
-            promise=pages_for(len(prompt) + request.sampling.max_tokens),
-            sampling=request.sampling,
+            promise=pages_for(len(prompt) + sampling.max_tokens),
+            sampling=sampling,
             seed=request.seed,
             parent=parent,
             prefix_salt=prefix_salt(BASE, adapter, ""),

@@ -385,7 +385,7 @@ class AnswerResponse(Response):
         seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
         # New ids, since late messages about the old ones may still arrive.
         name = f"{self._id}-{self._resolve_retries}" if self._resolve_retries else self._id
-        hidden = frozenset(wanted[0].stop_token_ids) | (frozenset() if body.ignore_eos else text.eos_ids)
+        hidden = frozenset(wanted[0].stop_token_ids) | (frozenset() if body.options.get("ignore_eos") else text.eos_ids)
         parent = ""
         for number in range(len(self._prompts) * body.choices):
             at, own = divmod(number, body.choices)
@@ -418,7 +418,7 @@ class AnswerResponse(Response):
                 ),
                 StopStrings(stops, include=bool(body.include_stop_str_in_output)) if stops else None,
                 hidden_ids=hidden,
-                min_tokens=body.min_tokens or 0,
+                min_tokens=wanted[at].min_tokens,
                 logprobs=self._logprobs_writer(form, text, at),
                 on_placed=self._timings.mark_placed,
                 changed=self._on_change,
@@ -633,7 +633,7 @@ class AnswerResponse(Response):
             for choice in self._choices:
                 if choice.finish is not None:
                     metrics.vllm_success.labels(base, choice.finish).inc()
-        if not self._body.ignore_eos:  # a length forced by ignore_eos says nothing about the model
+        if not self._body.options.get("ignore_eos"):  # a length forced by ignore_eos says nothing about the model
             self._report_lengths()
         log.debug(
             "request_answered",

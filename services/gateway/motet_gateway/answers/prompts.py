@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from motet.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
-from motet_gateway.parameters import DEFAULT_COMPLETION_TOKENS, Body, ChatBody, CompletionBody, Tokens, check_tokens
+from motet.sampling import check_tokens
+from motet_gateway.parameters import DEFAULT_COMPLETION_TOKENS, Body, ChatBody, CompletionBody, Tokens
 from motet_gateway.tokens.chat_renderer import ChatRenderer
 from motet_gateway.tokens.encoder import Encoder
 from motet_gateway.tokens.render_pool import encoded
@@ -51,10 +52,10 @@ async def completion_prompts(
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     special = body.add_special_tokens is not False
     encoded = iter(await _encode(texts, text, encoder, special=special, keep=keep, field="prompt") if texts else ())
-    return [
-        _not_empty(next(encoded) if isinstance(prompt, str) else check_tokens(prompt, text, "prompt"), "prompt")
-        for prompt in prompts
-    ]
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            check_tokens("prompt", prompt, text.vocabulary)
+    return [_not_empty(next(encoded) if isinstance(prompt, str) else prompt, "prompt") for prompt in prompts]
 
 
 async def _encode(

@@ -1,7 +1,10 @@
 """Schemas of body fields that are checked by hand, and of which a model's annotation says less than is asked for."""
 
+from itertools import islice
 from typing import Any
 
+from motet.described_model import field_docstrings
+from motet.sampling import IN_BODIES, Sampling
 from motet_gateway.parameters import MAX_PROMPTS, MAX_STOP_LENGTH, MAX_STOPS, TIERS
 
 Json = dict[str, Any]
@@ -61,7 +64,8 @@ FIELDS: dict[str, dict[str, Json]] = {
 
 
 def complete(schemas: dict[str, Json]) -> None:
-    """Put them in the place of what the annotations say."""
+    """Put them in the place of what the annotations say, and the options of sampling behind `max_tokens`."""
+    options = _options()
     for model, fields in FIELDS.items():
         properties = schemas[model]["properties"]
         for name, schema in fields.items():
@@ -69,3 +73,18 @@ def complete(schemas: dict[str, Json]) -> None:
             properties[name] = {key: value for key, value in properties[name].items() if key in kept} | schema
         if "messages" in properties:
             properties["messages"]["items"] = MESSAGE
+        head = dict(islice(properties.items(), 1 + list(properties).index("max_tokens")))
+        schemas[model]["properties"] = head | options | properties
+
+
+def _options() -> dict[str, Json]:
+    meanings = field_docstrings(Sampling)
+    return {
+        name: {
+            "anyOf": [option.schema(), NULL],
+            "default": None,
+            "title": name.replace("_", " ").title(),
+            "description": meanings[name] + " Unset: the model's own default." * option.of_model,
+        }
+        for name, option in IN_BODIES.items()
+    }

@@ -9,11 +9,12 @@ from starlette.responses import Response
 
 from motet.errors import InvalidRequest, MotetError, NoRunner
 from motet.keys import KeyScope
+from motet.sampling import check_tokens
 from motet_gateway.answers.prompts import chat_prompt
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import Caller, caller_of
-from motet_gateway.parameters import AnyBody, DetokenizeBody, TokenizeBody, Tokens, check_tokens, parse
+from motet_gateway.parameters import AnyBody, DetokenizeBody, TokenizeBody, Tokens, parse
 from motet_gateway.request_bodies import RequestBody
 from motet_gateway.routes.json_response import json_response
 from motet_gateway.tokens.text_model import ModelTokenizer
@@ -60,7 +61,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
         with gateway.bodies.hold() as held:
             body = await read(DetokenizeBody, request, held)
             _, text = text_of(body.model, caller_of(request.scope))
-            check_tokens(body.tokens, text, "tokens")
+            check_tokens("tokens", body.tokens, text.vocabulary)
             decode = partial(text.decode, [body.tokens], skip_special_tokens=False)
             (prompt,) = await gateway.encoder.run(len(body.tokens), decode)
             return json_response({"prompt": prompt})

@@ -31,17 +31,6 @@ ASSET_FILES = (
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """Defaults from the model's generation_config.json. The client's values override them."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-
 MAX_UNCUT_BYTES = 512 * 1024
 """The most bytes of a text that are encoded at once. A longer text is cut where that does not change its tokens."""
 
@@ -73,7 +62,8 @@ class ModelTokenizer:
     context_length: int
     """0 when config.json does not say."""
     eos_ids: frozenset[int] = frozenset()
-    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Of sampling, from generation_config.json. The client's values override them."""
     token_bytes: TokenBytes = field(init=False, repr=False, compare=False)
     bytes_per_token: int | None = field(init=False, repr=False, compare=False)
     """The most bytes of a text that one token stands for; None: no bound is known."""
@@ -110,7 +100,7 @@ class ModelTokenizer:
             tokenizer.get_vocab_size(with_added_tokens=True),
             fields.context_length,
             fields.eos_ids,
-            SamplingDefaults(**fields.sampling),
+            fields.sampling,
         )
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: Keep = KEEP_ALL) -> "list[array[int]]":

@@ -2,18 +2,18 @@
 
 from motet import promises
 from motet.errors import ContextLengthExceeded, InvalidRequest
+from motet.sampling import check_tokens
 from motet_runner.interface import NewSequence
-from motet_runner.plan.sampling_check import refuse_bad_sampling
 
 
 def refuse_what_cannot_be(new: NewSequence, *, max_length: int, vocabulary: int, promisable: int) -> None:
     """Raises InvalidRequest. `promisable`: the pages that may be promised while only its adapter is in use."""
-    sampling = new.sampling
+    sampling = new.sampling.checked(vocabulary)
     length = len(new.prompt) + sampling.max_tokens
     if not new.prompt:
         raise InvalidRequest("The prompt is empty; it needs at least one token.", param="prompt")
-    if sampling.max_tokens < 1:
-        raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
+    if not -(2**63) <= new.seed < 2**64:
+        raise InvalidRequest("seed must be an integer of at most 64 bits.", param="seed")
     if len(new.delivered) >= sampling.max_tokens:
         raise InvalidRequest("All of max_tokens has been delivered already; nothing is left to generate.")
     if length > max_length:
@@ -27,11 +27,9 @@ def refuse_what_cannot_be(new: NewSequence, *, max_length: int, vocabulary: int,
     if new.promise > promisable:
         raise InvalidRequest(f"{new.promise} pages were promised and this runner has {promisable} (OR-09).")
     fed = (*new.prompt, *new.delivered)
-    largest, smallest = max(fed), min(fed)
-    if largest >= vocabulary or smallest < 0:
-        wrong = largest if largest >= vocabulary else smallest
-        raise InvalidRequest(f"Token {wrong} is not in the vocabulary of {vocabulary}.", param="prompt")
-    refuse_bad_sampling(new, vocabulary=vocabulary)
+    check_tokens("prompt", fed, vocabulary)
+    if (smallest := min(fed)) < 0:
+        raise InvalidRequest(f"prompt must have token ids, not {smallest}.", param="prompt")
 
 
 def too_long_beside_adapter(new: NewSequence, *, adapter_pages: int, pages: int) -> InvalidRequest | None:

@@ -1,0 +1,194 @@
+"""Each option of sampling is declared once, and every door reads that: HTTP, gRPC, the library and a model's files."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from grpc_tools import protoc
+
+from motet.api.v1 import runner_pb2
+from motet.asset_fields import AssetFields
+from motet.errors import InvalidRequest, ModelFolderError
+from motet.sampling import IN_BODIES, OPTIONS, Biases, Flag, Number, Sampling, TokenIds
+from motet_gateway import parameters
+from motet_gateway.openapi import document
+from motet_runner.generate_service import sequence_of
+from tests.repo.tree import ROOT
+from tests.runner.plan.fake_device import VOCABULARY, make_planner, new
+
+NAN, INFINITE, MOST = math.nan, math.inf, 512
+BY_BODY = [*IN_BODIES, "max_tokens", "logprobs", "top_logprobs"]
+
+
+def right_values(name: str) -> list[Any]:
+    match OPTIONS[name]:
+        case Number(lowest=lowest, highest=highest, above=above):
+            return [lowest + 0.5 if above else lowest, 4 if highest is None else highest]
+        case TokenIds():
+            return [[VOCABULARY - 1, 3]]
+        case Biases(bias=bias):
+            return [{"0": bias.lowest, f"{VOCABULARY - 1}": bias.highest}]
+    return [True, False]
+
+
+def wrong_values(name: str) -> list[Any]:
+    match OPTIONS[name]:
+        case Number(lowest=lowest, highest=highest, above=above, whole=whole):
+            wrong = [lowest if above else lowest - 1, -INFINITE, NAN, "much", True, [1], -(2**70)]
+            wrong += [1.5] * whole + [MOST + 1] * (name == "min_tokens")
+            return [*wrong, *([] if highest is None else [highest + 1, INFINITE, 2**70])]
+        case TokenIds(most=most):
+            return [[-1], ["x"], [1.5], [True], [VOCABULARY], [2**40], list(range(most + 1)), 5, "5"]
+        case Biases(most=most):
+            few = [{f"{VOCABULARY}": 1}, {"-1": 1}, {"x": 1}, {"1" * 5000: 1}, {"1": NAN}, {"1": -INFINITE}, {"1": "x"}]
+            return [*few, {"1": 100.5}, {"1": None}, {f"{one}": 1 for one in range(most + 1)}, [1], 5]
+    return ["yes", 1, [True]]
+
+
+def engine(sampling: Sampling) -> None:
+    make_planner(pages=64).add(replace(new("a"), sampling=sampling))
+
+
+def by_library(name: str, value: Any) -> None:
+    engine(Sampling(**{"max_tokens": MOST, name: value}).checked(VOCABULARY))
+
+
+def message_with(name: str, value: Any) -> runner_pb2.Sampling | None:
+    """None: no message can have this value."""
+    if isinstance(value, bool) != isinstance(OPTIONS[name], Flag):
+        return None
+    try:
+        said = {int(key): bias for key, bias in value.items()} if isinstance(value, dict) else value
+        message = runner_pb2.Sampling(**{"max_tokens": MOST, name: said})
+    except (TypeError, ValueError):
+        return None
+    has_it = name == "max_tokens" or name in [field.name for field, _ in message.ListFields()]
+    return message if has_it else None
+
+
+def by_message(message: runner_pb2.Sampling) -> Sampling:
+    submit = runner_pb2.Submit(request="a", choices=[runner_pb2.Choice()], prompt_ids=[1], sampling=message)
+    sampling = sequence_of(submit, base_digest="").sampling
+    engine(sampling)
+    return sampling
+
+
+def by_body(name: str, value: Any) -> Sampling:
+    chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "max_tokens": MOST}
+    body = parameters.parse(parameters.ChatBody, json.dumps({"model": "m"} | chat | {name: value}).encode())
+    body.refuse_unsupported()
+    text = SimpleNamespace(defaults={}, vocabulary=VOCABULARY)
+    return Sampling.from_proto(parameters.sampling(body, text, max_tokens=body.max_tokens))
+
+
+def by_file(name: str, value: Any, folder: Path) -> dict[str, Any]:
+    (folder / "generation_config.json").write_text(json.dumps({name: value}))
+    return AssetFields(folder).sampling
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_wrong_value_gets_the_same_sentence_by_every_door(name: str, tmp_path: Path) -> None:
+    doors = 1
+    for value in wrong_values(name):
+        with pytest.raises(InvalidRequest, match=rf"^{name}\b.* (must|vocabulary)\b.*\.$") as refused:
+            by_library(name, value)
+        said = str(refused.value)
+        assert len(said) < 200 + 5000 * (name == "logit_bias")
+        assert str(refused.value.param).partition(".")[0].partition("[")[0] == name
+        if name in BY_BODY:
+            with pytest.raises(InvalidRequest) as refused_body:
+                by_body(name, value)
+            assert (str(refused_body.value), refused_body.value.param) == (said, refused.value.param)
+        if (message := message_with(name, value)) is not None:
+            doors += 1
+            with pytest.raises(InvalidRequest) as refused_message:
+                by_message(message)
+            assert str(refused_message.value) == said
+        if OPTIONS[name].of_model:
+            with pytest.raises(ModelFolderError) as refused_file:
+                by_file(name, value, tmp_path)
+            assert f"generation_config.json: {said} Correct" in str(refused_file.value)
+    assert doors > 1 or name in {"ignore_eos", "logprobs"}  # a message cannot have them wrong
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_value_at_an_end_reaches_the_engine_by_every_door(name: str, tmp_path: Path) -> None:
+    for value in right_values(name):
+        by_library(name, value)
+        stored = OPTIONS[name].stored(value)
+        if (message := message_with(name, value)) is not None:
+            assert getattr(by_message(message), name) == stored
+        if name in BY_BODY:
+            assert getattr(by_body(name, value), name) == stored
+        if OPTIONS[name].of_model:
+            assert by_file(name, value, tmp_path) == {name: value}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_is_a_field_of_the_message(name: str) -> None:
+    types = {
+        Number: FieldDescriptor.TYPE_FLOAT,
+        TokenIds: FieldDescriptor.TYPE_UINT32,
+        Biases: FieldDescriptor.TYPE_MESSAGE,
+    }
+    option, described = OPTIONS[name], runner_pb2.Sampling.DESCRIPTOR.fields_by_name[name]
+    wanted = (
+        FieldDescriptor.TYPE_UINT32
+        if getattr(option, "whole", False)
+        else types.get(type(option), FieldDescriptor.TYPE_BOOL)
+    )
+    assert described.type == wanted
+    assert described.is_repeated == isinstance(option, TokenIds | Biases)
+    assert (name == "prompt_logprobs") == described.has_presence
+
+
+def test_the_message_has_no_other_field_but_the_grammar() -> None:
+    described = runner_pb2.Sampling.DESCRIPTOR
+    grammar = {field.name for field in described.oneofs_by_name["grammar"].fields}
+    assert {field.name for field in described.fields} - grammar == OPTIONS.keys()
+
+
+@pytest.mark.parametrize("name", IN_BODIES)
+def test_an_option_is_described(name: str) -> None:
+    schemas = document(metrics=True)["components"]["schemas"]
+    for body in ("ChatBody", "CompletionBody"):
+        described = schemas[body]["properties"][name]
+        assert described["anyOf"][0] == OPTIONS[name].schema()
+        assert ("model's own default" in described["description"]) == OPTIONS[name].of_model
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_its_module_computes_it(name: str) -> None:
+    module = ROOT / "services/gpu-runner/motet_runner" / f"{OPTIONS[name].applied_by.replace('.', '/')}.py"
+    assert f".{name}" in module.read_text()
+
+
+def test_a_new_option_needs_a_line_of_the_table_a_field_of_the_message_and_what_computes_it(tmp_path: Path) -> None:
+    packages = [ROOT / "services" / name for name in ("common", "gateway", "gpu-runner")]
+    for package in packages:
+        shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    table, proto = (tmp_path / "common/motet" / name for name in ("sampling.py", "api/v1/runner.proto"))
+    line = 'typical_p: Annotated[float, Number(0, 1, above=True, of_model=True, applied_by="execute.draw")] = 1.0'
+    table.write_text(table.read_text().replace("    min_p:", f'    {line}\n    """Sample typically."""\n    min_p:'))
+    proto.write_text(proto.read_text().replace("message Sampling {", "message Sampling {\n  float typical_p = 99;"))
+    common = tmp_path / "common"
+    assert not protoc.main(["protoc", f"-I{common}", f"--python_out={common}", str(proto)])
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "typical_p or grammar", __file__],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(str(tmp_path / package.name) for package in packages)},
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "1 failed, 5 passed" in run.stdout, run.stdout
+    assert "FAILED tests/common/test_sampling.py::test_its_module_computes_it[typical_p]" in run.stdout
