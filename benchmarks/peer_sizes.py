@@ -22,6 +22,9 @@ MODELS: dict[str, dict[str, int]] = {
 """By the number of parameters. The large one has TinyLlama's sizes."""
 SIZES = ("layers", "width", "vocabulary", "heads", "kv_heads", "feed_forward")
 
+OF_THE_OTHER_ENGINE = ("vllm_threads", "vllm_eager", "vllm_processes", "unified")
+"""Options that change how another engine runs. Without them it runs as benchmarks.page measures it."""
+
 
 def add_sizes(parser: argparse.ArgumentParser, *, model: str = SMALL) -> None:
     """The sizes of the model and of the load. `--model` gives those of the model that are not named."""
@@ -58,4 +61,7 @@ def with_sizes(given: argparse.Namespace) -> argparse.Namespace:
 
 def settings_of(given: argparse.Namespace) -> dict[str, Any]:
     """What the name of a figure does not say. With others it is another figure."""
-    return {name: getattr(given, name) for name in ("model", "prompt", "output", "dtype", "adapters", "rank", *SIZES)}
+    named = ("model", "prompt", "output", "context", "dtype", "adapters", "rank", *SIZES)
+    return {name: getattr(given, name) for name in named} | {
+        name: value for name in OF_THE_OTHER_ENGINE if (value := getattr(given, name, None))
+    }

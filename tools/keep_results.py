@@ -79,7 +79,8 @@ def other_settings(row: dict[str, Any], benchmark: str) -> str | None:
     if not settings:
         return "it does not say its settings"
     differ = [
-        [f"{name} {value} for {of[name]}" for name, value in settings.items() if value != of[name]] for of in of_parts
+        [f"{name} {value} for {of.get(name)}" for name, value in settings.items() if value != of.get(name)]
+        for of in of_parts
     ]
     fewest = min(differ, key=len)
     return f"other settings than those of benchmarks.page: {', '.join(fewest)}" if fewest else None

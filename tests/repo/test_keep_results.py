@@ -92,6 +92,8 @@ def test_figures_beside_other_engines_have_the_settings_of_the_page(tmp_path: Pa
 
     other = "llama_cpp_bf16_8: other settings than those of benchmarks.page: output 64 for 16"
     assert kept(settings=settings | {"output": 64}) == [other]
+    slower = "llama_cpp_bf16_8: other settings than those of benchmarks.page: unified True for None"
+    assert kept(settings=settings | {"unified": True}) == [slower]
     assert kept() == ["llama_cpp_bf16_8: it does not say its settings"]
     assert kept(settings=settings) == []
     assert kept(settings={name: value for name, value in settings.items() if name != "prompt"}) == []
