@@ -7,7 +7,7 @@ API server is a stand-in that fails half of the writes of pods.
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from motet.health import Health
 from motet_operator.cluster.cache import Cache
+from motet_operator.cluster.cluster_operator import MAX_IDLE_SECONDS
 from motet_operator.cluster.decision import Decider, SchedulerReports
 from motet_operator.cluster.kinds import DEPLOYMENTS, NAMESPACES, PODS, POOLS, Object
 from motet_operator.cluster.object_parser import annotations_of
@@ -84,7 +85,9 @@ class InProcessOperator:
             self.sync.send_state(decision.plan.catalog, decision.drains, (name for _, name in snapshot[PODS]))
             self._writer.set_writes(decision.writes)
             await asyncio.sleep(0.005)
-            await self.wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(decision.due or MAX_IDLE_SECONDS, MAX_IDLE_SECONDS)):
+                    await self.wake.wait()
 
 
 class InProcessCluster:

@@ -95,11 +95,11 @@ async def test_an_answer_to_an_order_of_an_earlier_scheduler_is_counted_and_igno
     write_adapter(system.folder / "pirate", seed=2)
     system.operator.state(adapter_entry("pirate", source, stamp="2"))
     await until(lambda: serving() != old)
-    assert first.order not in {one.order for one in answers[1:]}
+    assert answers[-1].order != first.order
     ignored = lambda: system.control.scheduler_metrics.get_sample_value("motet_ignored_adapter_answers_total")  # noqa: E731
-    assert ignored() == 0
+    before = ignored()
     send(first)
-    await until(ignored)
+    await until(lambda: ignored() > before)
     assert serving() == system.gateway.catalogs[-1].adapters[0].digest != old
 
 
