@@ -17,19 +17,24 @@ SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        ("attention", "--calls=1 --turns=1 --rotated=1"),
         ("engine", f"{ENGINE} --cases kept"),
-        pytest.param("engine", ENGINE, marks=pytest.mark.soak),
         ("gemm", "--rows=1 --bytes=1000"),
-        pytest.param("lora_op", "--calls=2 --turns=1 --width=64 --rotated=1", marks=pytest.mark.soak),
         ("gateway", "--requests=32"),
-        ("http_protocol", "--requests=10 --tokens=10"),
-        ("predictor", "--calls=3"),
-        pytest.param("prefix", "--shared=64 --sequences=4 --tokens=8 --width=128 --layers=2", marks=pytest.mark.soak),
         ("runner_stream", "--seconds=0.1"),
-        ("sampling", "--vocabulary=3000 --layers=1 --width=64"),
-        ("served", SERVED),
         ("scheduler", "--decisions=20 --scans=5"),
+        *(
+            pytest.param(*one, marks=pytest.mark.soak)
+            for one in (
+                ("attention", "--calls=1 --turns=1 --rotated=1"),
+                ("engine", ENGINE),
+                ("http_protocol", "--requests=10 --tokens=10"),
+                ("lora_op", "--calls=2 --turns=1 --width=64 --rotated=1"),
+                ("predictor", "--calls=3"),
+                ("prefix", "--shared=64 --sequences=4 --tokens=8 --width=128 --layers=2"),
+                ("sampling", "--vocabulary=3000 --layers=1 --width=64"),
+                ("served", SERVED),
+            )
+        ),
     ],
 )
 def test_a_benchmark_prints_its_figure_and_its_baseline(name: str, how: str) -> None:

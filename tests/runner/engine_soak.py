@@ -31,6 +31,7 @@ from tests.support.compiled_kernels import CACHE
 
 ADAPTERS = 5
 SHAPES = 60
+"""Requests of which copies arrive. Each is computed alone, first."""
 NEAR_TIE = 1e-4
 """Where the two best logits of the replay are as near as this, another batch may choose the other one."""
 
@@ -63,6 +64,7 @@ class Soak:
     larger: int = 1
     """By how much the ranks of all adapters are larger"""
     kernels: str = "torch"
+    shapes: int = SHAPES
     happened: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     """The errors with which requests ended"""
@@ -78,7 +80,7 @@ class Soak:
         self.layouts: dict[Digest, AdapterLayout] = {
             digest: certify(folder, info).layout for digest, folder in self.adapters.items()
         }
-        self.shapes = [self._shape(number) for number in range(SHAPES)]
+        self.requests = [self._shape(number) for number in range(self.shapes)]
 
     @property
     def _of_kernels(self) -> dict[str, Any]:
@@ -119,7 +121,7 @@ class Soak:
         )
 
     def replay_alone(self) -> list[Replay]:
-        replays = [Replay() for _ in self.shapes]
+        replays = [Replay() for _ in self.requests]
         gaps: list[float] = []
 
         def tap(_: list[RequestId], logits: torch.Tensor) -> None:
@@ -130,7 +132,7 @@ class Soak:
         engine = Engine(config, on_logits=tap)
         for digest, layout in self.layouts.items():
             engine.load_adapter(digest, layout)
-        for shape, replay in zip(self.shapes, replays, strict=True):
+        for shape, replay in zip(self.requests, replays, strict=True):
             gaps.clear()
             engine.add(replace(shape, prefix_salt=b""))
             while engine.has_work():
@@ -197,11 +199,11 @@ class Soak:
     def _disturb(self, engine: Engine, live: dict[RequestId, tuple[int, list[int]]], number: int) -> int:
         chance = self.random.random
         if chance() < 0.3 and len(live) < 40:
-            shape = self.random.randrange(SHAPES)
+            shape = self.random.randrange(self.shapes)
             first = RequestId(f"r{number}")
             for choice in range(self.random.choice([1, 1, 1, 3])):
                 request = RequestId(f"r{number}")
-                new = replace(self.shapes[shape], request=request, parent=first if choice else None)
+                new = replace(self.requests[shape], request=request, parent=first if choice else None)
                 # Some promises are too short: they are extended or parked on the way.
                 new = replace(new, promise=max(1, self.random.randint(new.promise // 2, new.promise)))
                 number += 1
@@ -251,6 +253,7 @@ def main() -> None:
     parser.add_argument("--kv-mib", type=int, default=KV_MIB)
     parser.add_argument("--overcommit", type=float, default=OVERCOMMIT)
     parser.add_argument("--larger", type=int, default=1, help="by how much the ranks of all adapters are larger")
+    parser.add_argument("--shapes", type=int, default=SHAPES, help="of how many requests copies arrive")
     parser.add_argument("--kernels", choices=["torch", "cpp"], default="torch")
     parser.add_argument("--worker", choices=NAMES, default=WORKER)
     options = vars(parser.parse_args())

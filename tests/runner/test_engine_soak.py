@@ -11,6 +11,8 @@ from tests.support.compiled_kernels import needs_a_compiler
 
 RSS_GROWTH_MIB = 20
 PAUSED_OFTEN = "The runner's memory is full and this request was paused often; try again."
+SHAPES = 24
+"""Of a short run: what each request gets alone takes longer than all of them together."""
 CROWDED = {"larger": 3, "overcommit": 3}
 """Adapters that fill most of the memory, and promises of three times of it"""
 
@@ -35,15 +37,13 @@ def check(result: dict[str, Any]) -> None:
     assert {"length", "parked", "resumed", "loads"} <= result["happened"].keys()
 
 
-@pytest.mark.parametrize(
-    ("worker", "kernels"), [("local", "torch"), ("local", "cpp"), ("device", "torch"), ("recorded", "cpp")]
-)
+@pytest.mark.parametrize(("worker", "kernels"), [("local", "torch"), ("device", "torch"), ("recorded", "cpp")])
 def test_a_few_seconds_of_random_work(worker: str, kernels: str) -> None:
-    check(soak(4, seed=1, plan_ahead=1, worker=worker, kernels=kernels))
+    check(soak(3, seed=1, plan_ahead=1, shapes=SHAPES, worker=worker, kernels=kernels))
 
 
 def test_a_few_seconds_with_large_adapters_and_far_too_many_promises() -> None:
-    check(soak(4, seed=2, kernels="cpp", **CROWDED))
+    check(soak(3, seed=2, plan_ahead=1, shapes=SHAPES, kernels="cpp", **CROWDED))
 
 
 @pytest.mark.soak

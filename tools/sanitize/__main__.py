@@ -43,6 +43,8 @@ PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", "-m", "not soak and no
           "-W", "ignore:Module already imported so cannot be rewritten")  # fmt: skip
 RANDOM_WORK = ("tests.runner.engine_soak", "--kernels=cpp", "--larger=3", "--overcommit=3", "--plan-ahead=1")
 SECONDS_OF_RANDOM_WORK, IN_A_SOAK = 6, 300
+FEW_SHAPES = 24
+"""Requests that are computed alone, too"""
 STEP_SECONDS = 1500.0
 MOST_LINES = 60
 REPORT = re.compile(r"ERROR: |WARNING: ThreadSanitizer|runtime error: ")
@@ -109,7 +111,8 @@ def in_python(compiler: str, calls: Path, only: str, *, soak: bool) -> None:
     if soak:
         step("engines", [*under, *PYTEST, *OF_ENGINES], **variables)
     seconds = IN_A_SOAK if soak else SECONDS_OF_RANDOM_WORK
-    work = step("random work", [*under, *RANDOM_WORK, f"--seconds={seconds}"], **variables)
+    shapes = [] if soak else [f"--shapes={FEW_SHAPES}"]
+    work = step("random work", [*under, *RANDOM_WORK, f"--seconds={seconds}", *shapes], **variables)
     if json.loads(work)["wrong"]:
         raise Failed("random work: a stream is not the one that its request gets alone")
 
