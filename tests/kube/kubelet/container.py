@@ -209,6 +209,8 @@ class Container:
         self._starts += 1
         self.folder.mkdir(parents=True, exist_ok=True)
         spec = self._sandbox_spec(env, found)
+        kernels = await self._machine.compiled_kernels() if found.compiled_kernels else None
+        spec["over"] = {} if kernels is None else {str(PREFIX): str(kernels)}
         file = self.folder / "sandbox.json"
         file.write_bytes(orjson.dumps(spec))
         read, write = os.pipe()

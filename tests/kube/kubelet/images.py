@@ -29,6 +29,8 @@ class Image:
     env: dict[str, str] = field(default_factory=dict)
     users: tuple[tuple[str, int], ...] = ()
     """The names and numbers of the users that its build adds."""
+    compiled_kernels: bool = False
+    """Whether its build installs them."""
 
 
 FOR_TESTS = {
@@ -81,6 +83,7 @@ def parse(dockerfile: str) -> Image:
         users=tuple(
             (name, int(number)) for number, name in re.findall(r"useradd\b.*--uid (\d+).* (\w+)$", words.get("RUN", ""))
         ),
+        compiled_kernels="-m motet_kernels.cpp --install" in dockerfile,
     )
 
 

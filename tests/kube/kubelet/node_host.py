@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from tests.kube.kubelet.faults import NodeFaults
 from tests.kube.kubelet.status import now
 from tests.kube.kubelet.volumes import NodeObjects
 from tests.kube.network import CONTROL_PLANE, new_namespace, node_address, pod_address
+
+COMPILE_SECONDS = 900
 
 
 @dataclass
@@ -37,6 +40,7 @@ class NodeHost:
     _gpus_taken: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     _events: dict[tuple[str, str, str], Object] = field(default_factory=dict)
     _posting: set[asyncio.Task[None]] = field(default_factory=set)
+    _kernels: asyncio.Task[tuple[int, str]] | None = None
 
     @property
     def address(self) -> str:
@@ -67,6 +71,16 @@ class NodeHost:
 
     def give_back_gpus(self, uid: str) -> None:
         self._gpus_taken = {key: taken for key, taken in self._gpus_taken.items() if key[0] != uid}
+
+    async def compiled_kernels(self) -> Path | None:
+        """A folder with what the runner's image has of them, for all nodes of the cluster. None if this machine cannot
+        make them."""
+        folder = self.folder.parent / "compiled-kernels"
+        if self._kernels is None:
+            command = [sys.executable, "-m", "tests.kube.kubelet.compiled_kernels", str(folder)]
+            self._kernels = asyncio.create_task(run(command, timeout_s=COMPILE_SECONDS))
+        code, _ = await asyncio.shield(self._kernels)
+        return folder if code == 0 else None
 
     def event(self, pod: Object, reason: str, message: str, *, warning: bool = False) -> None:
         """Write an Event once for each pod and message; after that, only its count changes."""

@@ -115,6 +115,8 @@ def build_root(spec: dict) -> str:
     for path in spec["keep"]:
         if not same(path, inside(root, path)):  # such as a checkout in /tmp, if the pod has a volume there
             bind(path, place(root, path, like=path), readonly=True)
+    for path, more in spec["over"].items():
+        mount("overlay", inside(root, path), "overlay", MS_RDONLY, f"lowerdir={more}:{path}")
     os.makedirs(inside(root, spec["cwd"]), exist_ok=True)
     with open(inside(root, "/etc/passwd"), "a") as passwords:
         passwords.writelines(f"{name}:x:{user}:{user}::/tmp:/usr/sbin/nologin\n" for name, user in spec["users"])

@@ -73,6 +73,7 @@ def test_every_deployable_has_an_image(deployable: str) -> None:
     digest = f"@sha256:{'0' * 64}"
     for reference in (f"motet/{deployable}:0.1.0", f"registry.example:5000/deep/motet/{deployable}{digest}"):
         assert image(reference).entrypoint[:3] == ("python", "-P", "-m")
+        assert image(reference).compiled_kernels == (deployable == "runner")
 
 
 @pytest.mark.kube

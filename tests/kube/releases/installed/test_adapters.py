@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kube.audit_writes import quiet, told, writes_of
+from tests.kube.nodes import ClusterNode
 from tests.kube.product import (
     ADAPTERS,
     MANIFESTS,
@@ -21,6 +22,7 @@ from tests.kube.product import (
 )
 from tests.kube.releases.installed.steps import QUESTION, bring_storyteller, volume_of
 from tests.stack.harness import running_stack
+from tests.support.compiled_kernels import needs_a_compiler
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
@@ -28,6 +30,14 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 def test_every_adapter_answers_in_its_own_style(product: Product) -> None:
     answers = {name: product.answer(name, QUESTION) for name in ("motet-demo", *ADAPTERS)}
     assert len(set(answers.values())) == len(answers), answers
+
+
+def test_a_runner_computes_with_the_compiled_kernels_of_its_image(product: Product, node: ClusterNode) -> None:
+    needs_a_compiler()
+    name = product.runners()[0]["metadata"]["name"]
+    product.cluster.wait_for(lambda: '"cpp (' in product.cluster.logs(name, POOLS), "the compiled kernels")
+    _, said = node.execute(f"{POOLS}/{name}", "find", "/tmp/.cache", "-name", "*.so")
+    assert ".so" not in said, "it has compiled none itself"
 
 
 def test_a_folder_is_served_the_same_on_a_laptop_and_in_a_cluster(product: Product, tmp_path: Path) -> None:
