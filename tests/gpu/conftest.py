@@ -3,6 +3,7 @@ process of its own (`tests/kernels/test_interpreter.py`): Triton decides when it
 """
 
 import os
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -15,9 +16,21 @@ elif not interpreted:
 
 
 @pytest.fixture(autouse=interpreted)
-def few_rows_to_judge(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter would compute the gate's many rows longer than all else: `test_forward.py` has them."""
-    if request.module.__name__.rpartition(".")[2] != "test_forward":
-        from motet_runner.execute import gate
+def little_to_judge(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter judges a model's kernels for longer than it computes all else. As many rows as a runner judges
+    are those of the tests of logits in `test_forward.py`; its others and `test_engine.py` judge few. The other engines
+    are compared with what is right."""
+    from motet_runner.execute import gate
 
+    module = request.module.__name__.rpartition(".")[2]
+    if not request.function.__name__.startswith("test_logits"):
         monkeypatch.setattr(gate, "CROWD", gate.PARTS)
+    if module not in ("test_forward", "test_engine"):
+        monkeypatch.setattr("motet_runner.engine.fault_of", lambda *_: "")
+        for judgement in ("prepare", "fault_of", "fault_of_forward"):
+            monkeypatch.setattr(gate.Gate, judgement, no_fault)
+
+
+def no_fault(*_: object) -> Generator[None, None, str]:
+    yield from ()
+    return ""

@@ -3,7 +3,6 @@ kernels are a GPU's (G5)."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from transformers import LlamaConfig
@@ -57,7 +56,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
 
 
 def engine_of(folders: Sequence[Path], adapter_dtype: str, pages: int = POOL) -> Engine:
-    with chosen_worker("device"), patch("motet_runner.engine.fault_of", lambda *_: ""):  # another test's, and slow
+    with chosen_worker("device"):
         engine = make_engine(
             folders[0],
             kernels="triton",

@@ -28,7 +28,7 @@ from motet_runner.execute.packed_model import pack
 from motet_runner.execute.triton_kernels import TritonKernels
 from motet_runner.execute.wide import wide
 from motet_runner.memory.paged import PagedStore
-from tests.gpu.devices import DEVICE, DTYPES
+from tests.gpu.devices import DEVICE, in_types
 from tests.runner.families import GROUPED, save_model
 from tests.runner.trials import probe_logits
 
@@ -48,8 +48,7 @@ def loaded_model(name: str, folder: Path, dtype: torch.dtype = torch.float32) ->
     return load(save_model(MODELS[name], folder), str(dtype).removeprefix("torch."), DEVICE.type)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype"), in_types(*MODELS), ids=str)
 def test_logits_are_those_of_the_modules(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     loaded = loaded_model(name, tmp_path, dtype)
     with torch.inference_mode():

@@ -6,7 +6,7 @@ from torch.nn.functional import rms_norm, silu
 
 from motet_kernels.gpu.launches import traced_launches
 from motet_kernels.gpu.layer_kernels import HeadNorms, add_norm, rotate_and_write, silu_multiply
-from tests.gpu.devices import DEVICE, DTYPES
+from tests.gpu.devices import DEVICE, DTYPES, in_types
 
 CLOSE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 EPSILON = 1e-5
@@ -23,9 +23,9 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
     torch.testing.assert_close(found.float(), expected.float(), atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(1, 32), (5, 80), (3, 1030), (21, 24)])
-def test_add_norm(dtype: torch.dtype, rows: int, width: int) -> None:
+@pytest.mark.parametrize(("size", "dtype"), in_types((5, 80), (1, 32), (3, 1030), (21, 24)))
+def test_add_norm(size: tuple[int, int], dtype: torch.dtype) -> None:
+    rows, width = size
     hidden, added = random(rows, width, dtype=dtype), random(rows, 2 * width, dtype=dtype, seed=1)[:, :width]
     weight = random(width, dtype=dtype, seed=2)
     sums = (hidden.float() + added.float()).to(dtype)
@@ -60,12 +60,12 @@ def turned(heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     return heads.float() * cosines + swapped.float() * sines
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 3, 80), (5, 1, 96), (12, 2, 128), (2, 1, 2), (40, 2, 4)]
+    ("shape", "dtype"), in_types((3, 3, 80), (4, 2, 64), (5, 1, 96), (12, 2, 128), (2, 1, 2), (40, 2, 4))
 )
-def test_rotate_and_write(dtype: torch.dtype, norms: bool, heads: int, kv_heads: int, head_dim: int) -> None:
+def test_rotate_and_write(shape: tuple[int, int, int], dtype: torch.dtype, norms: bool) -> None:
+    heads, kv_heads, head_dim = shape
     layers, layer, pages_count = 3, 1, 4
     page_of, offset_of = [2, 0, -1, 3], [15, 3, 4, 0]
     rows = len(page_of)
@@ -103,9 +103,9 @@ def test_rotate_and_write(dtype: torch.dtype, norms: bool, heads: int, kv_heads:
     assert int(written.sum()) == 3 * 2 * kv_heads * head_dim, "nothing else is written"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(1, 16), (3, 100), (2, 1500), (21, 12)])
-def test_silu_multiply(dtype: torch.dtype, rows: int, width: int) -> None:
+@pytest.mark.parametrize(("size", "dtype"), in_types((3, 100), (1, 16), (2, 1500), (21, 12)))
+def test_silu_multiply(size: tuple[int, int], dtype: torch.dtype) -> None:
+    rows, width = size
     gate_up = random(rows, 2 * width, dtype=dtype)
     gate_up[0, 0] = -90.0  # exp(90) is no fp32 number
     gate, up = gate_up.float().tensor_split(2, 1)

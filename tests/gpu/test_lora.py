@@ -13,7 +13,7 @@ from motet_kernels.gpu.launches import interpreted, traced_launches
 from motet_kernels.gpu.lora_backend import GpuBackend, GpuLoraBatch
 from motet_kernels.gpu.lora_tiles import splits
 from motet_kernels.int8_layout import int8_layout
-from tests.gpu.devices import DEVICE, DTYPES
+from tests.gpu.devices import DEVICE, DTYPES, in_types
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 PAGE = 256
@@ -106,19 +106,18 @@ def close(y: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 TRAFFIC = {
+    "skewed": [0] * 40 + [4] * 17 + [2] * 16 + [5],
     "nobody": [None] * 5,
     "one row": [3],
     "every row its own": [0, 1, 2, 3, 4, 5],
     "two in turns": [1, 4] * 9,
     "one giant, some tiny": [3] * 133 + [1, 2, 4, 5],
     "every other one is the base": [0, None, 4, None, 4, None, 2, None],
-    "skewed": [0] * 40 + [4] * 17 + [2] * 16 + [5],
 }
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["as rows", "int8"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("traffic", TRAFFIC)
+@pytest.mark.parametrize(("traffic", "dtype"), in_types(*TRAFFIC), ids=str)
 def test_matches_the_reference(traffic: str, dtype: torch.dtype, *, int8: bool) -> None:
     Loaded(RANKS, dtype, int8=int8).check(TRAFFIC[traffic], ("q", "k", "v"))
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
 
@@ -17,12 +18,18 @@ GROUPS = {
 }
 
 
+CASES = [
+    *(pytest.param(names, "not soak", id=group) for group, names in GROUPS.items()),
+    pytest.param(FILES, "soak", id="what takes long", marks=pytest.mark.soak),
+]
+
+
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("group", GROUPS)
-def test_the_gpu_path_computes_right_in_the_interpreter(group: str) -> None:
-    files = [FILES[name] for name in GROUPS[group]]
+@pytest.mark.parametrize(("names", "which"), CASES)
+def test_the_gpu_path_computes_right_in_the_interpreter(names: Iterable[str], which: str) -> None:
+    files = [FILES[name] for name in names]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu and not soak", *files],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", f"not gpu and {which}", *files],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
