@@ -9,6 +9,7 @@ import pytest
 from tests.docs.blocks import Shell, blocks, type_page
 from tests.repo.tree import ROOT
 from tests.stack.harness import LocalStack, taken_down
+from tests.support.compiled_kernels import CACHE
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -18,6 +19,10 @@ def test_the_laptop_tutorial_does_what_it_says(tmp_path: Path) -> None:
     for folder in (here, home, programs):
         folder.mkdir()
     (here / "cli").symlink_to(ROOT / "cli")
+    # Those of this machine: without them, a runner compiles its kernels for most of a minute.
+    CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (home / ".cache" / "motet").mkdir(parents=True)
+    (home / ".cache" / "motet" / "kernels").symlink_to(CACHE)
     stack = LocalStack(tmp_path, data_dir=home / ".local" / "share" / "motet")
     write_programs(programs, stack)
     ours = ("XDG_DATA_HOME", "PYTHONWARNINGS")
