@@ -11,8 +11,9 @@ from torch.nn import functional
 from motet_kernels.cpp import Library, PagedAttention
 from motet_kernels.cpp.attention import PAGE_TOKENS
 from motet_kernels.cpp.linear import PackedWeights
-from motet_kernels.cpp.program import CompiledProgram, Compute, Multiply, Place, Step, Value
+from motet_kernels.cpp.program import CompiledProgram
 from motet_kernels.cpp.self_test import FUNCTIONS, OF_POSITIVE
+from motet_kernels.cpp.steps import Compute, Multiply, Place, Step, Value
 from tests.support.compiled_kernels import compiled_library
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}

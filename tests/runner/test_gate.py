@@ -20,7 +20,8 @@ from motet.errors import SetupError
 from motet_kernels import Segment, TorchBackend, torch_decoder
 from motet_kernels.cpp import CppBackend, PagedAttention
 from motet_kernels.cpp.linear import PackedWeights
-from motet_kernels.cpp.program import Attend, CompiledProgram, Compute, Multiply
+from motet_kernels.cpp.program import CompiledProgram
+from motet_kernels.cpp.steps import Attend, Compute, Multiply
 from motet_kernels.torch_decoder import TorchDecoder
 from motet_kernels.torch_linear import TorchWeights
 from motet_runner.engine import Engine

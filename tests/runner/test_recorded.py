@@ -10,12 +10,14 @@ from structlog.testing import capture_logs
 
 from motet.domain import BASE, Digest
 from motet_kernels.cpp import PagedAttention
-from motet_kernels.cpp.program import OPERATIONS, CompiledProgram
+from motet_kernels.cpp.program import CompiledProgram
+from motet_kernels.cpp.steps import OPERATIONS
 from motet_runner.execute.flat_batch import FlatBatch
 from motet_runner.execute.model import LoadedModel, load
 from motet_runner.execute.packed_model import pack
 from motet_runner.execute.recorded import RecordedForward
-from motet_runner.execute.recording import KEPT, ROWS, CannotRecord, Recording
+from motet_runner.execute.recording import Recording
+from motet_runner.execute.row_views import KEPT, ROWS, CannotRecord
 from motet_runner.execute.trial import recorded_iteration
 from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.engines import load as load_adapter

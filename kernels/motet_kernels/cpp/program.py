@@ -5,7 +5,7 @@ needs get a place in the memory of a thread, all others a buffer. The structures
 """
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -16,19 +16,20 @@ from motet_kernels.cpp.attention import AttentionBatch
 from motet_kernels.cpp.library import TYPES, Library
 from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.cpp.lora_backend import LINEARS_AT_ONCE, CppBackend, CppBatch
-
-NUMBER_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int64: 2}
-"""Of values, as programs call them"""
-
-OPERATIONS = (
-    *("copy", "add", "subtract", "multiply", "divide", "negative", "cube", "rsqrt", "sqrt", "exp", "tanh", "sigmoid"),
-    *("silu", "gelu", "gelu_tanh", "relu", "cos", "sin", "mean", "sum", "layer_norm", "rms_norm", "look_up", "unpack"),
-    *("keep", "write"),
+from motet_kernels.cpp.steps import (
+    DIMENSIONS,
+    MAX_INPUTS,
+    NUMBER_TYPES,
+    OPERATIONS,
+    Attend,
+    Compute,
+    Multiply,
+    Place,
+    Step,
+    Value,
+    needed,
+    values_of,
 )
-
-DIMENSIONS = 3
-"""Of the numbers of a row that an instruction goes through"""
-MAX_INPUTS = 3
 
 _NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 _LINEARS, _ROWS, _ATTENTION = range(3)
@@ -88,69 +89,6 @@ class _Call(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Value:
-    """Numbers that each row has. They are written once, perhaps by several instructions."""
-
-    size: int
-    dtype: torch.dtype
-    kept: bool = False
-    """Whether only the kept rows have them"""
-
-    @property
-    def row_bytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an instruction finds its numbers, in a value or in what all rows share. Strides are in numbers."""
-
-    of: Value | torch.Tensor | PackedWeights
-    strides: tuple[int, ...] = (0,) * DIMENSIONS
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class Compute:
-    operation: str
-    sizes: tuple[int, ...]
-    out: Place | None
-    """None if it writes keys and values into their pages"""
-    inputs: tuple[Place, ...]
-    number: int = 0
-    """The layer of keys and values; the rows of a matrix that is looked up in"""
-    real: float = 0.0
-    """What a norm adds to the mean of squares"""
-
-
-@dataclass(frozen=True)
-class Multiply:
-    """A linear"""
-
-    x: Value
-    offset: int
-    y: Value
-    weights: PackedWeights
-    index: int
-    bias: torch.Tensor | None
-    path: str
-
-
-@dataclass(frozen=True)
-class Attend:
-    layer: int
-    query: Place
-    out: Value
-    heads: int
-    scale: float
-    window: int | None
-    softcap: float | None
-
-
-Step = Compute | Multiply | Attend
-
-
 @dataclass
 class _StageSteps:
     kind: int
@@ -162,11 +100,17 @@ class CompiledProgram:
     """The steps from the values `tokens` and `positions` to `logits`."""
 
     def __init__(
-        self, library: Library, steps: Sequence[Step], *, tokens: Value, positions: Value, logits: Value
+        self,
+        library: Library,
+        steps: Sequence[Step],
+        *,
+        tokens: Value,
+        positions: Value,
+        logits: Value,
     ) -> None:
         self._library = library
         self._logits = logits
-        self._stages = _cut(_used(steps, logits))
+        self._stages = _cut(needed(steps, logits))
         self.layers = sum(stage.kind == _ATTENTION for stage in self._stages)
         self._constants: list[Any] = []
         """The library has only their addresses."""
@@ -233,12 +177,12 @@ class CompiledProgram:
         """In buffers, or in a thread's memory. Those that are not needed at the same time share a place."""
         first, last = dict[Value, int](), dict[Value, int]()
         for number, stage in enumerate(self._stages):
-            for value in _values(stage.steps):
+            for value in values_of(stage.steps):
                 first.setdefault(value, number)
                 last[value] = number
         free: dict[int, list[int]] = {}
         for number, stage in enumerate(self._stages):
-            values = dict.fromkeys(_values(stage.steps))
+            values = dict.fromkeys(values_of(stage.steps))
             for value in values:
                 lasts = first[value] < last[value] or stage.kind != _ROWS
                 if lasts and first[value] == number and value not in self._buffers:
@@ -255,12 +199,12 @@ class CompiledProgram:
         return len(self._row_bytes) - 1
 
     def _place_in_scratch(self, stage: _StageSteps, values: Sequence[Value]) -> None:
-        last = {value: number for number, step in enumerate(stage.steps) for value in _values([step])}
+        last = {value: number for number, step in enumerate(stage.steps) for value in values_of([step])}
         waiting = set(values)
         free: dict[int, list[int]] = {}
         end = 0
         for number, step in enumerate(stage.steps):
-            of_step = dict.fromkeys(_values([step]))
+            of_step = dict.fromkeys(values_of([step]))
             for value in of_step:
                 if value in waiting:
                     waiting.discard(value)
@@ -352,41 +296,7 @@ class CompiledProgram:
             where, dtype = _CONSTANT, of.dtype
             base = of.address if isinstance(of, PackedWeights) else of.data_ptr()
         strides = (_NUMBER * DIMENSIONS)(*place.strides)
-        return _Operand(where=where, base=base, offset=place.offset, type=NUMBER_TYPES[dtype], strides=strides)
-
-
-def _values(steps: Iterable[Step]) -> Iterator[Value]:
-    """Those that the steps read or write"""
-    for step in steps:
-        yield from _read(step)
-        yield from _written(step)
-
-
-def _read(step: Step) -> list[Value]:
-    if isinstance(step, Multiply):
-        return [step.x]
-    places = step.inputs if isinstance(step, Compute) else (step.query,)
-    return [place.of for place in places if isinstance(place.of, Value)]
-
-
-def _written(step: Step) -> list[Value]:
-    if isinstance(step, Multiply):
-        return [step.y]
-    if isinstance(step, Attend):
-        return [step.out]
-    return [step.out.of] if step.out is not None and isinstance(step.out.of, Value) else []
-
-
-def _used(steps: Sequence[Step], logits: Value) -> list[Step]:
-    """Those that something comes of"""
-    needed = {logits}
-    used: list[Step] = []
-    for step in reversed(steps):
-        written = _written(step)
-        if not written or isinstance(step, Attend) or not needed.isdisjoint(written):
-            used.append(step)
-            needed.update(_read(step))
-    return used[::-1]
+        return _Operand(where=where, base=base, offset=place.offset, type=NUMBER_TYPES.index(dtype), strides=strides)
 
 
 def _cut(steps: Sequence[Step]) -> list[_StageSteps]:

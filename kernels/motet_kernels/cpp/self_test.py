@@ -10,7 +10,8 @@ from motet_kernels.cpp.attention import PAGE_TOKENS, PagedAttention
 from motet_kernels.cpp.library import TYPES, Library
 from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.cpp.lora_backend import CppBackend
-from motet_kernels.cpp.program import CompiledProgram, Compute, Place, Value
+from motet_kernels.cpp.program import CompiledProgram
+from motet_kernels.cpp.steps import Compute, Place, Value
 from motet_kernels.decoder_weights import PACKED_TYPES
 from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import LinearGroup

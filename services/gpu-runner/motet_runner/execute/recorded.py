@@ -13,7 +13,8 @@ from motet_kernels.cpp.program import CompiledProgram
 from motet_runner.execute.flat_batch import FlatBatch
 from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.packed_linears import HEAD, Packed
-from motet_runner.execute.recording import KEPT, ROWS, CannotRecord, Recording, linears_by_address
+from motet_runner.execute.recording import Recording, linears_by_address
+from motet_runner.execute.row_views import KEPT, ROWS, CannotRecord
 from motet_runner.execute.trial import recorded_iteration
 
 log = structlog.get_logger(__name__)
@@ -31,7 +32,11 @@ class RecordedForward:
         """Logits [kept rows, vocabulary]"""
         assert batch.paged is not None
         logits = self._program(
-            batch.input_ids, batch.positions, batch.keep, attention=batch.paged.batch, lora=batch.lora
+            batch.input_ids,
+            batch.positions,
+            batch.keep,
+            attention=batch.paged.batch,
+            lora=batch.lora,
         )
         batch.calls += self._program.layers
         return logits
@@ -59,9 +64,11 @@ class RecordedModel:
             return None
         linears: dict[str, nn.Module] = self._loaded.linears | {HEAD: self._loaded.model.get_output_embeddings()}
         biases: dict[str, Any] = {path: linear.bias for path, linear in linears.items()}
-        values = {"tokens": recording.tokens, "positions": recording.positions, "logits": self._logits}
+        values: dict[str, Any] = {"tokens": recording.tokens, "positions": recording.positions, "logits": self._logits}
         try:
-            return RecordedForward(CompiledProgram(library, recording.program(packed, biases), **values))
+            steps = recording.program(packed, biases)
+            program = CompiledProgram(library, steps, **values)
+            return RecordedForward(program)
         except Exception as error:  # as above
             self._not_recorded(error)
             return None

@@ -17,42 +17,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedModel, masking_utils
 
-from motet_kernels.cpp.linear import PackedWeights
-from motet_kernels.cpp.program import (
-    DIMENSIONS,
-    NUMBER_TYPES,
-    Attend,
-    Compute,
-    Multiply,
-    Place,
-    Step,
-    Value,
-)
+from motet_kernels.cpp.steps import NUMBER_TYPES, Attend, Compute, Place, Step, Value
 from motet_runner.execute.flat_batch import FlatBatch, PagedRows
 from motet_runner.execute.packed_linears import HEAD, Packed, weight_of
-
-ROWS, KEPT = 23, 17
-"""Of the iteration that is recorded. No other dimension may have these sizes."""
-
-
-class CannotRecord(Exception):
-    """The message says what the model does that a program cannot do."""
-
-
-class _View:
-    """A tensor of the model: where its numbers lie in a value.
-
-    `shape` is that tensor on no device, with the strides that it has when the numbers of a row of the value lie
-    together. So torch says what views of it are.
-    """
-
-    def __init__(self, value: Value, shape: torch.Tensor) -> None:
-        self.value = value
-        self.shape = shape
-
-    @property
-    def row_dimension(self) -> int:
-        return _row_dimension(self.shape.shape, kept=self.value.kept)
+from motet_runner.execute.row_views import (
+    KEPT,
+    ROWS,
+    CannotRecord,
+    View,
+    as_constant,
+    is_in,
+    laid_out,
+    row_dimension,
+    tensors_in,
+    walk,
+)
+from motet_runner.execute.unpacked_steps import LinearOf, LookUpOf
 
 
 class Recording(TorchDispatchMode):
@@ -63,7 +43,7 @@ class Recording(TorchDispatchMode):
         `vocabulary`, `positions`: how many tokens and positions there may ever be"""
         super().__init__()  # type: ignore[no-untyped-call] # torch's
         self.tokens, self.positions = Value(1, torch.int64), Value(1, torch.int64)
-        self._steps: list[Step | _Linear | _LookUp] = []
+        self._steps: list[Step | LinearOf | LookUpOf] = []
         self._linears = linears
         self._head = head
         self._dtype = dtype
@@ -80,8 +60,8 @@ class Recording(TorchDispatchMode):
     def run(self, batch: FlatBatch, forward: Callable[[FlatBatch], torch.Tensor]) -> Value:
         """The logits of an iteration of ROWS rows, of which KEPT are kept."""
         self._keep = batch.keep
-        self._know(batch.input_ids, _View(self.tokens, _laid_out((1, ROWS), kept=False)))
-        self._know(batch.positions, _View(self.positions, _laid_out((1, ROWS), kept=False)))
+        self._know(batch.input_ids, View(self.tokens, laid_out((1, ROWS), kept=False)))
+        self._know(batch.positions, View(self.positions, laid_out((1, ROWS), kept=False)))
         batch.paged = PagedRows(self, None)  # type: ignore[arg-type] # it takes the place of attention over pages
         with _without_masks(), self:
             logits = forward(batch)
@@ -119,7 +99,7 @@ class Recording(TorchDispatchMode):
 
     def program(self, packed: dict[str, Packed], biases: dict[str, torch.Tensor | None]) -> list[Step]:
         """The steps, with the weights where they are packed."""
-        return [step.with_weights(packed, biases) if isinstance(step, _Linear | _LookUp) else step
+        return [step.with_weights(packed, biases) if isinstance(step, LinearOf | LookUpOf) else step
                 for step in self._steps]  # fmt: skip
 
     # -- what the modules do -------------------------------------------------------------------------------------------
@@ -129,10 +109,10 @@ class Recording(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        given = [tensor for tensor in _tensors((args, kwargs)) if tensor in self._views or tensor in self._unknown]
+        given = [tensor for tensor in tensors_in((args, kwargs)) if tensor in self._views or tensor in self._unknown]
         if given:
             name = function.overloadpacket.__name__
-            outputs = list(_tensors(result))
+            outputs = list(tensors_in(result))
             if not outputs:
                 self._refuse(f"it looks at numbers of rows ({name})")
             elif function._schema.is_mutable:
@@ -182,11 +162,11 @@ class Recording(TorchDispatchMode):
                 shaped = view.shape.view(result.shape)
         else:
             shaped = of(view.shape, *args[1:], **kwargs)
-        for tensor, shape in zip(_tensors(result), _tensors(shaped), strict=True):
+        for tensor, shape in zip(tensors_in(result), tensors_in(shaped), strict=True):
             if tensor.shape != shape.shape:
                 raise CannotRecord(f"{name} gives another shape")
-            _row_dimension(shape.shape, kept=view.value.kept)
-            self._know(tensor, _View(view.value, shape))
+            row_dimension(shape.shape, kept=view.value.kept)
+            self._know(tensor, View(view.value, shape))
 
     def _pow(self, result: torch.Tensor, x: Any, exponent: Any) -> None:
         if exponent == 2:
@@ -216,8 +196,8 @@ class Recording(TorchDispatchMode):
             raise CannotRecord(f"{name} over {dims}")
         kept = self._view(x).value.kept
         out = self._new((*x.shape[:-1], 1), result.dtype, kept=kept)
-        self._step(name, x.shape, _View(out.value, out.shape.expand(x.shape)), [x], last_apart=True)
-        self._know(result, out if keepdim else _View(out.value, out.shape.squeeze(-1)))
+        self._step(name, x.shape, View(out.value, out.shape.expand(x.shape)), [x], last_apart=True)
+        self._know(result, out if keepdim else View(out.value, out.shape.squeeze(-1)))
 
     def _layer_norm(  # noqa: PLR0917 torch's signature
         self, result: torch.Tensor, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
@@ -245,7 +225,7 @@ class Recording(TorchDispatchMode):
         first = 0
         for tensor in tensors:
             size = tensor.shape[dim]
-            part = _View(whole.value, whole.shape.narrow(dim, first, size))
+            part = View(whole.value, whole.shape.narrow(dim, first, size))
             self._step("copy", tensor.shape, part, [tensor])
             first += size
         self._know(result, whole)
@@ -254,7 +234,7 @@ class Recording(TorchDispatchMode):
         kept = next(self._views[tensor].value.kept for tensor in tensors if tensor in self._views)
         whole = self._new(result.shape, result.dtype, kept=kept)
         for number, tensor in enumerate(tensors):
-            self._step("copy", tensor.shape, _View(whole.value, whole.shape.select(dim, number)), [tensor])
+            self._step("copy", tensor.shape, View(whole.value, whole.shape.select(dim, number)), [tensor])
         self._know(result, whole)
 
     def _repeat_interleave(
@@ -265,13 +245,13 @@ class Recording(TorchDispatchMode):
             raise CannotRecord("it repeats other numbers than those of a dimension")
         whole = self._new(result.shape, result.dtype, kept=self._view(x).value.kept)
         for number in range(repeats):
-            part = _View(whole.value, whole.shape.unflatten(dim, (x.shape[dim], repeats)).select(dim + 1, number))
+            part = View(whole.value, whole.shape.unflatten(dim, (x.shape[dim], repeats)).select(dim + 1, number))
             self._step("copy", x.shape, part, [x])
         self._know(result, whole)
 
     def _repeat(self, result: torch.Tensor, x: torch.Tensor, _repeats: Sequence[int]) -> None:
         view = self._view(x)
-        self._know(result, _View(view.value, view.shape.expand(result.shape)))  # fails unless there is one of each
+        self._know(result, View(view.value, view.shape.expand(result.shape)))  # fails unless there is one of each
 
     def _gather(self, result: torch.Tensor, table: torch.Tensor, dim: int, index: torch.Tensor, **_: Any) -> None:
         if table in self._views or dim % table.dim() != table.dim() - 2 or table.shape[-2:].numel() != table.numel():
@@ -300,7 +280,7 @@ class Recording(TorchDispatchMode):
             view = self._together(view)
         out = self._new(result.shape, result.dtype, kept=view.value.kept)
         self._steps.append(
-            _Linear(view.value, int(view.shape.storage_offset()), out.value, path, has_bias=bias is not None)
+            LinearOf(view.value, int(view.shape.storage_offset()), out.value, path, has_bias=bias is not None)
         )
         self._know(result, out)
 
@@ -325,7 +305,7 @@ class Recording(TorchDispatchMode):
             raise CannotRecord("it selects rows")
         out = self._new(result.shape, result.dtype, kept=True)
         without_rows = view.shape.select(dim, 0)
-        self._steps.append(Compute("keep", *_walk([out.shape.select(dim, 0), without_rows], [out.value, view.value])))
+        self._steps.append(Compute("keep", *walk([out.shape.select(dim, 0), without_rows], [out.value, view.value])))
         self._know(result, out)
 
     def _look_up(self, result: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> None:
@@ -342,13 +322,13 @@ class Recording(TorchDispatchMode):
             raise CannotRecord(f"it looks up numbers that are {table.dtype}")
         out = self._new(result.shape, result.dtype, kept=by.value.kept)
         is_head = table.data_ptr() == self._head
-        self._steps.append(_LookUp(out.value, None if is_head else table, by.value, len(table), width))
+        self._steps.append(LookUpOf(out.value, None if is_head else table, by.value, len(table), width))
         self._know(result, out)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _compute(self, operation: str, result: torch.Tensor, *operands: Any) -> None:
-        kept = next(self._views[one].value.kept for one in operands if _is_in(one, self._views))
+        kept = next(self._views[one].value.kept for one in operands if is_in(one, self._views))
         view = self._new(result.shape, result.dtype, kept=kept)
         self._step(operation, result.shape, view, list(operands))
         self._know(result, view)
@@ -357,17 +337,17 @@ class Recording(TorchDispatchMode):
         self,
         operation: str,
         shape: Sequence[int],
-        out: _View,
+        out: View,
         operands: list[Any],
         *,
         last_apart: bool = False,
         real: float = 0.0,
     ) -> None:
-        row = _row_dimension(shape, kept=out.value.kept)
+        row = row_dimension(shape, kept=out.value.kept)
         shapes = [out.shape.select(row, 0)]
         places: list[Value | torch.Tensor] = [out.value]
         for operand in operands:
-            if _is_in(operand, self._views):
+            if is_in(operand, self._views):
                 view = self._views[operand]
                 if view.value.kept is not out.value.kept:
                     raise CannotRecord("it brings kept rows and others together")
@@ -376,13 +356,13 @@ class Recording(TorchDispatchMode):
                     raise CannotRecord("it brings different rows together")
                 places.append(view.value)
             else:
-                constant = _constant(operand)
+                constant = as_constant(operand)
                 if constant.dim() >= len(shape) - row and constant.shape[row - len(shape)] != 1:
                     raise CannotRecord("it has numbers for each place in an iteration")
                 expanded = constant.expand(shape)
                 places.append(constant)
             shapes.append(expanded.select(row, 0))
-        self._steps.append(Compute(operation, *_walk(shapes, places, last_apart=last_apart), real=real))
+        self._steps.append(Compute(operation, *walk(shapes, places, last_apart=last_apart), real=real))
 
     def _of_heads(self, tensor: torch.Tensor) -> Place:
         """[heads, rows, width] as the numbers of a row, of which those of a head lie together"""
@@ -393,70 +373,34 @@ class Recording(TorchDispatchMode):
             view = self._together(view)
         return Place(view.value, (0, view.shape.stride(0), 1), int(view.shape.storage_offset()))
 
-    def _together(self, view: _View) -> _View:
+    def _together(self, view: View) -> View:
         """The same numbers, those of a row one after the other and alone"""
         whole = self._new(view.shape.shape, view.value.dtype, kept=view.value.kept)
         if view.shape.stride() == whole.shape.stride() and view.value.size == whole.value.size:
             return view
         row = view.row_dimension
         shapes = [whole.shape.select(row, 0), view.shape.select(row, 0)]
-        self._steps.append(Compute("copy", *_walk(shapes, [whole.value, view.value])))
+        self._steps.append(Compute("copy", *walk(shapes, [whole.value, view.value])))
         return whole
 
-    def _new(self, shape: Sequence[int], dtype: torch.dtype, *, kept: bool = False) -> _View:
+    def _new(self, shape: Sequence[int], dtype: torch.dtype, *, kept: bool = False) -> View:
         if dtype not in NUMBER_TYPES:
             raise CannotRecord(f"it computes numbers that are {dtype}")
-        laid_out = _laid_out(shape, kept=kept)
-        return _View(Value(laid_out.numel() // (KEPT if kept else ROWS), dtype, kept), laid_out)
+        numbers = laid_out(shape, kept=kept)
+        return View(Value(numbers.numel() // (KEPT if kept else ROWS), dtype, kept), numbers)
 
-    def _view(self, tensor: torch.Tensor) -> _View:
-        view: _View | None = self._views.get(tensor)
+    def _view(self, tensor: torch.Tensor) -> View:
+        view: View | None = self._views.get(tensor)
         if view is None:
             raise CannotRecord(self._unknown.get(tensor, "a constant takes the place of rows"))
         return view
 
-    def _know(self, tensor: torch.Tensor, view: _View) -> None:
+    def _know(self, tensor: torch.Tensor, view: View) -> None:
         self._views[tensor] = view
 
     def _forget(self, tensor: torch.Tensor, why: str) -> None:
         self._views.pop(tensor, None)
         self._unknown[tensor] = why
-
-
-def _of_library(packed: Packed) -> PackedWeights:
-    assert isinstance(packed.weights, PackedWeights), "the compiled kernels are chosen together"
-    return packed.weights
-
-
-class _Linear:
-    """A linear, of which only the path is known"""
-
-    def __init__(self, x: Value, offset: int, y: Value, path: str, *, has_bias: bool) -> None:
-        self._x, self._offset, self._y, self._path, self._has_bias = x, offset, y, path, has_bias
-
-    def with_weights(self, packed: dict[str, Packed], biases: dict[str, torch.Tensor | None]) -> Multiply:
-        if self._path not in packed:
-            raise CannotRecord("some weights are not packed")
-        weights, index = _of_library(packed[self._path]), packed[self._path].index
-        bias = biases[self._path] if self._has_bias else None
-        return Multiply(self._x, self._offset, self._y, weights, index, bias, self._path)
-
-
-class _LookUp:
-    """A row of a matrix: of the head's packed weights if `table` is None."""
-
-    def __init__(self, out: Value, table: torch.Tensor | None, index: Value, rows: int, width: int) -> None:
-        self._out, self._table, self._index, self._rows, self._width = out, table, index, rows, width
-
-    def with_weights(self, packed: dict[str, Packed], _biases: dict[str, torch.Tensor | None]) -> Compute:
-        table: torch.Tensor | PackedWeights | None = self._table
-        if table is None:
-            if HEAD not in packed:
-                raise CannotRecord("the head is not packed")
-            table = _of_library(packed[HEAD])
-        operation = "unpack" if isinstance(table, PackedWeights) else "look_up"
-        places = (Place(table), Place(self._index))
-        return Compute(operation, (1, 1, self._width), Place(self._out, (0, 0, 1)), places, self._rows)
 
 
 _SAME = {"to", "type_as", "contiguous", "clone", "alias", "detach", "dropout", "_to_copy", "float", "lift_fresh"}
@@ -479,80 +423,6 @@ def linears_by_address(model: Any, linears: dict[str, nn.Module]) -> tuple[dict[
     head = model.get_output_embeddings()
     addresses = {weight_of(module).data_ptr(): path for path, module in linears.items()}
     return addresses, 0 if head is None else head.weight.data_ptr()
-
-
-def _laid_out(shape: Sequence[int], *, kept: bool) -> torch.Tensor:
-    """On no device, with the numbers of each row together, in the order of the dimensions."""
-    row = _row_dimension(shape, kept=kept)
-    strides, size = [0] * len(shape), 1
-    for dim in reversed(range(len(shape))):
-        if dim != row:
-            strides[dim] = size
-            size *= shape[dim]
-    strides[row] = size
-    return torch.empty_strided(tuple(shape), strides, device="meta")
-
-
-def _row_dimension(shape: Sequence[int], *, kept: bool) -> int:
-    sizes = list(shape)
-    if sizes.count(ROWS) + sizes.count(KEPT) != 1 or (KEPT if kept else ROWS) not in sizes:
-        raise CannotRecord(f"the rows are not one dimension of {tuple(sizes)}")
-    return sizes.index(KEPT if kept else ROWS)
-
-
-def _constant(operand: Any) -> torch.Tensor:
-    if not isinstance(operand, torch.Tensor):
-        return torch.tensor(float(operand), dtype=torch.float32)
-    if operand.dtype in NUMBER_TYPES:
-        return operand
-    if operand.dtype not in {torch.float16, torch.float64, torch.int32}:
-        raise CannotRecord(f"it computes with numbers that are {operand.dtype}")
-    return operand.float()
-
-
-def _walk(
-    shapes: Sequence[torch.Tensor], of: Sequence[Value | torch.Tensor], *, last_apart: bool = False
-) -> tuple[tuple[int, ...], Place, tuple[Place, ...]]:
-    """Sizes, and the places of the result and of what it is computed from, in as few dimensions as can be.
-    `last_apart`: the last one is no part of another."""
-    dims: list[tuple[int, tuple[int, ...]]] = []
-    sizes = shapes[0].shape
-    for dim, size in enumerate(sizes):
-        strides = tuple(shape.stride(dim) for shape in shapes)
-        last = dim + 1 == len(sizes)
-        if size == 1 and not (last and last_apart):
-            continue
-        follows = dims and all(outer == inner * size for outer, inner in zip(dims[-1][1], strides, strict=True))
-        if follows and not (last and last_apart):
-            dims[-1] = dims[-1][0] * size, strides
-        else:
-            dims.append((size, strides))
-    if len(dims) > DIMENSIONS:
-        raise CannotRecord(f"it goes through {len(dims)} dimensions")
-    dims = [(1, (0,) * len(shapes))] * (DIMENSIONS - len(dims)) + dims
-    places = [
-        Place(
-            one,
-            tuple(strides[number] for _, strides in dims),
-            int(shape.storage_offset()) if isinstance(one, Value) else 0,
-        )
-        for number, (one, shape) in enumerate(zip(of, shapes, strict=True))
-    ]
-    return tuple(size for size, _ in dims), places[0], tuple(places[1:])
-
-
-def _is_in(operand: Any, known: WeakTensorKeyDictionary) -> bool:
-    return isinstance(operand, torch.Tensor) and operand in known
-
-
-def _tensors(of: Any) -> Iterator[torch.Tensor]:
-    if isinstance(of, torch.Tensor):
-        yield of
-    elif isinstance(of, dict):
-        yield from _tensors(list(of.values()))
-    elif isinstance(of, list | tuple):
-        for one in of:
-            yield from _tensors(one)
 
 
 @contextmanager

@@ -1,0 +1,121 @@
+"""What a forward pass consists of: steps over numbers that each row of an iteration has (PU-21, OR-05, OR-17).
+
+`program.py` makes one call of the compiled kernels of them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from motet_kernels.cpp.linear import PackedWeights
+
+OPERATIONS = (
+    *("copy", "add", "subtract", "multiply", "divide", "negative", "cube", "rsqrt", "sqrt", "exp", "tanh", "sigmoid"),
+    *("silu", "gelu", "gelu_tanh", "relu", "cos", "sin", "mean", "sum", "layer_norm", "rms_norm", "look_up", "unpack"),
+    *("keep", "write"),
+)
+
+DIMENSIONS = 3
+"""Of the numbers of a row that an instruction goes through"""
+MAX_INPUTS = 3
+
+NUMBER_TYPES = (torch.float32, torch.bfloat16, torch.int64)
+"""Of values, in the order in which programs number them"""
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """Numbers that each row has. They are written once, perhaps by several instructions."""
+
+    size: int
+    dtype: torch.dtype
+    kept: bool = False
+    """Whether only the kept rows have them"""
+
+    @property
+    def row_bytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an instruction finds its numbers, in a value or in what all rows share. Strides are in numbers."""
+
+    of: Value | torch.Tensor | PackedWeights
+    strides: tuple[int, ...] = (0,) * DIMENSIONS
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Compute:
+    operation: str
+    sizes: tuple[int, ...]
+    out: Place | None
+    """None if it writes keys and values into their pages"""
+    inputs: tuple[Place, ...]
+    number: int = 0
+    """The layer of keys and values; the rows of a matrix that is looked up in"""
+    real: float = 0.0
+    """What a norm adds to the mean of squares"""
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """A linear"""
+
+    x: Value
+    offset: int
+    y: Value
+    weights: PackedWeights
+    index: int
+    bias: torch.Tensor | None
+    path: str
+
+
+@dataclass(frozen=True)
+class Attend:
+    layer: int
+    query: Place
+    out: Value
+    heads: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+Step = Compute | Multiply | Attend
+
+
+def values_of(steps: Iterable[Step]) -> Iterator[Value]:
+    """Those that the steps read or write"""
+    for step in steps:
+        yield from read_by(step)
+        yield from written_by(step)
+
+
+def read_by(step: Step) -> list[Value]:
+    if isinstance(step, Multiply):
+        return [step.x]
+    places = step.inputs if isinstance(step, Compute) else (step.query,)
+    return [place.of for place in places if isinstance(place.of, Value)]
+
+
+def written_by(step: Step) -> list[Value]:
+    if isinstance(step, Multiply):
+        return [step.y]
+    if isinstance(step, Attend):
+        return [step.out]
+    return [step.out.of] if step.out is not None and isinstance(step.out.of, Value) else []
+
+
+def needed(steps: Sequence[Step], logits: Value) -> list[Step]:
+    """Those that something comes of"""
+    values = {logits}
+    found: list[Step] = []
+    for step in reversed(steps):
+        results = written_by(step)
+        if not results or isinstance(step, Attend) or not values.isdisjoint(results):
+            found.append(step)
+            values.update(read_by(step))
+    return found[::-1]
