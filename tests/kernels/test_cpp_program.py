@@ -47,8 +47,8 @@ class Rows:
     def compute(self, operation: str, sizes: tuple[int, ...], out: Place, *inputs: Place, real: float = 0.0) -> None:
         self.steps.append(Compute(operation, sizes, out, inputs, real=real))
 
-    def result(self, value: Value, threads: int = 1) -> torch.Tensor:
-        """Its numbers in the rows KEEP"""
+    def result(self, value: Value, threads: int = 1, chosen: torch.Tensor | None = None) -> torch.Tensor:
+        """Its numbers in the rows KEEP. `chosen`: gets the place of each one's largest number"""
         logits = Value(value.size, value.dtype, kept=True)
         keep = Compute("keep", (1, 1, value.size), whole(logits), (whole(value),))
         given = {"tokens": self.tokens, "positions": self.positions, "logits": logits}
@@ -60,7 +60,7 @@ class Rows:
         places, before = torch.arange(ROWS), torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            return program(places, places, KEEP, attention=batch, lora=None)
+            return program(places, places, KEEP, attention=batch, lora=None, chosen=chosen)
         finally:
             torch.set_num_threads(before)
 
@@ -187,6 +187,19 @@ def test_linears_of_the_same_numbers_and_a_chain(library: Library, threads: int,
     linears = [packed.linear(x, None if index else bias, index) for index in range(4)]
     expected = torch.cat([linears[0], linears[2], linears[3], last.linear(linears[1])], dim=1)
     assert torch.equal(rows.result(out, threads), expected[KEEP])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("wrong", [torch.nan, -torch.nan, torch.inf])
+def test_the_largest_number_of_each_row_is_chosen(library: Library, wrong: float, dtype: torch.dtype) -> None:
+    """The first of equal ones, and none where a number is not finite: the other rows do not notice."""
+    table = numbers(ROWS, 300, dtype=dtype)
+    table[0, 299] = wrong
+    table[6, [17, 200]] = 9.0
+    for threads in (1, 2):
+        rows, chosen = Rows(library), torch.full((3,), -7)
+        rows.result(rows.of(table), threads, chosen)
+        assert chosen.tolist() == [int(table[5].argmax()), -1, 17]
 
 
 def test_a_packed_matrix_is_looked_up_in() -> None:

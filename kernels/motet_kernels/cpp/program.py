@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from motet_kernels.cpp.attention import AttentionBatch
@@ -32,6 +34,8 @@ from motet_kernels.cpp.steps import (
 )
 
 _NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+KINDS = ("linears", "rows", "attention", "choice")
+"""Of stages, as the library counts their time"""
 _LINEARS, _ROWS, _ATTENTION = range(3)
 _BUFFER, _SCRATCH, _CONSTANT = range(3)
 _ALIGNED = 64
@@ -75,7 +79,7 @@ class _Buffer(ctypes.Structure):
 
 class _Program(ctypes.Structure):
     _fields_ = (
-        *((name, _NUMBER) for name in ("type", "stages", "scratch_bytes")),
+        *((name, _NUMBER) for name in ("type", "type_of_logits", "prefetches", "stages", "scratch_bytes")),
         *((name, _ADDRESS) for name in ("of_stage", "instructions", "linears", "buffers")),
     )
 
@@ -85,7 +89,7 @@ class _Call(ctypes.Structure):
         *((name, _NUMBER) for name in ("rows", "kept", "threads")),
         *((name, _ADDRESS) for name in ("keep", "attention", "lora")),
         ("lora_count", _NUMBER),
-        ("lora_products", _ADDRESS),
+        *((name, _ADDRESS) for name in ("lora_products", "chosen", "seconds")),
     )
 
 
@@ -107,9 +111,14 @@ class CompiledProgram:
         tokens: Value,
         positions: Value,
         logits: Value,
+        prefetches: bool = True,
     ) -> None:
+        """`prefetches`: linears prefetch what their adapters read."""
         self._library = library
+        self._prefetches = prefetches
         self._logits = logits
+        self.seconds: npt.NDArray[np.float64] | None = None
+        """What the stages of each of KINDS have taken, if somebody wants to know"""
         self._stages = _cut(needed(steps, logits))
         self.layers = sum(stage.kind == _ATTENTION for stage in self._stages)
         self._constants: list[Any] = []
@@ -142,8 +151,13 @@ class CompiledProgram:
         *,
         attention: AttentionBatch,
         lora: CppBatch | None,
+        chosen: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits [kept rows, vocabulary] of the rows `keep`."""
+        """Logits [kept rows, vocabulary] of the rows `keep`.
+
+        `chosen` [kept rows] int64 gets the token of each one's largest logit, -1 where that is infinite or another one
+        is not a number.
+        """
         rows = tokens.numel()
         self._make_room(rows)
         logits = torch.empty((keep.numel(), self._logits.size), dtype=self._logits.dtype)
@@ -155,6 +169,8 @@ class CompiledProgram:
             threads=torch.get_num_threads(),
             keep=keep.data_ptr(),
             attention=attention.address,
+            chosen=None if chosen is None else chosen.data_ptr(),
+            seconds=None if self.seconds is None else self.seconds.ctypes.data,
         )
         if lora is not None and lora.count:
             call.lora, call.lora_count, call.lora_products = lora.address, lora.count, lora.products_address
@@ -237,6 +253,8 @@ class CompiledProgram:
         dtype = next((step.weights.dtype for step in every if isinstance(step, Multiply)), self._logits.dtype)
         self._program = _Program(
             type=TYPES[dtype],
+            prefetches=self._prefetches,
+            type_of_logits=NUMBER_TYPES.index(self._logits.dtype),
             stages=len(stages),
             scratch_bytes=self._scratch_bytes,
             of_stage=ctypes.addressof(self._of_stage),

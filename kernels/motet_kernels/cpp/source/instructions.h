@@ -43,7 +43,7 @@ struct LinearStep {
     int64_t lora;  // what add_lora calls it; -1: no adapter changes it
 };
 
-enum StageKind { LINEARS, ROWS, ATTENTION };
+enum StageKind { LINEARS, ROWS, ATTENTION, CHOICE };
 
 struct Stage {
     int64_t kind, kept;    // whether it has only the kept rows
@@ -57,8 +57,12 @@ struct Buffer {
     int64_t row;  // bytes
 };
 
+constexpr int64_t LOGITS = 2;  // their buffer
+
 struct Program {
     int64_t type;  // of linears and attention: 0 float, 1 bfloat
+    int64_t type_of_logits;
+    int64_t prefetches;  // whether linears prefetch what their adapters read
     int64_t stages, scratch_bytes;
     const Stage *of_stage;
     const Instruction *instructions;
@@ -73,6 +77,8 @@ struct Call {
     const void *lora;       // what add_lora calls its segments; null if no row has an adapter
     int64_t lora_count;
     float *lora_products;
+    int64_t *chosen;  // [kept] place of each row's largest logit, -1 where one is not finite; null: nobody asks
+    double *seconds;  // of each kind of stage; may be null
 };
 
 int64_t size_of(int64_t type) { return type == FLOAT ? 4 : type == BFLOAT ? 2 : 8; }

@@ -11,6 +11,7 @@
 #include "border.h"
 #include "calls.h"
 #include "instructions.h"
+#include "largest.h"
 #include "linear.h"
 
 namespace {
@@ -68,7 +69,7 @@ char *scratch_of_thread(int64_t bytes) {
 template <typename T> class Pass {
   public:
     Pass(const Program &program, const Call &call)
-        : program_(program), call_(call), stages_(call.threads), attention_(program.type, call.attention) {
+        : program_(program), call_(call), stages_(call.threads, call.seconds), attention_(program.type, call.attention) {
         if (call.lora) lora_.emplace(program.type, call.lora, call.lora_count, call.lora_products);
         cut_rows();
     }
@@ -84,12 +85,13 @@ template <typename T> class Pass {
                 attend(stage);
             } else if (stage.kept) {
                 stages_.add(call_.kept, [this, &stage](int64_t row) { carry_out_all(stage, row, 1); });
-                stages_.end_stage();
+                stages_.end_stage(ROWS);
             } else {
                 rows(stage, group);
                 group = {};
             }
         }
+        if (call_.chosen) choose();
         stages_.run();
         return !missing_;
     }
@@ -120,22 +122,41 @@ template <typename T> class Pass {
     // What the adapters add to their results later.
     LoraGroup linears(const Stage &stage) {
         LoraGroup group;
+        std::vector<LinearCall<T>> calls;
         for (int64_t i = stage.first; i < stage.first + stage.count; ++i) {
             const LinearStep &l = program_.linears[i];
             Matrix<const T> x = matrix<const T>(l.x, l.x_offset);
             Matrix<T> y = matrix<T>(l.y);
-            LinearCall<T>{x, stage.kept ? call_.kept : call_.rows, l.inputs, l.outputs,
-                          static_cast<const T *>(l.packed), static_cast<const T *>(l.bias), y}.add_to(stages_);
+            calls.push_back({x, stage.kept ? call_.kept : call_.rows, l.inputs, l.outputs,
+                             static_cast<const T *>(l.packed), static_cast<const T *>(l.bias), y});
             if (lora_ && l.lora >= 0)
                 group.linears[group.count++] = {l.lora, l.inputs, l.outputs, x.data, x.stride, y.data, y.stride};
         }
+        if (group.count) prefetch(group, calls);
+        for (const LinearCall<T> &call : calls) call.add_to(stages_);
         if (group.count) lora_->add_shrinks(stages_, group);
-        stages_.end_stage();
+        stages_.end_stage(LINEARS);
         if (group.count && expands_apart()) {
             lora_->add_expands(stages_, group);
-            stages_.end_stage();
+            stages_.end_stage(ROWS);
         }
         return group;
+    }
+
+    // What these adapters read later, while the linears multiply: each linear prefetches its share.
+    void prefetch(const LoraGroup &group, std::vector<LinearCall<T>> &calls) {
+        if (!program_.prefetches || calls[0].blocks() < 2) return;
+        const int64_t first = (int64_t)later_.size();
+        lora_->list(group, stages_.threads(), calls[0].most_of_later(), later_);
+        int64_t outputs = 0, before = 0;
+        for (const LinearCall<T> &call : calls) outputs += call.outputs;
+        for (LinearCall<T> &call : calls) {
+            const int64_t count = (int64_t)later_.size() - first;
+            call.later = &later_;
+            call.first_later = first + count * before / outputs;
+            before += call.outputs;
+            call.end_later = first + count * before / outputs;
+        }
     }
 
     // Adds B of the adapters first.
@@ -148,7 +169,7 @@ template <typename T> class Pass {
                               group.linears[i].outputs);
             carry_out_all(stage, block.row, block.rows);
         });
-        stages_.end_stage();
+        stages_.end_stage(ROWS);
     }
 
     void carry_out_all(const Stage &stage, int64_t first, int64_t count) {
@@ -165,7 +186,19 @@ template <typename T> class Pass {
         attention_.add_to(stages_, stage.first, stage.heads, query.data, {stage.head_stride, query.stride},
                           program_.buffers[stage.out].data,
                           {(float)stage.scale, stage.window, (float)stage.softcap});
-        stages_.end_stage();
+        stages_.end_stage(ATTENTION);
+    }
+
+    void choose() {
+        const Buffer &logits = program_.buffers[LOGITS];
+        const int64_t count = logits.row / size_of(program_.type_of_logits);
+        stages_.add(call_.kept, [this, &logits, count](int64_t row) {
+            const void *of_row = static_cast<const char *>(logits.data) + row * logits.row;
+            call_.chosen[row] = program_.type_of_logits == FLOAT
+                                    ? place_of_largest(static_cast<const float *>(of_row), count)
+                                    : place_of_largest(static_cast<const bfloat *>(of_row), count);
+        });
+        stages_.end_stage(CHOICE);
     }
 
     const Program &program_;
@@ -174,6 +207,7 @@ template <typename T> class Pass {
     AttentionRows attention_;
     std::optional<LoraRows> lora_;
     std::vector<Block> blocks_;
+    std::vector<Later> later_;  // of all linears
     std::atomic<bool> missing_{false};
 };
 

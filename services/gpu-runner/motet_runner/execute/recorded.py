@@ -19,10 +19,15 @@ from motet_runner.execute.trial import recorded_iteration
 
 log = structlog.get_logger(__name__)
 
+CHOICE, PREFETCH = "choice", "prefetch"
+SWITCHED_ON = frozenset((CHOICE, PREFETCH))
+"""Whether a program also chooses the largest logits, and prefetches what adapters read while their linears multiply"""
+
 
 class RecordedForward:
-    def __init__(self, program: CompiledProgram) -> None:
+    def __init__(self, program: CompiledProgram, *, chooses: bool = True) -> None:
         self._program = program
+        self._chooses = chooses
 
     def use_lora(self, backend: LoraBackend[Any]) -> None:
         assert isinstance(backend, CppBackend), "the compiled kernels are chosen together"
@@ -37,7 +42,10 @@ class RecordedForward:
             batch.keep,
             attention=batch.paged.batch,
             lora=batch.lora,
+            chosen=batch.choices if self._chooses else None,
         )
+        if self._chooses:
+            batch.chosen = batch.choices
         batch.calls += self._program.layers
         return logits
 
@@ -67,8 +75,8 @@ class RecordedModel:
         values: dict[str, Any] = {"tokens": recording.tokens, "positions": recording.positions, "logits": self._logits}
         try:
             steps = recording.program(packed, biases)
-            program = CompiledProgram(library, steps, **values)
-            return RecordedForward(program)
+            program = CompiledProgram(library, steps, **values, prefetches=PREFETCH in SWITCHED_ON)
+            return RecordedForward(program, chooses=CHOICE in SWITCHED_ON)
         except Exception as error:  # as above
             self._not_recorded(error)
             return None
