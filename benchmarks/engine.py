@@ -17,8 +17,10 @@ from benchmarks.engine_cases.bench import SUFFIXES, Bench
 from benchmarks.engine_cases.demo import demo
 from benchmarks.engine_cases.disturbed import busy, prefill
 from benchmarks.engine_cases.ours import gained, host, kept
+from benchmarks.engine_cases.program import program_and_handwritten
 from benchmarks.engine_cases.setup import add_sizes, prepared, start_as_the_product_does
 from benchmarks.harness import arguments, report
+from motet_runner.execute.recorded import SWITCHED_ON
 from motet_runner.settings import Settings
 
 SLOWDOWN: float = Settings.model_fields["decode_slowdown"].default
@@ -33,6 +35,7 @@ CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "prefill": prefill,
     "busy": busy,
     "demo": demo,
+    "program": program_and_handwritten,
 }
 
 
@@ -55,6 +58,9 @@ def main() -> None:
     parser.add_argument("--ragged-pairs", type=int, default=5, help="pairs to measure them in")
     parser.add_argument("--long-prompt", type=int, default=2000, help="tokens of the prompt of the case prefill")
     parser.add_argument("--slowdown", type=float, default=SLOWDOWN, help="the limit of the case prefill")
+    parser.add_argument(
+        "--without", nargs="+", default=[], choices=sorted(SWITCHED_ON), help="what the case program switches off"
+    )
     given = parser.parse_args()
     with prepared(given) as bench:
         asyncio.run(measure(bench))

@@ -5,7 +5,7 @@ import argparse
 import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -146,22 +146,26 @@ def seconds_of(run: Run, requests: int, adapters: Sequence[Digest] = ()) -> Meas
 
 
 def make_run(model: Path, given: argparse.Namespace, how: str, **settings: Any) -> Run:
-    """`how`: torch; fused, the compiled kernels; or modules, torch's kernels and the modules of transformers, as they
-    were loaded."""
+    """`how`: torch; fused, the compiled kernels; program, those with the forward pass that is recorded; or modules,
+    torch's kernels and the modules of transformers, as they were loaded."""
+    compiled = how in ("fused", "program")
     config = {
         "model": model,
         "device": "cpu",
         "dtype": given.dtype,
-        "kernels": "cpp" if how == "fused" else "torch",
+        "kernels": "cpp" if compiled else "torch",
         "kernel_cache": given.cache,
         "kv_cache_mib": given.kv_mib,
         "max_resident_adapters": given.adapters,
         "threads": given.threads,
         "prefix_cache": False,
     }
-    unpacked = patch("motet_runner.execute.packed_model.PackedModel.parts", lambda _: iter(()))
-    with unpacked if how == "modules" else nullcontext():
+    changed: dict[str, AbstractContextManager[Any]] = {
+        "modules": patch("motet_runner.execute.packed_model.PackedModel.parts", lambda _: iter(())),
+        "program": patch("motet_runner.execute.packed_model.fused_forward", lambda *_: None),
+    }
+    with changed.get(how, nullcontext()):
         engine = Engine(EngineConfig(**(config | settings)))
-    if how == "fused" and engine._loaded.fused is None:
+    if compiled and engine._loaded.fused is None:
         raise SystemExit("this model has no fused forward")
     return Run(engine, given)
