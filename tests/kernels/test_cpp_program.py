@@ -11,6 +11,7 @@ from torch.nn import functional
 from motet_kernels.cpp import Library, PagedAttention
 from motet_kernels.cpp.attention import PAGE_TOKENS
 from motet_kernels.cpp.linear import PackedWeights
+from motet_kernels.cpp.peepholes import brought_together
 from motet_kernels.cpp.program import CompiledProgram
 from motet_kernels.cpp.self_test import FUNCTIONS, OF_POSITIVE
 from motet_kernels.cpp.steps import Compute, Multiply, Place, Step, Value
@@ -210,3 +211,66 @@ def test_a_packed_matrix_is_looked_up_in() -> None:
     places = (Place(PackedWeights(library, [weight])), Place(rows.tokens))
     rows.steps.append(Compute("unpack", (1, 1, 33), whole(out), places, 75))
     assert torch.equal(rows.result(out), weight[KEEP])
+
+
+def norm(rows: Rows, x: Value, heads: int, weight: torch.Tensor) -> Value:
+    """As modules compute it"""
+    count, width = x.size, x.size // heads
+    wide, square, scaled = (Value(count, torch.float32) for _ in range(3))
+    mean, more, root = (Value(heads, torch.float32) for _ in range(3))
+    narrow, out = Value(count, x.dtype), Value(count, x.dtype)
+    every, each, of_each = (1, 1, count), (1, heads, width), (0, width, 1)
+    if x.dtype is torch.float32:
+        wide = x
+    else:
+        rows.compute("copy", every, whole(wide), whole(x))
+    rows.compute("multiply", every, whole(square), whole(wide), whole(wide))
+    rows.compute("mean", each, Place(mean, (0, 1, 0)), Place(square, of_each))
+    rows.compute("add", (1, 1, heads), whole(more), whole(mean), Place(torch.tensor(1e-3)))
+    rows.compute("rsqrt", (1, 1, heads), whole(root), whole(more))
+    rows.compute("multiply", each, Place(scaled, of_each), Place(wide, of_each), Place(root, (0, 1, 0)))
+    if x.dtype is torch.float32:
+        narrow = scaled
+    else:
+        rows.compute("copy", every, whole(narrow), whole(scaled))
+    rows.compute("multiply", each, Place(out, of_each), Place(weight, (0, 0, 1)), Place(narrow, of_each))
+    return out
+
+
+def rotated(rows: Rows, x: Value, heads: int, cosines: Value, sines: Value) -> Value:
+    """The first half of each head with the second"""
+    count, width = x.size, x.size // heads
+    half, every, each, of_each = width // 2, (1, 1, count), (1, heads, width), (0, width, 1)
+    straight, swapped, turned, out = (Value(count, x.dtype) for _ in range(4))
+    negative, of_half = Value(count // 2, x.dtype), (1, heads, half)
+    rows.compute("multiply", each, Place(straight, of_each), Place(x, of_each), Place(cosines, (0, 0, 1)))
+    rows.compute("negative", of_half, Place(negative, (0, half, 1)), Place(x, of_each, half))
+    rows.compute("copy", of_half, Place(swapped, of_each), Place(negative, (0, half, 1)))
+    rows.compute("copy", of_half, Place(swapped, of_each, half), Place(x, of_each))
+    rows.compute("multiply", each, Place(turned, of_each), Place(swapped, of_each), Place(sines, (0, 0, 1)))
+    rows.compute("add", every, whole(out), whole(straight), whole(turned))
+    return out
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_steps_that_are_brought_together_give_the_same_bits(library: Library, heads: int, dtype: torch.dtype) -> None:
+    for width in (4, 10, 32, 66, 134):
+        rows, count = Rows(library), heads * width
+        x, more, up = (rows.of(numbers(ROWS, count, dtype=dtype, seed=seed) * 3) for seed in range(3))
+        cosines, sines = (rows.of(numbers(ROWS, width, dtype=dtype, seed=seed)) for seed in (3, 4))
+        total, active, product = (Value(count, dtype) for _ in range(3))
+        every = (1, 1, count)
+        rows.compute("add", every, whole(total), whole(x), whole(more))
+        normed = norm(rows, total, heads, numbers(width, dtype=dtype, seed=5))
+        turned = rotated(rows, normed, heads, cosines, sines)
+        rows.compute("silu", every, whole(active), whole(turned))
+        rows.compute("multiply", every, whole(product), whole(active), whole(up))
+        both = Value(2 * count, dtype)
+        rows.compute("copy", every, whole(both), whole(product))
+        rows.compute("copy", every, whole(both, count), whole(total))
+        apart = rows.result(both)
+        rows.steps, counts = brought_together(rows.steps, both)
+        of_rows = {"sum_and_norm": 1} if heads == 1 else {}
+        assert counts == {"modules_norm": 1, "rotate": 1, "silu_times": 1} | of_rows
+        assert torch.equal(rows.result(both), apart)

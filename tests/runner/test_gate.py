@@ -813,6 +813,7 @@ OTHER = {
     "add": "subtract", "subtract": "add", "multiply": "add", "divide": "multiply", "negative": "copy", "cube": "copy",
     "rsqrt": "sqrt", "tanh": "sigmoid", "gelu_tanh": "relu", "silu": "relu", "rms_norm": "layer_norm", "cos": "sin",
     "sin": "cos", "mean": "sum", "exp": "copy",
+    "modules_norm": "layer_norm", "sum_and_norm": "modules_norm", "rotate": "copy", "silu_times": "multiply",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from motet.domain import BASE, Digest
 from motet_kernels.cpp import PagedAttention
 from motet_kernels.cpp.program import CompiledProgram
 from motet_kernels.cpp.steps import OPERATIONS
+from motet_runner.execute import recorded
 from motet_runner.execute.flat_batch import FlatBatch
 from motet_runner.execute.model import LoadedModel, load
 from motet_runner.execute.packed_model import pack
-from motet_runner.execute.recorded import RecordedForward
+from motet_runner.execute.recorded import SWITCHED_ON, RecordedForward
 from motet_runner.execute.recording import Recording
 from motet_runner.execute.row_views import KEPT, ROWS, CannotRecord
 from motet_runner.execute.trial import recorded_iteration
@@ -98,15 +100,16 @@ def engine_with_adapters(base: Path, adapters: list[Path], **settings: Any) -> t
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("name", ["Gemma", "GPT-NeoX"])
-def test_threads_change_no_bit(name: str, tmp_path: Path) -> None:
+def test_neither_threads_nor_what_is_brought_together_change_a_bit(name: str, tmp_path: Path) -> None:
     """Whoever computes what: prompts beside decodes, rows of adapters and of the base."""
     compiled_library()
     base = save(name, tmp_path / "base")
     adapters = list(save_adapters(base, BY_NAME[name], tmp_path / "adapters"))
     before, results = torch.get_num_threads(), []
     try:
-        for threads in (1, 2):
-            engine, tap = engine_with_adapters(base, adapters, kernels="cpp", dtype="bfloat16", threads=threads)
+        for threads, switched_on in ((1, SWITCHED_ON), (2, frozenset[str]())):
+            with patch.object(recorded, "SWITCHED_ON", switched_on):
+                engine, tap = engine_with_adapters(base, adapters, kernels="cpp", dtype="bfloat16", threads=threads)
             assert isinstance(engine._loaded.fused, RecordedForward)
             results.append(tap.logits)
     finally:
@@ -224,7 +227,7 @@ def test_a_recording_that_gives_other_logits_does_not_serve(tmp_path: Path, monk
     with capture_logs() as logs:
         pack(loaded, kernels_named("cpp"))
     assert loaded.fused is None
-    assert [line["event"] for line in logs] == ["fused_forward_differs"]
+    assert [line["event"] for line in logs] == ["steps_brought_together", "fused_forward_differs"]
 
 
 def test_tokens_and_positions_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class _Instruction(ctypes.Structure):
         ("sizes", _NUMBER * DIMENSIONS),
         ("out", _Operand),
         ("inputs", _Operand * MAX_INPUTS),
+        ("also", _Operand),
         ("number", _NUMBER),
         ("real", _REAL),
     )
@@ -300,6 +301,7 @@ class CompiledProgram:
             sizes=(_NUMBER * DIMENSIONS)(*step.sizes),
             out=self._operand(step.out or nothing[0]),
             inputs=(_Operand * MAX_INPUTS)(*map(self._operand, inputs)),
+            also=self._operand(step.also or nothing[0]),
             number=step.number,
             real=step.real,
         )

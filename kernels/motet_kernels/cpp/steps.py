@@ -1,6 +1,6 @@
 """What a forward pass consists of: steps over numbers that each row of an iteration has (PU-21, OR-05, OR-17).
 
-`program.py` makes one call of the compiled kernels of them.
+`program.py` makes one call of the compiled kernels of them, `peepholes` brings some of them together first.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,9 @@ OPERATIONS = (
     *("copy", "add", "subtract", "multiply", "divide", "negative", "cube", "rsqrt", "sqrt", "exp", "tanh", "sigmoid"),
     *("silu", "gelu", "gelu_tanh", "relu", "cos", "sin", "mean", "sum", "layer_norm", "rms_norm", "look_up", "unpack"),
     *("keep", "write"),
+    *("modules_norm", "sum_and_norm", "rotate", "silu_times"),
 )
+"""Those of the last line are several of the others in one, see `peepholes`."""
 
 DIMENSIONS = 3
 """Of the numbers of a row that an instruction goes through"""
@@ -58,6 +60,8 @@ class Compute:
     """The layer of keys and values; the rows of a matrix that is looked up in"""
     real: float = 0.0
     """What a norm adds to the mean of squares"""
+    also: Place | None = None
+    """Where an operation that peepholes make has its second result"""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,8 @@ def written_by(step: Step) -> list[Value]:
         return [step.y]
     if isinstance(step, Attend):
         return [step.out]
-    return [step.out.of] if step.out is not None and isinstance(step.out.of, Value) else []
+    places = (step.out, step.also)
+    return [place.of for place in places if place is not None and isinstance(place.of, Value)]
 
 
 def needed(steps: Sequence[Step], logits: Value) -> list[Step]:

@@ -15,6 +15,7 @@ enum Type { FLOAT, BFLOAT, INTEGER };
 enum Operation {
     COPY, ADD, SUBTRACT, MULTIPLY, DIVIDE, NEGATIVE, CUBE, RSQRT, SQRT, EXP, TANH, SIGMOID, SILU, GELU, GELU_TANH, RELU,
     COS, SIN, MEAN, SUM, LAYER_NORM, RMS_NORM, LOOK_UP, UNPACK, KEEP, WRITE,
+    MODULES_NORM, SUM_AND_NORM, ROTATE, SILU_TIMES,
 };
 
 enum Where { BUFFER, SCRATCH, CONSTANT };
@@ -31,7 +32,7 @@ struct Operand {
 struct Instruction {
     int64_t operation;
     int64_t sizes[DIMENSIONS];
-    Operand out, in[MOST_OPERANDS];
+    Operand out, in[MOST_OPERANDS], also;  // the last one: a second result
     int64_t number;
     double real;
 };

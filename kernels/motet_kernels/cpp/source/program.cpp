@@ -13,6 +13,7 @@
 #include "instructions.h"
 #include "largest.h"
 #include "linear.h"
+#include "together.h"
 
 namespace {
 
@@ -48,6 +49,10 @@ void carry_out(const Instruction &what, const Row &row, const AttentionRows &att
     case WRITE:
         return attention.write(what.number, row.number, row.at(what.in[0]), what.in[0].strides[1], row.at(what.in[1]),
                                what.in[1].strides[1]);
+    case MODULES_NORM:
+    case SUM_AND_NORM:
+    case ROTATE:
+    case SILU_TIMES: return what.out.type == FLOAT ? together<float>(what, row) : together<bfloat>(what, row);
     }
 }
 

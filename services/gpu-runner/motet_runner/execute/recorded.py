@@ -9,6 +9,7 @@ from torch import nn
 
 from motet_kernels import LoraBackend
 from motet_kernels.cpp import CppBackend, Library
+from motet_kernels.cpp.peepholes import PEEPHOLES, brought_together
 from motet_kernels.cpp.program import CompiledProgram
 from motet_runner.execute.flat_batch import FlatBatch
 from motet_runner.execute.model import LoadedModel
@@ -20,8 +21,9 @@ from motet_runner.execute.trial import recorded_iteration
 log = structlog.get_logger(__name__)
 
 CHOICE, PREFETCH = "choice", "prefetch"
-SWITCHED_ON = frozenset((CHOICE, PREFETCH))
-"""Whether a program also chooses the largest logits, and prefetches what adapters read while their linears multiply"""
+SWITCHED_ON = frozenset((*PEEPHOLES, CHOICE, PREFETCH))
+"""Which steps are brought together; and whether a program also chooses the largest logits, and prefetches what adapters
+read while their linears multiply"""
 
 
 class RecordedForward:
@@ -74,8 +76,9 @@ class RecordedModel:
         biases: dict[str, Any] = {path: linear.bias for path, linear in linears.items()}
         values: dict[str, Any] = {"tokens": recording.tokens, "positions": recording.positions, "logits": self._logits}
         try:
-            steps = recording.program(packed, biases)
+            steps, counts = brought_together(recording.program(packed, biases), self._logits, SWITCHED_ON)
             program = CompiledProgram(library, steps, **values, prefetches=PREFETCH in SWITCHED_ON)
+            log.info("steps_brought_together", architecture=self._loaded.architecture, **counts)
             return RecordedForward(program, chooses=CHOICE in SWITCHED_ON)
         except Exception as error:  # as above
             self._not_recorded(error)
