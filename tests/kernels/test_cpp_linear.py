@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional
 
 from motet_kernels.cpp import Library
 from motet_kernels.cpp.linear import PackedWeights
@@ -9,6 +10,9 @@ from tests.support.compiled_kernels import compiled_library
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
 """Of the largest result: a bfloat is rounded to one of 256 steps."""
+
+SHAPES = [(1, 1), (7, 3), (33, 32), (64, 64), (100, 77), (256, 129), (131, 512), (200, 2101)]
+"""Outputs and inputs"""
 
 
 def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -21,13 +25,14 @@ def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (33, 32), (64, 64), (100, 77), (256, 129), (131, 512)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_all_tiles_match_the_reference(library: Library, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """Odd inputs, outputs around whole panels, and rows below and beyond those that are multiplied at once."""
+    """Odd inputs, outputs around whole panels, more of them than are multiplied at once, and rows below and beyond
+    those that are."""
     outputs, inputs = shape
     weight, bias = numbers(outputs, inputs, dtype=dtype), numbers(outputs, dtype=dtype, seed=1)
     packed = PackedWeights(library, [weight])
-    for rows in [*range(15), 25, 40, 130]:
+    for rows in [*range(18), 25, 31, 32, 33, 40, 130]:
         x = numbers(rows, inputs, dtype=dtype, seed=rows)
         expected = x.double() @ weight.double().t()
         if rows:
@@ -53,25 +58,45 @@ def test_rows_of_a_packed_matrix_are_what_they_were(library: Library, dtype: tor
     assert torch.equal(PackedWeights(library, [weight]).rows(ids), weight[ids])
 
 
-def test_strided_and_transposed_tensors_are_taken(library: Library) -> None:
-    weight, x = numbers(40, 50, dtype=torch.float32), numbers(9, 50, dtype=torch.float32)
+@pytest.mark.parametrize("rows", [9, 41])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_strided_and_transposed_tensors_are_taken(library: Library, dtype: torch.dtype, rows: int) -> None:
+    weight, x = numbers(40, 50, dtype=dtype), numbers(rows, 50, dtype=dtype)
     expected = x.double() @ weight.double().t()
     assert_close(PackedWeights(library, [weight.t().contiguous().t()]).linear(x), expected)
-    wide = torch.zeros(9, 80)
+    wide = torch.full((rows, 80), float("nan"), dtype=dtype)
     wide[:, 10:60] = x
     assert_close(PackedWeights(library, [weight]).linear(wide[:, 10:60]), expected)
     assert_close(PackedWeights(library, [weight]).linear(x.t().contiguous().t()), expected)
 
 
 @pytest.mark.usefixtures("threads")
+def test_what_torch_computes_between_two_products_changes_neither_and_is_not_changed(library: Library) -> None:
+    """On CPUs with AMX both set up its tiles, each for its own numbers of rows."""
+    torch.set_num_threads(1)
+    weight, x = numbers(96, 64, dtype=torch.bfloat16), numbers(40, 64, dtype=torch.bfloat16)
+    packed = PackedWeights(library, [weight])
+    heads = numbers(1, 4, 70, 64, dtype=torch.bfloat16)
+    for rows in (3, 16, 29):
+        ours = packed.linear(x[:rows])
+        for theirs in (
+            lambda: functional.linear(x, weight),
+            lambda: functional.scaled_dot_product_attention(heads, heads, heads),
+        ):
+            alone = theirs()
+            assert torch.equal(packed.linear(x[:rows]), ours)
+            assert torch.equal(theirs(), alone)
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_rows_result_depends_on_no_other_row_and_on_no_thread(library: Library, dtype: torch.dtype) -> None:
     """To the last bit: a request's answer is the same in each batch."""
-    weight, x = numbers(701, 300, dtype=dtype), numbers(67, 300, dtype=dtype)
+    weight, x = numbers(701, 1100, dtype=dtype), numbers(67, 1100, dtype=dtype)
     packed = PackedWeights(library, [weight])
     torch.set_num_threads(1)
     together = packed.linear(x)
-    for rows in (1, 2, 3, 5, 8, 11, 13):
+    for rows in (1, 2, 3, 5, 8, 11, 13, 16, 17, 33):
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             assert torch.equal(packed.linear(x[:rows]), together[:rows])

@@ -26,6 +26,7 @@ constexpr int MOST_PANELS = 4;
 
 constexpr int64_t UNITS_OF_A_THREAD = 8;
 constexpr int64_t AHEAD_BYTES = 8192;          // from what is read to what is prefetched
+constexpr int64_t MOST_BYTES_IN_CACHE = 512 << 10;  // of panels that all blocks of rows are multiplied with
 constexpr int64_t MOST_BYTES_AHEAD = 256 << 10;  // a panel of so many bytes still fits beside another one in the cache
 
 INLINE int64_t panels_of(int64_t outputs) { return (outputs + PAIR - 1) / PAIR; }
@@ -177,18 +178,18 @@ __attribute__((noinline)) void multiply(Matrix<const T> x, int64_t inputs, const
                  {y.data + p * PAIR, y.stride}, columns - p * PAIR);
 }
 
-// Up to TILED_ROWS rows of x with one panel. `LATER`: as above.
+// Rows of x, up to TILED_ROWS, with one panel; the first `written` of them are written. `LATER`: as above.
 template <bool LATER>
-void multiply_tiled(Matrix<const bfloat> x, int rows, int64_t inputs, const bfloat *panel, const bfloat *bias,
-                    Matrix<bfloat> y, int64_t columns, Ahead ahead, Ahead later);
+void multiply_tiled(Matrix<const bfloat> x, int rows, int written, int64_t inputs, const bfloat *panel,
+                    const bfloat *bias, Matrix<bfloat> y, int64_t columns, Ahead ahead, Ahead later);
 
 #if defined(MOTET_TILES)
 constexpr bool HAS_TILES = true;
 constexpr int TILED_ROWS = 2 * tiles::ROWS;
 
 template <bool LATER>
-void multiply_tiled(Matrix<const bfloat> x, int rows, int64_t inputs, const bfloat *panel, const bfloat *bias,
-                    Matrix<bfloat> y, int64_t columns, Ahead ahead, Ahead later) {
+void multiply_tiled(Matrix<const bfloat> x, int rows, int written, int64_t inputs, const bfloat *panel,
+                    const bfloat *bias, Matrix<bfloat> y, int64_t columns, Ahead ahead, Ahead later) {
     tiles::Sums sums;
     auto prefetch = [&](int64_t pairs) __attribute__((always_inline)) {
         for (int64_t pair = 0; pair < pairs; ++pair) {
@@ -205,7 +206,7 @@ void multiply_tiled(Matrix<const bfloat> x, int rows, int64_t inputs, const bflo
         tiles::multiply<true>(x.data, stride, rows, inputs, panel, sums, prefetch);
     else
         tiles::multiply<false>(x.data, stride, rows, inputs, panel, sums, prefetch);
-    write<bfloat>([&](int r) { return Pair{load_floats(sums.of[r][0]), load_floats(sums.of[r][1])}; }, rows, bias, y,
+    write<bfloat>([&](int r) { return Pair{load_floats(sums.of[r][0]), load_floats(sums.of[r][1])}; }, written, bias, y,
                   columns);
 }
 #else
@@ -233,11 +234,19 @@ template <typename T> struct LinearCall {
     // Of what is prefetched beside a panel, one line for two inputs.
     int64_t most_of_later() const { return (inputs + 1) / 2 * 64; }
 
-    // This block's share of the next panel. Each block prefetches another one.
+    // Panels that stay in the cache until all blocks have been multiplied with them. Of many blocks, the rows of x take
+    // longer to come again for each panel than a product by tiles takes.
+    int64_t panels_in_cache() const {
+        const int64_t room = MOST_BYTES_IN_CACHE / (panel_size(inputs) * (int64_t)sizeof(T)), wanted = blocks() / 4;
+        const int64_t count = room < wanted ? room : wanted;
+        return TILED && count > 1 ? count : 1;
+    }
+
+    // This block's share of a panel that is multiplied later. Each block prefetches another one.
     Ahead share_of_next(int64_t panel, int64_t block, int64_t blocks) const {
         int64_t bytes = panel_size(inputs) * sizeof(T);
         if (bytes > MOST_BYTES_AHEAD) return soon(panel);
-        return {reinterpret_cast<const uint8_t *>(panel_at(panel + 1)) + bytes * block / blocks,
+        return {reinterpret_cast<const uint8_t *>(panel_at(panel + panels_in_cache())) + bytes * block / blocks,
                 TWO_INPUTS<T> / blocks};
     }
 
@@ -251,9 +260,9 @@ template <typename T> struct LinearCall {
     INLINE void with_panel(int64_t row, int64_t count, int64_t panel, Ahead ahead, Ahead later = {}) const {
         if constexpr (TILED) {
             int64_t column = panel * PAIR;
-            multiply_tiled<LATER>({x.row(row), x.stride}, (int)count, inputs, panel_at(panel),
-                                  bias ? bias + column : nullptr, {y.row(row) + column, y.stride}, outputs - column,
-                                  ahead, later);
+            multiply_tiled<LATER>({x.row(row), x.stride}, (int)most_rows_of_a_block(), (int)count, inputs,
+                                  panel_at(panel), bias ? bias + column : nullptr, {y.row(row) + column, y.stride},
+                                  outputs - column, ahead, later);
         } else {
             constant(count, [&](auto r) { with_panels<r(), 1, LATER>(row, panel, ahead, later); });
         }
@@ -312,17 +321,24 @@ template <typename T> struct LinearCall {
         return {at_once, parts, (panels + at_once - 1) / at_once * parts};
     }
 
+    // The last block's, which has a row more than others if they do not all have as many. Tiles are set up for so many
+    // rows of each block: one that the next block has takes less time than other tiles.
+    int64_t most_rows_of_a_block() const { return (rows + blocks() - 1) / blocks(); }
+
     // Blocks of rows have about the same size, so that none is much slower than the others.
     void unit(Cut cut, int64_t number) const {
         const int64_t panels = panels_of(outputs), part = number % cut.parts, all = blocks();
         int64_t panel = number / cut.parts * cut.panels_at_once, end = panel + cut.panels_at_once;
         if (end > panels) end = panels;
         if (all == 1) return few_rows(panel, end);
-        for (; panel < end; ++panel)  // all blocks with one panel: it stays in the cache
+        for (int64_t next; panel < end; panel = next) {
+            next = panel + panels_in_cache() < end ? panel + panels_in_cache() : end;
             for (int64_t block = all * part / cut.parts; block < all * (part + 1) / cut.parts; ++block) {
-                int64_t row = rows * block / all;
-                one_of_blocks(row, rows * (block + 1) / all - row, panel, block, all);
+                const int64_t row = rows * block / all;
+                for (int64_t one = panel; one < next; ++one)
+                    one_of_blocks(row, rows * (block + 1) / all - row, one, block, all);
             }
+        }
     }
 
     void add_to(Stages &stages) const {
