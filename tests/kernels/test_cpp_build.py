@@ -105,6 +105,14 @@ def test_the_fastest_instructions_of_the_cpu_are_taken() -> None:
     assert [one.name for one in instruction_sets(frozenset({"avx512f", "avx2"}))] == ["basic"], "some are missing"
 
 
+def test_where_linux_gives_no_tiles_no_library_is_built_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motet_kernels.cpp.compiler.gives_tiles", lambda: False)
+    everything = "flags\t\t: " + " ".join(frozenset().union(*(one.cpu_flags for one in INSTRUCTION_SETS)))
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: everything)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert [one.name for one in instruction_sets(cpu_flags())] == ["avx512-bf16", "avx512", "avx2", "basic"]
+
+
 BUILD = f"""
 import sys
 from pathlib import Path
