@@ -18,7 +18,7 @@ from pathlib import Path
 from motet_kernels.cpp.compiler import CompilerError, InstructionSet, NotNow, cpu_flags, find_compiler, instruction_sets
 from tools.sanitize import builds
 from tools.sanitize.builds import ADDRESS, THREAD, Build, CannotBuild
-from tools.sanitize.planted import DEFECTS
+from tools.sanitize.planted import Defect, defects_of
 
 OF_KERNELS = [
     f"tests/kernels/test_cpp_{name}.py"
@@ -127,10 +127,12 @@ def in_programs(build: Build, folder: Path, calls: Sequence[Path]) -> None:
     step(f"threads, {name}", [str(program)])
 
 
-def found(compiler: str, instructions: InstructionSet, folder: Path, calls: Sequence[Path]) -> int:
+def found(
+    defects: Sequence[Defect], compiler: str, instructions: InstructionSet, folder: Path, calls: Sequence[Path]
+) -> int:
     """How many of the planted defects are."""
     count = 0
-    for number, defect in enumerate(DEFECTS):
+    for number, defect in enumerate(defects):
         sources = defect.plant(folder / f"planted-{number}")
         report = first_report(
             [Build(compiler, one, instructions.options, sources) for one in (ADDRESS, THREAD)], folder, calls
@@ -170,9 +172,10 @@ def main() -> int:
                 for sanitizer in (ADDRESS, THREAD):
                     in_programs(Build(compiler, sanitizer, instructions.options), folder, calls)
             if soak:
-                count = found(compiler, best, folder, calls)
-                say(f"sanitizer_found: {count} of {len(DEFECTS)}")
-                return 0 if count == len(DEFECTS) else 1
+                defects = defects_of(best.name)
+                count = found(defects, compiler, best, folder, calls)
+                say(f"sanitizer_found: {count} of {len(defects)}")
+                return 0 if count == len(defects) else 1
     except (CannotBuild, CompilerError, NotNow, Failed) as error:
         sys.stderr.write(f"{error}\n")
         return 1

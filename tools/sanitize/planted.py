@@ -17,6 +17,8 @@ class Defect:
     file: str
     replaced: tuple[tuple[str, str], ...]
     """Texts, of which the file has one each, and what comes in their place"""
+    only_with: str = ""
+    """The instructions that the changed lines are for; empty: they are for all"""
 
     def plant(self, into: Path) -> Path:
         """A folder with the sources and this defect"""
@@ -88,4 +90,18 @@ DEFECTS = (
             ("                job = job_;\n", "                job = job_.get();\n"),
         ),
     ),
+    Defect(
+        "a tile reads inputs that rows of x and a panel do not have",
+        "tiles.h",
+        (
+            ("whole = inputs / INPUTS * INPUTS;", "whole = (inputs + INPUTS - 1) / INPUTS * INPUTS;"),
+            ("if (const int64_t left = inputs - whole) {", "if (const int64_t left = 0) {"),
+        ),
+        only_with="amx-bf16",
+    ),
 )  # fmt: skip
+
+
+def defects_of(instructions: str) -> tuple[Defect, ...]:
+    """Those that change what these instructions compute"""
+    return tuple(one for one in DEFECTS if one.only_with in {"", instructions})
