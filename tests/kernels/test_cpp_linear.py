@@ -70,6 +70,18 @@ def test_strided_and_transposed_tensors_are_taken(library: Library, dtype: torch
     assert_close(PackedWeights(library, [weight]).linear(x.t().contiguous().t()), expected)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("inputs", [14336, 30001])
+def test_long_sums_are_off_by_no_more_than_torchs(library: Library, inputs: int, dtype: torch.dtype) -> None:
+    weight = numbers(40, inputs, dtype=dtype)
+    packed = PackedWeights(library, [weight])
+    for rows in (1, 25):
+        x = numbers(rows, inputs, dtype=dtype, seed=rows)
+        truth = x.double() @ weight.double().t()
+        ours, torchs = (float((y - truth).square().mean()) for y in (packed.linear(x), functional.linear(x, weight)))
+        assert ours <= 1.5**2 * torchs
+
+
 @pytest.mark.usefixtures("threads")
 def test_what_torch_computes_between_two_products_changes_neither_and_is_not_changed(library: Library) -> None:
     """On CPUs with AMX both set up its tiles, each for its own numbers of rows."""

@@ -24,6 +24,9 @@ constexpr int MOST_SUMS_IN_REGISTERS = LANES == 8 ? 12 : 24;
 constexpr int MOST_ROWS = MOST_SUMS_IN_REGISTERS / 2;
 constexpr int MOST_PANELS = 4;
 
+// Two inputs each. Sums of so many are added up: those of all inputs, one after the other, would be off by more.
+constexpr int64_t PAIRS_OF_A_SUM = 128;
+
 constexpr int64_t UNITS_OF_A_THREAD = 8;
 constexpr int64_t AHEAD_BYTES = 8192;          // from what is read to what is prefetched
 constexpr int64_t MOST_BYTES_IN_CACHE = 512 << 10;  // of panels that all blocks of rows are multiplied with
@@ -146,35 +149,44 @@ __attribute__((noinline)) void multiply(Matrix<const T> x, int64_t inputs, const
                                         int64_t columns, Ahead ahead, Ahead later) {
     const int64_t size = panel_size(inputs);
     Groups<R, T> rows(x);
-    floats sums_of[R][P][2] = {};
-    auto add = [&](auto x_of) __attribute__((always_inline)) {
-        Raw<T> w[P][2];
-        for (int p = 0; p < P; ++p)
-            for (int64_t line = 0; line < TWO_INPUTS<T>; line += 64)
-                prefetch_more(ahead.from + p * size * (int64_t)sizeof(T) + line);
-        ahead.from += ahead.stride;
-        if (LATER) {
-            prefetch_more(later.from);
-            later.from += later.stride;
-        }
-        for (int p = 0; p < P; ++p)
-            for (int half = 0; half < 2; ++half) w[p][half] = load_raw(panels + p * size + half * PAIR);
-        panels += 2 * PAIR;
-        for (int r = 0; r < R; ++r) {
-            Raw<T> both = x_of(r);
+    floats totals[R][P][2] = {};
+    for (int64_t left = inputs / 2, odd = inputs % 2; left || odd;) {
+        floats sums_of[R][P][2] = {};
+        auto add = [&](auto x_of) __attribute__((always_inline)) {
+            Raw<T> w[P][2];
             for (int p = 0; p < P; ++p)
-                for (int half = 0; half < 2; ++half)
-                    sums_of[r][p][half] = add_product(sums_of[r][p][half], both, w[p][half]);
+                for (int64_t line = 0; line < TWO_INPUTS<T>; line += 64)
+                    prefetch_more(ahead.from + p * size * (int64_t)sizeof(T) + line);
+            ahead.from += ahead.stride;
+            if (LATER) {
+                prefetch_more(later.from);
+                later.from += later.stride;
+            }
+            for (int p = 0; p < P; ++p)
+                for (int half = 0; half < 2; ++half) w[p][half] = load_raw(panels + p * size + half * PAIR);
+            panels += 2 * PAIR;
+            for (int r = 0; r < R; ++r) {
+                Raw<T> both = x_of(r);
+                for (int p = 0; p < P; ++p)
+                    for (int half = 0; half < 2; ++half)
+                        sums_of[r][p][half] = add_product(sums_of[r][p][half], both, w[p][half]);
+            }
+        };
+        const int64_t last = left > PAIRS_OF_A_SUM ? left - PAIRS_OF_A_SUM : 0;
+        for (; left > last; --left, rows.advance(2)) add([&](int r) { return everywhere(rows.row(r)); });
+        if (!left && odd) {
+            add([&](int r) {
+                T last[2] = {*rows.row(r), T{}};
+                return everywhere(last);
+            });
+            odd = 0;
         }
-    };
-    for (int64_t left = inputs / 2; left; --left, rows.advance(2)) add([&](int r) { return everywhere(rows.row(r)); });
-    if (inputs % 2)
-        add([&](int r) {
-            T last[2] = {*rows.row(r), T{}};
-            return everywhere(last);
-        });
+        for (int r = 0; r < R; ++r)
+            for (int p = 0; p < P; ++p)
+                for (int half = 0; half < 2; ++half) totals[r][p][half] += sums_of[r][p][half];
+    }
     for (int p = 0; p < P; ++p)
-        write<T>([&](int r) { return Pair{sums_of[r][p][0], sums_of[r][p][1]}; }, R, bias ? bias + p * PAIR : nullptr,
+        write<T>([&](int r) { return Pair{totals[r][p][0], totals[r][p][1]}; }, R, bias ? bias + p * PAIR : nullptr,
                  {y.data + p * PAIR, y.stride}, columns - p * PAIR);
 }
 
