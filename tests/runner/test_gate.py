@@ -34,7 +34,7 @@ from motet_runner.execute.kernels import Kernels, _BackgroundBuild
 from motet_runner.execute.model import LoadedModel, load
 from motet_runner.execute.packed_model import PackedModel
 from motet_runner.execute.recorded import RecordedForward
-from motet_runner.execute.same_experts import SameExperts, experts_of
+from motet_runner.execute.same_experts import SameExperts, choices_of
 from motet_runner.memory.paged import PagedStore
 from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.families import save_model
@@ -735,7 +735,7 @@ def test_where_a_router_is_undecided_no_more_is_allowed(name: str, tmp_path: Pat
 
 
 def test_an_activation_that_compares_is_not_taken_for_a_router() -> None:
-    same, places = SameExperts(3, experts_of(ROUTED["Phi MoE"])), torch.arange(3)
+    same, places = SameExperts(3, choices_of(ROUTED["Phi MoE"])), torch.arange(3)
     scores, hidden = torch.eye(3, 8), torch.ones(3, 64)
     with same.noted(places):
         assert (hidden > 0).all()
@@ -743,7 +743,62 @@ def test_an_activation_that_compares_is_not_taken_for_a_router() -> None:
     with same.followed(places):
         assert not (-hidden > 0).any(), "what is computed counts"
         assert torch.equal(-scores > 0, decided), "the decision of the truth counts"
-    assert experts_of(MODELS["torch"]) == 0
+    assert choices_of(MODELS["torch"]) == frozenset()
+
+
+def test_what_is_no_choice_among_experts_is_not_taken_for_a_router() -> None:
+    config = ROUTED["Mixtral"]
+    scores = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    others: dict[str, Callable[[torch.Tensor], Any]] = {
+        "the largest of each column": lambda x: x.max(dim=0, keepdim=True),
+        "columns of the largest rows": lambda x: x.topk(1, dim=0),
+        "the largest of many numbers": lambda x: x.repeat(1, 8).max(dim=-1, keepdim=True),
+        "some of many numbers": lambda x: x.repeat(1, 8).topk(2),
+    }
+    for what, other in others.items():
+        same = SameExperts(3, choices_of(config))
+        for place in range(3):
+            row = scores[place : place + 1]
+            with same.noted(torch.tensor([place])):
+                other(row)
+                decided = row.topk(2).indices
+            with same.followed(torch.tensor([place])):
+                found, expected = other(-row), (-row).topk(2)
+            assert torch.equal(expected.indices, decided), what
+            with torch.inference_mode():
+                computed = other(-row)
+            assert all(map(torch.equal, found, computed)), what
+
+
+def test_a_router_that_chooses_groups_first_chooses_those_of_the_truth() -> None:
+    config = transformers.Glm4MoeConfig(n_routed_experts=8, n_group=4, topk_group=2)
+    same, places, scores = SameExperts(3, choices_of(config)), torch.arange(3), torch.eye(3, 4)
+    with same.noted(places):
+        of_truth = scores.topk(2).indices
+    with same.followed(places):
+        assert torch.equal((-scores).topk(2).indices, of_truth)
+
+
+def yardstick_of(own: torch.Tensor, least: torch.Tensor) -> gate._Yardstick:
+    return gate._Yardstick([], [], {}, torch.empty(0), SameExperts(0, frozenset()), least, own, times=1.5)
+
+
+def test_a_token_that_is_all_zeros_hides_no_wrong_one() -> None:
+    own, least = torch.ones(100, dtype=torch.float64), torch.full((100,), 1e-6, dtype=torch.float64)
+    own[3] = least[3] = 0.0
+    squares = own.clone()
+    yardstick = yardstick_of(own, least)
+    assert yardstick.fault(torch.arange(100), squares) == ""
+    squares[70] = 100.0
+    assert "for one token" in yardstick.fault(torch.arange(100), squares)
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_where_the_modules_give_no_numbers_nothing_is_let_through(number: float) -> None:
+    own, least = torch.ones(100, dtype=torch.float64), torch.zeros(100, dtype=torch.float64)
+    own[3] = number
+    fault = yardstick_of(own, least).fault(torch.arange(100), torch.ones(100, dtype=torch.float64))
+    assert fault == "not judged: the logits of the model's modules are not finite"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from motet_runner.execute.kernels import Kernels
 from motet_runner.execute.lora import LoraLinears
 from motet_runner.execute.model import LoadedModel
 from motet_runner.execute.packed_linears import weight_of
-from motet_runner.execute.same_experts import SameExperts, experts_of
+from motet_runner.execute.same_experts import SameExperts, choices_of
 from motet_runner.execute.trial import MakeAttention, Trial, text
 from motet_runner.execute.wide import Wide, wide
 from motet_runner.memory.host_limit import available_host_bytes
@@ -210,12 +210,14 @@ class _Yardstick:
     def fault(self, places: torch.Tensor, squares: torch.Tensor) -> str:
         """Why such errors of these tokens are no rounding; empty if they are. `squares`: the mean square of each"""
         own, least = self.own[places], self.least[places]
+        if not own.isfinite().all():
+            return "not judged: the logits of the model's modules are not finite"
         off, most = _root(squares), max(self.times * _root(own), _root(least))
         if not off <= most:
             return f"its logits are off by {off:.2g}, and rounding explains {most:.2g}"
-        of_each = torch.maximum(self.times**2 * own, least)
-        worst = (squares / of_each).argmax()
-        off, most = float(squares[worst].sqrt()), OF_ONE * float(of_each[worst].sqrt())
+        of_one = OF_ONE**2 * torch.maximum(self.times**2 * own, least)
+        worst = (squares - of_one).argmax()  # no quotient: that of two zeros would be the largest
+        off, most = float(squares[worst].sqrt()), float(of_one[worst].sqrt())
         return "" if off <= most else f"its logits are off by {off:.2g} for one token, and rounding explains {most:.2g}"
 
     def errors(
@@ -290,7 +292,7 @@ def _yardstick(loaded: LoadedModel, kernels: Kernels) -> Generator[None, None, _
     tokens = sum(LENGTHS)
     truth = torch.empty(tokens, loaded.vocabulary, dtype=torch.float32, device=loaded.device)
     nothing = torch.empty(tokens, dtype=torch.float64, device=loaded.device)
-    experts = SameExperts(tokens, experts_of(loaded.config))
+    experts = SameExperts(tokens, choices_of(loaded.config))
     yardstick = _Yardstick(texts, groups, matrices, truth, experts, nothing, nothing.clone(), ALLOWED[loaded.dtype])
     bound = yardstick.bound(lambda _: _Truth(matrices, lora), loaded.device)
     dtype = wider(loaded.dtype)

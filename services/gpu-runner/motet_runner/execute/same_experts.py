@@ -11,28 +11,29 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_DECIDE = frozenset({torch.ops.aten.topk.default, torch.ops.aten.max.dim, torch.ops.aten.gt.Scalar})
-"""The operators with which routers choose experts, or leave some out"""
-_NUMBERS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_DIMENSION = {torch.ops.aten.topk.default: 2, torch.ops.aten.max.dim: 1, torch.ops.aten.gt.Scalar: None}
+"""The operators with which routers choose experts, or leave some out → which argument names the dimension"""
+_NUMBERS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "n_group")
+"""How configurations name the numbers of experts, and of groups of them: some routers choose groups first"""
 
 
-def experts_of(config: Any) -> int:
-    """Their number, as the model's configuration names it; 0 if it has none"""
-    return next((number for name in _NUMBERS if (number := getattr(config, name, None))), 0)
+def choices_of(config: Any) -> frozenset[int]:
+    """Among how many experts or groups routers choose. Empty if the model has none"""
+    return frozenset(number for name in _NUMBERS if (number := getattr(config, name, None)))
 
 
 class SameExperts:
-    def __init__(self, tokens: int, experts: int) -> None:
-        """`tokens`: of all texts. `experts`: of a router"""
+    def __init__(self, tokens: int, choices: frozenset[int]) -> None:
+        """`tokens`: of all texts. `choices`: see `choices_of`"""
         self._tokens = tokens
-        self._experts = experts
+        self._choices = choices
         self._decided: list[torch.Tensor] = []
         """[tokens, …] by each operator, in the order of their calls"""
 
     @contextmanager
     def noted(self, places: torch.Tensor) -> Iterator[None]:
         """The truth is computed for these tokens."""
-        with _Decisions(places, self._experts, self._note):
+        with _Decisions(places, self._choices, self._note):
             yield
 
     @contextmanager
@@ -41,7 +42,7 @@ class SameExperts:
         if not self._decided:
             yield
             return
-        with _Decisions(places, self._experts, self._follow):
+        with _Decisions(places, self._choices, self._follow):
             yield
 
     def _note(self, number: int, places: torch.Tensor, decided: torch.Tensor) -> torch.Tensor:
@@ -56,25 +57,31 @@ class SameExperts:
 
 class _Decisions(TorchDispatchMode):
     def __init__(
-        self, places: torch.Tensor, experts: int, instead: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+        self,
+        places: torch.Tensor,
+        choices: frozenset[int],
+        instead: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's
         self._places = places
-        self._experts = experts
+        self._choices = choices
         self._instead = instead
         self._number = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func not in _DECIDE:
+        if func not in _DIMENSION:
             return result
         scores, decided = args[0], result[1] if isinstance(result, tuple) else result
-        if not decided.dim() or decided.dim() != scores.dim():
-            return result  # it decides something else
-        if decided.numel() != len(self._places) * decided.shape[-1]:
+        if not decided.dim() or decided.dim() != scores.dim() or scores.shape[-1] not in self._choices:
+            return result  # it decides something else: activations compare, too
+        if not _of_rows(scores, args, _DIMENSION[func]) or decided.numel() != len(self._places) * decided.shape[-1]:
             return result
-        if func is torch.ops.aten.gt.Scalar and decided.shape[-1] != self._experts:
-            return result  # not of experts: activations compare, too
         self._number += 1
         decided = self._instead(self._number - 1, self._places, decided)
         return (scores.gather(-1, decided), decided) if isinstance(result, tuple) else decided
+
+
+def _of_rows(scores: torch.Tensor, args: Any, dimension: int | None) -> bool:
+    """Whether an operator decides each row by itself"""
+    return dimension is None or len(args) <= dimension or args[dimension] in (-1, scores.dim() - 1)
