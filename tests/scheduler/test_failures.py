@@ -58,11 +58,12 @@ def test_a_rejected_event_is_tried_again_after_a_while():
     assert failures.rejects(lost("a"), now=71.0), "the second time, one failure is enough"
 
 
-def test_a_tick_is_never_rejected():
+@pytest.mark.parametrize("event", [events.Tick(), events.TryMore()])
+def test_what_no_peer_sends_is_never_rejected(event):
     failures = EventFailures()
     for now in range(5):
-        failures.failed(events.Tick(), float(now))
-    assert not failures.rejects(events.Tick(), now=5.0)
+        failures.failed(event, float(now))
+    assert not failures.rejects(event, now=5.0)
 
 
 def test_many_failures_in_a_short_time_are_enough():

@@ -515,6 +515,45 @@ def test_a_request_is_refused_when_the_first_runner_of_its_model_is_too_small_fo
     assert driver.where("behind") == "small"
 
 
+def test_what_is_too_large_for_every_runner_is_refused_at_once_also_behind_another_one_of_its_tenant():
+    driver = ready()
+    driver.attach(live=(entry("x", 50),))
+    driver.enqueue("waits", max_tokens=80 * 16)
+    driver.enqueue("too large", max_tokens=200 * 16)
+    assert [refused.request for refused in driver.of(effects.SendRefused)] == ["too large"]
+    driver.enqueue("behind")
+    assert driver.where("behind") == "", "it passes no older one of its tenant"
+
+
+def test_after_a_start_a_large_request_waits_for_the_runners_of_before():
+    before = ready()
+    before.attach("small", pages=40)
+    before.attach("large")
+    driver = SchedulerDriver(saved=before.scheduler.catalog_to_save())
+    driver.gateway()
+    driver.attach("small", pages=40)
+    driver.enqueue("first", max_tokens=60 * 16)
+    driver.enqueue("second", max_tokens=60 * 16)
+    assert not driver.scheduler.more_to_try
+    driver.attach("large")
+    assert driver.where("first") == "large"
+    assert not driver.of(effects.SendRefused)
+
+
+def test_what_one_event_leaves_untried_is_tried_without_a_tick():
+    driver = ready(tenants_examined=2)
+    for n in range(6):
+        driver.enqueue(f"too large {n}", tenant="a", max_tokens=200 * 16)
+    driver.enqueue("small", tenant="b")
+    driver.attach()
+    rounds = 0
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+        rounds += 1
+    assert driver.where("small") == "r0"
+    assert rounds == 3, "two in each event"
+
+
 def test_a_runner_like_those_before_makes_no_request_untried():
     driver = ready()
     driver.attach("r0", max_sequences=0)

@@ -5,13 +5,19 @@ import functools
 import time
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.digest import adapter_digest
 from motet.errors import ContextLengthExceeded, ModelNotFound, NoRunner
+from motet.leadership import LocalLeadership
 from motet.rpc import open_channel
 from motet.runner_info import RequestClass
+from motet_scheduler.metrics import Metrics
+from motet_scheduler.policy.values import SchedulerConfig
+from motet_scheduler.service import SchedulerService
 from tests.common.waiting import PATIENCE_S
+from tests.scheduler.builders import SchedulerDriver
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import write_adapter
@@ -300,3 +306,28 @@ async def test_a_stream_without_a_hello_is_refused(system):
                 pass
         call.cancel()
     await asyncio.sleep(0)
+
+
+async def test_requests_that_an_event_left_untried_are_tried_before_the_next_tick(folder):
+    with LocalLeadership(folder / "term") as leadership:
+        service = SchedulerService(
+            SchedulerConfig(tenants_examined=2),
+            leadership=leadership,
+            metrics=Metrics(CollectorRegistry()),
+            supervisor_address=f"unix:{folder}/supervisor.sock",
+            catalog_file=None,
+        )
+        driver = SchedulerDriver()
+        driver.send = service._handle
+        driver.gateway()
+        driver.state()
+        for n in range(20):
+            driver.enqueue(f"too large {n}", tenant="a", max_tokens=200 * 16)
+        driver.enqueue("small", tenant="b")
+        driver.attach()
+        async with asyncio.timeout(PATIENCE_S):
+            while service.scheduler.more_to_try:
+                await asyncio.sleep(0)
+        (left,) = service.scheduler.requests.values()
+        assert left.id == "small"
+        assert left.placement

@@ -9,7 +9,7 @@ an empty state. Its peers then send everything again, also the event that failed
 | again, about the same subject                | also, this kind of event about it is rejected for `FORGIVEN_AFTER` |
 | `MAX_RESTARTS` times within `RESTART_WINDOW` | the process ends, and is started again with increasing pauses      |
 
-A tick is never rejected: no peer sends it.
+A tick is never rejected, nor what continues an event: no peer sends it.
 """
 
 from collections import OrderedDict, deque
@@ -41,7 +41,7 @@ class EventFailures:
 
     def failed(self, event: events.Event, now: float) -> None:
         self._times.append(now)
-        if isinstance(event, events.Tick):
+        if isinstance(event, events.Tick | events.TryMore):
             return
         subject = subject_of(event)
         self._counts[subject] = self._counts.get(subject, 0) + 1

@@ -63,6 +63,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._clock = clock
         self._failures = known_failures or EventFailures()
         self._failed = asyncio.Event()
+        self._trying_more = False
+        """Whether the event loop will call `_try_more`."""
         self._name = f"scheduler-{leadership.term}"
         self._catalog_revision = 0
         self._take_changes: set[str] = set()
@@ -249,6 +251,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             # The effects of this decision are lost. Peers that reconnect exchange their full state again.
             for sessions in (self._gateways, self._runners, self._operators):
                 sessions.end_all()
+            return
+        if self.scheduler.more_to_try and not self._trying_more:
+            self._trying_more = True
+            asyncio.get_running_loop().call_soon(self._try_more)  # messages that have come go first
+
+    def _try_more(self) -> None:
+        self._trying_more = False
+        if self.scheduler.more_to_try:
+            self._handle(events.TryMore())
 
     def _reject_event(self, event: events.Event) -> None:
         """Answer the peer if it waits for an answer. Other events are handled as usual."""

@@ -308,6 +308,11 @@ class Tick:
     """Time passed: deadlines, timeouts, retries."""
 
 
+@dataclass(frozen=True, slots=True)
+class TryMore:
+    """The event before left requests untried. This one follows it at once, after what came in the meantime."""
+
+
 Event = (
     Enqueued
     | GatewayConnected
@@ -335,4 +340,5 @@ Event = (
     | RunnerUnhealthy
     | OvercommitSet
     | Tick
+    | TryMore
 )

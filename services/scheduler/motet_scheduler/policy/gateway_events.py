@@ -128,7 +128,7 @@ class GatewayEvents:
         self._state.note_event(request.id, "queued", f"class {request.request_class.name.lower()}, epoch {epoch}")
         self._lifecycle.enqueue(request)
         self._placer.place_group(queue)
-        if request.id in self._state.requests and request.waiting:
+        if request.id in self._state.requests and request.waiting and not self._placer.refuse_too_large(request):
             self._positions.report(request, len(queue))
 
     def _refusal(self, event: events.Enqueued, queue: Queue) -> MotetError | None:

@@ -8,7 +8,7 @@ from motet_scheduler.policy import effects
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.runner_choice import OTHERS_FIRST, Chosen, NeverFits, choose, nearest
+from motet_scheduler.policy.runner_choice import OTHERS_FIRST, Chosen, NeverFits, choose, nearest, never_fits
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import Promise
@@ -76,12 +76,26 @@ class Placer:
             self._assign(request, outcome.runner, outcome.promise)
             return True
         if isinstance(outcome, NeverFits) and not runners:
-            self._lifecycle.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
+            self._refuse(request, outcome)
             return True
         queue.wait_for(request, request.base if state.limited_to(request) is None else request.digest)
         if not request.waiting_reason:
             explain(state, request)
         return False
+
+    def refuse_too_large(self, request: Request) -> bool:
+        """Refuse an untried request that no runner could ever hold. Behind an older one of its tenant it would be
+        tried much later, and many such requests would then delay all others."""
+        state = self._state
+        if request.waits_for is not None or not state.settled:
+            return False
+        outcome = never_fits(request, state.runners_for(request), state.config)
+        if outcome is not None:
+            self._refuse(request, outcome)
+        return outcome is not None
+
+    def _refuse(self, request: Request, outcome: NeverFits) -> None:
+        self._lifecycle.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
 
     def _assign(self, request: Request, runner: Runner, promise: Promise) -> None:
         source = self._state.adapters.source_of(request.digest, request.adapter)

@@ -11,7 +11,7 @@ A request that was tried and fits nowhere knows whose runners it waits for: thos
 are looked at, of each base model and each adapter `tenants_examined` at most; where all adapter slots are in use, only
 those for an adapter in one of them, or for none. So whoever waits for something else is in nobody's way. When other
 runners than before may take a request, it counts as untried (`try_again`). Of untried ones that get no place, too, each
-scan tries `tenants_examined` at most, and nothing younger or less urgent before the others; the next event goes on.
+scan tries `tenants_examined` at most, and nothing younger or less urgent before the others; `TryMore` goes on.
 """
 
 from bisect import bisect_left, bisect_right, insort

@@ -73,6 +73,17 @@ def choose(
     return max(fits, key=lambda one: _rank(request, one, near)) if len(fits) > 1 else fits[0]
 
 
+def never_fits(request: Request, runners: Iterable[Runner], config: SchedulerConfig) -> NeverFits | None:
+    """None: one of these runners could hold it when empty, or there is none."""
+    too_small = ""
+    for runner in runners:
+        need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
+        if not need.never:
+            return None
+        too_small = too_small or need.never
+    return NeverFits(too_small) if too_small else None
+
+
 def _rank(request: Request, fit: Chosen, near: str) -> tuple[bool, int, int, Tier, str]:
     runner = fit.runner
     return (

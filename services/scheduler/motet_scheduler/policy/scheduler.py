@@ -75,12 +75,18 @@ class Scheduler:
             events.RunnerUnhealthy: self._supervisor_events.unhealthy,
             events.OvercommitSet: self._runner_events.overcommit_set,
             events.Tick: self._tick,
+            events.TryMore: lambda _: None,  # each event tries some
         }
 
     @property
     def settled(self) -> bool:
         """Whether placing is safe: the runners that were attached before the start have reported their requests."""
         return self._state.settled
+
+    @property
+    def more_to_try(self) -> bool:
+        """Whether requests are left untried: so many that trying all at once would delay everything else."""
+        return self._state.settled and any(queue.untried for queue in self.queues.values())
 
     @property
     def catalog(self) -> Catalog | None:
