@@ -89,13 +89,11 @@ class CatalogPublisher:
         state, since = self._state, self._operator_since
         if since is None or not self._unreported or not (state.settled and state.catalog_known):
             return
-        self.tell_changes()
-        if state.adapters.changed:
-            return
         complete = self._unreported - self._groups_that_miss_runners() - self._groups_with_due_checks(since)
         if complete:
             self._reported |= complete
             self._unreported -= complete
+            self.tell_changes(at_once=True)  # with many runners there is always a change that waits
             state.emit(effects.ReportedAll(tuple(sorted(complete))))
 
     def _groups_that_miss_runners(self) -> set[GroupName]:
@@ -184,12 +182,12 @@ class CatalogPublisher:
                 self._state.digests_in_use(), self._state.runners.values()
             )
 
-    def tell_changes(self) -> None:
-        """Tell the operator and the gateways what has changed: at once, but changes of residency only now and then.
-        With many runners, adapters come and go all the time."""
+    def tell_changes(self, *, at_once: bool = False) -> None:
+        """Tell the operator and the gateways what has changed: at once, but changes of residency only now and then,
+        unless all are told `at_once`. With many runners, adapters come and go all the time."""
         state = self._state
         if not state.catalog_changed:
-            if not state.adapters.changed or state.now < self._residency_due:
+            if not state.adapters.changed or (state.now < self._residency_due and not at_once):
                 return
             self._residency_due = state.now + state.config.residency_pause
         changed = state.adapters.take_changed()
