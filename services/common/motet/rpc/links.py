@@ -1,6 +1,7 @@
 """The client's side of a stream. It opens the stream again whenever it breaks."""
 
 import asyncio
+import math
 import random
 import socket
 import time
@@ -33,9 +34,13 @@ _HAPPEN_AGAIN = (
 )
 """With these a peer ends a stream because of what it was told. The next stream tells it the same."""
 
+FIRST_REPLACED_SECONDS = 3.0
 REPLACED_SECONDS = 60.0
-"""How long a link waits, on average, whose stream ended because another process uses its name. With each change the
-requests of the one move to the other, so two such processes must not change places often."""
+"""How long a link waits, on average, whose stream ended because another process uses its name: the first time, and when
+it happens again within `REPLACED_AGAIN_SECONDS`. Mostly the other one was started by mistake and ends soon. But if it
+stays, the requests of the one move to the other with each change, so they must not change places often."""
+
+REPLACED_AGAIN_SECONDS = 300.0
 
 WARN_AFTER_SECONDS = 10.0
 """When a peer cannot be reached for longer than this, the link logs one warning."""
@@ -155,7 +160,7 @@ class Link(Generic[Up, Down]):
 
     async def run(self) -> None:
         backoff, redirect_backoff = Backoff(), Backoff()
-        replaced_backoff = Backoff(REPLACED_SECONDS, REPLACED_SECONDS)
+        replaced_at = -math.inf
         address = self.address
         while True:
             here, address = address, self.address
@@ -177,7 +182,9 @@ class Link(Generic[Up, Down]):
                 why = f"{error.code().name}: {error.details()}"
                 if error.code() is OTHER_PROCESS_CODE:
                     self._warn(why)
-                    await asyncio.sleep(replaced_backoff.next())
+                    again = time.monotonic() - replaced_at < REPLACED_AGAIN_SECONDS
+                    replaced_at = time.monotonic()
+                    await asyncio.sleep(Backoff(REPLACED_SECONDS if again else FIRST_REPLACED_SECONDS).next())
                     continue
                 if error.code() in _HAPPEN_AGAIN:  # warn, and wait longer
                     self._warn(why)
