@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 
 from tests.kube.cluster import Cluster, CommandRefused
 from tests.kube.operators import OperatorNamespaces, OperatorProcess
@@ -74,9 +73,11 @@ class Outcome:
     made: Counter[str]
     """The objects that were created for runners, by kind."""
 
-    told: Callable[[], Object]
-    """The pools and adapters that the scheduler knows, at the end of the flow. If operators were killed, call it later:
-    the last one sends the scheduler everything, which may take longer than QUIET_S."""
+    told: Object
+    """The pools and adapters that the scheduler knows."""
+
+    entries: int
+    """The number of all writes, of whoever."""
 
     lives: int = 1
 
@@ -141,14 +142,16 @@ def undisturbed(cluster: Cluster, home: OperatorNamespaces, flows: Sequence[Scen
             while (now := len(world.history())) != written:
                 written = now
                 time.sleep(QUIET_S)
-            known = _known_to(scheduler)
-            outcomes.append(_outcome(home, world, before, lambda known=known: known))  # type: ignore[misc]
+            outcomes.append(_outcome(home, world, before, _known_to(scheduler)))
             assert not kubelet.excess, f"{flow.name}: {kubelet.excess}"
     return outcomes
 
 
-def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> Generator[Outcome, None, None]:
-    """Run the flows with an operator that is killed after each write. A flow ends when it has nothing to write."""
+def killed(
+    home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario], alone: Sequence[Outcome]
+) -> Generator[Outcome, None, None]:
+    """Run the flows with an operator that is killed after each write. A flow ends when the operator has told the
+    scheduler what it told it `alone`, and has nothing to write."""
     world, died = SiteState(home), threading.Event()
     operator = OperatorProcess(home, kubeconfig=door.kubeconfig, env={"MOTET_CLUSTER_WRITERS": "1"})
 
@@ -157,11 +160,12 @@ def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> 
             died.set()
             os.kill(operator.program.pid, signal.SIGKILL)
 
-    def has_nothing_to_write(flow: Scenario) -> bool:
+    def has_nothing_to_write(flow: Scenario, told: Object) -> bool:
         deadline = time.monotonic() + WITHIN_S
         while not died.wait(0.2):
             with suppress(OSError, LookupError):  # it has not started yet, or its write has not arrived
-                if operator.metric("motet_reconciles_total") >= 1 and flow.reached(world):
+                rounds, waiting = map(operator.metric, ("motet_reconciles_total", "motet_kubernetes_write_queue_depth"))
+                if rounds >= 1 and not waiting and flow.reached(world) and _known_to(scheduler) == told:
                     return not died.wait(QUIET_S)
             assert time.monotonic() < deadline, f"{flow.name}: nothing is written, and it is not done: {world.state()}"
         return False
@@ -173,15 +177,18 @@ def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> 
         ):
             operator.program.start()
             door.faults.written = die
-            for flow in flows:
-                kubelet.most, before, lives = flow.most, len(world.history()), 0
+            # What is written after a flow's end, in spite of all, belongs to the next one, as the death after it does.
+            before = len(world.history())
+            for flow, undisturbed_flow in zip(flows, alone, strict=True):
+                kubelet.most, lives = flow.most, 0
                 flow.change()
-                while not has_nothing_to_write(flow):
+                while not has_nothing_to_write(flow, undisturbed_flow.told):
                     operator.program.kill()
                     lives += 1
                     operator.program.start(wait=False)
                     died.clear()  # only now: a write of the killed operator may arrive after its death
-                outcome = _outcome(home, world, before, partial(_known_to, scheduler))
+                outcome = _outcome(home, world, before, _known_to(scheduler))
+                before += outcome.entries
                 outcome.lives = lives
                 assert not kubelet.excess, f"{flow.name}: {kubelet.excess}"
                 yield outcome
@@ -195,7 +202,7 @@ def _known_to(scheduler: SchedulerProgram) -> Object:
     return {"pools": in_order(scheduler.told().get("pools", [])), "adapters": scheduler.adapters()}
 
 
-def _outcome(home: OperatorNamespaces, world: SiteState, before: int, told: Callable[[], Object]) -> Outcome:
+def _outcome(home: OperatorNamespaces, world: SiteState, before: int, told: Object) -> Outcome:
     news = world.history()[before:]
     ours = [entry for entry in news if entry["user"]["username"] == home.user]
     created = [entry["objectRef"] for entry in news if entry["responseStatus"]["code"] == 201]
@@ -204,7 +211,7 @@ def _outcome(home: OperatorNamespaces, world: SiteState, before: int, told: Call
         for about in created
         if about["resource"] in ("deployments", "pods") and not about.get("subresource")
     )
-    return Outcome(world.state(), Counter(map(_what, ours)), made, told)
+    return Outcome(world.state(), Counter(map(_what, ours)), made, told, len(news))
 
 
 def _what(entry: Object) -> str:
