@@ -31,7 +31,7 @@ CAPACITY = Capacity(pages=1024, max_sequences=64, adapter_slots=ON_DEVICE)
 class TellsAllAtOnce(CatalogPublisher):
     """The baseline."""
 
-    def tell_changes(self) -> None:
+    def tell_changes(self, *, at_once: bool = False) -> None:  # noqa: ARG002
         state = self._state
         if not state.catalog_changed and not state.adapters.changed:
             return
