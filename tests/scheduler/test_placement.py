@@ -623,6 +623,17 @@ def test_a_deadlines_message_says_what_the_request_waits_for_now():
     assert "every batch is full" in refused.failure.message
 
 
+def test_what_waits_behind_another_request_hears_when_no_runner_is_up():
+    driver = ready()
+    driver.enqueue("first")
+    driver.enqueue("second")
+    why = driver.scheduler.requests[RequestId("second")]
+    assert why.waiting_reason == "no runner of this model is up"
+    driver.attach(live=(entry("x", 100),))
+    driver.wait(1)
+    assert why.waiting_reason == "other requests wait before it"
+
+
 def test_a_request_that_fits_but_was_not_looked_at_yet_waits_for_no_runner():
     driver = ready(tenants_examined=1)
     driver.attach(live=(entry("x", 100),))

@@ -8,7 +8,7 @@ from motet_scheduler.policy import effects
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.runner_choice import OTHERS_FIRST, Chosen, NeverFits, choose, nearest, never_fits
+from motet_scheduler.policy.runner_choice import NO_RUNNER, OTHERS_FIRST, Chosen, NeverFits, choose, nearest, never_fits
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import Promise
@@ -148,7 +148,7 @@ class Positions:
 
     def report(self, request: Request, position: int) -> None:
         previous, why = request.reported_position
-        stale = position <= EXPLAINED or request.waiting_reason in {OTHERS_FIRST, STARTING}
+        stale = position <= EXPLAINED or request.waiting_reason in {OTHERS_FIRST, STARTING, NO_RUNNER}
         if not request.waiting_reason or (stale and position <= EXACT_POSITIONS):
             explain(self._state, request)
         moved = abs(position - previous) > (0 if position <= EXACT_POSITIONS else previous // 10)

@@ -1,7 +1,7 @@
 """Why a request waits, as its client is told."""
 
 from motet_scheduler.policy.requests import Request
-from motet_scheduler.policy.runner_choice import OTHERS_FIRST, why_it_waits
+from motet_scheduler.policy.runner_choice import NO_RUNNER, OTHERS_FIRST, why_it_waits
 from motet_scheduler.policy.state import SchedulerState
 
 STARTING = "the scheduler has just started and waits for its runners"
@@ -14,7 +14,8 @@ def explain(state: SchedulerState, request: Request) -> None:
     if not state.settled:
         request.waiting_reason = STARTING
     elif request.waits_for is None:
-        request.waiting_reason = OTHERS_FIRST
+        up = any(runner.takes_work for runner in state.runners_of(request.group))
+        request.waiting_reason = OTHERS_FIRST if up else NO_RUNNER
     else:
         reserved = state.queues[request.group].reserved_from(request)
         why = why_it_waits(request, state.runners_for(request), state.config, state.now, reserved=reserved)
