@@ -10,7 +10,7 @@ from motet.runner_info import Failure
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events, placement
 from motet_scheduler.policy.catalog import SavedCatalog
-from motet_scheduler.policy.replaced_bases import REFUSED_AT_ONCE
+from motet_scheduler.policy.request_lifecycle import REFUSED_AT_ONCE
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, Certificate
 from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, entry, pool, ready
 

@@ -1,6 +1,9 @@
+import pytest
+
 from motet.domain import BASE, RequestId, Tenant
 from motet.runner_info import RequestClass
-from motet_scheduler.policy.queue import Queue
+from motet_scheduler.policy import queue as queue_module
+from motet_scheduler.policy.queue import FEW_OF, Queue
 from motet_scheduler.policy.requests import Request
 from tests.scheduler.builders import GROUP
 
@@ -170,3 +173,31 @@ def test_passes_of_an_overdue_request_that_no_runner_takes_are_not_counted_for_e
     assert waiting.queue.passed_over(waiting.by_name["overdue"]) == 3
     assert waiting.queue.overdue() is waiting.by_name["overdue"]
     assert [waiting.queue.passed_over(waiting.by_name[f"slow{n}"]) for n in (0, 5, 6, 7, 8)] == [3, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("share", [1, FEW_OF + 1])
+def test_those_that_are_to_be_tried_again_leave_the_others_where_they_wait(share):
+    waiting = WaitingRequests()
+    for n in range(3 * FEW_OF):
+        waiting.add(f"{n}", tenant=f"t{n}")
+        waiting.queue.wait_for(waiting.by_name[f"{n}"], "even" if n % 2 == 0 else "odd")
+    again = [waiting.by_name[f"{n}"] for n in range(0, 2 * share, 2)]
+    waiting.queue.try_again([*again, again[0]])
+    (tried,) = [one for one in waiting.queue._class_queues.values() if len(one)]
+    assert [request for _, _, request in tried._untried] == again
+    assert all(request.waits_for is None for request in again)
+    assert len(tried._waiting["even"].heads) == len(tried._by_adapter[BASE]["even"]) == FEW_OF * 3 // 2 - share
+    assert len(tried._waiting["odd"].heads) == FEW_OF * 3 // 2
+
+
+def test_that_all_are_to_be_tried_again_costs_no_search_for_each(monkeypatch):
+    waiting = WaitingRequests()
+    for n in range(50):
+        waiting.add(f"{n}", tenant=f"t{n}")
+        waiting.queue.wait_for(waiting.by_name[f"{n}"], "base")
+    monkeypatch.setattr(queue_module, "_discard", lambda *_: pytest.fail("it was searched for"))
+    waiting.queue.try_again(list(waiting.by_name.values()))
+    (tried,) = [one for one in waiting.queue._class_queues.values() if len(one)]
+    assert [request for _, _, request in tried._untried] == list(waiting.by_name.values())
+    assert not tried._waiting
+    assert not tried._by_adapter

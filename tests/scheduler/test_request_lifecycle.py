@@ -6,6 +6,7 @@ from motet.domain import BASE, InstanceName, RequestId
 from motet.runner_info import Failure, KernelState, RunnerIdentity
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.request_lifecycle import REFUSED_AT_ONCE
 from motet_scheduler.policy.values import Promise
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, ready
 
@@ -650,6 +651,16 @@ def test_a_refusal_carries_its_term_and_epoch_over_the_wire():
     failure = Failure("deadline_exceeded", "The request waited 5 seconds")
     refused = conversion.refuse(effects.SendRefused("g0", RequestId("a"), 3, failure), term=7).refused
     assert (refused.request, refused.term, refused.epoch) == ("a", 7, 3)
+
+
+def test_many_deadlines_that_end_together_do_not_delay_everything_else():
+    driver = ready()
+    for n in range(REFUSED_AT_ONCE + 1):
+        driver.enqueue(f"{n}", tenant=f"t{n}", deadline=5.0)
+    driver.wait(6)
+    assert len(driver.of(effects.SendRefused)) == REFUSED_AT_ONCE
+    driver.wait(0.1)
+    assert [refused.request for refused in driver.of(effects.SendRefused)] == [f"{REFUSED_AT_ONCE}"]
 
 
 # --------------------------------------------------------------------------------------- a request has one gateway

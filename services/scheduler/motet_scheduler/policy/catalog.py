@@ -132,9 +132,7 @@ class CatalogPublisher:
         self._groups_changed()
         limits_changed = self._state.limits.state(event.adapters)
         for queue in self._state.queues.values() if limits_changed else ():
-            for request in queue.heads():
-                if request.adapter in limits_changed:
-                    queue.try_again(request)
+            queue.try_again([request for request in queue.heads() if request.adapter in limits_changed])
         if changed:
             self._state.emit(effects.SaveCatalog())
             self._state.catalog_changed = True

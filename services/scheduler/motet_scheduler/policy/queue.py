@@ -16,7 +16,7 @@ scan tries `tenants_examined` at most, and nothing younger or less urgent before
 
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from motet.domain import BASE, Digest, Tenant
 from motet.runner_info import Capacity, RequestClass
@@ -29,6 +29,10 @@ Head = tuple[float, int, Request]
 
 Room = tuple[Runner, Capacity, int, Collection[Digest] | None]
 """A runner, how many pages are free there, and which adapters alone may run there (None: any)."""
+
+FEW_OF = 100
+"""To remove fewer than one of so many from lists, each is searched for. For more it is faster to go through the lists
+once: all that wait for an adapter may count as untried at once."""
 
 
 class Waiting:
@@ -50,6 +54,10 @@ class Waiting:
         _discard(self.heads, head)
         last = self.heads[self._examined - 1 : self._examined]  # it is one of the oldest now
         self._least = min([self._least, *_pages(last, self._capacity)])
+
+    def drop_untried(self) -> None:
+        self.heads = _tried(self.heads)
+        self._examined = 0
 
     def oldest(self, examined: int, capacity: Capacity | None, free: int) -> list[Head]:
         """Of the oldest so many, those that may need no more than the free pages of a runner of this capacity (None:
@@ -148,11 +156,29 @@ class ClassQueue:
         self._waiting[runners_of].add(head)
         insort(self._by_adapter[request.digest][runners_of], head)
 
-    def try_again(self, request: Request) -> None:
-        if request.waits_for is not None:
-            head = _head(request)
-            self._leave(head)
-            insort(self._untried, head)
+    def try_again(self, requests: Iterable[Request]) -> None:
+        again = [request for request in dict.fromkeys(requests) if request.waits_for is not None]
+        if len(again) * FEW_OF < len(self._heads):
+            for request in again:
+                self._leave(head := _head(request))
+                insort(self._untried, head)
+            return
+        left = {(request.digest, request.waits_for) for request in again if request.waits_for is not None}
+        for request in again:
+            request.waits_for = None
+        for runners_of in {runners_of for _, runners_of in left}:
+            self._waiting[runners_of].drop_untried()
+            if not self._waiting[runners_of].heads:
+                del self._waiting[runners_of]
+        for digest, runners_of in left:
+            of_adapter = self._by_adapter[digest]
+            of_adapter[runners_of] = _tried(of_adapter[runners_of])
+            if not of_adapter[runners_of]:
+                del of_adapter[runners_of]
+            if not of_adapter:
+                del self._by_adapter[digest]
+        self._untried += map(_head, again)
+        self._untried.sort()
 
     def try_all_again(self) -> None:
         self._untried = self._heads.copy()
@@ -252,6 +278,10 @@ class ClassQueue:
         request.waits_for = None
 
 
+def _tried(heads: list[Head]) -> list[Head]:
+    return [head for head in heads if head[2].waits_for is not None]
+
+
 def _discard(heads: list[Head], head: Head) -> None:
     del heads[bisect_left(heads, head)]
 
@@ -301,13 +331,19 @@ class Queue:
         """This runner may have room."""
         self.freed[runner] = None
 
-    def try_again(self, request: Request) -> None:
-        """Other runners may take this request than before, if it waits."""
-        self._class_queues[request.request_class].try_again(request)
+    def try_again(self, requests: Collection[Request]) -> None:
+        """Other runners may take these requests than before, if they wait."""
+        for request_class, class_queue in self._class_queues.items() if requests else ():
+            class_queue.try_again(request for request in requests if request.request_class is request_class)
 
-    def with_adapter(self, digest: Digest) -> list[Request]:
+    def with_adapters(self, digests: Iterable[Digest]) -> list[Request]:
         """Requests that wait and were tried, of the oldest of each tenant and class."""
-        return [request for class_queue in self._class_queues.values() for request in class_queue.with_adapter(digest)]
+        return [
+            request
+            for class_queue in self._class_queues.values()
+            for digest in digests
+            for request in class_queue.with_adapter(digest)
+        ]
 
     def try_all_again(self) -> None:
         for class_queue in self._class_queues.values():

@@ -9,13 +9,10 @@ from itertools import islice
 
 from motet.errors import BaseModelReplaced
 from motet.runner_info import Failure
-from motet_scheduler.policy.request_lifecycle import RequestLifecycle
+from motet_scheduler.policy.request_lifecycle import REFUSED_AT_ONCE, RequestLifecycle
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName
-
-REFUSED_AT_ONCE = 200
-"""Per tick and group: refusing ten thousand would delay everything else."""
 
 REPLACED = BaseModelReplaced(
     "The base model was replaced while this request ran, and no runner has the old one any more. Send the request "

@@ -1,8 +1,9 @@
 """Begins, queues, moves and ends requests, and keeps the ledgers in step. Also gives up at deadlines."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 
 from motet.domain import BASE, RequestId
 from motet.errors import DeadlineExceeded, NoRunner
@@ -12,7 +13,11 @@ from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runners import PlacementKey, Runner
 from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.values import GroupName
 from motet_scheduler.policy.waiting_reasons import explain
+
+REFUSED_AT_ONCE = 200
+"""Per tick: refusing ten thousand would delay everything else."""
 
 SLACK = 64
 """A heap of deadlines with fewer stale entries than this is not swept."""
@@ -138,9 +143,12 @@ class RequestLifecycle:
     def tick(self) -> None:
         self._expire_deadlines()
         self._requeue_unlisted()
+        again: defaultdict[GroupName, list[Request]] = defaultdict(list)
         while self._retry_times and self._retry_times[0][0] <= self._state.now:
             request = heappop(self._retry_times)[2]
-            self._state.queue(request.group).try_again(request)
+            again[request.group].append(request)
+        for group, requests in again.items():
+            self._state.queue(group).try_again(requests)
         for key in [
             key for key, at in self.ended.items() if self._state.now - at > self._state.config.unsubmitted_timeout
         ]:
@@ -168,7 +176,7 @@ class RequestLifecycle:
 
     def _expire_deadlines(self) -> None:
         self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))
-        for request in self.deadlines.expired(self._state.now):
+        for request in islice(self.deadlines.expired(self._state.now), REFUSED_AT_ONCE):
             explain(self._state, request)
             waited = (
                 f"The request waited {request.queue_timeout:.3g} seconds and no runner could take it: "

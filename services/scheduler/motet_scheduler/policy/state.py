@@ -4,7 +4,7 @@ Each part changes its own share of the state and adds its effects. Only `Schedul
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from motet.domain import Digest, InstanceName, RequestId
 from motet_scheduler.policy.adapter_limits import AdapterLimits
@@ -83,21 +83,23 @@ class SchedulerState:
         """It has come or gone, or takes work now, or no longer."""
         group = runner.group
         self.catalog_changed = True
-        for digest in runner.adapters:
-            self.adapter_moved(runner, digest)
+        self._adapters_moved(runner, runner.adapters)
         if self.bases.runners_changed(group, self.runners_of(group)):
             self.bases_changed = True
             self.adapters.base_changed(group)
 
     def adapter_moved(self, runner: Runner, digest: Digest) -> None:
         """A runner has this adapter now, or no longer; or one that has it has changed."""
-        self.limits.adapter_moved(runner, digest)
+        self._adapters_moved(runner, (digest,))
+
+    def _adapters_moved(self, runner: Runner, digests: Collection[Digest]) -> None:
+        for digest in digests:
+            self.limits.adapter_moved(runner, digest)
         runners = len(self.runners_of(runner.group))
         if runners >= self.limits.lowest:
             queue = self.queue(runner.group)
-            for request in queue.with_adapter(digest):
-                if self.limits.may_apply(request.adapter, runners):
-                    queue.try_again(request)
+            waiting = queue.with_adapters(digests)
+            queue.try_again([request for request in waiting if self.limits.may_apply(request.adapter, runners)])
 
     def limited_to(self, request: Request) -> Sequence[Runner] | None:
         """The runners that alone may serve it, as `maxReplicas` allows no more. None: any of its base model may, also
