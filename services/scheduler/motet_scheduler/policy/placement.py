@@ -60,7 +60,7 @@ class Placer:
         if overdue is not None:
             nearby: Sequence[Runner] = ()
             before = queue.reserved_runner if overdue is queue.reserved_for and overdue.waits_for is not None else None
-            if before is not None and before.takes_work and before.serves(overdue.base):
+            if before is not None and before.takes_work and self._state.runners_for(overdue, (before,)):
                 nearby = [*{before: None} | queue.freed]  # on no other one it lacks less than before
             runner = nearest(overdue, self._state.runners_for(overdue, nearby), self._state.config, self._state.now)
         queue.reserve(overdue, runner)
