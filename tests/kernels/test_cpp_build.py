@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from motet_kernels.cpp import CannotBuild, Library, build, builder, programs
+from motet_kernels.cpp import CannotBuild, Library, build, builder, programs, tiles
 from motet_kernels.cpp.builder import ABANDONED_SECONDS, SOURCE
 from motet_kernels.cpp.compiler import INSTRUCTION_SETS, OPTIONS, cpu_flags, first_error, instruction_sets
 from motet_kernels.cpp.self_test import SelfTestFailed, check
@@ -103,14 +104,6 @@ def test_the_fastest_instructions_of_the_cpu_are_taken() -> None:
     ]  # fmt: skip
     assert [one.name for one in instruction_sets(frozenset({"avx2", "fma", "f16c"}))] == ["avx2", "basic"]
     assert [one.name for one in instruction_sets(frozenset({"avx512f", "avx2"}))] == ["basic"], "some are missing"
-
-
-def test_where_linux_gives_no_tiles_no_library_is_built_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motet_kernels.cpp.compiler.gives_tiles", lambda: False)
-    everything = "flags\t\t: " + " ".join(frozenset().union(*(one.cpu_flags for one in INSTRUCTION_SETS)))
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: everything)
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    assert [one.name for one in instruction_sets(cpu_flags())] == ["avx512-bf16", "avx512", "avx2", "basic"]
 
 
 BUILD = f"""
@@ -412,7 +405,7 @@ def test_a_compiler_that_was_ended_leads_to_no_slower_library_and_runs_again_at_
     """For the best instructions alone: for the others it would be done."""
     text, says = ENDED[how]
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    best, others = INSTRUCTION_SETS[0], INSTRUCTION_SETS[-1]
+    best, others = INSTRUCTION_SETS[1], INSTRUCTION_SETS[-1]
     monkeypatch.setattr(builder, "instruction_sets", lambda _: [best, others])
     if how == "too slow":
         monkeypatch.setattr("motet_kernels.cpp.compiler.COMPILE_SECONDS", 1.0)
@@ -541,13 +534,113 @@ def test_a_library_whose_test_aborts_is_made_again(cache: Path, quick: None, mon
     assert build(cache).damaged.endswith("*** stack smashing detected ***: terminated")
 
 
-def test_a_library_whose_test_fails_in_any_other_way_is_wrong(basic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
-        raise IndexError("of a row that is not there")
+FAILS_HERE = {
+    "an exception of Python": (TypeError("an unexpected argument"), "could not be tested: TypeError: an unexpected"),
+    "a name that torch lacks": (AttributeError("torch has no such name"), "could not be tested: AttributeError: torch"),
+    "no code of this folder": (
+        OSError("{path}: failed to map segment from shared object: Operation not permitted"),
+        "could not be tested: failed to map segment",
+    ),
+    "no place for its threads": (
+        OSError("{path}: cannot allocate memory in static TLS block"),
+        "could not be tested: cannot allocate memory in static",
+    ),
+    "wrong numbers": (
+        SelfTestFailed("linear is off by 3"),
+        "passed its test, and not in this process: linear is off by 3",
+    ),
+    "a function is gone": (
+        AttributeError("{path}: undefined symbol: motet_allowed"),
+        "passed its test, and not in this process: it lacks a function: .*undefined symbol: motet_allowed",
+    ),
+}
 
-    monkeypatch.setattr(builder, "check", fail)
-    with pytest.raises(SelfTestFailed, match="IndexError: of a row"):
-        builder.checked(basic)
+
+@pytest.mark.parametrize("how", FAILS_HERE)
+def test_a_library_that_passed_its_test_and_fails_in_this_process_is_kept(
+    how: str, cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not used, and nothing is compiled: the same sources and compiler give the same bytes."""
+    build(cache)
+    (kept,) = cache.iterdir()
+    error, says = FAILS_HERE[how]
+    calls: list[object] = []
+
+    def fail(_: object) -> None:
+        raise type(error)(str(error).format(path=kept))
+
+    with monkeypatch.context() as patch:
+        at_loading = isinstance(error, OSError) or how == "a function is gone"
+        patch.setattr(builder, "Library" if at_loading else "check", fail)
+        patch.setattr(builder, "compile_library", lambda *arguments: calls.append(arguments))
+        with pytest.raises(CannotBuild, match=rf"^{kept.name} {says}.*\. The next start tries again$"):
+            build(cache)
+    assert (calls, list(cache.iterdir())) == ([], [kept])
+    assert build(cache).seconds == 0
+
+
+def test_a_library_without_one_of_its_functions_is_wrong(tmp_path: Path) -> None:
+    source, library = tmp_path / "empty.cpp", tmp_path / "empty.so"
+    source.write_text('extern "C" long motet_allowed() { return 1; }')
+    subprocess.run([needs_a_compiler(), "-shared", "-fPIC", source, "-o", library], check=True)
+    with pytest.raises(SelfTestFailed, match=r"it lacks a function: .*motet_lanes"):
+        builder.checked(library)
+
+
+def test_where_linux_refuses_tiles_their_library_is_kept_and_not_compiled(
+    cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes on this cache may have them."""
+    tiles, basic = INSTRUCTION_SETS[0], INSTRUCTION_SETS[-1]
+    monkeypatch.setattr(builder, "instruction_sets", lambda _: [tiles, basic])
+    for allowed in (True, False, False, True):
+        monkeypatch.setattr(builder, "tiles_allowed", lambda allowed=allowed: allowed)
+        one = build(cache)
+        names = sorted(path.name.partition("-")[0] for path in cache.iterdir())
+        if allowed:
+            assert (one.instructions, one.skipped) == ("amx-bf16", "")
+        else:
+            assert (one.instructions, names) == ("basic", ["amx", "basic"])
+            assert one.skipped == "amx-bf16: Linux does not give this process the CPU's tiles (AMX)"
+    assert one.seconds == 0
+
+
+def test_why_faster_kernels_do_not_serve_is_told(cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder, "instruction_sets", lambda _: [INSTRUCTION_SETS[1], INSTRUCTION_SETS[-1]])
+    build_one = builder._build
+
+    def wrong_at_first(*arguments: Any) -> object:
+        if arguments[-1] is INSTRUCTION_SETS[1]:
+            raise SelfTestFailed("linear is off by 3")
+        return build_one(*arguments)
+
+    monkeypatch.setattr(builder, "_build", wrong_at_first)
+    one = build(cache)
+    assert (one.instructions, one.skipped) == ("basic", "avx512-bf16: linear is off by 3")
+
+
+REFUSE = """
+import ctypes
+class Step(ctypes.Structure):
+    _fields_ = [(name, kind) for name, kind in zip(("code", "yes", "no", "number"), (ctypes.c_uint16, ctypes.c_uint8,
+                ctypes.c_uint8, ctypes.c_uint32))]
+class Filter(ctypes.Structure):
+    _fields_ = [("steps", ctypes.c_uint16), ("first", ctypes.POINTER(Step))]
+steps = (Step * 6)((0x20, 0, 0, 0), (0x15, 0, 3, 158), (0x20, 0, 0, 16), (0x15, 0, 1, 0x1023), (6, 0, 0, 0x50001),
+                   (6, 0, 0, 0x7FFF0000))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(Filter(6, steps))) == 0
+"""
+"""A filter of system calls: a process may not ask for tiles."""
+
+
+def test_a_process_knows_whether_linux_gives_it_tiles() -> None:
+    ask = f"import runpy; print(runpy.run_path({tiles.__file__!r})['tiles_allowed']())"
+    said = [
+        subprocess.run([sys.executable, "-ISc", script], check=True, capture_output=True, text=True).stdout
+        for script in (ask, REFUSE + ask)
+    ]
+    assert said == [f"{'amx_tile' in cpu_flags()}\n", "False\n"]
 
 
 NO_ROOM = [

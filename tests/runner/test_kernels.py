@@ -99,6 +99,15 @@ def test_the_log_says_that_a_damaged_library_was_made_again(monkeypatch: pytest.
     assert [line["damaged"] for line in logs if line["event"] == "kernels_made_again"] == [again.damaged]
 
 
+def test_the_log_says_why_faster_kernels_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_a_compiler()
+    slower = replace(built(), skipped="amx-bf16: linear is off by 3")
+    monkeypatch.setattr("motet_runner.execute.kernels.build", lambda *_: slower)
+    with capture_logs() as logs:
+        KernelChoice("cpp", CPU, CACHE)
+    assert [line["reasons"] for line in logs if line["event"] == "faster_kernels_skipped"] == [slower.skipped]
+
+
 def test_they_are_for_a_cpu() -> None:
     with pytest.raises(SetupError, match="computes on a CPU, and the device is cuda"):
         KernelChoice("cpp", torch.device("cuda"), CACHE)

@@ -20,9 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from motet_kernels.cpp.compiler import (
@@ -44,6 +44,7 @@ from motet_kernels.cpp.compiler import (
 from motet_kernels.cpp.library import Library
 from motet_kernels.cpp.programs import run
 from motet_kernels.cpp.self_test import SelfTestFailed, check
+from motet_kernels.cpp.tiles import tiles_allowed
 
 SOURCE = Path(__file__).parent / "source"
 
@@ -65,6 +66,8 @@ INSTALLED = Path(sys.prefix) / "motet-kernels"
 _NAME = re.compile(rf"({'|'.join(one.name for one in INSTRUCTION_SETS)})-[0-9a-f]{{24}}(-[0-9a-f]{{64}})?\.so")
 
 
+_DAMAGED = re.compile("ELF|file too short|cannot read file data")
+"""What Linux says of a file that is no whole library. All else says nothing of the file."""
 WRONG = 3
 """The status of the process that tests a library, if that is wrong"""
 _CRASHED_FOR_LACK = ("bad_alloc", *SHORTAGES)
@@ -84,6 +87,8 @@ class Built:
     """What the build took; 0 if the library was there"""
     damaged: str = ""
     """Why one that was there was made again"""
+    skipped: str = ""
+    """Why faster ones do not serve"""
 
 
 def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> Built:
@@ -91,15 +96,17 @@ def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> 
     `installed`: the folder of those that came with the installation; None: the usual one."""
     reasons: list[str] = []
     try:
-        if (found := _installed(installed or INSTALLED, reasons)) is not None:
-            return found
+        usable = _usable(reasons)
+        if (found := _installed(installed or INSTALLED, usable, reasons)) is not None:
+            return replace(found, skipped="; ".join(reasons))
         program = find_compiler(compiler)
         identity = f"{program.resolve()}\n{version_of(program)}"
         _prepare(cache)
         with _alone(cache):
-            for instructions in instruction_sets(cpu_flags()):
+            for instructions in usable:
                 try:
-                    return _build(cache, program, identity, instructions)
+                    built = _build(cache, program, identity, instructions)
+                    return replace(built, skipped="; ".join(reasons))
                 except (CompilerError, SelfTestFailed) as error:  # perhaps the compiler is too old for these
                     reasons.append(f"{instructions.name}: {error}")
     except CompilerError as error:
@@ -123,7 +130,18 @@ def install(into: Path = INSTALLED, compiler: str = "") -> list[Path]:
     return made
 
 
-def _installed(folder: Path, reasons: list[str]) -> Built | None:
+def _usable(reasons: list[str]) -> list[InstructionSet]:
+    """Those that the CPU has, and Linux allows. Why others do not serve is added to `reasons`."""
+    usable = []
+    for instructions in instruction_sets(cpu_flags()):
+        if "amx_tile" in instructions.cpu_flags and not tiles_allowed():
+            reasons.append(f"{instructions.name}: Linux does not give this process the CPU's tiles (AMX)")
+        else:
+            usable.append(instructions)
+    return usable
+
+
+def _installed(folder: Path, usable: Sequence[InstructionSet], reasons: list[str]) -> Built | None:
     """The fastest one that this CPU computes right with. Why others do not serve is added to `reasons`."""
     if not folder.is_dir():
         return None
@@ -131,12 +149,11 @@ def _installed(folder: Path, reasons: list[str]) -> Built | None:
         reasons.append(f"the folder {folder} must belong to root or to the user of this process, and nobody else may "
                        "write to it")  # fmt: skip
         return None
-    for instructions in instruction_sets(cpu_flags()):
+    for instructions in usable:
         path = folder / _file_name(instructions)
         if path.is_file():
             try:
-                _test_in_a_process(path)
-                return Built(checked(path), instructions.name, 0.0)
+                return Built(_tested(path), instructions.name, 0.0)
             except SelfTestFailed as error:
                 reasons.append(f"{path.name}: {error}")
     return None
@@ -152,11 +169,11 @@ def _build(cache: Path, compiler: Path, identity: str, instructions: Instruction
     for path in sorted(cache.glob(f"{name.removesuffix('.so')}-*.so")):
         try:
             _check_bytes(path, name)
-            _test_in_a_process(path)
+            library = _tested(path)
             with suppress(OSError):  # the folder may be read-only
                 path.touch()  # it is in use
             _remove_unused(path)
-            return Built(checked(path), instructions.name, 0.0, damaged)
+            return Built(library, instructions.name, 0.0, damaged)
         except SelfTestFailed as error:
             damaged = f"{path.name}: {error}"
             path.unlink(missing_ok=True)
@@ -169,7 +186,7 @@ def _build(cache: Path, compiler: Path, identity: str, instructions: Instruction
         path = unproved.replace(cache / _with_digest(name, unproved))
     _sync(cache)
     _remove_unused(path)
-    return Built(checked(path), instructions.name, time.monotonic() - began, damaged)
+    return Built(_tested(path), instructions.name, time.monotonic() - began, damaged)
 
 
 def _check_bytes(library: Path, name: str) -> None:
@@ -219,26 +236,40 @@ def _alone(cache: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _tested(path: Path) -> Library:
+    """In a process of its own, and then in this one. Raises SelfTestFailed if it is wrong, and NotNow."""
+    _test_in_a_process(path)
+    try:
+        return checked(path)
+    except SelfTestFailed as error:
+        if not path.exists():  # another process has removed it
+            raise
+        raise NotNow(f"{path.name} passed its test, and not in this process: {error}") from error
+
+
 def checked(path: Path) -> Library:
-    """Loads it into this process. Raises SelfTestFailed if it is wrong, and NotNow."""
+    """Loads it into this process. Raises SelfTestFailed if it is wrong, and NotNow if anything else fails: that says
+    nothing of the library, and the next one would fail alike."""
     try:
         library = Library(path)
+    except AttributeError as error:
+        raise SelfTestFailed(f"it lacks a function: {error}") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    try:
         check(library)
     except SelfTestFailed:
         raise
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except (MemoryError, RuntimeError) as error:
-        raise NotNow(f"{path.name} could not be tested: {error}") from error
     except Exception as error:
-        raise SelfTestFailed(f"{type(error).__name__}: {error}") from error
+        raise NotNow(f"{path.name} could not be tested: {type(error).__name__}: {error}") from error
     return library
 
 
 def _unreadable(path: Path, error: OSError) -> SelfTestFailed | NotNow:
-    if any(shortage in str(error) for shortage in SHORTAGES):
-        return NotNow(f"{path.name} could not be tested: {error.strerror or error}")
-    return SelfTestFailed(f"it cannot be read: {error.strerror or error}")
+    says = (error.strerror or str(error)).removeprefix(f"{path}: ")
+    if not path.exists() or _DAMAGED.search(says):
+        return SelfTestFailed(f"it cannot be read: {says}")
+    return NotNow(f"{path.name} could not be tested: {says}")
 
 
 def _key(identity: str, instructions: InstructionSet) -> str:

@@ -1,6 +1,5 @@
 """Which compiler this machine has, and which instructions its CPU has."""
 
-import ctypes
 import errno
 import os
 import platform
@@ -37,8 +36,8 @@ class CompilerError(Exception):
 
 
 class NotNow(Exception):
-    """This machine had no room or no time, to compile or to test: nothing is known of the compiler or the library. The
-    message is one line."""
+    """This machine had no room or no time, to compile or to test, or this process failed by itself: nothing is known of
+    the compiler or the library. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +96,8 @@ def cpu_flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
-    flags = frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
-    return flags if gives_tiles() else frozenset(flag for flag in flags if not flag.startswith("amx_"))
-
-
-def gives_tiles() -> bool:
-    """Whether Linux gives a process the CPU's tiles (AMX) if it asks. Some list them and do not."""
-    arch_prctl, supported_state, tile_data = 158, 0x1021, 18
-    supported = ctypes.c_uint64()
-    refused = ctypes.CDLL(None).syscall(arch_prctl, supported_state, ctypes.byref(supported))
-    return not refused and bool(supported.value >> tile_data & 1)
+    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.split())
 
 
 def compile_library(compiler: Path, sources: Sequence[Path], options: Sequence[str], library: Path) -> None:

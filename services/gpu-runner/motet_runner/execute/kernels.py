@@ -352,6 +352,8 @@ class KernelChoice:
 def _compiled(built: Built) -> CompiledKernels:
     if built.damaged:
         log.warning("kernels_made_again", damaged=built.damaged)
+    if built.skipped:
+        log.warning("faster_kernels_skipped", reasons=built.skipped, serving=built.instructions)
     return CompiledKernels(built.library, built.instructions)
 
 
