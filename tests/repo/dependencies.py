@@ -44,7 +44,8 @@ class Dependencies:
 def reach(
     starts: Iterable[str], *, started: Iterable[str] = (), told: Mapping[tuple[str, str], Iterable[str]] | None = None
 ) -> Dependencies:
-    """`started`: modules that run in processes, however they are named. `told`: what a file reads of a folder."""
+    """`started`: modules that run in processes, however they are named. `told`: what a file reads of a folder, or that
+    it never starts a module here."""
     reached, told = Dependencies(), told or {}
     waiting = [(start, "itself") for start in starts] + [(modules()[name], "itself") for name in started]
     while waiting:
@@ -53,7 +54,7 @@ def reach(
             continue
         reached.sources[source] = by
         waiting += [(conftest, source) for conftest in _conftests(source)]
-        waiting += [(modules()[name], source) for name in names(source)]
+        waiting += [(modules()[name], source) for name in names(source) if (source, name) not in told]
         for path in paths(source) if source.startswith(("tests/", "tools/", "benchmarks/")) else ():
             reached.data.update(dict.fromkeys(told.get((source, path), (path,)), source))
     return reached

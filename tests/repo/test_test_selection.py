@@ -24,8 +24,10 @@ TOLD = {
     **{("tests/repo/tree.py", path): () for path in ("", "services/common/motet/api/v1")},
     # Of a test marked soak.
     ("tests/images/test_installation.py", "cli/motet_cli/bundled/model"): (),
+    # For runners' pods, whose tests run when the runner or the kernels change, too.
+    ("tests/kube/kubelet/node_host.py", "tests.kube.kubelet.compiled_kernels"): (),
 }
-"""What a file reads of a folder that it names."""
+"""What a file reads of a folder that it names, or starts of a module."""
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
