@@ -20,6 +20,9 @@ struct ProgramPass {
         Program &p = const_cast<Program &>(*program);
         Call &c = const_cast<Call &>(*call);
         walk.expect(p.stages > 0 && p.scratch_bytes >= 0, "a program");
+        walk.expect(p.type_of_logits == FLOAT || p.type_of_logits == BFLOAT, "the type of logits");
+        if (c.chosen) walk.all(c.chosen, c.kept * (int64_t)sizeof *c.chosen, Use::WRITTEN, "chosen", INT64);
+        if (c.seconds) walk.clock(c.seconds, CHOICE + 1);
 
         int64_t instructions = 0, linears = 0, layers = 0, window = -1;
         walk.all(p.of_stage, p.stages * (int64_t)sizeof(Stage), Use::READ, "stages");
@@ -56,6 +59,8 @@ struct ProgramPass {
                 } else {
                     const Instruction &what = p.instructions[i];
                     if (what.out.where == BUFFER) needs(rows_of, what.out.base, rows);
+                    if (what.operation == SUM_AND_NORM && what.also.where == BUFFER)
+                        needs(rows_of, what.also.base, rows);
                     for (const Operand &in : what.in)
                         if (in.where == BUFFER) needs(rows_of, in.base, what.operation == KEEP ? c.rows : rows);
                 }
@@ -98,7 +103,7 @@ struct ProgramPass {
     }
 
     void walk_instruction(Walk &walk, Instruction &what, KeyShape keys) const {
-        walk.expect(what.operation >= COPY && what.operation <= WRITE, "an operation");
+        walk.expect(what.operation >= COPY && what.operation <= SILU_TIMES, "an operation");
         for (int64_t size : what.sizes) walk.expect(size > 0, "the sizes of an instruction");
         const int64_t all[] = {what.sizes[0], what.sizes[1], what.sizes[2]}, one[] = {1, 1, 1};
         const int64_t of_heads[] = {1, keys.heads, keys.width};
@@ -107,6 +112,16 @@ struct ProgramPass {
         if (what.operation != WRITE) {
             const int64_t reduced[] = {what.sizes[0], what.sizes[1], 1};
             walk_operand(walk, what.out, reduces ? reduced : all, Use::WRITTEN);
+        }
+        if (what.operation == SUM_AND_NORM) {
+            walk.expect(what.sizes[0] == 1 && what.sizes[1] == 1, "a row has one sum with its norm");
+            walk_operand(walk, what.also, all, Use::WRITTEN);
+        }
+        if (what.operation >= MODULES_NORM) {
+            expect_together(walk, what.out, what.out.type);
+            for (int i = 0; i < read_together(what.operation); ++i) expect_together(walk, what.in[i], what.out.type);
+            walk.expect(what.operation != ROTATE || what.sizes[2] % 2 == 0, "a rotation has pairs of numbers");
+            if (what.operation == SUM_AND_NORM) expect_together(walk, what.also, what.out.type);
         }
         for (int i = 0; i < MOST_OPERANDS; ++i) {
             Operand &in = what.in[i];
@@ -126,6 +141,16 @@ struct ProgramPass {
                 walk_operand(walk, in, all, Use::READ);
             }
         }
+    }
+
+    // How many operands an instruction of together.h reads.
+    static int read_together(int64_t operation) {
+        return operation == MODULES_NORM || operation == SILU_TIMES ? 2 : 3;
+    }
+
+    static void expect_together(Walk &walk, const Operand &operand, int64_t type) {
+        walk.expect(operand.type == type && type != INTEGER && operand.strides[2] == 1,
+                    "numbers of one type that lie together");
     }
 
     void walk_operand(Walk &walk, Operand &operand, const int64_t *sizes, Use use) const {
