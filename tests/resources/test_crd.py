@@ -32,7 +32,7 @@ from motet.resources.status import (
     ServingPoolStatus,
 )
 from motet.resources.validation_rules import VALIDATIONS
-from tests.repo.tree import ROOT, tracked
+from testbed.tree import ROOT, tracked
 from tests.resources.invalid_objects import BROKEN, GOOD, InvalidObject
 
 Schema = dict[str, Any]

@@ -18,7 +18,6 @@ from motet.resources import (
     read_text,
 )
 from motet.resources.planned_fields import PLANNED_FIELDS, PLANNED_VALUES
-from motet.resources.source_uris import ADAPTER_SCHEMES, MODEL_SCHEMES, PLANNED_SCHEMES
 from motet.resources.template import TUNING
 from motet.resources.validation import fields_at
 
@@ -413,7 +412,3 @@ def test_no_field_is_both_implemented_and_planned(kind: str) -> None:
         known = fields_at(model, tuple(parents))
         assert known, f"{dotted} hangs in the air"
         assert (last in known) == (dotted in PLANNED_VALUES.get(kind, {}))
-
-
-def test_a_scheme_is_either_read_or_planned() -> None:
-    assert not {*ADAPTER_SCHEMES, *MODEL_SCHEMES} & set(PLANNED_SCHEMES)

@@ -23,8 +23,22 @@ from motet.resources.fields import (
     SourceRevision,
     TenantOrAll,
 )
-from motet.resources.source_uris import AdapterUri
+from motet.resources.source_uris import (
+    ADAPTER_URI_MEANING,
+    ONLY_ON_NETWORK,
+    AdapterUri,
+    begins_as_one,
+    is_of,
+    on_network,
+    only_with_revisions,
+    revision_meaning,
+    with_revisions,
+)
 from motet.resources.validation_rules import Rule, TransitionRule
+from motet.sources import ADAPTER_SOURCES, CLAIM
+
+_WITH_REVISIONS = with_revisions(ADAPTER_SOURCES)
+_HERE = on_network(ADAPTER_SOURCES, yes=False)
 
 
 class PoolRef(ResourceModel):
@@ -56,14 +70,9 @@ class AdapterSource(ResourceModel):
     """Where the adapter's files are. A change makes a new revision. The old one serves until the new one has a
     certificate."""
 
-    uri: AdapterUri | None = None
-    """The address of the PEFT folder: `hf://organisation/name`, or `https://…/` of a folder. `file://` works only with
-    `motet up`; a relative path begins at the manifest's folder."""
-
+    uri: Annotated[AdapterUri | None, Field(description=ADAPTER_URI_MEANING)] = None
     persistent_volume_claim: ClaimSource | None = None
-    revision: SourceRevision | None = None
-    """Only for `hf://`: a branch, tag or commit. Absent: the main branch."""
-
+    revision: Annotated[SourceRevision | None, Field(description=revision_meaning(ADAPTER_SOURCES))] = None
     digest: Digest | None = None
     """The digest that the files must have. Absent: any files are accepted, and the status reports their digest."""
 
@@ -78,19 +87,18 @@ class AdapterSource(ResourceModel):
         ),
         Rule(
             field="revision",
-            cel="!has(self.revision) || (has(self.uri) && self.uri.startsWith('hf://'))",
-            message="revision may only be set for an hf:// source",
+            cel=f"!has(self.revision) || (has(self.uri) && {begins_as_one(_WITH_REVISIONS)})",
+            message=only_with_revisions(ADAPTER_SOURCES),
             reason="FieldValueForbidden",
-            holds=lambda source: source.revision is None or (source.uri or "").startswith("hf://"),
+            holds=lambda source: source.revision is None or is_of(source.uri, _WITH_REVISIONS),
         ),
         Rule(
             field="credentialsSecretRef",
-            cel="!has(self.credentialsSecretRef) || (has(self.uri) && !self.uri.startsWith('file://'))",
-            message="credentialsSecretRef may only be set for a source that is reached over the network",
+            cel=f"!has(self.credentialsSecretRef) || (has(self.uri) && !{begins_as_one(_HERE)})",
+            message=f"credentialsSecretRef {ONLY_ON_NETWORK}",
             reason="FieldValueForbidden",
             holds=lambda source: (
-                source.credentials_secret_ref is None
-                or (source.uri is not None and not source.uri.startswith("file://"))
+                source.credentials_secret_ref is None or (source.uri is not None and not is_of(source.uri, _HERE))
             ),
         ),
     )
@@ -105,7 +113,7 @@ class AdapterSource(ResourceModel):
 
     @property
     def scheme(self) -> str:
-        return "pvc" if self.uri is None else self.uri.partition(":")[0]
+        return CLAIM.scheme if self.uri is None else self.uri.partition(":")[0]
 
 
 class AdapterPlacement(ResourceModel):

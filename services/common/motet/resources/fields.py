@@ -18,7 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from motet.described_model import DescribedModel
-from motet.resources.source_uris import URI_PATTERN, URI_SENTENCE
+from motet.resources.source_uris import SECRET_MEANING, URI_PATTERN, URI_SENTENCE
 from motet.resources.validation_rules import (
     VALIDATIONS,
     Rule,
@@ -198,8 +198,7 @@ class UniqueBy:
 class SecretReference(ResourceModel):
     """The name of a Secret in the namespace of the object."""
 
-    name: ObjectReference
-    """The Secret's name. Its keys must be `token`, or `username` and `password`."""
+    name: Annotated[ObjectReference, Field(description=SECRET_MEANING)]
 
 
 class ObjectMeta(ResourceModel):

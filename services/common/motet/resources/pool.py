@@ -25,9 +25,24 @@ from motet.resources.fields import (
     UniqueBy,
 )
 from motet.resources.namespaces import AllowedNamespaces
-from motet.resources.source_uris import ModelUri
+from motet.resources.source_uris import (
+    MODEL_URI_MEANING,
+    ONLY_ON_NETWORK,
+    AdapterScheme,
+    ModelUri,
+    begins,
+    is_of,
+    on_network,
+    only_with_revisions,
+    revision_meaning,
+    with_revisions,
+)
 from motet.resources.template import PodTemplate
 from motet.resources.validation_rules import Rule, TransitionRule
+from motet.sources import MODEL_SOURCES
+
+_WITH_REVISIONS = with_revisions(MODEL_SOURCES)
+_ON_NETWORK = on_network(MODEL_SOURCES)
 
 NAMESPACE = "{namespace}"
 """In a `pathPrefix`, this text stands for the namespace of the adapter."""
@@ -45,14 +60,8 @@ class ModelCache(ResourceModel):
 class PoolModel(ResourceModel):
     """The base model."""
 
-    uri: ModelUri
-    """The address of the base model: `hf://organisation/name`, `pvc://claim/folder` (a claim in the pool's namespace),
-    `https://…/` of a folder, or `file://` (in a cluster a path in the runner's image; with `motet up` a path that may
-    be relative to the manifest's folder). Immutable."""
-
-    revision: SourceRevision | None = None
-    """Only for `hf://`: a branch, tag or commit. Absent: the main branch."""
-
+    uri: Annotated[ModelUri, Field(description=MODEL_URI_MEANING)]
+    revision: Annotated[SourceRevision | None, Field(description=revision_meaning(MODEL_SOURCES))] = None
     served_name: ServedName | None = None
     """The name of the base model in requests. Absent: the group's name."""
 
@@ -68,24 +77,24 @@ class PoolModel(ResourceModel):
     rules: ClassVar = (
         Rule(
             field="revision",
-            cel="!has(self.revision) || self.uri.startsWith('hf://')",
-            message="revision may only be set for an hf:// source",
+            cel=f"!has(self.revision) || {begins(_WITH_REVISIONS)}",
+            message=only_with_revisions(MODEL_SOURCES),
             reason="FieldValueForbidden",
-            holds=lambda model: model.revision is None or model.uri.startswith("hf://"),
+            holds=lambda model: model.revision is None or is_of(model.uri, _WITH_REVISIONS),
         ),
         Rule(
             field="credentialsSecretRef",
-            cel="!has(self.credentialsSecretRef) || self.uri.startsWith('hf://') || self.uri.startsWith('https://')",
-            message="credentialsSecretRef may only be set for a source that is reached over the network",
+            cel=f"!has(self.credentialsSecretRef) || {begins(_ON_NETWORK)}",
+            message=f"credentialsSecretRef {ONLY_ON_NETWORK}",
             reason="FieldValueForbidden",
-            holds=lambda model: model.credentials_secret_ref is None or model.uri.startswith(("hf://", "https://")),
+            holds=lambda model: model.credentials_secret_ref is None or is_of(model.uri, _ON_NETWORK),
         ),
         Rule(
             field="cache",
-            cel="!has(self.cache) || self.uri.startsWith('hf://') || self.uri.startsWith('https://')",
-            message="cache may only be set for a source that is reached over the network",
+            cel=f"!has(self.cache) || {begins(_ON_NETWORK)}",
+            message=f"cache {ONLY_ON_NETWORK}",
             reason="FieldValueForbidden",
-            holds=lambda model: model.cache is None or model.uri.startswith(("hf://", "https://")),
+            holds=lambda model: model.cache is None or is_of(model.uri, _ON_NETWORK),
         ),
     )
     transitions: ClassVar = (
@@ -203,7 +212,7 @@ class Admission(ResourceModel):
 
     allowed_schemes: (
         Annotated[
-            list[Literal["file", "hf", "https"]],
+            list[AdapterScheme],
             Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"}),
         ]
         | None

@@ -1,82 +1,130 @@
-"""URIs of sources: which schemes adapters and models may come from, and which form each must have.
-
-A runner reads them with `motet_runner.sources`: a new scheme needs both.
-"""
+"""URIs of sources as fields of manifests: their rules and descriptions, from the table `motet.sources.SOURCES`."""
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import StringConstraints
 
 from motet.resources.validation_rules import Rule, ValidatedBy, quoted
-
-ADAPTER_SCHEMES = ("file", "hf", "https")
-MODEL_SCHEMES = ("file", "pvc", "hf", "https")
-
-PLANNED_SCHEMES: dict[str, str] = {
-    "s3": "object stores",
-    "oci": "OCI registries",
-}
-"""Validation says that these come later, and with what. When a runner can read one, move it to the schemes above."""
+from motet.sources import (
+    ADAPTER_SCHEMES,
+    ADAPTER_SOURCES,
+    FOLDER,
+    MODEL_SOURCES,
+    PLANNED,
+    SOURCES,
+    SecretKeys,
+    Source,
+    listed,
+    prefixes,
+    refusal,
+)
 
 URI_PATTERN = r"^[a-z][a-z0-9+.-]*://\S+$"
 URI_SENTENCE = "must be a URI such as hf://organisation/name or https://files.example.com/legal/, without spaces"
 
 
-def _uri_rules(known: Iterable[str], coming: Mapping[str, str]) -> tuple[Rule, ...]:
-    """The rules for the URI of a source. `known` are the schemes that Motet reads, `coming` those that are planned."""
-    use = " or ".join(f"{scheme}://" for scheme in known)
+def _uri_rules(known: Sequence[Source]) -> tuple[Rule, ...]:
+    """The rules for the URI of a source that is one of `known`."""
     unsafe = "[@?%]|/[.][.](/|$)"
-    schemes = f"^({'|'.join([*known, *coming])})://"
+    schemes = f"^({'|'.join([*(one.scheme for one in known), *PLANNED])})://"
     return (
         Rule(
             cel=f"!self.matches({quoted(unsafe)})",
             message="must not contain '..', '@', '?' or '%' (no traversal, no inline credentials, no signed URLs)",
             holds=lambda uri: re.search(unsafe, uri) is None,
         ),
-        *(_not_yet(scheme, what, use) for scheme, what in coming.items()),
+        *(_not_yet(scheme, known) for scheme in PLANNED),
         Rule(
             cel=f"self.matches({quoted(schemes)})",
-            message=f"must begin with {use}",
+            message=refusal("", known),
             holds=lambda uri: re.search(schemes, uri) is not None,
         ),
         Rule(
-            cel="!self.startsWith('file://') || self.startsWith('file:///')",
+            cel=f"!self.startsWith('{FOLDER.prefix}') || self.startsWith('{FOLDER.prefix}/')",
             message="must be absolute in a cluster (file:///models/base); only motet up knows the manifest's folder",
             holds=None,
         ),
+        *(_form(one) for one in SOURCES.values() if one in known and one.form),
     )
 
 
-def _form(scheme: str, rest: str, message: str) -> Rule:
-    """A rule for the text after a scheme."""
-    start, whole = f"{scheme}://", f"^{scheme}://{rest}$"
+def _form(source: Source) -> Rule:
+    start, whole = source.prefix, f"^{source.prefix}{source.form}$"
     return Rule(
         cel=f"!self.startsWith({quoted(start)}) || self.matches({quoted(whole)})",
-        message=message,
+        message=source.form_message,
         holds=lambda uri: not uri.startswith(start) or re.search(whole, uri) is not None,
     )
 
 
-def _not_yet(scheme: str, what: str, use: str) -> Rule:
+def _not_yet(scheme: str, known: Sequence[Source]) -> Rule:
     start = f"{scheme}://"
     return Rule(
         cel=f"!self.startsWith({quoted(start)})",
-        message=f"not yet: {start} ({what}) comes later; use {use}",
+        message=refusal(scheme, known),
         holds=lambda uri: not uri.startswith(start),
     )
 
 
-_HUB_FORM = _form("hf", "[^/]+/[^/]+", "must name a repository of the hub, as hf://organisation/name")
-_CLAIM_FORM = _form("pvc", "[^/]+/.+", "must name a claim and a folder in it, as pvc://models/llama")
 AdapterUri = Annotated[
     str,
     StringConstraints(pattern=URI_PATTERN, max_length=1024),
-    ValidatedBy(*_uri_rules(ADAPTER_SCHEMES, PLANNED_SCHEMES), _HUB_FORM),
+    ValidatedBy(*_uri_rules(ADAPTER_SOURCES)),
 ]
 ModelUri = Annotated[
     str,
     StringConstraints(pattern=URI_PATTERN, max_length=1024),
-    ValidatedBy(*_uri_rules(MODEL_SCHEMES, PLANNED_SCHEMES), _HUB_FORM, _CLAIM_FORM),
+    ValidatedBy(*_uri_rules(MODEL_SOURCES)),
 ]
+if TYPE_CHECKING:
+    AdapterScheme = str
+else:
+    AdapterScheme = Literal[ADAPTER_SCHEMES]
+
+
+def begins(sources: Sequence[Source]) -> str:
+    """In CEL: whether `self.uri` is of one of these sources."""
+    return " || ".join(f"self.uri.startsWith('{one.prefix}')" for one in sources)
+
+
+def begins_as_one(sources: Sequence[Source]) -> str:
+    """The same as an operand of another operator."""
+    return begins(sources) if len(sources) == 1 else f"({begins(sources)})"
+
+
+def is_of(uri: str | None, sources: Sequence[Source]) -> bool:
+    return uri is not None and uri.startswith(tuple(one.prefix for one in sources))
+
+
+def with_revisions(known: Sequence[Source]) -> list[Source]:
+    return [one for one in known if one.revisions]
+
+
+def on_network(known: Sequence[Source], *, yes: bool = True) -> list[Source]:
+    return [one for one in known if one.network == yes]
+
+
+def only_with_revisions(known: Sequence[Source]) -> str:
+    return f"revision may only be set for an {prefixes(with_revisions(known))} source"
+
+
+def revision_meaning(known: Sequence[Source]) -> str:
+    named = listed((f"`{one.prefix}`" for one in with_revisions(known)), " and ")
+    return f"Only for {named}: a branch, tag or commit. Absent: the main branch."
+
+
+def told(secrets: Sequence[SecretKeys]) -> str:
+    """The keys that a Secret may have, for a page."""
+    return listed((" and ".join(f"`{key}`" for key in keys) for keys in secrets), ", or ")
+
+
+_every = SOURCES.values()
+_adapters = listed((one.of_adapters for one in _every if one.of_adapters and one is not FOLDER), ", or ")
+_models = listed((one.of_models for one in _every if one.of_models), ", or ")
+_secrets = list(dict.fromkeys(keys for one in _every for keys in one.secrets))
+ADAPTER_URI_MEANING = f"The address of the PEFT folder: {_adapters}. {FOLDER.of_adapters}."
+MODEL_URI_MEANING = f"The address of the base model: {_models}. Immutable."
+SECRET_MEANING = f"The Secret's name. Its keys must be {told(_secrets)}."
+ONLY_ON_NETWORK = "may only be set for a source that is reached over the network"

@@ -291,7 +291,9 @@ def _sentence(kind: str, path: FieldPath, detail: ErrorDetails, context: dict[st
         case "too_long":
             return f"must have at most {context['max_length']} entries, not {context['actual_length']}"
         case "string_pattern_mismatch":
-            return f"{PATTERN_SENTENCES[context['pattern']]}; not {_shown(value, node)}"
+            sentence = PATTERN_SENTENCES[context["pattern"]]
+            # Before an '@' may stand a password.
+            return sentence if "@" in value else f"{sentence}; not {_shown(value, node)}"
         case _:
             return detail["msg"]
 
@@ -434,8 +436,12 @@ def _too_deep(file: str, text: str) -> Problem | None:
                     )
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
-    except yaml.YAMLError:
-        return None  # `read_text` reports this error, after the documents before it
+    except yaml.YAMLError as error:
+        # libyaml 0.2.6 and later stop at a depth of their own, which they may reach while they look ahead of the event
+        # that is deeper than ours. `read_text` reports every other error, after the documents before it.
+        mark = getattr(error, "problem_mark", None)
+        if mark is not None and "nesting depth" in (getattr(error, "problem", None) or ""):
+            return Problem(ManifestPosition(file, mark.line + 1, mark.column + 1), _TOO_DEEP)
     finally:
         loader.dispose()
     return None
