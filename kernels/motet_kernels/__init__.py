@@ -7,25 +7,25 @@
 
 It computes what SGMV does (PU-01, PU-02), for mixed ranks. Rows without an adapter cost nothing. The package knows
 nothing about serving, and reads no environment. `backend.py` says what a back end is: an object that reads adapters in
-the runs where the caller has written them (`run_layout.py`). `TorchBackend` is in plain torch, `TiledBackend` too,
+the runs where the caller has written them (`run_layout.py`). `TorchBackend` is in plain torch, `ExactBackend` too,
 for exact mode, and `cpp.CppBackend` in C++ for a CPU. Tests compare with `reference.add_lora`, which uses fp64.
 """
 
 from motet_kernels.backend import LoraBackend
+from motet_kernels.exact_backend import TILE_ROWS, ExactBackend
 from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import MAX_TILE, LinearGroup, RunLayout
-from motet_kernels.tiled_backend import TILE_ROWS, TiledBackend
 from motet_kernels.torch_backend import LoraBatch, TorchBackend
 
 __all__ = [
     "MAX_TILE",
     "TILE_ROWS",
+    "ExactBackend",
     "LinearGroup",
     "LoraBackend",
     "LoraBatch",
     "PlacedAdapter",
     "RunLayout",
     "Segment",
-    "TiledBackend",
     "TorchBackend",
 ]

@@ -54,8 +54,8 @@ class LayerWeights(Generic[Weights]):
     """Of the scores"""
     window: int | None
     """How many tokens a token attends to, itself included; None: all"""
-    linears: Sequence[str]
-    """What add_lora calls q, k, v, o, gate, up and down"""
+    linears: Sequence[Sequence[str]]
+    """What add_lora calls q, k and v; o; gate and up; down"""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from motet_kernels.run_layout import LinearGroup, RunLayout
 from motet_kernels.run_stacks import Blocks, RunStack, RunStacks
 
 LONG_SEGMENT_ROWS = 16
-"""A segment of at least so many rows gets two matrix products for itself, which keep a core busy. Shorter segments are
-padded to one length and share one batched product."""
+"""A segment of at least this number of rows gets two matrix products for itself, which keep a core busy. Shorter
+segments are padded to one length and share one batched product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +243,8 @@ def _add_stacked(y: torch.Tensor, x: torch.Tensor, some: Together, stacked: Stac
 
 
 def _add_joined(y: torch.Tensor, v: torch.Tensor, joined: Blocks, stacked: StackedRows) -> None:
-    """v [adapters, rows, linears · rank] times the Bs of all linears of a group, in one batched product. Where nobody
-    changes one of them there are zeros: to read them takes less than an operator more."""
+    """v [adapters, rows, linears · rank] times the Bs of all linears of a group, in one batched product. Its B is zeros
+    where an adapter does not change a linear: to multiply with them takes less time than one more operator would."""
     rank, count = stacked.stack.layout.rank, joined.count
     by_linear = v.unflatten(2, (-1, rank)).transpose(1, 2)
     if count > by_linear.shape[1]:

@@ -18,7 +18,7 @@ SAME = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 
 def padded(rows: int) -> int:
-    """How many rows a product computes for so many.
+    """How many rows a product computes for `rows` rows.
 
     For each number of rows oneDNN keeps a program of its own for each shape of weights, and some hundred KiB with it.
     """
@@ -42,7 +42,9 @@ class TorchWeights:
 
     def parts(self, weights: Sequence[torch.Tensor]) -> Iterator[None]:
         together = weights[0].contiguous() if len(weights) == 1 else torch.cat(tuple(weights))
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(together) if self._reordered else together
+        if self._reordered:
+            together = torch.ops.mkldnn._reorder_linear_weight(together)  # noqa: SLF001 - see above
+        self._weight = together
         yield
 
     def all_of(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -50,7 +52,8 @@ class TorchWeights:
         if not self._reordered or not x.numel():
             return self._as_usual(x, bias)
         rows = x.shape[:-1].numel()
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(_padded(x), self._weight, bias, "none", [], "")
+        multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - see above
+        product: torch.Tensor = multiply(_padded(x), self._weight, bias, "none", [], "")
         return product[:rows].view(*x.shape[:-1], -1)
 
     def added_to(self, y: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -58,9 +61,8 @@ class TorchWeights:
         if not self._reordered:
             return self._as_usual(x, bias).add_(y)
         rows = x.shape[:-1].numel()
-        added: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(
-            _padded(x), _padded(y), self._weight, bias, "add"
-        )
+        multiply = torch.ops.mkldnn._linear_pointwise.binary  # noqa: SLF001 - see above
+        added: torch.Tensor = multiply(_padded(x), _padded(y), self._weight, bias, "add")
         return added[:rows].view(*x.shape[:-1], -1)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None, index: int = 0) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from motet_kernels.cpp import Library, build
 from motet_kernels.cpp.compiler import INSTRUCTION_SETS, InstructionSet, cpu_flags
-from tests.support.compiled_kernels import CACHE, needs_a_compiler
+from testbed.compiled_kernels import CACHE, needs_a_compiler
 
 
 @pytest.fixture(

@@ -19,13 +19,13 @@ import torch
 from motet.domain import Digest
 from motet_kernels.cpp import Library
 from motet_kernels.cpp.linear import PackedWeights
-from motet_runner.execute.in_parts import InParts
+from motet_runner.execute.batch.memory_parts import InParts
+from testbed.compiled_kernels import CACHE, compiled_library
 from tests.kernels.test_add_lora import Projection
 from tests.kernels.test_cpp_add_lora import spread
 from tests.kernels.test_cpp_attention import Shape, World, dense
 from tests.runner.engines import ask, load, make_local_engine, run
 from tests.runner.families import BY_NAME, save_adapters, save_model
-from tests.support.compiled_kernels import CACHE, compiled_library
 
 HOOK = ctypes.CDLL(None)
 HOOK.fail_allocation.argtypes = (ctypes.c_long, ctypes.c_bool)
@@ -108,7 +108,7 @@ def check_engine(family: str, folder: Path) -> None:
 
     def tokens() -> dict[str, list[int]]:
         engine = make_local_engine(base, kernels="cpp", kernel_cache=CACHE, prefill_chunk_tokens=32, threads=2)
-        assert engine._loaded.fused is not None
+        assert engine.diagnostics.loaded.fused is not None
         for number, adapter in enumerate(adapters):
             load(engine, Digest(f"sha256:{number}"), adapter)
         return run(engine, *asked).tokens
@@ -131,7 +131,10 @@ def check_engine(family: str, folder: Path) -> None:
         failed += not fitted
         return fitted
 
-    with patch.object(InParts, "_fits", attempt), patch("motet_runner.execute.worker.LocalWorker._may_go_on") as never:
+    with (
+        patch.object(InParts, "_fits", attempt),
+        patch("motet_runner.execute.worker.local_worker.LocalWorker._may_go_on") as never,
+    ):
         never.return_value = False
         assert tokens() == expected
     assert failed > 10
@@ -139,7 +142,7 @@ def check_engine(family: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     compiled = compiled_library()
-    HOOK.watch(ctypes.cast(compiled._loaded.motet_lanes, ctypes.c_void_p))
+    HOOK.watch(ctypes.cast(compiled.loaded.motet_lanes, ctypes.c_void_p))
     check_kernels(compiled)
     for of_family in ("Llama", "Gemma"):
         check_engine(of_family, Path(sys.argv[1]) / of_family)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from motet_kernels import LinearGroup, LoraBatch, PlacedAdapter, Segment, TorchBackend, reference
 from motet_kernels.cpp import CppBackend, Library
 from motet_kernels.run_stacks import RunStack
-from tests.support.compiled_kernels import compiled_library
+from testbed.compiled_kernels import compiled_library
 from tests.support.device import DEVICE
 
 TRAFFIC = {

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from motet_kernels.gpu.attention_bytes import AttentionSizes, floor_bytes, moved_bytes
 from motet_kernels.gpu.attention_cut import SLOTS, cut_for
+from testbed.attention_bytes import AttentionSizes, floor_bytes, moved_bytes
 
 MOST = 1.1
 RAGGED = [random.Random(0).randint(128, 8192) for _ in range(32)]

@@ -4,19 +4,21 @@ import gc
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from motet_kernels import PlacedAdapter, Segment, reference
 from motet_kernels.cpp import Library
 from motet_kernels.cpp.lora_backend import KEPT_OFFSETS, MAX_RANK
+from testbed.compiled_kernels import compiled_library
 from tests.kernels.test_add_lora import LINEAR, Projection
-from tests.support.compiled_kernels import compiled_library
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 """The outputs are in the tens: a bfloat is off by up to 1/256 of them, and by rounding its products."""
 
 
 def spread(projection: Projection, rows: list[int]) -> list[Segment]:
-    """A segment of so many rows for each adapter, with one row of the base between two of them."""
+    """A segment for each adapter with its number of rows, and one row of the base between two segments."""
     segments, first = [], 0
     for adapter, count in zip(projection.placed, rows, strict=True):
         segments.append(Segment(first, first + count, adapter))
@@ -56,16 +58,28 @@ def test_threads_share_the_work_and_change_no_bit(library: Library, dtype: torch
     assert torch.equal(results[0], results[2])
 
 
-def test_a_row_gets_the_same_bits_whoever_is_beside_it(library: Library) -> None:
-    projection = Projection(203, 149, [8, 16, 64], torch.bfloat16, library)
-    x, y = (projection.random(9, width).bfloat16() for width in (203, 149))
-    adapter = projection.placed[1]
-    alone, beside = y.clone(), y.clone()
-    projection.add(alone, x, [Segment(4, 5, adapter)])
-    projection.add(
-        beside, x, [Segment(0, 3, projection.placed[0]), Segment(4, 5, adapter), Segment(5, 9, projection.placed[2])]
-    )
-    assert torch.equal(alone[4], beside[4])
+@given(
+    owners=st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=1, max_size=70),
+    ranks=st.lists(st.integers(1, 40), min_size=4, max_size=4),
+    shape=st.tuples(st.integers(8, 300), st.integers(8, 300)),
+    dtype=st.sampled_from(list(TOLERANCE)),
+)
+@example(owners=[0, 0], ranks=[16] * 4, shape=(130, 65), dtype=torch.float32)
+@example(owners=[1, 0, 0, 0, 0, 0, 2], ranks=[3, 8, 8, 8], shape=(203, 149), dtype=torch.bfloat16)
+@example(owners=[0] * 33, ranks=[8] * 4, shape=(300, 300), dtype=torch.float16)
+@settings(deadline=None, max_examples=30)
+def test_a_row_gets_the_bits_that_it_gets_alone(
+    library: Library, owners: list[int | None], ranks: list[int], shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Whoever is beside it: rows of its own adapter, of others, or of none."""
+    projection = Projection(*shape, ranks, dtype, library)
+    x, y = (projection.random(len(owners), width).to(dtype) for width in shape)
+    expected, result = y.clone(), y.clone()
+    segments = projection.segments(owners)
+    for one in segments:
+        projection.add(expected, x, [one])
+    projection.add(result, x, segments)
+    assert torch.equal(result, expected)
 
 
 def test_matrices_of_linears_that_an_adapter_does_not_change_are_not_read(library: Library) -> None:

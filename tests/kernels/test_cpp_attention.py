@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from motet_kernels.cpp import Library, PagedAttention
 from motet_kernels.cpp.attention import PAGE_TOKENS
-from tests.support.compiled_kernels import compiled_library
+from testbed.compiled_kernels import compiled_library
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.03, torch.float16: 3e-3}
 LAYERS, LAYER = 3, 1
@@ -161,8 +162,38 @@ def test_new_keys_and_values_lie_in_the_pages_and_nothing_else_has_changed(libra
     assert torch.equal(world.pages.nan_to_num(7), before.nan_to_num(7))
 
 
-def test_pages_that_a_window_has_left_are_not_read(library: Library) -> None:
-    world = World(library, Shape(4, 2, 32), [(100, 1), (90, 20)])
+PIECES = [(0, 5), (7, 37), (16, 16), (130, 47), (250, 100), (300, 1), (5, 0)]
+"""Tokens before, and rows: pieces of prompts that begin and end anywhere in a page, and one without rows"""
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(2, 2, 64), Shape(2, 1, 80), Shape(6, 2, 96), Shape(8, 2, 128), Shape(8, 1, 256), Shape(5, 1, 7),
+     Shape(7, 1, 33)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("how", [{}, {"window": 40}, {"window": 100, "softcap": 2.0}, {"scale": -0.3}], ids=str)
+def test_pieces_of_prompts_in_bfloats_match_torch(library: Library, shape: Shape, how: dict[str, Any]) -> None:
+    World(library, shape, PIECES, torch.bfloat16).check(**how)
+
+
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 150)), min_size=1, max_size=4),
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 2), st.integers(1, 140)),
+    window=st.one_of(st.none(), st.integers(1, 200)), seed=st.integers(0, 9),
+)  # fmt: skip
+@settings(deadline=None, max_examples=30)
+def test_any_pieces_in_bfloats_match_torch(
+    sequences: list[tuple[int, int]], shape: tuple[int, int, int], window: int | None, seed: int
+) -> None:
+    group, kv_heads, width = shape
+    world = World(compiled_library(), Shape(kv_heads * group, kv_heads, width), sequences, torch.bfloat16, seed=seed)
+    world.check(window=window)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_pages_that_a_window_has_left_are_not_read(library: Library, dtype: torch.dtype) -> None:
+    world = World(library, Shape(4, 2, 32), [(100, 1), (90, 20)], dtype)
     left = [(100 - 24 + 1) // PAGE_TOKENS, (90 - 24 + 1) // PAGE_TOKENS]
     for number, (sequence, pages) in enumerate(zip(world.sequences, left, strict=True), 1):
         world.pages[sequence.pages[:pages]] = float("nan")
@@ -183,20 +214,35 @@ def test_a_sequence_that_is_not_finite_stays_alone_and_shows(library: Library) -
         assert out[world.rows[2]].isfinite().all()
 
 
-def test_threads_and_neighbours_change_no_bit(library: Library) -> None:
+def test_a_piece_that_is_not_finite_stays_alone_and_shows(library: Library) -> None:
+    for what in ("keys", "values", "query"):
+        world = World(library, Shape(4, 2, 64), [(200, 40), (200, 40)], torch.bfloat16)
+        if what == "query":
+            world.query[:, world.rows[1]] = float("nan")
+        else:
+            getattr(world.sequences[1], what)[:, -1] = float("nan")
+        out = world.attend()
+        assert out[world.rows[0]].isfinite().all()
+        assert out[world.rows[1]][-1].isnan().all()
+        if what == "keys":
+            assert out[world.rows[1]][:-1].isfinite().all()
+
+
+@pytest.mark.parametrize("number", [4, 6], ids=["few rows", "many rows"])
+def test_threads_and_neighbours_change_no_bit(library: Library, number: int) -> None:
     before = torch.get_num_threads()
     results = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             world = World(library, Shape(8, 4, 64), [*MIXED, (900, 64)], torch.bfloat16)
-            results.append(world.attend()[world.rows[4]])
+            results.append(world.attend()[world.rows[number]])
     finally:
         torch.set_num_threads(before)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
-    world.described = world.described[4:5]
-    assert torch.equal(world.attend()[world.rows[4]], results[0])
+    world.described = world.described[number : number + 1]
+    assert torch.equal(world.attend()[world.rows[number]], results[0])
 
 
 def test_time_follows_the_context_of_all_and_not_the_longest() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_kernels.cpp.library import TYPES
-from tests.support.compiled_kernels import compiled_library
+from testbed.compiled_kernels import compiled_library
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), -float("nan"), 1e-40, -1e-40, 3e38, -3e38]
 NUMBERS = st.sampled_from(SPECIAL) | st.floats(-4, 4, width=16)

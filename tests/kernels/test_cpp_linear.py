@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from motet_kernels.cpp import Library
 from motet_kernels.cpp.linear import PackedWeights
-from tests.support.compiled_kernels import compiled_library
+from testbed.compiled_kernels import compiled_library
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
 """Of the largest result: a bfloat is rounded to one of 256 steps."""
@@ -32,7 +32,7 @@ def test_all_tiles_match_the_reference(library: Library, shape: tuple[int, int],
     outputs, inputs = shape
     weight, bias = numbers(outputs, inputs, dtype=dtype), numbers(outputs, dtype=dtype, seed=1)
     packed = PackedWeights(library, [weight])
-    for rows in [*range(18), 25, 31, 32, 33, 40, 130]:
+    for rows in [*range(18), 25, 31, 32, 33, 40, 130, 225, 513]:
         x = numbers(rows, inputs, dtype=dtype, seed=rows)
         expected = x.double() @ weight.double().t()
         if rows:
@@ -104,11 +104,11 @@ def test_what_torch_computes_between_two_products_changes_neither_and_is_not_cha
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_rows_result_depends_on_no_other_row_and_on_no_thread(library: Library, dtype: torch.dtype) -> None:
     """To the last bit: a request's answer is the same in each batch."""
-    weight, x = numbers(701, 1100, dtype=dtype), numbers(67, 1100, dtype=dtype)
+    weight, x = numbers(701, 1100, dtype=dtype), numbers(513, 1100, dtype=dtype)
     packed = PackedWeights(library, [weight])
     torch.set_num_threads(1)
     together = packed.linear(x)
-    for rows in (1, 2, 3, 5, 8, 11, 13, 16, 17, 33):
+    for rows in (1, 2, 3, 5, 8, 11, 13, 16, 17, 33, 225):
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             assert torch.equal(packed.linear(x[:rows]), together[:rows])

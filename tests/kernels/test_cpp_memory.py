@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from motet_kernels.cpp import PagedAttention
-from motet_runner.execute.model import load
-from motet_runner.execute.packed_model import pack
+from motet_runner.execute.load.load_model import load
+from testbed.compiled_kernels import compiled_library, needs_a_compiler
 from tests.runner.engines import kernels_named
 from tests.runner.families import BY_NAME, save_model
-from tests.runner.trials import probe_logits
-from tests.support.compiled_kernels import compiled_library, needs_a_compiler
+from tests.runner.trials import pack, probe_logits
 from tests.support.little_memory import Counts
 
 HOOK = Path(__file__).parent / "failing_new.cpp"
@@ -39,7 +38,7 @@ def test_buffers_that_could_not_grow_are_the_former_ones(family: str, tmp_path: 
     """Whichever of them got no memory. Later iterations have no more rows than these have room for."""
     loaded = load(save_model(BY_NAME[family].config, tmp_path), "float32", "cpu")
     pack(loaded, kernels_named("cpp"))
-    forward = loaded.fused._decoder if family == "Llama" else loaded.fused._program
+    forward = loaded.fused._program
 
     def logits() -> torch.Tensor:
         with torch.inference_mode():

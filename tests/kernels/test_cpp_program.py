@@ -1,21 +1,23 @@
 """Programs in C++ against torch, with each set of instructions that this CPU has: every operation, both types, odd
 sizes, and numbers that do not lie together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from motet_kernels.cpp import Library, PagedAttention
-from motet_kernels.cpp.attention import PAGE_TOKENS
+from motet_kernels import Segment
+from motet_kernels.cpp import AttentionBatch, CppBackend, Library, PagedAttention
+from motet_kernels.cpp.attention import PAGE_TOKENS, no_attention
 from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.cpp.peepholes import brought_together
 from motet_kernels.cpp.program import CompiledProgram
 from motet_kernels.cpp.self_test import FUNCTIONS, OF_POSITIVE
 from motet_kernels.cpp.steps import Compute, Multiply, Place, Step, Value
-from tests.support.compiled_kernels import compiled_library
+from testbed.compiled_kernels import compiled_library
+from tests.kernels.test_add_lora import Projection
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 ROWS = 7
@@ -48,20 +50,27 @@ class Rows:
     def compute(self, operation: str, sizes: tuple[int, ...], out: Place, *inputs: Place, real: float = 0.0) -> None:
         self.steps.append(Compute(operation, sizes, out, inputs, real=real))
 
-    def result(self, value: Value, threads: int = 1, chosen: torch.Tensor | None = None) -> torch.Tensor:
+    def result(
+        self,
+        value: Value,
+        threads: int = 1,
+        chosen: torch.Tensor | None = None,
+        attention: AttentionBatch | None = None,
+        lora: tuple[CppBackend, list[Segment]] | None = None,
+    ) -> torch.Tensor:
         """Its numbers in the rows KEEP. `chosen`: gets the place of each one's largest number"""
+        attention = attention or no_attention(self._library)
         logits = Value(value.size, value.dtype, kept=True)
         keep = Compute("keep", (1, 1, value.size), whole(logits), (whole(value),))
         given = {"tokens": self.tokens, "positions": self.positions, "logits": logits}
         program = CompiledProgram(self._library, [*self.steps, keep], **given)
-        pages = torch.zeros(1, 1, 2, 1, PAGE_TOKENS, 1, dtype=torch.float32)
-        batch = PagedAttention(self._library, pages).make_batch(
-            np.zeros((1, 1), dtype=np.int32), np.zeros((0, 4), dtype=np.int64)
-        )
+        if lora is not None:
+            program.use_lora(lora[0])
         places, before = torch.arange(ROWS), torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            return program(places, places, KEEP, attention=batch, lora=None, chosen=chosen)
+            batch = None if lora is None else lora[0].make_batch(lora[1])
+            return program(places, places, KEEP, attention=attention, lora=batch, chosen=chosen)
         finally:
             torch.set_num_threads(before)
 
@@ -191,6 +200,29 @@ def test_linears_of_the_same_numbers_and_a_chain(library: Library, threads: int,
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_row_gets_the_bits_that_its_adapter_gives_it_alone(
+    library: Library, threads: int, dtype: torch.dtype
+) -> None:
+    """Whoever is beside it. With few blocks of rows, threads share out the columns."""
+    inputs, outputs = 203, 149
+    projection = Projection(inputs, outputs, [8, 3, 16], dtype, library)
+    rows, out = Rows(library), Value(outputs, dtype)
+    weight = numbers(outputs, inputs, dtype=dtype) / 8
+    x = rows.of(numbers(ROWS, inputs, dtype=dtype))
+    rows.steps.append(Multiply(x, 0, out, PackedWeights(library, [weight]), 0, None, "linear"))
+
+    def result(owners: Sequence[int | None]) -> torch.Tensor:
+        return rows.result(out, threads, lora=(projection.backend, projection.segments(owners)))
+
+    for owners in ([0] * ROWS, [1, None, 0, 0, 0, 2, 2], [0, 1, 2, 0, 1, 2, 2], [0, 0, 1, 1, 1, 1, 1]):
+        together = result(owners)
+        for place, row in enumerate(KEEP.tolist()):
+            alone = result([owner if number == row else None for number, owner in enumerate(owners)])
+            assert torch.equal(together[place], alone[place])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("wrong", [torch.nan, -torch.nan, torch.inf])
 def test_the_largest_number_of_each_row_is_chosen(library: Library, wrong: float, dtype: torch.dtype) -> None:
     """The first of equal ones, and none where a number is not finite: the other rows do not notice."""
@@ -270,7 +302,62 @@ def test_steps_that_are_brought_together_give_the_same_bits(library: Library, he
         rows.compute("copy", every, whole(both), whole(product))
         rows.compute("copy", every, whole(both, count), whole(total))
         apart = rows.result(both)
-        rows.steps, counts = brought_together(rows.steps, both)
-        of_rows = {"sum_and_norm": 1} if heads == 1 else {}
-        assert counts == {"modules_norm": 1, "rotate": 1, "silu_times": 1} | of_rows
+        together = brought_together(rows.steps, positions=rows.positions, logits=both)
+        rows.steps, counts = together.steps, {kind: count for kind, count in together.counts.items() if count}
+        after_norm = "sum_and_norm" if heads == 1 else "norm_and_rotate"
+        assert counts == {"modules_norm": 1, "rotate": 1, "silu_times": 1, after_norm: 1}
         assert torch.equal(rows.result(both), apart)
+
+
+@pytest.mark.parametrize("gap", [0, 16])
+def test_weights_of_norms_may_lie_apart(library: Library, gap: int) -> None:
+    """They are of another type than what they are multiplied with, and each head has its own."""
+    heads, width = 3, 16
+    rows, count = Rows(library), heads * width
+    x, out = rows.of(numbers(ROWS, count, dtype=torch.bfloat16)), Value(count, torch.bfloat16)
+    weight = numbers(heads, width + gap, dtype=torch.bfloat16, seed=1)[:, :width]
+    wide, squares, scaled, product = (Value(count, torch.float32) for _ in range(4))
+    mean, more, root = (Value(heads, torch.float32) for _ in range(3))
+    every, each, of_each = (1, 1, count), (1, heads, width), (0, width, 1)
+    rows.compute("copy", every, whole(wide), whole(x))
+    rows.compute("multiply", every, whole(squares), whole(wide), whole(wide))
+    rows.compute("mean", each, Place(mean, (0, 1, 0)), Place(squares, of_each))
+    rows.compute("add", (1, 1, heads), whole(more), whole(mean), Place(torch.tensor(1e-3)))
+    rows.compute("rsqrt", (1, 1, heads), whole(root), whole(more))
+    rows.compute("multiply", each, Place(scaled, of_each), Place(wide, of_each), Place(root, (0, 1, 0)))
+    of_weight = Place(weight, (0, width + gap, 1))
+    rows.compute("multiply", each, Place(product, of_each), of_weight, Place(scaled, of_each))
+    rows.compute("copy", every, whole(out), whole(product))
+    apart = rows.result(out)
+    together = brought_together(rows.steps, positions=rows.positions, logits=out)
+    rows.steps = together.steps
+    assert together.counts["modules_norm"] == (gap == 0)
+    assert torch.equal(rows.result(out), apart)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("norms", [False, True])
+def test_rotated_keys_are_written_into_their_pages(library: Library, norms: bool, dtype: torch.dtype) -> None:
+    """Of rows of two sequences, beside their values. One row is of none."""
+    heads, width = 3, 34
+    pages = [torch.zeros(2, 1, 2, heads, PAGE_TOKENS, width, dtype=dtype) for _ in range(2)]
+    for number, paged in enumerate(pages):
+        rows = Rows(library)
+        keys, values = (rows.of(numbers(ROWS, heads * width, dtype=dtype, seed=seed)) for seed in (0, 1))
+        cosines, sines = (rows.of(numbers(ROWS, width, dtype=dtype, seed=seed)) for seed in (3, 4))
+        if norms:
+            keys = norm(rows, keys, heads, numbers(width, dtype=dtype, seed=5))
+        turned = rotated(rows, keys, heads, cosines, sines)
+        places = tuple(Place(one, (0, width, 1)) for one in (turned, values))
+        rows.steps.append(Compute("write", (1, heads, width), None, places, 0))
+        if number:
+            together = brought_together(rows.steps, positions=rows.positions, logits=values)
+            rows.steps = together.steps
+            assert together.counts["write_rotated"] == 1
+            assert together.counts["norm_and_rotate"] == norms
+        table, sequences = np.array([[0], [1]], dtype=np.int32), np.array([[0, 2, 3, 0], [3, 4, 0, 1]])
+        batch = PagedAttention(library, paged).make_batch(table, sequences)
+        rows.result(values, attention=batch)
+    apart, joint = pages
+    assert torch.equal(joint, apart)
+    assert joint.flatten(0, 3).any(-1).reshape(2, 2, -1, PAGE_TOKENS).all(2).sum((1, 2)).tolist() == [4, 8]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 
 FILES = {file.stem.removeprefix("test_"): file for file in sorted((ROOT / "tests/gpu").glob("test_*.py"))}
 ENGINES = [name for name in FILES if name.startswith(("engine", "adapter", "decode"))]

@@ -60,8 +60,8 @@ class PagedAttention:
         return AttentionBatch(description, description.ctypes.data, int(rows.max(initial=0)), (table, sequences))
 
     def follow(self, batch: AttentionBatch, before: npt.NDArray[np.int64], longest: int) -> None:
-        """The same sequences again, after so many tokens of each. `longest`: the tokens of the longest one, with the
-        new ones."""
+        """The same sequences again. `before`: the tokens of each that are there already; `longest`: the tokens of the
+        longest one, with the new ones."""
         table, sequences = batch.kept
         sequences[:, 2] = before
         _check_room(table, longest)
@@ -124,3 +124,9 @@ class PagedAttention:
 def _check_room(table: npt.NDArray[np.int32], longest: int) -> None:
     if longest > table.shape[1] * PAGE_TOKENS:
         raise ValueError("a sequence has more tokens than its row of the table has pages")
+
+
+def no_attention(library: Library) -> AttentionBatch:
+    """For programs that have none: of no sequence"""
+    pages = torch.empty(1, 1, 2, 1, PAGE_TOKENS, 1, dtype=torch.float32)  # which nobody looks at
+    return PagedAttention(library, pages).make_batch(np.zeros((1, 1), np.int32), np.zeros((0, 4), np.int64))

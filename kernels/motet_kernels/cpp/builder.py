@@ -2,14 +2,15 @@
 or a new one.
 
 A library is tested in a process of its own before this one loads it: one with instructions that the CPU lacks, or whose
-file was damaged, would end it. Only then a new one gets its name in the cache, at once. The name has the digest of the
-file: one that differs is removed, and made again. Of processes that want the same library, one builds it, and the
-others wait.
+file was damaged, would end it. Only then a new one gets its name in the cache, at once. Later starts test it in their
+own process, unless something has changed. The name has the digest of the file: one that differs is removed, and made
+again. Of processes that want the same library, one builds it, and the others wait.
 
-An image has no compiler. When it is made, `install` puts a library for each set of instructions beside the packages.
-They are tested where they run.
+An image has no compiler. When it is made, `install` puts a library for each set of instructions beside the packages. A
+wheel for one architecture carries them among the modules. They are tested where they run.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -25,6 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from motet_kernels.cpp.amx_permission import tiles_allowed
 from motet_kernels.cpp.compiler import (
     COMPILE_SECONDS,
     CRASHES,
@@ -42,9 +44,9 @@ from motet_kernels.cpp.compiler import (
     version_of,
 )
 from motet_kernels.cpp.library import Library
+from motet_kernels.cpp.passed_mark import PassedMark, mark_of
 from motet_kernels.cpp.programs import run
 from motet_kernels.cpp.self_test import SelfTestFailed, check
-from motet_kernels.cpp.tiles import tiles_allowed
 
 SOURCE = Path(__file__).parent / "source"
 
@@ -61,13 +63,19 @@ UNUSED_SECONDS = 30 * 24 * 3600.0
 """A library that nobody has begun to use for so long is removed: it was of another version, compiler or CPU."""
 
 INSTALLED = Path(sys.prefix) / "motet-kernels"
-"""Libraries that came with the installation"""
+"""Libraries that an image has"""
+PACKAGED = Path(__file__).parent / "libraries"
+"""Libraries that a wheel has"""
 
 _NAME = re.compile(rf"({'|'.join(one.name for one in INSTRUCTION_SETS)})-[0-9a-f]{{24}}(-[0-9a-f]{{64}})?\.so")
 
 
-_DAMAGED = re.compile("ELF|file too short|cannot read file data")
-"""What Linux says of a file that is no whole library. All else says nothing of the file."""
+_NOT_FOR_HERE = re.compile(
+    "ELF|file too short|cannot read file data|version `[^']+' not found|undefined symbol"
+    f"|cannot open shared object file: {os.strerror(errno.ENOENT)}"
+)
+"""What Linux says of a file that is no whole library, or links to what this system lacks. All else says nothing of the
+file."""
 WRONG = 3
 """The status of the process that tests a library, if that is wrong"""
 _CRASHED_FOR_LACK = ("bad_alloc", *SHORTAGES)
@@ -93,12 +101,13 @@ class Built:
 
 def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> Built:
     """The library of this machine. `compiler` is a name or a path; empty: the first one on the path that is usual.
-    `installed`: the folder of those that came with the installation; None: the usual one."""
+    `installed`: the folder of those that came with the installation; None: that of an image, then that of a wheel."""
     reasons: list[str] = []
     try:
-        usable = _usable(reasons)
-        if (found := _installed(installed or INSTALLED, usable, reasons)) is not None:
-            return replace(found, skipped="; ".join(reasons))
+        usable = usable_sets(reasons)
+        for folder in [installed] if installed else [INSTALLED, PACKAGED]:
+            if (found := _installed(folder, usable, reasons)) is not None:
+                return replace(found, skipped="; ".join(reasons))
         program = find_compiler(compiler)
         identity = f"{program.resolve()}\n{version_of(program)}"
         _prepare(cache)
@@ -118,19 +127,19 @@ def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> 
     raise CannotBuild("; ".join(reasons))
 
 
-def install(into: Path = INSTALLED, compiler: str = "") -> list[Path]:
-    """Make a library for each set of instructions of this architecture, whether this CPU has them or not. Raises
-    CompilerError and NotNow."""
+def install(into: Path = INSTALLED, compiler: str = "", machine: str = "") -> list[Path]:
+    """Make a library for each set of instructions of an architecture, whether this CPU has them or not. `machine`: what
+    the compiler compiles for, by the name that Linux gives it; empty: this one. Raises CompilerError and NotNow."""
     program = find_compiler(compiler)
     into.mkdir(parents=True, exist_ok=True)
     made = []
-    for instructions in instruction_sets(None):
-        made.append(into / _file_name(instructions))
+    for instructions in instruction_sets(None, machine):
+        made.append(into / _file_name(instructions, machine=machine))
         compile_library(program, sorted(SOURCE.glob("*.cpp")), instructions.options, made[-1])
     return made
 
 
-def _usable(reasons: list[str]) -> list[InstructionSet]:
+def usable_sets(reasons: list[str]) -> list[InstructionSet]:
     """Those that the CPU has, and Linux allows. Why others do not serve is added to `reasons`."""
     usable = []
     for instructions in instruction_sets(cpu_flags()):
@@ -143,9 +152,10 @@ def _usable(reasons: list[str]) -> list[InstructionSet]:
 
 def _installed(folder: Path, usable: Sequence[InstructionSet], reasons: list[str]) -> Built | None:
     """The fastest one that this CPU computes right with. Why others do not serve is added to `reasons`."""
-    if not folder.is_dir():
+    if not any(folder.glob("*.so")):  # a wheel that was removed leaves the marks of its libraries there
         return None
-    if folder.stat().st_uid not in {0, os.geteuid()} or folder.stat().st_mode & 0o022:
+    strange = folder.stat().st_uid not in {0, os.geteuid()} or folder.stat().st_mode & 0o022
+    if strange and folder != PACKAGED:  # whoever may write there may write this module, too
         reasons.append(f"the folder {folder} must belong to root or to the user of this process, and nobody else may "
                        "write to it")  # fmt: skip
         return None
@@ -156,11 +166,20 @@ def _installed(folder: Path, usable: Sequence[InstructionSet], reasons: list[str
                 return Built(_tested(path), instructions.name, 0.0)
             except SelfTestFailed as error:
                 reasons.append(f"{path.name}: {error}")
+        elif any((named := _NAME.fullmatch(one.name)) and named[1] == instructions.name for one in folder.iterdir()):
+            reasons.append(f"{instructions.name}: the library in {folder} is of another version")
+        else:
+            reasons.append(f"{instructions.name}: {folder} has no library for these instructions")
     return None
 
 
-def _file_name(instructions: InstructionSet, identity: str = "") -> str:
-    return f"{instructions.name}-{_key(identity, instructions)}.so"
+def _file_name(instructions: InstructionSet, identity: str = "", machine: str = "") -> str:
+    digest = hashlib.sha256()
+    for part in (machine or platform.machine(), identity, *OPTIONS, *instructions.options):
+        digest.update(part.encode() + b"\0")
+    for path in sorted(SOURCE.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return f"{instructions.name}-{digest.hexdigest()[:24]}.so"
 
 
 def _build(cache: Path, compiler: Path, identity: str, instructions: InstructionSet) -> Built:
@@ -237,14 +256,20 @@ def _alone(cache: Path) -> Iterator[None]:
 
 
 def _tested(path: Path) -> Library:
-    """In a process of its own, and then in this one. Raises SelfTestFailed if it is wrong, and NotNow."""
-    _test_in_a_process(path)
+    """In a process of its own, unless it has passed there, and then in this one. Raises SelfTestFailed if it is wrong,
+    and NotNow."""
+    mark = PassedMark(path)
+    if not mark.take():
+        _test_in_a_process(path)
     try:
-        return checked(path)
+        library = checked(path)
     except SelfTestFailed as error:
         if not path.exists():  # another process has removed it
             raise
+        _test_in_a_process(path)  # its mark says nothing of the libraries that it links to
         raise NotNow(f"{path.name} passed its test, and not in this process: {error}") from error
+    mark.put()
+    return library
 
 
 def checked(path: Path) -> Library:
@@ -267,18 +292,9 @@ def checked(path: Path) -> Library:
 
 def _unreadable(path: Path, error: OSError) -> SelfTestFailed | NotNow:
     says = (error.strerror or str(error)).removeprefix(f"{path}: ")
-    if not path.exists() or _DAMAGED.search(says):
+    if not path.exists() or _NOT_FOR_HERE.search(says):
         return SelfTestFailed(f"it cannot be read: {says}")
     return NotNow(f"{path.name} could not be tested: {says}")
-
-
-def _key(identity: str, instructions: InstructionSet) -> str:
-    digest = hashlib.sha256()
-    for part in (platform.machine(), identity, *OPTIONS, *instructions.options):
-        digest.update(part.encode() + b"\0")
-    for path in sorted(SOURCE.iterdir()):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:24]
 
 
 def _prepare(cache: Path) -> None:
@@ -302,6 +318,7 @@ def _remove_unused(ours: Path) -> None:
         with suppress(OSError):
             if path != ours and _NAME.fullmatch(path.name) and time.time() - path.stat().st_mtime > UNUSED_SECONDS:
                 path.unlink()
+                mark_of(path).unlink(missing_ok=True)
 
 
 _passed: set[str] = set()

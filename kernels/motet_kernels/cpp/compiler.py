@@ -77,15 +77,16 @@ def version_of(compiler: Path) -> str:
     return _run([str(compiler), "--version"], seconds=30.0)
 
 
-def instruction_sets(cpu_flags: frozenset[str] | None) -> list[InstructionSet]:
-    """Those that a CPU with these flags has; None: all of this architecture."""
+def instruction_sets(cpu_flags: frozenset[str] | None, machine: str = "") -> list[InstructionSet]:
+    """Those that a CPU with these flags has; None: all of an architecture. `machine`: the name that Linux gives it;
+    empty: this one."""
     if cpu_flags is None:
-        cpu_flags = frozenset().union(*(one.cpu_flags for one in INSTRUCTION_SETS)) if _on_x86() else frozenset()
+        cpu_flags = frozenset().union(*(one.cpu_flags for one in INSTRUCTION_SETS)) if _on_x86(machine) else frozenset()
     return [one for one in INSTRUCTION_SETS if one.cpu_flags <= cpu_flags]
 
 
-def _on_x86() -> bool:
-    return platform.machine() in {"x86_64", "AMD64"}
+def _on_x86(machine: str = "") -> bool:
+    return (machine or platform.machine()) in {"x86_64", "AMD64"}
 
 
 def cpu_flags() -> frozenset[str]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from motet_kernels.cpp.amx_permission import tiles_allowed
+
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """How the library calls the types of elements"""
 
@@ -23,9 +25,8 @@ class Library:
     """Raises OSError or AttributeError if the file is not such a library."""
 
     def __init__(self, path: Path) -> None:
-        self._loaded = ctypes.CDLL(str(path))
-        if not self._function("motet_allowed", result=_NUMBER)():
-            raise OSError(f"{path.name}: Linux does not give this process the CPU's tiles (AMX)")
+        self.loaded = ctypes.CDLL(str(path))
+        tiles_allowed()  # whoever needs them has asked before; each process has to
         self.lanes: int = self._function("motet_lanes", result=_NUMBER)()
         self._failure = self._function("motet_failure", result=ctypes.c_char_p)
         self.add_lora = self._computing(
@@ -47,8 +48,6 @@ class Library:
             *[_NUMBER] * 6,
             *(_ADDRESS, _REAL, _NUMBER, _REAL),
         )
-        self.pair_places = self._function("motet_pair_places", _NUMBER, _ADDRESS)
-        self.decoder_pass = self._computing("motet_decoder_pass", _ADDRESS, _ADDRESS)
         self.program_pass = self._computing("motet_program_pass", _ADDRESS, _ADDRESS)
         self.largest = self._function("motet_largest", _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS)
         self.read = self._function("motet_read", _ADDRESS, _NUMBER, result=ctypes.c_uint64)
@@ -67,7 +66,7 @@ class Library:
         return result
 
     def _function(self, name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
-        function = getattr(self._loaded, name)
+        function = getattr(self.loaded, name)
         function.argtypes = arguments
         function.restype = result
         return function  # type: ignore[no-any-return] # ctypes has no types of its own for functions

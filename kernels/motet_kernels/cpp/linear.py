@@ -8,7 +8,7 @@ import torch
 from motet_kernels.cpp.library import TYPES, Library
 
 Allocate = Callable[[int, torch.dtype], torch.Tensor]
-"""Gives memory for so many numbers"""
+"""Gives memory for this number of numbers of the type"""
 
 PART_BYTES = 8 << 20
 """Of weights that are packed at once, where others may want the thread meanwhile"""
@@ -58,7 +58,7 @@ class PackedWeights:
                     rows.stride(0),
                     len(rows),
                     self.inputs,
-                    self._address(index, first),
+                    self.address_of(index, first),
                     torch.get_num_threads(),
                 )
                 yield
@@ -68,17 +68,15 @@ class PackedWeights:
         address: int = self._packed.data_ptr()
         return address
 
-    def address_of(self, index: int) -> int:
-        """Of one of the weights"""
-        return self._address(index)
-
-    def _address(self, index: int, row: int = 0) -> int:
+    def address_of(self, index: int, row: int = 0) -> int:
         """Of one of the weights, or of the panel that begins with this row of it."""
         before: int = self._library.packed_size(row, self.inputs)
         return self.address + (self._begins[index] + before) * int(self.dtype.itemsize)
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None, index: int = 0) -> torch.Tensor:
-        """x · Wᵀ (+ bias) with one of the linears, for x [..., inputs]"""
+    def linear(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, index: int = 0, *, threads: int | None = None
+    ) -> torch.Tensor:
+        """x · Wᵀ (+ bias) with one of the linears, for x [..., inputs]. `threads`: None: as many as torch's"""
         outputs = self.outputs[index]
         rows = x.reshape(-1, self.inputs)
         if rows.stride(1) != 1:
@@ -94,12 +92,12 @@ class PackedWeights:
             rows.stride(0),
             len(rows),
             self.inputs,
-            self._address(index),
+            self.address_of(index),
             None if bias is None else bias.data_ptr(),
             y.data_ptr(),
             outputs,
             outputs,
-            torch.get_num_threads(),
+            threads or torch.get_num_threads(),
         )
         return y.view(*x.shape[:-1], outputs)
 

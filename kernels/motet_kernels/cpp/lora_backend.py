@@ -13,13 +13,13 @@ from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import LinearGroup, RunLayout
 
 MAX_RANK = 512
-"""The library has room for so many products of a row."""
+"""The most products of a row that the library has room for"""
 
 KEPT_OFFSETS = 1024
-"""Of so many ranks and sets of linears, which tenants choose"""
+"""Of how many pairs of a rank and a set of linears, which tenants choose, the offsets are kept"""
 
 LINEARS_AT_ONCE = 3
-"""The fused decoder keeps the products of q, k and v of all rows at once."""
+"""A forward pass keeps the products of q, k and v of all rows at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from motet_kernels.cpp.attention import AttentionBatch
+from motet_kernels.cpp.attention import AttentionBatch, no_attention
 from motet_kernels.cpp.library import TYPES, Library
-from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.cpp.lora_backend import LINEARS_AT_ONCE, CppBackend, CppBatch
 from motet_kernels.cpp.steps import (
     DIMENSIONS,
@@ -24,6 +23,7 @@ from motet_kernels.cpp.steps import (
     NUMBER_TYPES,
     OPERATIONS,
     Attend,
+    ByPosition,
     Compute,
     Multiply,
     Place,
@@ -32,6 +32,7 @@ from motet_kernels.cpp.steps import (
     needed,
     values_of,
 )
+from motet_kernels.positions import more_positions
 
 _NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 KINDS = ("linears", "rows", "attention", "choice")
@@ -137,6 +138,11 @@ class CompiledProgram:
         self._memory: list[torch.Tensor] = []
         self._of_buffer = (_Buffer * len(self._row_bytes))(*(_Buffer(None, size) for size in self._row_bytes))
         self._paths: list[str] = []
+        self._looks_up: dict[ByPosition, list[int]] = {}
+        """Tables, and the instructions that look up in them"""
+        self._tables: list[torch.Tensor] = []
+        self._tabled = 0
+        """Positions that the tables have"""
         self._assemble()
 
     def use_lora(self, backend: CppBackend) -> None:
@@ -152,15 +158,19 @@ class CompiledProgram:
         *,
         attention: AttentionBatch,
         lora: CppBatch | None,
+        longest: int = 0,
         chosen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Logits [kept rows, vocabulary] of the rows `keep`.
 
+        `longest`: larger than each position. A program without a table of what is computed of positions needs none.
         `chosen` [kept rows] int64 gets the token of each one's largest logit, -1 where that is infinite or another one
         is not a number.
         """
         rows = tokens.numel()
         self._make_room(rows)
+        if longest > self._tabled and self._looks_up:
+            self._tabulate(more_positions(self._tabled, longest))
         logits = torch.empty((keep.numel(), self._logits.size), dtype=self._logits.dtype)
         for number, tensor in enumerate((tokens, positions, logits)):
             self._of_buffer[number].data = tensor.data_ptr()
@@ -189,6 +199,14 @@ class CompiledProgram:
         for number, buffer in enumerate(buffers, self._given):
             self._of_buffer[number].data = buffer.data_ptr()
         self._memory, self._room = buffers, room
+
+    def _tabulate(self, positions: int) -> None:
+        tables = [_table_of(self._library, by_position, positions) for by_position in self._looks_up]
+        for table, numbers in zip(tables, self._looks_up.values(), strict=True):
+            for number in numbers:
+                self._instructions[number].inputs[0].base = table.data_ptr()
+                self._instructions[number].number = positions
+        self._tables, self._tabled = tables, positions
 
     def _place_values(self) -> None:
         """In buffers, or in a thread's memory. Those that are not needed at the same time share a place."""
@@ -241,6 +259,9 @@ class CompiledProgram:
         linears: list[_Linear] = []
         stages: list[_Stage] = []
         for stage in self._stages:
+            for number, step in enumerate(stage.steps, len(instructions)):
+                if isinstance(step, Compute) and isinstance(step.inputs[0].of, ByPosition):
+                    self._looks_up.setdefault(step.inputs[0].of, []).append(number)
             if stage.kind == _ATTENTION:
                 stages.append(self._attention(stage.steps[0]))
                 continue
@@ -294,14 +315,15 @@ class CompiledProgram:
         )
 
     def _instruction(self, step: Compute) -> _Instruction:
-        nothing = (Place(self._zero), Place(self._one), Place(self._zero))  # a norm has a weight of one, and no bias
+        zero = Place(self._zero)
+        nothing = (zero, Place(self._one), zero, zero, zero)  # a norm has a weight of one, and no bias
         inputs = (*step.inputs, *nothing[len(step.inputs) :])
         return _Instruction(
             operation=OPERATIONS.index(step.operation),
             sizes=(_NUMBER * DIMENSIONS)(*step.sizes),
-            out=self._operand(step.out or nothing[0]),
+            out=self._operand(step.out or zero),
             inputs=(_Operand * MAX_INPUTS)(*map(self._operand, inputs)),
-            also=self._operand(step.also or nothing[0]),
+            also=self._operand(step.also or zero),
             number=step.number,
             real=step.real,
         )
@@ -314,9 +336,20 @@ class CompiledProgram:
         else:
             self._constants.append(of)
             where, dtype = _CONSTANT, of.dtype
-            base = of.address if isinstance(of, PackedWeights) else of.data_ptr()
+            base = of.data_ptr() if isinstance(of, torch.Tensor) else of.address
         strides = (_NUMBER * DIMENSIONS)(*place.strides)
         return _Operand(where=where, base=base, offset=place.offset, type=NUMBER_TYPES.index(dtype), strides=strides)
+
+
+def _table_of(library: Library, by_position: ByPosition, positions: int) -> torch.Tensor:
+    """[positions, numbers] as the steps themselves compute them"""
+    result = by_position.result
+    logits, whole = Value(result.size, result.dtype, kept=True), (0, 0, 1)
+    keep = Compute("keep", (1, 1, result.size), Place(logits, whole), (Place(result, whole),))
+    steps, given = [*by_position.steps, keep], Value(1, torch.int64)
+    program = CompiledProgram(library, steps, tokens=given, positions=by_position.positions, logits=logits)
+    every = torch.arange(positions)
+    return program(every, every, every, attention=no_attention(library), lora=None)
 
 
 def _cut(steps: Sequence[Step]) -> list[_StageSteps]:

@@ -1,12 +1,15 @@
-"""Compares a library with its references, on small sizes that reach every part of the kernels."""
+"""Compares a library with its references, on small sizes: add_lora, linears, attention, the largest number, and
+operations of programs with one operand. The gate sees the others, in the forward pass of a model.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.nn.functional import scaled_dot_product_attention
 
 from motet_kernels import reference
-from motet_kernels.cpp.attention import PAGE_TOKENS, PagedAttention
+from motet_kernels.cpp.attention import PAGE_TOKENS, PagedAttention, no_attention
 from motet_kernels.cpp.library import TYPES, Library
 from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.cpp.lora_backend import CppBackend
@@ -19,14 +22,27 @@ from motet_kernels.run_layout import LinearGroup
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 """How far a result may be off: less than a number that is left out or counted twice"""
 
+# The kernels work in blocks. Of each kind of block, these sizes have a second one (tests/kernels/test_self_test.py).
 INPUTS, OUTPUTS = 203, 149
 SEGMENTS = ((8, 1), (16, 1), (24, 2), (8, 5), (40, 37), (16, 4))
 """Rank and rows of each"""
+MANY_OUTPUTS = 8300
+"""Of an adapter with one row"""
 
+LINEAR_INPUTS = 523
+LINEAR_ROWS = (*range(1, 14), 37)
+MANY_ROWS = 257
+"""On one thread, which has several panels to keep in its cache"""
 
-HEADS, KV_HEADS, WIDTH = 6, 2, 70
-SEQUENCES = ((150, 1), (0, 37))
+HEADS, KV_HEADS = 6, 2
+SEQUENCES = ((150, 1), (0, 37), (200, 20))
 """Tokens before, and new rows"""
+LONG_SEQUENCES = (*SEQUENCES[:2], (260, 90))
+"""Of the type that is computed by tiles, where the CPU has them: their blocks are larger."""
+ATTENTION = ((70, None, None), (64, 270, 4.0))
+"""Width, window and cap of the scores"""
+SHARPNESS = 4.0
+"""Of scores: an average of hundreds of tokens would hardly show that some are wrong."""
 
 FUNCTIONS = {
     "copy": lambda x: x, "negative": torch.neg, "cube": lambda x: x**3, "rsqrt": torch.rsqrt, "sqrt": torch.sqrt,
@@ -44,25 +60,29 @@ class SelfTestFailed(Exception):
 
 def check(library: Library) -> None:
     for dtype in TYPES:
-        _check_add_lora(library, dtype)
-        _check_attention(library, dtype)
+        _check_add_lora(library, dtype, OUTPUTS, SEGMENTS)
+        _check_add_lora(library, dtype, MANY_OUTPUTS, SEGMENTS[:1])
+        for width, window, softcap in ATTENTION:
+            _check_attention(library, dtype, width, window, softcap)
     for dtype in PACKED_TYPES:
         _check_linear(library, dtype)
         _check_largest(library, dtype)
         _check_program(library, dtype)
 
 
-def _check_add_lora(library: Library, dtype: torch.dtype) -> None:
+def _check_add_lora(
+    library: Library, dtype: torch.dtype, outputs: int, ranks_and_rows: Sequence[tuple[int, int]]
+) -> None:
     random = torch.Generator().manual_seed(0)
-    group = LinearGroup(INPUTS, {"linear": OUTPUTS})
+    group = LinearGroup(INPUTS, {"linear": outputs})
     sizes = CppBackend([group], torch.empty(0, dtype=torch.uint8), dtype, library=library)
-    memory = torch.zeros(sum(sizes.layout(rank).bytes for rank, _ in SEGMENTS), dtype=torch.uint8)
+    memory = torch.zeros(sum(sizes.layout(rank).bytes for rank, _ in ranks_and_rows), dtype=torch.uint8)
     backend = CppBackend([group], memory, dtype, library=library)
     segments, matrices, offset, row = [], {}, 0, 0
-    for number, (rank, rows) in enumerate(SEGMENTS):
+    for number, (rank, rows) in enumerate(ranks_and_rows):
         layout = backend.layout(rank)
         a = torch.randn(rank, INPUTS, generator=random, dtype=torch.float32) / INPUTS**0.5
-        b = torch.randn(OUTPUTS, rank, generator=random, dtype=torch.float32) / rank**0.5
+        b = torch.randn(outputs, rank, generator=random, dtype=torch.float32) / rank**0.5
         a, b = a.to(dtype), b.to(dtype)
         layout.write(memory[offset : offset + layout.bytes], "linear", a, b, 1.0)
         adapter = PlacedAdapter(str(number), offset, rank, frozenset({"linear"}))
@@ -70,7 +90,7 @@ def _check_add_lora(library: Library, dtype: torch.dtype) -> None:
         matrices[adapter.name] = a, b, 1.0
         offset += layout.bytes
         row += rows + 1  # and one without an adapter
-    x, y = (torch.randn(row, width, generator=random, dtype=torch.float32).to(dtype) for width in (INPUTS, OUTPUTS))
+    x, y = (torch.randn(row, width, generator=random, dtype=torch.float32).to(dtype) for width in (INPUTS, outputs))
     expected = reference.add_lora(y, x, segments, matrices)
     backend.add_lora(y, x, "linear", backend.make_batch(segments))
     compare("add_lora", y, expected, TOLERANCE[dtype])
@@ -78,12 +98,13 @@ def _check_add_lora(library: Library, dtype: torch.dtype) -> None:
 
 def _check_linear(library: Library, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(0)
-    weight = torch.randn(OUTPUTS, INPUTS, generator=random, dtype=torch.float32).to(dtype)
-    bias = torch.randn(OUTPUTS, generator=random, dtype=torch.float32).to(dtype)
+    sizes = ((OUTPUTS, LINEAR_INPUTS), (OUTPUTS,), (MANY_ROWS, LINEAR_INPUTS))
+    weight, bias, x = (torch.randn(*size, generator=random, dtype=torch.float32).to(dtype) for size in sizes)
     packed = PackedWeights(library, [weight])
-    for rows in (*range(1, 14), 37):
-        x = torch.randn(rows, INPUTS, generator=random, dtype=torch.float32).to(dtype)
-        compare("linear", packed.linear(x, bias), x.double() @ weight.double().t() + bias.double(), TOLERANCE[dtype])
+    expected = x.double() @ weight.double().t() + bias.double()
+    for rows in LINEAR_ROWS:
+        compare("linear", packed.linear(x[:rows], bias), expected[:rows], TOLERANCE[dtype])
+    compare("linear", packed.linear(x, bias, threads=1), expected, TOLERANCE[dtype])
     if not torch.equal(packed.rows(torch.arange(OUTPUTS)), weight):
         raise SelfTestFailed(f"unpack in {dtype} gives other numbers")
 
@@ -105,17 +126,20 @@ def _check_largest(library: Library, dtype: torch.dtype) -> None:
         raise SelfTestFailed(f"the largest numbers in {dtype} are elsewhere")
 
 
-def _check_attention(library: Library, dtype: torch.dtype) -> None:
-    """A sequence that decodes and a prompt, each with pages of its own. Their keys lie in `dense`, too."""
+def _check_attention(
+    library: Library, dtype: torch.dtype, width: int, window: int | None, softcap: float | None
+) -> None:
+    """A sequence that decodes and pieces of prompts, each with pages of its own. Their keys lie in `dense`, too."""
     random = torch.Generator().manual_seed(0)
-    counts = [-(-(before + rows) // PAGE_TOKENS) for before, rows in SEQUENCES]
-    pages = torch.zeros(sum(counts), 1, 2, KV_HEADS, PAGE_TOKENS, WIDTH, dtype=dtype)
-    table = np.zeros((len(SEQUENCES), max(counts)), dtype=np.int32)
+    sequences = LONG_SEQUENCES if dtype is torch.bfloat16 else SEQUENCES
+    counts = [-(-(before + rows) // PAGE_TOKENS) for before, rows in sequences]
+    pages = torch.zeros(sum(counts), 1, 2, KV_HEADS, PAGE_TOKENS, width, dtype=dtype)
+    table = np.zeros((len(sequences), max(counts)), dtype=np.int32)
     described, dense, new, page, first = [], [], [], 0, 0
-    for number, ((before, rows), count) in enumerate(zip(SEQUENCES, counts, strict=True)):
+    for number, ((before, rows), count) in enumerate(zip(sequences, counts, strict=True)):
         table[number, :count] = np.arange(page, page + count)
-        both = torch.randn(2, KV_HEADS, before + rows, WIDTH, generator=random, dtype=torch.float32).to(dtype)
-        filled = torch.zeros(2, KV_HEADS, count * PAGE_TOKENS, WIDTH, dtype=dtype)
+        both = torch.randn(2, KV_HEADS, before + rows, width, generator=random, dtype=torch.float32).to(dtype)
+        filled = torch.zeros(2, KV_HEADS, count * PAGE_TOKENS, width, dtype=dtype)
         filled[:, :, :before] = both[:, :, :before]
         pages[page : page + count, 0] = filled.unflatten(2, (count, PAGE_TOKENS)).permute(2, 0, 1, 3, 4)
         described.append((first, rows, before, number))
@@ -123,16 +147,23 @@ def _check_attention(library: Library, dtype: torch.dtype) -> None:
         new.append(both[:, :, before:])
         page += count
         first += rows
-    query = torch.randn(HEADS, first, WIDTH, generator=random, dtype=torch.float32).to(dtype)
+    query = torch.randn(HEADS, first, width, generator=random, dtype=torch.float32).to(dtype)
     key, value = torch.cat(new, dim=2)
     attention = PagedAttention(library, pages)
     batch = attention.make_batch(table, np.array(described, dtype=np.int64))
-    out = attention.attend(query, key, value, 0, batch, scale=WIDTH**-0.5)
+    scale = SHARPNESS * width**-0.5
+    exact = torch.float64 if dtype is torch.float32 else torch.float32
+    out = attention.attend(query, key, value, 0, batch, scale=scale, window=window, softcap=softcap)
     for (start, rows, before, _), both in zip(described, dense, strict=True):
-        seen = torch.arange(before + rows) <= torch.arange(before, before + rows)[:, None]
-        keys, values = both.double().repeat_interleave(HEADS // KV_HEADS, dim=1)
-        of_rows = query[:, start : start + rows].double()
-        expected = scaled_dot_product_attention(of_rows, keys, values, attn_mask=seen).transpose(0, 1)
+        keys, values = both.to(exact)
+        of_heads = query[:, start : start + rows].to(exact).unflatten(0, (KV_HEADS, -1))
+        scores = of_heads.flatten(1, 2) @ keys.transpose(1, 2) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        age = torch.arange(before, before + rows)[:, None] - torch.arange(before + rows)
+        seen = (age >= 0) & (age < (window or before + rows))
+        weights = scores.unflatten(1, (-1, rows)).masked_fill(~seen, -torch.inf).softmax(-1)
+        expected = (weights.flatten(1, 2) @ values).unflatten(1, (-1, rows)).flatten(0, 1).transpose(0, 1)
         compare("attention", out[start : start + rows], expected, TOLERANCE[dtype])
 
 
@@ -152,10 +183,8 @@ def _check_program(library: Library, dtype: torch.dtype) -> None:
             Compute("keep", sizes, _whole(logits), (_whole(result),)),
         ]
         program = CompiledProgram(library, steps, tokens=tokens, positions=positions, logits=logits)
-        pages = torch.zeros(1, 1, 2, 1, PAGE_TOKENS, 1, dtype=dtype)
-        nobody = PagedAttention(library, pages).make_batch(np.zeros((1, 1), np.int32), np.zeros((0, 4), np.int64))
         numbers = torch.tensor([1, 2, 0])
-        ours = program(numbers, numbers, keep, attention=nobody, lora=None)
+        ours = program(numbers, numbers, keep, attention=no_attention(library), lora=None)
         compare(operation, ours, function(table[numbers][keep].double()), TOLERANCE[dtype])
 
 

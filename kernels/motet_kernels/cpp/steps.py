@@ -14,13 +14,21 @@ OPERATIONS = (
     *("copy", "add", "subtract", "multiply", "divide", "negative", "cube", "rsqrt", "sqrt", "exp", "tanh", "sigmoid"),
     *("silu", "gelu", "gelu_tanh", "relu", "cos", "sin", "mean", "sum", "layer_norm", "rms_norm", "look_up", "unpack"),
     *("keep", "write"),
-    *("modules_norm", "sum_and_norm", "rotate", "silu_times"),
+    *(
+        "modules_norm",
+        "sum_and_norm",
+        "rotate",
+        "norm_and_rotate",
+        "write_rotated",
+        "write_normed_rotated",
+        "silu_times",
+    ),
 )
 """Those of the last line are several of the others in one, see `peepholes`."""
 
 DIMENSIONS = 3
 """Of the numbers of a row that an instruction goes through"""
-MAX_INPUTS = 3
+MAX_INPUTS = 5
 
 NUMBER_TYPES = (torch.float32, torch.bfloat16, torch.int64)
 """Of values, in the order in which programs number them"""
@@ -44,7 +52,7 @@ class Value:
 class Place:
     """Where an instruction finds its numbers, in a value or in what all rows share. Strides are in numbers."""
 
-    of: Value | torch.Tensor | PackedWeights
+    of: "Value | torch.Tensor | PackedWeights | ByPosition"
     strides: tuple[int, ...] = (0,) * DIMENSIONS
     offset: int = 0
 
@@ -61,7 +69,7 @@ class Compute:
     real: float = 0.0
     """What a norm adds to the mean of squares"""
     also: Place | None = None
-    """Where an operation that peepholes make has its second result"""
+    """Where a sum is kept that is normed, too"""
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,22 @@ class Attend:
 
 
 Step = Compute | Multiply | Attend
+
+
+@dataclass(frozen=True, eq=False)
+class ByPosition:
+    """A table: its row for a position is what these steps compute of it."""
+
+    positions: Value
+    steps: Sequence[Step]
+    result: Value
+
+    address = 0
+    """Until it is there"""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.result.dtype
 
 
 def values_of(steps: Iterable[Step]) -> Iterator[Value]:

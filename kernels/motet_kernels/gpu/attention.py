@@ -1,8 +1,8 @@
 """Attention over pages of keys and values on a GPU (PU-22): decodes and parts of prompts in one batch."""
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,28 +19,30 @@ LOG2_E = math.log2(math.e)
 READ_BYTES = 32 * 1024
 """Keys and values that a program brings together at a time. Three times as much fits in its share of a processor."""
 PROGRAMS_OF_A_MULTIPROCESSOR = 3
-"""Its registers and shared memory hold so many that attend to pieces (compute capability 9.0)."""
+"""How many that attend to pieces its registers and shared memory hold (compute capability 9.0)"""
 INTERPRETED_PROGRAMS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """What kernels are compiled for: the same for all layers of a model."""
+class _Asked(NamedTuple):
+    """What a layer asks of its attention"""
 
-    heads: int
-    group: int
-    """Query heads of a KV head"""
-    width_rounded: int
-    at_once: int
-    """Tokens"""
+    query: torch.Tensor
+    """[heads, rows, width]"""
+    out: torch.Tensor
+    """[rows, heads, width]"""
+    layer: int
+    batch: GpuAttentionBatch
+    scales: tuple[float, float]
+    """Of the scores, and of their cap: to base 2"""
+    window: int | None
 
 
 class GpuAttention:
     def __init__(self, pages: torch.Tensor, *, piece_tokens: int | None = None) -> None:
         """`pages` [pages, layers, 2, kv_heads, page_tokens, width]: keys, then values of all heads of each layer.
 
-        `piece_tokens`: every sequence is cut into pieces of so many tokens, whatever the number of rows beside it. With
-        so many rows that it has more pieces than there is room for, they are longer.
+        `piece_tokens`: the tokens of each piece of a sequence, whatever the number of rows beside it. Where that gives
+        more pieces than there is room for beside many rows, they are longer.
         """
         _, self._layers, halves, self._kv_heads, self._page, self._width = pages.shape
         if not pages.is_contiguous() or halves != 2:
@@ -48,6 +50,7 @@ class GpuAttention:
         self._pages = pages
         self._piece_tokens = piece_tokens
         self._programs = _programs(pages.device)
+        self._constants = cache(self._compiled_for)
         self._results: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @staticmethod
@@ -66,8 +69,8 @@ class GpuAttention:
         return batch
 
     def follow(self, batch: GpuAttentionBatch, before: npt.NDArray[np.int64], longest: int) -> None:
-        """The same sequences again, after so many tokens of each. `longest`: the tokens of the longest one, with the
-        new ones."""
+        """The same sequences again. `before`: the tokens of each that are there already; `longest`: the tokens of the
+        longest one, with the new ones."""
         if batch.kept is None:
             raise ValueError("the batch of a graph follows the device's numbers")
         table, sequences = batch.kept
@@ -75,7 +78,7 @@ class GpuAttention:
         self._bring(batch, table, sequences, longest)
 
     def fixed_batch(self, max_rows: int, max_pages: int = 0, *, table: torch.Tensor | None = None) -> GpuAttentionBatch:
-        """For captured graphs: room for so many decodes at addresses that stay. At first nobody is in it.
+        """For captured graphs: room for `max_rows` decodes at addresses that stay. At first nobody is in it.
 
         `table` [any, pages], 32-bit: the device's own page table, which is read where it is; without it the batch has
         one of `max_pages`.
@@ -216,25 +219,17 @@ class GpuAttention:
         ):
             raise ValueError(f"layer {layer}: queries {tuple(query.shape)} {query.dtype} do not fit the pages")
         out = query.new_empty((rows, heads, width))
-        sizes = self._sizes(heads)
         scales = (scale * LOG2_E, 0.0) if softcap is None else (scale / softcap, softcap * LOG2_E)
+        asked = _Asked(query, out, layer, batch, scales, window)
         if batch.decodes is not None:
-            self._attend_decodes(query, out, layer, batch, batch.decodes, sizes, scales, window)
+            self._attend_decodes(asked, batch.decodes)
         if batch.prompts is not None:
-            self._attend_prompts(query, out, layer, batch, batch.prompts, sizes, scales, window)
+            self._attend_prompts(asked, batch.prompts)
         return out
 
-    def _attend_decodes(
-        self,
-        query: torch.Tensor,
-        out: torch.Tensor,
-        layer: int,
-        batch: GpuAttentionBatch,
-        decodes: Decodes,
-        sizes: _Sizes,
-        scales: tuple[float, float],
-        window: int | None,
-    ) -> None:
+    def _attend_decodes(self, asked: _Asked, decodes: Decodes) -> None:
+        query, out, layer, batch, scales, window = asked
+        heads, constants = len(query), self._constants(len(query))
         pieces = decodes.pieces_of(window)
         sequences, cut = len(decodes.rows), decodes.cut
         if not pieces.current:
@@ -254,7 +249,7 @@ class GpuAttention:
                 HAS_WINDOW=window is not None,
             )
             pieces.current = True
-        results, sums = self._room(sizes.heads)
+        results, sums = self._room(heads)
         launch(
             attend_pieces,
             (self._programs,),
@@ -273,40 +268,32 @@ class GpuAttention:
             query.stride(0),
             batch.table.stride(0),
             *scales,
-            **self._constants(sizes),
-            GROUP_ROUNDED=max(16, _rounded(sizes.group)),
+            **constants,
+            GROUP_ROUNDED=max(16, _rounded(constants["GROUP"])),
             HAS_CAP=scales[1] != 0,
             num_warps=4,
             num_stages=3,
         )
         launch(
             add_pieces,
-            (sequences, sizes.heads),
+            (sequences, heads),
             out,
             results,
             sums,
             decodes.rows,
             pieces.counts,
-            HEADS=sizes.heads,
+            HEADS=heads,
             WIDTH=self._width,
-            WIDTH_ROUNDED=sizes.width_rounded,
+            WIDTH_ROUNDED=constants["WIDTH_ROUNDED"],
             MOST=cut.most,
             AT_ONCE=16,
             num_warps=2,
         )
 
-    def _attend_prompts(
-        self,
-        query: torch.Tensor,
-        out: torch.Tensor,
-        layer: int,
-        batch: GpuAttentionBatch,
-        prompts: Prompts,
-        sizes: _Sizes,
-        scales: tuple[float, float],
-        window: int | None,
-    ) -> None:
-        group = _rounded(sizes.group)
+    def _attend_prompts(self, asked: _Asked, prompts: Prompts) -> None:
+        query, out, layer, batch, scales, window = asked
+        constants = self._constants(len(query))
+        group = _rounded(constants["GROUP"])
         # Larger tiles do not fit in the registers, which products of full precision fill soonest.
         tile = max(32 if query.element_size() > 2 else 128, group)
         tiles = prompts.tiles_of(tile // group)
@@ -325,7 +312,7 @@ class GpuAttention:
             batch.table.stride(0),
             window or 0,
             *scales,
-            **self._constants(sizes),
+            **constants,
             GROUP_ROUNDED=group,
             TILE=tile,
             HAS_WINDOW=window is not None,
@@ -334,22 +321,18 @@ class GpuAttention:
             num_stages=2,
         )
 
-    def _constants(self, sizes: _Sizes) -> dict[str, Any]:
+    def _compiled_for(self, heads: int) -> dict[str, int]:
+        """The same for all layers of a model. Tensor cores multiply no fewer than 16 rows and columns."""
+        width = max(16, _rounded(self._width))
         return {
             "LAYERS": self._layers,
             "KV_HEADS": self._kv_heads,
-            "GROUP": sizes.group,
+            "GROUP": heads // self._kv_heads,
             "WIDTH": self._width,
             "PAGE": self._page,
-            "WIDTH_ROUNDED": sizes.width_rounded,
-            "AT_ONCE": sizes.at_once,
+            "WIDTH_ROUNDED": width,
+            "AT_ONCE": max(16, min(64, READ_BYTES // (2 * width * self._pages.element_size()))),
         }
-
-    def _sizes(self, heads: int) -> _Sizes:
-        """Tensor cores multiply no fewer than 16 rows and columns."""
-        width = max(16, _rounded(self._width))
-        at_once = max(16, min(64, READ_BYTES // (2 * width * self._pages.element_size())))
-        return _Sizes(heads, heads // self._kv_heads, width, at_once)
 
     def _room(self, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
         """For what comes of pieces until it is added up. All graphs share it: they run one after the other."""
@@ -403,8 +386,8 @@ def _programs(device: torch.device) -> int:
 
 
 def _aligned(numbers: int) -> int:
-    """A row of so many 32-bit numbers ends where the next one may begin: at 16 bytes. Kernels are compiled anew for
-    addresses that are not divisible by them."""
+    """How many 32-bit numbers a row gets for these: it ends where the next one may begin, at 16 bytes. Kernels are
+    compiled anew for addresses that are not divisible by them."""
     return -(-numbers // 4) * 4
 
 

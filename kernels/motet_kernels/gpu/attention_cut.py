@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 SLOTS = 2048
-"""Pieces of sequences with more than one of them, all together: so many results of pieces are kept at a time."""
+"""The most results of pieces that are kept at a time: of all sequences with more than one piece together."""
 
 
 class Cut(NamedTuple):
@@ -13,7 +13,7 @@ class Cut(NamedTuple):
     """Pieces of a sequence"""
 
     def pieces(self, tokens: int) -> int:
-        """Of a sequence that sees so many tokens; the kernel `cut_sequences` finds the same."""
+        """Of a sequence that sees `tokens` tokens; the kernel `cut_sequences` finds the same."""
         needed = -(-tokens // self.most)
         return -(-tokens // max(self.least, -(-needed // self.least) * self.least))
 

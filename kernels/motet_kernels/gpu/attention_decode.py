@@ -25,7 +25,7 @@ def _seen(lengths, window, HAS_WINDOW: tl.constexpr):
 
 @triton.jit
 def _piece(seen, LEAST: tl.constexpr, MOST: tl.constexpr):
-    """Tokens of each piece of a sequence that sees so many"""
+    """Tokens of each piece of a sequence that sees `seen` tokens"""
     return tl.maximum(tl.cdiv(tl.cdiv(seen, MOST), LEAST), 1) * LEAST
 
 
@@ -125,7 +125,7 @@ def attend_pieces(
             seen = tokens < end
             page = tl.load(own_pages + tokens // PAGE, mask=seen, other=0).to(tl.int64)
             there = page * (LAYERS * 2 * KV_HEADS * PAGE * WIDTH) + tokens % PAGE * WIDTH
-            # What is not the sequence's is not read: zero times a number that is none is none.
+            # Only the sequence's own numbers are read: a weight of zero times NaN would be NaN.
             key = tl.load(keys + there[None, :] + across[:, None], mask=seen[None, :] & is_width[:, None], other=0.0)
             value = tl.load(
                 values + there[:, None] + across[None, :], mask=seen[:, None] & is_width[None, :], other=0.0

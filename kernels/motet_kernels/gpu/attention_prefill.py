@@ -69,7 +69,7 @@ def attend_tiles(
         own = tokens < end
         page = tl.load(own_pages + tokens // PAGE, mask=own, other=0).to(tl.int64)
         there = page * (LAYERS * 2 * KV_HEADS * PAGE * WIDTH) + tokens % PAGE * WIDTH
-        # What is not the sequence's is not read: zero times a number that is none is none.
+        # Only the sequence's own numbers are read: a weight of zero times NaN would be NaN.
         key = tl.load(keys + there[None, :] + across[:, None], mask=own[None, :] & is_width[:, None], other=0.0)
         value = tl.load(values + there[:, None] + across[None, :], mask=own[:, None] & is_width[None, :], other=0.0)
         scores = tl.dot(asked, key, input_precision="ieee") * scale

@@ -27,11 +27,6 @@ class _Layer(NamedTuple):
     qkv_bias: torch.Tensor | None
     gate_up_bias: torch.Tensor | None
     norms: HeadNorms | None
-    qkv: Sequence[str]
-    """What add_lora calls them, as the following"""
-    o: Sequence[str]
-    gate_up: Sequence[str]
-    down: Sequence[str]
 
 
 class GpuDecoder:
@@ -66,9 +61,10 @@ class GpuDecoder:
         added: torch.Tensor | None = None
         for number, layer in enumerate(self._layers):
             of_layer = layer.weights
+            qkv_linears, o_linears, gate_up_linears, down_linears = of_layer.linears
             x = add_norm(hidden, added, of_layer.attention_norm, weights.epsilon)
             qkv = of_layer.qkv.all_of(x, layer.qkv_bias)
-            self._add(qkv, x, layer.qkv, lora)
+            self._add(qkv, x, qkv_linears, lora)
             rotate_and_write(
                 qkv,
                 rows.positions,
@@ -85,13 +81,13 @@ class GpuDecoder:
                 queries.transpose(0, 1), number, rows, scale=of_layer.scale, window=of_layer.window
             ).flatten(1)
             o = of_layer.o.all_of(attended, of_layer.o_bias)
-            self._add(o, attended, layer.o, lora)
+            self._add(o, attended, o_linears, lora)
             x = add_norm(hidden, o, of_layer.mlp_norm, weights.epsilon)
             gate_up = of_layer.gate_up.all_of(x, layer.gate_up_bias)
-            self._add(gate_up, x, layer.gate_up, lora)
+            self._add(gate_up, x, gate_up_linears, lora)
             active = silu_multiply(gate_up)
             added = of_layer.down.all_of(active, of_layer.down_bias)
-            self._add(added, active, layer.down, lora)
+            self._add(added, active, down_linears, lora)
         last = add_norm(hidden, added, weights.final_norm, weights.epsilon, rows=keep)
         return weights.head.all_of(last, weights.head_bias)
 
@@ -102,15 +98,10 @@ class GpuDecoder:
 
 
 def _layer(layer: LayerWeights[TorchWeights]) -> _Layer:
-    q, k, v, o, gate, up, down = layer.linears
     norms = None if layer.q_norm is None or layer.k_norm is None else HeadNorms(layer.q_norm, layer.k_norm)
     return _Layer(
         weights=layer,
         qkv_bias=bias_of_columns(layer.qkv, layer.qkv_bias),
         gate_up_bias=bias_of_columns(layer.gate_up, layer.gate_up_bias),
         norms=norms,
-        qkv=(q, k, v),
-        o=(o,),
-        gate_up=(gate, up),
-        down=(down,),
     )

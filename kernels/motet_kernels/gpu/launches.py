@@ -10,7 +10,7 @@ _TRACES: list[list[str]] = []
 
 
 def launch(kernel: Any, grid: Sequence[int], *arguments: Any, **options: Any) -> None:
-    """Run a kernel with so many programs.
+    """Run a kernel, with as many programs as the grid has places.
 
     A product and a sum may become one instruction, which rounds once: Triton's default, which a later version changes,
     and warns of.

@@ -1,9 +1,8 @@
 """What a decoder layer computes between its products, in one launch each: the residual addition with the norm after it,
 the rotation of queries and keys with the write of keys and values, and SiLU · up (PU-21).
 
-Numbers are fp32 inside and rounded once. No argument changes from step to step but the tensors, so a captured graph
-stays right. A later kernel may add an adapter's expand here, where y is read and written anyway: each function gets the
-product as it is, before anybody else has read it.
+A kernel computes in fp32 and rounds its result once. Only what lies in the tensors changes from step to step: so a
+captured graph stays right.
 """
 
 from typing import NamedTuple
@@ -15,13 +14,13 @@ import triton.language as tl
 from motet_kernels.gpu.launches import interpreted, launch
 
 HEADS_AT_ONCE = 8
-"""Of a program that rotates: few rows must keep many processors busy."""
+"""How many heads a program rotates. With more, a few rows would keep only a few processors busy."""
 
 COLUMNS_AT_ONCE = 1024
-"""Of a program that computes SiLU · up"""
+"""How many columns of SiLU · up a program computes"""
 
 INTERPRETED_ROWS = 16
-"""Of a program in the interpreter, which takes as long for one row. On a GPU each row has programs of its own."""
+"""How many rows a program computes in the interpreter, which takes as long for one. On a GPU it computes one."""
 
 
 @triton.jit(do_not_specialize=["count"])

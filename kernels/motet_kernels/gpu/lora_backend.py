@@ -20,7 +20,7 @@ LINEARS_AT_ONCE = 3
 """As q, k and v"""
 
 KEPT_SETS = 1024
-"""Of so many sets of linears, which tenants choose, the numbers that kernels read"""
+"""Of how many sets of linears, which tenants choose, the numbers that kernels read are kept"""
 
 INPUTS_OF_A_WARP = 128
 
@@ -87,7 +87,7 @@ class GpuBackend:
 
     @staticmethod
     def room_bytes(groups: Sequence[LinearGroup], rows: int, max_rank: int = MAX_RANK) -> int:
-        """Of the device's memory, what a batch of at most so many rows takes"""
+        """Of the device's memory, what a batch of at most `rows` rows takes"""
         max_rank = -(-max_rank // RANK_STEP) * RANK_STEP
         room = room_for(rows, sum(len(group.outputs) for group in groups), max_rank)
         return _most_products(groups) * room.products * 4 + room.size * 8
@@ -107,7 +107,7 @@ class GpuBackend:
         return batch
 
     def fixed_batch(self, max_rows: int) -> GpuLoraBatch:
-        """A batch for captured launches, which is filled again and again, with at most so many rows."""
+        """A batch for captured launches, which is filled again and again, with at most `max_rows` rows."""
         batch = self._batch(room_for(max_rows, len(self._sizes)), empty=False)
         self._write(batch, [])
         return batch

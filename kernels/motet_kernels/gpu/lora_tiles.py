@@ -9,7 +9,7 @@ ROWS = 16
 read."""
 
 CHUNK_ROWS = 64
-"""A program reads a tile of an adapter once for so many rows of it."""
+"""The most rows of an adapter for which a program reads a tile once"""
 
 RANK_STEP = 16
 """Rows of A in one tile. The ranks of runs are multiples of it."""
@@ -17,8 +17,8 @@ RANK_STEP = 16
 MAX_RANK = 512
 
 HELD_RANKS = (16, 32, 64, 128)
-"""The ranks of tiles of B. A rank takes the first that is not below it; one above the last takes several of the last,
-whose products are added."""
+"""How many ranks a tile of B may hold. An adapter takes the smallest tile that holds its rank. If its rank is above all
+of these, it takes several of the largest tile, and their products are added."""
 
 CLASSES = len(HELD_RANKS)
 
@@ -34,7 +34,7 @@ def rank_class(rank: int) -> int:
 
 
 def tile_columns(rank_class: int, widest: int, itemsize: int) -> int:
-    """The columns of a tile of B, where the widest linear has so many outputs."""
+    """The columns of a tile of B, where the widest linear has `widest` outputs."""
     most = min(_TILE_BYTES // HELD_RANKS[rank_class], _WIDEST_BYTES) // itemsize
     return max(16, min(most, _power_of_two(widest)))
 

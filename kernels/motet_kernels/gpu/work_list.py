@@ -27,13 +27,13 @@ ENTRY_STEPS = 256
 """An entry for shrink is the chunk's number, times this, and which RANK_STEP rows of A."""
 
 _ALIGNED = 16
-"""Each part of the array begins at a multiple of so many numbers, wherever it ends: a kernel is compiled anew for
-pointers that are divisible by 16 in another way."""
+"""Each part of the array begins at a multiple of this number, wherever the part before it ends: a kernel is compiled
+anew for pointers that are divisible by 16 in another way."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Where the parts of an array begin that has room for so much."""
+    """What an array has room for, and where its parts begin."""
 
     rows: int
     chunks: int
@@ -61,7 +61,7 @@ class Room:
 
 
 def room_for(rows: int, linears: int, max_rank: int = MAX_RANK) -> Room:
-    """Enough for so many rows, whichever adapters they use."""
+    """Enough for `rows` rows, whichever adapters they use."""
     return Room(rows, rows, rows * (max_rank // RANK_STEP), rows * max_rank, linears)
 
 

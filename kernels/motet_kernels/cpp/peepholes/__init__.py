@@ -4,39 +4,75 @@ Each kind knows one shape of steps, as the modules of many families leave it, an
 those that it stands for: it rounds where they round. Whatever has another shape stays as it is.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from motet_kernels.cpp.peepholes.activation import silu_times
 from motet_kernels.cpp.peepholes.matching import Found, Uses
 from motet_kernels.cpp.peepholes.norms import modules_norm, sum_and_norm
-from motet_kernels.cpp.peepholes.rotation import rotate
-from motet_kernels.cpp.steps import Step, Value, needed
+from motet_kernels.cpp.peepholes.positions import by_position
+from motet_kernels.cpp.peepholes.rotation import norm_and_rotate, rotate, write_rotated
+from motet_kernels.cpp.steps import Step, Value, needed, read_by, written_by
 
-PEEPHOLES: dict[str, Callable[[Uses, int], Found | None]] = {
+Find = Callable[[Uses, int], Found | None]
+"""Gets a list of steps, and the number of one of them."""
+
+PEEPHOLES: dict[str, Find] = {
+    "by_position": by_position,
     "modules_norm": modules_norm,
     "sum_and_norm": sum_and_norm,
     "rotate": rotate,
+    "norm_and_rotate": norm_and_rotate,
+    "write_rotated": write_rotated,
     "silu_times": silu_times,
 }
 """In the order in which they look: some look for what others have made."""
 
 
+@dataclass(frozen=True)
+class Together:
+    steps: list[Step]
+    """Those that something comes of"""
+    counts: dict[str, int]
+    """How often each kind was found that was looked for"""
+    failed: dict[str, Exception]
+    """Kinds whose search ended with an error: their steps stay apart."""
+
+
 def brought_together(
-    steps: Sequence[Step], logits: Value, kinds: Collection[str] = PEEPHOLES.keys()
-) -> tuple[list[Step], Counter[str]]:
-    """The steps that something comes of, and how often each kind was found."""
-    left = needed(steps, logits)
-    counts = Counter[str]()
+    steps: Sequence[Step], *, positions: Value, logits: Value, kinds: Collection[str] = PEEPHOLES.keys()
+) -> Together:
+    """`positions`, `logits`: those of the rows"""
+    together = Together(needed(steps, logits), {}, {})
     for kind, find in PEEPHOLES.items():
         if kind not in kinds:
             continue
-        uses = Uses(left)
-        instead: dict[int, Step | None] = {}
-        for number in range(len(left)):
-            found = find(uses, number)
-            if found is not None and instead.keys().isdisjoint(found.steps):
-                instead |= dict.fromkeys(found.steps, None) | {max(found.steps): found.by}
-                counts[kind] += 1
-        left = [step for number, old in enumerate(left) if (step := instead.get(number, old)) is not None]
-    return left, counts
+        try:
+            found = _found(find, Uses(together.steps, positions), logits)
+        except Exception as error:  # what it is there for is speed
+            found, together.failed[kind] = [], error
+        together.counts[kind] = len(found)
+        instead = {number: None for one in found for number in one.steps} | {max(one.steps): one.by for one in found}
+        left = [instead.get(number, step) for number, step in enumerate(together.steps)]
+        together.steps[:] = needed([step for step in left if step is not None], logits)
+    return together
+
+
+def _found(find: Find, uses: Uses, logits: Value) -> list[Found]:
+    """Of those that want the same steps, the first"""
+    taken, all_found = set[int](), list[Found]()
+    for number in range(len(uses.steps)):
+        found = find(uses, number)
+        if found is not None and taken.isdisjoint(found.steps) and not _leaves_readers(found, uses, logits):
+            taken |= found.steps
+            all_found.append(found)
+    return all_found
+
+
+def _leaves_readers(found: Found, uses: Uses, logits: Value) -> bool:
+    """Whether anybody reads what is no longer written, or not yet"""
+    place, writes = max(found.steps), written_by(found.by)
+    gone = {value for number in found.steps for value in written_by(uses.steps[number])}.difference(writes)
+    left = {*read_by(found.by), logits, *(value for value in gone if not found.steps.issuperset(uses.readers(value)))}
+    early = (number for value in writes for number in uses.readers(value) if number not in found.steps)
+    return not gone.isdisjoint(left) or any(number < place for number in early)

@@ -12,8 +12,7 @@ def silu_times(uses: Uses, number: int) -> Found | None:
     multiplied = uses.only_reader(silu.out.of, "multiply")
     if multiplied is None:
         return None
-    product = uses.steps[multiplied]
-    assert isinstance(product, Compute)
+    product = uses.step(multiplied)
     sizes = product.sizes
     active, gate = in_sizes(silu.out, silu.sizes, sizes), in_sizes(silu.inputs[0], silu.sizes, sizes)
     up = next((one for one, other in (product.inputs, product.inputs[::-1]) if same(other, active)), None)

@@ -20,8 +20,10 @@ class Found:
 
 
 class Uses:
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step], positions: Value) -> None:
+        """`positions`: those of the rows"""
         self.steps = steps
+        self.positions = positions
         self._writers: dict[Value, list[int]] = {}
         self._readers: dict[Value, list[int]] = {}
         for number, step in enumerate(steps):
@@ -40,6 +42,12 @@ class Uses:
         """The step, if it is one of these operations."""
         step = self.steps[number]
         return step if isinstance(step, Compute) and step.operation in operations else None
+
+    def step(self, number: int) -> Compute:
+        """One of those that only_writer and only_reader have found"""
+        step = self.steps[number]
+        assert isinstance(step, Compute)
+        return step
 
     def only_writer(self, of: object, operation: str) -> int | None:
         return self._only(self.writers(of), operation)

@@ -1,6 +1,8 @@
-"""The norm by the root of the mean of squares, as modules compute it: in float32, rounded before the weight."""
+"""The norm by the root of the mean of squares, as modules compute it: in float32, rounded before the weight or after
+it."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,47 +24,77 @@ def modules_norm(uses: Uses, number: int) -> Found | None:
     if scaled is None:
         return None
     steps = {number, *of_squares, *of_root, scaled}
-    scale = uses.steps[scaled]
-    assert isinstance(scale, Compute)
+    scale = uses.step(scaled)
     factors = [in_sizes(place, scale.sizes, sizes) for place in scale.inputs]
     if not any(same(one, wide) and same(other, root) for one, other in (factors, factors[::-1])):
         return None
-    if wide.of is not x.of and not steps.issuperset(uses.readers(wide.of)):
-        return None
-    result = scale
-    if wide.of is not x.of:
-        rounded = uses.only_reader(result.out.of if result.out else None, "copy")
-        if rounded is None:
-            return None
-        narrow = uses.steps[rounded]
-        assert isinstance(narrow, Compute)
-        if not same(in_sizes(narrow.inputs[0], narrow.sizes, sizes), in_sizes(result.out, result.sizes, sizes)):
-            return None
-        steps.add(rounded)
-        result = narrow
-    weighted = uses.only_reader(result.out.of if result.out else None, "multiply")
+    weighted = _weighted(uses, scale, sizes, x.of.dtype)
     if weighted is None:
         return None
-    last = uses.steps[weighted]
-    assert isinstance(last, Compute)
-    normed, out = in_sizes(result.out, result.sizes, sizes), in_sizes(last.out, last.sizes, sizes)
-    both = [in_sizes(place, last.sizes, sizes) for place in last.inputs]
-    weight = next((one for one, other in (both, both[::-1]) if same(other, normed)), None)
-    if weight is None or out is None or not isinstance(weight.of, torch.Tensor):
+    weight, out, of_weight = weighted
+    if not lie_together([x, out], x.of.dtype) or weight.strides[-1] != 1:
         return None
-    if not lie_together([x, weight, out], x.of.dtype):
+    by = Compute("modules_norm", sizes, out, (x, weight), real=epsilon)
+    return Found(frozenset({*steps, *of_weight}), by)
+
+
+def _weighted(
+    uses: Uses, scale: Compute, sizes: Sequence[int], dtype: torch.dtype
+) -> tuple[Place, Place, set[int]] | None:
+    """The weight that these float32 numbers are multiplied with, the result, and the steps.
+
+    A model in another type rounds either before this product, and the weight has that type, or after it, and the weight
+    has float32.
+    """
+    rounded = _following(uses, scale, sizes, "copy") if dtype is not torch.float32 else None
+    product = _following(uses, rounded.step if rounded else scale, sizes, "multiply")
+    if product is None or product.other is None or not isinstance(product.other.of, torch.Tensor):
         return None
-    return Found(frozenset({*steps, weighted}), Compute("modules_norm", sizes, out, (x, weight), real=epsilon))
+    weight, steps, last = product.other, {product.number}, product
+    if rounded is not None:
+        steps.add(rounded.number)
+    elif dtype is not torch.float32:
+        after = _following(uses, product.step, sizes, "copy")
+        if after is None or product.step.out is None or product.step.out.of.dtype is not torch.float32:
+            return None
+        if not product.other.of.is_contiguous():  # its copy would lie in another way
+            return None
+        steps.add(after.number)
+        weight, last = replace(weight, of=product.other.of.float()), after
+    out = in_sizes(last.step.out, last.step.sizes, sizes)
+    of_type = dtype if rounded is not None else torch.float32
+    return (weight, out, steps) if out is not None and weight.of.dtype is of_type else None
+
+
+@dataclass(frozen=True)
+class _Following:
+    number: int
+    step: Compute
+    other: Place | None
+    """What it also reads"""
+
+
+def _following(uses: Uses, step: Compute, sizes: Sequence[int], operation: str) -> _Following | None:
+    """The one step that reads a result, if it does this"""
+    number = uses.only_reader(step.out.of if step.out else None, operation)
+    if number is None:
+        return None
+    reader = uses.step(number)
+    result = in_sizes(step.out, step.sizes, sizes)
+    places = [in_sizes(place, reader.sizes, sizes) for place in reader.inputs]
+    if len(places) == 1:
+        return _Following(number, reader, None) if same(places[0], result) else None
+    other = next((one for one, read in (places, places[::-1]) if same(read, result)), None)
+    return None if other is None else _Following(number, reader, other)
 
 
 def _before(uses: Uses, mean: Compute) -> tuple[Place, Place, set[int]] | None:
     """The float32 numbers whose squares have this mean, what they were before, and the steps."""
     squares = in_sizes(mean.inputs[0], mean.sizes, mean.sizes)
     number = None if squares is None else uses.only_writer(squares.of, "multiply")
-    if squares is None or number is None or len(uses.readers(squares.of)) != 1:
+    if squares is None or number is None:
         return None
-    square = uses.steps[number]
-    assert isinstance(square, Compute)
+    square = uses.step(number)
     wide = in_sizes(square.inputs[0], square.sizes, mean.sizes)
     if not same(*square.inputs) or not same(in_sizes(square.out, square.sizes, mean.sizes), squares):
         return None
@@ -71,8 +103,7 @@ def _before(uses: Uses, mean: Compute) -> tuple[Place, Place, set[int]] | None:
     copied = uses.only_writer(wide.of, "copy")
     if copied is None:
         return wide, wide, {number}
-    copy = uses.steps[copied]
-    assert isinstance(copy, Compute)
+    copy = uses.step(copied)
     x = in_sizes(copy.inputs[0], copy.sizes, mean.sizes)
     if x is None or x.of.dtype is torch.float32:
         return wide, wide, {number}
@@ -85,14 +116,12 @@ def _after(uses: Uses, mean: Compute) -> tuple[float, Place, set[int]] | None:
     added = None if means is None else uses.only_reader(means.of, "add")
     if means is None or added is None:
         return None
-    plus = uses.steps[added]
-    assert isinstance(plus, Compute)
+    plus = uses.step(added)
     epsilon = next((place.of for place in plus.inputs if isinstance(place.of, torch.Tensor)), None)
     rooted = uses.only_reader(plus.out.of if plus.out else None, "rsqrt")
     if rooted is None or epsilon is None or epsilon.numel() != 1 or epsilon.dtype is not torch.float32:
         return None
-    root = uses.steps[rooted]
-    assert isinstance(root, Compute)
+    root = uses.step(rooted)
     values = [place for place in (*plus.inputs, plus.out) if place is not None and isinstance(place.of, Value)]
     wholes = [*((place, plus.sizes) for place in values), (root.inputs[0], root.sizes), (root.out, root.sizes)]
     if root.out is None or len(values) != 2 or not all(is_whole(place, sizes) for place, sizes in wholes):
@@ -109,10 +138,9 @@ def sum_and_norm(uses: Uses, number: int) -> Found | None:
         return None
     x, weight = norm.inputs
     added = uses.only_writer(x.of, "add")
-    if added is None or not is_whole(x, norm.sizes) or min(uses.readers(x.of)) < number:
+    if added is None or not is_whole(x, norm.sizes):
         return None
-    add = uses.steps[added]
-    assert isinstance(add, Compute)
+    add = uses.step(added)
     terms = [in_sizes(place, add.sizes, norm.sizes) for place in add.inputs]
     one, other = terms
     if one is None or other is None or not is_whole(add.out, add.sizes):

@@ -1,4 +1,5 @@
-"""Queries and keys that are turned by their position: the first half of each head with the second."""
+"""Queries and keys that are turned by their position: the first half of each head with the second. Before that each
+head may be normed, and keys belong into their pages."""
 
 from dataclasses import replace
 
@@ -12,8 +13,6 @@ def rotate(uses: Uses, number: int) -> Found | None:
     if add is None or not all(is_whole(place, add.sizes) for place in (*add.inputs, add.out)):
         return None
     products = [uses.only_writer(place.of, "multiply") for place in add.inputs]
-    if any(len(uses.readers(place.of)) != 1 for place in add.inputs):
-        return None
     straight, turned = products
     if straight is None or turned is None:
         return None
@@ -21,10 +20,7 @@ def rotate(uses: Uses, number: int) -> Found | None:
 
 
 def _rotation(uses: Uses, number: int, straight: int, turned: int) -> Found | None:
-    add, of_cosines, of_sines = uses.steps[number], uses.steps[straight], uses.steps[turned]
-    assert isinstance(add, Compute)
-    assert isinstance(of_cosines, Compute)
-    assert isinstance(of_sines, Compute)
+    add, of_cosines, of_sines = map(uses.step, (number, straight, turned))
     sizes = of_sines.sizes
     for other, sines in (of_sines.inputs, of_sines.inputs[::-1]):
         partners = _partners(uses, other, sizes)
@@ -45,9 +41,9 @@ def _rotation(uses: Uses, number: int, straight: int, turned: int) -> Found | No
 
 
 def _partners(uses: Uses, other: Place, sizes: tuple[int, ...]) -> tuple[Place, set[int]] | None:
-    """The numbers of which `other` has the second half with the other sign and then the first, and the steps."""
+    """The numbers x = (first half, second half), and the steps, if `other` is (-second half, first half)."""
     writers, half = uses.writers(other.of), sizes[-1] // 2
-    if len(writers) != 2 or len(uses.readers(other.of)) != 1 or sizes[-1] % 2 or not is_whole(other, sizes):
+    if len(writers) != 2 or sizes[-1] % 2 or not is_whole(other, sizes):
         return None
     of_half = (*sizes[:-1], half)
     negative = next((found for one in writers if (found := _negative(uses, one, of_half)) is not None), None)
@@ -76,13 +72,49 @@ def _negative(uses: Uses, copied: int, sizes: tuple[int, ...]) -> tuple[Place, t
     if copy is None:
         return None
     number = uses.only_writer(copy.inputs[0].of, "negative")
-    if number is None or len(uses.readers(copy.inputs[0].of)) != 1:
+    if number is None:
         return None
-    negative = uses.steps[number]
-    assert isinstance(negative, Compute)
+    negative = uses.step(number)
     if not is_whole(copy.inputs[0], copy.sizes) or not is_whole(negative.out, negative.sizes):
         return None
     place = in_sizes(negative.inputs[0], negative.sizes, sizes)
     if place is None or copy.inputs[0].of.dtype is not place.of.dtype:
         return None
     return place, (copied, number)
+
+
+def norm_and_rotate(uses: Uses, number: int) -> Found | None:
+    """A rotation of heads that are normed"""
+    turn = uses.compute(number, "rotate")
+    if turn is None:
+        return None
+    x, cosines, sines = turn.inputs
+    normed = uses.only_writer(x.of, "modules_norm")
+    if normed is None:
+        return None
+    norm = uses.step(normed)
+    if norm.sizes != turn.sizes or not same(norm.out, x):
+        return None
+    inputs = norm.inputs[0], cosines, sines, norm.inputs[1]
+    by = Compute("norm_and_rotate", turn.sizes, turn.out, inputs, real=norm.real)
+    return Found(frozenset({number, normed}), by)
+
+
+def write_rotated(uses: Uses, number: int) -> Found | None:
+    """The write of rotated keys, and of the values beside them"""
+    write = uses.compute(number, "write")
+    if write is None:
+        return None
+    keys, values = write.inputs
+    turned = uses.only_writer(keys.of, "rotate")
+    if turned is None:
+        turned = uses.only_writer(keys.of, "norm_and_rotate")
+    if turned is None:
+        return None
+    turn = uses.step(turned)
+    of_heads = in_sizes(keys, write.sizes, turn.sizes)
+    if turn.sizes != write.sizes or not same(turn.out, of_heads) or values.of.dtype is not keys.of.dtype:
+        return None
+    operation = "write_rotated" if turn.operation == "rotate" else "write_normed_rotated"
+    by = Compute(operation, write.sizes, None, (*turn.inputs, values), number=write.number, real=turn.real)
+    return Found(frozenset({number, turned}), by)

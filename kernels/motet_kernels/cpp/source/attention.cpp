@@ -4,7 +4,7 @@
 // computed. It puts their keys and values into the pages first. A unit of work is one KV head of one sequence, with all
 // query heads that share it, for one row or a few. It goes through the pages in blocks, and keeps for each query row the
 // largest score, the sum of the weights and the weighted sum of values. Which numbers are added in which order depends
-// on the sequence alone.
+// on the sequence alone. With several rows, bfloats are multiplied by tiles, where the CPU has them (tiled_attention.h).
 //
 // Pages are read whole: the caller has cleared what a sequence has not written yet. No page is read but those that the
 // rows attend to.
@@ -14,17 +14,14 @@
 
 #include "border.h"
 #include "calls.h"
-#include "products.h"
+#include "page_products.h"
+#include "tiled_attention.h"
 
 namespace {
 
-constexpr int PAGE = 16;             // tokens
-constexpr int PAGES_IN_BLOCK = 8;
-constexpr int KEYS_IN_BLOCK = PAGE * PAGES_IN_BLOCK;
 constexpr int PAGES_AHEAD = 3;       // of which keys come before they are needed
 constexpr int QUERIES_IN_UNIT = 64;  // rows times the query heads of a KV head
 constexpr int FEW_QUERIES = 4;
-constexpr int VECTORS_OF_PAGE = PAGE / LANES;
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 constexpr int64_t SMALL = 1 << 19;   // fewer products than this are not worth several threads
 
@@ -47,151 +44,13 @@ struct Batch {
     int64_t threads;
 };
 
-// -- products of queries and keys ------------------------------------------------------------------------------------
-
-// 32-bit parts of a row: numbers, or pairs of bfloats where an instruction multiplies them.
-template <typename T> struct Parts {
-    static constexpr int VECTORS = 2;  // of a Pair
-    static INLINE void load(const T *from, words *into) {
-        Pair value = ::load(from);
-        into[0] = as_words(value.a);
-        into[1] = as_words(value.b);
-    }
-    static INLINE floats add(floats sum, words keys, uint32_t query) {
-        float factor;
-        memcpy(&factor, &query, sizeof factor);
-        return sum + as_floats(keys) * factor;
-    }
-};
-#if defined(__AVX512BF16__)
-template <> struct Parts<bfloat> {
-    static constexpr int VECTORS = 1;
-    static INLINE void load(const bfloat *from, words *into) { *into = load_raw(from).value; }
-    static INLINE floats add(floats sum, words keys, uint32_t query) {
-        return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)keys, (__m512bh)all_words(query));
-    }
-};
-#endif
-
-template <typename T> INLINE void load_parts(const T *from, int64_t left, words *into) {
-    if (left >= PAIR) return Parts<T>::load(from, into);
-    T buffer[PAIR] = {};
-    memcpy(buffer, from, left * sizeof(T));
-    Parts<T>::load(buffer, into);
-}
-
-// Lane j of vector i becomes lane i of vector j.
-template <int S, size_t... L> INLINE void swap_lanes(words &x, words &y, std::index_sequence<L...>) {
-    floats upper = SHUFFLE(as_floats(x), as_floats(y), ((int)L & S ? (int)L - S + LANES : (int)L)...);
-    floats lower = SHUFFLE(as_floats(x), as_floats(y), ((int)L & S ? (int)L + LANES : (int)L + S)...);
-    x = as_words(upper);
-    y = as_words(lower);
-}
-template <int S = 1> INLINE void transpose(words *vectors) {
-    if constexpr (S < LANES) {
-        for (int i = 0; i < LANES; ++i)
-            if (!(i & S)) swap_lanes<S>(vectors[i], vectors[i + S], std::make_index_sequence<LANES>{});
-        transpose<2 * S>(vectors);
-    }
-}
-
-// The keys of a page, part by part: all tokens of a part lie together.
-template <typename T> INLINE void transpose_page(const T *keys, int64_t width, uint32_t *into) {
-    constexpr int VECTORS = Parts<T>::VECTORS;
-    for (int64_t i = 0; i < width; i += PAIR)
-        for (int first = 0; first < PAGE; first += LANES) {
-            words block[VECTORS][LANES];
-            for (int token = 0; token < LANES; ++token) {
-                words parts[VECTORS];
-                load_parts(keys + (first + token) * width + i, width - i, parts);
-                for (int v = 0; v < VECTORS; ++v) block[v][token] = parts[v];
-            }
-            for (int v = 0; v < VECTORS; ++v) {
-                transpose(block[v]);
-                uint32_t *part = into + (i / PAIR * VECTORS + v) * LANES * PAGE;
-                for (int lane = 0; lane < LANES; ++lane)
-                    memcpy(part + lane * PAGE + first, &block[v][lane], sizeof(words));
-            }
-        }
-}
-
-// Scores of R queries with a page; `parts` of a query, and keys as transpose_page leaves them.
-template <int R, typename T>
-INLINE void scores_of_page(const uint32_t *queries, int64_t parts, const uint32_t *keys, float *into) {
-    floats sums_of[R][VECTORS_OF_PAGE] = {};
-    for (int64_t part = 0; part < parts; ++part)
-        for (int v = 0; v < VECTORS_OF_PAGE; ++v) {
-            words of_keys;
-            memcpy(&of_keys, keys + part * PAGE + v * LANES, sizeof of_keys);
-            for (int r = 0; r < R; ++r)
-                sums_of[r][v] = Parts<T>::add(sums_of[r][v], of_keys, queries[r * parts + part]);
-        }
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < VECTORS_OF_PAGE; ++v) store_floats(into + r * KEYS_IN_BLOCK + v * LANES, sums_of[r][v]);
-}
-
-// The same for few queries, for which it does not pay to transpose the keys.
-template <int R, typename T>
-INLINE void scores_of_few(const T *const *queries, const T *keys, int64_t width, float *into) {
-    constexpr int TOKENS = LANES / R;
-    for (int first = 0; first < PAGE; first += TOKENS) {
-        floats sums_of[LANES] = {};
-        int64_t i = 0;
-        for (; i + PAIR <= width; i += PAIR) {
-            Raw<T> of_queries[R];
-            for (int r = 0; r < R; ++r) of_queries[r] = load_raw(queries[r] + i);
-            for (int t = 0; t < TOKENS; ++t) {
-                Raw<T> of_keys = load_raw(keys + (first + t) * width + i);
-                for (int r = 0; r < R; ++r)
-                    sums_of[r * TOKENS + t] = add_product(sums_of[r * TOKENS + t], of_queries[r], of_keys);
-            }
-        }
-        if (i < width) {
-            int rest = (int)(width - i);
-            for (int t = 0; t < TOKENS; ++t) {
-                Raw<T> of_keys = load_raw_some(keys + (first + t) * width + i, rest);
-                for (int r = 0; r < R; ++r)
-                    sums_of[r * TOKENS + t] =
-                        add_product(sums_of[r * TOKENS + t], load_raw_some(queries[r] + i, rest), of_keys);
-            }
-        }
-        float totals[LANES];
-        store_floats(totals, sums(sums_of));
-        for (int r = 0; r < R; ++r)
-            memcpy(into + r * KEYS_IN_BLOCK + first, totals + r * TOKENS, TOKENS * sizeof(float));
-    }
-}
-
-// -- weights and values ----------------------------------------------------------------------------------------------
-
-// Adds to C Pairs of columns of R queries the values of a block, by their weights.
-template <int R, int C, typename T>
-INLINE void add_values(float *into, int64_t padded, const typename Steps<T>::Factor *weights, const T *const *values,
-                       int pages, int64_t width, int rest) {
-    constexpr int STEP = Steps<T>::STEP;
-    Pair sums_of[R][C];
-    for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) sums_of[r][c] = load(into + r * padded + c * PAIR);
-    for (int page = 0; page < pages; ++page)
-        for (int t = 0; t < PAGE; t += STEP) {
-            const T *of_token = values[page] + t * width;
-            for (int c = 0; c < C; ++c) {
-                auto columns = rest ? Steps<T>::some_columns(of_token + c * PAIR, width, rest)
-                                    : Steps<T>::columns(of_token + c * PAIR, width);
-                for (int r = 0; r < R; ++r)
-                    Steps<T>::add(sums_of[r][c], columns, weights[(r * KEYS_IN_BLOCK + page * PAGE + t) / STEP]);
-            }
-        }
-    for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) store(into + r * padded + c * PAIR, sums_of[r][c]);
-}
-
-// -- one unit --------------------------------------------------------------------------------------------------------
-
 // What a thread needs while it computes a unit. It is kept for the next one.
 struct Scratch {
     std::vector<uint32_t> queries, keys, weights;
     std::vector<float> scores, sums, largest, totals;
+#if defined(MOTET_TILES)
+    TiledAttention tiled;
+#endif
     void fit(int64_t count, int64_t padded) {
         grow(queries, count * padded);
         grow(keys, padded * PAGE);
@@ -218,6 +77,17 @@ template <typename T> struct Call {
         int64_t page = batch.table[sequence.pages * batch.table_stride + number];
         return static_cast<const T *>(batch.pages) + page * batch.page_stride + layer * batch.layer_stride +
                ((values ? batch.kv_heads : 0) + kv_head) * PAGE * batch.width;
+    }
+
+    // Query i of a unit whose first row is `row`: the heads of each row follow each other.
+    const T *query_at(const Sequence &sequence, int64_t kv_head, int64_t row, int64_t i) const {
+        const int64_t group = heads / batch.kv_heads;
+        return queries + (kv_head * group + i % group) * of_queries.head +
+               (sequence.first + row + i / group) * of_queries.row;
+    }
+    T *out_at(const Sequence &sequence, int64_t kv_head, int64_t row, int64_t i) const {
+        const int64_t group = heads / batch.kv_heads;
+        return out + ((sequence.first + row + i / group) * heads + kv_head * group + i % group) * batch.width;
     }
 
     int64_t first_key(int64_t position) const {
@@ -260,6 +130,12 @@ template <typename T> struct Call {
     }
 
     void unit(const Sequence &sequence, int64_t kv_head, int64_t row, int64_t rows, Scratch &scratch) const {
+        const int64_t position = sequence.start + row;
+        const int64_t first_page = first_key(position) / PAGE, end_page = (position + rows - 1) / PAGE + 1;
+#if defined(MOTET_TILES)
+        if constexpr (TILED)
+            if (is_tiled(sequence)) return tiled_unit(sequence, kv_head, row, rows, first_page, end_page, scratch);
+#endif
         const int64_t group = heads / batch.kv_heads, count = rows * group, width = batch.width;
         const int64_t padded = (width + PAIR - 1) / PAIR * PAIR, parts = padded / PAIR * Parts<T>::VECTORS * LANES;
         const bool few = count <= FEW_QUERIES;
@@ -267,25 +143,20 @@ template <typename T> struct Call {
         std::fill_n(scratch.sums.begin(), count * padded, 0.0f);
         std::fill_n(scratch.largest.begin(), count, NOTHING);
         std::fill_n(scratch.totals.begin(), count, 0.0f);
-        auto query = [&](int64_t i) {
-            return queries + (kv_head * group + i % group) * of_queries.head +
-                   (sequence.first + row + i / group) * of_queries.row;
-        };
+        auto query = [&](int64_t i) { return query_at(sequence, kv_head, row, i); };
         const T *of_few[FEW_QUERIES] = {};
         for (int64_t i = 0; i < count; ++i) {
             if (few) {
                 of_few[i] = query(i);
                 continue;
             }
-            for (int64_t at = 0; at < width; at += PAIR) {
+            by_pairs(width, [&](int64_t at, auto some) {
                 words vectors[Parts<T>::VECTORS];
-                load_parts(query(i) + at, width - at, vectors);
+                Parts<T>::load(query(i) + at, some, vectors);
                 memcpy(scratch.queries.data() + i * parts + at / PAIR * Parts<T>::VECTORS * LANES, vectors,
                        sizeof vectors);
-            }
+            });
         }
-        const int64_t position = sequence.start + row;
-        const int64_t first_page = first_key(position) / PAGE, end_page = (position + rows - 1) / PAGE + 1;
         for (int64_t number = first_page; number < end_page; number += PAGES_IN_BLOCK) {
             const int pages = (int)smaller(PAGES_IN_BLOCK, end_page - number);
             const int64_t keys = pages * PAGE;
@@ -314,19 +185,46 @@ template <typename T> struct Call {
             add_block(count, padded, values, pages, scratch);
         }
         for (int64_t i = 0; i < count; ++i) {
-            T *to = out + ((sequence.first + row + i / group) * heads + kv_head * group + i % group) * width;
+            T *to = out_at(sequence, kv_head, row, i);
             const float *from = scratch.sums.data() + i * padded;
-            for (int64_t at = 0; at < width; at += PAIR) {
-                Pair value = load(from + at);
-                value.a = value.a / scratch.totals[i];
-                value.b = value.b / scratch.totals[i];
-                if (at + PAIR <= width)
-                    store(to + at, value);
-                else
-                    store_some(to + at, value, (int)(width - at));
-            }
+            by_pairs(width, [&](int64_t at, auto some) {
+                const Pair value = load(from + at);
+                store(to + at, Pair{value.a / scratch.totals[i], value.b / scratch.totals[i]}, some);
+            });
         }
     }
+
+#if defined(MOTET_TILES)
+    static constexpr bool TILED = std::is_same_v<T, bfloat>;
+
+    // All units of a sequence are, or none.
+    bool is_tiled(const Sequence &sequence) const {
+        return sequence.count > 1 && sequence.count * (heads / batch.kv_heads) >= TiledAttention::LEAST_QUERIES;
+    }
+
+    void tiled_unit(const Sequence &sequence, int64_t kv_head, int64_t row, int64_t rows, int64_t first_page,
+                    int64_t end_page, Scratch &scratch) const {
+        constexpr int PAGES = TiledAttention::PAGES;
+        const int64_t group = heads / batch.kv_heads;
+        TiledAttention &tiled = scratch.tiled;
+        tiled.begin(
+            rows * group, batch.width, group, sequence.start + row,
+            [&](int64_t i) { return query_at(sequence, kv_head, row, i); }, options);
+        for (int64_t number = first_page; number < end_page; number += PAGES) {
+            const T *keys[PAGES], *values[PAGES];
+            const int64_t pages = smaller(PAGES, end_page - number);
+            for (int64_t p = 0; p < pages; ++p) {
+                keys[p] = page(sequence, number + p, kv_head, false);
+                values[p] = page(sequence, number + p, kv_head, true);
+                if (number + p + PAGES >= end_page) continue;
+                prefetch_page(page(sequence, number + p + PAGES, kv_head, false));
+                prefetch_page(page(sequence, number + p + PAGES, kv_head, true));
+            }
+            tiled.add(keys, values, pages, number * PAGE);
+        }
+        tiled.finish([&](int64_t i) { return out_at(sequence, kv_head, row, i); });
+    }
+#endif
 
     void prefetch_page(const T *from) const {
         for (int64_t line = 0; line < PAGE * batch.width * (int64_t)sizeof(T); line += LINE)
@@ -359,34 +257,26 @@ template <typename T> struct Call {
             with_rows<QUERIES>(count - i, [&](auto rows) {
                 constexpr int R = decltype(rows)::value;
                 auto of_rows = weights + i * KEYS_IN_BLOCK / Steps<T>::STEP;
-                const T *at[PAGES_IN_BLOCK];
-                for (int64_t column = 0; column < width;) {
-                    float *into = scratch.sums.data() + i * padded + column;
-                    for (int p = 0; p < pages; ++p) at[p] = values[p] + column;
-                    if (column + COLUMNS * PAIR <= width) {
-                        add_values<R, COLUMNS>(into, padded, of_rows, at, pages, width, 0);
-                        column += COLUMNS * PAIR;
-                    } else {
-                        int64_t left = width - column;
-                        add_values<R, 1>(into, padded, of_rows, at, pages, width, left < PAIR ? (int)left : 0);
-                        column += PAIR;
-                    }
-                }
+                float *into = scratch.sums.data() + i * padded;
+                int64_t column = 0;
+                for (; column + COLUMNS * PAIR <= width; column += COLUMNS * PAIR)
+                    add_values<R, COLUMNS>(into, padded, of_rows, values, pages, width, column, Whole{});
+                by_pairs(width - column, [&](int64_t at, auto some) {
+                    add_values<R, 1>(into, padded, of_rows, values, pages, width, column + at, some);
+                });
             });
     }
 
     // Rows that a unit computes together.
     int64_t rows_of_unit() const {
         const int64_t group = heads / batch.kv_heads;
-        return group < QUERIES_IN_UNIT ? QUERIES_IN_UNIT / group : 1;
+        int64_t queries_in_unit = QUERIES_IN_UNIT;
+#if defined(MOTET_TILES)
+        if constexpr (TILED) queries_in_unit = TiledAttention::QUERIES_IN_UNIT;
+#endif
+        return group < queries_in_unit ? queries_in_unit / group : 1;
     }
 };
-
-template <typename With> void with_type(int64_t type, const With &with) {
-    if (type == 0) with(float{});
-    if (type == 1) with(bfloat{});
-    if (type == 2) with(half{});
-}
 
 }  // namespace
 
@@ -405,19 +295,25 @@ AttentionRows::AttentionRows(int64_t type, const void *batch) : type_(type), bat
     }
 }
 
+KeyPlace AttentionRows::place(int64_t layer, int64_t row) const {
+    if (row >= rows() || places_[row] < 0) return {};
+    const Batch &b = *static_cast<const Batch *>(batch_);
+    const int64_t size = type_ == 0 ? sizeof(float) : sizeof(bfloat), head = PAGE * b.width * size;
+    char *key = static_cast<char *>(b.pages) + (layer * b.layer_stride + places_[row]) * size;
+    return {key, key + b.kv_heads * head, head};
+}
+
 void AttentionRows::write(int64_t layer, int64_t row, const void *key, int64_t key_head, const void *value,
                           int64_t value_head) const {
+    KeyPlace to = place(layer, row);
+    if (!to.key) return;
     const Batch &b = *static_cast<const Batch *>(batch_);
-    if (row >= rows() || places_[row] < 0) return;
-    with_type(type_, [&](auto number) {
-        using T = decltype(number);
-        T *into = static_cast<T *>(b.pages) + layer * b.layer_stride + places_[row];
-        const T *keys = static_cast<const T *>(key), *values = static_cast<const T *>(value);
-        for (int64_t head = 0; head < b.kv_heads; ++head, into += PAGE * b.width) {
-            memcpy(into, keys + head * key_head, b.width * sizeof(T));
-            memcpy(into + b.kv_heads * PAGE * b.width, values + head * value_head, b.width * sizeof(T));
-        }
-    });
+    const int64_t size = type_ == 0 ? sizeof(float) : sizeof(bfloat);
+    const char *keys = static_cast<const char *>(key), *values = static_cast<const char *>(value);
+    for (int64_t head = 0; head < b.kv_heads; ++head) {
+        memcpy(to.key + head * to.bytes_of_head, keys + head * key_head * size, b.width * size);
+        memcpy(to.value + head * to.bytes_of_head, values + head * value_head * size, b.width * size);
+    }
 }
 
 void AttentionRows::add_to(Stages &stages, int64_t layer, int64_t heads, const void *queries, Strides of_queries,

@@ -36,7 +36,7 @@ class LoraRows {
     int64_t first_row(int64_t piece) const;
     int64_t rows(int64_t piece) const;
 
-    // Adds to the list what shrinks and expands will read, in parts of so many bytes at most: of each thread's share of
+    // Adds to the list what shrinks and expands will read, in parts of at most `most` bytes: of each thread's share of
     // the rows B, then A.
     void list(const LoraGroup &group, int64_t threads, int64_t most, std::vector<Later> &into) const;
     // Adds the products x · A of all rows to the stage.
@@ -51,6 +51,9 @@ class LoraRows {
                 int64_t to) const;
 
   private:
+    // Calls `with` with what adds these linears, in the type of the elements.
+    template <typename With> void with_work(const LoraGroup &group, const With &with) const;
+
     int64_t type_;
     float *products_;
     int64_t products_of_a_linear_ = 0;
@@ -68,12 +71,19 @@ struct Strides {
     int64_t head, row;
 };
 
+// Where the key and the value of a row's first head belong; null if the row is of no sequence.
+struct KeyPlace {
+    char *key, *value;
+    int64_t bytes_of_head;  // from one head to the next
+};
+
 // Attention of the rows of an iteration to pages: the same for all layers.
 class AttentionRows {
   public:
     AttentionRows(int64_t type, const void *batch);
 
-    // Puts the key and value of a row into their page.
+    KeyPlace place(int64_t layer, int64_t row) const;
+    // Puts the key and value of a row there.
     void write(int64_t layer, int64_t row, const void *key, int64_t key_head, const void *value,
                int64_t value_head) const;
     // Adds to the stage what the queries attend to. `out` is [rows, heads, width].

@@ -15,12 +15,13 @@ enum Type { FLOAT, BFLOAT, INTEGER };
 enum Operation {
     COPY, ADD, SUBTRACT, MULTIPLY, DIVIDE, NEGATIVE, CUBE, RSQRT, SQRT, EXP, TANH, SIGMOID, SILU, GELU, GELU_TANH, RELU,
     COS, SIN, MEAN, SUM, LAYER_NORM, RMS_NORM, LOOK_UP, UNPACK, KEEP, WRITE,
-    MODULES_NORM, SUM_AND_NORM, ROTATE, SILU_TIMES,
+    MODULES_NORM, SUM_AND_NORM, ROTATE, NORM_AND_ROTATE, WRITE_ROTATED, WRITE_NORMED_ROTATED, SILU_TIMES,
 };
 
 enum Where { BUFFER, SCRATCH, CONSTANT };
 
-constexpr int MOST_OPERANDS = 3, DIMENSIONS = 3;
+constexpr int MOST_OPERANDS = 5, DIMENSIONS = 3;
+constexpr int FEW_OPERANDS = 3;  // of all operations but those that peepholes make
 
 struct Operand {
     int64_t where;
@@ -92,7 +93,11 @@ INLINE floats widened(const char *from) {
     return as_floats(__builtin_convertvector(packed, words) << 16);
 }
 INLINE void narrowed(char *to, floats value) {
+#if defined(__AVX512BF16__)
+    __m256bh packed = _mm512_cvtneps_pbh((__m512)value);
+#else
     shorts packed = __builtin_convertvector(rounded(value), shorts);
+#endif
     memcpy(to, &packed, sizeof packed);
 }
 
@@ -223,17 +228,18 @@ struct Row {
 };
 
 // Calls with(addresses of out and in) for each run along the last dimension.
-template <typename F> INLINE void by_runs(const Instruction &what, const Row &row, int64_t from_row, const F &with) {
+template <int OPERANDS = FEW_OPERANDS, typename F>
+INLINE void by_runs(const Instruction &what, const Row &row, int64_t from_row, const F &with) {
     char *out = row.at(what.out);
-    const char *in[MOST_OPERANDS];
-    for (int i = 0; i < MOST_OPERANDS; ++i) in[i] = row.at(what.in[i], from_row);
+    const char *in[OPERANDS];
+    for (int i = 0; i < OPERANDS; ++i) in[i] = row.at(what.in[i], from_row);
     for (int64_t i = 0; i < what.sizes[0]; ++i)
         for (int64_t j = 0; j < what.sizes[1]; ++j) {
             auto moved = [&](const Operand &operand) {
                 return (i * operand.strides[0] + j * operand.strides[1]) * size_of(operand.type);
             };
-            const char *now[MOST_OPERANDS];
-            for (int k = 0; k < MOST_OPERANDS; ++k) now[k] = in[k] + moved(what.in[k]);
+            const char *now[OPERANDS];
+            for (int k = 0; k < OPERANDS; ++k) now[k] = in[k] + moved(what.in[k]);
             with(out + moved(what.out), now);
         }
 }

@@ -2,13 +2,7 @@
 #include <cstdio>
 
 #include "border.h"
-#include "tiles.h"
 #include "vectors.h"
-
-#if defined(MOTET_TILES)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace {
 
@@ -22,16 +16,6 @@ extern "C" {
 
 // Why the newest call of this thread failed, if it says so.
 const char *motet_failure() { return newest_failure; }
-
-// Before all others. 0: Linux refuses what the library's instructions need. It gives tiles to processes that ask.
-int64_t motet_allowed() {
-#if defined(MOTET_TILES)
-    constexpr long ASK_FOR_STATE = 0x1023, TILE_DATA = 18;
-    return syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA) == 0;
-#else
-    return 1;
-#endif
-}
 
 // Numbers that one instruction computes with: 16 with AVX-512, 8 with AVX2, 4 with NEON.
 int64_t motet_lanes() { return LANES; }

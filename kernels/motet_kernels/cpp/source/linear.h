@@ -24,13 +24,13 @@ constexpr int MOST_SUMS_IN_REGISTERS = LANES == 8 ? 12 : 24;
 constexpr int MOST_ROWS = MOST_SUMS_IN_REGISTERS / 2;
 constexpr int MOST_PANELS = 4;
 
-// Two inputs each. Sums of so many are added up: those of all inputs, one after the other, would be off by more.
+// The pairs of inputs of one sum. Such sums are added up: one sum of all inputs would be off by more.
 constexpr int64_t PAIRS_OF_A_SUM = 128;
 
 constexpr int64_t UNITS_OF_A_THREAD = 8;
 constexpr int64_t AHEAD_BYTES = 8192;          // from what is read to what is prefetched
 constexpr int64_t MOST_BYTES_IN_CACHE = 512 << 10;  // of panels that all blocks of rows are multiplied with
-constexpr int64_t MOST_BYTES_AHEAD = 256 << 10;  // a panel of so many bytes still fits beside another one in the cache
+constexpr int64_t MOST_BYTES_AHEAD = 256 << 10;  // of a panel that still fits beside another one in the cache
 
 INLINE int64_t panels_of(int64_t outputs) { return (outputs + PAIR - 1) / PAIR; }
 // Numbers of one panel.
@@ -132,13 +132,13 @@ template <typename T> constexpr int64_t TWO_INPUTS = 2 * PAIR * sizeof(T);
 // The sums of one panel's columns, with the bias, into rows of y.
 template <typename T, typename Sums>
 INLINE void write(Sums sums_of, int rows, const T *bias, Matrix<T> y, int64_t columns) {
-    const Pair more = bias ? load_some(bias, (int)(columns < PAIR ? columns : PAIR)) : Pair{};
+    const Pair more = bias ? load(bias, (int)(columns < PAIR ? columns : PAIR)) : Pair{};
     for (int r = 0; r < rows; ++r) {
-        const Pair sums = sums_of(r), result = {sums.a + more.a, sums.b + more.b};
+        const Pair result = sums_of(r) + more;
         if (columns >= PAIR)
             store(y.row(r), result);
         else
-            store_some(y.row(r), result, (int)columns);
+            store(y.row(r), result, (int)columns);
     }
 }
 
@@ -232,6 +232,7 @@ template <typename T> struct LinearCall {
     const T *packed;
     const T *bias;  // may be null
     Matrix<T> y;
+    int64_t panels_beside = 0;  // of other linears that are multiplied in the same stage
     const std::vector<Later> *later = nullptr;
     int64_t first_later = 0, end_later = 0;  // those to prefetch
 
@@ -280,8 +281,9 @@ template <typename T> struct LinearCall {
         }
     }
 
-    // Beside its share of the next panel, a block prefetches its share of what is read later. Threads multiply and read
-    // it in the same order.
+    // One block of rows with one panel: a step, of which there is one for each block and panel. Beside its share of the
+    // next panel, it prefetches an entry of `later`, or none. The entries are spread over all steps, so that what is read
+    // first comes with the first panels; only of panels that stay in the cache together, unit() takes them by blocks.
     void one_of_blocks(int64_t row, int64_t rows_of_block, int64_t panel, int64_t block, int64_t blocks) const {
         const Ahead next = share_of_next(panel, block, blocks);
         const int64_t number = panel * blocks + block, all = panels_of(outputs) * blocks;
@@ -317,24 +319,25 @@ template <typename T> struct LinearCall {
         return (rows + most - 1) / most;
     }
 
-    // How the work is cut for threads: each unit has so many panels, and one of so many parts of the rows' blocks.
+    // How the work is cut for threads: each unit has `panels_at_once` panels, and one of `parts` parts of the blocks of
+    // rows.
     struct Cut {
         int64_t panels_at_once, parts, units;
     };
     Cut cut(int64_t threads) const {
         if (rows == 0) return {1, 1, 0};
         if (threads <= 1) return {panels_of(outputs), 1, 1};
-        const int64_t panels = panels_of(outputs), wanted = UNITS_OF_A_THREAD * threads;
+        const int64_t panels = panels_of(outputs) + panels_beside, wanted = UNITS_OF_A_THREAD * threads;
         int64_t at_once = panels / wanted, parts = wanted / panels;
         if (at_once < 1) at_once = 1;
         if (!TILED && rows <= MOST_ROWS / 2 && at_once < MOST_PANELS) at_once = MOST_PANELS;  // a number of x serves several
         if (parts > blocks()) parts = blocks();
         if (parts < 1) parts = 1;
-        return {at_once, parts, (panels + at_once - 1) / at_once * parts};
+        return {at_once, parts, (panels_of(outputs) + at_once - 1) / at_once * parts};
     }
 
-    // The last block's, which has a row more than others if they do not all have as many. Tiles are set up for so many
-    // rows of each block: one that the next block has takes less time than other tiles.
+    // The last block's, which has a row more than others if they do not all have as many. Tiles are set up for this
+    // number of rows of each block: one that the next block has takes less time than other tiles.
     int64_t most_rows_of_a_block() const { return (rows + blocks() - 1) / blocks(); }
 
     // Blocks of rows have about the same size, so that none is much slower than the others.

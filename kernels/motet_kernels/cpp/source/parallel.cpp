@@ -215,9 +215,29 @@ class Helpers {
     Sleepers sleepers_;
 };
 
+std::atomic<Helpers *> the_helpers{nullptr};
+
+// A process that forks gives its child none of its helpers, only what they left behind: counts of threads that sleep, a
+// mutex that one may hold. The child begins anew.
+void forget_helpers() { the_helpers = nullptr; }
+
 Helpers &helpers() {
-    static Helpers *always = new Helpers;  // threads use it until the process has ended
-    return *always;
+    static const bool watched = [] {
+#if defined(__unix__) || defined(__APPLE__)
+        pthread_atfork(nullptr, nullptr, forget_helpers);
+#endif
+        return true;
+    }();
+    (void)watched;
+    Helpers *present = the_helpers;
+    if (!present) {
+        auto *fresh = new Helpers;  // never deleted: threads use it until the process has ended
+        if (the_helpers.compare_exchange_strong(present, fresh))
+            present = fresh;
+        else
+            delete fresh;
+    }
+    return *present;
 }
 
 }  // namespace

@@ -8,6 +8,13 @@ constexpr int64_t LINE = 64;  // bytes that come from memory together
 template <typename T> INLINE const uint8_t *bytes_of(const T *from) { return reinterpret_cast<const uint8_t *>(from); }
 INLINE int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
 
+// Calls with(T{}), for the type of elements that `type` stands for.
+template <typename With> void with_type(int64_t type, const With &with) {
+    if (type == 0) with(float{});
+    if (type == 1) with(bfloat{});
+    if (type == 2) with(half{});
+}
+
 // Calls `work` with a number of rows that the compiler knows: R, or as many as are left.
 template <int R, typename Work> INLINE void with_rows(int64_t left, const Work &work) {
     if constexpr (R > 1) {
@@ -24,8 +31,8 @@ template <typename T> struct Steps {
     static constexpr int STEP = 1;
     // `buffer` has room for `count` numbers and a Pair.
     static const float *factors(const float *numbers, int64_t, Factor *) { return numbers; }
-    static INLINE Columns columns(const T *b, int64_t) { return load(b); }
-    static INLINE Columns some_columns(const T *b, int64_t, int count) { return load_some(b, count); }
+    // Of a whole Pair, or of fewer.
+    template <typename Count> static INLINE Columns columns(const T *b, int64_t, Count count) { return load(b, count); }
     static INLINE void add(Pair &sum, Columns b, Factor factor) {
         sum.a += b.a * factor;
         sum.b += b.b * factor;
@@ -47,15 +54,10 @@ template <> struct Steps<bfloat> {
         }
         return buffer;
     }
-    static INLINE Columns interleaved(words first, words second) {
+    template <typename Count> static INLINE Columns columns(const bfloat *b, int64_t stride, Count count) {
+        const words first = load_raw(b, count).value, second = load_raw(b + stride, count).value;
         words even = (first & 0xffffu) | (second << 16), odd = (first >> 16) | (second & 0xffff0000u);
         return {as_floats(even), as_floats(odd)};
-    }
-    static INLINE Columns columns(const bfloat *b, int64_t stride) {
-        return interleaved(load_raw(b).value, load_raw(b + stride).value);
-    }
-    static INLINE Columns some_columns(const bfloat *b, int64_t stride, int count) {
-        return interleaved(load_raw_some(b, count).value, load_raw_some(b + stride, count).value);
     }
     static INLINE void add(Pair &sum, Columns b, Factor factor) {
         __m512bh of_row = (__m512bh)all_words(factor);

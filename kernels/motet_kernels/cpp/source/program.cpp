@@ -49,9 +49,13 @@ void carry_out(const Instruction &what, const Row &row, const AttentionRows &att
     case WRITE:
         return attention.write(what.number, row.number, row.at(what.in[0]), what.in[0].strides[1], row.at(what.in[1]),
                                what.in[1].strides[1]);
+    case ROTATE:
+    case NORM_AND_ROTATE:
+    case WRITE_ROTATED:
+    case WRITE_NORMED_ROTATED:
+        return what.in[0].type == FLOAT ? turn<float>(what, row, attention) : turn<bfloat>(what, row, attention);
     case MODULES_NORM:
     case SUM_AND_NORM:
-    case ROTATE:
     case SILU_TIMES: return what.out.type == FLOAT ? together<float>(what, row) : together<bfloat>(what, row);
     }
 }
@@ -137,6 +141,9 @@ template <typename T> class Pass {
             if (lora_ && l.lora >= 0)
                 group.linears[group.count++] = {l.lora, l.inputs, l.outputs, x.data, x.stride, y.data, y.stride};
         }
+        int64_t panels = 0;
+        for (const LinearCall<T> &call : calls) panels += panels_of(call.outputs);
+        for (LinearCall<T> &call : calls) call.panels_beside = panels - panels_of(call.outputs);
         if (group.count) prefetch(group, calls);
         for (const LinearCall<T> &call : calls) call.add_to(stages_);
         if (group.count) lora_->add_shrinks(stages_, group);
@@ -218,9 +225,20 @@ template <typename T> class Pass {
 
 }  // namespace
 
+extern "C" {
+
 // 0 if a token or position is not one of the model's: then the results mean nothing.
-extern "C" int64_t motet_program_pass(const Program *program, const Call *call) {
+int64_t motet_program_pass(const Program *program, const Call *call) {
     return answer_of([&] {
         return program->type == FLOAT ? Pass<float>(*program, *call).run() : Pass<bfloat>(*program, *call).run();
     });
+}
+
+// What a pass chooses, of any rows that lie together.
+void motet_largest(int64_t type, const void *logits, int64_t rows, int64_t vocabulary, int64_t *chosen) {
+    for (int64_t row = 0; row < rows; ++row)
+        chosen[row] = type == FLOAT
+                          ? place_of_largest(static_cast<const float *>(logits) + row * vocabulary, vocabulary)
+                          : place_of_largest(static_cast<const bfloat *>(logits) + row * vocabulary, vocabulary);
+}
 }

@@ -51,11 +51,11 @@ inline void set_up(int rows) {
 }
 
 // Lines that a tile reads, for sanitizers: they do not look into our instructions.
-INLINE void show([[maybe_unused]] const bfloat *from, [[maybe_unused]] int64_t stride, [[maybe_unused]] int lines) {
+INLINE void show([[maybe_unused]] const void *from, [[maybe_unused]] int64_t stride, [[maybe_unused]] int lines) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     for (int i = 0; i < lines; ++i) {
         uint8_t line[BYTES];
-        memcpy(line, reinterpret_cast<const uint8_t *>(from) + i * stride, BYTES);
+        memcpy(line, static_cast<const uint8_t *>(from) + i * stride, BYTES);
         asm volatile("" ::"m"(line));
     }
 #endif
@@ -73,7 +73,7 @@ struct Sums {
     alignas(64) float of[2 * ROWS][2][LANES];
 };
 
-// 32 inputs more of so many rows. `x`, `w`: their first number; strides in bytes.
+// 32 inputs more of `rows` rows. `x`, `w`: their first number; strides in bytes.
 template <bool TWO> INLINE void add(const bfloat *x, int64_t x_stride, int rows, const bfloat *w, int64_t w_stride) {
     show(x, x_stride, rows);
     show(w, w_stride, INPUTS / 2);
@@ -90,7 +90,7 @@ template <bool TWO> INLINE void add(const bfloat *x, int64_t x_stride, int rows,
     }
 }
 
-// Up to 32 rows of x by one panel. `before(pairs)` is called before so many pairs of inputs are read.
+// Up to 32 rows of x by one panel. `before(pairs)` is called before each `pairs` pairs of inputs are read.
 template <bool TWO, typename Before>
 INLINE void multiply(const bfloat *x, int64_t x_stride, int rows, int64_t inputs, const bfloat *panel, Sums &sums,
                      Before before) {
@@ -120,6 +120,58 @@ INLINE void multiply(const bfloat *x, int64_t x_stride, int rows, int64_t inputs
         MOTET_TILE_STORE(2, sums.of[ROWS][0], line);
         MOTET_TILE_STORE(3, sums.of[ROWS][1], line);
     }
+}
+
+// Products of whole tiles: of one or two of x, and of those that follow them in each step, by one or two of W. Those of W
+// and sums lie line after line. The second ones may be null.
+struct WholeTiles {
+    const uint8_t *x[2];
+    int64_t x_stride, x_step;  // bytes from a line to the next, and from a tile to the next
+    const uint8_t *w[2];
+    uint8_t *sums[2][2];  // of x and of W
+};
+constexpr int TILE_BYTES = ROWS * BYTES;
+
+// For `steps` steps, on a thread whose tiles are set up for 2 · ROWS rows. `MORE`: adds to the sums that are there.
+template <bool MORE> inline void multiply(const WholeTiles &of, int64_t steps) {
+    const bool two_x = of.x[1], two_w = of.w[1], four = two_x && two_w;
+    for (int i = 0; i < 2; ++i)
+        for (int j = 0; j < 2; ++j)
+            if ((!i || two_x) && (!j || two_w)) show(of.sums[i][j], BYTES, ROWS);
+    if (MORE) {
+        MOTET_TILE_LOAD(0, of.sums[0][0], BYTES);
+        if (two_w) MOTET_TILE_LOAD(1, of.sums[0][1], BYTES);
+        if (two_x) MOTET_TILE_LOAD(2, of.sums[1][0], BYTES);
+        if (four) MOTET_TILE_LOAD(3, of.sums[1][1], BYTES);
+    } else {
+        MOTET_TILE_CLEAR(0);
+        MOTET_TILE_CLEAR(1);
+        MOTET_TILE_CLEAR(2);
+        MOTET_TILE_CLEAR(3);
+    }
+    for (int64_t step = 0; step < steps; ++step) {
+        const int64_t of_x = step * of.x_step, of_w = step * TILE_BYTES;
+        show(of.w[0] + of_w, BYTES, ROWS);
+        MOTET_TILE_LOAD(6, of.w[0] + of_w, BYTES);
+        show(of.x[0] + of_x, of.x_stride, ROWS);
+        MOTET_TILE_LOAD(4, of.x[0] + of_x, of.x_stride);
+        MOTET_TILE_ADD(0, 4, 6);
+        if (two_w) {
+            show(of.w[1] + of_w, BYTES, ROWS);
+            MOTET_TILE_LOAD(7, of.w[1] + of_w, BYTES);
+            MOTET_TILE_ADD(1, 4, 7);
+        }
+        if (two_x) {
+            show(of.x[1] + of_x, of.x_stride, ROWS);
+            MOTET_TILE_LOAD(5, of.x[1] + of_x, of.x_stride);
+            MOTET_TILE_ADD(2, 5, 6);
+        }
+        if (four) MOTET_TILE_ADD(3, 5, 7);
+    }
+    MOTET_TILE_STORE(0, of.sums[0][0], BYTES);
+    if (two_w) MOTET_TILE_STORE(1, of.sums[0][1], BYTES);
+    if (two_x) MOTET_TILE_STORE(2, of.sums[1][0], BYTES);
+    if (four) MOTET_TILE_STORE(3, of.sums[1][1], BYTES);
 }
 
 #undef MOTET_TILE_LOAD

@@ -129,16 +129,29 @@ INLINE void store(half *to, Pair value) {
     narrow(to + LANES, value.b);
 }
 
-// The first `count` elements, and zeros after them.
-template <typename T> INLINE Pair load_some(const T *from, int count) {
+INLINE Pair operator+(Pair x, Pair y) { return {x.a + y.a, x.b + y.b}; }
+
+// All elements of a Pair, where otherwise a count says how many of the first ones; after those come zeros.
+struct Whole {};
+
+template <typename T> INLINE Pair load(const T *from, Whole) { return load(from); }
+template <typename T> INLINE Pair load(const T *from, int count) {
     T buffer[PAIR] = {};
     memcpy(buffer, from, count * sizeof(T));
     return load(buffer);
 }
-template <typename T> INLINE void store_some(T *to, Pair value, int count) {
+template <typename T> INLINE void store(T *to, Pair value, Whole) { store(to, value); }
+template <typename T> INLINE void store(T *to, Pair value, int count) {
     T buffer[PAIR];
     store(buffer, value);
     memcpy(to, buffer, count * sizeof(T));
+}
+
+// Calls with(i, Whole) for each Pair of `count` elements, and with(i, how many) for those that are left.
+template <typename F> INLINE void by_pairs(int64_t count, const F &with) {
+    int64_t i = 0;
+    for (; i + PAIR <= count; i += PAIR) with(i, Whole{});
+    if (i < count) with(i, (int)(count - i));
 }
 
 // -- products of elements as they lie in memory ----------------------------------------------------------------------
@@ -166,7 +179,8 @@ template <> INLINE floats add_product(floats sum, Raw<bfloat> x, Raw<bfloat> y) 
 }
 #endif
 
-template <typename T> INLINE Raw<T> load_raw_some(const T *from, int count) {
+template <typename T> INLINE Raw<T> load_raw(const T *from, Whole) { return load_raw(from); }
+template <typename T> INLINE Raw<T> load_raw(const T *from, int count) {
     T buffer[PAIR] = {};
     memcpy(buffer, from, count * sizeof(T));
     return load_raw(buffer);

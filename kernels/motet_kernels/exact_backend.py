@@ -27,7 +27,7 @@ class AdapterRows(NamedTuple):
     adapter: PlacedAdapter
 
 
-class TiledBackend:
+class ExactBackend:
     tile = 16
     """Ranks are widths, too."""
     copies = False

@@ -9,7 +9,7 @@ _ASK_FOR_STATE, _TILE_DATA = 0x1023, 18
 
 
 def tiles_allowed() -> bool:
-    """Linux gives them to a process that asks, and to those that it starts."""
+    """Linux gives them to a process that asks."""
     if platform.machine() != "x86_64":
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK_FOR_STATE, _TILE_DATA) == 0)

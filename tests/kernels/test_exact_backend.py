@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from motet_kernels import TILE_ROWS, LinearGroup, PlacedAdapter, Segment, TiledBackend, reference
+from motet_kernels import TILE_ROWS, ExactBackend, LinearGroup, PlacedAdapter, Segment, reference
 
 INPUTS, OUTPUTS = 64, 48
 RANKS = [8, 3, 16, 64, 1]
@@ -17,9 +17,9 @@ class Adapters:
         generator = torch.Generator().manual_seed(0)
         self.random = lambda *shape: torch.randn(*shape, generator=generator)
         groups = [LinearGroup(INPUTS, {"linear": OUTPUTS, "other": OUTPUTS})]
-        layout = TiledBackend(groups, torch.empty(0, dtype=torch.uint8), torch.float32).layout
+        layout = ExactBackend(groups, torch.empty(0, dtype=torch.uint8), torch.float32).layout
         self.memory = torch.zeros(sum(layout(rank).bytes for rank in RANKS), dtype=torch.uint8)
-        self.backend = TiledBackend(groups, self.memory, torch.float32)
+        self.backend = ExactBackend(groups, self.memory, torch.float32)
         self.placed: list[PlacedAdapter] = []
         self.matrices: dict[str, tuple[torch.Tensor, torch.Tensor, float]] = {}
         begin = 0

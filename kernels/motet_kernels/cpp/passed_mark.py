@@ -1,0 +1,54 @@
+"""Whether a library has passed its test on this machine: a file beside it says so, and the next start is seconds
+shorter.
+
+The file is away while a process begins to use the library. If that ends the process, the next one tests it again.
+"""
+
+import hashlib
+import platform
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from motet_kernels.cpp.compiler import cpu_flags
+
+CODE = Path(__file__).parents[1]
+
+
+class PassedMark:
+    """Where files cannot be written, there is none."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = library
+        self._file = mark_of(library)
+        self._facts = ""
+
+    def take(self) -> bool:
+        """Remove the mark. Returns whether the library has passed, as it is now, where this process runs."""
+        try:
+            self._facts = self._find_facts()
+            passed = self._file.read_text(encoding="utf-8")
+            self._file.unlink()
+        except (OSError, UnicodeDecodeError):
+            return False
+        return passed == self._facts
+
+    def put(self) -> None:
+        """The library has passed as it was when the mark was taken. What has replaced it since has not."""
+        with suppress(OSError):
+            self._file.write_text(self._facts, encoding="utf-8")
+
+    def _find_facts(self) -> str:
+        """A hash of all on which the result of the test depends."""
+        digest = hashlib.sha256(self._library.read_bytes())
+        for part in (platform.platform(), *sorted(cpu_flags()), sys.version, torch.__version__):
+            digest.update(part.encode() + b"\0")
+        for path in sorted(CODE.rglob("*.py")):
+            digest.update(path.read_bytes() + b"\0")
+        return digest.hexdigest()
+
+
+def mark_of(library: Path) -> Path:
+    return library.with_suffix(".passed")

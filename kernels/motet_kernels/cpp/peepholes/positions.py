@@ -1,0 +1,55 @@
+"""Cosines and sines, which depend on a row's position alone."""
+
+from motet_kernels.cpp.peepholes.matching import TYPES, Found, Uses
+from motet_kernels.cpp.steps import ByPosition, Compute, Place, Value, read_by
+
+_TURNS = ("cos", "sin")
+_LOOKS_UP = ("look_up", "unpack", "keep")
+_MAX_TABLES = 4
+"""Cosines and sines of two ropes. Where each layer computes its own, tables would take much memory."""
+
+
+def by_position(uses: Uses, number: int) -> Found | None:
+    """Found by the cosine or sine. What is done to it alone, such as a change of type, is in the table, too."""
+    turn = uses.compute(number, *_TURNS)
+    if turn is None or sum(uses.compute(one, *_TURNS) is not None for one in range(len(uses.steps))) > _MAX_TABLES:
+        return None
+    last = number
+    while (following := _alone(uses, last)) is not None:
+        last = following
+    step = uses.step(last)
+    before = _before(uses, last)
+    if step.out is None or not isinstance(step.out.of, Value) or step.out.of.dtype not in TYPES or before is None:
+        return None
+    value = step.out.of
+    table = ByPosition(uses.positions, [uses.steps[one] for one in sorted(before)], value)
+    places = Place(table), Place(uses.positions)
+    return Found(frozenset({last}), Compute("look_up", (1, 1, value.size), Place(value, (0, 0, 1)), places))
+
+
+def _alone(uses: Uses, number: int) -> int | None:
+    """The one step that reads what this one computes, if it reads nothing else, and writes all of a value"""
+    step = uses.step(number)
+    readers = uses.readers(step.out.of if step.out else None)
+    if len(readers) != 1:
+        return None
+    reader = uses.steps[readers[0]]
+    if not isinstance(reader, Compute) or reader.operation in _LOOKS_UP or len(dict.fromkeys(read_by(reader))) != 1:
+        return None
+    return readers[0] if reader.out is not None and len(uses.writers(reader.out.of)) == 1 else None
+
+
+def _before(uses: Uses, last: int) -> set[int] | None:
+    """This step and all that lead to it; None if they compute with more than positions"""
+    found, waiting = set[int](), [last]
+    while waiting:
+        number = waiting.pop()
+        step = uses.steps[number]
+        if not isinstance(step, Compute) or step.operation in _LOOKS_UP:
+            return None
+        found.add(number)
+        for value in read_by(step):
+            if value is not uses.positions and not uses.writers(value):
+                return None
+            waiting += [one for one in uses.writers(value) if one not in found]
+    return found
