@@ -18,14 +18,14 @@ elif not interpreted:
 @pytest.fixture(autouse=interpreted)
 def little_to_judge(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter judges a model's kernels for longer than it computes all else. As many rows as a runner judges
-    are those of the tests of logits in `test_forward.py`; its others and `test_engine.py` judge few. The other engines
-    are compared with what is right."""
-    from motet_runner.execute import gate
+    are those of the tests of logits; the one of kernels that are wrong judges few. All others are compared with what is
+    right."""
+    from motet_runner.execute.gate import gate
 
-    module = request.module.__name__.rpartition(".")[2]
-    if not request.function.__name__.startswith("test_logits"):
+    test = request.function.__name__
+    if not test.startswith("test_logits"):
         monkeypatch.setattr(gate, "CROWD", gate.PARTS)
-    if module not in ("test_forward", "test_engine"):
+    if not test.startswith(("test_logits", "test_kernels_that_compute_something_else")):
         monkeypatch.setattr("motet_runner.engine.fault_of", lambda *_: "")
         for judgement in ("prepare", "fault_of", "fault_of_forward"):
             monkeypatch.setattr(gate.Gate, judgement, no_fault)

@@ -44,7 +44,7 @@ def serve_as_peft(family: str, folder: Path, adapter_dtype: str = "auto") -> Run
     run = _serve(family, folder, adapter_dtype)
     assert run.engine.info.kernels.serving == "triton"
     assert all(len(one.tokens) == DECODED for one in run.served)
-    if run.engine._loaded.window is None:  # pages that a window may leave are not shared
+    if run.engine.diagnostics.loaded.window is None:  # pages that a window may leave are not shared
         assert run.engine.report().prefix_hit_tokens > 0
     print(assert_equal(run.served, reference_logits(run.world, run.served)))
     return run

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from motet.domain import Digest
 from motet.errors import AdapterIncompatible, Declined
 from motet_runner.engine import Engine
-from motet_runner.execute.device.worker import DeviceWorker
+from motet_runner.execute.worker.device_worker import DeviceWorker
 from motet_runner.interface import AdapterEvicted
 from tests.gpu.devices import DEVICE
 from tests.runner.engines import EngineRun, ask, load, make_engine, run
@@ -68,7 +68,7 @@ def engine_of(folders: Sequence[Path], adapter_dtype: str, pages: int = POOL) ->
             max_concurrent_sequences=2,
             plan_ahead=1,
         )
-    assert isinstance(engine._worker, DeviceWorker)
+    assert isinstance(engine.diagnostics.worker, DeviceWorker)
     assert (engine.info.pages, engine.info.page_bytes) == (pages, PAGE_BYTES)
     for name, folder in zip(NAMES, folders[1:], strict=True):
         load(engine, name, folder)
@@ -90,7 +90,7 @@ def test_as_many_are_there_as_fit_and_those_that_come_back_say_the_same(
     folders: Sequence[Path], adapter_dtype: str, pages: int
 ) -> None:
     engine = engine_of(folders, adapter_dtype)
-    assert {known.pages for _, known in engine._planner.memory.adapters} == {pages}
+    assert {known.pages for _, known in engine.diagnostics.planner.memory.adapters} == {pages}
     fit = {"auto": 2, "int8": 4}[adapter_dtype]
     assert len(on_device(engine)) == fit, "what nobody waits for takes empty pages only"
     ran = EngineRun()

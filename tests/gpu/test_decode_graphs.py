@@ -8,8 +8,8 @@ import torch
 
 from motet.domain import BASE, Digest
 from motet_runner.engine import Engine
-from motet_runner.execute.device.decode_graphs import recorded_sizes
-from motet_runner.execute.device.worker import DeviceWorker
+from motet_runner.execute.worker.decode_graphs import Recording, recorded_sizes
+from motet_runner.execute.worker.device_worker import DeviceWorker
 from motet_runner.plan import StepPlan
 from tests.gpu.devices import DEVICE
 from tests.runner.engines import ask, load, make_engine, run
@@ -39,18 +39,18 @@ def test_recorded_decodes_equal_those_of_torch(tmp_path: Path) -> None:
     base = save_base("llama", tmp_path / "base")
     folders = [save_adapter(base, "llama", spec, tmp_path / str(i), seed=i) for i, spec in enumerate(EIGHT[:3])]
     recorded, reference = make_recorded_engine(base), make_engine(base, kernels="torch", plan_ahead=0)
-    assert isinstance(recorded._worker, DeviceWorker)
+    assert isinstance(recorded.diagnostics.worker, DeviceWorker)
     for engine in (recorded, reference):
         for digest, folder in zip(DIGESTS, folders, strict=True):
             load(engine, digest, folder)
         run(engine)  # until all are there: so the rows decode together
-    graphs, sizes = recorded._worker._graphs, []
+    graphs, sizes = recorded.diagnostics.worker.graphs, []
     assert graphs is not None
     replay = graphs.replay
 
-    def counted(size: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        sizes.append(size)
-        return replay(size)
+    def counted(recording: Recording) -> torch.Tensor:
+        sizes.append(len(recording.rows))
+        return replay(recording)
 
     graphs.replay = counted  # type: ignore[method-assign]
     rounds = (
@@ -64,7 +64,7 @@ def test_recorded_decodes_equal_those_of_torch(tmp_path: Path) -> None:
         ]
         assert run(recorded, *sequences).tokens == run(reference, *sequences).tokens
     assert {2, 4} <= set(sizes)
-    assert recorded._worker.recordings == len(recorded_sizes(ROWS)), "[recaptures = 0]"
+    assert recorded.diagnostics.worker.recordings == len(recorded_sizes(ROWS)), "[recaptures = 0]"
 
 
 @pytest.mark.gpu
@@ -74,7 +74,7 @@ def test_no_decode_step_waits_for_the_gpu(tmp_path: Path) -> None:
     engine = make_recorded_engine(base)
     load(engine, DIGESTS[0], save_adapter(base, "llama", EIGHT[0], tmp_path / "adapter", seed=0))
     run(engine)
-    worker, watched = engine._worker, []
+    worker, watched = engine.diagnostics.worker, []
     launch = worker.launch
 
     def launched(plan: StepPlan) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from motet_runner.execute.gpu_forward import GpuForward
+from motet_runner.execute.forward.gpu import GpuForward
 from tests.gpu.served_family import serve_as_peft
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 def test_an_engine_equals_peft_in_few_launches(tmp_path: Path) -> None:
     run = serve_as_peft("Llama", tmp_path)
-    layers = run.engine._loaded.shape.layers
-    assert isinstance(run.engine._loaded.fused, GpuForward)
+    layers = run.engine.diagnostics.loaded.shape.layers
+    assert isinstance(run.engine.diagnostics.loaded.fused, GpuForward)
     of_a_decode = Counter(next(trace for trace in reversed(run.launches) if trace))
     of_lora = sum(count for name, count in of_a_decode.items() if name.startswith("lora_"))
     print(f"launches of our kernels in a decode step of {layers} layers: {dict(of_a_decode)}")

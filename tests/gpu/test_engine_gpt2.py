@@ -11,5 +11,5 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 def test_an_engine_equals_peft(tmp_path: Path) -> None:
     run = serve_as_peft("GPT-2", tmp_path)
-    assert run.engine._loaded.fused is None
+    assert run.engine.diagnostics.loaded.fused is None
     assert any("attend_pieces" in trace and "lora_shrink" in trace for trace in run.launches)

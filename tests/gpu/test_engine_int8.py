@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from motet_kernels.gpu.lora_tiles import RANK_STEP
-from motet_runner.execute.gpu_forward import GpuForward
+from motet_runner.execute.forward.gpu import GpuForward
 from tests.gpu.served_family import serve_as_peft
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 def test_an_engine_equals_peft_with_rounded_adapters(tmp_path: Path) -> None:
     engine = serve_as_peft("Llama", tmp_path, "int8").engine
-    assert isinstance(engine._loaded.fused, GpuForward)
-    linears = engine._linears.shapes.values()
+    assert isinstance(engine.diagnostics.loaded.fused, GpuForward)
+    linears = engine.diagnostics.linears.shapes.values()
     of_numbers = sum(inputs + outputs for inputs, outputs in linears)
     of_scales = 4 * len(linears)
     assert of_numbers + of_scales <= engine.info.adapter_rank_bytes <= of_numbers + of_scales + 64

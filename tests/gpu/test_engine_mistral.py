@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from motet_runner.execute.gpu_forward import GpuForward
+from motet_runner.execute.forward.gpu import GpuForward
 from tests.gpu.served_family import serve_as_peft
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
@@ -12,4 +12,4 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 def test_an_engine_equals_peft(tmp_path: Path) -> None:
     run = serve_as_peft("Mistral, sliding window", tmp_path)
-    assert isinstance(run.engine._loaded.fused, GpuForward)
+    assert isinstance(run.engine.diagnostics.loaded.fused, GpuForward)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from motet_runner.execute.gpu_forward import GpuForward
+from motet_runner.execute.forward.gpu import GpuForward
 from tests.gpu.devices import IN_A_SOAK
 from tests.gpu.served_family import serve_as_peft
 
@@ -16,4 +16,4 @@ pytestmark = [
 
 def test_an_engine_equals_peft(tmp_path: Path) -> None:
     run = serve_as_peft("Qwen 3", tmp_path)
-    assert isinstance(run.engine._loaded.fused, GpuForward)
+    assert isinstance(run.engine.diagnostics.loaded.fused, GpuForward)

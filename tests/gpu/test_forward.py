@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,19 +21,22 @@ from motet_kernels.gpu import attention as gpu_attention
 from motet_kernels.gpu import layer_kernels, lora_backend
 from motet_kernels.gpu.attention import GpuAttention
 from motet_kernels.gpu.lora_backend import GpuBackend
-from motet_runner.execute.gate import Gate, allowed, rms, wider
-from motet_runner.execute.gpu_forward import GpuForward
-from motet_runner.execute.kernel_test import fault_of
-from motet_runner.execute.model import LoadedModel, load
-from motet_runner.execute.packed_model import pack
-from motet_runner.execute.triton_kernels import TritonKernels
-from motet_runner.execute.wide import wide
+from motet_runner.execute.batch.flat_batch import PagedRows
+from motet_runner.execute.forward.gpu import GpuForward
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.wide_modules import wide
+from motet_runner.execute.gate.gate import Gate
+from motet_runner.execute.gate.rounding import allowed, rms, wider
+from motet_runner.execute.kernels.gpu_kernels_test import fault_of
+from motet_runner.execute.kernels.roles import by_role
+from motet_runner.execute.kernels.triton import triton_back_end
+from motet_runner.execute.load.load_model import load
 from motet_runner.memory.paged import PagedStore
 from tests.gpu.devices import DEVICE, in_types
 from tests.runner.families import GROUPED, save_model
-from tests.runner.trials import probe_logits
+from tests.runner.trials import pack, probe_logits
 
-KERNELS = TritonKernels(DEVICE)
+KERNELS = by_role(triton_back_end(DEVICE))
 ONE_LAYER = GROUPED | {"num_hidden_layers": 1}
 MODELS = {
     "Qwen 2, biases": transformers.Qwen2Config(**ONE_LAYER),
@@ -142,6 +146,11 @@ def given_to_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         yield given
 
 
+def as_batch(tokens: torch.Tensor, keep: torch.Tensor, store: PagedStore, paged: PagedRows, lora: Any) -> Any:
+    """What a forward pass reads of an iteration"""
+    return SimpleNamespace(input_ids=tokens[None], keep=keep, store=store, paged=paged, lora=lora, longest=64, calls=0)
+
+
 def test_a_captured_decode_step_serves_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With other tokens, lengths, pages and adapters in the same tensors, the same launches compute what a new batch
     gives. Rows without a sequence write nothing."""
@@ -149,7 +158,6 @@ def test_a_captured_decode_step_serves_all_others(tmp_path: Path, monkeypatch: p
     pack(loaded, KERNELS)
     forward = loaded.fused
     assert isinstance(forward, GpuForward)
-    forward.prepare(64)
     store = PagedStore(8, loaded.shape, loaded.dtype, loaded.device)
     store.data.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
     attention = GpuAttention(store.data)
@@ -168,7 +176,7 @@ def test_a_captured_decode_step_serves_all_others(tmp_path: Path, monkeypatch: p
 
     def step(lora: Any) -> torch.Tensor:
         attention.refill(fixed, lengths)
-        return forward.compute(tokens, keep, attention=attention, pages=store.data, rows=fixed, lora=lora)
+        return forward(as_batch(tokens, keep, store, PagedRows(attention, fixed), lora))
 
     launches = []
     for of_tokens, of_lengths, of_pages, segments in steps:
@@ -190,13 +198,9 @@ def test_a_captured_decode_step_serves_all_others(tmp_path: Path, monkeypatch: p
         described = [[place, 1, of_lengths[row] - 1, row] for place, row in enumerate(live)]
         anew = attention.make_batch(table, torch.tensor(described).numpy())
         with torch.inference_mode():
-            expected = forward.compute(
-                tokens[live], keep[: len(live)], attention=attention, pages=store.data, rows=anew,
-                lora=backend.make_batch(segments),
-            )  # fmt: skip
-            base = forward.compute(
-                tokens[live], keep[: len(live)], attention=attention, pages=store.data, rows=anew, lora=None
-            )
+            now = tokens[live], keep[: len(live)], store, PagedRows(attention, anew)
+            expected = forward(as_batch(*now, backend.make_batch(segments)))
+            base = forward(as_batch(*now, None))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         assert float((found - base).abs().max()) > 0.01, "adapters count"
         launches.append([(name, grid, options) for name, grid, *_, options in given])
@@ -234,7 +238,6 @@ def test_a_layer_of_a_decode_step_has_few_launches(tmp_path: Path, monkeypatch: 
         pack(loaded, KERNELS)
         forward = loaded.fused
         assert isinstance(forward, GpuForward)
-        forward.prepare(64)
         store = PagedStore(4, loaded.shape, loaded.dtype, loaded.device)
         attention = GpuAttention(store.data)
         backend, _ = two_adapters(loaded)
@@ -247,7 +250,7 @@ def test_a_layer_of_a_decode_step_has_few_launches(tmp_path: Path, monkeypatch: 
             for module in (layer_kernels, gpu_attention, lora_backend):
                 patch.setattr(module, "launch", note)
             with Operators() as operators:
-                forward.compute(zeros, zeros, attention=attention, pages=store.data, rows=fixed, lora=of_lora)
+                forward(as_batch(zeros, zeros, store, PagedRows(attention, fixed), of_lora))
         counts.append(operators.counts + Counter(launched))
     of_a_layer = {name: (counts[1][name] - counts[0][name]) / 2 for name in counts[1]}
     print(f"launches of a layer: {of_a_layer}, in all {sum(of_a_layer.values()):.0f}")

@@ -14,7 +14,7 @@ def add_one(numbers, COUNT: tl.constexpr):
     tl.store(numbers + places, tl.load(numbers + places) + 1)
 
 
-def test_a_launch_runs_so_many_programs_and_is_traced() -> None:
+def test_a_launch_runs_its_grid_of_programs_and_is_traced() -> None:
     numbers = torch.zeros(32, device=DEVICE)
     with traced_launches() as trace:
         launch(add_one, (2,), numbers, COUNT=8)

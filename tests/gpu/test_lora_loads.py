@@ -10,8 +10,8 @@ import torch
 
 from motet_kernels import LinearGroup, PlacedAdapter, Segment
 from motet_kernels.gpu.lora_backend import GpuBackend, GpuLoraBatch
-from motet_kernels.gpu.lora_bytes import LIST_BYTES, expand_bytes, shrink_bytes
 from motet_kernels.gpu.work_list import chunks_of, smallest_room
+from testbed.lora_bytes import LIST_BYTES, expand_bytes, shrink_bytes
 
 INPUTS = 192
 OUTPUTS = {"q": 160, "k": 48}

@@ -25,9 +25,9 @@ from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Finish, NewSequence, Sampling, State
+from testbed.compiled_kernels import CACHE
 from tests.runner.random_models import EIGHT, save_adapter, save_base
 from tests.support.chosen_worker import NAMES, WORKER, chosen_worker
-from tests.support.compiled_kernels import CACHE
 
 ADAPTERS = 5
 SHAPES = 60

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
@@ -12,9 +13,12 @@ from motet.domain import BASE, Digest, RequestId, pages_for
 from motet.prefix_hints import prefix_salt
 from motet_runner.adapters.certification import certify
 from motet_runner.engine import Engine
-from motet_runner.execute.kernels import CompiledKernels, Kernels, TorchKernels
+from motet_runner.execute.forward.program import SWITCHED_ON
+from motet_runner.execute.kernels.compiled import compiled_back_end
+from motet_runner.execute.kernels.roles import Kernels, by_role
+from motet_runner.execute.kernels.torch import torch_back_end
 from motet_runner.interface import EngineConfig, Event, Logprobs, NewSequence, Sampling, SequenceOutput
-from tests.support.compiled_kernels import CACHE, compiled_library
+from testbed.compiled_kernels import CACHE, compiled_library
 from tests.support.device import DEVICE
 
 BASE_DIGEST = Digest("sha256:base")
@@ -26,13 +30,13 @@ ANYWHERE = ("torch", "triton")
 """These kernels compute on the tests' device, the others on a CPU."""
 
 
-def make_engine(base: Path, **settings) -> Engine:
+def make_engine(base: Path, *, switched_on: Collection[str] = SWITCHED_ON, **settings) -> Engine:
     usual = {"kv_cache_mib": 4, "plan_ahead": PLAN_AHEAD, "kernels": KERNELS, "kernel_cache": CACHE}
     kernels = settings.get("kernels", KERNELS)
     if kernels in ANYWHERE:  # torch's results depend on the number in their last digits
         usual["threads"] = 1
     usual["device"] = device_of(kernels).type
-    return Engine(EngineConfig(model=base, **(usual | settings)))
+    return Engine(EngineConfig(model=base, **(usual | settings)), switched_on=switched_on)
 
 
 def device_of(kernels: str) -> torch.device:
@@ -41,7 +45,7 @@ def device_of(kernels: str) -> torch.device:
 
 def kernels_named(name: str) -> Kernels:
     """torch's with packed weights, or the compiled ones"""
-    return TorchKernels(packed=True) if name == "torch" else CompiledKernels(compiled_library(), "any")
+    return by_role(torch_back_end(packed=True) if name == "torch" else compiled_back_end(compiled_library(), "any"))
 
 
 def make_device_engine(base: Path, **settings) -> Engine:
@@ -57,7 +61,7 @@ def make_local_engine(base: Path, **settings) -> Engine:
 
 def make_engine_of_modules(base: Path, **settings) -> Engine:
     """The reference: it computes with the modules of transformers, as they were loaded."""
-    with patch("motet_runner.execute.packed_model.PackedModel.parts", lambda _: iter(())):
+    with patch("motet_runner.execute.kernels.packed_model.PackedModel.parts", lambda _: iter(())):
         return make_engine(base, **settings | {"kernels": "torch"})
 
 

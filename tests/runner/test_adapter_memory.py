@@ -12,7 +12,7 @@ from motet.errors import AdapterIncompatible, Declined, InvalidRequest, Overload
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.engine import Engine
-from motet_runner.execute.page_budget import CPU_KV_MIB, MIB, RANK_RESERVED, copy_bytes_of
+from motet_runner.execute.memory_budget.page_budget import CPU_KV_MIB, MIB, RANK_RESERVED, copy_bytes_of
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, ParkedNow, State
 from motet_runner.plan import Copy, Effect
 from tests.runner.engines import ask, load, make_engine, run, step_beside_load
@@ -31,7 +31,7 @@ def ranks(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Pa
 
 
 def pool(pages: int) -> dict[str, float]:
-    """An engine with so many pages. An adapter of rank r takes r of them, and a request 4."""
+    """An engine with `pages` pages. An adapter of rank r takes r of them, and a request 4."""
     return {"kv_cache_mib": pages * PAGE_BYTES / MIB}
 
 
@@ -42,7 +42,7 @@ def on_device(engine: Engine) -> set[str]:
 def held(engine: Engine) -> int:
     """Bytes behind all pages and all copies of runs."""
     backend = engine._backend
-    assert backend._memory.untyped_storage().data_ptr() == engine._store.data.untyped_storage().data_ptr()
+    assert backend._memory.untyped_storage().data_ptr() == engine.diagnostics.store.data.untyped_storage().data_ptr()
     return sum(tensor.untyped_storage().nbytes() for tensor in (backend._memory, backend._stacks._copies))
 
 
@@ -52,7 +52,7 @@ def test_memory_is_taken_once_whatever_ranks_come_and_go(llama: Path, ranks: dic
         load(engine, Digest(str(rank)), folder)
     assert engine.info.page_bytes == PAGE_BYTES
     taken = engine.info.pages * PAGE_BYTES + copy_bytes_of(
-        engine._kernel_choice.serving, engine._linears, engine._config
+        engine.diagnostics.kernel_choice.serving, engine.diagnostics.linears, engine.diagnostics.config
     )
     assert held(engine) == taken
     alone = {}
@@ -60,7 +60,7 @@ def test_memory_is_taken_once_whatever_ranks_come_and_go(llama: Path, ranks: dic
         tokens = run(engine, ask("q", adapter=Digest(str(rank)))).tokens["q"]
         assert alone.setdefault(rank, tokens) == tokens
         assert held(engine) == taken
-        assert engine._worker._loads._arrived.keys() == on_device(engine), "it forgets those that have gone"
+        assert engine.diagnostics.worker.loads._arrived.keys() == on_device(engine), "it forgets those that have gone"
 
 
 def test_on_a_cpu_the_default_has_room_for_the_adapters_beside_the_kv(llama: Path) -> None:
@@ -115,13 +115,13 @@ def test_adapters_and_kv_moved_for_a_large_one_give_the_same_answers(llama: Path
     expected = {rank: run(engine, ask("q", adapter=Digest(str(rank)), prompt=prompt)).tokens["q"] for rank in (8, 16)}
     ran = run(engine, ask("r8", adapter=Digest("8"), prompt=prompt), steps=5)
     moved: list[int] = []
-    carry_out = engine._worker._tiers.carry_out
+    carry_out = engine.diagnostics.worker.tiers.carry_out
 
     def noted(effect: Effect) -> None:
         moved.extend(effect.pages if isinstance(effect, Copy) else ())
         carry_out(effect)
 
-    engine._worker._tiers.carry_out = noted
+    engine.diagnostics.worker.tiers.carry_out = noted
     load(engine, Digest("64"), ranks[64])
     engine.add(ask("r64", adapter=Digest("64"), prompt=prompt))
     while not ran.tokens.get("r64"):
@@ -175,10 +175,10 @@ def test_a_load_that_nobody_needs_is_given_up_for_kv(
     engine = make_engine(llama, **pool(24))
     load(engine, Digest("16"), ranks[16])
     run(engine, steps=2)
-    assert engine._planner.adapters.loading(), "it has its pages"
+    assert engine.diagnostics.planner.adapters.loading(), "it has its pages"
     names = [f"r{index}" for index in range(6)]
     ran = run(engine, *map(ask, names), steps=25)
-    assert not engine._planner.adapters.loading()
+    assert not engine.diagnostics.planner.adapters.loading()
     answers.set()
     run(engine, ran=ran)
     assert {len(ran.tokens[name]) for name in names} == {40}

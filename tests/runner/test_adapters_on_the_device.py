@@ -17,11 +17,11 @@ from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import AdapterFetchFailed
 from motet_runner.adapters import layout as layout_module
 from motet_runner.adapters.certification import certify
-from motet_runner.adapters.layout import AdapterLayout, Matrix
+from motet_runner.adapters.layout import AdapterLayout, StoredTensor
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME
 from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.engine import Engine
-from motet_runner.execute.adapter_loads import HURRY_SECONDS
+from motet_runner.execute.adapters.adapter_uploads import HURRY_SECONDS
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, State
 from tests.runner.engines import ask, load, make_engine, run, step_beside_load
 from tests.runner.random_models import RandomAdapter, save_adapter
@@ -74,7 +74,7 @@ def test_waiting_sequences_share_one_load(llama: Path, adapters: list[Path]) -> 
 
 
 def test_sequences_continue_while_an_adapter_loads_in_slices(llama: Path, adapters: list[Path], monkeypatch) -> None:
-    monkeypatch.setattr("motet_runner.execute.adapter_loads.SLICE_BYTES", 4096)
+    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.SLICE_BYTES", 4096)
     engine = make_engine(llama)
     ran = run(engine, ask("base", max_tokens=60), steps=1)
     load(engine, A, adapters[0])
@@ -88,7 +88,7 @@ def test_sequences_continue_while_an_adapter_loads_in_slices(llama: Path, adapte
 
 def test_what_an_adapter_does_not_change_is_copied_in_slices_too(llama: Path, tmp_path: Path, monkeypatch) -> None:
     """It is zeros, and nothing of it is read."""
-    monkeypatch.setattr("motet_runner.execute.adapter_loads.SLICE_BYTES", 4096)
+    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.SLICE_BYTES", 4096)
     small = save_adapter(llama, "llama", RandomAdapter(8, 8, targets=("q_proj",)), tmp_path / "small", seed=9)
     engine = make_engine(llama)
     ran = run(engine, ask("base", max_tokens=60), steps=1)
@@ -161,7 +161,7 @@ def test_a_file_that_changes_while_it_is_read_fails_the_load_and_not_the_engine(
     load(engine, A, changed)
     read, reads = WeightReader.read, []
 
-    def change_in_between(self: WeightReader, matrix: Matrix) -> torch.Tensor:
+    def change_in_between(self: WeightReader, matrix: StoredTensor) -> torch.Tensor:
         reads.append(matrix)
         if len(reads) == 3:
             change(changed / WEIGHTS_NAME)
@@ -180,7 +180,7 @@ def test_others_go_on_while_an_adapter_is_read_and_nobody_reads_it_twice(
     answers, threads = threading.Event(), []
     read = WeightReader.read
 
-    def slow(self: WeightReader, matrix: Matrix) -> torch.Tensor:
+    def slow(self: WeightReader, matrix: StoredTensor) -> torch.Tensor:
         threads.append(threading.get_ident())
         assert answers.wait(60)
         return read(self, matrix)
@@ -207,7 +207,7 @@ def test_others_go_on_while_an_adapter_is_read_and_nobody_reads_it_twice(
 
 def test_an_adapter_is_read_no_faster_than_iterations_allow(llama: Path, adapters: list[Path], monkeypatch) -> None:
     """Its thread and the engine's share a processor."""
-    monkeypatch.setattr("motet_runner.execute.adapter_loads.SLICE_BYTES", 1)
+    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.SLICE_BYTES", 1)
     monkeypatch.setattr("motet_runner.adapters.host_load.PACE_SECONDS", 60.0)
     reads = []
     read = WeightReader.read

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from motet.errors import ModelFolderError
-from motet_runner.execute import checkpoint
-from motet_runner.execute.checkpoint import CheckpointReader, TensorEntry
-from motet_runner.execute.model import load
+from motet_runner.execute.load import checkpoint_headers, checkpoint_reader
+from motet_runner.execute.load.checkpoint_headers import TensorEntry
+from motet_runner.execute.load.checkpoint_reader import CheckpointReader
+from motet_runner.execute.load.load_model import load
 from tests.runner.families import BY_NAME
 from tests.runner.random_models import configs, llama, save_base
 
@@ -67,7 +68,7 @@ def test_shards_give_the_tensors_that_transformers_gives(family: str, tmp_path: 
 def test_weights_are_converted_to_the_engines_type(
     stored: torch.dtype, wanted: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "STAGING_BYTES", 1000)  # no tensor's size is a multiple of it
+    monkeypatch.setattr(checkpoint_reader, "STAGING_BYTES", 1000)  # no tensor's size is a multiple of it
     save_sharded(tmp_path, dtype=stored)
     assert_as_transformers_loads(tmp_path, wanted)
 
@@ -103,7 +104,7 @@ def test_shards_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_loading_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(checkpoint_reader, "PROGRESS_SECONDS", 0)
     shards = save_sharded(tmp_path)
     said: list[tuple[int, int]] = []
     load(tmp_path, "float32", "cpu", lambda *progress: said.append(progress))
@@ -118,8 +119,8 @@ def test_memory_of_tensors_that_are_not_kept_goes_back_at_once(tmp_path: Path) -
     save_file({f"t{number}": torch.ones(mib // 4) for number in range(64)}, tmp_path / "model.safetensors")
     large = torch.ones(16 * mib, dtype=torch.uint8)  # once it is freed, malloc keeps the memory of smaller ones
     del large
-    stored = checkpoint.Checkpoint(tmp_path)
-    with CheckpointReader(stored, torch.device("cpu"), checkpoint.ignore_progress) as reader:
+    stored = checkpoint_headers.Checkpoint(tmp_path)
+    with CheckpointReader(stored, torch.device("cpu"), checkpoint_reader.ignore_progress) as reader:
         read = [reader.read(entry, None) for entry in stored.tensors.values()]
     process = psutil.Process()
     before = process.memory_info().rss
@@ -317,7 +318,7 @@ def test_an_expert_that_is_lost_or_does_not_fit_is_refused(change: str, tmp_path
 
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_a_shard_that_is_cut_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(checkpoint_reader, "PROGRESS_SECONDS", 0)
     shards = save_sharded(tmp_path)
 
     def cut(done: int, total: int) -> None:

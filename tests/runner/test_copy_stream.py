@@ -10,7 +10,7 @@ import torch
 
 from motet.domain import Digest
 from motet_runner.engine import Engine
-from motet_runner.execute.adapter_loads import AdapterLoads
+from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
 from motet_runner.memory.copy_stream import InOrder, OwnStream
 from motet_runner.plan import AdapterLoad
 from tests.runner.engines import ask, load, make_device_engine, make_local_engine, run, step_beside_load
@@ -66,7 +66,7 @@ def begun(stream: LateCopies) -> AdapterLoads:
     )
     layout = SimpleNamespace(bytes=64)
     loads = AdapterLoads(torch.zeros(4, 64, dtype=torch.uint8), lambda _: layout, lambda: 0.0, stream)
-    with patch("motet_runner.execute.adapter_loads.HostLoad", lambda *_, **__: host):
+    with patch("motet_runner.execute.adapters.adapter_uploads.HostLoad", lambda *_, **__: host):
         assert not loads.advance([AdapterLoad(1, A, SimpleNamespace(rank=8))], {1: 2}, hurry=False).arrived
     assert stream.launched == 1
     assert not stream.ended

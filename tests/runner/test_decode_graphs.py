@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 
 from motet.domain import BASE, Digest
 from motet_runner.engine import Engine
-from motet_runner.execute.device import worker as device_worker
-from motet_runner.execute.device.decode_graphs import recorded_sizes
-from motet_runner.execute.device.link import Link
-from motet_runner.execute.device.parcel import Returning
-from motet_runner.execute.device.recording import CallAgain, NotRecorded, Recording
+from motet_runner.execute.worker import device_worker
+from motet_runner.execute.worker.captured_graph import NotCaptured, call_again
+from motet_runner.execute.worker.decode_graphs import Recording, recorded_sizes
+from motet_runner.memory.link import Link
+from motet_runner.memory.parcel import Returning
 from motet_runner.plan import StepPlan
 from motet_runner.plan.presets import UNBOUNDED
 from tests.runner.engines import ask, load, make_device_engine, make_local_engine, run
@@ -37,12 +37,12 @@ def make_recorded_engine(base: Path, **settings) -> Engine:
 
 def replays(engine: Engine) -> list[int]:
     """The size of each recording that is replayed from now on"""
-    graphs, sizes = engine._worker._graphs, []
+    graphs, sizes = engine.diagnostics.worker.graphs, []
     replay = graphs.replay
 
-    def counted(size: int) -> object:
-        sizes.append(size)
-        return replay(size)
+    def counted(recording: Recording) -> torch.Tensor:
+        sizes.append(len(recording.rows))
+        return replay(recording)
 
     graphs.replay = counted
     return sizes
@@ -56,7 +56,7 @@ def test_recorded_decodes_say_the_same_and_none_waits(llama: Path, adapters: lis
     assert answers(engine, adapters).tokens == answers(make_local_engine(llama, kernels="cpp"), adapters).tokens
     assert set(sizes) >= {8, 16}
     assert len(sizes) == len(watched) > 30
-    assert engine._worker.recordings == len(recorded_sizes(24))
+    assert engine.diagnostics.worker.recordings == len(recorded_sizes(24))
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -72,7 +72,7 @@ def test_a_thousand_swaps_of_adapters_need_no_other_recording(llama: Path, adapt
         load(local, digest, folder)
         expected[digest] = run(local, ask("same", adapter=digest, prompt=3, max_tokens=4)).tokens["same"]
     assert len({tuple(tokens) for tokens in expected.values()}) == 4
-    filled, recorded = FixedCppBackend.filled, engine._worker.recordings
+    filled, recorded = FixedCppBackend.filled, engine.diagnostics.worker.recordings
     for number in range(500):
         first, second = digests[number % 4], digests[(number + 1 + number % 3) % 4]
         asked = [
@@ -82,7 +82,7 @@ def test_a_thousand_swaps_of_adapters_need_no_other_recording(llama: Path, adapt
         ran = run(engine, *asked)
         assert ran.tokens == {f"{number} first": expected[first], f"{number} second": expected[second]}
     assert FixedCppBackend.filled - filled >= 1000
-    assert engine._worker.recordings == recorded == len(recorded_sizes(4))
+    assert engine.diagnostics.worker.recordings == recorded == len(recorded_sizes(4))
 
 
 def test_pages_may_be_moved_between_any_two_recorded_iterations(llama: Path, adapters: list[Path]) -> None:
@@ -93,7 +93,7 @@ def test_pages_may_be_moved_between_any_two_recorded_iterations(llama: Path, ada
         load(engine, digest, adapters[0])
         ran, moved = run(engine, ask("a", prompt=50, adapter=digest), ask("b", prompt=20), steps=1), 0
         while engine.has_work():
-            if move and len(engine._planner.sequences):
+            if move and len(engine.diagnostics.planner.sequences):
                 moved += move_all_pages(engine)
             run(engine, ran=ran, steps=1)
         assert (moved > 50) == move
@@ -107,25 +107,25 @@ def test_more_rows_than_there_was_room_for_are_recorded_anew(llama: Path, monkey
     engine = make_recorded_engine(llama, max_concurrent_sequences=8)
     asked = [ask(f"{number}", prompt=5 + number) for number in range(7)]
     assert run(engine, *asked).tokens == run(make_local_engine(llama, kernels="cpp"), *asked).tokens
-    assert engine._worker.recordings > len(recorded_sizes(8))
+    assert engine.diagnostics.worker.recordings > len(recorded_sizes(8))
 
 
-class LittleMemory(CallAgain):
-    """It suffices for recordings of so many rows."""
+class LittleMemory:
+    """It suffices for recordings of at most `most` rows."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._calls = 0
 
-    def record(self, compute: Callable[[], None]) -> Recording:  # type: ignore[override]
+    def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
         self._calls += 1
         if self._calls <= len(recorded_sizes(24)) - len(recorded_sizes(self._most)):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore about it.")
-        return CallAgain.record(compute)
+        return call_again(compute)
 
 
 def test_where_memory_ends_the_smaller_ones_are_recorded(llama: Path) -> None:
-    with patch.object(device_worker, "recorder_for", lambda _: LittleMemory(4)), capture_logs() as logs:
+    with patch.object(device_worker, "capture_for", lambda _: LittleMemory(4)), capture_logs() as logs:
         engine = make_recorded_engine(llama, max_concurrent_sequences=24)
     lines = [line for line in logs if line["event"] == "decodes_not_recorded"]
     assert [line["rows"] for line in lines] == [24, 16, 8]
@@ -136,17 +136,17 @@ def test_where_memory_ends_the_smaller_ones_are_recorded(llama: Path) -> None:
     assert set(sizes) == {1, 2, 4}
 
 
-class NoCapture(CallAgain):
+class NoCapture:
     """As a GPU, of a model that asks it for a value: the end of the capture fails, too, with an error of its own."""
 
-    def record(self, compute: Callable[[], None]) -> Recording:  # type: ignore[override]
+    def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
         try:
             try:
                 raise torch.AcceleratorError(f"CUDA error: {self.reason}\nMore about it.")
             finally:
                 raise torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
         except RuntimeError as error:
-            raise NotRecorded(error) from error
+            raise NotCaptured(error) from error
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -157,7 +157,7 @@ class NoCapture(CallAgain):
     [("operation not permitted when stream is capturing", [4]), ("out of memory", [4, 2, 1])],
 )
 def test_a_model_that_cannot_be_recorded_is_served_without(llama: Path, reason: str, tried: list[int]) -> None:
-    with patch.object(device_worker, "recorder_for", lambda _: NoCapture(reason)), capture_logs() as logs:
+    with patch.object(device_worker, "capture_for", lambda _: NoCapture(reason)), capture_logs() as logs:
         engine = make_recorded_engine(llama, max_concurrent_sequences=4)
     lines = [line for line in logs if line["event"] == "decodes_not_recorded"]
     assert [(line["rows"], line["reason"]) for line in lines] == [(size, f"CUDA error: {reason}") for size in tried]
@@ -185,7 +185,7 @@ def test_memory_that_ends_after_a_replay_costs_no_token(llama: Path, ahead: int)
 
     with patch.object(device_worker, "Returning", fails_now_and_then):
         while engine.has_work():
-            engine._worker._in_parts.decodes.size = UNBOUNDED
+            engine.diagnostics.worker.in_parts.decodes.size = UNBOUNDED
             run(engine, ran=ran, steps=1)
     assert ran.tokens == run(make_local_engine(llama, kernels="cpp"), *asked).tokens
     assert failures > 5
@@ -205,11 +205,11 @@ def test_memory_that_ends_in_any_operation_costs_no_token(llama: Path, adapters:
 
 def test_a_model_whose_rope_depends_on_lengths_is_not_recorded(llama: Path) -> None:
     engine = make_recorded_engine(llama)
-    worker = engine._worker
-    assert worker._graphs is not None
-    worker._loaded.rope = object()
+    worker = engine.diagnostics.worker
+    assert worker.graphs is not None
+    engine.diagnostics.loaded.rope = object()
     worker.use(worker._backend, worker._attention)
-    assert worker._graphs is None
+    assert worker.graphs is None
 
 
 def test_nobodys_rows_write_no_page(llama: Path) -> None:
@@ -217,17 +217,17 @@ def test_nobodys_rows_write_no_page(llama: Path) -> None:
     engine = make_recorded_engine(llama, max_concurrent_sequences=4, prefix_cache=False)
     asked = [ask(f"{number}", prompt=5) for number in range(3)]
     ran = run(engine, *asked, steps=3)
-    launch, seen = engine._worker.launch, []
+    launch, seen = engine.diagnostics.worker.launch, []
 
     def launched(plan: StepPlan) -> None:
-        used = {page for sequence in engine._planner.sequences for page in sequence.pages}
+        used = {page for sequence in engine.diagnostics.planner.sequences for page in sequence.pages}
         free = [page for page in range(engine.info.pages) if page not in used]
         with torch.inference_mode():
-            engine._store.data[free] = float("nan")
+            engine.diagnostics.store.data[free] = float("nan")
             launch(plan)
-            seen.append(bool(engine._store.data[free].isnan().all()))
+            seen.append(bool(engine.diagnostics.store.data[free].isnan().all()))
 
-    engine._worker.launch = launched  # type: ignore[method-assign]
+    engine.diagnostics.worker.launch = launched  # type: ignore[method-assign]
     run(engine, ran=ran)
     assert ran.tokens == run(make_local_engine(llama, kernels="cpp"), *asked).tokens
     assert len(seen) > 30

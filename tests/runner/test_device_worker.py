@@ -10,13 +10,13 @@ import torch
 
 from motet.domain import BASE, Digest
 from motet_runner.engine import Engine
-from motet_runner.execute.device.link import link_to
-from motet_runner.execute.device.parcel import Parcel
-from motet_runner.execute.device.sampler import NOT_FINITE, DeviceSampler
-from motet_runner.execute.device.worker import DeviceWorker
-from motet_runner.execute.row_table import TableRow
-from motet_runner.execute.sampler import Sampler
+from motet_runner.execute.batch.row_table import TableRow
+from motet_runner.execute.sample.device_sampler import NOT_FINITE, DeviceSampler
+from motet_runner.execute.sample.host_sampler import Sampler
+from motet_runner.execute.worker.device_worker import DeviceWorker
 from motet_runner.interface import NewSequence
+from motet_runner.memory.link import link_to
+from motet_runner.memory.parcel import Parcel
 from motet_runner.plan import StepPlan
 from tests.runner.engines import EngineRun, ask, load, make_device_engine, make_local_engine, run
 from tests.support.little_memory import memory_that_ends
@@ -62,7 +62,7 @@ def answers(engine: Engine, adapters: list[Path]) -> EngineRun:
 def test_it_says_what_the_worker_of_a_cpu_says(llama: Path, adapters: list[Path], kernels: str, ahead: int) -> None:
     settings = {"kernels": kernels, "prefill_chunk_tokens": 24}
     local, device = make_local_engine(llama, **settings), make_device_engine(llama, **settings, plan_ahead=ahead)
-    assert isinstance(device._worker, DeviceWorker)
+    assert isinstance(device.diagnostics.worker, DeviceWorker)
     expected, ours = answers(local, adapters), answers(device, adapters)
     assert ours.tokens == expected.tokens
     assert len(ours.tokens) == len(every_option()) + 1
@@ -97,14 +97,15 @@ def test_memory_that_ends_while_buffers_grow_costs_no_token(llama: Path, make: C
     first, grown = 0, 0
     for seed in range(10):
         engine = make(llama, **settings)
-        decoder = engine._loaded.fused._decoder
-        before = decoder._room
+        program = engine.diagnostics.loaded.fused._program
+        before = program._room
         with memory_that_ends(seed, near_the_end=False) as failures:
             ours = run(engine, *asked)
         assert ours.tokens == expected
-        assert all(len(buffer) == decoder._room for buffer in decoder._buffers.values())
+        row_bytes = program._row_bytes[program._given :]
+        assert [len(buffer) for buffer in program._memory] == [program._room * count for count in row_bytes]
         first += failures.first
-        grown += decoder._room > before
+        grown += program._room > before
     assert first > 10
     assert grown > 0
 
@@ -112,7 +113,7 @@ def test_memory_that_ends_while_buffers_grow_costs_no_token(llama: Path, make: C
 def test_what_is_compiled_first_does_not_count_as_time_of_a_prefill(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker, seconds = make_device_engine(llama)._worker, iter([60.0, 0.5])
+    worker, seconds = make_device_engine(llama).diagnostics.worker, iter([60.0, 0.5])
     collect = worker.collect
     monkeypatch.setattr(worker, "collect", lambda: replace(collect(), seconds=next(seconds)))
     assert worker.measure(100)[0] == 0.5 / 100
@@ -130,7 +131,7 @@ def told(ran: EngineRun) -> dict[tuple[str, int], object]:
 
 def watch_decodes(engine: Engine) -> list[int]:
     """From now on, what waits for the device in a step that only decodes is an error. → rows of each such step"""
-    launch, watched = engine._worker.launch, []
+    launch, watched = engine.diagnostics.worker.launch, []
 
     def launched(plan: StepPlan) -> None:
         if plan.prefills or plan.joins:
@@ -140,7 +141,7 @@ def watch_decodes(engine: Engine) -> list[int]:
         with no_waiting():
             launch(plan)
 
-    engine._worker.launch = launched  # type: ignore[method-assign]
+    engine.diagnostics.worker.launch = launched  # type: ignore[method-assign]
     return watched
 
 

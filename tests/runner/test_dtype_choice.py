@@ -8,11 +8,11 @@ import torch
 from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM
 
-from motet_runner.execute import cpu, dtype_choice
-from motet_runner.execute.checkpoint import Checkpoint
-from motet_runner.execute.dtype_choice import DtypeChoice, largest_matrices, measure, preferred
-from motet_runner.execute.kernels import KernelChoice
-from motet_runner.execute.packed_linears import TorchPacking
+from motet_runner.execute.kernels.kernel_choice import KernelChoice
+from motet_runner.execute.load.checkpoint_headers import Checkpoint
+from motet_runner.execute.pack.linear_packing import TorchPacking
+from motet_runner.execute.tune import cpu, dtype_choice
+from motet_runner.execute.tune.dtype_choice import DtypeChoice, largest_matrices, measure, preferred
 from tests.runner.engines import ask, make_engine, run
 from tests.runner.random_models import save_base
 
@@ -178,7 +178,7 @@ def test_an_engine_takes_it(
     monkeypatch.setattr(dtype_choice, "preferred", lambda _: BF16)
     engine = make_engine(folders[BF16], kernels=kernels)
     assert engine.info.dtype == "bfloat16"
-    assert engine._loaded.model.dtype is BF16
+    assert engine.diagnostics.loaded.model.dtype is BF16
     assert len(run(engine, ask("r", max_tokens=4)).tokens["r"]) == 4
     assert len(json.loads((tmp_path / "dtypes.json").read_text())) == 1
     assert make_engine(folders[F32], kernels=kernels).info.dtype == "float32"

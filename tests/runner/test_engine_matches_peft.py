@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
+from testbed.compiled_kernels import CACHE, needs_a_compiler
 from tests.runner.engines import PLAN_AHEAD, device_of, load
 from tests.runner.peft_reference import Served, World, assert_equal, reference_logits
 from tests.runner.random_models import EIGHT, VOCABULARY, save_adapter, save_base
-from tests.support.compiled_kernels import CACHE, needs_a_compiler
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -115,7 +115,7 @@ def test_32_sequences_of_nine_adapters_and_the_base_equal_peft(world: World, ker
     print(f"{world.family}: {assert_equal(served, expected)}")
 
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
-    layers = engine._loaded.shape.layers
+    layers = engine.diagnostics.loaded.shape.layers
     assert all(line["calls"] == 1 and line["attention"] == layers and line["padding"] == 0 for line in lines)
     assert any(line["adapters"] >= 8 for line in lines)
     assert any(line["adapters"] >= 8 and line["prefill"] and line["decode"] for line in lines)

@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.compiled_kernels import needs_a_compiler
+from testbed.compiled_kernels import needs_a_compiler
+from tests.runner.engine_soak import Soak
+from tests.support.chosen_worker import WORKER, chosen_worker
 
 RSS_GROWTH_MIB = 20
 PAUSED_OFTEN = "The runner's memory is full and this request was paused often; try again."
@@ -15,6 +18,14 @@ SHAPES = 24
 """Of a short run: what each request gets alone takes longer than all of them together."""
 CROWDED = {"larger": 3, "overcommit": 3}
 """Adapters that fill most of the memory, and promises of three times of it"""
+
+
+def short(folder: Path, worker: str = WORKER, **options: Any) -> dict[str, Any]:
+    """A few seconds of it."""
+    if options["kernels"] == "cpp":
+        needs_a_compiler()
+    with chosen_worker(worker):
+        return Soak(seconds=2, folder=folder, plan_ahead=1, shapes=SHAPES, **options).run()
 
 
 def soak(seconds: int, **options: int | str) -> dict[str, Any]:
@@ -38,12 +49,12 @@ def check(result: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("worker", "kernels"), [("local", "torch"), ("device", "torch"), ("recorded", "cpp")])
-def test_a_few_seconds_of_random_work(worker: str, kernels: str) -> None:
-    check(soak(3, seed=1, plan_ahead=1, shapes=SHAPES, worker=worker, kernels=kernels))
+def test_a_few_seconds_of_random_work(worker: str, kernels: str, tmp_path: Path) -> None:
+    check(short(tmp_path, worker, seed=1, kernels=kernels))
 
 
-def test_a_few_seconds_with_large_adapters_and_far_too_many_promises() -> None:
-    check(soak(3, seed=2, plan_ahead=1, shapes=SHAPES, kernels="cpp", **CROWDED))
+def test_a_few_seconds_with_large_adapters_and_far_too_many_promises(tmp_path: Path) -> None:
+    check(short(tmp_path, seed=2, kernels="cpp", **CROWDED))
 
 
 @pytest.mark.soak

@@ -15,7 +15,7 @@ from motet.domain import BASE, Digest
 from motet.errors import ModelFolderError, SetupError
 from motet_kernels import TILE_ROWS
 from motet_runner.engine import Engine
-from motet_runner.execute import tiles
+from motet_runner.execute.exact import tiles
 from motet_runner.interface import EngineConfig
 from tests.runner.engines import ask, load, make_engine, run
 from tests.runner.exact_schedules import FAMILIES, Schedules
@@ -64,7 +64,7 @@ def test_every_module_sees_16_rows_and_one_thread_whatever_the_batch(llama: Path
     def look(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         seen.add((given[0].shape[:-1].numel(), torch.get_num_threads()))
 
-    for module in engine._loaded.model.modules():
+    for module in engine.diagnostics.loaded.model.modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_pre_hook(look)
     torch.set_num_threads(2)  # as another engine in this process may do

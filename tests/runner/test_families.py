@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM
 from motet.domain import BASE, Digest, pages_for
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence
+from testbed.compiled_kernels import CACHE, needs_a_compiler
 from tests.runner.engines import ask, device_of, load
 from tests.runner.families import BY_NAME, FAMILIES, MORE, save_adapters, save_model
 from tests.runner.random_models import VOCABULARY
-from tests.support.compiled_kernels import CACHE, needs_a_compiler
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -167,7 +167,7 @@ def test_tokens_and_logits_equal_generate(proof: Proof, kernels: str, chunk: int
     assert worst <= 1e-4
     assert near_ties / positions <= NEAR_TIES_AT_MOST
     # What a window leaves has other owners soon, and keys with frequencies of their prompt fit no other prompt.
-    loaded = engine._loaded
+    loaded = engine.diagnostics.loaded
     shares = loaded.window is None and (loaded.rope is None or not loaded.rope.grows)
     assert (engine.report().prefix_hit_tokens > 0) == (prefix_cache and shares)
 

@@ -7,8 +7,9 @@ import torch
 
 from motet.domain import BASE, Digest, KVShape, RequestId
 from motet_kernels import PlacedAdapter
-from motet_runner.execute.flat_batch import FlatBatch, FlatBatchBuilder
-from motet_runner.execute.row_table import RowTable
+from motet_runner.execute.batch.flat_batch import FlatBatch
+from motet_runner.execute.batch.flat_batch_builder import FlatBatchBuilder
+from motet_runner.execute.batch.row_table import RowTable
 from motet_runner.interface import Sampling
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import DecodeRows, RowJoin, RowStep, StepPlan
@@ -53,7 +54,7 @@ class Rows:
                 choice=0,
             )
         )
-        self.table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=(row, row + 2)))
+        self.table.extend(row, (row, row + 2))
 
     def decode(self, *rows: int, page: int = 7) -> FlatBatch:
         steps = tuple(RowStep(row, self.lengths[row] - 1, 1, samples=True) for row in rows)
@@ -105,7 +106,7 @@ def test_an_adapter_that_was_moved_is_found_where_it_is_now() -> None:
 def test_page_tables_that_have_grown_lie_elsewhere() -> None:
     rows = Rows()
     first = rows.decode(0, 1)
-    rows.table.append_pages(RowStep(0, 0, 0, samples=False, new_pages=tuple(range(20))))
+    rows.table.extend(0, range(20))
     assert rows.decode(0, 1).lora is not first.lora, "what attention was told is old, too"
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from motet.domain import BASE, Digest, ParkMethod
 from motet_runner.engine import Engine
-from motet_runner.execute.device.worker import DeviceWorker
-from motet_runner.execute.worker import LocalWorker
+from motet_runner.execute.worker.device_worker import DeviceWorker
+from motet_runner.execute.worker.local_worker import LocalWorker
+from testbed.compiled_kernels import needs_a_compiler
 from tests.runner.engines import ask, load, make_engine
 from tests.support.chosen_worker import chosen_worker
-from tests.support.compiled_kernels import needs_a_compiler
 
 MOST_LIVE = 12
 MOST_GROWTH_MIB = 8
@@ -103,8 +103,8 @@ def run_iterations(
     ahead = int(worker != "local")
     with chosen_worker(worker):
         engine = make_engine(base, host_kv_mib=1, max_concurrent_sequences=MOST_LIVE, kernels=kernels, plan_ahead=ahead)
-    assert isinstance(engine._worker, LocalWorker if worker == "local" else DeviceWorker)
-    assert (worker == "recorded") == bool(getattr(engine._worker, "recordings", 0))
+    assert isinstance(engine.diagnostics.worker, LocalWorker if worker == "local" else DeviceWorker)
+    assert (worker == "recorded") == bool(getattr(engine.diagnostics.worker, "recordings", 0))
     names = [Digest(f"sha256:{number:064}") for number in range(2)]
     for name, folder in zip(names, adapters, strict=False):
         load(engine, name, folder)
@@ -123,10 +123,12 @@ def run_iterations(
 def test_memory_is_flat_however_many_iterations(
     iterations: int, worker: str, kernels: str, llama: Path, adapters: list[Path]
 ) -> None:
-    """In a process of its own: the memory of this one is also that of other tests."""
+    """In a process of its own: the memory of this one is also that of other tests. All of them begin with torch."""
     if kernels == "cpp":
         needs_a_compiler()
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(1, mp_context=processes) as process:
         grown_mib, objects, left = process.submit(run_iterations, iterations, worker, kernels, llama, adapters).result()
     print(f"{iterations} iterations of {worker}: {grown_mib:+.2f} MiB, {objects:+} objects, {left}")
     assert min(left[how] for how in ("length", "cancelled", "parked")) > iterations / 100

@@ -1,4 +1,5 @@
-"""The fused forwards against the modules that they stand for: the same logits, with adapters, for each family."""
+"""Torch's fused forward, and the recorded one, against the modules that they stand for: the same logits, with adapters,
+for each family that both serve."""
 
 import weakref
 from dataclasses import replace
@@ -14,21 +15,23 @@ from motet.domain import BASE, Digest, RequestId
 from motet_kernels import torch_linear
 from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.decoder_weights import PACKED_TYPES
+from motet_kernels.positions import FIRST_POSITIONS
 from motet_kernels.torch_linear import TorchWeights
 from motet_runner.engine import Engine
-from motet_runner.execute import packed_model
-from motet_runner.execute.forward import Forward
-from motet_runner.execute.fused import CompiledForward, TorchForward
-from motet_runner.execute.gate import Gate
-from motet_runner.execute.kernels import Kernels, TorchKernels
-from motet_runner.execute.model import LoadedModel, load
-from motet_runner.execute.packed_model import PackedModel, pack
-from motet_runner.execute.rotations import FIRST_POSITIONS
+from motet_runner.execute.forward.fused import TorchForward
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.program import RecordedForward
+from motet_runner.execute.forward.protocol import Forward
+from motet_runner.execute.gate.gate import Gate
+from motet_runner.execute.kernels import packed_model
+from motet_runner.execute.kernels.packed_model import PackedModel
+from motet_runner.execute.kernels.roles import Kernels
+from motet_runner.execute.load.load_model import load
+from testbed.compiled_kernels import CACHE, compiled_library
 from tests.runner.engines import ask, kernels_named, make_engine, make_engine_of_modules, run
 from tests.runner.engines import load as load_adapter
 from tests.runner.random_models import EIGHT, ENDS, VOCABULARY, llama, save_adapter, save_base
-from tests.runner.trials import probe_logits
-from tests.support.compiled_kernels import CACHE, compiled_library
+from tests.runner.trials import pack, probe_logits
 
 SMALL = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
@@ -89,7 +92,7 @@ def save(name: str, folder: Path) -> Path:
 
 def served(base: Path, adapters: dict[Digest, Path], *, make: Any = make_engine, **settings: Any) -> tuple[Engine, Tap]:
     engine = make(base, **settings)
-    engine._worker.on_logits = tap = Tap()
+    engine.diagnostics.worker.on_logits = tap = Tap()
     for digest, folder in adapters.items():
         load_adapter(engine, digest, folder)
     owners = [BASE, *adapters, BASE, *adapters]
@@ -114,8 +117,8 @@ def test_logits_are_those_of_the_modules(name: str, kernels: str, tmp_path: Path
     how = {"dtype": "float32", "kernel_cache": CACHE, "prefill_chunk_tokens": 32}
     modules, expected = served(base, adapters, make=make_engine_of_modules, **how)
     engine, ours = served(base, adapters, kernels=kernels, **how)
-    assert isinstance(engine._loaded.fused, TorchForward if kernels == "torch" else CompiledForward)
-    assert modules._loaded.fused is None
+    assert isinstance(engine.diagnostics.loaded.fused, TorchForward if kernels == "torch" else RecordedForward)
+    assert modules.diagnostics.loaded.fused is None
     assert ours.logits.keys() == expected.logits.keys()
     for request, rows in expected.logits.items():
         compared = 0
@@ -177,7 +180,7 @@ def test_while_weights_are_packed_memory_holds_those_of_one_group_twice(
             super().__init__(*arguments, **options)
             alive.add(self)
 
-    monkeypatch.setattr("motet_runner.execute.packed_linears.PackedWeights", Counted)
+    monkeypatch.setattr("motet_runner.execute.pack.linear_packing.PackedWeights", Counted)
 
     originals = [weakref.ref(parameter) for parameter in loaded.model.parameters()]
 
@@ -209,31 +212,24 @@ def test_other_families_compute_with_packed_linears_of_torch(family: str, tmp_pa
         assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
 def test_a_model_that_its_fused_forward_does_not_equal_keeps_its_modules(
-    kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(save("Llama", tmp_path / "base"), "float32", "cpu")
     with torch.inference_mode():
         expected = probe_logits(loaded)
     make = packed_model.fused_forward
-    others: list[torch.Tensor] = []
-    """Compiled kernels have only their addresses."""
 
-    def of_another_model(model: Any, *rest: Any) -> Forward | None:
-        own = model.model.norm.weight.data
-        others.append(own * 1.01)
-        model.model.norm.weight.data = others[-1]
-        fused = make(model, *rest)
-        model.model.norm.weight.data = own
-        if isinstance(fused, TorchForward):  # it has the tensor, not its address
-            weights = fused._decoder._weights
-            fused._decoder._weights = replace(weights, final_norm=weights.final_norm * 1.01)
+    def of_another_model(*given: Any) -> Forward | None:
+        fused = make(*given)
+        assert isinstance(fused, TorchForward)
+        weights = fused._decoder._weights
+        fused._decoder._weights = replace(weights, final_norm=weights.final_norm * 1.01)
         return fused
 
     monkeypatch.setattr(packed_model, "fused_forward", of_another_model)
     with capture_logs() as logs:
-        pack(loaded, kernels_named(kernels))
+        pack(loaded, kernels_named("torch"))
     assert loaded.fused is None
     assert [line["event"] for line in logs] == ["fused_forward_differs"]
     with torch.inference_mode():
@@ -259,7 +255,7 @@ def test_halfs_stay_as_they_are(kernels: str, tmp_path: Path) -> None:
 def test_positions_beyond_the_first_table_are_rotated(
     kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motet_runner.execute.rotations.FIRST_POSITIONS", 8)
+    monkeypatch.setattr("motet_kernels.positions.FIRST_POSITIONS", 8)
     assert FIRST_POSITIONS > 8
     loaded = load(save("Llama", tmp_path / "base"), "float32", "cpu")
     with torch.inference_mode():
@@ -273,8 +269,8 @@ def test_a_row_that_is_not_finite_fails_alone(kernels: str, tmp_path: Path) -> N
     base = save("Llama", tmp_path / "base")
     _, expected = served(base, {}, make=make_engine_of_modules, dtype="float32", kernel_cache=CACHE)
     engine = make_engine(base, kernels=kernels, dtype="float32", kernel_cache=CACHE)
-    engine._worker.on_logits = ours = Tap()
-    engine._loaded.model.get_input_embeddings().weight[7] = float("nan")
+    engine.diagnostics.worker.on_logits = ours = Tap()
+    engine.diagnostics.loaded.model.get_input_embeddings().weight[7] = float("nan")
     asked = [ask(f"r{number}", prompt=5 + 13 * number, max_tokens=20) for number in range(2)]
     run(engine, *asked, ask("broken", prompt=(3, 7, 5), max_tokens=20))
     for number in range(2):
@@ -297,7 +293,7 @@ def test_threads_change_no_bit(tmp_path: Path) -> None:
     try:
         for threads in (1, 2, 5):
             engine, tap = served(base, adapters, threads=threads, **how)
-            assert isinstance(engine._loaded.fused, CompiledForward)
+            assert isinstance(engine.diagnostics.loaded.fused, RecordedForward)
             tap.logits.clear()  # from now on the adapters are there, so each engine has the same batches
             owners = [BASE, *adapters, *adapters]
             asked = [ask(f"s{n}", prompt=3 + 17 * n, max_tokens=20, adapter=owner) for n, owner in enumerate(owners)]
@@ -309,16 +305,6 @@ def test_threads_change_no_bit(tmp_path: Path) -> None:
     for other in several:
         assert other.keys() == one.keys()
         assert all(torch.equal(torch.stack(other[request]), torch.stack(one[request])) for request in one)
-
-
-def test_a_token_outside_of_the_vocabulary_is_refused(tmp_path: Path) -> None:
-    loaded = load(save("Llama", tmp_path / "base"), "float32", "cpu")
-    kernels = kernels_named("cpp")
-    fused_logits(loaded, kernels)
-    assert isinstance(loaded.fused, CompiledForward)
-    loaded.fused._decoder._decoder.vocabulary = 100  # the probe has tokens beyond
-    with pytest.raises(IndexError, match="a token is not below"), torch.inference_mode():
-        probe_logits(loaded, kernels.attention)
 
 
 @pytest.mark.parametrize("without", ["the operators", "the same numbers", "mkldnn"])
@@ -338,7 +324,7 @@ def test_without_torchs_own_packing_the_numbers_are_the_same(
         monkeypatch.setattr(TorchWeights, "added_to", lambda self, y, x, bias=None: right(self, y, x, bias) * 1.01)
     assert not torch_linear.reorders(torch.float32)
     monkeypatch.undo()
-    ours = fused_logits(loaded, TorchKernels(packed=True))
+    ours = fused_logits(loaded, kernels_named("torch"))
     torch_linear.reorders.cache_clear()
     assert float((ours - expected).abs().max()) <= 1e-4
     assert not any(forward.func.__self__._reordered for forward in packed_forwards(loaded))

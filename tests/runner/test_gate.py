@@ -4,7 +4,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,25 +21,30 @@ from motet_kernels import Segment, TorchBackend, torch_decoder
 from motet_kernels.cpp import CppBackend, PagedAttention
 from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.cpp.program import CompiledProgram
-from motet_kernels.cpp.steps import Attend, Compute, Multiply
+from motet_kernels.cpp.steps import Attend, ByPosition, Compute, Multiply
 from motet_kernels.torch_decoder import TorchDecoder
 from motet_kernels.torch_linear import TorchWeights
 from motet_runner.engine import Engine
-from motet_runner.execute import gate, recorded
-from motet_runner.execute.flat_batch import DecodeGroup, PromptChunk
-from motet_runner.execute.forward import Forward
-from motet_runner.execute.fused import CompiledForward, TorchForward
-from motet_runner.execute.gate import Gate, linear_fault
-from motet_runner.execute.kernels import Kernels, _BackgroundBuild
-from motet_runner.execute.model import LoadedModel, load
-from motet_runner.execute.packed_model import PackedModel
-from motet_runner.execute.recorded import RecordedForward
-from motet_runner.execute.same_experts import SameExperts, choices_of
+from motet_runner.execute.batch.page_groups import DecodeGroup, PromptChunk
+from motet_runner.execute.forward import program as recorded
+from motet_runner.execute.forward.fused import TorchForward
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.program import RecordedForward
+from motet_runner.execute.forward.protocol import Forward
+from motet_runner.execute.gate import room, texts
+from motet_runner.execute.gate.gate import Gate
+from motet_runner.execute.gate.rounding import linear_fault
+from motet_runner.execute.gate.same_experts import SameExperts, choices_of
+from motet_runner.execute.gate.yardstick import Yardstick
+from motet_runner.execute.kernels.compiled import BackgroundBuild
+from motet_runner.execute.kernels.packed_model import PackedModel
+from motet_runner.execute.kernels.roles import Kernels
+from motet_runner.execute.load.load_model import load
 from motet_runner.memory.paged import PagedStore
+from testbed.compiled_kernels import built, compiled_library
 from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.families import save_model
 from tests.runner.random_models import ENDS, VOCABULARY, llama, save_base
-from tests.support.compiled_kernels import built, compiled_library
 
 WINDOW = 12
 SMALL = {
@@ -55,7 +60,7 @@ MODELS: dict[str, Any] = {
         **SMALL, **SOME_SLIDE, query_pre_attn_scalar=16, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
     ),
 }
-FORWARDS = {"torch": TorchForward, "cpp": CompiledForward, "recorded": RecordedForward}
+FORWARDS = {"torch": TorchForward, "cpp": RecordedForward, "recorded": RecordedForward}
 DTYPES = ("bfloat16", "float32")
 
 
@@ -304,39 +309,7 @@ OF_TORCH: dict[str, Mutant] = {
 }
 
 
-# -- the compiled one ----------------------------------------------------------------------------------------------
-
-
-def in_first(**to: Callable[[Any], Any]) -> Mutant:
-    """Gets the layers as the library has them."""
-
-    def mutant(forward: Any) -> AbstractContextManager[Any]:
-        layers = forward._decoder._of_layer
-        return changed(layers[0], **{name: of(layers) for name, of in to.items()})
-
-    return mutant
-
-
-def of_other(*names: str) -> Mutant:
-    return in_first(**{name: lambda layers, name=name: getattr(layers[1], name) for name in names})
-
-
-def in_decoder(**to: Callable[[Any], Any]) -> Mutant:
-    def mutant(forward: Any) -> AbstractContextManager[Any]:
-        return changed(forward._decoder._decoder, **{name: of(forward._decoder) for name, of in to.items()})
-
-    return mutant
-
-
-def no_adapter(name: str) -> Mutant:
-    return lambda forward: of_class(
-        type(forward._decoder), "use_lora",
-        lambda use, self, backend: (use(self, backend), setattr(self._of_layer[0], name, -1)),
-    )(forward)  # fmt: skip
-
-
-def rotation(change: Callable[[torch.Tensor], torch.Tensor]) -> Mutant:
-    return lambda forward: changed(forward, _rotation=change(forward._rotation.clone()).contiguous())
+# -- the compiled kernels' batches ---------------------------------------------------------------------------------
 
 
 def sequences_with(column: int, by: int) -> Mutant:
@@ -350,43 +323,7 @@ def sequences_with(column: int, by: int) -> Mutant:
     return of_class(PagedAttention, "make_batch", other)
 
 
-def kept_for_addresses(tensor: torch.Tensor, _kept: list[torch.Tensor] = []) -> int:  # noqa: B006
-    _kept.append(tensor)
-    return tensor.data_ptr()
-
-
-def at_once(*mutants: Mutant) -> Mutant:
-    @contextmanager
-    def together(forward: Any) -> Iterator[None]:
-        with ExitStack() as stack:
-            for mutant in mutants:
-                stack.enter_context(mutant(forward))
-            yield
-
-    return together
-
-
 OF_CPP: dict[str, Mutant] = {
-    "scale": in_first(scale=lambda layers: 1.1 * layers[0].scale),
-    "a window": in_first(window=lambda _: WINDOW),
-    "no bias of q, k and v": in_first(qkv_bias=lambda _: None),
-    "no bias of o": in_first(o_bias=lambda _: None),
-    "no bias of gate and up": in_first(gate_up_bias=lambda _: None),
-    "no bias of down": in_first(down_bias=lambda _: None),
-    "norms change places": in_first(
-        attention_norm=lambda layers: layers[0].mlp_norm, mlp_norm=lambda layers: layers[0].attention_norm
-    ),
-    "an averaged final norm": in_decoder(
-        final_norm=lambda decoder: kept_for_addresses(averaged(decoder._weights.final_norm))
-    ),
-    "epsilon": in_decoder(epsilon=lambda _: 1e-2),
-    **{f"{name} of another layer": of_other(name) for name in ("qkv", "o", "gate_up", "down")},
-    "a token's embedding is the next one's": in_decoder(
-        embedding=lambda decoder: kept_for_addresses(decoder._weights.embedding.roll(1, 0).contiguous())
-    ),
-    "rotations are those of other positions": rotation(lambda table: table.flip(0)),
-    "nothing is rotated": rotation(lambda table: torch.stack((torch.ones_like(table[:, 0]), 0 * table[:, 1]), 1)),
-    **{f"no adapters for {name}": no_adapter(name) for name in ("q_lora", "v_lora", "up_lora", "down_lora")},
     "chunks do not know of a token before them": sequences_with(2, -1),
     "an adapter misses its first row": of_class(CppBackend, "make_batch", moved(1)),
     "two adapters change places": of_class(CppBackend, "make_batch", exchanged),
@@ -448,7 +385,7 @@ def other_end(call: Any, self: Any, batch: Any) -> torch.Tensor:
     """The last token of one of the short sequences"""
     ids = batch.input_ids.clone()
     last = {int(sequence): row for row, sequence in enumerate(batch.line.sequence_of)}
-    if batch.tokens == gate.CROWD_TOKENS:
+    if batch.tokens == texts.CROWD_TOKENS:
         ids.view(-1)[last[20]] = 0
     return call(self, replace(batch, input_ids=ids))
 
@@ -472,15 +409,15 @@ def test_every_row_that_a_long_iteration_computes_is_judged(right: Callable[[str
     call, judged_rows = TorchForward.__call__, []
 
     def noted(self: TorchForward, batch: Any) -> torch.Tensor:
-        if batch.tokens == gate.CROWD_TOKENS:
+        if batch.tokens == texts.CROWD_TOKENS:
             judged_rows.append((batch.keep.tolist(), batch.line.sequence_of))
         return call(self, batch)
 
     with patch.object(TorchForward, "__call__", noted):
         assert of.fault() == ""
     [(kept, sequence_of)] = judged_rows
-    assert len({*kept}) == gate.SOME
-    assert {*range(gate.CROWD_TOKENS - 16, gate.CROWD_TOKENS)} <= {*kept}
+    assert len({*kept}) == texts.SOME
+    assert {*range(texts.CROWD_TOKENS - 16, texts.CROWD_TOKENS)} <= {*kept}
     last = {int(sequence): row for row, sequence in enumerate(sequence_of)}
     assert {*last.values()} <= {*kept}
 
@@ -495,8 +432,8 @@ def test_many_right_tokens_do_not_hide_a_wrong_one(right: Callable[[str, str], J
 
         def other(self: TorchForward, batch: Any) -> torch.Tensor:
             logits = call(self, batch).clone()
-            if batch.tokens == gate.CROWD_TOKENS:
-                place = gate._places(batch, gate.CROWD)[batch.keep][7]
+            if batch.tokens == texts.CROWD_TOKENS:
+                place = texts.places_of(batch, texts.CROWD)[batch.keep][7]
                 allowed = torch.maximum(yardstick.times**2 * yardstick.own[place], yardstick.least[place])
                 logits[7] += by * allowed.sqrt()
             batch.chosen = None
@@ -512,14 +449,14 @@ def test_many_right_tokens_do_not_hide_a_wrong_one(right: Callable[[str, str], J
 
 def test_a_token_that_is_not_the_likeliest_is_noticed(right: Callable[[str, str], Judged]) -> None:
     of = right("cpp", "float32")
-    call = CompiledForward.__call__
+    call = RecordedForward.__call__
 
-    def other(self: CompiledForward, batch: Any) -> torch.Tensor:
+    def other(self: RecordedForward, batch: Any) -> torch.Tensor:
         logits = call(self, batch)
         batch.chosen = (batch.chosen + 1) % VOCABULARY
         return logits
 
-    with patch.object(CompiledForward, "__call__", other):
+    with patch.object(RecordedForward, "__call__", other):
         assert of.fault() == "it chooses tokens whose logits are not the largest"
 
 
@@ -531,7 +468,7 @@ def compiled() -> Iterator[None]:
     """The library was built before: the test of what is built would notice, too."""
     compiled_library()
     library = built()
-    with patch("motet_runner.execute.kernels.build", lambda *_: library):
+    with patch("motet_runner.execute.kernels.kernel_choice.build", lambda *_: library):
         yield
 
 
@@ -573,7 +510,7 @@ def test_kernels_whose_attention_is_wrong_leave_the_model_to_torch(tmp_path: Pat
     state = engine.report().kernels
     assert state.serving == "torch"
     assert state.note.startswith("the compiled kernels do not serve: its logits are off by ")
-    assert isinstance(engine._loaded.fused, TorchForward)
+    assert isinstance(engine.diagnostics.loaded.fused, TorchForward)
     assert len(run(engine, ask("a")).tokens["a"]) == 40
 
 
@@ -585,11 +522,11 @@ def test_what_could_not_be_judged_does_not_serve_and_is_not_judged_again(tmp_pat
         ended_at.append(args)
         raise MemoryError("none left")
 
-    with WRONG_ATTENTION(None), patch("motet_runner.execute.gate.wide", short):
+    with WRONG_ATTENTION(None), patch("motet_runner.execute.gate.yardstick.wide", short):
         engine = changed_over(tiny(tmp_path))
     assert len(ended_at) == 1
     state = engine.report().kernels
-    assert (state.serving, engine._loaded.fused) == ("torch", None)
+    assert (state.serving, engine.diagnostics.loaded.fused) == ("torch", None)
     assert state.note == (
         "the model's modules serve, and not the forward pass of these kernels: not judged: MemoryError: none left"
     )
@@ -605,7 +542,7 @@ def test_kernels_that_fail_while_they_are_judged_leave_the_model_to_torch(
     there = property(lambda build: build._thread.join() is None)
     with (
         changed(PagedAttention, attend=raises(error)),
-        patch.object(_BackgroundBuild, "ended", there) if when == "at the start" else nullcontext(),
+        patch.object(BackgroundBuild, "ended", there) if when == "at the start" else nullcontext(),
     ):
         engine = make_engine(base, kernels="auto") if when == "at the start" else changed_over(base)
         assert run(engine, ask("a")).tokens == expected
@@ -624,7 +561,7 @@ def test_kernels_whose_packed_products_fail_serve_with_the_weights_as_they_are(t
 
 
 def test_memory_that_ends_in_a_forward_pass_is_no_shortage_of_room_for_weights(tmp_path: Path, compiled: None) -> None:
-    with changed(CompiledForward, __call__=raises(MemoryError("none left"))):
+    with changed(RecordedForward, __call__=raises(MemoryError("none left"))):
         engine = changed_over(tiny(tmp_path))
         state = engine.report().kernels
         assert state.serving.startswith("cpp")
@@ -636,7 +573,7 @@ def test_memory_that_ends_in_a_forward_pass_is_no_shortage_of_room_for_weights(t
 def test_a_yardstick_that_was_not_finished_is_none(tmp_path: Path) -> None:
     loaded = load(save_model(MODELS["cpp"], tmp_path), "float32", "cpu")
     kernels, gate = kernels_named("cpp"), Gate(loaded)
-    with patch("motet_runner.execute.gate.TorchBackend", raises(MemoryError("none left"))):
+    with patch("motet_runner.execute.gate.yardstick.TorchBackend", raises(MemoryError("none left"))):
         assert ended(gate.fault_of(kernels)) == "not judged: MemoryError: none left"
     assert ended(gate.fault_of(kernels)) == "not judged: MemoryError: none left", "it is decided"
     assert ended(gate.fault_of_forward(kernels, None)) == "not judged: MemoryError: none left"
@@ -648,13 +585,13 @@ def test_where_memory_has_no_room_to_judge_nothing_is_computed(tmp_path: Path) -
     loaded = load(save_model(MODELS["cpp"], tmp_path), "float32", "cpu")
     kernels, right = kernels_named("cpp"), Gate(loaded)
     assert ended(right.fault_of(kernels)) == ""
-    short = gate.room_bytes(loaded) - 1
+    short = room.room_bytes(loaded) - 1
     assert short > 103 * VOCABULARY * 16 + 30 * loaded.shape.bytes_per_page()
-    for_judgement = gate.judgement_bytes(loaded)
+    for_judgement = room.judgement_bytes(loaded)
     assert for_judgement > 68 * VOCABULARY * 8 + 30 * loaded.shape.bytes_per_page()
 
     def left(room: int) -> Any:
-        return patch("motet_runner.execute.gate.available_host_bytes", lambda: room)
+        return patch("motet_runner.execute.gate.room.available_host_bytes", lambda: room)
 
     with patch.object(loaded.model, "forward"), left(short):
         faults = [ended(Gate(loaded).fault_of(kernels))]
@@ -680,10 +617,10 @@ def test_a_trial_takes_the_pages_that_were_counted(kind: str, right: Callable[[s
             alive.add(self)
             most = max(most, sum(store.data.nbytes for store in alive))
 
-    with patch("motet_runner.execute.trial.PagedStore", Counted):
+    with patch("motet_runner.execute.forward.trial.PagedStore", Counted):
         assert of.fault() == ""
     logits = 103 * VOCABULARY * 16
-    assert most == gate.room_bytes(of.loaded) - logits == 36 * of.loaded.shape.bytes_per_page()
+    assert most == room.room_bytes(of.loaded) - logits == 36 * of.loaded.shape.bytes_per_page()
 
 
 def test_the_truth_is_computed_in_parts(tmp_path: Path) -> None:
@@ -703,7 +640,7 @@ def test_the_truth_is_computed_in_parts(tmp_path: Path) -> None:
         judge = Gate(loaded)
         with (
             patch.object(type(loaded.model), "forward", noted),
-            patch.object(gate, "WIDE_LOGIT_BYTES", rows * VOCABULARY * 8),
+            patch("motet_runner.execute.gate.yardstick.WIDE_LOGIT_BYTES", rows * VOCABULARY * 8),
             torch.inference_mode(),
         ):
             for _ in judge.prepare(kernels):
@@ -746,6 +683,13 @@ def test_an_activation_that_compares_is_not_taken_for_a_router() -> None:
     assert choices_of(MODELS["torch"]) == frozenset()
 
 
+def test_the_number_of_experts_is_found_wherever_a_family_says_it() -> None:
+    assert choices_of(transformers.DbrxConfig(ffn_config={"moe_num_experts": 6, "moe_top_k": 2})) == {6}
+    # Its router also chooses among experts that compute nothing.
+    assert 20 in choices_of(transformers.LongcatFlashConfig(n_routed_experts=16, zero_expert_num=4))
+    assert choices_of(transformers.LlamaConfig(num_experts=[8, 8])) == frozenset(), "not one number"
+
+
 def test_what_is_no_choice_among_experts_is_not_taken_for_a_router() -> None:
     config = ROUTED["Mixtral"]
     scores = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
@@ -779,8 +723,8 @@ def test_a_router_that_chooses_groups_first_chooses_those_of_the_truth() -> None
         assert torch.equal((-scores).topk(2).indices, of_truth)
 
 
-def yardstick_of(own: torch.Tensor, least: torch.Tensor) -> gate._Yardstick:
-    return gate._Yardstick([], [], {}, torch.empty(0), SameExperts(0, frozenset()), least, own, times=1.5)
+def yardstick_of(own: torch.Tensor, least: torch.Tensor) -> Yardstick:
+    return Yardstick([], [], {}, torch.empty(0), SameExperts(0, frozenset()), least, own, times=1.5)
 
 
 def test_a_token_that_is_all_zeros_hides_no_wrong_one() -> None:
@@ -869,6 +813,7 @@ OTHER = {
     "rsqrt": "sqrt", "tanh": "sigmoid", "gelu_tanh": "relu", "silu": "relu", "rms_norm": "layer_norm", "cos": "sin",
     "sin": "cos", "mean": "sum", "exp": "copy",
     "modules_norm": "layer_norm", "sum_and_norm": "modules_norm", "rotate": "copy", "silu_times": "multiply",
+    "norm_and_rotate": "rotate", "write_rotated": "write", "write_normed_rotated": "write_rotated",
 }  # fmt: skip
 
 
@@ -884,17 +829,38 @@ def wrong_steps(steps: list[Any]) -> Iterator[tuple[str, list[Any]]]:
         return [*steps[:number], step, *steps[number + 1 :]]
 
     products = [step for step in steps if isinstance(step, Multiply)]
+    yield (
+        "epsilon",
+        [replace(step, real=0.1) if isinstance(step, Compute) and step.real else step for step in steps],
+    )
+    biased = [
+        step for step in products if step.bias is not None and ".0." in step.path
+    ]  # a later one moves logits less
+    for x in dict.fromkeys(step.x for step in biased):
+        yield (
+            f"no biases of {[step.path for step in biased if step.x is x]}",
+            [replace(step, bias=None) if isinstance(step, Multiply) and step.x is x else step for step in steps],
+        )
     for number, step in enumerate(steps):
         if isinstance(step, Compute) and step.operation in OTHER and not adds_epsilon(step):
             yield (
                 f"{number}: {OTHER[step.operation]} for {step.operation}",
                 instead(number, replace(step, operation=OTHER[step.operation])),
             )
-        if isinstance(step, Compute) and step.operation == "rms_norm":
-            yield f"{number}: epsilon", instead(number, replace(step, real=0.1))
+        if isinstance(step, Compute) and isinstance(table := step.inputs[0].of, ByPosition):
+            turned = [replace(one, operation=OTHER.get(one.operation, one.operation)) for one in table.steps]
+            inputs = replace(step.inputs[0], of=replace(table, steps=turned)), *step.inputs[1:]
+            yield f"{number}: another table", instead(number, replace(step, inputs=inputs))
+        if (
+            isinstance(step, Compute)
+            and step.operation == "look_up"
+            and isinstance(table := step.inputs[0].of, torch.Tensor)
+        ):
+            other = replace(step.inputs[0], of=table.roll(1, 0).contiguous())
+            yield f"{number}: the next row of a table", instead(number, replace(step, inputs=(other, step.inputs[1])))
         if isinstance(step, Attend):
             yield f"{number}: scale", instead(number, replace(step, scale=2 * step.scale))
-            yield f"{number}: soft cap", instead(number, replace(step, softcap=None))
+            yield f"{number}: soft cap", instead(number, replace(step, softcap=None if step.softcap else 1.0))
             yield f"{number}: window", instead(number, replace(step, window=(step.window or WINDOW) - 1))
         if isinstance(step, Multiply):
             alike = [
@@ -911,8 +877,9 @@ def wrong_steps(steps: list[Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_program_with_one_wrong_step_is_refused(dtype: str, right: Callable[[str, str], Judged]) -> None:
-    of = right("recorded", dtype)
+@pytest.mark.parametrize("kind", ["cpp", "recorded"])
+def test_a_program_with_one_wrong_step_is_refused(kind: str, dtype: str, right: Callable[[str, str], Judged]) -> None:
+    of = right(kind, dtype)
     values = {name: value for name, value in of.program.items() if name != "steps"}
     passed, count = [], 0
     for name, steps in wrong_steps(list(of.program["steps"])):

@@ -9,13 +9,13 @@ import torch
 from structlog.testing import capture_logs
 
 from motet.errors import SetupError
-from motet_runner.execute import gpu_device
-from motet_runner.execute.activations import compute_largest_iteration
-from motet_runner.execute.adapter_loads import AdapterLoads
-from motet_runner.execute.checkpoint import Checkpoint
-from motet_runner.execute.gpu_device import has_code_for
-from motet_runner.execute.model import device_named, load
-from motet_runner.execute.packed_linears import SideBySide
+from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
+from motet_runner.execute.load import device
+from motet_runner.execute.load.checkpoint_headers import Checkpoint
+from motet_runner.execute.load.device import device_named, has_code_for
+from motet_runner.execute.load.load_model import load
+from motet_runner.execute.memory_budget.activations import compute_largest_iteration
+from motet_runner.execute.pack.linear_packing import SideBySide
 from motet_runner.memory.gpu_memory import CONTEXT_BYTES, GIB, GpuMemory
 from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memory
 from motet_runner.plan import AdapterLoad
@@ -97,7 +97,7 @@ def test_without_a_usable_gpu_the_reason_is_said() -> None:
 def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine with a GPU whose driver is too old."""
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(gpu_device, "_A_GPU", tmp_path / "nvidia0")
+    monkeypatch.setattr(device, "_A_GPU", tmp_path / "nvidia0")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     error = RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update it.")
     monkeypatch.setattr("torch.cuda.init", Mock(side_effect=error))
@@ -119,8 +119,10 @@ def test_errors_of_memory_are_not_failures_of_the_device() -> None:
 def test_a_device_that_fails_ends_the_engine_with_a_clear_line(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(llama)
     engine.add(ask("a"))
-    monkeypatch.setattr(engine._loaded.model, "forward", Mock(side_effect=torch.AcceleratorError(CUDA_ERROR)))
-    engine._loaded.fused = None
+    monkeypatch.setattr(
+        engine.diagnostics.loaded.model, "forward", Mock(side_effect=torch.AcceleratorError(CUDA_ERROR))
+    )
+    engine.diagnostics.loaded.fused = None
     with capture_logs() as logs, pytest.raises(torch.AcceleratorError):
         engine.step()
     assert [entry["reason"] for entry in logs if entry["event"] == "device_failed"] == [
@@ -132,7 +134,7 @@ def test_an_adapter_is_not_to_blame_for_a_device_that_fails(monkeypatch: pytest.
     run_layout = SimpleNamespace(bytes=64)
     loads = AdapterLoads(torch.zeros(4, 64, dtype=torch.uint8), lambda _: run_layout, clock=lambda: 0.0)
     host = SimpleNamespace(allow=Mock(side_effect=torch.AcceleratorError(CUDA_ERROR)))
-    monkeypatch.setattr("motet_runner.execute.adapter_loads.HostLoad", lambda *_, **__: host)
+    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.HostLoad", lambda *_, **__: host)
     load = AdapterLoad(1, "digest", SimpleNamespace(rank=8))
     with pytest.raises(torch.AcceleratorError):
         loads.advance([load], {1: 0}, hurry=False)

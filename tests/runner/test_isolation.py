@@ -26,7 +26,7 @@ def make_token_nan(engine: Engine) -> None:
     def embed(_module: object, given: tuple[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
         return out.masked_fill((given[0] == NAN_TOKEN).unsqueeze(-1), float("nan"))
 
-    loaded = engine._loaded
+    loaded = engine.diagnostics.loaded
     embedding = loaded.model.get_input_embeddings()
     if loaded.fused is not None and embedding.weight.numel():  # it reads the weights, not through the module
         embedding.weight[NAN_TOKEN] = float("nan")
@@ -95,7 +95,7 @@ def test_free_pages_and_other_rows_do_not_change_an_answer(family: str, tmp_path
     ran = run(engine, *asked, ask(BAD, prompt=(3, NAN_TOKEN, 4)), steps=0)
     while engine.has_work():
         with torch.inference_mode():
-            engine._store.data[engine._planner.memory.pages._free] = float("nan")
+            engine.diagnostics.store.data[engine.diagnostics.planner.memory.pages._free] = float("nan")
         ran.take(engine)
     assert ran.last[BAD].finish is Finish.FAILED
     assert {name: ran.tokens[name] for name in expected} == expected

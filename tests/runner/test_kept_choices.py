@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from motet_runner.execute import kept_choices
-from motet_runner.execute.kept_choices import KeptChoices
+from motet_runner.execute.tune import kept_choices
+from motet_runner.execute.tune.kept_choices import KeptChoices
 
 
 def choices(folder: Path) -> KeptChoices:

@@ -17,16 +17,16 @@ from motet.errors import SetupError
 from motet_kernels import TorchBackend
 from motet_kernels.cpp import CannotBuild, CppBackend
 from motet_runner.engine import Engine
-from motet_runner.execute import packed_linears as packed
-from motet_runner.execute import thread_choice
-from motet_runner.execute.fused import TorchForward
-from motet_runner.execute.kernel_change import BUILD_CHECK_SECONDS
-from motet_runner.execute.kernels import KernelChoice
+from motet_runner.execute.forward.fused import TorchForward
+from motet_runner.execute.kernels.kernel_change import BUILD_CHECK_SECONDS
+from motet_runner.execute.kernels.kernel_choice import KernelChoice
+from motet_runner.execute.pack import linear_packing as packed
+from motet_runner.execute.tune import thread_choice
 from motet_runner.interface import AdapterEvicted, AdapterLoaded
 from motet_runner.settings import Settings
+from testbed.compiled_kernels import CACHE, built, needs_a_compiler
 from tests.runner.engines import ask, load, make_engine, run
 from tests.runner.random_models import EIGHT, save_adapter, save_base
-from tests.support.compiled_kernels import CACHE, built, needs_a_compiler
 
 CPU = torch.device("cpu")
 
@@ -41,19 +41,19 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
         ready.wait()
         return compiled
 
-    monkeypatch.setattr("motet_runner.execute.kernels.build", build)
+    monkeypatch.setattr("motet_runner.execute.kernels.kernel_choice.build", build)
     yield ready
     ready.set()
 
 
 def finish_build(engine: Engine, ready: Event) -> None:
     ready.set()
-    if (building := engine._kernel_choice._build) is not None:
+    if (building := engine.diagnostics.kernel_choice._build) is not None:
         building._thread.join()
 
 
 def serving(engine: Engine) -> str:
-    name = engine._kernel_choice.serving.name
+    name = engine.diagnostics.kernel_choice.serving.name
     assert isinstance(engine._backend, CppBackend if name.startswith("cpp") else TorchBackend)
     return name
 
@@ -93,7 +93,7 @@ def test_without_them_such_an_engine_does_not_start(llama: Path, settings: dict,
 def test_the_log_says_that_a_damaged_library_was_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_a_compiler()
     again = replace(built(), damaged="avx2.so: its bytes are not those that were written")
-    monkeypatch.setattr("motet_runner.execute.kernels.build", lambda *_: again)
+    monkeypatch.setattr("motet_runner.execute.kernels.kernel_choice.build", lambda *_: again)
     with capture_logs() as logs:
         KernelChoice("cpp", CPU, CACHE)
     assert [line["damaged"] for line in logs if line["event"] == "kernels_made_again"] == [again.damaged]
@@ -102,7 +102,7 @@ def test_the_log_says_that_a_damaged_library_was_made_again(monkeypatch: pytest.
 def test_the_log_says_why_faster_kernels_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_a_compiler()
     slower = replace(built(), skipped="amx-bf16: linear is off by 3")
-    monkeypatch.setattr("motet_runner.execute.kernels.build", lambda *_: slower)
+    monkeypatch.setattr("motet_runner.execute.kernels.kernel_choice.build", lambda *_: slower)
     with capture_logs() as logs:
         KernelChoice("cpp", CPU, CACHE)
     assert [line["reasons"] for line in logs if line["event"] == "faster_kernels_skipped"] == [slower.skipped]
@@ -121,7 +121,7 @@ def test_they_are_for_a_cpu() -> None:
 def test_those_of_a_gpu_are_refused_where_they_cannot_compute(
     triton: bool, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motet_runner.execute.kernels.triton_is_here", lambda: triton)
+    monkeypatch.setattr("motet_runner.execute.kernels.kernel_choice.triton_is_here", lambda: triton)
     with pytest.raises(SetupError, match=f"engine.kernels is triton, and its kernels cannot serve: {says}") as refused:
         KernelChoice("triton", CPU, CACHE)
     assert "\n" not in refused.value.message
@@ -140,7 +140,7 @@ def test_on_a_gpu_the_kernels_in_triton_serve_if_they_pass_their_test(monkeypatc
     assert (choice.state.serving, choice.state.note) == ("torch", f"the GPU's kernels do not serve: {reason}")
     with pytest.raises(SetupError, match=f"cannot serve: {reason}. Or use auto."):
         KernelChoice("triton", gpu, CACHE).begin(lambda _: "attention gives other logits")
-    monkeypatch.setattr("motet_runner.execute.kernels.triton_is_here", lambda: False)
+    monkeypatch.setattr("motet_runner.execute.kernels.kernel_choice.triton_is_here", lambda: False)
     choice = KernelChoice("auto", gpu, CACHE)
     assert choice.begin(lambda _: "").name == "torch"
     assert "Triton is not installed" in choice.state.note
@@ -158,7 +158,7 @@ def test_on_a_gpu_the_kernels_in_triton_serve_if_they_pass_their_test(monkeypatc
 def test_adapters_of_integers_are_refused_where_nothing_computes_with_them(
     llama: Path, settings: dict, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motet_runner.execute.kernels.triton_is_here", lambda: True)
+    monkeypatch.setattr("motet_runner.execute.kernels.kernel_choice.triton_is_here", lambda: True)
     with pytest.raises(SetupError, match=rf"engine\.adapter_dtype .*{says}") as refused:
         make_engine(llama, device="cpu", **{"adapter_dtype": "int8"} | settings)
     assert "\n" not in refused.value.message
@@ -180,7 +180,7 @@ def test_an_engine_serves_where_there_is_no_triton(llama: Path) -> None:
 def test_nothing_is_compiled_for_torch_nor_without_a_folder(llama: Path) -> None:
     for settings in ({"kernels": "torch"}, {"kernels": "auto", "kernel_cache": None}):
         engine = make_engine(llama, **settings)
-        assert not engine._kernel_choice.waiting
+        assert not engine.diagnostics.kernel_choice.waiting
         assert serving(engine) == "torch"
 
 
@@ -195,7 +195,7 @@ def change_over(engine: Engine, ready: Event) -> int:
 
 
 def packed_linears(engine: Engine) -> int:
-    return sum(not linear.weight.numel() for linear in engine._loaded.linears.values())
+    return sum(not linear.weight.numel() for linear in engine.diagnostics.loaded.linears.values())
 
 
 def test_the_engine_changes_over_only_while_no_sequence_lives(llama: Path, adapters: list[Path], ready: Event) -> None:
@@ -247,10 +247,10 @@ def test_requests_in_the_middle_of_the_change_get_their_answers(
     while engine.idle() is not None:
         seen.add((serving(engine), packed_linears(engine)))
         for number, sequence in enumerate(asked):
-            parts = engine._kernel_change._parts
-            engine._planner.add(sequence)  # `add` would compute a part, too
+            parts = engine.diagnostics.kernel_change._parts
+            engine.diagnostics.planner.commands.add(sequence)  # `add` would compute a part, too
             ran = run(engine)
-            assert engine._kernel_change._parts is parts
+            assert engine.diagnostics.kernel_change._parts is parts
             assert ran.tokens == {sequence.request: expected[sequence.request]}, number
     assert len(seen) > 5
     assert serving(engine).startswith("cpp (")
@@ -301,11 +301,11 @@ def test_where_memory_is_short_the_linears_that_are_left_stay_in_torch(
         assert run(engine, *asked).tokens == expected
     assert calls == 4, "it is not tried again"
     assert serving(engine).startswith("cpp (")
-    assert 0 < packed_linears(engine) < len(engine._loaded.linears)
-    assert engine._loaded.fused is None
+    assert 0 < packed_linears(engine) < len(engine.diagnostics.loaded.linears)
+    assert engine.diagnostics.loaded.fused is None
     (told,) = [entry for entry in logs if entry["event"] == "weights_not_packed"]
     assert says in told["reason"]
-    assert told["linears"] == len(engine._loaded.linears) - packed_linears(engine)
+    assert told["linears"] == len(engine.diagnostics.loaded.linears) - packed_linears(engine)
     assert "\n" not in told["reason"]
     state = engine.report().kernels
     assert state.note == f"some weights are not packed: {told['reason']}"
@@ -362,7 +362,7 @@ def test_requests_may_come_while_threads_are_measured(
             if serving(engine) != "torch":
                 between += 1
                 assert torch.get_num_threads() == 1
-                engine._planner.add(ask("a", max_tokens=3))
+                engine.diagnostics.planner.commands.add(ask("a", max_tokens=3))
                 assert run(engine).tokens == expected
         assert between > 4
         assert torch.get_num_threads() == 2
@@ -394,7 +394,7 @@ def test_a_build_that_fails_is_told_once_and_torch_goes_on_with_packed_weights(
             ready.wait()
             raise error
 
-        monkeypatch.setattr("motet_runner.execute.kernels.build", build)
+        monkeypatch.setattr("motet_runner.execute.kernels.kernel_choice.build", build)
         ready.clear()
         with capture_logs() as logs:
             engine = make_engine(llama, kernels="auto")
@@ -404,8 +404,8 @@ def test_a_build_that_fails_is_told_once_and_torch_goes_on_with_packed_weights(
             assert run(engine, ask("a")).tokens == before
             assert engine.idle() is None
         assert serving(engine) == "torch"
-        assert packed_linears(engine) == len(engine._loaded.linears)
-        assert isinstance(engine._loaded.fused, TorchForward)
+        assert packed_linears(engine) == len(engine.diagnostics.loaded.linears)
+        assert isinstance(engine.diagnostics.loaded.fused, TorchForward)
         told = [entry for entry in logs if entry["event"] == "kernels_not_compiled"]
         assert len(told) == 1
         assert says in told[0]["reason"]

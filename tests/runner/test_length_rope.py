@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from motet.domain import ParkMethod, RequestId
-from motet_runner.execute import model as execute
-from motet_runner.execute.packed_model import pack
+from motet_runner.execute.load import load_model as execute
 from motet_runner.interface import ParkedNow
 from motet_runner.plan import LengthRope
 from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.families import BY_NAME, TRAINED, save_model
+from tests.runner.trials import pack
 from tests.support.device import DEVICE
 
 NAMES = ["Phi 3, longrope", "Llama, dynamic rope"]

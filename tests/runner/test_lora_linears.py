@@ -6,9 +6,10 @@ import pytest
 import torch
 import transformers
 
-from motet_runner.execute import model as execute
-from motet_runner.execute.kernels import TorchKernels
-from motet_runner.execute.lora import LoraLinears
+from motet_runner.execute.adapters.lora_linears import LoraLinears
+from motet_runner.execute.kernels.roles import by_role
+from motet_runner.execute.kernels.torch import torch_back_end
+from motet_runner.execute.load import load_model as execute
 from tests.runner.engines import make_engine
 from tests.runner.families import GROUPED, SMALL
 from tests.runner.random_models import save_base
@@ -34,7 +35,7 @@ def test_linears_that_are_fed_the_same_tensor_are_found(family: str, tmp_path: P
 
 
 def test_a_back_end_knows_the_groups_and_lays_their_matrices_together() -> None:
-    kernels = TorchKernels(packed=False)
+    kernels = by_role(torch_back_end(packed=False)).add_lora
     q, k, o = torch.nn.Linear(8, 16), torch.nn.Linear(8, 4), torch.nn.Linear(16, 8)
     linears = LoraLinears({"o": o, "q": q, "k": k}, torch.float32, kernels, groups=[("q", "k")])
     backend = linears.bind(kernels, torch.empty(0, dtype=torch.uint8), copy_bytes=0)
@@ -46,5 +47,7 @@ def test_a_back_end_knows_the_groups_and_lays_their_matrices_together() -> None:
 
 def test_an_engine_knows_the_groups_of_its_model(llama: Path) -> None:
     engine = make_engine(llama)
-    groups = [[path.rsplit(".", 1)[1] for path in group.outputs] for group in engine._linears.layout(8).groups]
+    groups = [
+        [path.rsplit(".", 1)[1] for path in group.outputs] for group in engine.diagnostics.linears.layout(8).groups
+    ]
     assert groups[:4] == [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]

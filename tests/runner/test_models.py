@@ -10,18 +10,21 @@ from transformers import AutoModelForCausalLM
 
 from motet.errors import ModelFolderError, SetupError
 from motet_kernels.cpp import PagedAttention
-from motet_runner.execute import attention
-from motet_runner.execute import model as execute
-from motet_runner.execute.flat_batch import CURRENT, FlatBatch, FlatBatchBuilder
-from motet_runner.execute.row_table import RowTable
-from motet_runner.execute.trial import probe_row
+from motet_runner.execute.batch.flat_batch import CURRENT, FlatBatch
+from motet_runner.execute.batch.flat_batch_builder import FlatBatchBuilder
+from motet_runner.execute.batch.row_table import RowTable
+from motet_runner.execute.forward import attention
+from motet_runner.execute.forward.trial import probe_row
+from motet_runner.execute.load import load_model as execute
+from motet_runner.execute.load.dtype import dtype_named
+from motet_runner.execute.load.model_check import ModelCheck
 from motet_runner.interface import Finish
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import DecodeRows, RowStep, StepPlan
+from testbed.compiled_kernels import compiled_library
 from tests.runner.engines import ask, make_engine, run
 from tests.runner.families import BY_NAME, FAMILIES, GROUPED, MORE, SMALL, save_model
 from tests.runner.random_models import VOCABULARY, save_base
-from tests.support.compiled_kernels import compiled_library
 
 
 @pytest.mark.parametrize("kernels", ["torch", "cpp"])
@@ -42,7 +45,7 @@ def test_packed_chunked_and_decoded_tokens_equal_transformers(family: str, kerne
             builder.use(None, PagedAttention(compiled_library(), store.data))
         for row, tokens, pages in ((0, first, (5, 1, 7, 0)), (1, second, (2, 3))):
             table.join(probe_row(row, tokens))
-            table.append_pages(RowStep(row, 0, 0, samples=False, new_pages=pages))
+            table.extend(row, pages)
         plans = [
             (RowStep(1, 0, 11, samples=True), RowStep(0, 0, 37, samples=True)),
             (RowStep(0, 37, 13, samples=True), RowStep(1, 11, 1, samples=True)),
@@ -197,7 +200,7 @@ def test_a_state_is_noticed_without_its_name(
     monkeypatch.setattr(execute, "_refuse_states", lambda _: None)
     with pytest.raises(ModelFolderError, match=r"FalconH1.* when a sequence is computed beside another .* mixes"):
         execute.load(tmp_path, dtype, "cpu")
-    monkeypatch.setattr(execute._Probe, "_check_neighbours", lambda *_: None)
+    monkeypatch.setattr(ModelCheck, "_check_neighbours", lambda *_: None)
     with pytest.raises(ModelFolderError, match=r"FalconH1.* when a sequence is computed in two parts .* mixes"):
         execute.load(tmp_path, dtype, "cpu")
 
@@ -246,13 +249,13 @@ def test_a_type_that_the_device_lacks_is_refused_or_another_one_chosen(monkeypat
     old, raw = torch.device("cuda"), {"dtype": "bfloat16"}
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     with pytest.raises(SetupError, match=r"engine\.dtype is bfloat16, which this GPU .*float16 or float32"):
-        execute._dtype("bfloat16", old, raw)
-    assert execute._dtype("auto", old, raw) is torch.float16
-    assert execute._dtype("auto", old, {"dtype": "float32"}) is torch.float32
+        dtype_named("bfloat16", old, raw)
+    assert dtype_named("auto", old, raw) is torch.float16
+    assert dtype_named("auto", old, {"dtype": "float32"}) is torch.float32
     with pytest.raises(SetupError, match=r"config\.json has dtype 'float64'\. Set engine\.dtype to one of float32"):
-        execute._dtype("auto", old, {"dtype": "float64"})
+        dtype_named("auto", old, {"dtype": "float64"})
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    assert execute._dtype("auto", old, raw) is execute._dtype("bfloat16", old, raw) is torch.bfloat16
+    assert dtype_named("auto", old, raw) is dtype_named("bfloat16", old, raw) is torch.bfloat16
 
 
 def test_a_quantised_base_is_refused(llama: Path, tmp_path: Path) -> None:
@@ -310,7 +313,7 @@ def test_numbers_that_are_not_finite_fail_their_own_sequence(llama: Path) -> Non
     expected = run(engine, ask("good")).tokens["good"]
     poisoned = 499
     assert poisoned not in expected
-    engine._loaded.model.get_input_embeddings().weight.data[poisoned] = float("nan")
+    engine.diagnostics.loaded.model.get_input_embeddings().weight.data[poisoned] = float("nan")
     ran = run(engine, ask("good"), ask("bad", prompt=(3, poisoned, 4)))
     assert ran.last["bad"].finish is Finish.FAILED
     assert ran.tokens == {"good": expected, "bad": []}
@@ -347,7 +350,7 @@ def test_layers_can_be_called_one_by_one(tmp_path: Path) -> None:
         table.join(probe_row(0, tokens))
         store = PagedStore(4, loaded.shape, loaded.dtype, loaded.device)
         steps = (RowStep(0, 0, len(tokens), samples=True, new_pages=(2, 0, 3)),)
-        table.append_pages(steps[0])
+        table.extend(0, steps[0].new_pages)
         return FlatBatchBuilder(table, store, loaded.device).build(StepPlan(number=0, prefills=steps))
 
     with torch.inference_mode():

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from motet.errors import AdapterIncompatible, ContextLengthExceeded, InvalidRequest
 from motet_runner.interface import Finish
 from motet_runner.offline import Answer, OfflineEngine, Request, Sampling
+from testbed.compiled_kernels import CACHE
+from testbed.tree import ROOT
 from tests.docs.blocks import Python, blocks
-from tests.repo.tree import ROOT
-from tests.support.compiled_kernels import CACHE
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -16,12 +16,13 @@ from motet_kernels import LinearGroup
 from motet_kernels.gpu.attention import GpuAttention
 from motet_kernels.gpu.lora_backend import GpuBackend
 from motet_runner.engine import Engine
-from motet_runner.execute import activations, page_budget
-from motet_runner.execute.activations import activation_bytes
-from motet_runner.execute.device.adjustments import adjustment_bytes
-from motet_runner.execute.device.rows import DeviceRows
-from motet_runner.execute.gate import CROWD_TOKENS, room_bytes
-from motet_runner.execute.page_budget import MIB, whole_pages
+from motet_runner.execute.gate.room import room_bytes
+from motet_runner.execute.gate.texts import CROWD_TOKENS
+from motet_runner.execute.memory_budget import activations, page_budget
+from motet_runner.execute.memory_budget.activations import activation_bytes
+from motet_runner.execute.memory_budget.page_budget import MIB, whole_pages
+from motet_runner.execute.sample.device_adjustments import adjustment_bytes
+from motet_runner.execute.worker.device_rows import DeviceRows
 from motet_runner.memory.gpu_memory import CONTEXT_BYTES, GpuMemory
 from tests.runner.engines import ask, make_device_engine, make_engine, run
 
@@ -42,30 +43,35 @@ def engine(llama: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 
 
 def pages_of(engine: Engine, *, room: int = 0, packing: object = None, **changed: object) -> int:
-    kernels = SimpleNamespace(copies=False, room_bytes=lambda _: room, packing=packing)
-    return whole_pages(engine._loaded, kernels, engine._linears, replace(engine._config, **changed))
+    kernels = SimpleNamespace(add_lora=SimpleNamespace(copies=False), room_bytes=lambda _: room, packing=packing)
+    return whole_pages(
+        engine.diagnostics.loaded, kernels, engine.diagnostics.linears, replace(engine.diagnostics.config, **changed)
+    )
 
 
 def test_on_a_gpu_pages_leave_memory_to_compute_with(engine: Engine) -> None:
-    page = engine._loaded.shape.bytes_per_page()
+    page = engine.diagnostics.loaded.shape.bytes_per_page()
     with capture_logs() as logs:
         pages = pages_of(engine)
     (line,) = [line for line in logs if line["event"] == "memory_set_aside"]
     items = {name: float(size.split()[0]) for name, size in line.items() if str(size).endswith(" MiB")}
     assert items["largest_iteration"] == 200
     assert 200 < items["recorded_decodes"] < 201
-    left = GpuMemory.of(engine._loaded.device).left(90) / MIB - sum(items.values())
+    left = GpuMemory.of(engine.diagnostics.loaded.device).left(90) / MIB - sum(items.values())
     assert pages * page / MIB == pytest.approx(left, abs=1)
     assert pages_of(engine, room=100 * MIB) == pytest.approx(pages - 100 * MIB / page, abs=1)
 
 
 def test_a_cache_that_the_gpu_has_no_room_for_is_refused(engine: Engine) -> None:
     """Iterations need not have room beside it: where they have none, they are computed in parts."""
-    unset = pages_of(engine) * engine._loaded.shape.bytes_per_page() // MIB
+    unset = pages_of(engine) * engine.diagnostics.loaded.shape.bytes_per_page() // MIB
     kept = page_budget.kept_bytes(
-        engine._loaded, SimpleNamespace(room_bytes=lambda _: 0), engine._linears, engine._config
+        engine.diagnostics.loaded,
+        SimpleNamespace(room_bytes=lambda _: 0),
+        engine.diagnostics.linears,
+        engine.diagnostics.config,
     )
-    most = (GpuMemory.of(engine._loaded.device).left(90) - sum(kept.values())) // MIB
+    most = (GpuMemory.of(engine.diagnostics.loaded.device).left(90) - sum(kept.values())) // MIB
     assert most > unset + 2 * ITERATION // MIB
     assert pages_of(engine, kv_cache_mib=most)
     with pytest.raises(SetupError, match=rf"engine\.kvCacheMiB is {most + 2}, .* Set it to at most {most}\b"):
@@ -74,7 +80,7 @@ def test_a_cache_that_the_gpu_has_no_room_for_is_refused(engine: Engine) -> None
 
 def test_weights_have_room_to_be_packed(engine: Engine) -> None:
     """They are packed when the pages have their memory already."""
-    page = engine._loaded.shape.bytes_per_page()
+    page = engine.diagnostics.loaded.shape.bytes_per_page()
     little, much = (SimpleNamespace(bytes_beside=lambda _, size=size: size) for size in (ITERATION, 3 * ITERATION))
     assert pages_of(engine, packing=little) == pages_of(engine)
     fewer = (pages_of(engine) - pages_of(engine, packing=much)) * page
@@ -84,11 +90,11 @@ def test_weights_have_room_to_be_packed(engine: Engine) -> None:
 def test_a_forward_pass_has_room_to_be_judged(engine: Engine) -> None:
     """Of as many rows as a usual chunk has, and on pages of its own, before any request comes."""
     beside = SimpleNamespace(bytes_beside=lambda _: 0)
-    page = engine._loaded.shape.bytes_per_page()
+    page = engine.diagnostics.loaded.shape.bytes_per_page()
     assert pages_of(engine, packing=beside) == pages_of(engine)
     few = {"prefill_chunk_tokens": 152, "max_concurrent_sequences": 8}
     fewer = (pages_of(engine, **few) - pages_of(engine, packing=beside, **few)) * page
-    judged = ITERATION * CROWD_TOKENS / 160 + room_bytes(engine._loaded)
+    judged = ITERATION * CROWD_TOKENS / 160 + room_bytes(engine.diagnostics.loaded)
     assert fewer == pytest.approx(judged - 2 * ITERATION, abs=2 * MIB)
 
 
@@ -111,24 +117,24 @@ def test_a_largest_iteration_that_does_not_fit_is_refused(llama: Path, monkeypat
     failed = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory."))
     monkeypatch.setattr(activations, "compute_largest_iteration", failed)
     with pytest.raises(SetupError, match=r"512 prompt tokens and 64 decodes\. Lower engine\.prefillChunkTokens"):
-        activation_bytes(engine._loaded, 512, 64)
+        activation_bytes(engine.diagnostics.loaded, 512, 64)
 
 
 def test_what_rows_and_penalties_take_is_what_was_set_aside(llama: Path) -> None:
     sequences = 20
     engine = make_device_engine(llama, max_concurrent_sequences=sequences)
     run(engine, *(ask(f"{number}", prompt=5, presence_penalty=1.0) for number in range(sequences)), steps=8)
-    worker = engine._worker
-    rows = worker._rows
+    worker = engine.diagnostics.worker
+    rows = worker.rows
     taken = sum(buffer.nbytes for buffer in (rows.newest, rows.before, rows.pages))
     assert taken == DeviceRows.room_bytes(2 * sequences, pages_for(engine.info.max_model_length))
-    adjustments = worker._sampler._adjustments
+    adjustments = worker.sampler._adjustments
     buffers = [buffer for buffer in vars(adjustments).values() if isinstance(buffer, torch.Tensor)]
     taken = sum(buffer.nbytes for buffer in buffers)
     slots = len(adjustments._ends)
     assert slots == 32
-    assert taken <= 1.1 * adjustment_bytes(slots, engine._loaded.vocabulary) / 1.5
-    assert adjustment_bytes(slots, engine._loaded.vocabulary) <= adjustment_bytes(2 * sequences, 512)
+    assert taken <= 1.1 * adjustment_bytes(slots, engine.diagnostics.loaded.vocabulary) / 1.5
+    assert adjustment_bytes(slots, engine.diagnostics.loaded.vocabulary) <= adjustment_bytes(2 * sequences, 512)
 
 
 def test_what_the_kernels_of_a_gpu_keep_is_what_was_set_aside() -> None:

@@ -2,6 +2,7 @@
 What nearly has the shape stays as it was recorded."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,33 +13,50 @@ import transformers
 from structlog.testing import capture_logs
 
 from motet_kernels.cpp import PagedAttention
-from motet_kernels.cpp.peepholes import PEEPHOLES, brought_together
-from motet_kernels.cpp.steps import Compute, Place, Step, Value
-from motet_runner.execute import packed_model, recorded
-from motet_runner.execute.model import LoadedModel, load
-from motet_runner.execute.packed_model import pack
-from motet_runner.execute.recorded import CHOICE, SWITCHED_ON, RecordedForward
-from motet_runner.execute.recording import Recording
-from motet_runner.execute.row_views import KEPT, ROWS
-from motet_runner.execute.trial import Trial, recorded_iteration, text
+from motet_kernels.cpp.attention import no_attention
+from motet_kernels.cpp.peepholes import PEEPHOLES, Together, brought_together
+from motet_kernels.cpp.peepholes.matching import Found, Uses
+from motet_kernels.cpp.steps import ByPosition, Compute
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.program import CHOICE, SWITCHED_ON, RecordedForward
+from motet_runner.execute.forward.record.row_trace import RowTrace
+from motet_runner.execute.forward.record.row_views import KEPT, ROWS
+from motet_runner.execute.forward.record.tracing import Tracing
+from motet_runner.execute.forward.trial import Trial, recorded_iteration, text
+from motet_runner.execute.load.load_model import load
+from testbed.compiled_kernels import compiled_library
 from tests.runner.engines import kernels_named
 from tests.runner.families import GROUPED, SMALL, save_model
-from tests.runner.trials import probe_logits
-from tests.support.compiled_kernels import compiled_library
+from tests.runner.trials import pack, probe_logits
 
-LLAMA = {"modules_norm": 5, "sum_and_norm": 4, "rotate": 4, "silu_times": 2}
+
+def counts(**found: int) -> dict[str, int]:
+    return dict.fromkeys(PEEPHOLES, 0) | found
+
+
+ROTATES = {"by_position": 2, "rotate": 4, "write_rotated": 2}
+LLAMA = counts(modules_norm=5, sum_and_norm=4, **ROTATES, silu_times=2)
+NORMS_QUERIES = LLAMA | {"modules_norm": 9, "norm_and_rotate": 4}
 MODELS: dict[str, tuple[Any, dict[str, int], dict[str, int]]] = {
     "Llama": (transformers.LlamaConfig(**GROUPED), LLAMA, LLAMA),
     "biases": (transformers.LlamaConfig(**GROUPED, attention_bias=True, mlp_bias=True), LLAMA, LLAMA),
-    "norms of queries and keys": (
-        transformers.Qwen3Config(**GROUPED, head_dim=16),
-        LLAMA | {"modules_norm": 9},
-        LLAMA | {"modules_norm": 9},
-    ),
-    "tied embeddings that are scaled, weights of 1 + w after the norm is rounded, a gate with GELU": (
+    "norms of queries and keys": (transformers.Qwen3Config(**GROUPED, head_dim=16), NORMS_QUERIES, NORMS_QUERIES),
+    "tied embeddings that are scaled, weights of 1 + w after the norm, a gate with GELU": (
         transformers.GemmaConfig(**GROUPED, head_dim=16),
-        {"modules_norm": 5, "sum_and_norm": 4, "rotate": 4},
-        {"rotate": 4},
+        LLAMA | {"silu_times": 0},
+        LLAMA | {"silu_times": 0},
+    ),
+    "two ropes, norms of queries and of what is added": (
+        transformers.Gemma3TextConfig(
+            **GROUPED, head_dim=16, sliding_window=24, layer_types=["sliding_attention", "full_attention"]
+        ),
+        NORMS_QUERIES | {"by_position": 4, "modules_norm": 13, "silu_times": 0},
+        NORMS_QUERIES | {"by_position": 4, "modules_norm": 13, "silu_times": 0},
+    ),
+    "norms of all queries at once, and rotations in float32": (
+        transformers.Olmo2Config(**GROUPED),
+        LLAMA | {"modules_norm": 9, "sum_and_norm": 1},
+        LLAMA | {"modules_norm": 9, "sum_and_norm": 1, "rotate": 0, "write_rotated": 0},
     ),
     "residuals that are multiplied": (
         transformers.GraniteConfig(**GROUPED, residual_multiplier=0.5, embedding_multiplier=3.0),
@@ -47,38 +65,29 @@ MODELS: dict[str, tuple[Any, dict[str, int], dict[str, int]]] = {
     ),
     "rotation of a part of each head, layer norms": (
         transformers.PhiConfig(**SMALL),
-        {"rotate": 4},
-        {"rotate": 4},
+        counts(by_position=2, rotate=4),
+        counts(by_position=2, rotate=4),
+    ),
+    "a residual that is read twice": (
+        transformers.GPTNeoXConfig(**SMALL | {"hidden_size": 64}),
+        counts(by_position=2, rotate=4),
+        counts(by_position=2, rotate=4),
     ),
 }
 """Each with what is found in float32 and in bfloat16"""
 
 
-def saved(config: Any, folder: Path) -> Path:
-    """A base whose norms and biases are not those of an untrained model"""
-    save_model(config, folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
-    return folder
-
-
-def packed(folder: Path, dtype: str, switched_on: Collection[str]) -> tuple[LoadedModel, dict[str, Any]]:
+def packed(folder: Path, dtype: str, switched_on: Collection[str] = SWITCHED_ON) -> tuple[LoadedModel, list[Any]]:
     """As a recorded forward pass, with what the log says"""
     loaded = load(folder, dtype, "cpu")
-    with (
-        patch.object(packed_model, "fused_forward", lambda *_: None),
-        patch.object(recorded, "SWITCHED_ON", switched_on),
-        capture_logs() as logs,
-    ):
-        pack(loaded, kernels_named("cpp"))
-    assert isinstance(loaded.fused, RecordedForward), logs
+    with capture_logs() as logs:
+        pack(loaded, kernels_named("cpp"), switched_on)
+    return loaded, logs
+
+
+def found(logs: list[Any]) -> dict[str, int]:
     (told,) = (line for line in logs if line["event"] == "steps_brought_together")
-    return loaded, {kind: count for kind, count in told.items() if kind in PEEPHOLES}
+    return {kind: count for kind, count in told.items() if kind in PEEPHOLES}
 
 
 def logits_of(loaded: LoadedModel) -> torch.Tensor:
@@ -91,22 +100,117 @@ def logits_of(loaded: LoadedModel) -> torch.Tensor:
 def test_models_keep_their_bits(name: str, dtype: str, tmp_path: Path) -> None:
     compiled_library()
     config, *expected = MODELS[name]
-    folder = saved(config, tmp_path)
+    folder = save_model(config, tmp_path)
     plain, nothing = packed(folder, dtype, ())
-    assert nothing == {}
-    together, found = packed(folder, dtype, SWITCHED_ON)
-    assert found == expected[dtype == "bfloat16"]
+    assert found(nothing) == {}
+    together, logs = packed(folder, dtype)
+    assert found(logs) == expected[dtype == "bfloat16"]
     assert torch.equal(logits_of(together), logits_of(plain))
+
+
+NEEDED = {"sum_and_norm": {"modules_norm"}, "norm_and_rotate": {"modules_norm", "rotate"}, "write_rotated": {"rotate"}}
+
+
+def qwen3(folder: Path) -> Path:
+    """It has steps of all kinds."""
+    return save_model(MODELS["norms of queries and keys"][0], folder)
 
 
 @pytest.mark.parametrize("kind", PEEPHOLES)
 def test_each_kind_is_switched_off_alone(kind: str, tmp_path: Path) -> None:
-    _, found = packed(save_model(transformers.LlamaConfig(**GROUPED), tmp_path), "float32", SWITCHED_ON - {kind})
-    assert found == {other: count for other, count in LLAMA.items() if other != kind and not needs(other, kind)}
+    _, logs = packed(qwen3(tmp_path), "float32", SWITCHED_ON - {kind})
+    rest = {other: count for other, count in NORMS_QUERIES.items() if other != kind}
+    assert found(logs) == {other: 0 if kind in NEEDED.get(other, ()) else count for other, count in rest.items()}
 
 
-def needs(kind: str, other: str) -> bool:
-    return (kind, other) == ("sum_and_norm", "modules_norm")
+@pytest.mark.parametrize("kind", PEEPHOLES)
+def test_an_error_of_one_kind_costs_that_kind_alone(kind: str, tmp_path: Path) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("nobody knows")
+
+    folder = qwen3(tmp_path)
+    with patch.dict(PEEPHOLES, {kind: fails}):
+        loaded, logs = packed(folder, "float32")
+    assert isinstance(loaded.fused, RecordedForward)
+    (told,) = (line for line in logs if line["event"] == "steps_left_apart")
+    assert (told["kind"], told["reason"]) == (kind, "KeyError: 'nobody knows'")
+    assert found(logs)[kind] == 0
+    others = {other for other, count in found(logs).items() if not count}
+    assert others == {kind, *(other for other, needed in NEEDED.items() if kind in needed)}
+
+
+def other_table(by: Compute) -> Compute:
+    table, positions = by.inputs
+    assert isinstance(table.of, ByPosition)
+    swapped = {"cos": "sin", "sin": "cos"}
+    steps = [replace(step, operation=swapped.get(step.operation, step.operation)) for step in table.of.steps]
+    return replace(by, inputs=(replace(table, of=replace(table.of, steps=steps)), positions))
+
+
+def exchanged(by: Compute) -> Compute:
+    first, second, *others = by.inputs
+    return replace(by, inputs=(second, first, *others))
+
+
+def turned_the_other_way(by: Compute) -> Compute:
+    x, cosines, sines, *others = by.inputs
+    return replace(by, inputs=(x, sines, cosines, *others))
+
+
+def other_epsilon(by: Compute) -> Compute:
+    return replace(by, real=0.5)
+
+
+WRONG: dict[str, Callable[[Compute], Compute]] = {
+    "by_position": other_table, "modules_norm": other_epsilon, "sum_and_norm": other_epsilon,
+    "rotate": turned_the_other_way, "norm_and_rotate": other_epsilon, "write_rotated": turned_the_other_way,
+    "silu_times": exchanged,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PEEPHOLES)
+def test_a_wrong_one_of_each_kind_does_not_serve(kind: str, tmp_path: Path) -> None:
+    right = PEEPHOLES[kind]
+
+    def wrong(uses: Uses, number: int) -> Found | None:
+        one = right(uses, number)
+        return one and replace(one, by=WRONG[kind](one.by))
+
+    folder = qwen3(tmp_path)
+    with patch.dict(PEEPHOLES, {kind: wrong}):
+        loaded, logs = packed(folder, "bfloat16")
+    assert loaded.fused is None
+    assert found(logs) == NORMS_QUERIES
+    assert [line["event"] for line in logs][-1] == "fused_forward_differs"
+
+
+def test_queries_and_keys_may_share_a_norm(tmp_path: Path) -> None:
+    folder = qwen3(tmp_path)
+    results = []
+    for switched_on in ((), SWITCHED_ON):
+        loaded = load(folder, "bfloat16", "cpu")
+        for layer in loaded.model.model.layers:
+            layer.self_attn.k_norm = layer.self_attn.q_norm
+        with capture_logs() as logs:
+            pack(loaded, kernels_named("cpp"), switched_on)
+        results.append(logits_of(loaded))
+    assert found(logs) == NORMS_QUERIES
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_positions_beyond_the_table_make_it_longer(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motet_kernels.positions.FIRST_POSITIONS", 8)
+    folder = save_model(transformers.LlamaConfig(**GROUPED), tmp_path)
+    plain, together = (packed(folder, dtype, switched_on)[0] for switched_on in ((), SWITCHED_ON))
+    assert torch.equal(logits_of(together), logits_of(plain))
+    program = together.fused._program
+    assert program._tabled >= 21
+    with pytest.raises(IndexError, match="a position"):
+        program(
+            torch.tensor([3]), torch.tensor([200]), torch.tensor([0]), attention=no_attention(compiled_library()),
+            lora=None,
+        )  # fmt: skip
 
 
 # -- what nearly has the shape ---------------------------------------------------------------------------------------
@@ -175,9 +279,22 @@ def partners_of_other_numbers(x: X, angles: X) -> X:
     return turned(x, angles, lambda _: torch.cat((-halves(heads_of(other))[1], halves(heads_of(other))[0]), -1))
 
 
+def cosines_of_other_numbers(x: X, angles: X) -> X:
+    return x + (x * 2).cos() + (angles.repeat_interleave(HEADS, -1) + x).sin()
+
+
+def squares_of_positions(x: X, angles: X) -> X:
+    return x * (angles * angles).repeat_interleave(HEADS, -1)
+
+
 def the_gate_is_read_again(x: X, angles: X) -> X:
     gate = torch.nn.functional.silu(x)
     return gate * x + gate
+
+
+def the_gate_times_itself(x: X, angles: X) -> X:
+    gate = torch.nn.functional.silu(x)
+    return gate * gate
 
 
 def a_gate_with_gelu(x: X, angles: X) -> X:
@@ -193,10 +310,13 @@ NEARLY: dict[Callable[[X, X], X], dict[str, int]] = {
     sums_in_float32: {"modules_norm": 1, "sum_and_norm": 1},
     reads_the_squares_again: {},
     another_numbers_mean: {},
-    the_other_half_is_negative: {},
-    halves_stay_where_they_are: {},
-    partners_of_other_numbers: {},
+    the_other_half_is_negative: {"by_position": 2},
+    halves_stay_where_they_are: {"by_position": 2},
+    partners_of_other_numbers: {"by_position": 2},
+    cosines_of_other_numbers: {},
+    squares_of_positions: {},
     the_gate_is_read_again: {},
+    the_gate_times_itself: {},
     a_gate_with_gelu: {},
     a_gate_times_a_constant: {},
 }
@@ -208,8 +328,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
     return {dtype: load(folder, dtype, "cpu") for dtype in ("float32", "bfloat16")}
 
 
-def recorded_steps(loaded: LoadedModel, forward: Callable[[X, X], X]) -> tuple[list[Step], Value]:
-    """Of what this makes of embeddings and angles"""
+def recorded_steps(loaded: LoadedModel, forward: Callable[[X, X], X]) -> Together:
+    """What this makes of embeddings and angles"""
     table = torch.randn(loaded.vocabulary, WIDTH, generator=torch.Generator().manual_seed(0)).to(loaded.dtype)
     frequencies = torch.linspace(0.1, 1.0, WIDTH // HEADS)
 
@@ -217,10 +337,11 @@ def recorded_steps(loaded: LoadedModel, forward: Callable[[X, X], X]) -> tuple[l
         x = torch.nn.functional.embedding(batch.input_ids, table)
         return forward(x, batch.positions[..., None].float() * frequencies)[0][batch.keep]
 
-    recording = Recording({}, 0, loaded.dtype, vocabulary=loaded.vocabulary, positions=loaded.max_positions)
+    trace = RowTrace({}, 0, loaded.dtype, vocabulary=loaded.vocabulary, positions=loaded.max_positions)
+    tracing = Tracing(trace)
     with torch.inference_mode():
-        result = recording.run(recorded_iteration(loaded, ROWS, KEPT), logits)
-    return recording.program({}, {}), result
+        result = tracing.run(recorded_iteration(loaded, ROWS, KEPT), logits)
+    return brought_together(tracing.program({}, {}), positions=trace.positions, logits=result)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -228,9 +349,7 @@ def recorded_steps(loaded: LoadedModel, forward: Callable[[X, X], X]) -> tuple[l
 def test_what_nearly_has_the_shape_stays(
     forward: Callable[[X, X], X], dtype: str, small: dict[str, LoadedModel]
 ) -> None:
-    steps, logits = recorded_steps(small[dtype], forward)
-    _, found = brought_together(steps, logits)
-    assert found == NEARLY[forward]
+    assert recorded_steps(small[dtype], forward).counts == counts(**NEARLY[forward])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -243,18 +362,16 @@ def test_the_right_shapes_are_found(dtype: str, small: dict[str, LoadedModel]) -
         partners = turned(normed, angles, lambda heads: torch.cat((-halves(heads)[1], halves(heads)[0]), -1))
         return torch.nn.functional.silu(partners) * total
 
-    steps, logits = recorded_steps(small[dtype], forward)
-    left, found = brought_together(steps, logits)
-    assert found == dict.fromkeys(PEEPHOLES, 1)
-    (turn,) = (step for step in left if isinstance(step, Compute) and step.operation == "rotate")
-    assert isinstance(turn.inputs[0], Place)
+    together = recorded_steps(small[dtype], forward)
+    assert together.counts == counts(by_position=2, modules_norm=1, sum_and_norm=1, rotate=1, silu_times=1)
+    assert not together.failed
 
 
 # -- the choice ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("switched_on", [SWITCHED_ON, SWITCHED_ON - {CHOICE}], ids=["on", "off"])
-def test_a_program_chooses_the_largest_logits(switched_on: frozenset[str], tmp_path: Path) -> None:
+def test_a_program_chooses_the_largest_logits(switched_on: Collection[str], tmp_path: Path) -> None:
     folder = save_model(transformers.GemmaConfig(**GROUPED, head_dim=16), tmp_path)
     loaded, _ = packed(folder, "float32", switched_on)
     tokens = [text(count, stride=7, first=3, vocabulary=loaded.vocabulary) for count in (5, 3)]

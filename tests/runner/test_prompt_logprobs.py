@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import InvalidRequest
-from motet_runner.execute import prompt_logprobs
-from motet_runner.execute.flat_batch import FlatBatch
+from motet_runner.execute.batch import scored_rows
+from motet_runner.execute.batch.flat_batch import FlatBatch
 from motet_runner.interface import Finish, Logprobs
 from motet_runner.offline import OfflineEngine, Request, Sampling
 from tests.runner.engines import ask, load, make_engine, run
@@ -107,17 +107,17 @@ def test_an_adapter_changes_the_scores(llama: Path, adapters: list[Path], theirs
 def test_only_a_part_of_the_logits_is_in_memory_at_a_time(
     llama: Path, theirs: list[Logprobs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_logprobs, "LOGITS_AT_ONCE", 20 * VOCABULARY)
+    monkeypatch.setattr(scored_rows, "LOGITS_AT_ONCE", 20 * VOCABULARY)
     engine = make_engine(llama)
     seen: list[int] = []
-    forward = type(engine._loaded).forward
+    forward = type(engine.diagnostics.loaded).forward
 
     def watched(loaded: object, batch: FlatBatch) -> torch.Tensor:
         logits = forward(loaded, batch)
         seen.append(len(logits))
         return logits
 
-    monkeypatch.setattr(type(engine._loaded), "forward", watched)
+    monkeypatch.setattr(type(engine.diagnostics.loaded), "forward", watched)
     ran = run(engine, ask("a", prompt=LONG, prompt_logprobs=3), ask("b", prompt=LONG[:30], prompt_logprobs=3))
     agree(ran.scores["a"], theirs)
     agree(ran.scores["b"], theirs[:29])
@@ -174,7 +174,7 @@ def test_scores_that_are_no_numbers_end_only_their_request(tmp_path: Path) -> No
     base = save_base("llama", tmp_path / "base")
     engine = make_engine(base)
     with torch.no_grad():
-        engine._loaded.model.get_input_embeddings().weight[7] = float("nan")
+        engine.diagnostics.loaded.model.get_input_embeddings().weight[7] = float("nan")
     prompt = (5, 6, 7, 8)
     ran = run(engine, ask("a", prompt=prompt, prompt_logprobs=1), ask("b", prompt=(5, 6, 8), prompt_logprobs=1))
     assert (ran.last["a"].finish, ran.last["b"].finish) == (Finish.FAILED, Finish.LENGTH)

@@ -1,8 +1,8 @@
 """The forward pass that is recorded from a model's modules, against those modules, for each family."""
 
+from collections import deque
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,20 +13,23 @@ from motet.domain import BASE, Digest
 from motet_kernels.cpp import PagedAttention
 from motet_kernels.cpp.program import CompiledProgram
 from motet_kernels.cpp.steps import OPERATIONS
-from motet_runner.execute import recorded
-from motet_runner.execute.flat_batch import FlatBatch
-from motet_runner.execute.model import LoadedModel, load
-from motet_runner.execute.packed_model import pack
-from motet_runner.execute.recorded import SWITCHED_ON, RecordedForward
-from motet_runner.execute.recording import Recording
-from motet_runner.execute.row_views import KEPT, ROWS, CannotRecord
-from motet_runner.execute.trial import recorded_iteration
+from motet_runner.execute.batch.flat_batch import FlatBatch
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.program import SWITCHED_ON, RecordedForward
+from motet_runner.execute.forward.record.row_handlers import HANDLERS
+from motet_runner.execute.forward.record.row_trace import RowTrace
+from motet_runner.execute.forward.record.row_views import KEPT, ROWS, CannotRecord
+from motet_runner.execute.forward.record.tracing import Tracing
+from motet_runner.execute.forward.trial import recorded_iteration
+from motet_runner.execute.gate.gate import Gate
+from motet_runner.execute.kernels.packed_model import PackedModel
+from motet_runner.execute.load.load_model import load
+from testbed.compiled_kernels import CACHE, compiled_library
 from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.engines import load as load_adapter
 from tests.runner.families import BY_NAME, GROUPED, save_adapters, save_model
 from tests.runner.test_fused import Tap
-from tests.runner.trials import probe_logits
-from tests.support.compiled_kernels import CACHE, compiled_library
+from tests.runner.trials import pack, probe_logits
 
 OTHERS: dict[str, Any] = {
     "Llama with another activation": transformers.LlamaConfig(**GROUPED | {"hidden_act": "relu"}),
@@ -44,16 +47,7 @@ NEAR_TIE = 1e-4
 
 
 def save(name: str, folder: Path) -> Path:
-    """A base whose norms and biases are not those of an untrained model."""
-    save_model(OTHERS[name] if name in OTHERS else BY_NAME[name].config, folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
-    return folder
+    return save_model(OTHERS[name] if name in OTHERS else BY_NAME[name].config, folder)
 
 
 def recorded_logits(loaded: LoadedModel) -> torch.Tensor:
@@ -92,7 +86,7 @@ def engine_with_adapters(base: Path, adapters: list[Path], **settings: Any) -> t
         load_adapter(engine, Digest(f"sha256:{number}"), adapter)
     owners = [BASE, *(Digest(f"sha256:{number}") for number in range(len(adapters)))] * 2
     for time in ("first", "second"):  # then the adapters are there, so each engine has the same batches
-        engine._worker.on_logits = tap = Tap()
+        engine.diagnostics.worker.on_logits = tap = Tap()
         asked = [ask(f"{time}{n}", prompt=3 + 17 * n, max_tokens=20, adapter=who) for n, who in enumerate(owners)]
         run(engine, *asked)
     return engine, tap
@@ -108,9 +102,9 @@ def test_neither_threads_nor_what_is_brought_together_change_a_bit(name: str, tm
     before, results = torch.get_num_threads(), []
     try:
         for threads, switched_on in ((1, SWITCHED_ON), (2, frozenset[str]())):
-            with patch.object(recorded, "SWITCHED_ON", switched_on):
-                engine, tap = engine_with_adapters(base, adapters, kernels="cpp", dtype="bfloat16", threads=threads)
-            assert isinstance(engine._loaded.fused, RecordedForward)
+            how = {"kernels": "cpp", "dtype": "bfloat16", "threads": threads, "switched_on": switched_on}
+            engine, tap = engine_with_adapters(base, adapters, **how)
+            assert isinstance(engine.diagnostics.loaded.fused, RecordedForward)
             results.append(tap.logits)
     finally:
         torch.set_num_threads(before)
@@ -172,7 +166,7 @@ def test_what_a_program_cannot_do_is_left_to_the_modules(changed: Any, why: str,
         assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
 
 
-@pytest.mark.parametrize("broken", [(Recording, "attend"), (Recording, "program"), (CompiledProgram, "_assemble")])
+@pytest.mark.parametrize("broken", [(Tracing, "attend"), (Tracing, "program"), (CompiledProgram, "_assemble")])
 def test_an_unexpected_error_costs_the_recording_and_nothing_else(
     broken: tuple[type, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,11 +179,14 @@ def test_an_unexpected_error_costs_the_recording_and_nothing_else(
         raise KeyError("nobody knows")
 
     monkeypatch.setattr(*broken, fails)
-    with capture_logs() as logs:
-        pack(loaded, kernels)
-    assert loaded.fused is None
+    packed = PackedModel(loaded, kernels, Gate(loaded))
+    with capture_logs() as logs, torch.inference_mode():
+        deque(packed.parts(), maxlen=0)
+    assert packed.fused is None
     (told,) = logs
     assert (told["event"], told["reason"]) == ("forward_not_recorded", "KeyError: 'nobody knows'")
+    assert packed.note.startswith("the model's modules serve, ")
+    assert packed.note.endswith(": KeyError: 'nobody knows'")
     assert not any(linear.weight.numel() for linear in loaded.linears.values()), "they are packed"
     with torch.inference_mode():
         assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
@@ -216,14 +213,14 @@ def look_up_in_a_table_of_this_iteration(_: LoadedModel, batch: FlatBatch) -> to
 )
 def test_a_table_is_recorded_only_if_every_iteration_has_the_same(forward: Any, why: str, tmp_path: Path) -> None:
     loaded = load(save("Gemma", tmp_path), "float32", "cpu")
-    recording = Recording({}, 0, loaded.dtype, vocabulary=loaded.vocabulary, positions=loaded.max_positions)
+    tracing = Tracing(RowTrace({}, 0, loaded.dtype, vocabulary=loaded.vocabulary, positions=loaded.max_positions))
     with torch.inference_mode(), pytest.raises(CannotRecord, match=why):
-        recording.run(recorded_iteration(loaded, ROWS, KEPT), lambda batch: forward(loaded, batch))
+        tracing.run(recorded_iteration(loaded, ROWS, KEPT), lambda batch: forward(loaded, batch))
 
 
 def test_a_recording_that_gives_other_logits_does_not_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load(save("Gemma", tmp_path), "float32", "cpu")
-    monkeypatch.setattr(Recording, "_mean", Recording._sum)
+    monkeypatch.setitem(HANDLERS, "mean", HANDLERS["sum"])
     with capture_logs() as logs:
         pack(loaded, kernels_named("cpp"))
     assert loaded.fused is None

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,24 +16,61 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from motet.domain import BASE, RequestId
-from motet_runner.execute import adjusted_logits, draw
-from motet_runner.execute.adjustment import Adjustment
-from motet_runner.execute.row_table import RowTable, TableRow
-from motet_runner.execute.sampler import CPU_GROUP, Sampler, Samples
-from motet_runner.execute.sampling_kind import uniform
+from motet_runner.execute.batch.row_table import RowTable, TableRow
+from motet_runner.execute.sample import draw
+from motet_runner.execute.sample import host_adjustments as adjusted_logits
+from motet_runner.execute.sample.adjustment import Adjustment
+from motet_runner.execute.sample.device_sampler import NOT_FINITE, DeviceSampler
+from motet_runner.execute.sample.host_sampler import CPU_GROUP, Sampler, Samples
+from motet_runner.execute.sample.sampling_kind import uniform
 from motet_runner.interface import Sampling
+from motet_runner.memory.link import link_to
+from motet_runner.memory.parcel import Parcel
 from motet_runner.plan import RowJoin
-from tests.support import reference_sampler
+from testbed import reference_sampler
 from tests.support.device import DEVICE
 
 VOCABULARY = 40
 
 
+class BothSamplers:
+    """That of a CPU and that of a device, which must give the same tokens and log probabilities."""
+
+    def __init__(self, eos: frozenset[int]) -> None:
+        self._eos = eos
+        self._of_host = Sampler(eos)
+        self._link = link_to(DEVICE, perf_counter)
+        self._of_device: DeviceSampler | None = None
+
+    def leave(self, row: int) -> None:
+        if self._of_device is not None:
+            self._of_device.leave(row)
+
+    def sample(self, rows: torch.Tensor, sequences: list[TableRow]) -> Samples:
+        if self._of_device is None:
+            self._of_device = DeviceSampler(self._link, self._eos, rows.shape[1])
+        parcel = Parcel()
+        sampling = self._of_device.prepare(sequences, parcel)
+        samples = sampling.sample(rows, parcel.send(self._link))
+        sampling.count(sampling.counted(samples))
+        found = self._of_host.sample(rows, sequences)
+        assert [None if token == NOT_FINITE else token for token in samples.tokens.tolist()] == found.tokens
+        told = sampling.logprobs([one for best in samples.logprobs for one in best])
+        assert told.keys() == found.logprobs.keys()
+        assert all(told[place] == found.logprobs[place] for place in told if found.tokens[place] is not None)
+        return found
+
+
 def sample(rows: torch.Tensor, sequences: list[TableRow], eos: frozenset[int]) -> Samples:
-    """By a sampler that sees these sequences for the first time."""
+    """By samplers that see these sequences for the first time."""
     for number, one in enumerate(sequences):
         one.number = number
-    return Sampler(eos).sample(rows.to(DEVICE), sequences)
+    return BothSamplers(eos).sample(rows.to(DEVICE), sequences)
+
+
+def by_host(rows: torch.Tensor, sequences: list[TableRow]) -> Samples:
+    """With the short cuts of a CPU"""
+    return Sampler(frozenset()).sample(rows, sequences)
 
 
 def sequence(*, prompt=(1, 2), output=(), seed: int = 0, choice: int = 0, **sampling) -> TableRow:
@@ -189,7 +227,7 @@ def test_no_number_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def literally_drawn(likely: list[float], number: float, *, top_k: int, top_p: float, min_p: float) -> int:
-    """The definition at the top of `draw.py`, in fractions."""
+    """The definition at the top of `cuts.py`, in fractions."""
     order = sorted(range(len(likely)), key=lambda token: (-likely[token], token))
     kept = order[: top_k or None]
     whole = sum((Fraction(likely[token]) for token in kept), Fraction(0)) if top_k < len(likely) and top_k else 1
@@ -257,13 +295,13 @@ def test_if_the_cuts_keep_few_tokens_of_each_row_only_the_first_ones_are_looked_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked_at: list[int] = []
-    cut = draw._cut
+    cut = draw.cut
 
     def recorded(likely: torch.Tensor, negated: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
         looked_at.append(negated.shape[1])
         return cut(likely, negated, *more)
 
-    monkeypatch.setattr(draw, "_cut", recorded)
+    monkeypatch.setattr(draw, "cut", recorded)
     monkeypatch.setattr(draw, "CANDIDATES", 8)
     steep, flat = torch.arange(VOCABULARY) * -1.0, torch.arange(VOCABULARY) * -0.01
     for rows, asked, expected in (
@@ -278,7 +316,7 @@ def test_if_the_cuts_keep_few_tokens_of_each_row_only_the_first_ones_are_looked_
         ([steep, steep], {"min_p": 0.1, "top_k": 20, "top_p": 0.999}, VOCABULARY),
     ):
         looked_at.clear()
-        sampled = sample(torch.stack(rows), [sequence(temperature=1.0, **asked) for _ in rows], frozenset())
+        sampled = by_host(torch.stack(rows), [sequence(temperature=1.0, **asked) for _ in rows])
         assert looked_at == [expected], asked
         assert None not in sampled.tokens
 
@@ -296,31 +334,31 @@ def test_of_equally_likely_tokens_the_first_ones_stay_also_if_the_cut_is_at_the_
 
 def test_the_short_cut_is_taken_and_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[tuple[int, int]] = []
-    cut = draw._cut
+    cut = draw.cut
 
     def recorded(likely: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
         looked_at.append(tuple(likely.shape))
         return cut(likely, *more)
 
-    monkeypatch.setattr(draw, "_cut", recorded)
+    monkeypatch.setattr(draw, "cut", recorded)
     monkeypatch.setattr(draw, "SHORT_CUT_FROM", 0)
     monkeypatch.setattr(draw, "CANDIDATES", 8)
     steep, flat = torch.arange(VOCABULARY) * -1.0, torch.arange(VOCABULARY) * -0.01
     nucleus = [sequence(temperature=1.0, top_p=0.9) for _ in range(5)]
-    sample(steep.repeat(5, 1), nucleus, frozenset())
+    by_host(steep.repeat(5, 1), nucleus)
     assert looked_at == [(5, 8)], "the candidates suffice"
     looked_at.clear()
-    sample(torch.stack([steep, flat, steep, flat, steep]), nucleus, frozenset())
+    by_host(torch.stack([steep, flat, steep, flat, steep]), nucleus)
     assert looked_at == [(5, 8), (2, VOCABULARY)], "only the rows that need it are sorted"
     looked_at.clear()
-    sample(flat.repeat(5, 1), nucleus, frozenset())
+    by_host(flat.repeat(5, 1), nucleus)
     assert looked_at == [(5, VOCABULARY)], "eight candidates cannot have nine tenths, so none are looked for"
     looked_at.clear()
-    sample(flat.repeat(5, 1), [sequence(temperature=1.0, top_k=7) for _ in range(5)], frozenset())
+    by_host(flat.repeat(5, 1), [sequence(temperature=1.0, top_k=7) for _ in range(5)])
     assert looked_at == [(5, 8)]
     looked_at.clear()
     # Of the most likely 20 tokens: more than of the 8 candidates.
-    sample(steep.repeat(5, 1), [sequence(temperature=9.0, top_k=20, top_p=0.5) for _ in range(5)], frozenset())
+    by_host(steep.repeat(5, 1), [sequence(temperature=9.0, top_k=20, top_p=0.5) for _ in range(5)])
     assert looked_at == [(5, 8), (5, VOCABULARY)]
 
 
@@ -375,7 +413,7 @@ class SampledRows(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sampler = Sampler(self.EOS)
+        self.sampler = BothSamplers(self.EOS)
         self.table = RowTable()
         self.rows: dict[int, TableRow] = {}
         self.parked: list[TableRow] = []
@@ -406,6 +444,7 @@ class SampledRows(RuleBasedStateMachine):
     def a_row_is_parked(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.rows)))
         self.table.leave(number)
+        self.sampler.leave(number)
         self.parked.append(self.rows.pop(number))
 
     @precondition(lambda self: self.parked)
@@ -487,24 +526,6 @@ def test_a_row_is_computed_alike_in_groups_of_any_size() -> None:
     expected = [sample(rows[i : i + 1], [one], frozenset()).tokens[0] for i, one in enumerate(many)]
     again = [replace(one, adjustment=None) for one in many]
     assert sample(rows, again, frozenset()).tokens == expected
-
-
-def test_only_allowed_tokens_come_and_other_rows_are_as_before() -> None:
-    rows = logits(3)
-    allowed = torch.zeros(VOCABULARY, dtype=torch.bool, device=DEVICE)
-    allowed[[7, 11]] = True
-    several = [sequence(seed=i, temperature=1.0) for i in range(3)]
-    free = sample(rows, several, frozenset()).tokens
-    sampler = Sampler(frozenset())
-    masked = [sampler.sample(rows, several, {1: allowed}).tokens[1] for several[1].seed in range(60)]
-    assert set(masked) == {7, 11}
-    assert sampler.sample(rows, several, {1: allowed}).tokens[::2] == free[::2]
-    rows[1, 3] = math.nan
-    assert sampler.sample(rows, several, {1: allowed}).tokens[1] is None, "a mask hides no broken number"
-    assert (
-        sampler.sample(logits(3), several, {1: torch.zeros(VOCABULARY, dtype=torch.bool, device=DEVICE)}).tokens[1]
-        is None
-    )
 
 
 def test_extreme_logits_and_options_give_tokens() -> None:

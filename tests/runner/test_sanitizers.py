@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from motet_kernels.cpp.compiler import cpu_flags, instruction_sets
-from tests.repo.tree import ROOT
-from tests.support.compiled_kernels import needs_a_compiler
-from tests.support.machine import lacking
+from testbed.compiled_kernels import needs_a_compiler
+from testbed.machine import lacking
+from testbed.tree import ROOT
 from tools.sanitize.builds import RUNTIMES, CannotBuild, runtime
 from tools.sanitize.planted import DEFECTS, Defect, defects_of
 

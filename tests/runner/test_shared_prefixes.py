@@ -64,7 +64,7 @@ def test_answers_from_cached_prefixes_are_the_same(
     assert warm == cold
     assert share_of_hits(engine) > 0.25
     assert engine.report().pages_free == engine.info.pages == pages
-    assert (engine._planner.memory.cache.evicted_pages > 0) == (pages == 34)
+    assert (engine.diagnostics.planner.memory.cache.evicted_pages > 0) == (pages == 34)
 
 
 def test_choices_of_one_call_compute_the_prompt_once(llama: Path, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 from structlog.testing import capture_logs
 
 from motet.errors import SetupError
-from motet_runner.execute import cores, thread_choice
-from motet_runner.execute.thread_choice import (
+from motet_runner.execute.tune import cores, thread_choice
+from motet_runner.execute.tune.thread_choice import (
     ROUNDS,
     candidates,
     fastest,
@@ -18,9 +18,9 @@ from motet_runner.execute.thread_choice import (
     quiet,
     threads_to_begin_with,
 )
+from testbed.compiled_kernels import compiled_library
 from tests.runner.engines import ask, make_engine, run
 from tests.runner.random_models import save_base
-from tests.support.compiled_kernels import compiled_library
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ import torch
 
 from motet.domain import ParkMethod, RequestId, pages_for
 from motet_runner.engine import Engine
+from testbed.compiled_kernels import needs_a_compiler
 from tests.runner.engines import EngineRun, ask, make_engine, run
 from tests.runner.families import BY_NAME, WINDOW
 from tests.runner.random_models import save_base
-from tests.support.compiled_kernels import needs_a_compiler
 
 MOST_PAGES = pages_for(WINDOW) + 1
 ASKED = [ask(f"r{i}", prompt=10 + 30 * i, max_tokens=60) for i in range(3)]
@@ -25,7 +25,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_with_nan_in_free_pages(engine: Engine, ran: EngineRun, steps: int = -1) -> None:
     while engine.has_work() and steps != 0:
         with torch.inference_mode():
-            engine._store.data[engine._planner.memory.pages._free] = float("nan")
+            engine.diagnostics.store.data[engine.diagnostics.planner.memory.pages._free] = float("nan")
         ran.take(engine)
         steps -= 1
 

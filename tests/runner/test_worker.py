@@ -11,7 +11,7 @@ import torch
 
 from motet.domain import Digest, KVShape, ParkMethod, RequestId
 from motet_runner.engine import Engine
-from motet_runner.execute.flat_batch import FlatBatch
+from motet_runner.execute.batch.flat_batch import FlatBatch
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import Copy, StepPlan, StepResult, Tier, Wipe
@@ -43,7 +43,7 @@ class Channel:
 
 
 def through_a_channel(engine: Engine) -> Channel:
-    channel = Channel(engine._worker)
+    channel = Channel(engine.diagnostics.worker)
     engine._worker = channel  # type: ignore[assignment]
     return channel
 
@@ -93,7 +93,7 @@ def test_the_plan_of_a_long_sequence_is_as_short_as_that_of_a_short_one(llama: P
 def limit_tokens(engine: Engine, most: int, in_vain: list[int] | None = None) -> list[int]:
     """Memory suffices for `most` tokens at once. Returns a list that gets the size of each batch that fits; `in_vain`
     gets those of the others."""
-    forward, sizes = engine._loaded.forward, []
+    forward, sizes = engine.diagnostics.loaded.forward, []
 
     def limited(batch: FlatBatch) -> torch.Tensor:
         if batch.tokens > most:
@@ -103,7 +103,9 @@ def limit_tokens(engine: Engine, most: int, in_vain: list[int] | None = None) ->
         sizes.append(batch.tokens)
         return forward(batch)
 
-    engine._worker._loaded = Mock(wraps=engine._loaded, forward=limited, device=engine._loaded.device)
+    engine.diagnostics.worker._loaded = Mock(
+        wraps=engine.diagnostics.loaded, forward=limited, device=engine.diagnostics.loaded.device
+    )
     return sizes
 
 
@@ -122,7 +124,7 @@ def test_after_a_batch_in_parts_prompts_are_cut_smaller(llama: Path) -> None:
     sizes.clear()
     run(engine, ask("second", prompt=200, max_tokens=2))
     assert max(sizes) <= 60
-    assert engine._planner.chunk.size < 256
+    assert engine.diagnostics.planner.chunk.size < 256
 
 
 def test_prompts_are_cut_larger_again_once_memory_suffices(llama: Path) -> None:
@@ -148,7 +150,7 @@ def test_decodes_that_do_not_fit_together_are_tried_together_only_now_and_then(l
     assert ran.tokens == expected
     assert set(in_vain) == {6}
     assert 3 <= len(in_vain) <= 1 + len(sizes) // CALLS_UNTIL_LARGER, "at first, and then now and then"
-    assert engine._planner.chunk.size == 512, "there is no prompt to cut"
+    assert engine.diagnostics.planner.chunk.size == 512, "there is no prompt to cut"
 
 
 def test_decodes_beside_a_prompt_that_does_not_fit_stay_together(llama: Path) -> None:
@@ -183,8 +185,10 @@ def test_without_memory_for_a_single_token_the_request_ends_and_the_engine_lives
 
 def move_all_pages(engine: Engine) -> int:
     """Every page that a sequence or the prefix cache holds, as far as there are empty ones."""
-    memory = engine._planner.memory
-    used = {page for sequence in engine._planner.sequences for page in sequence.pages} | set(memory.cache.held)
+    memory = engine.diagnostics.planner.memory
+    used = {page for sequence in engine.diagnostics.planner.sequences for page in sequence.pages} | set(
+        memory.cache.held
+    )
     moves = dict(zip(sorted(used), memory.pages.empty_pages, strict=False))
     memory.pages.relocate(moves)
     left = tuple(page for page in moves if page not in moves.values())
@@ -207,7 +211,7 @@ def test_pages_may_be_moved_between_any_two_iterations(llama: Path, adapter: Pat
         load(engine, DIGEST, adapter)
         ran, moved = run(engine, *asked, steps=1), 0
         while engine.has_work():
-            if move and len(engine._planner.sequences):
+            if move and len(engine.diagnostics.planner.sequences):
                 moved += move_all_pages(engine)
             run(engine, ran=ran, steps=1)
         assert (moved > 100) == move

@@ -8,6 +8,7 @@ import errno
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,17 @@ from motet.digest import adapter_digest
 from motet.domain import Digest
 from motet.errors import AdapterIncompatible, MotetError
 from motet.runner_info import Failure
-from motet_runner.adapters.cache import DiskCache, lease_of
+from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.checks import Checks
 from motet_runner.adapters.folder_fetch import copy_folder
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
-from motet_runner.adapters.policy import effects, events
+from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
 from motet_runner.adapters.policy.failures import MAX_PER_NAMESPACE, SourceFailures
 from motet_runner.adapters.policy.values import FetchRequest, Held, Order
+from motet_runner.engine_messages import DropAdapter, LoadAdapter
 from motet_runner.sources.fetch_errors import credentials
 from motet_runner.sources.folder import AdapterFolder
 from tests.support.in_process_runner import write_adapter
@@ -41,8 +43,6 @@ ADAPTERS = ("pirate", "poet", "pilot", "refused")
 """Each tenant has each of them, with equal bytes, in a folder of its own."""
 
 CAPACITY = 2
-
-NUMBERED = (effects.Find, effects.Fetch, effects.Check, effects.Evict, effects.ListCache)
 
 
 def check(folder: Path) -> Certification:
@@ -61,31 +61,37 @@ class Runner:
         self.cache.prepare()
         self.checks = Checks(self.cache, check, base_digest=Digest("sha256:" + "b" * 64))
         self.users: Counter[Digest] = Counter()
-        self.policy = AdapterPolicy(capacity=CAPACITY, users_of=lambda digest: self.users[digest])
+        self.policy = AdapterPolicy(
+            capacity=CAPACITY,
+            users_of=lambda digest: self.users[digest],
+            clock=shared.clock,
+            failures=SourceFailures(),
+        )
         self.undone: list[Any] = []
         self.orders: dict[int, Order] = {}
         self.waiters: dict[int, tuple[Digest, str]] = {}
         self.leases: list[Held] = []
 
-    def send(self, event: events.Event) -> None:
-        for effect in self.policy.handle(event, self.shared.clock()):
+    def tell(self, happened: Callable[..., None], *args: Any, **how: Any) -> None:
+        happened(*args, **how)
+        for effect in self.policy.take_effects():
             match effect:
                 case effects.Release():
-                    assert effect.held.lease._file is not None, "a lease is released once"
-                    lease_of(effect.held).release()
-                case effects.AnswerOrder():
-                    order = self.orders.pop(effect.order)
+                    assert effect.held.lease.file is not None, "a lease is released once"
+                    effect.held.lease.release()
+                case effects.Succeed():
+                    order = self.orders.pop(effect.who, None)
                     life = self.policy.get(effect.digest)
                     assert life is not None
                     assert life.held is not None
-                    assert life.checked is not None or not order.check
-                case effects.FailOrder():
-                    self.tells_only_of(effect.failure, self.orders.pop(effect.order).ref.namespace)
-                case effects.AnswerRequest():
-                    self.waiters.pop(effect.waiter)
-                case effects.FailRequest():
-                    self.tells_only_of(effect.failure, self.waiters.pop(effect.waiter)[1].partition("/")[0])
-                case effects.Load() | effects.Unload() | effects.ForgetPartial():
+                    assert life.checked is not None or (order is not None and not order.check)
+                    if order is None:
+                        self.waiters.pop(effect.who)
+                case effects.Fail():
+                    order = self.orders.pop(effect.who, None)
+                    manifest = order.manifest if order is not None else self.waiters.pop(effect.who)[1]
+                    self.tells_only_of(effect.failure, manifest.partition("/")[0])
+                case LoadAdapter() | DropAdapter() | effects.ForgetPartial():
                     pass
                 case _:
                     self.undone.append(effect)
@@ -96,56 +102,61 @@ class Runner:
 
     def carry_out(self, effect: Any) -> None:
         self.undone.remove(effect)
-        answer: events.Event
-        if not isinstance(effect, NUMBERED):
-            if isinstance(effect, effects.Touch):
+        answer: effects.Answer
+        if isinstance(effect, effects.Confirm):
+            if effect.used:
                 self.cache.touch(effect.held)
-            if not lease_of(effect.held).is_live():
-                self.send(events.FolderVanished(effect.held))
+            if not effect.held.lease.is_live():
+                self.tell(self.policy.vanished, effect.held)
             return
         try:
             answer = self.answer(effect)
         except MotetError as error:
-            answer = events.Failed(effect.number, Failure.of(error))
+            answer = Failure.of(error)
         except OSError as error:
-            answer = events.Failed(effect.number, Failure("adapter_fetch_failed", str(error), 5.0))
-        if isinstance(answer, events.FolderHeld):
-            self.leases.append(answer.held)
-        self.send(answer)
+            answer = Failure("adapter_fetch_failed", str(error), 5.0)
+        if isinstance(answer, Held):
+            self.leases.append(answer)
+        self.tell(self.policy.answered, effect.number, answer)
 
-    def answer(self, effect: Any) -> events.Event:
+    def answer(self, effect: Any) -> effects.Answer:
         match effect:
             case effects.Find():
                 held = self.cache.find(effect.digest, effect.request)
-                if held is None:
-                    return events.NotThere(effect.number)
-                return events.FolderHeld(effect.number, replace(held, certification=self.checks.earlier(held)))
+                return held and replace(held, certification=self.checks.earlier(held))
             case effects.Fetch():
                 source = Path(effect.request.source.removeprefix("file://"))
                 if effect.request.namespace in self.shared.locked_out:
                     raise credentials(f"{source} does not accept the Secret")
                 if self.shared.disk_full:
                     raise OSError(errno.ENOSPC, "no space left", "the cache")
-                held = copy_folder(self.cache, AdapterFolder(source), effect.request, effect.before)
-                return events.FolderHeld(effect.number, held)
+                return copy_folder(self.cache, AdapterFolder(source), effect.request, effect.before)
             case effects.Check():
-                return events.Checked(effect.number, self.checks.certify(effect.held))
+                return self.checks.certify(effect.held)
             case effects.Evict():
                 return self.evict(effect)
             case _:
-                return events.Listed(effect.number, self.cache.by_last_use())
+                return self.cache.by_last_use()
 
-    def evict(self, effect: effects.Evict) -> events.Event:
+    def evict(self, effect: effects.Evict) -> effects.Answer:
         if self.shared.disk_full:  # a disk that is read-only does not let anything be removed, either
             raise OSError(errno.EROFS, "read-only", "the cache")
         before = self.shared.in_use()
         gone = self.cache.evict(effect.digest, effect.held)
         assert before <= self.shared.in_use(), "an adapter in use was evicted"
-        if gone:
-            return events.NotThere(effect.number)
-        if effect.held is not None:
-            return events.FolderHeld(effect.number, effect.held)
-        return events.Failed(effect.number, Failure("adapter_fetch_failed", "another runner uses it"))
+        return None if gone else effect.held or Failure("adapter_fetch_failed", "another runner uses it")
+
+    def check_consistent(self) -> None:
+        """Whoever waits has an effect that will be answered, or waits for an order."""
+        number_of = self.policy.pending.number_of
+        for life in self.policy:
+            if life.pending is not None:
+                assert number_of(life) == life.pending.number, f"{life} waits for nothing"
+            assert not life.orders or life.pending is not None, f"{life} has orders that nothing answers"
+            assert not life.waiters or not life.ready, f"{life} is ready, and requests wait for it"
+            assert life.held is not None or life.pending is not None or not life.look, f"{life} is not looked for"
+        for job in self.policy.jobs.values():
+            assert number_of(job) is not None, f"{job} waits for nothing"
 
 
 class SharedCache(RuleBasedStateMachine):
@@ -170,7 +181,7 @@ class SharedCache(RuleBasedStateMachine):
             (at, life.digest)
             for at, runner in enumerate(self.runners)
             for life in runner.policy
-            if runner.users[life.digest] and life.held is not None and lease_of(life.held).is_live()
+            if runner.users[life.digest] and life.held is not None and life.held.lease.is_live()
         }
 
     def number(self) -> int:
@@ -194,7 +205,7 @@ class SharedCache(RuleBasedStateMachine):
         )
         order = Order(self.number(), common_pb2.AdapterRef(namespace=tenant, name=name), fetch, check, load=check)
         self.runners[at].orders[order.number] = order
-        self.runners[at].send(events.Ordered(order))
+        self.runners[at].tell(self.runners[at].policy.order, order)
 
     @precondition(lambda self: any(runner.orders for runner in self.runners))
     @rule(data=st.data())
@@ -202,14 +213,15 @@ class SharedCache(RuleBasedStateMachine):
         runner = data.draw(st.sampled_from([one for one in self.runners if one.orders]))
         order = data.draw(st.sampled_from(sorted(runner.orders)))
         del runner.orders[order]
-        runner.send(events.OrderCancelled(order))
+        runner.tell(runner.policy.cancel_order, order)
 
     @rule(at=runner, tenant=st.sampled_from((*TENANTS, "")), name=name)
     def wait(self, at: int, tenant: str, name: str) -> None:
         number = self.number()
         manifest = f"{tenant}/{name}" if tenant else ""
-        self.runners[at].waiters[number] = (self.digests[name], manifest)
-        self.runners[at].send(events.RequestWaits(number, self.digests[name], manifest))
+        runner = self.runners[at]
+        runner.waiters[number] = (self.digests[name], manifest)
+        runner.tell(runner.policy.request_waits, number, self.digests[name], manifest)
 
     @precondition(lambda self: any(runner.waiters for runner in self.runners))
     @rule(data=st.data())
@@ -217,7 +229,7 @@ class SharedCache(RuleBasedStateMachine):
         runner = data.draw(st.sampled_from([one for one in self.runners if one.waiters]))
         waiter = data.draw(st.sampled_from(sorted(runner.waiters)))
         digest, _ = runner.waiters.pop(waiter)
-        runner.send(events.RequestLeft(waiter, digest))
+        runner.tell(runner.policy.request_left, waiter, digest)
 
     @rule(at=runner, name=name)
     def begin_request(self, at: int, name: str) -> None:
@@ -225,26 +237,26 @@ class SharedCache(RuleBasedStateMachine):
         life = runner.policy.get(digest)
         if life is not None and life.ready:
             runner.users[digest] += 1
-            runner.send(events.Used(digest))
+            runner.tell(runner.policy.use, digest)
 
     @rule(at=runner, name=name)
     def end_request(self, at: int, name: str) -> None:
         runner, digest = self.runners[at], self.digests[name]
         if runner.users[digest]:
             runner.users[digest] -= 1
-            runner.send(events.RequestEnded(digest))
+            runner.tell(runner.policy.request_ended, digest)
 
     @rule(at=runner, name=name)
     def expect(self, at: int, name: str) -> None:
-        self.runners[at].send(events.Used(self.digests[name], self.clock() + 2))
+        self.runners[at].tell(self.runners[at].policy.use, self.digests[name], self.clock() + 2)
 
     @rule(at=runner, name=name)
     def drop(self, at: int, name: str) -> None:
-        self.runners[at].send(events.Dropped(self.digests[name]))
+        self.runners[at].tell(self.runners[at].policy.drop, self.digests[name])
 
     @rule(at=runner, tenant=tenant, name=name)
     def manifest_goes(self, at: int, tenant: str, name: str) -> None:
-        self.runners[at].send(events.ManifestGone(f"{tenant}/{name}"))
+        self.runners[at].tell(self.runners[at].policy.manifest_gone, f"{tenant}/{name}")
 
     # ---------------------------------------------------------------------------------------------------- what happens
 
@@ -262,9 +274,13 @@ class SharedCache(RuleBasedStateMachine):
                 if runner.undone:
                     runner.carry_out(runner.undone[0])
 
-    @rule(at=runner, name=name, what=st.sampled_from((events.EngineLoaded, events.EngineEvicted, events.EngineFailed)))
-    def engine(self, at: int, name: str, what: Any) -> None:
-        self.runners[at].send(what(self.digests[name]))
+    @rule(at=runner, name=name, on_device=st.booleans())
+    def engine_has(self, at: int, name: str, on_device: bool) -> None:
+        self.runners[at].tell(self.runners[at].policy.engine_has, self.digests[name], on_device=on_device)
+
+    @rule(at=runner, name=name)
+    def engine_fails(self, at: int, name: str) -> None:
+        self.runners[at].tell(self.runners[at].policy.engine_failed, self.digests[name])
 
     @rule(name=name)
     def vanish(self, name: str) -> None:
@@ -275,7 +291,7 @@ class SharedCache(RuleBasedStateMachine):
         weights = self.runners[0].cache.path_of(self.digests[name]) / WEIGHTS_NAME
         if weights.exists():
             weights.write_bytes(b"corrupt")
-            self.runners[at].send(events.EngineFailed(self.digests[name]))
+            self.engine_fails(at, name)
 
     @rule(full=st.booleans())
     def fill_disk(self, full: bool) -> None:
@@ -289,20 +305,20 @@ class SharedCache(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.clock.advance(seconds)
         for runner in self.runners:
-            runner.send(events.Tick())
+            runner.tell(runner.policy.tick)
 
     # ------------------------------------------------------------------------------------------------ what always holds
 
     @invariant()
     def all_who_wait_have_something_to_come(self) -> None:
         for runner in self.runners:
-            runner.policy.check_consistent()
+            runner.check_consistent()
 
     @invariant()
     def what_is_held_is_locked(self) -> None:
         for runner in self.runners:
             for life in runner.policy:
-                assert life.held is None or life.held.lease._file is not None
+                assert life.held is None or life.held.lease.file is not None
 
     def teardown(self) -> None:
         try:
@@ -316,20 +332,20 @@ class SharedCache(RuleBasedStateMachine):
         finally:
             for runner in self.runners:
                 for held in runner.leases:
-                    lease_of(held).release()
+                    held.lease.release()
             shutil.rmtree(self.folder)
 
     @staticmethod
     def check_settled(runner: Runner) -> None:
-        assert runner.policy.settled
+        assert not runner.policy.pending.askers
         assert not runner.orders, "an order has no answer"
         for digest, _ in runner.waiters.values():
             life = runner.policy.get(digest)
             assert life is not None
             assert not life.ready, "a request waits for what is there"
         held = [life.held for life in runner.policy if life.held is not None]
-        assert all(lease_of(one).is_live() for one in held), "a lease of a folder that has gone"
-        unreleased = {id(one.lease) for one in runner.leases if one.lease._file is not None}
+        assert all(one.lease.is_live() for one in held), "a lease of a folder that has gone"
+        unreleased = {id(one.lease) for one in runner.leases if one.lease.file is not None}
         assert unreleased == {id(one.lease) for one in held}, "a lease that nobody holds"
         for life in runner.policy:
             assert not (life.drop_when_idle and life.idle and not runner.users[life.digest]), "it was dropped"
@@ -339,30 +355,40 @@ TestSharedCache = SharedCache.TestCase
 TestSharedCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+class Told:
+    """A policy, and the effects of what it is told."""
+
+    def __init__(self, capacity: int = 9) -> None:
+        self.policy = AdapterPolicy(
+            capacity=capacity, users_of=lambda _: 0, clock=FakeClock(), failures=SourceFailures()
+        )
+
+    def __getattr__(self, happened: str) -> Callable[..., list[Any]]:
+        def tell(*args: Any) -> list[Any]:
+            getattr(self.policy, happened)(*args)
+            return self.policy.take_effects()
+
+        return tell
+
+
 def test_a_folder_whose_load_failed_is_checked_again_if_an_order_finds_it_first() -> None:
     """The look that the failure has begun answers later: nothing of before the failure counts meanwhile."""
-    policy = AdapterPolicy(capacity=9, users_of=lambda _: 0)
-    digest, certified = Digest("sha256:" + "a" * 64), Certification(scheduler_pb2.Certificate(), None)
-    held = Held(digest, Path("folder"), 1, (1, 1), None, certified)
-    ref = common_pb2.AdapterRef(namespace="acme", name="a")
-
-    def order(number: int) -> list[Any]:
-        return policy.handle(events.Ordered(Order(number, ref, fetch("https://acme/", expected=digest))), 0.0)
-
-    (find,) = order(1)
-    assert effects.AnswerOrder(1, digest) in policy.handle(events.FolderHeld(find.number, held), 0.0)
-    policy.handle(events.EngineFailed(digest), 0.0)
-    (find,) = order(2)
-    done = policy.handle(events.FolderHeld(find.number, replace(held, certification=None)), 0.0)
-    assert [type(effect) for effect in done] == [effects.Release, effects.Check]
+    told = Told()
+    held = Held(DIGEST, Path("folder"), 1, (1, 1), None, Certification(scheduler_pb2.Certificate(), None))
+    (find,) = told.order(an_order(1))
+    assert effects.Succeed(1, DIGEST) in told.answered(find.number, held)
+    told.engine_failed(DIGEST)
+    (find,) = told.order(an_order(2))
+    done = told.answered(find.number, replace(held, certification=None))
+    assert kinds(done) == [effects.Release, effects.Check]
 
 
 DIGEST = Digest("sha256:" + "a" * 64)
 
 
-def an_order(number: int, source: str = "https://acme/", expected: str = DIGEST) -> events.Ordered:
+def an_order(number: int, source: str = "https://acme/", expected: str = DIGEST) -> Order:
     ref = common_pb2.AdapterRef(namespace="acme", name=f"a{number}")
-    return events.Ordered(Order(number, ref, fetch(source, expected=expected), load=True))
+    return Order(number, ref, fetch(source, expected=expected), load=True)
 
 
 def kinds(done: list[Any]) -> list[type]:
@@ -370,43 +396,42 @@ def kinds(done: list[Any]) -> list[type]:
 
 
 def test_an_adapter_whose_eviction_fails_stays_with_its_lease() -> None:
-    policy = AdapterPolicy(capacity=0, users_of=lambda _: 0)
+    told = Told(capacity=0)
     held = Held(DIGEST, Path("folder"), 1, (1, 1), None, Certification(scheduler_pb2.Certificate(), None))
-    (find,) = policy.handle(an_order(1), 0.0)
-    *_, listing = policy.handle(events.FolderHeld(find.number, held), 0.0)
-    policy.handle(events.Listed(listing.number, (DIGEST,)), 0.0)  # the one that was ordered just now is spared
+    (find,) = told.order(an_order(1))
+    *_, listing = told.answered(find.number, held)
+    told.answered(listing.number, (DIGEST,))  # the one that was ordered just now is spared
     other = Digest("sha256:" + "b" * 64)
-    (find,) = policy.handle(an_order(2, expected=other), 0.0)
-    *_, listing = policy.handle(events.FolderHeld(find.number, replace(held, digest=other, inode=(1, 2))), 0.0)
-    (evict,) = policy.handle(events.Listed(listing.number, (DIGEST, other)), 0.0)
+    (find,) = told.order(an_order(2, expected=other))
+    *_, listing = told.answered(find.number, replace(held, digest=other, inode=(1, 2)))
+    (evict,) = told.answered(listing.number, (DIGEST, other))
     assert evict.held == held
-    policy.handle(events.Failed(evict.number, Failure("internal", "it fails")), 0.0)
-    life = policy.get(DIGEST)
+    told.answered(evict.number, Failure("internal", "it fails"))
+    life = told.policy.get(DIGEST)
     assert life is not None
     assert life.held == held
 
 
 def test_an_adapter_that_is_dropped_during_its_check_is_not_loaded_and_soon_forgotten() -> None:
-    policy = AdapterPolicy(capacity=9, users_of=lambda _: 0)
-    held = Held(DIGEST, Path("folder"), 1, (1, 1), None)
-    (find,) = policy.handle(an_order(1), 0.0)
-    (check,) = policy.handle(events.FolderHeld(find.number, held), 0.0)
-    policy.handle(events.Dropped(DIGEST), 0.0)
-    done = policy.handle(events.Checked(check.number, Certification(scheduler_pb2.Certificate(), None)), 0.0)
-    assert kinds(done) == [effects.AnswerOrder, effects.ListCache]
-    assert effects.Release in kinds(policy.handle(events.Tick(), 1.0))
-    assert policy.get(DIGEST) is None
+    told = Told()
+    (find,) = told.order(an_order(1))
+    (check,) = told.answered(find.number, Held(DIGEST, Path("folder"), 1, (1, 1), None))
+    told.drop(DIGEST)
+    done = told.answered(check.number, Certification(scheduler_pb2.Certificate(), None))
+    assert kinds(done) == [effects.Succeed, effects.ListCache]
+    assert effects.Release in kinds(told.tick())
+    assert told.policy.get(DIGEST) is None
 
 
 def test_who_comes_during_a_fetch_that_fails_gets_a_fetch_of_what_is_there_then() -> None:
-    policy = AdapterPolicy(capacity=9, users_of=lambda _: 0)
-    (first,) = policy.handle(an_order(1, "file:/a", ""), 0.0)
-    assert policy.handle(an_order(2, "file:/a", ""), 5.0) == []
-    done = policy.handle(events.Failed(first.number, Failure("adapter_fetch_failed", "no config")), 6.0)
-    assert [effect.order for effect in done if isinstance(effect, effects.FailOrder)] == [1]
+    told = Told()
+    (first,) = told.order(an_order(1, "file:/a", ""))
+    assert told.order(an_order(2, "file:/a", "")) == []
+    done = told.answered(first.number, Failure("adapter_fetch_failed", "no config"))
+    assert [effect.who for effect in done if isinstance(effect, effects.Fail)] == [1]
     (second,) = (effect for effect in done if isinstance(effect, effects.Fetch))
-    done = policy.handle(events.Failed(second.number, Failure("adapter_fetch_failed", "no config")), 7.0)
-    assert [effect.order for effect in done] == [2]
+    done = told.answered(second.number, Failure("adapter_fetch_failed", "no config"))
+    assert [effect.who for effect in done] == [2]
 
 
 def fetch(source: str, **how: Any) -> FetchRequest:

@@ -8,13 +8,14 @@ from prometheus_client import CollectorRegistry
 
 from motet.health import Health
 from motet.settings import Addresses, ProcessSettings
-from motet_runner.engine_client import ProcessEngineClient, ThreadEngineClient
+from motet_runner.engine_client import EngineClient
 from motet_runner.engine_process import without_collections
 from motet_runner.interface import EngineConfig
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
 from tests.runner.random_models import save_base
 from tests.support.fake_engine import FakeEngine
+from tests.support.thread_engine import ThreadEngineClient
 
 
 def test_objects_made_without_collections_are_never_scanned() -> None:
@@ -31,7 +32,7 @@ def test_objects_made_without_collections_are_never_scanned() -> None:
 
 async def test_the_process_says_how_much_of_the_weights_it_has_read(tmp_path: Path) -> None:
     base = save_base("llama", tmp_path / "base")
-    engine = ProcessEngineClient(EngineConfig(model=base, kv_cache_mib=4), ProcessSettings(data_dir=tmp_path))
+    engine = EngineClient(EngineConfig(model=base, kv_cache_mib=4), ProcessSettings(data_dir=tmp_path))
     said = []
     await engine.start()
     try:
@@ -54,5 +55,5 @@ def test_a_runner_that_is_not_ready_says_how_much_of_the_model_is_loaded(tmp_pat
         settings, process, Addresses(), ThreadEngineClient(FakeEngine), CollectorRegistry(), health=health
     )
     assert health.unready_reason() == "the runner is loading the model"
-    service._on_load_progress(3 << 29, 6 << 30)
+    service.on_load_progress(3 << 29, 6 << 30)
     assert health.unready_reason() == "the runner is loading the model (25% of 6.0 GiB)"

@@ -16,10 +16,10 @@ from motet_runner.adapters import cache as cache_module
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.folder_lease import FolderLease
 from motet_runner.adapters.policy.values import FetchRequest
+from testbed.machine import lacking
 from tests.common.waiting import PATIENCE_S
 from tests.support.adapter_fetches import Fetcher
 from tests.support.in_process_runner import write_adapter
-from tests.support.machine import lacking
 
 
 @pytest.fixture
@@ -129,7 +129,10 @@ async def test_another_digest_than_expected_is_refused_and_leaves_nothing(tmp_pa
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
-        ("s3://bucket/a", "cannot read s3:// sources yet"),
+        (
+            "s3://bucket/a",
+            r"source\.uri: not yet: s3:// \(object stores\) comes later; use file:// or hf:// or https://",
+        ),
         ("file://elsewhere/a", "is not a folder of this machine"),
         ("file:///nonexistent/a", "There is no folder /nonexistent/a"),
     ],

@@ -37,11 +37,11 @@ from motet_runner.sources.folder import AdapterFolder
 from motet_runner.sources.metrics import FetchMetrics
 from motet_runner.sources.source_access import Sources
 from motet_runner.sources.volume_threads import mount_of
+from testbed.machine import lacking
 from tests.common.waiting import until
 from tests.runner_service.test_registry import RegistrySetup
 from tests.support.adapter_fetches import Fetcher
 from tests.support.in_process_runner import write_adapter
-from tests.support.machine import lacking
 
 WEIGHTS = "adapter_model.safetensors"
 LIMIT = 1 << 20
@@ -96,7 +96,7 @@ def test_no_more_is_copied_than_was_looked_at(tmp_path, cache, monkeypatch):
     source = write_adapter(tmp_path / "a")
     size = (source / WEIGHTS).stat().st_size
     written = []
-    copied = folder_fetch._copy_file
+    copied = folder_fetch.copy_file
 
     def grow_once_open(source, expected, target, content, reading):
         @contextmanager
@@ -110,7 +110,7 @@ def test_no_more_is_copied_than_was_looked_at(tmp_path, cache, monkeypatch):
         finally:
             written.append(target.stat().st_size)
 
-    monkeypatch.setattr(folder_fetch, "_copy_file", grow_once_open)
+    monkeypatch.setattr(folder_fetch, "copy_file", grow_once_open)
     monkeypatch.setattr(folder_fetch, "CHUNK_BYTES", 256)
     with pytest.raises(AdapterFetchFailed, match=r"at most|changes while"):
         copy_folder(cache, AdapterFolder(source), request_for(source))
@@ -186,7 +186,8 @@ async def test_a_hung_volume_holds_up_nobody_else(tmp_path, cache, volumes, monk
     assert all(one.retry_after > 0 for one in failures)
     assert hung.stats == 2, "no more threads than two wait for the volume"
     assert [thread.name for thread in threading.enumerate()].count(f"volume {volumes / 'hung'}") == 2
-    assert fetcher.registry._fetches._volumes.waiting == 0, "what waited behind them is forgotten"
+    volumes_read = fetcher.registry.fetches.volumes.by_name.values()
+    assert not any(one.threads.calls for one in volumes_read), "what waited behind them is forgotten"
     hung.may_go_on.set()
     source = volumes / "hung" / "a0"
     assert (await fetcher.fetch(request_for(source))).digest == adapter_digest(source)
@@ -240,7 +241,7 @@ async def test_a_volume_is_not_taken_for_hung_while_the_own_disk_flushes(tmp_pat
 
 # --------------------------------------------------------------------------------------------- an own disk that hangs
 
-IMPATIENT = DiskPatience(stall_seconds=0.2)
+IMPATIENT = 0.2
 HANGS = "This runner's disk cache does not answer: nothing came of a call for 0.2"
 
 
@@ -262,7 +263,7 @@ class HungDisk:
 
 @pytest.fixture
 def impatient(tmp_path):
-    setup = RegistrySetup(tmp_path, capacity=1, patience=IMPATIENT)
+    setup = RegistrySetup(tmp_path, capacity=1, disk_stall_seconds=IMPATIENT)
     yield setup
     setup.adapters.close()
 
@@ -282,10 +283,10 @@ async def test_orders_fail_while_the_cache_hangs_and_their_late_leases_are_relea
 
 
 async def test_a_check_that_hangs_fails_its_order(impatient, monkeypatch):
-    hung = HungDisk(monkeypatch, impatient.adapters._checks, "certify")
+    hung = HungDisk(monkeypatch, impatient.adapters.checks, "certify")
     with pytest.raises(AdapterFetchFailed, match=HANGS):
         await impatient.ensure(1)
-    assert not list(impatient.adapters._policy)
+    assert not list(impatient.adapters.policy)
     hung.may_go_on.set()
     assert (await impatient.ensure(1)).checked is not None
 
@@ -307,7 +308,7 @@ async def test_a_fetch_fails_when_the_own_disk_hangs_and_the_volume_is_not_blame
     tmp_path, cache, volumes, monkeypatch
 ):
     hung = HungDisk(monkeypatch, folder_fetch.os, "fsync")
-    fetcher = Fetcher(cache, sources_of(tmp_path, volumes, stall_seconds=0.2), IMPATIENT)
+    fetcher = Fetcher(cache, sources_of(tmp_path, volumes, stall_seconds=0.2, disk_stall_seconds=IMPATIENT))
     fetches = [fetcher.fetch(request_for(volumes / "well" / f"a{n}")) for n in range(3)]
     for failure in await asyncio.gather(*fetches, return_exceptions=True):
         assert isinstance(failure, AdapterFetchFailed), failure
@@ -327,14 +328,14 @@ async def test_a_fetch_that_ends_while_it_tidies_keeps_nothing_locked(tmp_path, 
     if known:
         copy_folder(cache, AdapterFolder(source), request_for(source)).lease.release()
 
-    async def bring(what, remote, folder, on_progress, *, namespace):
+    async def bring(what, remote, folder, on_progress):
         for file in source.iterdir():
             shutil.copy(file, folder)
 
     monkeypatch.setattr(sources, "fetch_into", bring)
     hung = HungDisk(monkeypatch, shutil, "rmtree")
     request = FetchRequest(source="https://acme/a/", expected=digest if known else "")
-    fetch = asyncio.create_task(fetcher.registry._fetches.fetch(effects.Fetch(1, request)))
+    fetch = asyncio.create_task(fetcher.registry.fetches.fetch(effects.Fetch(1, request)))
     if how == "the fetch is stopped":
         await until(lambda: hung.began)
         fetch.cancel()
@@ -467,7 +468,7 @@ async def test_a_cache_that_hangs_does_not_hold_up_who_releases_a_folder(setup, 
     setup.adapters.close()
     assert time.monotonic() - started < 10
     may_go_on.set()
-    await until(lambda: lease._file is None)
+    await until(lambda: lease.file is None)
 
 
 def test_a_folder_that_cannot_be_locked_exclusively_stays_with_its_lease(tmp_path, cache, monkeypatch):
@@ -502,7 +503,7 @@ async def test_requests_do_not_pile_up_looks_at_a_folder(setup):
     one = await setup.ensure(1)
     for _ in range(1000):
         setup.adapters.for_request(one.digest)
-    assert len(setup.adapters._tasks) <= 2
+    assert len(setup.adapters.tasks) <= 2
     await setup.settled()
 
 
@@ -531,7 +532,7 @@ def test_a_folder_that_another_runner_has_stored_a_moment_ago_is_not_removed(tmp
     first.lease.release()
     (first.folder / WEIGHTS).unlink()
     others = []
-    look = cache._held
+    look = cache.held
 
     def look_late(digest, lease):
         try:
@@ -543,7 +544,7 @@ def test_a_folder_that_another_runner_has_stored_a_moment_ago_is_not_removed(tmp
                 others.append(copy_folder(other, AdapterFolder(source), request_for(source)))
             raise
 
-    monkeypatch.setattr(cache, "_held", look_late)
+    monkeypatch.setattr(cache, "held", look_late)
     held = copy_folder(cache, AdapterFolder(source), request_for(source))
     assert others[0].lease.is_live()
     assert held.inode == others[0].inode
@@ -592,7 +593,7 @@ async def test_an_error_of_any_kind_ends_only_its_order(setup, monkeypatch):
             raise raised
 
         with monkeypatch.context() as patch:
-            patch.setattr(setup.adapters._cache, "store", fails)
+            patch.setattr(setup.adapters.cache, "store", fails)
             with pytest.raises((AdapterFetchFailed, Exception)) as failed:
                 await setup.ensure(2)
             assert hasattr(failed.value, "code"), "an error of the table"

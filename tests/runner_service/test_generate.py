@@ -21,6 +21,7 @@ from tests.runner_service.fake_peers import gateway_to, scheduler_at, until
 from tests.support.deadly_engine import DEADLY, dying_engine, exits_with_the_drivers_status, fails, fails_and_stays
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_runner import in_process_runner
+from tests.support.metric_values import value_of
 
 STREAM_IS_OVER = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """The errors of a gateway's write after the runner has ended the stream: during the write, and later."""
@@ -152,7 +153,7 @@ async def test_a_gateway_that_does_not_read_is_dropped_and_delays_no_other(folde
                 await deaf.submit(f"d{n}", max_tokens=1_000_000)
         await good.submit("a", max_tokens=50)
         await good.finished("a")
-        await until(lambda: len(runner.service._loaded().generation._streams) == 1)
+        await until(lambda: len(runner.service.parts.generation.streams) == 1)
         await until(lambda: len(runner.service.accepted) == 0)
         await good.submit("b")
         await good.finished("b")
@@ -170,7 +171,7 @@ async def test_with_a_stream_interval_all_tokens_come_in_fewer_messages(folder):
     ):
         await gateway.submit("a", max_tokens=64)
         finish = (await gateway.finished("a")).finish
-        merged = runner.service.metrics.merged_steps._value.get()
+        merged = value_of(runner.service.metrics.merged_steps)
     assert finish == common_pb2.FINISH_REASON_LENGTH
     assert gateway.tokens[("a", 1)] == tokens_of((1, 2, 3), 7, 64)
     assert merged > 16
@@ -321,7 +322,7 @@ async def test_a_refusal_of_the_first_submit_does_not_end_the_second(folder):
         await gateway.submit("a", max_tokens=2000)
         await until(lambda: len(runner.service.accepted) == 1)
         of_a_lost_stream = SequenceRefused(RequestId("a"), 1, -1, Declined("no pages"))
-        runner.service._on_batch(EngineOutputs(refused=[of_a_lost_stream]))
+        runner.service.on_batch(EngineOutputs(refused=[of_a_lost_stream]))
         await gateway.cancel("a")
         await gateway.finished("a")
         assert not gateway.declined

@@ -11,11 +11,12 @@ from motet.health import Health
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet.promises import PromiseRule
 from motet.runner_info import KernelState
-from motet_runner import control_links
+from motet_runner import scheduler_link
 from motet_runner.adapters.cache import CERTIFICATE
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, supervisor_at, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_runner import in_process_runner, write_adapter
+from tests.support.metric_values import value_of
 
 SLOW = functools.partial(FakeEngine, step_seconds=0.02)
 """With such steps, an answer of 2000 tokens lasts until the test ends it."""
@@ -94,7 +95,7 @@ async def test_reports_have_all_requests(folder):
 
 
 class ChargingEngine(FakeEngine):
-    """It charges so many pages to each sequence, and its cache has such hints."""
+    """It charges `charged_pages` pages to each sequence, and its cache has these hints."""
 
     charged_pages = None
     cached_prefixes = ()
@@ -285,19 +286,19 @@ async def test_ensure_to_the_device_answers_when_it_is_there(folder):
 
 
 async def test_every_answer_repeats_the_number_of_its_order(folder, monkeypatch):
-    monkeypatch.setattr(control_links, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(scheduler_link, "PROGRESS_SECONDS", 0.01)
     address, _ = places(folder)
     source = write_adapter(folder / "a0").as_uri()
     async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address) as runner:
         await until(lambda: scheduler.of("hello"))
         may_go_on = asyncio.Event()
-        ensure = runner.service._parts.adapters.ensure
+        ensure = runner.service.parts.adapters.ensure
 
         async def later(order):
             await may_go_on.wait()
             return await ensure(order)
 
-        monkeypatch.setattr(runner.service._parts.adapters, "ensure", later)
+        monkeypatch.setattr(runner.service.parts.adapters, "ensure", later)
         for order, name, uri in ((11, "a0", source), (12, "a0", source), (13, "none", (folder / "none").as_uri())):
             scheduler.ensure(name, uri, order=order)
         answered = lambda: {one.order for one in scheduler.of("adapter")}  # noqa: E731
@@ -472,8 +473,8 @@ async def test_park_and_resume_by_order_lose_no_token(folder):
         await until(lambda: supervisor.of("resumed"))
         await gateway.finished("a")
         assert gateway.tokens["a", 1] == tokens_of((1, 2, 3), 7, 120)
-        assert runner.service.metrics.parks.labels("swap")._value.get() == 1
-        assert runner.service.metrics.resumes.labels("swap")._value.get() == 1
+        assert value_of(runner.service.metrics.parks.labels("swap")) == 1
+        assert value_of(runner.service.metrics.resumes.labels("swap")) == 1
 
 
 async def test_the_supervisors_orders_of_a_past_term_are_ignored(folder):
@@ -515,7 +516,7 @@ async def test_without_a_supervisor_the_runner_protects_itself(folder):
         for n in range(4):
             await gateway.finished(f"r{n}")
             assert gateway.tokens[f"r{n}", 1] == tokens_of((1, 2, 3), n, 70)
-        assert runner.service.metrics.self_parks._value.get() > 0
+        assert value_of(runner.service.metrics.self_parks) > 0
 
 
 async def test_a_runner_with_a_silent_supervisor_protects_itself(folder):

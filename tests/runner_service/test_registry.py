@@ -21,7 +21,7 @@ from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
 from motet_runner.interface import AdapterFailed, AdapterLoaded
 from motet_runner.metrics import Metrics
-from tests.runner_service.fake_peers import until
+from tests.support.adapter_fetches import settle, usual_sources
 from tests.support.in_process_runner import write_adapter
 
 BASE_DIGEST = Digest("sha256:" + "b" * 64)
@@ -37,7 +37,7 @@ class RegistrySetup:
         checker=CHECK_VERSION,
         refuses="refuse",
         engine="",
-        patience=None,
+        **settings,
     ):
         self.folder = folder
         self.posted = []
@@ -56,7 +56,7 @@ class RegistrySetup:
             users_of=lambda digest: self.users.get(digest, 0),
             post=self.posted.append,
             metrics=Metrics(CollectorRegistry()),
-            patience=patience,
+            sources=usual_sources(folder, **settings),
             clock=self.clock,
         )
 
@@ -76,7 +76,7 @@ class RegistrySetup:
     async def settled(self, work=None):
         """What `work` brings, once everything that follows from it has happened."""
         found = await work if work is not None else None
-        await until(lambda: self.adapters.settled)
+        await settle(self.adapters)
         return found
 
     async def request(self, digest):

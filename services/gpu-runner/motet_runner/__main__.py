@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from motet.health import Health
 from motet.service_main import read, run, run_until
 from motet.settings import Addresses, ProcessSettings
-from motet_runner.engine_client import EngineDied, ProcessEngineClient
+from motet_runner.engine_client import EngineClient, EngineDied
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
 from motet_runner.sources.base_model import model_folder
@@ -34,7 +34,7 @@ def main() -> None:
             nonlocal service
             cache = settings.model_cache or process.cache_dir / "models"
             model = await model_folder(settings, sources, cache.absolute())
-            engine = ProcessEngineClient(settings.engine_config(model), process)
+            engine = EngineClient(settings.engine_config(model), process)
             service = RunnerService(
                 settings, process, addresses, engine, registry, sources=sources, model=model, health=health
             )

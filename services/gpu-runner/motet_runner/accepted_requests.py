@@ -13,7 +13,7 @@ from motet.domain import Digest, RequestId
 from motet.errors import Declined
 from motet.terms import check_epoch, check_leaders_term, check_term
 from motet_runner.engine_loop import STATES
-from motet_runner.interface import EngineReport
+from motet_runner.interface import EngineReport, State
 
 MAX_EPOCHS_REMEMBERED = 8192
 """For how many requests the last epoch is remembered. A submit of an earlier epoch that arrives late is declined."""
@@ -95,12 +95,10 @@ class AcceptedRequests:
 
     # ---------------------------------------------------------------------------------------------------------- entries
 
-    def add(self, placement: AcceptedRequest) -> AcceptedRequest | None:
-        """Record a placement. Returns the one that it replaces."""
+    def add(self, placement: AcceptedRequest) -> None:
+        """Record a placement, in place of the request's earlier one."""
         self.expect(placement.request, placement.epoch)
-        old = self._placements.get(placement.request)
         self._placements[placement.request] = placement
-        return old
 
     def remove(self, request: str, epoch: int, stream: int) -> AcceptedRequest | None:
         """Remove a placement that came over this stream. None if it is not in the record, or came over another one."""
@@ -111,6 +109,12 @@ class AcceptedRequests:
 
     def users_of(self, adapter: Digest) -> int:
         return sum(placement.adapter == adapter for placement in self._placements.values())
+
+    def idle(self, report: EngineReport | None) -> Iterator[AcceptedRequest]:
+        """Those that wait, or are parked: they get no tokens here now."""
+        entries = report.sequences if report is not None else []
+        idle = {(one.request, one.epoch) for one in entries if one.state in (State.WAITING, State.PARKED)}
+        return (one for one in self if not one.in_engine or (one.request, one.epoch) in idle)
 
     def runner_requests(self, report: EngineReport | None) -> list[common_pb2.RunnerRequest]:
         """All accepted requests, as reports list them. One that the engine has not reported has its first promise."""

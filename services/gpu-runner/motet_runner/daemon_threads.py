@@ -44,7 +44,7 @@ class DaemonThreads:
         self._name = name
         self._most = most
         self._seconds = seconds
-        self._calls: deque[_Call] = deque()
+        self.calls: deque[_Call] = deque()
         self._running: set[_Call] = set()
         self._changed = threading.Condition()
         self._threads = 0
@@ -55,11 +55,6 @@ class DaemonThreads:
         """Whether no thread runs or hangs."""
         return self._threads == 0
 
-    @property
-    def waiting(self) -> int:
-        """How many calls have not begun."""
-        return len(self._calls)
-
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """A call that has not begun can be cancelled."""
         return self._add(call, self._seconds).future
@@ -67,30 +62,24 @@ class DaemonThreads:
     async def run(
         self, call: Callable[[], T], *, discard: Callable[[T], object] = lambda _: None, seconds: float | None = None
     ) -> T:
-        """Wait for a call. Raises CallHangs, for a call that has to wait only when all threads hang. Whoever does not
-        wait until the end leaves the result to `discard`."""
+        """Wait for a call. Raises CallHangs, for a call that has to wait only when all threads hang."""
         added = self._add(call, self._seconds if seconds is None else seconds)
-        waiting: asyncio.Future[T] = asyncio.wrap_future(added.future)
-        try:
-            while not waiting.done():
-                left = self._late_at(added) - time.monotonic()
-                if left <= 0:
-                    raise CallHangs(added.seconds)
-                left = min(left, added.seconds)  # a call that waits may have begun meanwhile
-                await asyncio.wait({waiting}, timeout=left if left < math.inf else None)
-            return waiting.result()
-        except BaseException:
-            waiting.cancel()
-            discard_later(added.future, discard)
-            raise
+
+        def seconds_left() -> float:
+            left = self._late_at(added) - time.monotonic()
+            if left <= 0:
+                raise CallHangs(added.seconds)
+            return min(left, added.seconds)  # a call that waits may have begun meanwhile
+
+        return await result_of(added.future, seconds_left, discard)
 
     def _add(self, work: Callable[[], Any], seconds: float) -> _Call:
         call = _Call(work, seconds, Future())
         with self._changed:
-            if self._idle <= len(self._calls) and self._threads < self._most:
+            if self._idle <= len(self.calls) and self._threads < self._most:
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
                 self._threads += 1
-            self._calls.append(call)
+            self.calls.append(call)
             self._changed.notify()
         call.future.add_done_callback(self._forget_cancelled)
         return call
@@ -105,7 +94,9 @@ class DaemonThreads:
         while (call := self._next()) is not None:
             try:
                 if call.future.set_running_or_notify_cancel():
-                    _carry_out(call)
+                    call.future.set_result(call.work())
+            except BaseException as error:  # whoever waits for the call gets it
+                call.future.set_exception(error)
             finally:
                 with self._changed:
                     self._running.discard(call)
@@ -115,15 +106,15 @@ class DaemonThreads:
         """Behind a call that hangs for days, cancelled ones must not pile up."""
         if future.cancelled():
             with self._changed:
-                self._calls = deque(call for call in self._calls if call.future is not future)
+                self.calls = deque(call for call in self.calls if call.future is not future)
 
     def _next(self) -> _Call | None:
         with self._changed:
             self._idle += 1
-            self._changed.wait_for(lambda: self._calls, IDLE_SECONDS)
+            self._changed.wait_for(lambda: self.calls, IDLE_SECONDS)
             self._idle -= 1
-            if self._calls:
-                call = self._calls.popleft()
+            if self.calls:
+                call = self.calls.popleft()
                 call.late_at = time.monotonic() + call.seconds
                 self._running.add(call)
                 return call
@@ -131,21 +122,22 @@ class DaemonThreads:
             return None
 
 
-def _carry_out(call: _Call) -> None:
-    try:
-        result = call.work()
-    except BaseException as error:  # whoever waits for the call gets it
-        call.future.set_exception(error)
-    else:
-        call.future.set_result(result)
-
-
-def discard_later(future: "Future[T]", discard: Callable[[T], object]) -> None:
-    """Nobody wants the result any more: when there is one, hand it to `discard`."""
+async def result_of(future: "Future[T]", seconds_left: Callable[[], float], discard: Callable[[T], object]) -> T:
+    """Wait for a call until `seconds_left` raises an error: it is asked again after the seconds that it returns.
+    Whoever does not wait until the end leaves the result to `discard`."""
 
     def done(future: "Future[T]") -> None:
         if not future.cancelled() and future.exception() is None:
             discard(future.result())
 
-    future.cancel()
-    future.add_done_callback(done)
+    waiting = asyncio.wrap_future(future)
+    try:
+        while not waiting.done():
+            left = seconds_left()
+            await asyncio.wait({waiting}, timeout=left if left < math.inf else None)
+        return waiting.result()
+    except BaseException:
+        waiting.cancel()
+        future.cancel()
+        future.add_done_callback(done)
+        raise

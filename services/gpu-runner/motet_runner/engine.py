@@ -6,7 +6,7 @@ introduces them to each other. Synchronous, one thread, no sockets, no files but
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import structlog
 import torch
@@ -17,21 +17,27 @@ from motet.errors import SetupError
 from motet.ledger import check_overcommit
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.execute import exact_mode
-from motet_runner.execute.adapter_loads import AdapterLoads
-from motet_runner.execute.checkpoint import ignore_progress
-from motet_runner.execute.device.worker import DeviceWorker, computes_by_itself
-from motet_runner.execute.dtype_choice import DtypeChoice
-from motet_runner.execute.forward import Forward
-from motet_runner.execute.gate import Gate
-from motet_runner.execute.kernel_change import KernelChange
-from motet_runner.execute.kernel_test import fault_of
-from motet_runner.execute.kernels import KernelChoice, Kernels
-from motet_runner.execute.lora import LoraLinears
-from motet_runner.execute.model import device_named, load
-from motet_runner.execute.page_budget import copy_bytes_of, whole_pages
-from motet_runner.execute.thread_choice import choose_threads, threads_to_begin_with
-from motet_runner.execute.worker import LocalWorker, LogitsTap
+from motet_runner.diagnostics import Diagnostics
+from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
+from motet_runner.execute.adapters.lora_linears import LoraLinears
+from motet_runner.execute.exact import exact_mode
+from motet_runner.execute.exact.tiles import Tiles
+from motet_runner.execute.forward.program import SWITCHED_ON
+from motet_runner.execute.forward.protocol import Forward
+from motet_runner.execute.gate.gate import Gate
+from motet_runner.execute.kernels.gpu_kernels_test import fault_of
+from motet_runner.execute.kernels.kernel_change import KernelChange
+from motet_runner.execute.kernels.kernel_choice import KernelChoice
+from motet_runner.execute.kernels.roles import Kernels
+from motet_runner.execute.load.checkpoint_reader import ignore_progress
+from motet_runner.execute.load.device import device_named
+from motet_runner.execute.load.load_model import load
+from motet_runner.execute.memory_budget.page_budget import copy_bytes_of, whole_pages
+from motet_runner.execute.tune.dtype_choice import DtypeChoice
+from motet_runner.execute.tune.thread_choice import choose_threads, threads_to_begin_with
+from motet_runner.execute.worker.base_worker import LogitsTap
+from motet_runner.execute.worker.device_worker import DeviceWorker, computes_by_itself
+from motet_runner.execute.worker.local_worker import LocalWorker
 from motet_runner.interface import (
     EngineAdapterReport,
     EngineConfig,
@@ -68,8 +74,10 @@ class Engine:
         clock: Clock = time.perf_counter,
         on_logits: LogitsTap | None = None,
         on_load_progress: LoadProgress = ignore_progress,
+        switched_on: Collection[str] = SWITCHED_ON,
     ) -> None:
-        """`on_logits` is called in each iteration that samples."""
+        """`on_logits` is called in each iteration that samples. `switched_on`: what a recorded forward pass gains from;
+        tests and benchmarks do without some of it."""
         exact = config.kernels == exact_mode.NAME
         if exact:
             config = exact_mode.exact_settings(config)
@@ -105,7 +113,7 @@ class Engine:
         page_bytes = loaded.shape.bytes_per_page()
         gate = Gate(loaded)
         kernels = choice.begin(lambda kernels: fault_of(loaded, kernels, gate))
-        linears = LoraLinears(loaded.linears, loaded.dtype, kernels, loaded.linear_groups)
+        linears = LoraLinears(loaded.linears, loaded.dtype, kernels.add_lora, loaded.linear_groups)
         self._linears = linears
         pages = whole_pages(loaded, kernels, linears, config)
         host_pages = int(self._host_bytes(pages * page_bytes) // page_bytes)
@@ -128,8 +136,12 @@ class Engine:
                 longest=max_length,
             )
         else:
-            self._worker = LocalWorker(loaded, self._store, tiers, clock=clock, loads=loads, exact=exact)
-        self._kernel_change = KernelChange(choice, loaded, gate, linears, switch=self._switch, tune=self._tune)
+            self._worker = LocalWorker(
+                loaded, self._store, tiers, clock=clock, loads=loads, cut=Tiles() if exact else None
+            )
+        self._kernel_change = KernelChange(
+            choice, loaded, gate, linears, switch=self._switch, tune=self._tune, switched_on=switched_on
+        )
         self._kernel_change.begin(kernels)
         prefill_seconds, copy_seconds = self._worker.measure(max_length)
         self._worker.on_logits = on_logits
@@ -176,41 +188,55 @@ class Engine:
             device=str(loaded.device),
             eos_token_ids=loaded.eos_token_ids,
             target_modules=linears.shapes,
-            adapter_rank_bytes=-(-linears.run_bytes(kernels.tile) // kernels.tile),
-            adapter_rank_tile=kernels.tile,
+            adapter_rank_bytes=-(-linears.run_bytes(kernels.add_lora.tile) // kernels.add_lora.tile),
+            adapter_rank_tile=kernels.add_lora.tile,
             kernels=choice.state,
+        )
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """For benchmarks and tests"""
+        return Diagnostics(
+            config=self._config,
+            loaded=self._loaded,
+            linears=self._linears,
+            kernel_choice=self._kernel_choice,
+            kernel_change=self._kernel_change,
+            store=self._store,
+            planner=self._planner,
+            worker=self._worker,
         )
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def add(self, sequence: NewSequence) -> None:
         self.idle()  # where requests follow each other at once, this is the only moment without one
-        self._planner.add(sequence)
+        self._planner.commands.add(sequence)
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
-        return self._planner.cancel(request, epoch) is not None
+        return self._planner.commands.cancel(request, epoch) is not None
 
     def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
-        return self._planner.extend(request, epoch, promise, extended)
+        return self._planner.commands.extend(request, epoch, promise, extended)
 
     def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
-        return self._planner.park(request, epoch, promise, wanted, method)
+        return self._planner.commands.park(request, epoch, promise, wanted, method)
 
     def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
-        return self._planner.resume(request, epoch, promise)
+        return self._planner.commands.resume(request, epoch, promise)
 
     def set_supervised(self, supervised: bool) -> None:
-        self._planner.supervised = supervised
+        self._planner.commands.supervised = supervised
 
     def set_overcommit(self, factor: float) -> None:
         check_overcommit(factor)
-        self._planner.set_overcommit(factor)
+        self._planner.commands.set_overcommit(factor)
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
-        self._planner.load_adapter(digest, layout)
+        self._planner.commands.load_adapter(digest, layout)
 
     def drop_adapter(self, digest: Digest) -> None:
-        self._planner.drop_adapter(digest)
+        self._planner.commands.drop_adapter(digest)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -304,7 +330,7 @@ class Engine:
         """Raises an error before anything is switched, if memory does not suffice."""
         attention = kernels.attention(self._store.data)
         copies = copy_bytes_of(kernels, self._linears, self._config)
-        backend = self._linears.bind(kernels, self._store.bytes.view(-1), copies)
+        backend = self._linears.bind(kernels.add_lora, self._store.bytes.view(-1), copies)
         if fused is not None:
             fused.use_lora(backend)
         self._loaded.fused = fused

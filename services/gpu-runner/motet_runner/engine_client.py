@@ -1,29 +1,19 @@
-"""The engine as its service sees it: an object that takes commands and returns `EngineOutputs`.
-
-A runner uses `ProcessEngineClient`, which runs the engine in a child process. `ThreadEngineClient` runs any engine in a
-thread of this process, with the same pipe and the same loop, for tests and for embedding.
-"""
+"""The engine as its service sees it: an object that takes commands and returns `EngineOutputs`. The engine runs in a
+child process, so that torch and its threads are not in the service's process."""
 
 import asyncio
 import os
 import socket
 import subprocess
 import sys
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-
-import structlog
 
 from motet.errors import ErrorMapping, MotetError
 from motet.settings import ProcessSettings
-from motet_runner.engine_messages import Answer, Command, EngineOutputs, Loaded, LoadFailed, Loading, Start
-from motet_runner.engine_process import drive
-from motet_runner.interface import Engine, EngineConfig, EngineInfo, LoadProgress
-from motet_runner.pipe import HEADER, Pipe, pack, unpack
+from motet_runner.engine_messages import Answer, Command, EngineOutputs, Loading, Start
+from motet_runner.interface import EngineConfig, EngineInfo, LoadProgress
+from motet_runner.pipe import HEADER, pack, unpack
 from motet_runner.thread_environment import THREAD_ENVIRONMENT
-
-log = structlog.get_logger(__name__)
 
 STOP_SECONDS = 0.5
 """How long an engine may take to end before it is killed. It has nothing to save."""
@@ -40,10 +30,13 @@ class EngineDied(MotetError):
     mapping = ErrorMapping("engine_died", 500, "server_error", MotetError.mapping.grpc)
 
 
-class EngineClient(ABC):
+class EngineClient:
     """An engine behind a pipe. `start` begins to load it, `loaded` waits for that, `run` hands on all its outputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: EngineConfig, process: ProcessSettings, command: Sequence[str] = ENGINE_COMMAND) -> None:
+        self._start = Start(config, os.getpid(), process)
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._commands: list[Command] = []
@@ -53,16 +46,16 @@ class EngineClient(ABC):
         with theirs:
             self._spawn(theirs)
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=BUFFER_BYTES)
-        self._greet()
+        self._send(self._start)
 
     async def loaded(self, on_progress: LoadProgress) -> EngineInfo:
         """Wait until the engine has loaded its model. Raises the engine's error if it can't."""
         while isinstance(answer := await self._receive(), Loading):
             on_progress(answer.read_bytes, answer.total_bytes)
-        if isinstance(answer, LoadFailed):
-            raise answer.error
-        assert isinstance(answer, Loaded)
-        return answer.info
+        if isinstance(answer, MotetError):
+            raise answer
+        assert isinstance(answer, EngineInfo)
+        return answer
 
     def post(self, command: Command) -> None:
         """Send a command. Commands that are posted in one turn of the event loop are sent as one message."""
@@ -84,19 +77,37 @@ class EngineClient(ABC):
             self._writer = None
         await asyncio.to_thread(self._wait_for_exit)
 
-    @abstractmethod
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def _spawn(self, connection: socket.socket) -> None:
         """Start the engine with this end of the socket. The caller then closes its own copy."""
+        self._process = subprocess.Popen(
+            [*self._command, str(connection.fileno())],
+            pass_fds=[connection.fileno()],
+            env=THREAD_ENVIRONMENT | os.environ,
+            stdin=subprocess.DEVNULL,
+        )
 
-    def _greet(self) -> None:  # noqa: B027 - an engine in a thread needs none
-        """Send what the engine needs before it loads the model."""
+    def _wait_for_exit(self) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
-    @abstractmethod
-    def _wait_for_exit(self) -> None: ...
-
-    @abstractmethod
     def _exit_reason(self) -> str:
         """How the engine ended, as text for an error message."""
+        assert self._process is not None
+        try:
+            status = self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+        return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
 
     def _send(self, message: object) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -113,82 +124,3 @@ class EngineClient(ABC):
             return unpack(await self._reader.readexactly(size))  # type: ignore[no-any-return]
         except (asyncio.IncompleteReadError, ConnectionError):
             raise EngineDied(f"The engine has ended: {await asyncio.to_thread(self._exit_reason)}.") from None
-
-
-class ProcessEngineClient(EngineClient):
-    """The engine in a child process, so that torch and its threads are not in the service's process."""
-
-    def __init__(self, config: EngineConfig, process: ProcessSettings, command: Sequence[str] = ENGINE_COMMAND) -> None:
-        super().__init__()
-        self._start = Start(config, os.getpid(), process)
-        self._command = command
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def _spawn(self, connection: socket.socket) -> None:
-        environment = THREAD_ENVIRONMENT | os.environ
-        self._process = subprocess.Popen(
-            [*self._command, str(connection.fileno())],
-            pass_fds=[connection.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-        )
-
-    def _greet(self) -> None:
-        self._send(self._start)
-
-    def _wait_for_exit(self) -> None:
-        if self._process is None:
-            return
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _exit_reason(self) -> str:
-        assert self._process is not None
-        try:
-            status = self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            return "it closed its connection"
-        return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-
-
-class ThreadEngineClient(EngineClient):
-    """The engine in a thread. `crash` ends it without a message, as if its process had been killed."""
-
-    def __init__(self, load: Callable[[], Engine]) -> None:
-        super().__init__()
-        self._load = load
-        self._connection: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-
-    def crash(self) -> None:
-        assert self._connection is not None
-        self._connection.shutdown(socket.SHUT_RDWR)
-
-    def _spawn(self, connection: socket.socket) -> None:
-        self._connection = connection.dup()
-        self._thread = threading.Thread(target=self._run, args=(self._connection,), name="engine", daemon=True)
-        self._thread.start()
-
-    def _run(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                drive(self._load, Pipe(connection))
-            except EOFError:
-                pass
-            except Exception:
-                log.exception("engine_failed")
-
-    def _wait_for_exit(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
-    def _exit_reason(self) -> str:
-        return "its thread ended"

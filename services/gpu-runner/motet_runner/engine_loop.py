@@ -61,19 +61,8 @@ FREE_LEVELS = (0.5, 0.25, 0.1, 0.05)
 
 REPORT_AT_ONCE = (OverflowAhead, ParkedNow, ResumedNow, AdapterLoaded, AdapterEvicted, AdapterFailed)
 
-FINISHES = {
-    Finish.STOP: common_pb2.FINISH_REASON_STOP,
-    Finish.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-    Finish.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
-    Finish.FAILED: common_pb2.FINISH_REASON_FAILED,
-}
-STATES = {
-    State.LOADING: common_pb2.SEQUENCE_STATE_LOADING,
-    State.WAITING: common_pb2.SEQUENCE_STATE_WAITING,
-    State.PREFILL: common_pb2.SEQUENCE_STATE_PREFILL,
-    State.DECODE: common_pb2.SEQUENCE_STATE_DECODE,
-    State.PARKED: common_pb2.SEQUENCE_STATE_PARKED,
-}
+FINISHES = {one: common_pb2.FinishReason.Value(f"FINISH_REASON_{one.name}") for one in Finish}
+STATES = {one: common_pb2.SequenceState.Value(f"SEQUENCE_STATE_{one.name}") for one in State}
 
 
 @dataclass(slots=True)

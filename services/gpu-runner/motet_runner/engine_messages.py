@@ -104,16 +104,6 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    info: EngineInfo
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
-    error: MotetError
-
-
-@dataclass(frozen=True, slots=True)
 class SequenceRefused:
     """The engine did not accept a sequence."""
 
@@ -153,4 +143,5 @@ class EngineOutputs:
     """For each cancel, the seconds from its sending until its pages were free."""
 
 
-Answer = Loading | Loaded | LoadFailed | EngineOutputs
+Answer = Loading | EngineInfo | MotetError | EngineOutputs
+"""The information says that the model is loaded, and the error that it cannot be."""

@@ -19,7 +19,7 @@ import structlog
 from motet.errors import ModelFolderError, MotetError
 from motet.telemetry import configure_logging
 from motet_runner.engine_loop import EngineLoop
-from motet_runner.engine_messages import Loaded, LoadFailed, Loading, Start
+from motet_runner.engine_messages import Loading, Start
 from motet_runner.interface import Engine, EngineConfig, LoadProgress
 from motet_runner.pipe import Pipe
 
@@ -32,16 +32,14 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
     """Load an engine, report that, and run it until the service closes its end of the pipe."""
     try:
         engine = load()
-    except MotetError as error:
-        pipe.send(LoadFailed(error))
-        pipe.flush()
-        return
     except Exception as error:
-        log.exception("model_load_failed")
-        pipe.send(LoadFailed(ModelFolderError(f"The engine cannot load the model: {type(error).__name__}: {error}")))
+        if not isinstance(error, MotetError):
+            log.exception("model_load_failed")
+            error = ModelFolderError(f"The engine cannot load the model: {type(error).__name__}: {error}")
+        pipe.send(error)
         pipe.flush()
         return
-    pipe.send(Loaded(engine.info))
+    pipe.send(engine.info)
     loop = EngineLoop(engine)
     while True:
         for commands in pipe.exchange(loop.command_wait_seconds()):

@@ -7,9 +7,9 @@ gateways. The engine decides what fits.
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
@@ -26,6 +26,7 @@ from motet_runner.engine_client import EngineClient
 from motet_runner.engine_messages import Add, Cancel, EngineOutputs
 from motet_runner.interface import NewSequence, Sampling
 from motet_runner.metrics import Metrics
+from motet_runner.settings import Settings
 from motet_runner.step_outbox import StepOutbox
 
 log = structlog.get_logger(__name__)
@@ -40,6 +41,9 @@ class GatewayStream:
     gateway: str
 
 
+GatewaySession = Session[GatewayStream, bytes | runner_pb2.GenerateDown]
+
+
 class GenerateService:
     def __init__(
         self,
@@ -51,10 +55,8 @@ class GenerateService:
         engine: EngineClient,
         metrics: Metrics,
         model: str,
-        grace_seconds: float,
-        adapter_wait_seconds: float,
-        outbox_bytes: int,
-        stream_interval_seconds: float,
+        settings: Settings,
+        time_scale: float,
         declined: Callable[[scheduler_pb2.RunnerDeclined], None],
     ) -> None:
         self._identity = identity
@@ -64,16 +66,20 @@ class GenerateService:
         self._engine = engine
         self._metrics = metrics
         self._model = model
-        self._grace = grace_seconds
-        self._adapter_wait = adapter_wait_seconds
+        self._grace = settings.gateway_grace_seconds * time_scale
+        self._adapter_wait = settings.adapter_wait_seconds * time_scale
         self._declined = declined
-        self._streams: Sessions[GatewayStream, runner_pb2.GenerateUp, bytes | runner_pb2.GenerateDown] = Sessions(
+        self.streams: Sessions[GatewayStream, runner_pb2.GenerateUp, bytes | runner_pb2.GenerateDown] = Sessions(
             hello=lambda up: GatewayStream(next(self._numbers), up.hello.gateway) if up.hello.gateway else None,
             key=lambda stream: stream.number,
             received=self._on_message,
             failed=self._on_failure,
             closed=self._on_gateway_disconnected,
-            outbox=lambda: StepOutbox(outbox_bytes, metrics.merged_steps.inc, interval_seconds=stream_interval_seconds),
+            outbox=lambda: StepOutbox(
+                settings.outbox_kib << 10,
+                metrics.merged_steps.inc,
+                interval_seconds=settings.stream_interval_seconds,
+            ),
         )
         self._numbers = itertools.count(1)
         self._waiting: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -88,22 +94,24 @@ class GenerateService:
         """Why this runner accepts no new requests; empty while it does."""
         return "this runner is draining and takes no new requests" if self.ending or self.asked_to_drain else ""
 
-    @property
-    def flushed(self) -> bool:
-        """Whether gRPC has taken all messages to gateways."""
-        return all(session.flushed for session in self._streams)
+    async def wait_flushed(self, seconds: float, *, nothing_left: bool = False) -> None:
+        """Wait until gRPC has taken all messages to gateways; with `nothing_left`, also until no request is left."""
+
+        def waits() -> bool:
+            return (nothing_left and len(self._accepted) > 0) or not all(one.flushed for one in self.streams)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while waits():  # noqa: ASYNC110 - others end this
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)  # time for gRPC to write what it has taken
 
     # -------------------------------------------------------------------------------------------------------- streams
 
-    async def serve(self, requests: AsyncIterator[runner_pb2.GenerateUp], context: Any) -> None:
-        await self._streams.serve(requests, context)
-
-    def _on_message(
-        self, session: Session[GatewayStream, bytes | runner_pb2.GenerateDown], up: runner_pb2.GenerateUp
-    ) -> None:
+    def _on_message(self, session: GatewaySession, up: runner_pb2.GenerateUp) -> None:
         match up.WhichOneof("message"):
             case "hello":
-                self._metrics.gateway_streams.set(len(self._streams))
+                self._metrics.gateway_streams.set(len(self.streams))
                 welcome = runner_pb2.GenerateWelcome(runner=self._identity)
                 session.send(runner_pb2.GenerateDown(welcome=welcome))
             case "submit":
@@ -113,19 +121,14 @@ class GenerateService:
             case _:
                 pass  # a message of a later version
 
-    def _on_failure(
-        self,
-        session: Session[GatewayStream, bytes | runner_pb2.GenerateDown],
-        up: runner_pb2.GenerateUp,
-        error: MotetError,
-    ) -> None:
+    def _on_failure(self, session: GatewaySession, up: runner_pb2.GenerateUp, error: MotetError) -> None:
         if up.HasField("submit"):
             self._decline(session.peer.number, up.submit.request, up.submit.epoch, up.submit.term, error)
 
-    def _on_gateway_disconnected(self, session: Session[GatewayStream, bytes | runner_pb2.GenerateDown]) -> None:
+    def _on_gateway_disconnected(self, session: GatewaySession) -> None:
         """A gateway's stream has ended. In the grace period it may submit its requests again on another stream."""
         stream = session.peer
-        self._metrics.gateway_streams.set(len(self._streams))
+        self._metrics.gateway_streams.set(len(self.streams))
 
         def drop() -> None:
             orphans = [request for request in self._accepted if request.stream == stream.number]
@@ -151,7 +154,7 @@ class GenerateService:
         if old is not None:
             # A gateway that submits it on another stream has lost the first one, even if that is not known here yet.
             again = old.stream == stream.number or old.gateway != stream.gateway
-            if old.epoch == submit.epoch and old.stream in self._streams and again:
+            if old.epoch == submit.epoch and old.stream in self.streams and again:
                 log.warning("duplicate_submit", request=submit.request, epoch=submit.epoch)
                 return
             self.cancel(old.request, old.epoch)
@@ -196,7 +199,7 @@ class GenerateService:
         step = runner_pb2.Step()
         state = common_pb2.SEQUENCE_STATE_LOADING
         step.progress.add(request=placement.request, epoch=placement.epoch, state=state)
-        self._streams.send(placement.stream, runner_pb2.GenerateDown(step=step))
+        self.streams.send(placement.stream, runner_pb2.GenerateDown(step=step))
         failure: MotetError
         try:
             async with asyncio.timeout(self._adapter_wait):
@@ -230,13 +233,13 @@ class GenerateService:
             index=placement.delivered_tokens,
             finish=common_pb2.FINISH_REASON_CANCELLED,
         )
-        self._streams.send(placement.stream, runner_pb2.GenerateDown(step=step))
+        self.streams.send(placement.stream, runner_pb2.GenerateDown(step=step))
 
     def _decline(self, stream: int, request: str, epoch: int, term: int, error: MotetError) -> None:
         self._metrics.declines.labels(error.code).inc()
         failure = error.to_proto()
         declined = runner_pb2.SubmitDeclined(request=request, epoch=epoch, failure=failure, term=term)
-        self._streams.send(stream, runner_pb2.GenerateDown(declined=declined))
+        self.streams.send(stream, runner_pb2.GenerateDown(declined=declined))
         self._declined(scheduler_pb2.RunnerDeclined(request=request, epoch=epoch, failure=failure))
 
     def _close(self, request: str, epoch: int, stream: int) -> AcceptedRequest | None:
@@ -249,7 +252,7 @@ class GenerateService:
 
     def on_batch(self, batch: EngineOutputs) -> None:
         for stream, step in batch.steps.items():
-            self._streams.send(stream, step)
+            self.streams.send(stream, step)
         for refused in batch.refused:
             placement = self._close(refused.request, refused.epoch, refused.stream)
             if placement is not None:  # else it was submitted again, and that submit has an answer of its own
@@ -265,7 +268,7 @@ class GenerateService:
     def engine_died(self, why: str) -> None:
         """Accept no more requests, and tell every gateway why its stream will end."""
         self.ending = True
-        for session in self._streams:
+        for session in self.streams:
             session.send(runner_pb2.GenerateDown(engine_died=runner_pb2.EngineDied(why=why)))
 
     async def close(self) -> None:

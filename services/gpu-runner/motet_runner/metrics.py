@@ -21,6 +21,9 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
 
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, registry=registry, buckets=buckets)
+
         self.parks = counter(
             "motet_parks",
             "Requests parked, by what happened to their KV: swap (copied to host memory) or recompute (dropped).",
@@ -78,23 +81,18 @@ class Metrics:
         self.adapter_failures = counter(
             "motet_adapter_failures", "Adapters that could not be fetched, checked or loaded."
         )
-        self.adapter_load_seconds = Histogram(
-            "motet_adapter_load_seconds",
-            "Seconds to load an adapter from disk into device memory.",
-            registry=registry,
-            buckets=_LOAD_BUCKETS,
+        self.adapter_load_seconds = histogram(
+            "motet_adapter_load_seconds", "Seconds to load an adapter from disk into device memory.", _LOAD_BUCKETS
         )
-        self.adapter_fetch_seconds = Histogram(
+        self.adapter_fetch_seconds = histogram(
             "motet_adapter_fetch_seconds",
             "Seconds to fetch an adapter from its source to disk and to check it.",
-            registry=registry,
-            buckets=_LOAD_BUCKETS,
+            _LOAD_BUCKETS,
         )
-        self.cancel_seconds = Histogram(
+        self.cancel_seconds = histogram(
             "motet_cancel_to_free_seconds",
             "Seconds from a request's cancellation until its KV pages are free.",
-            registry=registry,
-            buckets=_FREE_BUCKETS,
+            _FREE_BUCKETS,
         )
         self.gateway_streams = gauge("motet_gateway_streams", "Gateways that are connected to this runner.")
         self.merged_steps = counter(

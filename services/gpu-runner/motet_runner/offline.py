@@ -29,6 +29,7 @@ from motet.domain import BASE, Digest, RequestId, pages_for
 from motet.errors import Declined, InvalidRequest, MotetError
 from motet.prefix_hints import prefix_salt
 from motet_runner.adapters.certification import certify
+from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, EngineInfo, Finish, Logprobs, NewSequence, Sampling
 from motet_runner.settings import KERNEL_CACHE
@@ -117,10 +118,14 @@ class OfflineEngine:
 
     def add_adapter(self, name: str, folder: Folder) -> None:
         """Check an adapter's files and weights. Requests may use it from now on."""
+        self.add_certified(name, certify(Path(folder), self.info).layout)
+
+    def add_certified(self, name: str, layout: AdapterLayout) -> None:
+        """The same with an adapter that `certify` has checked."""
         if not name or name in self._adapters:
             raise InvalidRequest(f"An adapter's name is empty or taken: {name!r}. Choose another one.", param="name")
         digest = Digest(name)
-        self.engine.load_adapter(digest, certify(Path(folder), self.info).layout)
+        self.engine.load_adapter(digest, layout)
         self._adapters[name] = digest
 
     def generate(

@@ -24,7 +24,7 @@ def unpack(body: bytes) -> Any:
 
 
 MAX_WAITING_BYTES = 32 << 20
-"""Minutes of most engines' messages, so only a service that stands still lets so many wait."""
+"""Most engines write this in minutes, so only a service that stands still lets it wait."""
 
 
 class Pipe:
@@ -51,18 +51,14 @@ class Pipe:
 
         Raises EOFError when the service has closed its end.
         """
-        writing = [self._socket] if self._out else []
-        readable, writable, _ = select.select([self._socket], writing, [], wait)
-        while wait is None and not readable:
-            if writable:
-                self._flush()
+        while True:
             writing = [self._socket] if self._out else []
-            readable, writable, _ = select.select([self._socket], writing, [], None)
-        if self._out:
+            readable, _, _ = select.select([self._socket], writing, [], wait)
             self._flush()
-        if readable:
-            self._read()
-        return self._messages()
+            if readable:
+                self._read()
+            if readable or wait is not None:
+                return self._messages()
 
     def receive(self) -> Any:
         """Wait for one message, which must come alone: the first one, before the engine is loaded."""

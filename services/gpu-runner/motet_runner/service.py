@@ -8,8 +8,9 @@ or with EngineDied.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,12 @@ from motet.health import Health
 from motet.rpc import Server, serving
 from motet.settings import Addresses, ProcessSettings
 from motet.task_group import run_together
-from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests, has_work
+from motet_runner.accepted_requests import AcceptedRequests, has_work
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import certify, limits_of
 from motet_runner.adapters.checks import Check, Checks
-from motet_runner.adapters.disk_patience import DiskPatience
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.assets import stream_assets
-from motet_runner.control_links import HEARTBEAT_SECONDS, RunnerFacts, SchedulerLink, SupervisorLink
 from motet_runner.engine_client import EngineClient, EngineDied
 from motet_runner.engine_messages import EngineOutputs, ReportNow
 from motet_runner.generate_service import GenerateService
@@ -49,14 +48,16 @@ from motet_runner.interface import (
     OverflowAhead,
     ParkedNow,
     ResumedNow,
-    State,
     StateChanged,
 )
 from motet_runner.metrics import Metrics
 from motet_runner.plan import preset_named
+from motet_runner.runner_facts import RunnerFacts
+from motet_runner.scheduler_link import SchedulerLink
 from motet_runner.settings import Settings
 from motet_runner.sources.base_model import mark_unverified
 from motet_runner.sources.source_access import Sources
+from motet_runner.supervisor_link import HEARTBEAT_SECONDS, SupervisorLink
 
 log = structlog.get_logger(__name__)
 
@@ -102,14 +103,14 @@ class RunnerService:
         self._folder = model or settings.model_folder()
         self._server: Server | None = None
         self._hang_detector = HangDetector(settings.hang_seconds)
-        self._welcomed = False
+        self._welcomed = asyncio.Event()
         health = health or Health()
         health.add_liveness_check(self._hang_detector.hung_reason)
         health.add_readiness_check(self._unready_reason)
         health.set_ready(True)
-        self._last_report: EngineReport | None = None
+        self.last_report: EngineReport | None = None
         self._report_asked = False
-        self._parts: _Parts | None = None
+        self.parts: Parts | None = None
         self._load_progress = ""
         self._load_logged = time.monotonic()
         self.metrics = Metrics(registry, names=process.metrics_names)
@@ -127,7 +128,7 @@ class RunnerService:
 
     @property
     def draining(self) -> bool:
-        return self._parts is not None and bool(self._parts.generation.refusal_reason)
+        return self.parts is not None and bool(self.parts.generation.refusal_reason)
 
     async def drain(self, seconds: float) -> None:
         """Accept no new requests, hand back those that wait, and let running ones end, for at most `seconds`.
@@ -135,7 +136,7 @@ class RunnerService:
         Requests that still run then move to other runners, with the tokens that they have. A drain may be interrupted
         at any time: gateways have the requests of a runner that ended placed again.
         """
-        parts = self._parts
+        parts = self.parts
         if parts is None or self._server is None or seconds <= 0:
             return
         log.info("draining", seconds=seconds, requests=len(self.accepted))
@@ -148,29 +149,15 @@ class RunnerService:
                 while len(self.accepted):
                     self._request_report()
                     await asyncio.sleep(DRAIN_POLL_SECONDS)
-                    for one in self._waiting():
+                    for one in self.accepted.idle(self.last_report):
                         if (one.request, one.epoch) not in handed_back:
                             handed_back.add((one.request, one.epoch))
                             parts.generation.cancel(one.request, one.epoch)
         left = list(self.accepted)
         for one in left:
             parts.generation.cancel(one.request, one.epoch)
-        await self._wait_flushed(parts.generation, DRAINED_FLUSH_SECONDS, nothing_left=True)
+        await parts.generation.wait_flushed(DRAINED_FLUSH_SECONDS, nothing_left=True)
         log.info("drained", handed_back=len(handed_back), moved=len(left))
-
-    async def _wait_flushed(self, generation: GenerateService, seconds: float, *, nothing_left: bool = False) -> None:
-        """Wait until gRPC has taken all messages to gateways; with `nothing_left`, also until no request is left."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while (nothing_left and len(self.accepted)) or not generation.flushed:  # noqa: ASYNC110 - others end them
-                    await asyncio.sleep(0.01)
-                await asyncio.sleep(0.05)  # time for gRPC to write what it has taken
-
-    def _waiting(self) -> Iterator[AcceptedRequest]:
-        """The requests that wait, or are parked: they get no tokens here now."""
-        entries = self._last_report.sequences if self._last_report is not None else []
-        idle = {(one.request, one.epoch) for one in entries if one.state in (State.WAITING, State.PARKED)}
-        return (one for one in self.accepted if not one.in_engine or (one.request, one.epoch) in idle)
 
     async def run(self) -> None:
         # Start the engine's process before this one makes any gRPC channel or server.
@@ -185,7 +172,7 @@ class RunnerService:
             await self._engine.stop()
 
     async def _serve(self, server: Server) -> None:
-        loading = asyncio.gather(self._engine.loaded(self._on_load_progress), self._digests())
+        loading = asyncio.gather(self._engine.loaded(self.on_load_progress), self._digests())
         try:
             info, (base, assets) = await loading
         finally:
@@ -198,7 +185,7 @@ class RunnerService:
             self.ready.set()
             log.info("serving", model=str(self._folder), architecture=info.architecture, pages=info.pages)
             await run_together(
-                self._engine.run(self._on_batch),
+                self._engine.run(self.on_batch),
                 parts.scheduler.run(),
                 parts.supervisor.run(),
                 every(report_seconds, self._request_report, name="report"),
@@ -207,7 +194,7 @@ class RunnerService:
             )
         except EngineDied as error:
             parts.generation.engine_died(error.message)
-            await self._wait_flushed(parts.generation, ENGINE_DIED_FLUSH_SECONDS)
+            await parts.generation.wait_flushed(ENGINE_DIED_FLUSH_SECONDS)
             raise
         finally:
             await parts.generation.close()
@@ -229,7 +216,7 @@ class RunnerService:
         await asyncio.to_thread(check_asset_files, self._folder)
         return base, assets
 
-    async def _assemble(self, info: EngineInfo, base: Digest, assets: Digest) -> "_Parts":
+    async def _assemble(self, info: EngineInfo, base: Digest, assets: Digest) -> "Parts":
         settings, scale = self._settings, self._process.time_scale
         cache = DiskCache(
             self._process.cache_dir.absolute() / "adapters", max_adapter_bytes=settings.max_adapter_mib << 20
@@ -246,7 +233,6 @@ class RunnerService:
             post=self._engine.post,
             metrics=self.metrics,
             sources=self._sources,
-            patience=DiskPatience(settings.disk_stall_seconds),
         )
         generation = GenerateService(
             identity=self.identity,
@@ -256,10 +242,8 @@ class RunnerService:
             engine=self._engine,
             metrics=self.metrics,
             model=self._folder.name,
-            grace_seconds=settings.gateway_grace_seconds * scale,
-            adapter_wait_seconds=settings.adapter_wait_seconds * scale,
-            outbox_bytes=settings.outbox_kib << 10,
-            stream_interval_seconds=settings.stream_interval_seconds,
+            settings=settings,
+            time_scale=scale,
             declined=lambda declined: scheduler.declined(declined),  # noqa: PLW0108 - made below
         )
         scheduler = SchedulerLink(
@@ -268,45 +252,42 @@ class RunnerService:
             accepted=self.accepted,
             adapters=adapters,
             requests=generation,
-            last_report=lambda: self._last_report,
-            welcomed=self._on_welcome,
+            last_report=lambda: self.last_report,
+            welcomed=self._welcomed.set,
             time_scale=scale,
         )
         supervisor = SupervisorLink(
             self._addresses.supervisor_address,
             facts=facts,
             accepted=self.accepted,
-            last_report=lambda: self._last_report,
+            last_report=lambda: self.last_report,
             post=self._engine.post,
             answer_seconds=settings.supervisor_answer_seconds * scale,
         )
-        parts = self._parts = _Parts(facts, adapters, generation, scheduler, supervisor)
+        parts = self.parts = Parts(facts, adapters, generation, scheduler, supervisor)
         return parts
 
-    def _on_load_progress(self, read_bytes: int, total: int) -> None:
+    def on_load_progress(self, read_bytes: int, total: int) -> None:
         self._load_progress = f" ({read_bytes / total:.0%} of {total / 2**30:.1f} GiB)"
         if time.monotonic() - self._load_logged >= LOAD_LOG_SECONDS * self._process.time_scale or read_bytes == total:
             self._load_logged = time.monotonic()
             log.info("model_load_progress", bytes=read_bytes, total=total)
 
-    def _on_welcome(self) -> None:
-        self._welcomed = True
-
     def _unready_reason(self) -> str:
         """Requests may come once a scheduler has welcomed this runner. If that scheduler ends, the runner stays ready
         for the next one."""
-        if self._parts is None:
+        if self.parts is None:
             return "the runner is loading the model" + self._load_progress
-        return self._parts.generation.refusal_reason or (
-            "" if self._welcomed else "no scheduler has accepted this runner yet"
+        return self.parts.generation.refusal_reason or (
+            "" if self._welcomed.is_set() else "no scheduler has accepted this runner yet"
         )
 
     # ---------------------------------------------------------------------------------------------------------- engine
 
-    def _on_batch(self, batch: EngineOutputs) -> None:
+    def on_batch(self, batch: EngineOutputs) -> None:
         parts = self._loaded()
         if batch.report is not None:
-            self._last_report = batch.report
+            self.last_report = batch.report
         parts.generation.on_batch(batch)
         for event in batch.events:
             self._on_event(event, parts)
@@ -317,7 +298,7 @@ class RunnerService:
             self._report_asked = False
             self._publish(batch.report)
 
-    def _on_event(self, event: Event, parts: "_Parts") -> None:
+    def _on_event(self, event: Event, parts: "Parts") -> None:
         match event:
             case OverflowAhead():
                 self.metrics.overflows.inc()
@@ -333,21 +314,21 @@ class RunnerService:
                 parts.supervisor.resumed(event)
             case AdapterLoaded():
                 if (one := parts.adapters.on_loaded(event)) is not None:
-                    parts.scheduler.adapter_loaded(one)
+                    parts.scheduler.adapter_changed(one)
             case AdapterEvicted():
                 parts.adapters.on_evicted(event)
             case AdapterFailed():
                 log.warning("adapter_load_failed", adapter=event.digest, reason=event.error.message)
                 if (one := parts.adapters.on_failed(event)) is not None:
-                    parts.scheduler.adapter_failed(one, event)
+                    parts.scheduler.adapter_changed(one, event.error)
             case StateChanged():
                 pass  # the gateway gets it with a step
 
     def _request_report(self) -> None:
         """Ask the engine for a report. If it has not answered the last time, it is busy or hangs: then its last report
         is sent again. So steps that stand still mean an engine that hangs."""
-        if self._report_asked and self._last_report is not None:
-            self._publish(self._last_report)
+        if self._report_asked and self.last_report is not None:
+            self._publish(self.last_report)
         self._report_asked = True
         self._engine.post(ReportNow())
 
@@ -357,7 +338,7 @@ class RunnerService:
         self.metrics.on_report(report, model=self._folder.name)
         running = {entry.adapter for entry in report.sequences if entry.adapter and entry.pages_used}
         wanted = {one.adapter for one in self.accepted if one.adapter}
-        names = {digest: _name_of(parts.adapters, digest) for digest in running | wanted}
+        names = {digest: parts.adapters.name_of(digest) for digest in running | wanted}
         self.metrics.on_adapters(
             max_lora=parts.facts.info.adapter_slots,
             waiting={names[digest] for digest in wanted - running},
@@ -388,7 +369,7 @@ class RunnerService:
         except MotetError as error:
             await context.abort(error.mapping.grpc, error.message)
             raise
-        await generation.serve(requests, context)
+        await generation.streams.serve(requests, context)
 
     async def _assets(self, request: runner_pb2.AssetsRequest, context: Any) -> AsyncIterator[runner_pb2.AssetChunk]:
         try:
@@ -398,30 +379,18 @@ class RunnerService:
         except MotetError as error:
             await context.abort(error.mapping.grpc, error.message)
 
-    def _loaded(self) -> "_Parts":
-        if self._parts is None:
+    def _loaded(self) -> "Parts":
+        if self.parts is None:
             raise Overloaded("This runner is still loading the model. Try again later.")
-        return self._parts
+        return self.parts
 
 
-class _Parts:
+@dataclass(frozen=True, slots=True)
+class Parts:
     """The parts that exist once the engine is loaded."""
 
-    def __init__(
-        self,
-        facts: RunnerFacts,
-        adapters: AdapterRegistry,
-        generation: GenerateService,
-        scheduler: SchedulerLink,
-        supervisor: SupervisorLink,
-    ) -> None:
-        self.facts = facts
-        self.adapters = adapters
-        self.generation = generation
-        self.scheduler = scheduler
-        self.supervisor = supervisor
-
-
-def _name_of(adapters: AdapterRegistry, digest: Digest) -> str:
-    one = adapters.get(digest)
-    return one.name if one is not None else digest
+    facts: RunnerFacts
+    adapters: AdapterRegistry
+    generation: GenerateService
+    scheduler: SchedulerLink
+    supervisor: SupervisorLink

@@ -1,8 +1,8 @@
 """The settings of a runner. The operator sets them from the pool's manifest."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal
-from urllib.parse import unquote, urlsplit
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from motet.addresses import Address, host_and_port
 from motet.domain import MAX_LORA_RANK
 from motet.errors import ModelFolderError, SetupError
+from motet.sources import EXAMPLES, folder_of
 from motet_runner.interface import EngineConfig
 
 CLUSTER_VOLUMES = "/var/lib/motet/volumes"
@@ -44,11 +45,10 @@ class Settings(BaseSettings):
     """In a cluster: the uid of this pod."""
 
     model_uri: str = ""
-    """Where the base model is: file:///folder with config.json and safetensors, hf://org/name or
-    https://host/folder/."""
+    """The [source](manifests.md#sources) of the base model, such as file:///folder with config.json and safetensors."""
 
     model_revision: str = ""
-    """Branch, tag or commit of an hf:// model. Empty: main."""
+    """Branch, tag or commit, if the model's source has such. Empty: main."""
 
     model_credentials: str = ""
     """namespace/name of the Secret that opens the model's source. Empty: the source needs none."""
@@ -277,13 +277,11 @@ class Settings(BaseSettings):
 
     def model_folder(self) -> Path:
         """The base model's folder on this machine. Raises an error that says what is missing."""
-        parts = urlsplit(self.model_uri)
-        if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        folder = folder_of(self.model_uri)
+        if folder is None:
             raise SetupError(
-                f"The runner cannot read the model {self.model_uri!r}. Set MOTET_RUNNER_MODEL_URI to "
-                "file:///absolute/path, hf://org/name or https://host/folder/."
+                f"The runner cannot read the model {self.model_uri!r}. Set MOTET_RUNNER_MODEL_URI to {EXAMPLES}."
             )
-        folder = Path(unquote(parts.path))
         if not folder.is_dir():
             raise ModelFolderError(f"There is no model folder {folder}. Correct model.uri of the pool {self.pool}.")
         return self.check_model(folder)
@@ -303,28 +301,12 @@ class Settings(BaseSettings):
         return folder
 
     def engine_config(self, model: Path) -> EngineConfig:
+        """A setting that has the name of an engine's option is that option."""
+        options = self.model_dump(include={option.name for option in fields(EngineConfig)})
         trace = self.step_trace.replace("{instance}", self.instance)
-        return EngineConfig(
-            model=model,
-            preset=self.preset,
-            dtype=self.dtype,
-            device=self.device,
-            kernels=self.kernels,
-            adapter_dtype=self.adapter_dtype,
-            kernel_cache=self.kernel_cache.expanduser(),
-            compiler=self.compiler,
-            max_lora_rank=self.max_lora_rank,
-            max_resident_adapters=self.max_resident_adapters,
-            max_model_length=self.max_model_length,
-            max_concurrent_sequences=self.max_concurrent_sequences,
-            memory_utilization_percent=self.memory_utilization_percent,
-            kv_cache_mib=self.kv_cache_mib,
-            host_kv_mib=self.host_kv_mib,
-            prefill_chunk_tokens=self.prefill_chunk_tokens,
-            decode_slowdown=self.decode_slowdown,
-            threads=self.threads,
-            protect_after_steps=self.protect_after_steps,
-            prefix_cache=self.prefix_cache,
-            plan_ahead=self.plan_ahead,
-            step_trace=Path(trace) if trace else None,
-        )
+        options |= {
+            "model": model,
+            "kernel_cache": self.kernel_cache.expanduser(),
+            "step_trace": Path(trace) if trace else None,
+        }
+        return EngineConfig(**options)

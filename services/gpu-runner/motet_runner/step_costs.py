@@ -62,7 +62,7 @@ class StepCosts:
         return ParkMethod.SWAP if swap < recompute else ParkMethod.RECOMPUTE
 
     def prompt_tokens_beside(self, decodes: int, prompts: int) -> int:
-        """How many prompt tokens keep an iteration with so many decodes within the slowdown.
+        """How many prompt tokens keep an iteration with `decodes` decodes within the slowdown.
 
         Where more sequences wait for their first token than decode, they get the more time: delaying few for many is
         then the smaller delay, and decodes that go on for long would else keep prompts in small pieces for long.
@@ -84,7 +84,7 @@ class StepCosts:
             self._seconds_beside = _towards(self._seconds_beside, seen)
 
     def _seconds_of(self, decodes: int) -> float | None:
-        """Without a figure for so many rows, that of the nearest number."""
+        """Of an iteration with `decodes` decodes. Without a figure for this number, that of the nearest one."""
         known = self._decode_seconds
         if decodes in known:
             return known[decodes]

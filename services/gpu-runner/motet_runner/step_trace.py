@@ -2,6 +2,7 @@
 with. It ends with the first line that cannot be written: the engine goes on."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ class StepTrace:
         for name, kind in _KINDS:
             happened = [event for event in events if isinstance(event, kind)]
             if happened:
-                line[name] = [_described(event) for event in happened]
+                line[name] = [
+                    {key: value for key, value in asdict(event).items() if key != "epoch"} for event in happened
+                ]
         if plan.count or line.keys() & {"promises", "overflows", "parks", "resumes"}:
             self._append(self._path, json.dumps(line) + "\n")
 
@@ -64,13 +67,3 @@ class StepTrace:
         known = {s.request: self._promises.get(s.request, 0) for s in planner.sequences}
         self._promises = known | promises
         return changed
-
-
-def _described(event: OverflowAhead | ParkedNow | ResumedNow) -> dict[str, Any]:
-    match event:
-        case OverflowAhead(request, _, promise):
-            return {"request": request, "promise": promise}
-        case ParkedNow(request, _, wanted, method, by_itself):
-            return {"request": request, "wanted": wanted, "method": method, "by_itself": by_itself}
-        case ResumedNow(request, _, promise, method):
-            return {"request": request, "promise": promise, "method": method}

@@ -37,8 +37,8 @@ def look(folder: Path) -> None:
     tracemalloc.start()
     began = time.thread_time()
     try:
-        check(folder, SHAPES, max_rank=64)
-        check_values(folder, SHAPES)
+        found = check(folder, SHAPES, max_rank=64)
+        check_values(found.layout.file, found.tensors)
     finally:
         spent = time.thread_time() - began
         _, peak = tracemalloc.get_traced_memory()

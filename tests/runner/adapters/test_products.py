@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.compatibility_check import Shapes, check
+from motet_runner.adapters.compatibility_check import Shapes, check, map_tensors
 from motet_runner.adapters.overflow_check import check_products
 from motet_runner.adapters.peft_config import WEIGHTS_NAME as WEIGHTS
+from motet_runner.adapters.safetensors_header import read_header
 from motet_runner.adapters.weight_check import check_values
 
 V_PROJ = "model.layers.1.self_attn.v_proj"
@@ -23,7 +24,7 @@ def scaled(folder: Path, by: dict[str, float], dtype: torch.dtype = torch.float3
 
 
 def probe(folder: Path, shapes: Shapes, dtype: str) -> None:
-    check_values(folder, shapes)
+    check_values(folder / WEIGHTS, map_tensors(read_header(folder / WEIGHTS), shapes))
     check_products(check(folder, shapes, max_rank=64).layout, dtype)
 
 

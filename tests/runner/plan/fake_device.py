@@ -106,7 +106,7 @@ class FakeDevice:
     """A worker and the loop around it. With `ahead`, it launches that many iterations more before it collects one."""
 
     def __init__(self, planner: Planner, *, ahead: int = 0, checks_each: int = 1) -> None:
-        """`checks_each`: after so many steps, everything is counted anew. Between, nobody looks at the sequences."""
+        """`checks_each`: after how many steps everything is counted anew. Between, nobody looks at the sequences."""
         self.planner = planner
         self.checks_each = checks_each
         self.pages = planner.memory.pages
@@ -161,7 +161,7 @@ class FakeDevice:
             if not self.planner.has_work():
                 return
             self.step()
-        raise AssertionError("there is still work after so many iterations")
+        raise AssertionError("there is still work after all these iterations")
 
     def requests(self, steps: Iterable[RowStep]) -> list[str]:
         """Whose rows they are, in the plan that was launched last."""

@@ -20,9 +20,9 @@ def waiting(request: str, *, arrival: int, promise: int = 1) -> Sequence:
 def test_a_long_prompt_is_cut_while_others_go_on_decoding() -> None:
     planner = make_planner(chunk_tokens=24)
     device = FakeDevice(planner)
-    planner.add(new("short", prompt=4, max_tokens=20))
+    planner.commands.add(new("short", prompt=4, max_tokens=20))
     device.step()
-    planner.add(new("long", prompt=100, max_tokens=5))
+    planner.commands.add(new("long", prompt=100, max_tokens=5))
     for start in (0, 24, 48, 72, 96):
         plan = device.step()
         assert device.requests(plan.decodes) == ["short"]
@@ -33,7 +33,7 @@ def test_chunks_of_several_prompts_share_the_iteration_by_arrival() -> None:
     planner = make_planner(chunk_tokens=24)
     device = FakeDevice(planner)
     for name in "abc":
-        planner.add(new(name, prompt=10))
+        planner.commands.add(new(name, prompt=10))
     plan = device.step()
     assert device.requests(plan.prefills) == ["a", "b", "c"]
     assert [step.count for step in plan.prefills] == [10, 10, 4]
@@ -42,7 +42,7 @@ def test_chunks_of_several_prompts_share_the_iteration_by_arrival() -> None:
 def test_orca_takes_every_prompt_whole() -> None:
     planner = make_planner(preset="orca")
     for name in "ab":
-        planner.add(new(name, prompt=60))
+        planner.commands.add(new(name, prompt=60))
     plan = FakeDevice(planner).step()
     assert [step.count for step in plan.prefills] == [60, 60]
 
@@ -51,7 +51,7 @@ def test_punica_takes_one_whole_prompt_beside_all_decodes() -> None:
     planner = make_planner(preset="punica")
     device = FakeDevice(planner)
     for name in "abc":
-        planner.add(new(name, prompt=40))
+        planner.commands.add(new(name, prompt=40))
     shapes = [(len(i.prefills), len(i.decodes)) for i in (device.step() for _ in range(3))]
     assert shapes == [(1, 0), (1, 1), (1, 2)]
 
@@ -59,10 +59,10 @@ def test_punica_takes_one_whole_prompt_beside_all_decodes() -> None:
 def test_ft_max_adds_a_sequence_as_soon_as_there_is_a_place() -> None:
     planner = make_planner(preset="ft-max", places=2)
     device = FakeDevice(planner)
-    planner.add(new("a", max_tokens=3))
-    planner.add(new("b", max_tokens=6))
+    planner.commands.add(new("a", max_tokens=3))
+    planner.commands.add(new("b", max_tokens=6))
     device.step()
-    planner.add(new("c", max_tokens=3))
+    planner.commands.add(new("c", max_tokens=3))
     while planner.sequences.get(RequestId("a")):
         device.step()
     assert device.requests(device.step().rows) == ["b", "c"]
@@ -71,10 +71,10 @@ def test_ft_max_adds_a_sequence_as_soon_as_there_is_a_place() -> None:
 def test_request_level_adds_no_sequence_to_a_running_batch() -> None:
     planner = make_planner(preset="request-level", places=2)
     device = FakeDevice(planner)
-    planner.add(new("a", max_tokens=3))
-    planner.add(new("b", max_tokens=6))
+    planner.commands.add(new("a", max_tokens=3))
+    planner.commands.add(new("b", max_tokens=6))
     device.step()
-    planner.add(new("c", max_tokens=3))
+    planner.commands.add(new("c", max_tokens=3))
     while planner.sequences.get(RequestId("b")):
         assert "c" not in device.requests(device.step().rows)
     assert "c" in device.requests(device.step().rows)
@@ -82,8 +82,8 @@ def test_request_level_adds_no_sequence_to_a_running_batch() -> None:
 
 def test_s3_starts_the_largest_promise_first() -> None:
     planner = make_planner(preset="s3", places=1)
-    planner.add(new("small", promise=1))
-    planner.add(new("large", promise=4))
+    planner.commands.add(new("small", promise=1))
+    planner.commands.add(new("large", promise=4))
     device = FakeDevice(planner)
     assert device.requests(device.step().rows) == ["large"]
 
@@ -111,7 +111,7 @@ def test_max_sequences_limits_the_started_sequences() -> None:
     planner = make_planner(places=2)
     device = FakeDevice(planner)
     for name in "abc":
-        planner.add(new(name, max_tokens=4))
+        planner.commands.add(new(name, max_tokens=4))
     assert len(device.step().rows) == 2
     while len(device.finished) < 2:
         assert len(device.step().rows) <= 2
@@ -145,7 +145,7 @@ def test_an_earlier_sequence_never_has_fewer_iterations_than_a_later_one(
     for name, (prompt, max_tokens), gap in zip(names, sizes, gaps, strict=False):
         for _ in range(gap):
             device.step()
-        planner.add(new(name, prompt=prompt, max_tokens=max_tokens))
+        planner.commands.add(new(name, prompt=prompt, max_tokens=max_tokens))
     while planner.has_work():
         running = set(device.requests(device.step().rows))
         latest = max(running, default="")
@@ -163,7 +163,7 @@ def test_an_iteration_keeps_to_its_bounds(waiting: list[tuple[int, int]], chunk_
     planner = make_planner(pages=400, places=places, chunk_tokens=chunk_tokens)
     device = FakeDevice(planner)
     for index, (prompt, max_tokens) in enumerate(waiting):
-        planner.add(new(f"r{index}", prompt=prompt, max_tokens=max_tokens))
+        planner.commands.add(new(f"r{index}", prompt=prompt, max_tokens=max_tokens))
     while planner.has_work():
         plan = device.step()
         assert plan.prefill_tokens <= chunk_tokens

@@ -75,20 +75,20 @@ class PlansAgree(RuleBasedStateMachine):
     def add(self, prompt, tokens, promise, kind) -> None:
         self.count += 1
         self.twins.both(
-            lambda planner: planner.add(
+            lambda planner: planner.commands.add(
                 new(f"r{self.count}", prompt=prompt, max_tokens=tokens, promise=promise, like="same", **kind)
             )
         )
 
     @rule(which=st.integers(1, 9))
     def cancel(self, which) -> None:
-        self.twins.both(lambda planner: planner.cancel(RequestId(f"r{which}")))
+        self.twins.both(lambda planner: planner.commands.cancel(RequestId(f"r{which}")))
 
     @rule(which=st.integers(1, 9), method=st.sampled_from(list(ParkMethod)))
     def park(self, which, method) -> None:
         def act(planner) -> bool | None:
             known = planner.sequences.get(RequestId(f"r{which}"))
-            return known and planner.park(known.request, 1, known.promise, known.promise, method)
+            return known and planner.commands.park(known.request, 1, known.promise, known.promise, method)
 
         self.twins.both(act)
 
@@ -96,30 +96,30 @@ class PlansAgree(RuleBasedStateMachine):
     def extend(self, which, more) -> None:
         def act(planner) -> bool | None:
             known = planner.sequences.get(RequestId(f"r{which}"))
-            return known and planner.extend(known.request, 1, known.promise, known.promise + more)
+            return known and planner.commands.extend(known.request, 1, known.promise, known.promise + more)
 
         self.twins.both(act)
 
     @rule(which=st.integers(1, 9))
     def resume(self, which) -> None:
-        self.twins.both(lambda planner: planner.resume(RequestId(f"r{which}"), 1, 4))
+        self.twins.both(lambda planner: planner.commands.resume(RequestId(f"r{which}"), 1, 4))
 
     @rule(adapter=st.sampled_from(["x", "y", "z"]))
     def load(self, adapter) -> None:
-        self.twins.both(lambda planner: planner.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter])))
+        self.twins.both(lambda planner: planner.commands.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter])))
 
     @rule(adapter=st.sampled_from(["x", "y", "z"]))
     def drop(self, adapter) -> None:
-        self.twins.both(lambda planner: planner.drop_adapter(Digest(adapter)))
+        self.twins.both(lambda planner: planner.commands.drop_adapter(Digest(adapter)))
 
     @rule(supervised=st.booleans())
     def supervise(self, supervised) -> None:
         for device in self.twins.devices:
-            device.planner.supervised = supervised
+            device.planner.commands.supervised = supervised
 
     @rule(factor=st.sampled_from([1.0, 2.0]))
     def overcommit(self, factor) -> None:
-        self.twins.both(lambda planner: planner.set_overcommit(factor))
+        self.twins.both(lambda planner: planner.commands.set_overcommit(factor))
 
     @rule(steps=st.integers(1, 25))
     def go_on(self, steps) -> None:
@@ -153,7 +153,9 @@ TestPlansAgreeWhereKeysRestart = PlansAgreeWhereKeysRestart.TestCase
 def test_sequences_that_decode_are_not_composed_again(ahead: int, monkeypatch) -> None:
     twins = Twins(ahead=ahead)
     for name, prompt in (("a", 5), ("b", 9), ("c", 15)):
-        twins.both(lambda planner, name=name, prompt=prompt: planner.add(new(name, prompt=prompt, max_tokens=30)))
+        twins.both(
+            lambda planner, name=name, prompt=prompt: planner.commands.add(new(name, prompt=prompt, max_tokens=30))
+        )
     composed = []
     monkeypatch.setattr(twins.devices[1].planner, "_plan_anew", _noted(twins.devices[1].planner, composed))
     plans = [twins.step() for _ in range(29)]
@@ -174,7 +176,7 @@ def _noted(planner, composed):
 def test_a_round_ends_when_one_of_its_sequences_may_not_go_on() -> None:
     planner = make_planner()
     device = FakeDevice(planner, ahead=1)
-    short, long = planner.add(new("short", max_tokens=6)), planner.add(new("long", max_tokens=20))
+    short, long = planner.commands.add(new("short", max_tokens=6)), planner.commands.add(new("long", max_tokens=20))
     for _ in range(3):
         device.step()
     decoding = DecodeRound([short, long], {})
@@ -191,7 +193,7 @@ def test_a_round_ends_when_one_of_its_sequences_may_not_go_on() -> None:
 def test_results_of_a_round_go_to_the_sequences_that_are_still_there() -> None:
     planner = make_planner()
     for name in "abc":
-        planner.add(new(name, prompt=3, max_tokens=20))
+        planner.commands.add(new(name, prompt=3, max_tokens=20))
 
     def step(*after) -> dict[str, list[int]]:
         plan = planner.plan()
@@ -203,14 +205,14 @@ def test_results_of_a_round_go_to_the_sequences_that_are_still_there() -> None:
 
     for _ in range(4):
         assert step() == {"a": [0], "b": [1], "c": [2]}
-    assert step(lambda: planner.cancel(RequestId("b"))) == {"a": [0], "c": [2]}
+    assert step(lambda: planner.commands.cancel(RequestId("b"))) == {"a": [0], "c": [2]}
     assert step() == {"a": [0], "c": [1]}
 
 
 def test_one_that_is_not_finite_leaves_a_round(monkeypatch) -> None:
     twins = Twins()
     for name in "abc":
-        twins.both(lambda planner, name=name: planner.add(new(name, prompt=3, max_tokens=VOCABULARY)))
+        twins.both(lambda planner, name=name: planner.commands.add(new(name, prompt=3, max_tokens=VOCABULARY)))
     for _ in range(4):
         twins.step()
     for device in twins.devices:
@@ -222,19 +224,19 @@ def test_one_that_is_not_finite_leaves_a_round(monkeypatch) -> None:
 
 def test_a_round_ends_when_pages_are_short() -> None:
     planner = make_planner(pages=4)
-    planner.set_overcommit(2.0)
+    planner.commands.set_overcommit(2.0)
     device = FakeDevice(planner)
     for name in "ab":
-        planner.add(new(name, prompt=3, max_tokens=60))
+        planner.commands.add(new(name, prompt=3, max_tokens=60))
     device.run()
     assert {name: len(tokens) for name, (tokens, _) in device.finished.items()} == {"a": 60, "b": 60}
 
 
 def test_a_round_keeps_tokens_as_columns_until_they_mean_more() -> None:
     planner = make_planner(eos_token_ids=frozenset({7}))
-    planner.supervised = True
-    planner.add(new("a", prompt=3, max_tokens=80, promise=2))
-    planner.add(new("b", prompt=3, max_tokens=80))
+    planner.commands.supervised = True
+    planner.commands.add(new("a", prompt=3, max_tokens=80, promise=2))
+    planner.commands.add(new("b", prompt=3, max_tokens=80))
     kept: list[int | None] = []
     for token in [1] * 20 + [7]:
         plan = planner.plan()

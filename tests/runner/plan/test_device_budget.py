@@ -2,10 +2,9 @@
 
 from itertools import count
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from motet.domain import Digest
 from motet_runner.plan import Copy, DeviceBudget, PageAllocator, Tier, Wipe
@@ -26,7 +25,6 @@ class Device:
         """Page → its bytes, in order"""
         self.cached: dict[int, object] = {}
         """Page → its bytes, in the prefix cache"""
-        self.pinned: list[list[int]] = []
         self.live: set[Digest] = set()
         self._next = count()
 
@@ -71,24 +69,21 @@ class Device:
         return grant
 
     def carry_out(self, effects: tuple[Effect, ...]) -> None:
-        pinned = {page for pages in self.pinned for page in pages}
         for effect in effects:
             match effect:
                 case Copy(Tier.DEVICE, pages, Tier.DEVICE, to):
                     assert len(set(pages)) == len(pages) == len(set(to)) == len(to)
                     assert not set(pages) & set(to), "one copy reads what it writes"
-                    assert not pinned & {*pages, *to}, "a page that is lent to a transfer moved"
                     for page, value in zip(to, [self.bytes[page] for page in pages], strict=True):
                         self.bytes[page] = value
                 case Wipe(Tier.DEVICE, pages):
-                    assert not pinned & set(pages)
                     for page in pages:
                         self.bytes[page] = 0
                 case _:
                     raise AssertionError(effect)
 
     def check(self) -> None:
-        self.budget.check([*map(list, self.sequences), *self.pinned], self.cached)
+        self.budget.check(list(map(list, self.sequences)), self.cached)
         for sequence in (*self.sequences, self.cached):
             assert {page: self.bytes[page] for page in sequence} == sequence
         for adapter in self.budget.adapters:
@@ -127,24 +122,6 @@ class AnyLife(RuleBasedStateMachine):
                     self.device.cached[page] = value
             self.device.allocator.give(list(sequence))
 
-    @rule(data=st.data())
-    def lend(self, data: st.DataObject) -> None:
-        if self.device.sequences:
-            pages = data.draw(
-                st.lists(st.sampled_from(list(data.draw(st.sampled_from(self.device.sequences))) or [-1]))
-            )
-            pages = sorted({page for page in pages if page >= 0})
-            self.device.allocator.share(pages)
-            self.device.budget.pin(pages)
-            self.device.pinned.append(pages)
-
-    @precondition(lambda self: self.device.pinned)
-    @rule(data=st.data())
-    def get_back(self, data: st.DataObject) -> None:
-        pages = self.device.pinned.pop(data.draw(st.integers(0, len(self.device.pinned) - 1)))
-        self.device.budget.unpin(pages)
-        self.device.allocator.give(pages)
-
     @rule(pages=st.integers(1, 10), evict=st.booleans(), live=st.booleans())
     def load(self, pages: int, evict: bool, live: bool) -> None:
         device, budget = self.device, self.device.budget
@@ -161,10 +138,10 @@ class AnyLife(RuleBasedStateMachine):
             assert grant is None or not (grant.evicted or grant.effects)
             assert grant is None or empty >= pages
         elif grant is None:
-            assert needed is None or device.pinned, "there is room, and nothing that cannot move"
+            assert needed is None, "there is room"
         else:
             assert list(grant.evicted) == idle[: len(grant.evicted)], "the least recently used go first"
-            assert len(grant.evicted) == needed or device.pinned, "no more than must"
+            assert len(grant.evicted) == needed, "no more than must"
         if grant is not None and live:
             device.live.add(adapter)
 
@@ -196,8 +173,6 @@ class AnyLife(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         self.device.check()
-        live = sum(self.device.budget.run_of(one).length for one in self.device.live)
-        assert self.device.budget.kv_capacity(self.device.is_live) == self.device.allocator.capacity - live
 
 
 AnyLife.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
@@ -267,19 +242,3 @@ def test_they_use_a_page_that_has_been_left_if_none_is_free_before() -> None:
     device = lay_out(12, {0: 3, 4: 1, 5: 1, 6: 1, 8: 3}, kv=(3,))
     assert device.load(A, 2) is not None
     device.check()
-
-
-def test_pages_that_are_lent_are_no_place_for_an_adapter_and_never_move() -> None:
-    device = Device(6)
-    device.hold(3)
-    device.allocator.share([3])
-    device.budget.pin([3])
-    device.pinned = [[3]]
-    assert device.load(A, 4) is None, "page 3 cuts the memory in 3 and 2"
-    assert device.load(A, 3).run == AdapterRun(0, 3)
-    device.check()
-
-
-@pytest.mark.parametrize(("promise", "adapter", "holds"), [(6, 4, True), (7, 4, False), (0, 11, False)])
-def test_a_promise_and_an_adapter_must_fit_the_device_together(promise: int, adapter: int, *, holds: bool) -> None:
-    assert Device(10).budget.could_ever_hold(promise, adapter) is holds

@@ -198,7 +198,7 @@ def test_a_runner_that_is_sent_requests_by_arrival_runs_what_the_algorithm_runs(
         while queue:
             prompt, _, length, _ = trace.requests[index_of(queue[0])]
             try:
-                planner.add(new(queue[0], prompt=prompt, max_tokens=length, promise=trace.slots(queue[0])))
+                planner.commands.add(new(queue[0], prompt=prompt, max_tokens=length, promise=trace.slots(queue[0])))
             except Declined:
                 break
             queue.popleft()

@@ -24,12 +24,12 @@ def happened(device, kind):
 
 def test_a_promise_that_does_not_fit_is_declined_and_leaves_no_trace() -> None:
     planner = make_planner(pages=8)
-    planner.add(new("a", promise=6))
+    planner.commands.add(new("a", promise=6))
     with pytest.raises(Declined):
-        planner.add(new("b", promise=3))
+        planner.commands.add(new("b", promise=3))
     assert planner.sequences.get(R("b")) is None
-    planner.cancel(R("a"))
-    planner.add(new("b", promise=3))
+    planner.commands.cancel(R("a"))
+    planner.commands.add(new("b", promise=3))
     planner.check()
 
 
@@ -46,28 +46,35 @@ def test_a_promise_that_does_not_fit_is_declined_and_leaves_no_trace() -> None:
 )
 def test_an_impossible_request_is_refused_for_good(sequence, error) -> None:
     with pytest.raises(error):
-        make_planner(pages=8, max_length=100).add(sequence)
+        make_planner(pages=8, max_length=100).commands.add(sequence)
+
+
+def test_options_in_other_types_are_those_that_an_engine_computes() -> None:
+    planner = make_planner()
+    planner.commands.add(new("a", stop_token_ids=[3], logit_bias={"5": 1}, top_k=-1))  # type: ignore[arg-type]
+    sampling = planner.sequences.get(R("a")).new.sampling
+    assert (sampling.stop_token_ids, dict(sampling.logit_bias), sampling.top_k) == (frozenset({3}), {5: 1}, 0)
 
 
 def test_the_context_is_never_longer_than_the_memory() -> None:
     with pytest.raises(ContextLengthExceeded):
-        make_planner(pages=2).add(new("a", prompt=20, max_tokens=13, promise=1))
+        make_planner(pages=2).commands.add(new("a", prompt=20, max_tokens=13, promise=1))
 
 
 def test_a_higher_epoch_takes_the_place_of_a_lower_one() -> None:
     planner = make_planner()
-    planner.add(new("a", epoch=1))
-    planner.add(new("a", epoch=2))
+    planner.commands.add(new("a", epoch=1))
+    planner.commands.add(new("a", epoch=2))
     assert [sequence.new.epoch for sequence in planner.sequences] == [2]
     with pytest.raises(Declined):
-        planner.add(new("a", epoch=2))
+        planner.commands.add(new("a", epoch=2))
     planner.check()
 
 
 def test_delivered_tokens_count_as_generated() -> None:
     planner = make_planner()
     device = FakeDevice(planner)
-    sequence = planner.add(new("a", prompt=5, max_tokens=10, delivered=(1, 2, 3)))
+    sequence = planner.commands.add(new("a", prompt=5, max_tokens=10, delivered=(1, 2, 3)))
     plan = device.step()
     assert plan.prefills[0].count == 8
     device.run()
@@ -79,9 +86,9 @@ def test_delivered_tokens_count_as_generated() -> None:
 def test_a_stop_token_ends_a_sequence_unless_ends_are_ignored() -> None:
     planner = make_planner(eos_token_ids=frozenset(range(VOCABULARY)))
     device = FakeDevice(planner)
-    planner.add(new("stops"))
-    planner.add(new("goes on", ignore_eos=True))
-    planner.add(new("its own", ignore_eos=True, stop_token_ids=frozenset(range(VOCABULARY))))
+    planner.commands.add(new("stops"))
+    planner.commands.add(new("goes on", ignore_eos=True))
+    planner.commands.add(new("its own", ignore_eos=True, stop_token_ids=frozenset(range(VOCABULARY))))
     device.run()
     assert {name: (len(tokens), finish) for name, (tokens, finish) in device.finished.items()} == {
         "stops": (1, Finish.STOP),
@@ -92,9 +99,9 @@ def test_a_stop_token_ends_a_sequence_unless_ends_are_ignored() -> None:
 
 def test_a_promise_is_announced_one_page_before_its_end_and_once() -> None:
     planner = make_planner()
-    planner.supervised = True
+    planner.commands.supervised = True
     device = FakeDevice(planner)
-    planner.add(new("a", prompt=5, max_tokens=100, promise=2))
+    planner.commands.add(new("a", prompt=5, max_tokens=100, promise=2))
     announced_at = None
     while planner.sequences.get(R("a")).room > 0:
         device.step()
@@ -107,21 +114,21 @@ def test_a_promise_is_announced_one_page_before_its_end_and_once() -> None:
 def test_a_promise_for_the_whole_answer_is_never_announced() -> None:
     planner = make_planner()
     device = FakeDevice(planner)
-    planner.add(new("a", prompt=5, max_tokens=28, promise=2))  # 33 tokens, the last of which is never fed back
+    planner.commands.add(new("a", prompt=5, max_tokens=28, promise=2))  # 33 tokens, the last of which is never fed back
     device.run()
     assert not happened(device, OverflowAhead)
 
 
 def test_only_the_sequence_at_its_promise_waits() -> None:
     planner = make_planner(protect_after_steps=1000)
-    planner.supervised = True
+    planner.commands.supervised = True
     device = FakeDevice(planner)
-    planner.add(new("a", prompt=5, max_tokens=100, promise=1))
-    planner.add(new("b", prompt=5, max_tokens=60))
+    planner.commands.add(new("a", prompt=5, max_tokens=100, promise=1))
+    planner.commands.add(new("b", prompt=5, max_tokens=60))
     for _ in range(40):
         device.step()
     assert (len(planner.sequences.get(R("a")).tokens), len(planner.sequences.get(R("b")).tokens)) == (17, 45)
-    assert planner.extend(R("a"), 1, promise=1, extended=2)
+    assert planner.commands.extend(R("a"), 1, promise=1, extended=2)
     device.step()
     assert len(planner.sequences.get(R("a")).tokens) == 18
 
@@ -129,7 +136,7 @@ def test_only_the_sequence_at_its_promise_waits() -> None:
 def test_promises_double_until_the_longest_answer() -> None:
     planner = make_planner(pages=64)
     device = FakeDevice(planner)
-    planner.add(new("a", prompt=5, max_tokens=200, promise=1))
+    planner.commands.add(new("a", prompt=5, max_tokens=200, promise=1))
     promises = []
     while planner.has_work():
         device.step()
@@ -141,38 +148,38 @@ def test_promises_double_until_the_longest_answer() -> None:
 
 def test_orders_about_changed_sequences_are_ignored() -> None:
     planner = make_planner()
-    planner.supervised = True
-    planner.add(new("a", prompt=5, max_tokens=100, promise=2))
-    assert not planner.extend(R("a"), epoch=2, promise=2, extended=4)
-    assert not planner.extend(R("a"), epoch=1, promise=1, extended=4)
-    assert not planner.extend(R("b"), epoch=1, promise=2, extended=4)
-    assert not planner.park(R("a"), 1, promise=1, wanted=2, method=ParkMethod.SWAP)
-    assert not planner.resume(R("a"), 1, promise=2)
-    assert planner.cancel(R("a"), epoch=2) is None
-    assert planner.cancel(R("a"), epoch=1) is not None
-    assert planner.cancel(R("a"), epoch=1) is None
+    planner.commands.supervised = True
+    planner.commands.add(new("a", prompt=5, max_tokens=100, promise=2))
+    assert not planner.commands.extend(R("a"), epoch=2, promise=2, extended=4)
+    assert not planner.commands.extend(R("a"), epoch=1, promise=1, extended=4)
+    assert not planner.commands.extend(R("b"), epoch=1, promise=2, extended=4)
+    assert not planner.commands.park(R("a"), 1, promise=1, wanted=2, method=ParkMethod.SWAP)
+    assert not planner.commands.resume(R("a"), 1, promise=2)
+    assert planner.commands.cancel(R("a"), epoch=2) is None
+    assert planner.commands.cancel(R("a"), epoch=1) is not None
+    assert planner.commands.cancel(R("a"), epoch=1) is None
 
 
 @pytest.mark.parametrize("method", ParkMethod)
 def test_a_parked_sequence_comes_back_with_its_tokens(method: ParkMethod) -> None:
     planner = make_planner(host_pages=8)
-    planner.supervised = True
+    planner.commands.supervised = True
     device = FakeDevice(planner)
-    planner.add(new("a", prompt=30, max_tokens=40))
+    planner.commands.add(new("a", prompt=30, max_tokens=40))
     alone = FakeDevice(make_planner())
-    alone.planner.add(new("a", prompt=30, max_tokens=40))
+    alone.planner.commands.add(new("a", prompt=30, max_tokens=40))
     alone.run()
     for _ in range(10):
         device.step()
     promise = planner.sequences.get(R("a")).promise
-    assert planner.park(R("a"), 1, promise, wanted=5, method=method)
+    assert planner.commands.park(R("a"), 1, promise, wanted=5, method=method)
     assert (planner.memory.pages.free, planner.memory.ledger.promised) == (32, 0)
     device.step()  # the copy, if there is one
     assert not planner.has_work()
-    planner.add(new("b", prompt=30, max_tokens=40))  # writes over the pages that were a's
+    planner.commands.add(new("b", prompt=30, max_tokens=40))  # writes over the pages that were a's
     for _ in range(5):
         device.step()
-    assert planner.resume(R("a"), 1, promise=5)
+    assert planner.commands.resume(R("a"), 1, promise=5)
     device.run()
     assert device.finished["a"] == alone.finished["a"]
     assert [event.method for event in happened(device, ParkedNow)] == [method]
@@ -182,24 +189,24 @@ def test_a_parked_sequence_comes_back_with_its_tokens(method: ParkMethod) -> Non
 
 def test_swap_without_room_on_the_host_becomes_recompute() -> None:
     planner = make_planner(host_pages=1)
-    planner.supervised = True
+    planner.commands.supervised = True
     device = FakeDevice(planner)
-    planner.add(new("a", prompt=30, max_tokens=40))
+    planner.commands.add(new("a", prompt=30, max_tokens=40))
     for _ in range(5):
         device.step()
-    assert planner.park(R("a"), 1, planner.sequences.get(R("a")).promise, wanted=5, method=ParkMethod.SWAP)
+    assert planner.commands.park(R("a"), 1, planner.sequences.get(R("a")).promise, wanted=5, method=ParkMethod.SWAP)
     assert happened(device, ParkedNow)[0].method is ParkMethod.RECOMPUTE
 
 
 def test_cancelling_a_parked_sequence_frees_host_memory() -> None:
     planner = make_planner(host_pages=8)
-    planner.supervised = True
+    planner.commands.supervised = True
     device = FakeDevice(planner)
-    planner.add(new("a", prompt=30, max_tokens=40))
+    planner.commands.add(new("a", prompt=30, max_tokens=40))
     for _ in range(5):
         device.step()
-    planner.park(R("a"), 1, planner.sequences.get(R("a")).promise, wanted=5, method=ParkMethod.SWAP)
-    planner.cancel(R("a"))
+    planner.commands.park(R("a"), 1, planner.sequences.get(R("a")).promise, wanted=5, method=ParkMethod.SWAP)
+    planner.commands.cancel(R("a"))
     device.step()
     assert planner.memory.host.free == 8
 
@@ -207,10 +214,10 @@ def test_cancelling_a_parked_sequence_frees_host_memory() -> None:
 def test_without_a_supervisor_the_newest_of_the_lowest_class_is_parked() -> None:
     planner = make_planner(pages=8)
     device = FakeDevice(planner)
-    planner.add(new("first", prompt=5, max_tokens=100, promise=2))
-    planner.add(new("urgent", prompt=5, max_tokens=100, promise=2, priority=0))
-    planner.add(new("second", prompt=5, max_tokens=100, promise=2))
-    planner.add(new("last", prompt=5, max_tokens=100, promise=2, priority=0))
+    planner.commands.add(new("first", prompt=5, max_tokens=100, promise=2))
+    planner.commands.add(new("urgent", prompt=5, max_tokens=100, promise=2, priority=0))
+    planner.commands.add(new("second", prompt=5, max_tokens=100, promise=2))
+    planner.commands.add(new("last", prompt=5, max_tokens=100, promise=2, priority=0))
     while not (parked := happened(device, ParkedNow)):
         device.step()
     assert (parked[0].request, parked[0].by_itself, parked[0].wanted) == ("second", True, 4)
@@ -222,11 +229,11 @@ def test_new_sequences_leave_pages_for_parked_ones() -> None:
     planner = make_planner(pages=8)
     device = FakeDevice(planner)
     for name in "ab":
-        planner.add(new(name, prompt=5, max_tokens=100, promise=4))
+        planner.commands.add(new(name, prompt=5, max_tokens=100, promise=4))
     while not happened(device, ParkedNow):
         device.step()
     with pytest.raises(Declined):
-        planner.add(new("c", promise=1))
+        planner.commands.add(new("c", promise=1))
     device.run()
     assert set(device.finished) == {"a", "b"}
 
@@ -234,8 +241,8 @@ def test_new_sequences_leave_pages_for_parked_ones() -> None:
 def test_users_of_an_adapter_are_counted_without_a_search(monkeypatch) -> None:
     planner = make_planner()
     for name, adapter in (("a", "x"), ("b", "x"), ("c", "y")):
-        planner.add(new(name, adapter=adapter))
-    planner.park(R("b"), 1, 1, 1, ParkMethod.RECOMPUTE)
+        planner.commands.add(new(name, adapter=adapter))
+    planner.commands.park(R("b"), 1, 1, 1, ParkMethod.RECOMPUTE)
     monkeypatch.setattr(SequenceTable, "__iter__", lambda _: pytest.fail("every sequence was looked at"))
     assert [planner.sequences.live_on(Digest(adapter)) for adapter in "xyz"] == [1, 1, 0]
     assert [planner.sequences.users_of(Digest(adapter)) for adapter in "xyz"] == [2, 1, 0]
@@ -244,7 +251,7 @@ def test_users_of_an_adapter_are_counted_without_a_search(monkeypatch) -> None:
 def test_changes_of_states_are_reported() -> None:
     planner = make_planner(chunk_tokens=20)
     device = FakeDevice(planner)
-    planner.add(new("a", prompt=50, max_tokens=3))
+    planner.commands.add(new("a", prompt=50, max_tokens=3))
     device.run()
     told = [(event.state, event.percent) for event in happened(device, StateChanged)]
     assert told == [(State.PREFILL, 0), (State.PREFILL, 40), (State.PREFILL, 80), (State.DECODE, 0)]
@@ -253,7 +260,7 @@ def test_changes_of_states_are_reported() -> None:
 def test_pages_that_a_window_has_left_are_free() -> None:
     planner = make_planner(window=20)
     device = FakeDevice(planner)
-    planner.add(new("a", prompt=40, max_tokens=200))
+    planner.commands.add(new("a", prompt=40, max_tokens=200))
     used = []
     while planner.has_work():
         device.step()
@@ -264,10 +271,10 @@ def test_pages_that_a_window_has_left_are_free() -> None:
 
 def test_an_overcommitted_store_parks_when_pages_run_out_and_loses_nothing() -> None:
     planner = make_planner(pages=8, host_pages=4, cheaper=lambda _: ParkMethod.SWAP)
-    planner.set_overcommit(3.0)
+    planner.commands.set_overcommit(3.0)
     device = FakeDevice(planner)
     for index in range(4):
-        planner.add(new(f"r{index}", prompt=20, max_tokens=60))
+        planner.commands.add(new(f"r{index}", prompt=20, max_tokens=60))
     device.run()
     assert sorted(device.finished) == ["r0", "r1", "r2", "r3"]
     assert {len(tokens) for tokens, _ in device.finished.values()} == {60}
@@ -304,7 +311,7 @@ class Runner(RuleBasedStateMachine):
         self.count += 1
         name = f"r{self.count}"
         try:
-            self.planner.add(
+            self.planner.commands.add(
                 new(
                     name,
                     prompt=prompt,
@@ -337,33 +344,33 @@ class Runner(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         sequence = self._one(data)
-        self.planner.cancel(sequence.request)
+        self.planner.commands.cancel(sequence.request)
         self.cancelled.add(sequence.request)
 
     @precondition(lambda self: len(self.planner.sequences))
     @rule(data=st.data(), extended=st.integers(1, 13))
     def extend(self, data: st.DataObject, extended: int) -> None:
         sequence = self._one(data)
-        self.planner.extend(sequence.request, 1, sequence.promise, extended)
+        self.planner.commands.extend(sequence.request, 1, sequence.promise, extended)
 
     @precondition(lambda self: len(self.planner.sequences))
     @rule(data=st.data(), wanted=st.integers(1, 13), method=st.sampled_from(ParkMethod))
     def park(self, data: st.DataObject, wanted: int, method: ParkMethod) -> None:
         sequence = self._one(data)
-        self.planner.park(sequence.request, 1, sequence.promise, wanted, method)
+        self.planner.commands.park(sequence.request, 1, sequence.promise, wanted, method)
 
     @precondition(lambda self: len(self.planner.sequences))
     @rule(data=st.data(), promise=st.integers(1, 13))
     def resume(self, data: st.DataObject, promise: int) -> None:
-        self.planner.resume(self._one(data).request, 1, promise)
+        self.planner.commands.resume(self._one(data).request, 1, promise)
 
     @rule(adapter=st.sampled_from([*RANKS]))
     def load_adapter(self, adapter: str) -> None:
-        self.planner.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter]))
+        self.planner.commands.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter]))
 
     @rule(adapter=st.sampled_from([*RANKS]))
     def drop_adapter(self, adapter: str) -> None:
-        self.planner.drop_adapter(Digest(adapter))
+        self.planner.commands.drop_adapter(Digest(adapter))
 
     @rule(answers=st.booleans())
     def disk(self, answers: bool) -> None:
@@ -375,11 +382,11 @@ class Runner(RuleBasedStateMachine):
 
     @rule(supervised=st.booleans())
     def supervise(self, supervised: bool) -> None:
-        self.planner.supervised = supervised
+        self.planner.commands.supervised = supervised
 
     @rule(factor=st.sampled_from([1.0, 1.0, 1.3, 2.0]))
     def overcommit(self, factor: float) -> None:
-        self.planner.set_overcommit(factor)
+        self.planner.commands.set_overcommit(factor)
 
     @rule(times=st.integers(1, 30))
     def step(self, times: int) -> None:
@@ -414,10 +421,10 @@ class Runner(RuleBasedStateMachine):
         self.needed = needed
 
     def teardown(self) -> None:
-        self.planner.supervised = False
+        self.planner.commands.supervised = False
         self.device.disk_answers, self.device.loads_fail = True, set()
         for adapter, rank in RANKS.items():
-            self.planner.load_adapter(Digest(adapter), adapter_layout(rank))
+            self.planner.commands.load_adapter(Digest(adapter), adapter_layout(rank))
         self.device.run()
         assert not len(self.planner.sequences), [
             (s.request, s.state, s.promise, s.parked_times) for s in self.planner.sequences

@@ -38,7 +38,7 @@ class Running:
     def step(self) -> StepPlan:
         while self.queue:
             try:
-                self.planner.add(self.queue[0])
+                self.planner.commands.add(self.queue[0])
             except Declined:
                 break
             self.queue.popleft()
@@ -67,7 +67,7 @@ def test_under_every_preset_everybody_finishes_within_the_bounds(
 ) -> None:
     """OR-09, S3-05, SW-14. FakeDevice checks each step that the KV of all earlier tokens is where it should be."""
     running = Running(ALL[name], ahead=ahead)
-    running.planner.set_overcommit(overcommit)
+    running.planner.commands.set_overcommit(overcommit)
     ask_all(running, asked)
     while running.busy:
         plan = running.step()

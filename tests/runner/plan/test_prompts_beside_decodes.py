@@ -78,9 +78,9 @@ def learn(costs: StepCosts, machine: Machine, decodes: int, prompt_tokens: int =
 
 
 def begin(device: FakeDevice, *, decodes: int) -> None:
-    """So many sequences decode, and have decoded for a while."""
+    """`decodes` sequences decode, and have decoded for a while."""
     for number in range(decodes):
-        device.planner.add(new(f"decode {number}", prompt=4, max_tokens=2000))
+        device.planner.commands.add(new(f"decode {number}", prompt=4, max_tokens=2000))
     for _ in range(10):
         device.step()
 
@@ -89,7 +89,7 @@ def test_a_long_prompt_makes_no_iteration_longer_than_the_slowdown_allows() -> N
     machine = Machine(of_a_row=2, of_a_hundred_before=0.05)
     device = device_with(machine)
     begin(device, decodes=5)
-    device.planner.add(new("long", prompt=1500, max_tokens=1))
+    device.planner.commands.add(new("long", prompt=1500, max_tokens=1))
     took = []
     while (plan := device.step()).prefills:
         assert len(plan.decodes) == 5
@@ -104,7 +104,7 @@ def test_answers_that_another_runner_began_are_computed_again_in_large_pieces() 
     begin(device, decodes=5)
     names = ["lost 0", "lost 1", "lost 2"]
     for name in names:
-        device.planner.add(new(name, prompt=20, max_tokens=1000, delivered=(1,) * 200))
+        device.planner.commands.add(new(name, prompt=20, max_tokens=1000, delivered=(1,) * 200))
     iterations = 0
     while any(sequence.resumes for sequence in device.planner.sequences):
         plan = device.step()
@@ -118,8 +118,8 @@ def test_answers_that_another_runner_began_go_before_prompts_which_keep_to_the_l
     machine = Machine()
     device = device_with(machine)
     begin(device, decodes=5)
-    device.planner.add(new("fresh", prompt=1500, max_tokens=1))
-    device.planner.add(new("lost", prompt=20, max_tokens=1000, delivered=(1,) * 400))
+    device.planner.commands.add(new("fresh", prompt=1500, max_tokens=1))
+    device.planner.commands.add(new("lost", prompt=20, max_tokens=1000, delivered=(1,) * 400))
     assert device.requests(device.step().prefills) == ["lost"]
     plan = device.step()
     assert device.requests(plan.prefills) == ["lost", "fresh"]
@@ -133,12 +133,14 @@ def test_an_answer_that_is_parked_here_keeps_to_the_limit_when_it_comes_back() -
     device = device_with(Machine())
     begin(device, decodes=5)
     planner = device.planner
-    planner.add(new("moved", prompt=20, max_tokens=1000, delivered=(1,) * 200))
+    planner.commands.add(new("moved", prompt=20, max_tokens=1000, delivered=(1,) * 200))
     for _ in range(5):
         device.step()
     sequence = planner.sequences.get(RequestId("moved"))
     assert sequence is not None
-    assert planner.park(sequence.request, sequence.new.epoch, sequence.promise, sequence.promise, ParkMethod.RECOMPUTE)
+    assert planner.commands.park(
+        sequence.request, sequence.new.epoch, sequence.promise, sequence.promise, ParkMethod.RECOMPUTE
+    )
     assert 0 < device.step().prefill_tokens <= Machine().alone(5), "nobody supervises, so it comes back by itself"
 
 
@@ -146,8 +148,8 @@ def test_alone_a_prompt_takes_large_pieces_again() -> None:
     device = device_with(Machine())
     begin(device, decodes=5)
     for number in range(5):
-        device.planner.cancel(f"decode {number}")
-    device.planner.add(new("long", prompt=1000, max_tokens=1))
+        device.planner.commands.cancel(f"decode {number}")
+    device.planner.commands.add(new("long", prompt=1000, max_tokens=1))
     assert device.step().prefill_tokens == CHUNK
 
 
@@ -155,9 +157,9 @@ def test_before_anything_was_measured_only_the_size_of_a_piece_counts() -> None:
     assert learned().prompt_tokens_beside(3, 1) == UNBOUNDED
     planner = make_planner(pages=200, chunk_tokens=CHUNK, beside=learned().prompt_tokens_beside)
     device = FakeDevice(planner)
-    planner.add(new("short", prompt=4, max_tokens=20))
+    planner.commands.add(new("short", prompt=4, max_tokens=20))
     device.step()
-    planner.add(new("long", prompt=1000, max_tokens=5))
+    planner.commands.add(new("long", prompt=1000, max_tokens=5))
     assert device.step().prefill_tokens == CHUNK
 
 
@@ -168,7 +170,7 @@ def test_presets_that_take_prompts_whole_compose_as_before(preset: str) -> None:
     for device in (limited, free):
         begin(device, decodes=5)
         for name in ("long", "longer"):
-            device.planner.add(new(name, prompt=150 * len(name), max_tokens=1))
+            device.planner.commands.add(new(name, prompt=150 * len(name), max_tokens=1))
     for _ in range(5):
         assert limited.step().prefill_tokens == free.step().prefill_tokens
 
@@ -256,7 +258,7 @@ class ArrivalsOnAMachine(RuleBasedStateMachine):
     @rule(prompt=st.integers(1, 600), max_tokens=st.integers(1, 30))
     def arrives(self, prompt: int, max_tokens: int) -> None:
         if len(self.device.planner.sequences) < 12:
-            self.device.planner.add(new(f"r{self.names}", prompt=prompt, max_tokens=max_tokens))
+            self.device.planner.commands.add(new(f"r{self.names}", prompt=prompt, max_tokens=max_tokens))
             self.names += 1
 
     @rule(factor=st.floats(1, 1000), steps=st.integers(1, 20))

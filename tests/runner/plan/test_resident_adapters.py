@@ -16,7 +16,7 @@ X, Y, Z = map(Digest, "xyz")
 
 def know(planner: Planner, **pages: int) -> None:
     for adapter, count in pages.items():
-        planner.load_adapter(Digest(adapter), adapter_layout(count))
+        planner.commands.load_adapter(Digest(adapter), adapter_layout(count))
 
 
 def happened(device: FakeDevice, kind: type) -> list:
@@ -36,8 +36,8 @@ def here(planner: Planner) -> set[str]:
 def test_a_sequence_that_waits_for_its_adapter_delays_no_other() -> None:
     planner = make_planner()
     device = FakeDevice(planner)
-    planner.add(new("tuned", adapter="x"))
-    planner.add(new("plain"))
+    planner.commands.add(new("tuned", adapter="x"))
+    planner.commands.add(new("plain"))
     device.run()
     assert set(device.finished) == {"plain"}
     assert state(planner, "tuned") is State.LOADING
@@ -52,7 +52,7 @@ def test_a_failed_load_fails_only_sequences_of_that_adapter() -> None:
     device.loads_fail = {"x"}
     know(planner, x=2, y=2)
     for name, adapter in (("a", "x"), ("b", "y"), ("c", "")):
-        planner.add(new(name, adapter=adapter))
+        planner.commands.add(new(name, adapter=adapter))
     device.run()
     assert device.given_up == ["a"]
     assert set(device.finished) == {"b", "c"}
@@ -66,7 +66,7 @@ def test_others_go_on_while_an_adapter_is_read() -> None:
     device.disk_answers = False
     know(planner, x=2)
     for name, adapter in (("a", "x"), ("b", "x"), ("plain", "")):
-        planner.add(new(name, adapter=adapter))
+        planner.commands.add(new(name, adapter=adapter))
     for _ in range(40):
         device.step()
     assert set(device.finished) == {"plain"}
@@ -81,7 +81,7 @@ def test_a_load_is_in_no_hurry_while_somebody_could_run() -> None:
     planner = make_planner()
     device = FakeDevice(planner)
     know(planner, x=20)
-    planner.add(new("plain"))
+    planner.commands.add(new("plain"))
     assert not device.step().hurry
     while "plain" not in device.finished:
         device.step()
@@ -96,7 +96,7 @@ def test_adapters_are_prefetched_into_empty_pages_only() -> None:
     device.run()
     assert here(planner) == {"x", "y"}
     assert not planner.has_work()
-    planner.add(new("a", adapter="z"))
+    planner.commands.add(new("a", adapter="z"))
     device.run()
     assert here(planner) == {"y", "z"}, "the least recently used one went"
 
@@ -105,10 +105,10 @@ def test_an_adapter_with_live_sequences_is_never_evicted() -> None:
     planner = make_planner(pages=12, max_adapters=1)
     device = FakeDevice(planner)
     know(planner, x=4, y=4)
-    planner.add(new("a", adapter="x", max_tokens=20))
+    planner.commands.add(new("a", adapter="x", max_tokens=20))
     for _ in range(6):
         device.step()
-    planner.add(new("b", adapter="y"))
+    planner.commands.add(new("b", adapter="y"))
     while "a" not in device.finished:
         assert state(planner, "b") is State.LOADING
         device.step()
@@ -122,14 +122,14 @@ def test_the_prefix_cache_yields_before_idle_adapters_and_they_before_anybody_pa
     device = FakeDevice(planner)
     know(planner, x=2, y=2)
     device.run()
-    planner.add(new("cached", prompt=2 * PAGE_TOKENS, max_tokens=2, salt=b"t"))
+    planner.commands.add(new("cached", prompt=2 * PAGE_TOKENS, max_tokens=2, salt=b"t"))
     device.run()
     assert len(planner.memory.cache) == 2
-    planner.add(new("a", prompt=90, max_tokens=6))  # six pages
+    planner.commands.add(new("a", prompt=90, max_tokens=6))  # six pages
     device.run()
     assert len(planner.memory.cache) == 0
     assert not happened(device, AdapterEvicted)
-    planner.add(new("b", prompt=110, max_tokens=6))  # eight
+    planner.commands.add(new("b", prompt=110, max_tokens=6))  # eight
     device.run()
     assert [event.digest for event in happened(device, AdapterEvicted)] == [X], "the least recently used one"
     assert not happened(device, ParkedNow)
@@ -140,7 +140,7 @@ def test_pages_of_an_adapter_are_wiped_before_they_become_kv() -> None:
     device = FakeDevice(planner)
     know(planner, x=4)
     device.run()
-    planner.add(new("a", prompt=100, max_tokens=6))
+    planner.commands.add(new("a", prompt=100, max_tokens=6))
     plan = device.step()
     wiped = {page for copy in plan.copies if isinstance(copy, Wipe) for page in copy.pages}
     assert plan.gone == (X,)
@@ -153,7 +153,7 @@ def test_a_load_that_nobody_waits_for_is_given_up_and_its_late_arrival_changes_n
     begun = planner.plan()
     assert begun is not None
     (load,) = begun.loads
-    planner.add(new("a", prompt=100, max_tokens=6))
+    planner.commands.add(new("a", prompt=100, max_tokens=6))
     grown = planner.plan()
     assert grown is not None
     assert (grown.loading, grown.gone) == ({}, (X,))
@@ -167,11 +167,11 @@ def test_a_load_that_begins_again_is_another_one() -> None:
     know(planner, x=4)
     first = planner.plan()
     assert first is not None
-    planner.drop_adapter(X)
+    planner.commands.drop_adapter(X)
     second = planner.plan()
     assert second is not None
     assert second.gone == (X,)
-    planner.add(new("a", adapter="x"))
+    planner.commands.add(new("a", adapter="x"))
     know(planner, x=4)
     third = planner.plan()
     assert third is not None
@@ -186,13 +186,13 @@ def test_a_promise_must_fit_beside_the_adapters_in_use() -> None:
     planner = make_planner(pages=12)
     device = FakeDevice(planner)
     know(planner, x=4, y=3)
-    planner.add(new("a", adapter="x", promise=3))
+    planner.commands.add(new("a", adapter="x", promise=3))
     assert planner.memory.ledger.kv_pages == 8, "also before it is loaded"
     with pytest.raises(Declined):
-        planner.add(new("b", adapter="y", promise=3))
-    planner.add(new("b", adapter="y", promise=2))
+        planner.commands.add(new("b", adapter="y", promise=3))
+    planner.commands.add(new("b", adapter="y", promise=2))
     with pytest.raises(Declined):
-        planner.add(new("c", adapter="x", promise=1))
+        planner.commands.add(new("c", adapter="x", promise=1))
     assert planner.memory.ledger.free == 0
     device.run()
     assert set(device.finished) == {"a", "b"}
@@ -203,33 +203,33 @@ def test_no_more_adapters_count_than_can_be_on_the_device_together() -> None:
     planner = make_planner(pages=20, max_adapters=2)
     know(planner, x=2, y=3, z=4)
     for adapter in "xyz":
-        planner.add(new(adapter, adapter=adapter))
+        planner.commands.add(new(adapter, adapter=adapter))
     assert planner.memory.ledger.kv_pages == 20 - 3 - 4
 
 
 def test_overcommit_applies_to_what_adapters_leave() -> None:
     planner = make_planner(pages=12)
-    planner.set_overcommit(1.5)
+    planner.commands.set_overcommit(1.5)
     know(planner, x=4)
-    planner.add(new("a", adapter="x", promise=1))
+    planner.commands.add(new("a", adapter="x", promise=1))
     assert planner.memory.ledger.limit == 12
 
 
 def test_what_can_never_fit_beside_its_adapter_is_refused_also_when_the_adapter_is_known_later() -> None:
     planner = make_planner(pages=8)
     device = FakeDevice(planner)
-    planner.add(new("early", adapter="x", prompt=60, max_tokens=20, promise=1))
-    planner.add(new("parked", adapter="y"))
-    planner.supervised = True
-    assert planner.park(R("parked"), 1, 1, 1, ParkMethod.RECOMPUTE)
+    planner.commands.add(new("early", adapter="x", prompt=60, max_tokens=20, promise=1))
+    planner.commands.add(new("parked", adapter="y"))
+    planner.commands.supervised = True
+    assert planner.commands.park(R("parked"), 1, 1, 1, ParkMethod.RECOMPUTE)
     know(planner, x=4, y=9)
     device.run()
     assert device.given_up == ["early", "parked"]
     with pytest.raises(InvalidRequest, match=r"needs 5 pages of device memory, and its adapter 4\. This runner has 8"):
-        planner.add(new("late", adapter="x", prompt=60, max_tokens=20, promise=1))
+        planner.commands.add(new("late", adapter="x", prompt=60, max_tokens=20, promise=1))
     with pytest.raises(AdapterIncompatible, match="needs 9 pages"):
-        planner.add(new("late", adapter="y"))
-    planner.add(new("fits", adapter="x", prompt=40, max_tokens=20, promise=1))
+        planner.commands.add(new("late", adapter="y"))
+    planner.commands.add(new("fits", adapter="x", prompt=40, max_tokens=20, promise=1))
     device.run()
     assert set(device.finished) == {"fits"}
 
@@ -240,12 +240,14 @@ def test_sequences_that_wait_make_way_when_what_they_hold_keeps_their_adapters_a
     device = FakeDevice(planner)
     for name in "xy":
         know(planner, **{name: 1})
-        planner.add(new(f"first {name}", prompt=3 * PAGE_TOKENS, max_tokens=2, adapter=name, like="p", salt=b"t"))
+        planner.commands.add(
+            new(f"first {name}", prompt=3 * PAGE_TOKENS, max_tokens=2, adapter=name, like="p", salt=b"t")
+        )
         device.run()
-        planner.drop_adapter(Digest(name))
+        planner.commands.drop_adapter(Digest(name))
         device.run()
     for name in "xy":
-        planner.add(new(name, prompt=3 * PAGE_TOKENS + 1, max_tokens=2, adapter=name, like="p", salt=b"t"))
+        planner.commands.add(new(name, prompt=3 * PAGE_TOKENS + 1, max_tokens=2, adapter=name, like="p", salt=b"t"))
     know(planner, x=4, y=4)
     device.run()
     assert {"x", "y"} <= set(device.finished)
@@ -254,37 +256,37 @@ def test_sequences_that_wait_make_way_when_what_they_hold_keeps_their_adapters_a
 
 def test_a_parked_sequence_resumes_only_where_its_adapter_has_room_too() -> None:
     planner = make_planner(pages=10, host_pages=4)
-    planner.supervised = True
+    planner.commands.supervised = True
     device = FakeDevice(planner)
     know(planner, x=6)
-    planner.add(new("a", adapter="x", prompt=20, max_tokens=20, promise=3))
+    planner.commands.add(new("a", adapter="x", prompt=20, max_tokens=20, promise=3))
     for _ in range(12):
         device.step()
-    assert planner.park(R("a"), 1, 3, 3, ParkMethod.SWAP)
+    assert planner.commands.park(R("a"), 1, 3, 3, ParkMethod.SWAP)
     assert planner.memory.ledger.kv_pages == 10
-    planner.add(new("b", prompt=20, max_tokens=60, promise=5))
+    planner.commands.add(new("b", prompt=20, max_tokens=60, promise=5))
     for _ in range(5):
         device.step()
-    assert not planner.resume(R("a"), 1, 3), "3 pages and its adapter's 6, beside 5"
-    planner.cancel(R("b"))
-    assert planner.resume(R("a"), 1, 3)
+    assert not planner.commands.resume(R("a"), 1, 3), "3 pages and its adapter's 6, beside 5"
+    planner.commands.cancel(R("b"))
+    assert planner.commands.resume(R("a"), 1, 3)
     device.run()
     assert set(device.finished) == {"a"}
 
 
 def test_resuming_evicts_other_adapters_and_not_its_own() -> None:
     planner = make_planner(pages=8, host_pages=4)
-    planner.supervised = True
+    planner.commands.supervised = True
     device = FakeDevice(planner)
     know(planner, x=3, y=3)
-    planner.add(new("a", adapter="x", prompt=40, max_tokens=20, promise=4))
+    planner.commands.add(new("a", adapter="x", prompt=40, max_tokens=20, promise=4))
     for _ in range(8):
         device.step()
-    assert planner.park(R("a"), 1, 4, 4, ParkMethod.SWAP)
-    planner.add(new("b", adapter="y", prompt=5, max_tokens=3, promise=1))
+    assert planner.commands.park(R("a"), 1, 4, 4, ParkMethod.SWAP)
+    planner.commands.add(new("b", adapter="y", prompt=5, max_tokens=3, promise=1))
     device.run()
     assert here(planner) == {"x", "y"}
-    assert planner.resume(R("a"), 1, 4)
+    assert planner.commands.resume(R("a"), 1, 4)
     device.run()
     assert set(device.finished) == {"a", "b"}
     assert [event.digest for event in happened(device, AdapterEvicted)] == [Y]
@@ -292,17 +294,17 @@ def test_resuming_evicts_other_adapters_and_not_its_own() -> None:
 
 def test_a_dropped_adapter_stays_while_a_sequence_will_need_it() -> None:
     planner = make_planner()
-    planner.supervised = True
+    planner.commands.supervised = True
     device = FakeDevice(planner)
     know(planner, x=2)
-    planner.add(new("a", adapter="x", max_tokens=5))
+    planner.commands.add(new("a", adapter="x", max_tokens=5))
     for _ in range(4):
         device.step()
-    planner.park(R("a"), 1, 1, 1, ParkMethod.RECOMPUTE)
-    planner.drop_adapter(X)
+    planner.commands.park(R("a"), 1, 1, 1, ParkMethod.RECOMPUTE)
+    planner.commands.drop_adapter(X)
     device.run()
     assert planner.adapters.is_known(X)
-    assert planner.resume(R("a"), 1, 1)
+    assert planner.commands.resume(R("a"), 1, 1)
     device.run()
     assert set(device.finished) == {"a"}
     assert not planner.adapters.is_known(X)
@@ -311,20 +313,20 @@ def test_a_dropped_adapter_stays_while_a_sequence_will_need_it() -> None:
 
 def test_an_overcommitted_ledger_resumes_nobody_whose_adapter_has_no_room() -> None:
     planner = make_planner(pages=10, host_pages=4, chunk_tokens=200)
-    planner.supervised = True
-    planner.set_overcommit(3.0)
+    planner.commands.supervised = True
+    planner.commands.set_overcommit(3.0)
     device = FakeDevice(planner)
     know(planner, x=6)
-    planner.add(new("a", adapter="x", prompt=20, max_tokens=20, promise=3))
+    planner.commands.add(new("a", adapter="x", prompt=20, max_tokens=20, promise=3))
     for _ in range(12):
         device.step()
-    assert planner.park(R("a"), 1, 3, 3, ParkMethod.SWAP)
-    planner.add(new("b", prompt=70, max_tokens=8, promise=5))
+    assert planner.commands.park(R("a"), 1, 3, 3, ParkMethod.SWAP)
+    planner.commands.add(new("b", prompt=70, max_tokens=8, promise=5))
     device.step()
     assert here(planner) == set()
-    assert not planner.resume(R("a"), 1, 3), "it would hold pages that its adapter needs"
-    planner.cancel(R("b"))
-    assert planner.resume(R("a"), 1, 3)
+    assert not planner.commands.resume(R("a"), 1, 3), "it would hold pages that its adapter needs"
+    planner.commands.cancel(R("b"))
+    assert planner.commands.resume(R("a"), 1, 3)
     device.run()
     assert set(device.finished) == {"a"}
 
@@ -332,11 +334,11 @@ def test_an_overcommitted_ledger_resumes_nobody_whose_adapter_has_no_room() -> N
 def test_without_a_supervisor_parked_sequences_and_their_adapters_keep_their_place() -> None:
     planner = make_planner(pages=12)
     know(planner, x=4)
-    planner.add(new("a", adapter="x", prompt=40, max_tokens=8, promise=3))
-    assert planner.park(R("a"), 1, 3, 3, ParkMethod.RECOMPUTE)
+    planner.commands.add(new("a", adapter="x", prompt=40, max_tokens=8, promise=3))
+    assert planner.commands.park(R("a"), 1, 3, 3, ParkMethod.RECOMPUTE)
     with pytest.raises(Declined, match="6 pages were promised and 5 can be given"):
-        planner.add(new("b", promise=6))
-    planner.add(new("b", promise=5))
+        planner.commands.add(new("b", promise=6))
+    planner.commands.add(new("b", promise=5))
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -344,17 +346,17 @@ def test_others_do_not_keep_an_adapter_away_for_ever(ahead: int) -> None:
     """More is promised than there is, and somebody always takes the pages that are given back."""
     planner = make_planner(pages=16, host_pages=16)
     device = FakeDevice(planner, ahead=ahead)
-    planner.set_overcommit(2.0)
+    planner.commands.set_overcommit(2.0)
     know(planner, x=8)
 
     def keep_full(step: int) -> None:
         with suppress(Declined):
-            planner.add(new(f"plain {step}", prompt=40, max_tokens=24))
+            planner.commands.add(new(f"plain {step}", prompt=40, max_tokens=24))
         device.step()
 
     for step in range(3):
         keep_full(step)
-    planner.add(new("tuned", adapter="x"))
+    planner.commands.add(new("tuned", adapter="x"))
     step = 3
     while "tuned" not in device.finished:
         assert step < 120

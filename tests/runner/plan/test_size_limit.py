@@ -47,7 +47,7 @@ def test_attempts_in_vain_are_a_small_share_of_all_calls(iterations: list[tuple[
 
 def test_only_an_iteration_with_prompts_makes_chunks_smaller() -> None:
     planner = make_planner(chunk_tokens=64)
-    planner.add(new("a", prompt=40, max_tokens=300))
+    planner.commands.add(new("a", prompt=40, max_tokens=300))
     sizes = []
     for retries in (1, 1, *[0] * CALLS_UNTIL_LARGER):
         plan = planner.plan()

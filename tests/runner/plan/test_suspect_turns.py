@@ -52,9 +52,9 @@ class WatchedDevice:
 def test_a_suspect_is_computed_alone_until_it_has_two_new_tokens() -> None:
     planner = make_planner(chunk_tokens=24)
     watched = WatchedDevice(planner)
-    planner.add(new("neighbour", prompt=4, max_tokens=30))
+    planner.commands.add(new("neighbour", prompt=4, max_tokens=30))
     watched.step()
-    planner.add(new("suspect", prompt=40, max_tokens=10, engines_lost=1))
+    planner.commands.add(new("suspect", prompt=40, max_tokens=10, engines_lost=1))
     watched.run()
     alone = [computed for computed in watched.history if computed == ["suspect"]]
     together = [computed for computed in watched.history if len(computed) == 2]
@@ -66,9 +66,9 @@ def test_a_suspect_is_computed_alone_until_it_has_two_new_tokens() -> None:
 def test_other_sequences_get_every_second_iteration() -> None:
     planner = make_planner(pages=200, places=20, chunk_tokens=24)
     watched = WatchedDevice(planner)
-    planner.add(new("neighbour", prompt=4, max_tokens=60))
+    planner.commands.add(new("neighbour", prompt=4, max_tokens=60))
     for n in range(8):
-        planner.add(new(f"suspect{n}", prompt=30, max_tokens=3, engines_lost=1))
+        planner.commands.add(new(f"suspect{n}", prompt=30, max_tokens=3, engines_lost=1))
     while planner.sequences.get(RequestId("neighbour")):
         watched.step()
     for one, two in zip(watched.history, watched.history[1:], strict=False):
@@ -78,8 +78,8 @@ def test_other_sequences_get_every_second_iteration() -> None:
 def test_delivered_tokens_do_not_count_for_a_suspect() -> None:
     planner = make_planner()
     watched = WatchedDevice(planner)
-    planner.add(new("moved", prompt=4, max_tokens=20, delivered=(1, 2, 3, 4, 5), engines_lost=2))
-    planner.add(new("neighbour", prompt=4, max_tokens=20))
+    planner.commands.add(new("moved", prompt=4, max_tokens=20, delivered=(1, 2, 3, 4, 5), engines_lost=2))
+    planner.commands.add(new("neighbour", prompt=4, max_tokens=20))
     watched.run()
     assert sum(computed == ["moved"] for computed in watched.history) >= 2
 
@@ -87,11 +87,11 @@ def test_delivered_tokens_do_not_count_for_a_suspect() -> None:
 def test_a_suspect_cancelled_before_its_iteration_delays_no_other() -> None:
     planner = make_planner()
     watched = WatchedDevice(planner)
-    planner.add(new("suspect", engines_lost=1))
-    planner.add(new("other", engines_lost=1))
+    planner.commands.add(new("suspect", engines_lost=1))
+    planner.commands.add(new("other", engines_lost=1))
     watched.step()
     assert watched.alone == "suspect"
-    planner.cancel(RequestId("suspect"))
+    planner.commands.cancel(RequestId("suspect"))
     assert not watched.step()
     assert watched.alone == "other"
     assert watched.step() == ["other"]
@@ -100,7 +100,7 @@ def test_a_suspect_cancelled_before_its_iteration_delays_no_other() -> None:
 def _alone(request: str, **how: int) -> list[int]:
     planner = make_planner()
     device = FakeDevice(planner)
-    planner.add(new(request, **how))
+    planner.commands.add(new(request, **how))
     device.run()
     return device.finished[request][0]
 
@@ -124,7 +124,7 @@ def test_a_suspect_is_always_alone_and_all_sequences_end(
         request = f"r{index}"
         one = new(request, prompt=prompt, max_tokens=max_tokens, promise=1 + prompt // 16, engines_lost=engines_lost)
         with suppress(MotetError):  # no room, or never any
-            planner.add(one)
+            planner.commands.add(one)
             added.add(request)
     for what, number in orders:
         request = RequestId(f"r{number}")
@@ -132,10 +132,10 @@ def test_a_suspect_is_always_alone_and_all_sequences_end(
         if what == "step" or sequence is None:
             watched.step()
         elif what == "cancel":
-            planner.cancel(request)
+            planner.commands.cancel(request)
             cancelled.add(request)
         else:
-            planner.park(request, 1, sequence.promise, sequence.most_pages, ParkMethod.RECOMPUTE)
+            planner.commands.park(request, 1, sequence.promise, sequence.most_pages, ParkMethod.RECOMPUTE)
     watched.run()
     assert added == {*watched.device.finished, *watched.device.given_up, *cancelled}
 
@@ -156,9 +156,9 @@ class WatchedLaunches(FakeDevice):
 def test_no_other_iteration_is_under_way_beside_a_suspects(ahead: int) -> None:
     planner = make_planner(chunk_tokens=24)
     device = WatchedLaunches(planner, ahead)
-    planner.add(new("neighbour", prompt=4, max_tokens=30))
+    planner.commands.add(new("neighbour", prompt=4, max_tokens=30))
     device.step()
-    planner.add(new("suspect", prompt=40, max_tokens=10, engines_lost=1))
+    planner.commands.add(new("suspect", prompt=40, max_tokens=10, engines_lost=1))
     device.run()
     with_suspect = [under_way for under_way in device.under_way if ["suspect"] in under_way]
     assert with_suspect[:3] == [[["suspect"]]] * 3, "two chunks, the second of which samples, and one decode"

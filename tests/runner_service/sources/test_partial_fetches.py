@@ -11,6 +11,7 @@ from motet.errors import AdapterFetchFailed
 from motet_runner.daemon_threads import DaemonThreads
 from motet_runner.sources.partial_fetch import KEPT_SECONDS, PartialFetches, locked
 from tests.runner_service.fake_peers import until
+from tests.support.adapter_fetches import settle
 from tests.support.source_servers import ErrorStatus
 
 WEIGHTS = "adapter_model.safetensors"
@@ -106,7 +107,7 @@ async def test_what_another_manifest_will_go_on_with_stays(web, fetch_setup, ada
         source = await interrupted(web, fetch_setup, adapter, "shared", manifest=manifest)
     registry = fetch_setup.fetcher.registry
     registry.drop(Digest(""), "tenant-a/one")
-    await until(lambda: registry.settled)
+    await settle(registry)
     assert kept(fetch_setup)
     web.faults.clear()
     await fetch_setup.fetch(source, manifest="two")

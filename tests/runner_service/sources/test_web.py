@@ -128,7 +128,7 @@ async def test_a_tenant_with_very_slow_servers_does_not_block_others(web, fetch_
     def fetch(uri, tenant):
         into = tmp_path / hashlib.sha256(uri.encode()).hexdigest()
         return sources.fetch_into(
-            "adapter", RemoteFiles(uri=uri, max_bytes=1 << 20), into, lambda *_: None, namespace=tenant
+            "adapter", RemoteFiles(uri=uri, namespace=tenant, max_bytes=1 << 20), into, lambda *_: None
         )
 
     slow = [asyncio.create_task(fetch(uri, "tenant-a")) for uri in dripping]
@@ -295,7 +295,7 @@ async def test_each_failure_that_may_pass_is_waited_for_longer(web, fetch_setup,
         ("https://host/folder", "end with a slash"),
         ("https://host/folder/?key=geheim", r"no \? or #"),
         ("https://me:geheim@host/folder/", "Put them into a Secret"),
-        ("ftp://host/folder/", "cannot read ftp:// sources yet.*hf://org/name or https://host/folder/"),
+        ("ftp://host/folder/", "source.uri: must begin with file:// or hf:// or https://"),
         ("hf://only-one-word", "is not a repository"),
         ("hf://org/../secrets", "is not a repository"),
         ("https://[", "not a URI"),

@@ -69,7 +69,7 @@ class DiskCache:
         except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: it is not a digest
             return None
         try:
-            held = self._held(digest, lease)
+            held = self.held(digest, lease)
             if request is None or self._may_use(held, request):
                 self.touch(held)
                 return held
@@ -83,7 +83,7 @@ class DiskCache:
 
     def touch(self, held: Held) -> None:
         with self._noting("the order of use is not recorded"):
-            lease_of(held).touch()
+            held.lease.touch()
 
     def by_last_use(self) -> tuple[Digest, ...]:
         """All cached adapters. The one that was not used for longest comes first."""
@@ -92,12 +92,6 @@ class DiskCache:
             with suppress(ValueError, FileNotFoundError):
                 found.append((path.stat().st_mtime_ns, digest_from_hex(path.name)))
         return tuple(digest for _, digest in sorted(found))
-
-    def read_certificate(self, folder: Path) -> str | None:
-        try:
-            return (folder / CERTIFICATE).read_text()
-        except FileNotFoundError:
-            return None
 
     # -------------------------------------------------------------------------------------------------------- writing
 
@@ -132,7 +126,7 @@ class DiskCache:
         with suppress(FileNotFoundError):
             if adapter_digest(held.folder) == held.digest:
                 return
-        if lease_of(held).is_live():  # else another runner has removed it first, and may have fetched it again
+        if held.lease.is_live():  # else another runner has removed it first, and may have fetched it again
             log.warning("cached_adapter_corrupt", adapter=held.digest)
             self._discard(held.folder)
         raise temporary(
@@ -142,13 +136,13 @@ class DiskCache:
     def evict(self, digest: Digest, held: Held | None) -> bool:
         """Remove an adapter unless another process uses it. True: it has gone, and so has the lease that came along.
         False: it stays, and so does the lease."""
-        if held is None:
-            return self._remove_unlocked(self.path_of(digest))
-        lease = lease_of(held)
+        return self._remove_unlocked(self.path_of(digest)) if held is None else self._remove(held.lease)
+
+    def _remove(self, lease: FolderLease) -> bool:
         try:
             if not lease.become_exclusive():
                 return not lease.is_live()
-            self._discard(held.folder)
+            self._discard(lease.folder)
         except OSError as error:  # some network file systems lock nothing exclusively that is only open for reading
             self._note(error, "nothing is evicted")
             lease.become_shared()
@@ -170,7 +164,7 @@ class DiskCache:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _held(self, digest: Digest, lease: FolderLease) -> Held:
+    def held(self, digest: Digest, lease: FolderLease) -> Held:
         size = sum((lease.folder / name).stat().st_size for name in adapter_files(lease.folder))
         return Held(digest, lease.folder, size, lease.inode, lease)
 
@@ -200,7 +194,7 @@ class DiskCache:
                     continue  # another source or another runner has stored it a moment ago
                 lease.folder = final
                 _sync(self.folder)
-                held = self._held(digest, lease)
+                held = self.held(digest, lease)
                 break
         except BaseException:
             _remove(target)
@@ -223,7 +217,7 @@ class DiskCache:
         held = None
         try:
             with suppress(FileNotFoundError):
-                held = self._held(digest, lease)
+                held = self.held(digest, lease)
                 self.touch(held)
                 return held
             if lease.is_live():  # else another runner has replaced it
@@ -254,15 +248,9 @@ class DiskCache:
         except (FileNotFoundError, NotADirectoryError):
             return True
         try:
-            if not lease.become_exclusive():
-                return not lease.is_live()
-            self._discard(path)
-        except OSError as error:
-            self._note(error, "nothing is evicted")
-            return False
+            return self._remove(lease)
         finally:
             lease.release()
-        return True
 
     def _discard(self, path: Path) -> None:
         """Remove a folder. It is renamed first, so that nobody finds half of it."""
@@ -284,11 +272,6 @@ class DiskCache:
         if what not in self._noted:
             self._noted.add(what)
             log.warning("disk_cache_not_writable", folder=str(self.folder), reason=error.strerror, so=what)
-
-
-def lease_of(held: Held) -> FolderLease:
-    assert isinstance(held.lease, FolderLease)
-    return held.lease
 
 
 def _origin(request: FetchRequest) -> str:

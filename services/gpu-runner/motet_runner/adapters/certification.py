@@ -8,7 +8,7 @@ from google.protobuf import json_format
 
 from motet.api.v1 import scheduler_pb2
 from motet_runner.adapters.compatibility_check import check
-from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, Matrix
+from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, StoredTensor
 from motet_runner.adapters.overflow_check import check_products
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.weight_check import check_values
@@ -54,14 +54,13 @@ class Certification:
 def certify(folder: Path, info: EngineInfo) -> Certification:
     """Check an adapter's files and weights against the base model. Raises AdapterIncompatible with what is wrong."""
     found = check(folder, info.target_modules, max_rank=info.max_lora_rank)
-    check_values(folder, info.target_modules)
+    check_values(found.layout.file, found.tensors)
     check_products(found.layout, info.dtype)
     certificate = scheduler_pb2.Certificate(
         rank=found.rank,
         alpha=found.alpha,
         target_modules=found.modules,
-        mapped=found.mapped,
-        unmapped=found.unmapped,
+        mapped=len(found.tensors),
         method=found.method,
     )
     return Certification(certificate, found.layout, limits_of(info))
@@ -73,6 +72,6 @@ def limits_of(info: EngineInfo) -> str:
     return f"{info.dtype}, rank {info.max_lora_rank}"
 
 
-def _matrix(start: int, shape: list[int], dtype: str, size: int) -> Matrix:
+def _matrix(start: int, shape: list[int], dtype: str, size: int) -> StoredTensor:
     rows, columns = shape
-    return Matrix(start, (rows, columns), dtype, size)
+    return StoredTensor(start, (rows, columns), dtype, size)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from motet.domain import Digest
-from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.cache import CERTIFICATE, DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.policy.values import Held
@@ -46,11 +46,8 @@ class Checks:
     def earlier(self, held: Held) -> Certification | None:
         """The result of an earlier check of these files, if the checks, base model and engine were the same."""
         try:
-            text = self._cache.read_certificate(held.folder)
-            checked = Certification.decode(text, held.folder) if text is not None else None
-        except (ValueError, OSError):
-            return None
-        if checked is None:
+            checked = Certification.decode((held.folder / CERTIFICATE).read_text(), held.folder)
+        except (ValueError, OSError):  # also: it was never checked
             return None
         certificate = checked.certificate
         found = (certificate.digest, certificate.base_digest, certificate.checker, checked.engine)

@@ -12,9 +12,9 @@ from typing import Literal
 
 from motet.domain import MAX_LORA_RANK
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, Matrix
+from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, StoredTensor
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_config
-from motet_runner.adapters.safetensors_header import TensorHeader, read_header
+from motet_runner.adapters.safetensors_header import read_header
 
 CHECK_VERSION = 4
 """The version of the checks. Every certificate names it; adapters that another version has checked are checked again.
@@ -32,7 +32,7 @@ PREFIXES = ("base_model.model.", "base_model.", "")
 FLOATS = ("F32", "BF16", "F16", "F64")
 """The types that are served. Rounded to whole numbers, a LoRA would be all zeros and change nothing."""
 
-_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
+TENSOR_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
 
 MAX_NAME_CHARS = 200
 """The most characters of a tenant's name that are compared, or repeated in a message."""
@@ -40,19 +40,14 @@ MAX_NAME_CHARS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What the check found. `unmapped` is always empty: an adapter with unmapped tensors is refused."""
+    """What the check found."""
 
-    bytes: int
-    tensors: int
-    mapped: int
-    unmapped: tuple[str, ...]
+    tensors: "dict[str, LoraTensor]"
     modules: tuple[str, ...]
     rank: int
     """The largest rank of its modules."""
     alpha: float
     method: str
-    base_model: str | None
-    """What the config names as the base model. It is only shown; no check relies on it."""
     layout: AdapterLayout
 
 
@@ -62,7 +57,7 @@ class LoraTensor:
 
     module: str
     half: Literal["A", "B"]
-    tensor: TensorHeader
+    tensor: StoredTensor
 
 
 def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
@@ -70,31 +65,21 @@ def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
     config = read_config(folder)
     weights = weights_of(folder)
     stamp = FileStamp.of(weights)  # before anything is read, so that any later change is noticed
-    tensors = read_header(weights)
-    mapped = map_tensors(tensors, shapes)
-    halves = _halves(mapped)
+    tensors = map_tensors(read_header(weights), shapes)
+    halves = _halves(tensors)
     ranks = _fit(halves, config, shapes, max_rank)
     rank = max(ranks.values())
     linears = tuple(
-        LoraLinear(module, _matrix(found["A"]), _matrix(found["B"]), config.scale_of(module))
-        for module, found in sorted(halves.items())
+        LoraLinear(module, found["A"], found["B"], config.scale_of(module)) for module, found in sorted(halves.items())
     )
     return CheckResult(
-        bytes=sum(tensor.bytes for tensor in tensors.values()),
-        tensors=len(tensors),
-        mapped=len(mapped),
-        unmapped=(),
+        tensors=tensors,
         modules=tuple(sorted(ranks)),
         rank=rank,
         alpha=config.alpha,
         method=config.method,
-        base_model=config.base_model,
         layout=AdapterLayout.of(weights, stamp, rank, linears),
     )
-
-
-def read_weights(folder: Path) -> dict[str, TensorHeader]:
-    return read_header(weights_of(folder))
 
 
 def weights_of(folder: Path) -> Path:
@@ -113,13 +98,13 @@ def weights_of(folder: Path) -> Path:
     return path
 
 
-def map_tensors(tensors: dict[str, TensorHeader], shapes: Shapes) -> dict[str, LoraTensor]:
+def map_tensors(tensors: dict[str, StoredTensor], shapes: Shapes) -> dict[str, LoraTensor]:
     """Tensor name → what it belongs to. Raises AdapterIncompatible for tensors that belong to no module, with the
     nearest module's name."""
     mapped: dict[str, LoraTensor] = {}
     unmapped: list[str] = []
     for name, tensor in tensors.items():
-        match = _NAME.fullmatch(name)
+        match = TENSOR_NAME.fullmatch(name)
         module = _module(match["module"], shapes) if match else None
         if match is None or module is None:
             unmapped.append(name)
@@ -159,9 +144,9 @@ def _nearest(name: str, shapes: Shapes) -> str | None:
     return close[0] if close else None
 
 
-def _halves(mapped: dict[str, LoraTensor]) -> dict[str, dict[str, TensorHeader]]:
+def _halves(mapped: dict[str, LoraTensor]) -> dict[str, dict[str, StoredTensor]]:
     """Module → its halves. Raises AdapterIncompatible if a module has a half twice."""
-    halves: dict[str, dict[str, TensorHeader]] = {}
+    halves: dict[str, dict[str, StoredTensor]] = {}
     for half in mapped.values():
         of_module = halves.setdefault(half.module, {})
         if half.half in of_module:
@@ -173,7 +158,7 @@ def _halves(mapped: dict[str, LoraTensor]) -> dict[str, dict[str, TensorHeader]]
 
 
 def _fit(
-    halves: dict[str, dict[str, TensorHeader]], config: LoraConfig, shapes: Shapes, max_rank: int
+    halves: dict[str, dict[str, StoredTensor]], config: LoraConfig, shapes: Shapes, max_rank: int
 ) -> dict[str, int]:
     """The rank of every module. Raises AdapterIncompatible unless both halves exist, fit the linear, and have the rank
     that the config says."""
@@ -209,8 +194,3 @@ def _fit(
             reason="RankTooLarge",
         )
     return ranks
-
-
-def _matrix(tensor: TensorHeader) -> Matrix:
-    rows, columns = tensor.shape
-    return Matrix(tensor.start, (rows, columns), tensor.dtype, tensor.bytes)

@@ -12,11 +12,11 @@ SLOWEST_BYTES_PER_SECOND = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class DiskPatience:
-    stall_seconds: float = 60.0
+    stall_seconds: float
     """For a call that reads and writes no weights."""
 
     def seconds_for(self, size: int) -> float:
-        """For a call that reads or writes so many bytes."""
+        """For a call that reads or writes `size` bytes."""
         return self.stall_seconds + size / SLOWEST_BYTES_PER_SECOND
 
 

@@ -5,31 +5,27 @@ from pathlib import Path
 
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
-from motet_runner.adapters.cache import DiskCache, lease_of
+from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.disk_patience import DiskPatience
 from motet_runner.adapters.folder_fetch import copy_folder, store_fetched
 from motet_runner.adapters.policy.effects import Fetch
 from motet_runner.adapters.policy.values import FetchRequest, Held
 from motet_runner.daemon_threads import DaemonThreads
-from motet_runner.sources.folder import VolumeBounds, adapter_folder
+from motet_runner.sources.folder import FolderUri, adapter_folder
 from motet_runner.sources.source_access import RemoteFiles, Sources
-from motet_runner.sources.uri import FolderUri, parse
+from motet_runner.sources.uri import parse
 from motet_runner.sources.volume_threads import Progress, VolumeThreads, mount_of
-
-STALL_SECONDS = 30.0
-"""How long a volume may give nothing, where no settings say it."""
 
 
 class Fetches:
     """`files` are the threads for what takes long on the runner's own disk."""
 
-    def __init__(self, cache: DiskCache, sources: Sources | None, files: DaemonThreads, patience: DiskPatience) -> None:
+    def __init__(self, cache: DiskCache, sources: Sources, files: DaemonThreads, patience: DiskPatience) -> None:
         self._cache = cache
         self._sources = sources
         self._files = files
         self._patience = patience
-        self._bounds = sources.bounds if sources is not None else VolumeBounds()
-        self._volumes = VolumeThreads(stall_seconds=sources.stall_seconds if sources is not None else STALL_SECONDS)
+        self.volumes = VolumeThreads(stall_seconds=sources.stall_seconds)
         self._bytes: dict[int, int] = {}
 
     def bytes_of(self, number: int) -> int:
@@ -45,16 +41,11 @@ class Fetches:
             return await self._from_remote(fetch.number, fetch.request)
         except AdapterFetchFailed as failure:
             if failure.reason == "NoSpace":
-                await self.clear_partial(all_of_them=True)
+                await self._sources.clear_partial(all_of_them=True)
             raise
 
-    async def clear_partial(self, *, all_of_them: bool = False) -> None:
-        if self._sources is not None:
-            await self._sources.clear_partial(all_of_them=all_of_them)
-
     async def forget_partial(self, request: FetchRequest) -> None:
-        if self._sources is not None:
-            await self._sources.forget_partial(self._remote(request), request.namespace)
+        await self._sources.forget_partial(self._remote(request))
 
     async def _from_folder(self, path: Path, fetch: Fetch) -> Held:
         request = fetch.request
@@ -63,34 +54,27 @@ class Fetches:
 
         def read(progress: Progress) -> Held:
             with progress.reading():
-                folder = adapter_folder(path, self._bounds.of(path, mounted, request.folder), request.revision)
+                folder = adapter_folder(path, self._sources.bounds.of(path, mounted, request.folder), request.revision)
             return copy_folder(self._cache, folder, request, fetch.before, progress.reading)
 
-        name = self._bounds.volume_of(path, mounted) or mount_of(path)
-        return await self._volumes.run(str(name), read, discard=_discard, disk_seconds=self._disk_seconds_for(request))
+        name = self._sources.bounds.volume_of(path, mounted) or mount_of(path)
+        return await self.volumes.run(str(name), read, discard=_discard, disk_seconds=self._disk_seconds_for(request))
 
     def _disk_seconds_for(self, request: FetchRequest) -> float:
         return self._patience.seconds_for(self._cache.bound(request.max_bytes))
 
     async def _from_remote(self, number: int, request: FetchRequest) -> Held:
-        sources = self._sources
-        if sources is None:
-            raise AdapterFetchFailed(
-                f"This runner cannot fetch {request.source}: it was started without access to hubs and the web."
-            )
-        remote = self._remote(request)
+        sources, remote = self._sources, self._remote(request)
         await sources.tidy_partial(request.namespace)
         held: Held | None = None
         try:
             try:
-                async with sources.partial_folder(remote, namespace=request.namespace) as folder:
+                async with sources.partial_folder(remote) as folder:
                     if request.expected:  # another runner of this machine may have fetched it meanwhile
                         find = partial(self._cache.find, Digest(request.expected), request)
                         held = await self._files.run(find, discard=_discard)
                     if held is None:
-                        await sources.fetch_into(
-                            "adapter", remote, folder, partial(self._note_bytes, number), namespace=request.namespace
-                        )
+                        await sources.fetch_into("adapter", remote, folder, partial(self._note_bytes, number))
                         store = partial(store_fetched, self._cache, folder, request)
                         seconds = self._disk_seconds_for(request)
                         held = await self._files.run(store, discard=_discard, seconds=seconds)
@@ -107,6 +91,7 @@ class Fetches:
             uri=request.source,
             revision=request.revision,
             credentials=request.credentials,
+            namespace=request.namespace,
             max_bytes=self._cache.bound(request.max_bytes),
         )
 
@@ -116,4 +101,4 @@ class Fetches:
 
 def _discard(held: Held | None) -> None:
     if held is not None:
-        lease_of(held).release()
+        held.lease.release()

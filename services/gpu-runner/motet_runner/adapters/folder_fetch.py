@@ -59,13 +59,13 @@ def _copy_files(
     reading: Reading,
 ) -> None:
     for expected in sorted(stamp, key=lambda file: file.name):
-        _copy_file(source, expected, target / expected.name, content, reading)
+        copy_file(source, expected, target / expected.name, content, reading)
     with reading():
         if source.stat_files(limit) != stamp:
             raise _SourceChanged
 
 
-def _copy_file(
+def copy_file(
     source: AdapterFolder, expected: FileStat, target: Path, content: ContentDigest, reading: Reading
 ) -> None:
     try:

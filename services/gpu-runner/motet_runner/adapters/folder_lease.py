@@ -17,7 +17,7 @@ class FolderLease:
         self.folder = folder
         self._mutex = threading.Lock()
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._file: int | None = file
+        self.file: int | None = file
         try:
             fcntl.flock(file, fcntl.LOCK_SH)
             status = os.fstat(file)
@@ -32,26 +32,26 @@ class FolderLease:
     def is_live(self) -> bool:
         """Whether the folder is still at its place."""
         with self._mutex:
-            return self._file is not None and self._is_at_its_place()
+            return self.file is not None and self._is_at_its_place()
 
     def touch(self) -> None:
         """Record that the folder is used, for the order of eviction. This clock is finer than the kernel's ticks."""
         now = time.time_ns()
         with self._mutex:
-            if self._file is not None:
-                os.utime(self._file, ns=(now, now))
+            if self.file is not None:
+                os.utime(self.file, ns=(now, now))
 
     def become_exclusive(self) -> bool:
         """Whether no other process uses the folder; none can begin to use it then. Otherwise it is a shared lock again,
         or none if the folder was removed meanwhile: the change of a lock is not atomic.
         """
         with self._mutex:
-            if self._file is None:
+            if self.file is None:
                 return False
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                fcntl.flock(self._file, fcntl.LOCK_SH)
+                fcntl.flock(self.file, fcntl.LOCK_SH)
             else:
                 if self._is_at_its_place():
                     return True
@@ -61,21 +61,21 @@ class FolderLease:
 
     def become_shared(self) -> None:
         with self._mutex:
-            if self._file is not None:
-                fcntl.flock(self._file, fcntl.LOCK_SH)
+            if self.file is not None:
+                fcntl.flock(self.file, fcntl.LOCK_SH)
 
     def release(self) -> None:
         with self._mutex:
             self._release()
 
     def _release(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
 
     def _is_at_its_place(self) -> bool:
-        assert self._file is not None
+        assert self.file is not None
         try:
-            return os.path.samestat(os.fstat(self._file), self.folder.stat())
+            return os.path.samestat(os.fstat(self.file), self.folder.stat())
         except (FileNotFoundError, NotADirectoryError):
             return False

@@ -45,7 +45,7 @@ class HostLoad:
         threading.Thread(target=self._run, name="adapter-load", daemon=True).start()
 
     def allow(self, size: float) -> None:
-        """Let the thread read so many bytes more."""
+        """Let the thread read `size` bytes more than it has read."""
         with self._condition:
             self._allowed = self._done + size
             self._condition.notify()

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Matrix(NamedTuple):
-    """One half of a LoRA, in the file's own order of rows."""
+class StoredTensor(NamedTuple):
+    """A tensor in a safetensors file, in the file's own order of rows."""
 
     start: int
     """Where its bytes begin in the file."""
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: str
     bytes: int
 
@@ -26,8 +26,8 @@ class LoraLinear(NamedTuple):
     """The LoRA of one linear of the base model."""
 
     module: str
-    a: Matrix
-    b: Matrix
+    a: StoredTensor
+    b: StoredTensor
     scale: float
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.layout import AdapterLayout, LoraLinear, Matrix
+from motet_runner.adapters.layout import AdapterLayout, LoraLinear, StoredTensor
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 
 MAX_NUMBERS = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
@@ -48,7 +48,7 @@ def _reach(layout: AdapterLayout, linear: LoraLinear) -> float:
     return float(max(each.max() for each in (a, b, inner, added)))
 
 
-def _magnitudes(layout: AdapterLayout, matrix: Matrix) -> "npt.NDArray[np.float32]":
+def _magnitudes(layout: AdapterLayout, matrix: StoredTensor) -> "npt.NDArray[np.float32]":
     """Absolute values. A value that float32 can't hold becomes infinite."""
     kind = _TYPES[matrix.dtype]
     values = np.fromfile(layout.file, kind, math.prod(matrix.shape), offset=matrix.start)

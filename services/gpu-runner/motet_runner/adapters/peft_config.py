@@ -85,7 +85,6 @@ class LoraConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     modules: ModuleSelection
-    base_model: str | None = None
     matcher: Matcher = field(compare=False, repr=False)
 
     @property
@@ -149,7 +148,6 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
             rank_pattern={accept(k): _positive("rank_pattern", v) for k, v in (raw.get("rank_pattern") or {}).items()},
             alpha_pattern={accept(k): _alpha("alpha_pattern", v) for k, v in (raw.get("alpha_pattern") or {}).items()},
             modules=_selection(raw, accept),
-            base_model=raw.get("base_model_name_or_path"),
             matcher=matcher,
         )
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError, regex.error) as error:

@@ -1,11 +1,11 @@
 """The header of a safetensors file: names, shapes and types. Reading it needs neither torch nor the weights."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from motet.errors import AdapterIncompatible
+from motet_runner.adapters.layout import StoredTensor
 from motet_runner.adapters.strict_json import parse
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
@@ -17,16 +17,7 @@ WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2,
 """Bytes of one value of each common type."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorHeader:
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    start: int = 0
-    """Where its bytes begin in the file."""
-
-
-def read_header(path: Path) -> dict[str, TensorHeader]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """Name → tensor. Raises AdapterIncompatible if the file is cut short or isn't a safetensors file."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -55,7 +46,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     return tensors
 
 
-def _tensor(path: Path, entry: Any, begin: int) -> TensorHeader:
+def _tensor(path: Path, entry: Any, begin: int) -> StoredTensor:
     try:
         shape, dtype, (start, end) = entry["shape"], entry["dtype"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
@@ -70,7 +61,7 @@ def _tensor(path: Path, entry: Any, begin: int) -> TensorHeader:
     width = WIDTHS.get(dtype)
     if len(shape) > MAX_DIMENSIONS or end < start or (width is not None and math.prod(shape) * width != end - start):
         raise _broken(path)
-    return TensorHeader(tuple(shape), dtype, end - start, begin + start)
+    return StoredTensor(begin + start, tuple(shape), dtype, end - start)
 
 
 def _broken(path: Path) -> AdapterIncompatible:

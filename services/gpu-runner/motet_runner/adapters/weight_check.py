@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.compatibility_check import LoraTensor, map_tensors, read_weights
+from motet_runner.adapters.compatibility_check import LoraTensor
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 
 # For each float type: an integer type of its width, the bits of its exponent (all set: infinite or not a number), and
@@ -20,15 +21,14 @@ _BITS: dict[str, tuple[type[np.unsignedinteger], int, int]] = {
 }
 
 
-def check_values(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> None:
+def check_values(path: Path, tensors: Mapping[str, LoraTensor]) -> None:
     """Raises AdapterIncompatible for weights that are not finite, and for a LoRA that is zero everywhere."""
-    path = folder / WEIGHTS_NAME
-    mapped = map_tensors(read_weights(folder), dict(shapes))
     acting: set[str] = set()
     idle: set[tuple[str, str]] = set()
-    for name, half in mapped.items():
-        _, exponent, magnitude = _BITS[half.tensor.dtype]
-        bits = _read(path, half)
+    for name, half in tensors.items():
+        kind, exponent, magnitude = _BITS[half.tensor.dtype]
+        count = half.tensor.bytes // kind().itemsize
+        bits: npt.NDArray[Any] = np.memmap(path, kind, mode="r", offset=half.tensor.start, shape=(count,))
         if bool(((bits & exponent) == exponent).any()):
             raise AdapterIncompatible(
                 f"{name} in {WEIGHTS_NAME} has values that are infinite or not a number. The training has diverged. "
@@ -44,11 +44,3 @@ def check_values(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> None:
             "after training.",
             reason="NoEffect",
         )
-
-
-def _read(path: Path, half: LoraTensor) -> "npt.NDArray[np.unsignedinteger]":
-    kind, _, _ = _BITS[half.tensor.dtype]
-    values: npt.NDArray[np.unsignedinteger] = np.memmap(
-        path, dtype=kind, mode="r", offset=half.tensor.start, shape=(half.tensor.bytes // kind().itemsize,)
-    )
-    return values

@@ -5,7 +5,7 @@ import os
 import torch
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.adapters.layout import AdapterLayout, FileStamp, Matrix
+from motet_runner.adapters.layout import AdapterLayout, FileStamp, StoredTensor
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -37,7 +37,7 @@ class WeightReader:
         finally:
             os.close(self._file)
 
-    def read(self, matrix: Matrix) -> torch.Tensor:
+    def read(self, matrix: StoredTensor) -> torch.Tensor:
         values = torch.empty(matrix.shape, dtype=TYPES[matrix.dtype])
         left = values.view(torch.uint8).numpy().data.cast("B")
         at = matrix.start

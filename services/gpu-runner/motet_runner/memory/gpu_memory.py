@@ -35,7 +35,7 @@ class GpuMemory:
         return min(self.total * percent // 100 - CONTEXT_BYTES - self.held, self.free)
 
     def check_weights(self, needed: int, percent: int, dtype: str) -> None:
-        """Raises SetupError if weights of so many bytes do not fit, before they are read."""
+        """Raises SetupError if weights of `needed` bytes do not fit, before they are read."""
         left = self.left(percent)
         if needed <= left:
             return

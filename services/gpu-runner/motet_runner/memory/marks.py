@@ -20,7 +20,7 @@ class PassedMark:
     """Of a CPU, whose work is done when it is launched"""
 
     def __init__(self, at: float) -> None:
-        self._at = at
+        self.at = at
 
     @staticmethod
     def passed() -> bool:
@@ -31,7 +31,7 @@ class PassedMark:
         """Nothing is under way."""
 
     def seconds_since(self, earlier: "PassedMark") -> float:
-        return self._at - earlier._at
+        return self.at - earlier.at
 
 
 class GpuMark:

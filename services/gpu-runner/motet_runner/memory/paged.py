@@ -4,7 +4,6 @@ Any sequence can leave at any iteration, and a page is one contiguous copy to th
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,16 +21,6 @@ COPY_BYTES = 16 * 1024 * 1024
 """How much is copied at a time from pages to other pages of the device."""
 
 
-class PageAllocation(Protocol):
-    """Makes the memory of all pages, as `torch.empty` does. Another one may give memory that processes share."""
-
-    def __call__(self, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
-
-
-def _allocate(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return prefer_huge_pages(torch.empty(shape, dtype=dtype, device=device))
-
-
 class PagedStore:
     def __init__(
         self,
@@ -41,7 +30,6 @@ class PagedStore:
         device: torch.device,
         *,
         page_tokens: int = PAGE_TOKENS,
-        allocate: PageAllocation = _allocate,
     ) -> None:
         """`page_tokens`: other pages than the planner's. With long sequences, attention on a GPU may read larger ones
         faster."""
@@ -49,9 +37,8 @@ class PagedStore:
         self.page_tokens = page_tokens
         self.shape = shape
         self.device = device
-        self.data = allocate(
-            (pages, shape.layers, 2, shape.kv_heads, page_tokens, shape.head_dim), dtype=dtype, device=device
-        )
+        size = pages, shape.layers, 2, shape.kv_heads, page_tokens, shape.head_dim
+        self.data = prefer_huge_pages(torch.empty(size, dtype=dtype, device=device))
         self.bytes = self.data.view(pages, -1).view(torch.uint8)
         """[pages, bytes of a page] Adapters also lie in pages: see `motet_kernels.RunLayout`."""
         self._numbers = self.bytes.numpy() if device.type == "cpu" else np.empty(0)
@@ -81,7 +68,7 @@ class PagedStore:
         self._tokens.index_copy_(0, rows, heads.reshape(-1, self.shape.head_dim))
 
     def sequences_a_read(self, pages: int) -> int:
-        """How many sequences of so many pages are best read at once."""
+        """How many sequences are best read at once, if each has `pages` pages."""
         of_one = self.shape.bytes_per_page(self.page_tokens) // self.shape.layers * pages
         return max(1, READ_BYTES.get(self.device.type, READ_BYTES["cuda"]) // of_one)
 

@@ -1,13 +1,16 @@
 """What no engine of this size could ever compute, and is refused at once with what to change."""
 
+from dataclasses import replace
+
 from motet import promises
 from motet.errors import ContextLengthExceeded, InvalidRequest
 from motet.sampling import check_tokens
 from motet_runner.interface import NewSequence
 
 
-def refuse_what_cannot_be(new: NewSequence, *, max_length: int, vocabulary: int, promisable: int) -> None:
-    """Raises InvalidRequest. `promisable`: the pages that may be promised while only its adapter is in use."""
+def admitted(new: NewSequence, *, max_length: int, vocabulary: int, promisable: int) -> NewSequence:
+    """The sequence with its options as engines compute them. Raises InvalidRequest. `promisable`: the pages that may be
+    promised while only its adapter is in use."""
     sampling = new.sampling.checked(vocabulary)
     length = len(new.prompt) + sampling.max_tokens
     if not new.prompt:
@@ -30,6 +33,7 @@ def refuse_what_cannot_be(new: NewSequence, *, max_length: int, vocabulary: int,
     check_tokens("prompt", fed, vocabulary)
     if (smallest := min(fed)) < 0:
         raise InvalidRequest(f"prompt must have token ids, not {smallest}.", param="prompt")
+    return new if sampling is new.sampling else replace(new, sampling=sampling)
 
 
 def too_long_beside_adapter(new: NewSequence, *, adapter_pages: int, pages: int) -> InvalidRequest | None:

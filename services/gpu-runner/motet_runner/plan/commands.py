@@ -5,7 +5,7 @@ from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import Declined, InvalidRequest
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import AdapterFailed, NewSequence, State
-from motet_runner.plan.admission import refuse_what_cannot_be, too_long_beside_adapter
+from motet_runner.plan.admission import admitted, too_long_beside_adapter
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_lives import SequenceLives
 from motet_runner.plan.sequence_memory import MAX_PARKED, SequenceMemory
@@ -29,15 +29,17 @@ class Commands:
         self._max_length = max_length
         self._vocabulary = vocabulary
         self._arrivals = 0
+        self.supervised = False
+        """Whether a supervisor decides about promises"""
 
-    def add(self, new: NewSequence, *, supervised: bool) -> Sequence:
+    def add(self, new: NewSequence) -> Sequence:
         """Take a sequence in; raises Declined when it does not fit now, InvalidRequest when it never will."""
         ledger, adapter_pages = self._memory.ledger, self._adapters.pages_of(new.adapter)
         error = self._adapters.too_large(new.adapter) or self._too_long(new)
         if error is not None:
             raise error
         promisable = ledger.limit_beside(adapter_pages)
-        refuse_what_cannot_be(new, max_length=self._max_length, vocabulary=self._vocabulary, promisable=promisable)
+        new = admitted(new, max_length=self._max_length, vocabulary=self._vocabulary, promisable=promisable)
         known = self._sequences.get(new.request)
         if known is not None:
             if known.new.epoch >= new.epoch:
@@ -54,7 +56,7 @@ class Commands:
         self._lives.begin_keys(sequence)
         # It holds the pages that it shares from now on: only then are they charged once.
         self._memory.share_cached(sequence, new.promise)
-        free = self._promisable(new.adapter, supervised=supervised)
+        free = self._promisable(new.adapter)
         if new.promise > free:
             self._memory.release(sequence)
             raise Declined(
@@ -119,10 +121,10 @@ class Commands:
         pages = self._memory.pages.capacity
         return too_long_beside_adapter(new, adapter_pages=self._adapters.pages_of(new.adapter), pages=pages)
 
-    def _promisable(self, adapter: Digest, *, supervised: bool) -> int:
+    def _promisable(self, adapter: Digest) -> int:
         """What a new sequence of this adapter may be promised now. Without a supervisor, parked sequences are sure to
         come back, with their adapters."""
-        parked = [] if supervised else self._sequences.parked()
+        parked = [] if self.supervised else self._sequences.parked()
         in_use = self._adapters.pages_in_use(adapter, *(sequence.adapter for sequence in parked))
         ledger = self._memory.ledger
         return ledger.limit_beside(in_use) - ledger.promised - sum(sequence.wanted for sequence in parked)

@@ -24,8 +24,8 @@ from motet_runner.plan.presets import UNBOUNDED, Preset
 from motet_runner.plan.sequence import Sequence
 
 PromptTokensBeside = Callable[[int, int], int]
-"""How many prompt tokens an iteration with so many decodes takes, while so many sequences are in their prompt phase; at
-least one."""
+"""From the number of decodes of an iteration and the number of sequences in their prompt phase: how many prompt tokens
+the iteration takes, at least one."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ enough. The pages of an adapter that no live sequence uses become KV when they a
 Pure: it computes numbers, and effects that the engine carries out in their order before the next model call.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from motet.domain import Digest
-from motet_runner.plan.copies import Copy, Effect, Tier, Wipe
+from motet_runner.plan.page_copies import Copy, Effect, Tier, Wipe
 from motet_runner.plan.pages import PageAllocator
 
 IsLive = Callable[[Digest], bool]
@@ -67,16 +67,12 @@ class _Arrangement(NamedTuple):
 
 
 class DeviceBudget:
-    """Adapters hold their pages in `pages`, like sequences do theirs.
-
-    Pages that are lent to a transfer are pinned: they are never moved.
-    """
+    """Adapters hold their pages in `pages`, like sequences do theirs."""
 
     def __init__(self, pages: PageAllocator, *, max_adapters: int) -> None:
         self.pages = pages
         self.max_adapters = max_adapters
         self._runs: OrderedDict[Digest, AdapterRun] = OrderedDict()  # least recently used first
-        self._pins: Counter[int] = Counter()
 
     # -- what there is -----------------------------------------------------------------------------------------------
 
@@ -88,16 +84,8 @@ class DeviceBudget:
     def run_of(self, adapter: Digest) -> AdapterRun:
         return self._runs[adapter]
 
-    def kv_capacity(self, is_live: IsLive) -> int:
-        """The pages that KV may have: all but those of adapters with live sequences."""
-        return self.pages.capacity - sum(run.length for adapter, run in self._runs.items() if is_live(adapter))
-
-    def could_ever_hold(self, promise: int, adapter_pages: int) -> bool:
-        """Whether a request's promise and its adapter would fit an empty device together."""
-        return promise + adapter_pages <= self.pages.capacity
-
     def could_grant(self, count: int, is_live: IsLive) -> bool:
-        """Whether pages and adapters suffice for a run. Pinned pages may still forbid it."""
+        """Whether pages and adapters suffice for a run."""
         idle = [run.length for adapter, run in self._runs.items() if not is_live(adapter)]
         enough = self.pages.free + sum(idle) >= count
         return enough and len(self._runs) - len(idle) < self.max_adapters
@@ -108,21 +96,9 @@ class DeviceBudget:
         taken = [page for run in self._runs.values() for page in run.pages]
         assert len(taken) == len(set(taken)), f"two adapters share a page: {self._runs}"
         assert len(self._runs) <= self.max_adapters, f"{len(self._runs)} adapters, at most {self.max_adapters}"
-        assert not set(taken) & self._pins.keys(), f"a page of an adapter is pinned: {self._runs}, {self._pins}"
-        assert not self._pins.keys() & set(self.pages.empty_pages), f"a pinned page has no holder: {self._pins}"
         self.pages.check([*held, *(run.pages for run in self._runs.values())], cached)
 
     # -- commands ----------------------------------------------------------------------------------------------------
-
-    def pin(self, pages: Iterable[int]) -> None:
-        """A transfer reads or writes these pages. It also is a holder of theirs."""
-        self._pins.update(pages)
-
-    def unpin(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            self._pins[page] -= 1
-            if not self._pins[page]:
-                del self._pins[page]
 
     def use(self, adapter: Digest) -> None:
         """The adapter is used now."""
@@ -177,15 +153,11 @@ class DeviceBudget:
         runs = {adapter: run for adapter, run in self._runs.items() if adapter not in evicted}
         for run in runs.values():
             held[run.start : run.start + run.length] = False
-        pinned = np.zeros(self.pages.capacity, dtype=np.bool_)
-        pinned[list(self._pins)] = True
         starts = {adapter: run.start for adapter, run in runs.items()}
-        start = self._place(count, runs, starts, pinned, held, moves=evict)
+        start = self._place(count, runs, starts, held, moves=evict)
         if start is None and evict:
-            packed = _packed(runs, pinned)
-            if packed is not None:
-                starts = packed
-                start = self._place(count, runs, starts, pinned, held, moves=True)
+            starts = _packed(runs, self.pages.capacity)
+            start = self._place(count, runs, starts, held, moves=True)
         if start is None:
             return None
         run = AdapterRun(start, count)
@@ -193,18 +165,12 @@ class DeviceBudget:
 
     @staticmethod
     def _place(
-        count: int,
-        runs: Mapping[Digest, AdapterRun],
-        starts: Mapping[Digest, int],
-        pinned: _Marks,
-        held: _Marks,
-        *,
-        moves: bool,
+        count: int, runs: Mapping[Digest, AdapterRun], starts: Mapping[Digest, int], held: _Marks, *, moves: bool
     ) -> int | None:
         """Where the run begins: where the fewest KV pages are in the way, and of such places the highest."""
         if count > len(held):
             return None
-        blocked = pinned.copy() if moves else pinned | held
+        blocked = np.zeros_like(held) if moves else held.copy()
         for adapter, start in starts.items():
             blocked[start : start + runs[adapter].length] = True
         in_the_way = np.where(_in_windows(blocked, count) > 0, len(held) + 1, _in_windows(held, count))
@@ -237,15 +203,10 @@ def _in_windows(marks: _Marks, count: int) -> npt.NDArray[np.int64]:
     return until[count:] - until[:-count]
 
 
-def _packed(runs: Mapping[Digest, AdapterRun], pinned: _Marks) -> dict[Digest, int] | None:
-    """The starts of all runs once they are moved together at the high end, in their order, around pinned pages."""
-    starts = {}
-    end = len(pinned)
+def _packed(runs: Mapping[Digest, AdapterRun], capacity: int) -> dict[Digest, int]:
+    """The starts of all runs once they are moved together at the high end, in their order."""
+    starts, end = {}, capacity
     for adapter, run in sorted(runs.items(), key=lambda each: -each[1].start):
-        while end >= run.length and pinned[end - run.length : end].any():
-            end -= run.length - int(pinned[end - run.length : end].argmax())
-        if end < run.length:
-            return None
         end -= run.length
         starts[adapter] = end
     return starts

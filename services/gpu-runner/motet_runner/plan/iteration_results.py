@@ -1,7 +1,7 @@
 """What the results of an iteration mean for its sequences: their next tokens, their ends, their adapters."""
 
 from motet.domain import PAGE_TOKENS, Digest
-from motet.errors import MotetError, NotFinite, Overloaded
+from motet.errors import NotFinite, Overloaded
 from motet_runner.interface import AdapterFailed, Finish, Logprobs, Sampling, SequenceOutput, State, StateChanged
 from motet_runner.plan.launched import Launched
 from motet_runner.plan.prompt_scores import PromptScores
@@ -88,13 +88,9 @@ class IterationResults:
             if failed is not None:
                 adapter, effects = failed
                 self._memory.copies += effects
-                self._adapter_failed(adapter, other.error)
-
-    def _adapter_failed(self, adapter: Digest, error: MotetError) -> None:
-        """A failed load fails only the sequences that wait for it (PU-07)."""
-        self._sequences.events.append(AdapterFailed(adapter, error))
-        for sequence in self._waiting_for(adapter):
-            self._lives.give_up(sequence, error)
+                self._sequences.events.append(AdapterFailed(adapter, other.error))
+                for sequence in self._waiting_for(adapter):  # no others fail (PU-07)
+                    self._lives.give_up(sequence, other.error)
 
     def _waiting_for(self, adapter: Digest) -> list[Sequence]:
         return [s for s in self._sequences if s.state is State.LOADING and s.adapter == adapter]

@@ -46,7 +46,7 @@ class NextIteration:
         protection.answer_overflows(supervised=supervised, idle=idle)
         if not supervised:
             protection.resume_parked()
-        self._share_cached()
+        self.share_cached()
         protection.load_before_others_run()
         iteration = self._with_pages(idle=idle)
         protection.load_beside(nobody_runs=not iteration and idle and not self._sequences.runnable())
@@ -59,7 +59,7 @@ class NextIteration:
         self._was_suspect = iteration.suspect is not None
         return iteration
 
-    def _share_cached(self) -> None:
+    def share_cached(self) -> None:
         """Sequences that will start soon look once more: others may have computed their pages meanwhile."""
         fresh = (sequence for sequence in self._sequences.runnable() if sequence.row is None)
         for sequence in islice(fresh, self._places):
@@ -80,7 +80,7 @@ class NextIteration:
             [
                 sequence
                 for sequence in self._sequences.runnable()
-                if sequence.may_be_scheduled and (sequence.started or not self._waits_for_parent(sequence))
+                if sequence.may_be_scheduled and (sequence.started or not self.waits_for_parent(sequence))
             ],
             self._preset,
             chunk_tokens=self._chunk.size,
@@ -90,7 +90,7 @@ class NextIteration:
             beside=self._beside,
         )
 
-    def _waits_for_parent(self, sequence: Sequence) -> bool:
+    def waits_for_parent(self, sequence: Sequence) -> bool:
         """Whether the parent of a sequence that has not started is about to compute pages that both need. It waits only
         for one that came earlier and can go on, so no sequences wait for each other."""
         if sequence.new.parent is None or self._preset.request_level:

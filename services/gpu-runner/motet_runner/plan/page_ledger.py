@@ -31,12 +31,12 @@ class PageLedger(Ledger[RequestId]):
         return self.limit_beside(self._pages_of_adapters())
 
     def limit_beside(self, pages_of_adapters: int) -> int:
-        """What may be promised while adapters have so many pages."""
+        """What may be promised while adapters have `pages_of_adapters` pages."""
         return int(max(0, self.capacity - pages_of_adapters) * self.overcommit)
 
     @property
     def promised(self) -> int:
-        return self._total - self._pages.repeated
+        return self.total - self._pages.repeated
 
     @property
     def free(self) -> int:

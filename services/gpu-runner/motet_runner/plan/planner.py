@@ -13,9 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
-from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.interface import DecodedTokens, Event, NewSequence, SequenceOutput, State
+from motet.domain import PAGE_TOKENS, Digest, ParkMethod
+from motet_runner.interface import DecodedTokens, Event, SequenceOutput, State
 from motet_runner.plan.commands import Commands
 from motet_runner.plan.composer import PromptTokensBeside, Work
 from motet_runner.plan.decode_round import DecodeRound, may_go_on
@@ -70,7 +69,6 @@ class Planner:
         self.max_length = min(max_length, pages * PAGE_TOKENS)
         self.window = window
         """How many tokens a token attends to, itself included, if all layers have such a window."""
-        self.supervised = False
         self.steps = 0
         """Iterations planned so far."""
         self._lives = lives = SequenceLives(self._sequences, self._memory, rope)
@@ -88,7 +86,7 @@ class Planner:
             cheaper=cheaper,
             give_up=lives.give_up,
         )
-        self._next = NextIteration(
+        self.next_iteration = NextIteration(
             self._sequences, self._memory, protection, self.chunk, preset=preset, places=places, beside=beside
         )
         self._results = IterationResults(self._sequences, self._memory, lives, self.chunk, eos_token_ids)
@@ -130,37 +128,11 @@ class Planner:
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def add(self, new: NewSequence) -> Sequence:
+    @property
+    def commands(self) -> Commands:
+        """To be taken anew for each command: the next iteration may be another one than those before."""
         self._end_round()
-        return self._commands.add(new, supervised=self.supervised)
-
-    def cancel(self, request: RequestId, epoch: int | None = None) -> Sequence | None:
-        self._end_round()
-        return self._commands.cancel(request, epoch)
-
-    def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
-        self._end_round()
-        return self._commands.extend(request, epoch, promise, extended)
-
-    def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
-        self._end_round()
-        return self._commands.park(request, epoch, promise, wanted, method)
-
-    def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
-        self._end_round()
-        return self._commands.resume(request, epoch, promise)
-
-    def load_adapter(self, adapter: Digest, layout: AdapterLayout) -> None:
-        self._end_round()
-        self._commands.load_adapter(adapter, layout)
-
-    def drop_adapter(self, adapter: Digest) -> None:
-        self._end_round()
-        self._commands.drop_adapter(adapter)
-
-    def set_overcommit(self, factor: float) -> None:
-        self._end_round()
-        self._commands.set_overcommit(factor)
+        return self._commands
 
     # -- plan --------------------------------------------------------------------------------------------------------
 
@@ -191,7 +163,7 @@ class Planner:
             or latest.runnable is not self._sequences.runnable()
             or memory.copies
             or not self.adapters.still
-            or (not self.supervised and self._sequences.parked())
+            or (not self._commands.supervised and self._sequences.parked())
         ):
             return None
         if self._round is None and may_go_on(latest.decodes, latest.runnable):
@@ -202,7 +174,7 @@ class Planner:
 
     def _plan_anew(self) -> StepPlan | None:
         self._end_round()
-        iteration = self._next.choose(supervised=self.supervised, idle=not self._launched)
+        iteration = self.next_iteration.choose(supervised=self._commands.supervised, idle=not self._launched)
         loads, gone = self.adapters.take_changes()
         loading = self.adapters.loading()
         if not iteration and not self._memory.copies and not gone and not loading:
@@ -307,7 +279,7 @@ class Planner:
     def _may_act(self, sequence: Sequence) -> bool:
         if sequence.state is State.LOADING:  # what it holds may be in the way of its adapter
             return bool(sequence.pages) and self.adapters.is_known(sequence.adapter)
-        return sequence.state is not State.PARKED or not self.supervised
+        return sequence.state is not State.PARKED or not self._commands.supervised
 
 
 class _Latest(NamedTuple):

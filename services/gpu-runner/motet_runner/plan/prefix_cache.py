@@ -139,11 +139,6 @@ class PrefixCache:
             entry.page = page
         self._by_page |= moved
 
-    def count(self, *, queried: int, hit: int) -> None:
-        """A sequence starts to be computed: how many tokens it has, and how many of them lie in cached pages."""
-        self.queried_tokens += queried
-        self.hit_tokens += hit
-
     def hints(self, chains: Iterable[PageChain], count: int) -> list[int]:
         """The hints of at most `count` pages: those that the sequences of `chains` use, and then those that will stay
         for longest. Only pages that a prompt has hints of are named: its first ones. The search ends after a bounded

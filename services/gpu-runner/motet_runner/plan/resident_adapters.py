@@ -14,8 +14,8 @@ from motet.domain import BASE, Digest
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import AdapterEvicted, AdapterLoaded
-from motet_runner.plan.copies import Effect
 from motet_runner.plan.device_budget import DeviceBudget, Grant
+from motet_runner.plan.page_copies import Effect
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.sequence_table import SequenceTable
 from motet_runner.plan.step_plan import AdapterLoad

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
 from motet.shared_pages import charges
 from motet_runner.interface import NewSequence, OverflowAhead, ParkedNow, ResumedNow, State
-from motet_runner.plan.copies import Copy, Effect, Tier
+from motet_runner.plan.page_copies import Copy, Effect, Tier
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.prefix_cache import PageChain, PrefixCache
@@ -156,7 +156,8 @@ class SequenceMemory:
     def count_cached(self, sequence: Sequence) -> None:
         """A sequence begins to be computed."""
         if sequence.chain is not None:
-            self.cache.count(queried=len(sequence.tokens), hit=sequence.scheduled)
+            self.cache.queried_tokens += len(sequence.tokens)
+            self.cache.hit_tokens += sequence.scheduled
 
     def add_to_cache(self, sequence: Sequence) -> None:
         """Add the full pages that it has computed. Only after a token was sampled from them: then their numbers are
@@ -209,10 +210,6 @@ class SequenceMemory:
 
     # -- park and resume ---------------------------------------------------------------------------------------------
 
-    def promisable_beside(self, adapter: Digest) -> int:
-        """What a sequence of this adapter may be promised now."""
-        return self.ledger.limit_beside(self.adapters.pages_in_use(adapter)) - self.ledger.promised
-
     def free_beside(self, adapter: Digest) -> int:
         """Pages that the KV of an adapter's sequences can take now, beside the adapter itself."""
         idle = self.adapters.reclaimable(spare=adapter)
@@ -254,7 +251,8 @@ class SequenceMemory:
             self._attach(sequence.chain, sequence, promise)
         shared, adapter = len(sequence.pages), sequence.adapter
         missing = max(0, needed - shared)
-        fits = promise <= self.promisable_beside(adapter) and missing <= self.free_beside(adapter)
+        promisable = self.ledger.limit_beside(self.adapters.pages_in_use(adapter)) - self.ledger.promised
+        fits = promise <= promisable and missing <= self.free_beside(adapter)
         pages = self._take(missing, spare=adapter) if fits else None
         if pages is None:
             self._give_pages(sequence)

@@ -2,8 +2,8 @@
 again, up to the size that is wanted. Pure."""
 
 CALLS_UNTIL_LARGER = 64
-"""How many model calls must fit before a larger one is tried. If that one does not fit, it was one attempt in vain for
-so many calls."""
+"""How many model calls must fit before a larger one is tried. If that one does not fit, one attempt was in vain for all
+of them."""
 
 
 class SizeLimit:
@@ -19,7 +19,7 @@ class SizeLimit:
         self._fitted = 0
 
     def fitted(self, calls: int) -> None:
-        """An iteration was computed in so many calls, and all of them fitted at once."""
+        """An iteration was computed in `calls` calls, and all of them fitted at once."""
         if self.size >= self._wanted:
             return
         self._fitted += calls

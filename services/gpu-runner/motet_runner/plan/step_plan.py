@@ -5,13 +5,13 @@ step names rows, so that a step of many long sequences stays a short message.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from motet.domain import Digest, RequestId
 from motet.errors import MotetError
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import Logprobs, Sampling
-from motet_runner.plan.copies import Effect
+from motet_runner.plan.page_copies import Effect
 from motet_runner.plan.prompt_scores import PromptScores
 
 
@@ -142,6 +142,10 @@ class StepPlan:
     def rows(self) -> tuple[RowStep, ...]:
         """Decodes and prefills. It makes an object for each."""
         return (*self.decodes, *self.prefills)
+
+    def with_rows(self, rows: Sequence[RowStep]) -> "StepPlan":
+        """The same for these rows, which may be a part of its own."""
+        return replace(self, decodes=_NONE, prefills=tuple(rows))
 
     @property
     def only_decodes(self) -> bool:

@@ -10,12 +10,13 @@ import orjson
 import structlog
 
 from motet.errors import AdapterFetchFailed, ModelFolderError, SetupError
+from motet.sources import EXAMPLES
 from motet_runner.settings import Settings
 from motet_runner.sources.fetch_errors import RETRY_LATER_SECONDS
-from motet_runner.sources.folder import snapshot_in
+from motet_runner.sources.folder import FolderUri, snapshot_in
 from motet_runner.sources.partial_fetch import key_of, locked_across_machines
 from motet_runner.sources.source_access import RemoteFiles, Sources, may_continue
-from motet_runner.sources.uri import FolderUri, parse
+from motet_runner.sources.uri import parse
 from motet_runner.supported_models import read_supported_config
 
 log = structlog.get_logger(__name__)
@@ -33,10 +34,7 @@ LOG_SECONDS = 10.0
 async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path:
     """The base model's folder. Raises an error that says what is wrong with the source, and that ends the runner."""
     if not settings.model_uri:
-        raise SetupError(
-            "MOTET_RUNNER_MODEL_URI is not set. Set it to the base model: file:///folder, hf://org/name or "
-            "https://host/folder/."
-        )
+        raise SetupError(f"MOTET_RUNNER_MODEL_URI is not set. Set it to the base model: {EXAMPLES}.")
     try:
         source = parse(settings.model_uri, settings.model_revision)
         if isinstance(source, FolderUri):
@@ -44,12 +42,12 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
             return _checked(settings.model_folder() if inside is None else settings.check_model(inside))
         folder = root / key_of(settings.model_uri, settings.model_revision)
         async with locked_across_machines(folder):
-            if not _is_complete(folder):
+            if not (folder / COMPLETE).exists():
                 await _fetch(settings, sources, folder)
         return _checked(settings.check_model(folder))
     except AdapterFetchFailed as failure:
         message = failure.message
-        for field in ("credentialsSecretRef", "revision"):
+        for field in ("uri", "credentialsSecretRef", "revision"):
             message = message.replace(f"source.{field}", f"model.{field}")
         raise ModelFolderError(
             f"The runner cannot get the model of pool {settings.pool}. {message}", reason=failure.reason
@@ -110,7 +108,3 @@ def mark_unverified(folder: Path) -> None:
     """The model is not the one that the pool asks for: the next fetch checks whether the source has changed."""
     with suppress(OSError):  # a folder that this runner has not fetched has no such file
         (folder / COMPLETE).unlink()
-
-
-def _is_complete(folder: Path) -> bool:
-    return (folder / COMPLETE).exists()

@@ -13,31 +13,32 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 
-from motet.errors import AdapterFetchFailed, MotetError
+from motet.errors import AdapterFetchFailed
+from motet.sources import READABLE, SOURCES
 from motet_runner.sources.fetch_errors import malformed, no_space, temporary, too_large
 from motet_runner.sources.fetch_order import FetchOrder
 from motet_runner.sources.file_selection import (
     INDEX,
     MAX_ASSET_BYTES,
-    WantedFile,
     check_listing,
-    max_adapter_total,
     missing_file,
     of_adapter,
     of_model,
     shards,
 )
+from motet_runner.sources.folder import FolderUri
 from motet_runner.sources.network_guard import NetworkGuard
+from motet_runner.sources.remote_source import Opening, OpenSource, RemoteSource
 from motet_runner.sources.secret import NO_CREDENTIALS, SourceCredentials, read_credentials
-from motet_runner.sources.uri import HubUri, WebUri, parse
+from motet_runner.sources.uri import parse
 
 MIN_BYTES_PER_SECOND = 1024
 """A source that gives fewer bytes per second during `stall_seconds` counts as stalled."""
@@ -47,10 +48,6 @@ MAX_WORKING_BYTES = 1 << 20
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
-
-
-class FileSource(Protocol):
-    def fetch(self, file: WantedFile, into: Path) -> bool: ...
 
 
 def send(**words: Any) -> None:
@@ -67,70 +64,50 @@ def exit_with_parent(parent: int) -> None:
         sys.exit(1)  # the service died before that call
 
 
-def fetch(order: FetchOrder, secret: SourceCredentials) -> None:
+def parsed(order: FetchOrder) -> RemoteSource:
+    source = parse(order.uri, order.revision)
+    if isinstance(source, FolderUri):
+        known = " and ".join(one.prefix for one in READABLE if one.network)
+        raise malformed(f"{order.uri} is a folder of this machine. Motet fetches only {known} sources.")
+    return source
+
+
+def fetch(order: FetchOrder, source: RemoteSource, secret: SourceCredentials) -> None:
     into = Path(order.into)
     into.mkdir(parents=True, exist_ok=True)
-    source = parse(order.uri, order.revision)
-    allowed = _allowed(order)
+    allowed = [*order.access.allowed_hosts, *source.hosts(order.access)]
     NetworkGuard([*allowed, *_hosts(order.access.proxy)]).install()
-    from motet_runner.sources.web import WebFolder, client
+    from motet_runner.sources.web_folder import client
 
     browser = client(order.access, NetworkGuard(allowed), timeout=order.stall_seconds)
-    if isinstance(source, WebUri):
-        TransferWatch(order).start()
-        _fetch_all(order, WebFolder(source.url, browser, secret.header, pause=order.stall_seconds / 60), into, None)
-    elif isinstance(source, HubUri):
-        # The library reads these when it is imported: it may use only our client, and only the order's folder.
-        os.environ |= {
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
-            "HF_HUB_DOWNLOAD_TIMEOUT": str(max(1, round(order.stall_seconds))),
-            "HF_HOME": str(into / ".cache"),
-        }
-        from motet_runner.sources.hub import HubRepository
-
-        watch = TransferWatch(order)
-        watch.start()
-        repository = HubRepository(
-            source, order.access.hub_endpoint, secret, browser, timeout=order.stall_seconds, on_checked=watch.check
-        )
-        send(revision=repository.commit)
-        _fetch_all(order, repository, into, repository.sizes)
-    else:
-        raise malformed(f"{order.uri} is a folder of this machine. Motet fetches only hf:// and https:// sources.")
+    watch = TransferWatch(order)
+    watch.start()
+    opened = source.open(Opening(order=order, secret=secret, client=browser, on_checked=watch.check))
+    if opened.revision:
+        send(revision=opened.revision)
+    _fetch_all(order, opened, into, opened.sizes)
 
 
-def _fetch_all(order: FetchOrder, source: FileSource, into: Path, sizes: dict[str, int | None] | None) -> None:
-    name = order.uri
-    if order.what == "adapter":
-        wanted = of_adapter(order.max_bytes)
-        if sizes is not None:
-            check_listing(sizes, wanted, order.max_bytes, name)
-        _fetch_existing(source, wanted, into)
-        return
-    first = of_model()
+def _fetch_all(order: FetchOrder, source: OpenSource, into: Path, sizes: Mapping[str, int | None] | None) -> None:
+    first = of_adapter(order.max_bytes) if order.what == "adapter" else of_model()
     if sizes is not None:
-        check_listing(sizes, first, order.max_bytes, name)
-    _fetch_existing(source, first, into)
+        check_listing(sizes, first, order.max_bytes, order.uri)
+    for file in first:
+        if not source.fetch(file, into):
+            (into / file.name).unlink(missing_ok=True)  # an earlier fetch brought it, from another state of the source
+    if order.what == "adapter":
+        return
     index = into / INDEX
     weights = shards(index.read_bytes() if index.exists() else None, order.max_bytes)
     if sizes is not None:
-        check_listing(sizes, weights, order.max_bytes, name)
+        check_listing(sizes, weights, order.max_bytes, order.uri)
         send(total=sum(sizes[file.name] or 0 for file in weights))
     with ThreadPoolExecutor(order.parallel) as pool:
         for coming in [pool.submit(source.fetch, file, into) for file in weights]:
             if not coming.result():
-                raise missing_file(name, "*.safetensors", sizes or ())
+                raise missing_file(order.uri, "*.safetensors", sizes or ())
     for stale in {path.name for path in into.glob("*.safetensors")} - {file.name for file in weights}:
         (into / stale).unlink()
-
-
-def _fetch_existing(source: FileSource, wanted: Iterable[WantedFile], into: Path) -> None:
-    for file in wanted:
-        if not source.fetch(file, into):
-            (into / file.name).unlink(missing_ok=True)  # an earlier fetch brought it, from another state of the source
 
 
 class TransferWatch(threading.Thread):
@@ -139,8 +116,8 @@ class TransferWatch(threading.Thread):
     def __init__(self, order: FetchOrder) -> None:
         super().__init__(name="watch", daemon=True)
         self._folder = Path(order.into)
-        limit = order.max_bytes + MAX_ASSET_BYTES if order.what == "model" else max_adapter_total(order.max_bytes)
-        self._limit = limit + MAX_WORKING_BYTES
+        of_all = sum(file.limit for file in of_adapter(order.max_bytes))
+        self._limit = MAX_WORKING_BYTES + (of_all if order.what == "adapter" else order.max_bytes + MAX_ASSET_BYTES)
         self._stall_seconds = order.stall_seconds
         self._uri = order.uri
         self.checked = 0
@@ -188,17 +165,12 @@ def _size_of(folder: Path) -> int:
     return total
 
 
-def _allowed(order: FetchOrder) -> list[str]:
-    """The hosts that the platform allows, and the hub that the platform has named."""
-    return [*order.access.allowed_hosts, *(_hosts(order.access.hub_endpoint) if order.uri.startswith("hf://") else ())]
-
-
 def _hosts(url: str) -> list[str]:
     host = urlsplit(url).hostname
     return [host] if host else []
 
 
-def send_failure(failure: MotetError, secret: SourceCredentials) -> None:
+def send_failure(failure: AdapterFetchFailed, secret: SourceCredentials) -> None:
     send(
         failure=secret.scrub(failure.message)[:1024],
         reason=failure.reason,
@@ -206,31 +178,32 @@ def send_failure(failure: MotetError, secret: SourceCredentials) -> None:
     )
 
 
+def _failure_of(error: Exception, order: FetchOrder) -> AdapterFetchFailed:
+    match error:
+        case AdapterFetchFailed():
+            return error
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return no_space(
+                f"There is no space left in {order.into} for {order.uri}. Free some space. Motet tries again "
+                "automatically."
+            )
+        case OSError(strerror=str(why)) if why:
+            return temporary(f"Motet cannot fetch {order.uri}: {why}.")
+        case _:  # its text may contain anything, also a password
+            return temporary(f"Motet cannot fetch {order.uri}: {type(error).__name__}.")
+
+
 def main() -> None:
     order = FetchOrder.decode(sys.stdin.buffer.readline())
     exit_with_parent(order.parent)
     secret = NO_CREDENTIALS
     try:
-        secret = read_credentials(order.credentials, order.access, timeout=order.stall_seconds)
-        fetch(order, secret)
-    except AdapterFetchFailed as failure:
-        send_failure(failure, secret)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            send_failure(
-                no_space(
-                    f"There is no space left in {order.into} for {order.uri}. Free some space. Motet tries again "
-                    "automatically."
-                ),
-                secret,
-            )
-        else:
-            send_failure(
-                temporary(f"Motet cannot fetch {order.uri}: {error.strerror or type(error).__name__}."), secret
-            )
+        source = parsed(order)
+        accepted = SOURCES[urlsplit(order.uri).scheme].secrets
+        secret = read_credentials(order.credentials, order.access, accepted, timeout=order.stall_seconds)
+        fetch(order, source, secret)
     except Exception as error:
-        # The text of an unknown error may contain anything, also a password.
-        send_failure(temporary(f"Motet cannot fetch {order.uri}: {type(error).__name__}."), secret)
+        send_failure(_failure_of(error, order), secret)
     else:
         send(bytes=_size_of(Path(order.into)), done=True)
     sys.stdout.flush()

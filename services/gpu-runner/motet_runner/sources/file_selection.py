@@ -53,11 +53,6 @@ def of_adapter(max_bytes: int) -> list[WantedFile]:
     return [WantedFile(CONFIG, MAX_CONFIG_BYTES), WantedFile(WEIGHTS, max_bytes), *optional]
 
 
-def max_adapter_total(max_bytes: int) -> int:
-    """The most bytes of all files of an adapter together."""
-    return sum(file.limit for file in of_adapter(max_bytes))
-
-
 def of_model() -> list[WantedFile]:
     """All files but the weights: which weight files there are depends on the index."""
     others = [WantedFile(name, MAX_ASSET_BYTES, required=False) for name in ASSET_FILES if name != MODEL_CONFIG]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from motet.errors import AdapterFetchFailed
+from motet.sources import folder_of
 from motet_runner.sources.fetch_errors import forbidden, missing, too_large
 from motet_runner.sources.file_selection import CONFIG, PICKLES, missing_file, of_adapter
 
@@ -16,6 +17,20 @@ MAX_ENTRIES_READ = 1000
 """How many entries of a folder are read to find a hint, if a required file is missing."""
 
 Signature = tuple["FileStat", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FolderUri:
+    """A folder of this machine, or of a volume that is mounted there."""
+
+    path: Path
+
+
+def parse(uri: str, _: str) -> FolderUri:
+    path = folder_of(uri)
+    if path is None:
+        raise AdapterFetchFailed(f"{uri} is not a folder of this machine. Write file:///absolute/path.")
+    return FolderUri(path)
 
 
 class FileStat(NamedTuple):

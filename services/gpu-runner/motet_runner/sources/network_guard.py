@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from motet.errors import AdapterFetchFailed
 from motet_runner.sources.fetch_errors import forbidden, temporary
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -58,7 +57,10 @@ class NetworkGuard:
             return
         if any(_plain(found) in _resolve(host) for host in self._hosts):
             return
-        raise _refused(found)
+        raise forbidden(
+            f"The source leads to {found}, which is not a public address. If it is a mirror of yours, the platform can "
+            "add its host or network to MOTET_RUNNER_FETCH_ALLOWED_HOSTS."
+        )
 
     def resolve(self, host: str) -> list[str]:
         """The addresses of a name. Raises AdapterFetchFailed if one of them must not be reached."""
@@ -100,10 +102,3 @@ def _resolve(host: str) -> set[Address]:
     except OSError:
         return set()
     return {_plain(ipaddress.ip_address(str(entry[4][0]).partition("%")[0])) for entry in found}
-
-
-def _refused(address: Address) -> AdapterFetchFailed:
-    return forbidden(
-        f"The source leads to {address}, which is not a public address. If it is a mirror of yours, the platform can "
-        "add its host or network to MOTET_RUNNER_FETCH_ALLOWED_HOSTS."
-    )

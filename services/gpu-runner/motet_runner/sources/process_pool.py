@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import orjson
@@ -73,7 +72,7 @@ class FetchProcessPool:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(replace(order, parent=os.getpid()).encoded())
+            process.stdin.write(order.encoded())
             process.stdin.close()
             if not await self._listen(process.stdout, order, on_progress):
                 raise temporary(

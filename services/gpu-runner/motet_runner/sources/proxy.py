@@ -47,20 +47,15 @@ class Tunnel(httpcore2.NetworkBackend):
         while True:
             target = targets.pop(0)
             try:
-                return self._open_tunnel(target, port, timeout, local_address, socket_options)
+                stream = self._direct.connect_tcp(self._host, self._port, timeout, local_address, socket_options)
+                return self._open_tunnel(stream, target, port, timeout)
             except httpcore2.ProxyError:
                 if not targets:
                     raise
 
     def _open_tunnel(
-        self,
-        target: str,
-        port: int,
-        timeout: float | None,
-        local_address: str | None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None,
+        self, stream: httpcore2.NetworkStream, target: str, port: int, timeout: float | None
     ) -> httpcore2.NetworkStream:
-        stream = self._direct.connect_tcp(self._host, self._port, timeout, local_address, socket_options)
         try:
             if self._secure:
                 stream = stream.start_tls(self._trust, self._host, timeout)

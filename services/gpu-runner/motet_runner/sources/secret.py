@@ -3,7 +3,7 @@
 import base64
 import binascii
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from urllib.parse import quote
 import httpx2
 import orjson
 
+from motet.sources import SecretKeys
 from motet_runner.sources.fetch_errors import credentials, temporary
 from motet_runner.sources.fetch_order import NetworkAccess
 
@@ -20,22 +21,26 @@ MAX_ANSWER_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class SourceCredentials:
-    token: str = field(default="", repr=False)
-    username: str = field(default="", repr=False)
-    password: str = field(default="", repr=False)
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """By key of the Secret."""
+
+    @property
+    def token(self) -> str:
+        return self.values.get("token", "")
 
     @property
     def header(self) -> dict[str, str]:
         if self.token:
             return {"authorization": f"Bearer {self.token}"}
-        if self.username:
-            basic = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
+        if "username" in self.values:
+            basic = base64.b64encode(f"{self.values['username']}:{self.values['password']}".encode()).decode()
             return {"authorization": f"Basic {basic}"}
         return {}
 
     def scrub(self, text: str) -> str:
         """The text with every secret replaced."""
-        for secret in (self.token, self.password, *self.header.values()):
+        secrets = [value for key, value in self.values.items() if key != "username"]
+        for secret in (*secrets, *self.header.values()):
             if secret:
                 text = text.replace(secret, "…").replace(quote(secret, safe=""), "…")
         return text
@@ -44,39 +49,41 @@ class SourceCredentials:
 NO_CREDENTIALS = SourceCredentials()
 
 
-def read_credentials(reference: str, access: NetworkAccess, *, timeout: float) -> SourceCredentials:
-    """Raises AdapterFetchFailed with the reason CredentialsInvalid and what to do."""
-    if not reference:
+def read_credentials(
+    reference: str, access: NetworkAccess, accepted: Sequence[SecretKeys], *, timeout: float
+) -> SourceCredentials:
+    """Raises AdapterFetchFailed with the reason CredentialsInvalid and what to do. `accepted`: the keys that the source
+    knows."""
+    if not reference or not accepted:
         return NO_CREDENTIALS
     namespace, _, name = reference.partition("/")
     if access.manifests:
-        data = _from_manifests(namespace, name, Path(access.manifests))
+        data = _from_manifests(namespace, name, Path(access.manifests), accepted[0])
     elif access.api_server:
-        data = _from_api_server(namespace, name, access, timeout)
+        data = _from_api_server(namespace, name, access, accepted[0], timeout)
     else:
         raise credentials(f"The runner cannot read Secret {reference}: it has neither an API server nor manifests.")
-    return _credentials(reference, data)
+    return _credentials(reference, data, accepted)
 
 
-def _credentials(reference: str, data: Mapping[str, bytes]) -> SourceCredentials:
-    try:
-        values = {key: data[key].decode("ascii").strip() for key in ("token", "username", "password") if key in data}
-    except UnicodeDecodeError:
-        raise credentials(
-            f"Secret {reference} has characters that are not allowed in an HTTP header. Remove them."
-        ) from None
-    if any(not value.isprintable() for value in values.values()):
+def _credentials(reference: str, data: Mapping[str, bytes], accepted: Sequence[SecretKeys]) -> SourceCredentials:
+    values = {key: data[key].decode("ascii", "replace").strip() for keys in accepted for key in keys if key in data}
+    if any(not value.isascii() or not value.isprintable() for value in values.values()):
         raise credentials(f"Secret {reference} has characters that are not allowed in an HTTP header. Remove them.")
-    if values.get("token"):
-        return SourceCredentials(token=values["token"])
-    if values.get("username") and "password" in values:
-        return SourceCredentials(username=values["username"], password=values["password"])
-    raise credentials(
-        f"Secret {reference} has neither the key token nor the keys username and password. Add one of them."
-    )
+    for keys in accepted:
+        if values.keys() >= set(keys) and values[keys[0]]:
+            return SourceCredentials({key: values[key] for key in keys})
+    wanted = [_named(keys) for keys in accepted]
+    if len(wanted) == 1:
+        raise credentials(f"Secret {reference} must have {wanted[0]}, which the source needs. Add it.")
+    raise credentials(f"Secret {reference} has neither {' nor '.join(wanted)}. Add one of them.")
 
 
-def _from_manifests(namespace: str, name: str, folder: Path) -> dict[str, bytes]:
+def _named(keys: SecretKeys) -> str:
+    return f"the key{'s' * (len(keys) > 1)} {' and '.join(keys)}"
+
+
+def _from_manifests(namespace: str, name: str, folder: Path, usual: SecretKeys) -> dict[str, bytes]:
     from motet.resources import Secret, files_of, read_file  # this import is slow, and not needed in a cluster
 
     for path in files_of(folder):
@@ -86,10 +93,12 @@ def _from_manifests(namespace: str, name: str, folder: Path) -> dict[str, bytes]
                 return _decode(f"{namespace}/{name}", found.data) | {
                     key: value.encode() for key, value in found.string_data.items()
                 }
-    raise credentials(f"There is no Secret {namespace}/{name} in {folder}. Add one with the key token.")
+    raise credentials(f"There is no Secret {namespace}/{name} in {folder}. Add one with {_named(usual)}.")
 
 
-def _from_api_server(namespace: str, name: str, access: NetworkAccess, timeout: float) -> dict[str, bytes]:
+def _from_api_server(
+    namespace: str, name: str, access: NetworkAccess, usual: SecretKeys, timeout: float
+) -> dict[str, bytes]:
     account = Path(access.service_account)
     try:
         token = (account / "token").read_text().strip()
@@ -130,7 +139,7 @@ def _from_api_server(namespace: str, name: str, access: NetworkAccess, timeout: 
         case 403:
             raise credentials(_how_to_grant(namespace, name, token))
         case 404:
-            raise credentials(f"There is no Secret {namespace}/{name}. Create one with the key token.")
+            raise credentials(f"There is no Secret {namespace}/{name}. Create one with {_named(usual)}.")
         case _:
             raise temporary(f"The API server answers {status} when asked for Secret {namespace}/{name}.")
 

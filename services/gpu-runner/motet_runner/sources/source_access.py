@@ -1,5 +1,6 @@
 """How the service uses sources: which ones it may reach, and how it fetches their files into a folder."""
 
+import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,12 +30,14 @@ class RemoteFiles:
     uri: str
     revision: str = ""
     credentials: str = ""
+    namespace: str = ""
+    """Of the adapter. Empty for a base model."""
     max_bytes: int = 0
 
     @property
-    def words(self) -> tuple[str, str, str]:
-        """What tells one set of files from another."""
-        return (self.uri, self.revision, self.credentials)
+    def words(self) -> tuple[str, str, str, str]:
+        """What tells one set of files from another, first of all whose they are."""
+        return (self.namespace, self.uri, self.revision, self.credentials)
 
 
 class Sources:
@@ -51,8 +54,7 @@ class Sources:
         )
         self._files = DaemonThreads("partial fetches", 1, seconds=self.disk_stall_seconds)
         self._processes = FetchProcessPool(self.metrics, max_processes=settings.fetches_at_once)
-        self._min_average_bytes_per_second = settings.fetch_kib_per_second << 10
-        self._parallel = settings.fetches_at_once
+        self._settings = settings
         self._access = NetworkAccess(
             hub_endpoint=settings.hub_endpoint,
             allowed_hosts=tuple(settings.fetch_allowed_hosts),
@@ -65,13 +67,13 @@ class Sources:
         )
 
     @asynccontextmanager
-    async def partial_folder(self, remote: RemoteFiles, *, namespace: str = "") -> AsyncIterator[Path]:
+    async def partial_folder(self, remote: RemoteFiles) -> AsyncIterator[Path]:
         """A folder for the files of an adapter. It is removed at the end.
 
         If a fetch was interrupted, the folder stays, and the next fetch continues there. If the files were wrong, it is
         removed.
         """
-        folder = self.partial.folder_of(namespace, *remote.words)
+        folder = self.partial.folder_of(*remote.words)
         keep = True  # also for whoever stops the fetch
         async with locked(folder, self._files):
             try:
@@ -92,18 +94,12 @@ class Sources:
         """Remove what is left of interrupted fetches: what is too old, or all of it where a disk is full."""
         await self._files.run(self.partial.clear if all_of_them else self.partial.clear_old)
 
-    async def forget_partial(self, remote: "RemoteFiles", namespace: str) -> None:
+    async def forget_partial(self, remote: RemoteFiles) -> None:
         """Nobody will continue this fetch."""
-        await self._files.run(partial(self.partial.forget, namespace, *remote.words))
+        await self._files.run(partial(self.partial.forget, *remote.words))
 
     async def fetch_into(
-        self,
-        what: Literal["adapter", "model"],
-        remote: RemoteFiles,
-        into: Path,
-        on_progress: OnProgress,
-        *,
-        namespace: str = "",
+        self, what: Literal["adapter", "model"], remote: RemoteFiles, into: Path, on_progress: OnProgress
     ) -> None:
         """Fetch the files in a process of its own. Raises AdapterFetchFailed. One namespace can't use all processes."""
         order = FetchOrder(
@@ -114,11 +110,12 @@ class Sources:
             max_bytes=remote.max_bytes,
             into=str(into),
             stall_seconds=self.stall_seconds,
-            min_average_bytes_per_second=self._min_average_bytes_per_second,
-            parallel=self._parallel,
+            min_average_bytes_per_second=self._settings.fetch_kib_per_second << 10,
+            parallel=self._settings.fetches_at_once,
+            parent=os.getpid(),
             access=self._access,
         )
-        await self._processes.fetch(order, on_progress, namespace=namespace)
+        await self._processes.fetch(order, on_progress, namespace=remote.namespace)
 
 
 def may_continue(failure: AdapterFetchFailed) -> bool:

@@ -1,7 +1,6 @@
 """Reads volumes, each with a few threads of its own: one that hangs, such as a network volume whose server is away,
 holds up nobody who reads another one."""
 
-import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from motet_runner.daemon_threads import CallHangs, DaemonThreads, discard_later
+from motet_runner.daemon_threads import CallHangs, DaemonThreads, result_of
 from motet_runner.sources.fetch_errors import temporary
 
 THREADS_PER_VOLUME = 2
@@ -80,12 +79,7 @@ class _Volume:
 class VolumeThreads:
     def __init__(self, *, stall_seconds: float) -> None:
         self._stall_seconds = stall_seconds
-        self._volumes: dict[str, _Volume] = {}
-
-    @property
-    def waiting(self) -> int:
-        """How many calls have not begun."""
-        return sum(one.threads.waiting for one in self._volumes.values())
+        self.by_name: dict[str, _Volume] = {}
 
     async def run(
         self, volume: str, call: Callable[[Progress], T], *, discard: Callable[[T], object], disk_seconds: float
@@ -93,26 +87,15 @@ class VolumeThreads:
         """Run a call that reads this volume, and says when it does. Raises AdapterFetchFailed if a read brings nothing
         for `stall_seconds`, and CallHangs if the runner's own disk takes longer than `disk_seconds` between two reads.
         The thread may hang on, and what it brings after all goes to `discard`."""
-        self._volumes = {name: one for name, one in self._volumes.items() if not one.threads.unused or name == volume}
-        of_volume = self._volumes.setdefault(volume, _Volume(volume))
+        self.by_name = {name: one for name, one in self.by_name.items() if not one.threads.unused or name == volume}
+        of_volume = self.by_name.setdefault(volume, _Volume(volume))
         progress = Progress(of_volume, self._stall_seconds, disk_seconds)
 
         def work() -> T:
             with progress.running():
                 return call(progress)
 
-        future = of_volume.threads.submit(work)
-        waiting = asyncio.wrap_future(future)
-        try:
-            await self._wait(waiting, progress, volume, disk_seconds)
-            return waiting.result()
-        except BaseException:
-            waiting.cancel()
-            discard_later(future, discard)
-            raise
-
-    async def _wait(self, waiting: "asyncio.Future[T]", progress: Progress, volume: str, disk_seconds: float) -> None:
-        while not waiting.done():
+        def seconds_left() -> float:
             left = progress.hangs_at - time.monotonic()
             if left <= 0 and progress.waits_for_disk:
                 raise CallHangs(disk_seconds)
@@ -121,7 +104,9 @@ class VolumeThreads:
                     f"The volume {volume} does not answer: nothing came from it for {self._stall_seconds:g} s. Motet "
                     "tries again automatically. See whether its server is up."
                 )
-            await asyncio.wait({waiting}, timeout=min(left, self._stall_seconds))  # by then it may wait for the other
+            return min(left, self._stall_seconds)  # by then it may wait for the other
+
+        return await result_of(of_volume.threads.submit(work), seconds_left, discard)
 
 
 def mount_of(path: Path) -> str:

@@ -1,2 +1,28 @@
-"""What a runner does about adapters, without threads, files, sockets and clock: events and the time go in, effects come
-out. `adapter_policy.py` has the table of states and events."""
+"""What a runner does about adapters, without threads, files and sockets: `AdapterPolicy` is told what happens, and
+effects come out.
+
+An order has these stages. The back-off and the errors are those of its own manifest's source, whoever else wants the
+same bytes:
+
+| stage    | it waits for | then                                                                            |
+|----------|--------------|---------------------------------------------------------------------------------|
+| finding  | `Find`       | `Held`: checking. None: fetching, unless its source failed just now             |
+| fetching | `Fetch`      | `Held`: checking. `Failure`: it fails, and so do requests for its manifest      |
+| checking | `Check`      | `Certification`: answered. `Failure`: it fails, and the runner lets the folder go |
+
+An order without a digest begins with fetching: only the files say which digest it is. A digest (`AdapterLife`) has
+these stages:
+
+| stage     | folder | it waits for      | then                                                                     |
+|-----------|--------|-------------------|--------------------------------------------------------------------------|
+| absent    | no     | an order          | forgotten when no request waits for it or uses it                        |
+| looking   | no     | `Find`            | `Held` with a certificate: certified. Otherwise absent                   |
+| fetched   | leased | an order to check | checking                                                                 |
+| checking  | leased | `Check`           | certified, or absent                                                     |
+| certified | leased | nothing           | requests use it. `vanished`, `engine_failed`: looking. Idle: evicting    |
+| evicting  | no     | `Evict`           | None: absent. `Held`, `Failure`: its folder and lease stay               |
+
+Whoever says that a folder is there hands over its lease, so there is no time in which it could be evicted. A folder
+that has another inode than the one that is held replaces it, and what was known about the old one is void. An answer
+to an effect that nobody waits for any more is dropped, and its lease is released.
+"""

@@ -1,19 +1,20 @@
-"""What shall be done about adapters. Each numbered effect gets exactly one answer with its number, also when the disk
-hangs: whoever carries it out waits for a limited time."""
+"""What shall be done about adapters, and what comes of it."""
 
 from dataclasses import dataclass
 
 from motet.domain import Digest
 from motet.runner_info import Failure
-from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.policy.values import FetchRequest, Held
+from motet_runner.engine_messages import DropAdapter, LoadAdapter
 
 # ---------------------------------------------------------------------------------------------------- with an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Take a lease of the digest's cached folder, if there is one that this request may use (None: anyone's)."""
+    """Take a lease of the digest's cached folder, if there is one that this request may use (None: anyone's). The
+    answer None: there is none."""
 
     number: int
     digest: Digest
@@ -40,9 +41,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Remove a folder from the disk cache unless another process uses it. A lease that comes along is
-    consumed, or comes back with the answer `FolderHeld`. If this fails, it is as it was. If it takes too long, the
-    folder counts as gone."""
+    """Remove a folder from the disk cache unless another process uses it. The answer None: it has gone, and so has the
+    lease that came along. `Held`: that lease, because the folder stays. If this fails, it is as it was. If it takes too
+    long, the folder counts as gone."""
 
     number: int
     digest: Digest
@@ -51,24 +52,25 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class ListCache:
+    """Which adapters are cached. The one that was not used for longest comes first."""
+
     number: int
 
+
+Answer = Held | Certification | tuple[Digest, ...] | Failure | None
+"""What came of a numbered effect. Each gets exactly one answer with its number, also when the disk hangs: whoever
+carries it out waits for a limited time."""
 
 # ------------------------------------------------------------------------------------------------- without an answer
 
 
 @dataclass(frozen=True, slots=True)
-class Touch:
-    """Record that a folder was used just now, and say so if it has vanished."""
-
-    held: Held
-
-
-@dataclass(frozen=True, slots=True)
 class Confirm:
-    """Say so if a held folder has vanished."""
+    """Say so if a held folder has vanished: somebody has removed it, or replaced it by another one."""
 
     held: Held
+    used: bool = False
+    """Also record that the folder was used just now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,38 +86,16 @@ class ForgetPartial:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Tell the engine to load it."""
+class Succeed:
+    """An order, or a request that waits, gets its adapter."""
 
-    digest: Digest
-    layout: AdapterLayout
-
-
-@dataclass(frozen=True, slots=True)
-class Unload:
+    who: int
     digest: Digest
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerOrder:
-    order: int
-    digest: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class FailOrder:
-    order: int
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerRequest:
-    waiter: int
-
-
-@dataclass(frozen=True, slots=True)
-class FailRequest:
-    waiter: int
+class Fail:
+    who: int
     failure: Failure
 
 
@@ -125,14 +105,11 @@ Effect = (
     | Check
     | Evict
     | ListCache
-    | Touch
     | Confirm
     | Release
     | ForgetPartial
-    | Load
-    | Unload
-    | AnswerOrder
-    | FailOrder
-    | AnswerRequest
-    | FailRequest
+    | LoadAdapter
+    | DropAdapter
+    | Succeed
+    | Fail
 )

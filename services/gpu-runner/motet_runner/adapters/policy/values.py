@@ -5,7 +5,9 @@ from pathlib import Path
 
 from motet.api.v1 import common_pb2
 from motet.domain import Digest
+from motet.sources import FOLDER
 from motet_runner.adapters.certification import Certification
+from motet_runner.adapters.folder_lease import FolderLease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class FetchRequest:
     @property
     def may_change(self) -> bool:
         """Whether the bytes may have become other ones since a fetch began that still runs."""
-        return self.source.startswith("file:") and not self.expected
+        return self.source.startswith(f"{FOLDER.scheme}:") and not self.expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ class Held:
     inode: tuple[int, int]
     """Tells it from a folder that is later at the same place."""
 
-    lease: object
-    """The lock, for those who carry effects out."""
+    lease: FolderLease
+    """For those who carry effects out."""
 
     certification: Certification | None = None
     """What the check has found, if that still holds for these files, this base model and this engine."""

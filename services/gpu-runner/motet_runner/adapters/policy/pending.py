@@ -1,0 +1,73 @@
+"""Who waits for the answers to effects."""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+from motet.domain import Digest
+from motet_runner.adapters.policy.life import AdapterLife
+from motet_runner.adapters.policy.values import FetchRequest, Order
+
+
+@dataclass(slots=True, eq=False)
+class FetchJob:
+    """A fetch that runs, and the orders that wait for it."""
+
+    request: FetchRequest
+    orders: dict[int, Order] = field(default_factory=dict)
+    late: dict[int, Order] = field(default_factory=dict)
+    """They came after the fetch had begun, and want the bytes as they are now: they have the folder looked at again."""
+
+
+@dataclass(slots=True, eq=False)
+class Listing:
+    """The disk cache is being listed, to evict what is too much."""
+
+
+Asker = Order | FetchJob | AdapterLife | Listing
+"""An order that is being found, a fetch, a digest, or the eviction."""
+
+
+class Pending:
+    """Whom the answer to each effect is for, by the number of the effect."""
+
+    def __init__(self) -> None:
+        self.askers: dict[int, Asker] = {}
+        self._numbers = count(1)
+
+    def add(self, asker: Asker) -> int:
+        number = next(self._numbers)
+        self.askers[number] = asker
+        return number
+
+    def pop(self, number: int) -> Asker | None:
+        return self.askers.pop(number, None)
+
+    def number_of(self, asker: Asker) -> int | None:
+        return next((number for number, one in self.askers.items() if one is asker), None)
+
+    def cancel_order(self, order: int) -> None:
+        for number, asker in list(self.askers.items()):
+            match asker:
+                case Order() if asker.number == order:
+                    del self.askers[number]
+                case FetchJob():
+                    asker.orders.pop(order, None)
+                    asker.late.pop(order, None)
+                case AdapterLife():
+                    asker.orders.pop(order, None)
+
+    def may_bring(self, digest: Digest) -> bool:
+        """Whether an order is under way that may bring this digest."""
+        return any(_may_bring(asker, digest) for asker in self.askers.values())
+
+
+def _may_bring(asker: Asker, digest: Digest) -> bool:
+    match asker:
+        case Order():
+            return asker.fetch.expected == digest
+        case FetchJob():
+            return asker.request.expected == digest
+        case AdapterLife():
+            return asker.digest == digest and bool(asker.orders)
+        case Listing():
+            return False

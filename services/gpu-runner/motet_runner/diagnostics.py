@@ -1,0 +1,26 @@
+"""The parts of an engine, for benchmarks and tests, which look at them and watch their calls."""
+
+from dataclasses import dataclass
+
+from motet_runner.execute.adapters.lora_linears import LoraLinears
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.kernels.kernel_change import KernelChange
+from motet_runner.execute.kernels.kernel_choice import KernelChoice
+from motet_runner.execute.worker.device_worker import DeviceWorker
+from motet_runner.execute.worker.local_worker import LocalWorker
+from motet_runner.interface import EngineConfig
+from motet_runner.memory.paged import PagedStore
+from motet_runner.plan import Planner
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    config: EngineConfig
+    """In exact mode, as that changes it"""
+    loaded: LoadedModel
+    linears: LoraLinears
+    kernel_choice: KernelChoice
+    kernel_change: KernelChange
+    store: PagedStore
+    planner: Planner
+    worker: LocalWorker | DeviceWorker

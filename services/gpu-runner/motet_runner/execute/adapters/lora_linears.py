@@ -1,0 +1,92 @@
+"""Adapters beside the base (PU-05): every linear that sees exactly the iteration's rows may get LoRA added.
+
+The module stays what it is; its `forward` is followed by `add_lora` on the same rows. The base is never changed, and an
+iteration without adapters goes through untouched.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from motet_kernels import LinearGroup, LoraBackend, RunLayout
+from motet_runner.execute.adapters.add_lora import AddLora
+from motet_runner.execute.batch.flat_batch import CURRENT
+
+
+def features(module: nn.Module) -> tuple[int, int] | None:
+    """(in, out) of a linear, GPT-2's transposed one included; None for anything else."""
+    if type(module) is nn.Linear:
+        return module.in_features, module.out_features
+    if isinstance(module, Conv1D):
+        return module.nx, module.nf
+    return None
+
+
+class LoraLinears:
+    """The linears that an adapter may change, by the linear's path in the base model. The back end is bound to them
+    once the memory is there that it reads adapters from."""
+
+    def __init__(
+        self, linears: dict[str, nn.Module], dtype: torch.dtype, add_lora: AddLora, groups: Sequence[Sequence[str]] = ()
+    ) -> None:
+        """`add_lora`: the first one. `groups`: the linears that are fed the same tensor. One that is in none is a group
+        of its own."""
+        self.shapes = {path: _shape(path, module) for path, module in linears.items()}
+        self._linears = linears
+        self._dtype = dtype
+        self._tile = add_lora.tile
+        self.groups = _groups(self.shapes, groups)
+        self._layout = cache(lambda rounded: add_lora.make_layout(rounded, self.groups, dtype))
+        self._backend: LoraBackend[Any] | None = None
+        self._forwards: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+
+    def layout(self, rank: int) -> RunLayout:
+        """Where the matrices of an adapter of this rank are inside its run, for every back end that is bound."""
+        return self._layout(-(-rank // self._tile) * self._tile)
+
+    def run_bytes(self, rank: int) -> int:
+        """What the run of an adapter of this rank takes."""
+        return self.layout(rank).bytes
+
+    def bind(self, add_lora: AddLora, memory: torch.Tensor, copy_bytes: int) -> LoraBackend[Any]:
+        """Let a back end that reads adapters from `memory` [bytes] add to what the linears compute. It takes at most
+        `copy_bytes` beside it. It may follow another one that has read the same memory."""
+        assert add_lora.tile == self._tile, "the adapters in memory have the layout of another back end"
+        self.follow()
+        self._backend = add_lora.make(self.groups, memory, self._dtype, copy_bytes)
+        return self._backend
+
+    def follow(self) -> None:
+        """Let LoRA follow each linear: at first, and those whose weights were packed since."""
+        for path, module in self._linears.items():
+            if module.forward is not self._forwards.get(path):
+                module.forward = self._forwards[path] = self._followed(module.forward, path, *self.shapes[path])
+
+    def _followed(
+        self, forward: Callable[[torch.Tensor], torch.Tensor], path: str, inputs: int, outputs: int
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        def followed(x: torch.Tensor) -> torch.Tensor:
+            y = forward(x)
+            batch = CURRENT.get().lora
+            if batch is not None and self._backend is not None:
+                self._backend.add_lora(y.view(-1, outputs), x.reshape(-1, inputs), path, batch)
+            return y
+
+        return followed
+
+
+def _groups(shapes: dict[str, tuple[int, int]], shared: Sequence[Sequence[str]]) -> list[LinearGroup]:
+    """All linears in the order of the model; those that share their input come with the first of them."""
+    group_of = {path: tuple(group) for group in shared for path in group}
+    in_order = dict.fromkeys(group_of.get(path, (path,)) for path in shapes)
+    return [LinearGroup(shapes[group[0]][0], {path: shapes[path][1] for path in group}) for group in in_order]
+
+
+def _shape(path: str, module: nn.Module) -> tuple[int, int]:
+    shape = features(module)
+    assert shape is not None, path
+    return shape

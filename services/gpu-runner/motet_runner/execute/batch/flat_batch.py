@@ -1,0 +1,115 @@
+"""One iteration as the model sees it: the new tokens of all sequences in one line, and where their KV lies.
+
+There is no padding between sequences of different lengths (OR-03, S3-06).
+"""
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from motet_runner.execute.batch.page_groups import DecodeGroup, PromptChunk
+from motet_runner.execute.batch.row_table import TableRow
+from motet_runner.execute.batch.scored_rows import ScoredRow
+from motet_runner.memory.paged import PagedStore
+
+Watcher = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]], None]
+"""Is called with module, query, key, value and options of an attention call."""
+
+
+_NOWHERE = torch.empty(0, dtype=torch.int64)
+
+
+class AttentionOverPages(Protocol):
+    """Attention that reads pages where they are"""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: int,
+        batch: Any,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor: ...
+
+
+class SequenceAttention(AttentionOverPages, Protocol):
+    """The same for whole sequences, such as motet_kernels.cpp.PagedAttention. Its batches are its own."""
+
+    def make_batch(self, table: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> Any:
+        """`table` [any, pages] holds page numbers. `sequences` [sequences, 4]: first row, number of rows, tokens before
+        them, and the sequence's row of the table."""
+
+    def follow(self, batch: Any, before: npt.NDArray[np.int64], longest: int) -> None:
+        """The same sequences again. `before`: the tokens of each that are there already; `longest`: the tokens of the
+        longest one, with the new ones."""
+
+
+class PagedRows(NamedTuple):
+    """All rows, for attention that reads pages where they are."""
+
+    attention: AttentionOverPages
+    batch: Any
+
+
+class Line(NamedTuple):
+    """Whose the tokens of the iteration are, for what depends on their sequences."""
+
+    rows: list[TableRow]
+    """In the order of the line"""
+    sequence_of: np.ndarray
+    """[tokens] the place of each one's row in `rows`"""
+    positions: np.ndarray
+    """[tokens]"""
+
+
+@dataclass(slots=True)
+class FlatBatch:
+    store: PagedStore
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    keep: torch.Tensor
+    """Rows whose logits are wanted"""
+    sampled: list[TableRow]
+    """In the order of `keep`, which is the plan's"""
+    scored: list[ScoredRow]
+    """In the order of `keep`, after those that are sampled"""
+    begun: list[int]
+    """Pages that get their first rows in this iteration and are not filled by it: cleared before the model runs"""
+    lora: Any
+    """The batch of the LoRA back end; None if no row has an adapter"""
+    tokens: int
+    longest: int
+    """Tokens of the longest sequence, with the new ones"""
+    line: Line
+    paged: PagedRows | None = None
+    writes: torch.Tensor = _NOWHERE
+    """[layers, ...] see PagedStore.rows_of; empty, as `decodes` and `chunks`, where there are `paged` rows"""
+    decodes: Sequence[DecodeGroup] = ()
+    chunks: Sequence[PromptChunk] = ()
+    head_rows: torch.Tensor | None = None
+    """Rows for which the head computes, if they are others than those of `keep`: then all"""
+    choices: torch.Tensor | None = None
+    """[sampled] memory for the token of each one's largest logit; None if no row wants it"""
+    chosen: torch.Tensor | None = None
+    """The same, once the model call has chosen: -1 where the logits are not finite"""
+    calls: int = 0
+    """Attention calls so far"""
+    watcher: Watcher | None = None
+    """Sees each attention call; only the probe has one"""
+
+    @property
+    def all_decode_together(self) -> bool:
+        return len(self.decodes) == 1 and self.decodes[0].count == self.tokens and not self.decodes[0].scattered
+
+
+CURRENT: ContextVar[FlatBatch] = ContextVar("motet_flat_batch")
+"""The batch of the model call that is under way."""

@@ -1,0 +1,268 @@
+"""Makes a FlatBatch of each plan.
+
+Everything that does not depend on the layer is worked out here, once an iteration. Rows are ordered by adapter (PU-10),
+rows of the base last, so that an adapter's rows lie together and the base's cost LoRA nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from motet.domain import BASE, PAGE_TOKENS, Digest
+from motet_kernels import LoraBackend, PlacedAdapter, Segment
+from motet_runner.execute.batch.flat_batch import FlatBatch, Line, PagedRows, SequenceAttention
+from motet_runner.execute.batch.page_groups import PageGroups
+from motet_runner.execute.batch.row_table import RowTable, TableRow
+from motet_runner.execute.batch.scored_rows import ScoredRow, scored_row
+from motet_runner.memory.paged import PagedStore
+from motet_runner.memory.upload import uploaded
+from motet_runner.plan import StepPlan
+
+WherePlaced = Callable[[Digest, int], PlacedAdapter]
+"""Gets an adapter and the first page of its run."""
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Where the rows of an iteration lie. It stays while the same sequences decode."""
+
+    changes: int
+    """Of the row table"""
+    adapters: dict[Digest, int]
+    """The first page of each one's run"""
+    numbers: tuple[int, ...]
+    """Of the table's rows, in the order of the plan"""
+    order: np.ndarray
+    """[sequences] their places in the plan"""
+    rows: list[TableRow]
+    """In that order, as all that follows"""
+    table_rows: np.ndarray
+    """Their numbers"""
+    counts: np.ndarray
+    """New tokens of each"""
+    firsts: np.ndarray
+    """Where the new tokens of each begin"""
+    sequence_of: np.ndarray
+    """[tokens] the place of each one's sequence"""
+    within: np.ndarray
+    """[tokens] each one's place among the new ones of its sequence"""
+    keep: torch.Tensor
+    sampled: list[TableRow]
+    """In the order of the plan, as `keep`"""
+    greedy: bool
+    """Whether some of them want the largest logit, and nobody other logits"""
+    scored: list[ScoredRow]
+    """After those, as `keep`"""
+    lora: Any
+    attended: Any = None
+    buffers: "_DecodeBuffers | None" = None
+
+
+class _DecodeBuffers:
+    """What each iteration of a layout that only decodes writes anew, at the same addresses: to make arrays and tensors
+    of a few numbers takes longer than to fill them."""
+
+    def __init__(self, layout: _Layout) -> None:
+        count = len(layout.rows)
+        self.tokens = np.empty(count, dtype=np.int64)
+        self.positions = np.empty(count, dtype=np.int64)
+        self.input_ids = torch.from_numpy(self.tokens)[None]
+        self.position_ids = torch.from_numpy(self.positions)[None]
+        self.choices = torch.empty(count, dtype=torch.int64) if layout.greedy else None
+        places = layout.order.tolist()
+        self.places = None if places == list(range(count)) else places
+        """The places of the rows in the plan; None: they are in its order"""
+
+
+class FlatBatchBuilder:
+    """Makes a FlatBatch of each plan. Remembers the layout: it changes only when rows change hands."""
+
+    def __init__(
+        self,
+        table: RowTable,
+        store: PagedStore,
+        device: torch.device,
+        *,
+        placed: WherePlaced | None = None,
+        window: int | None = None,
+    ) -> None:
+        """`placed`: None if no row ever has an adapter. `window`: see PageGroups"""
+        self._table = table
+        self._store = store
+        self._device = device
+        self._placed = placed
+        self._page_groups = PageGroups(table, store, device, window)
+        self._backend: LoraBackend[Any] | None = None
+        self._attention: SequenceAttention | None = None
+        self._known: _Layout | None = None
+        """The layout of the newest iteration that only decoded"""
+
+    def use(self, backend: LoraBackend[Any] | None, attention: SequenceAttention | None) -> None:
+        """Make batches for these from now on. `backend`: None if no row ever has an adapter. `attention`: None for
+        torch's."""
+        self._backend = backend
+        self._attention = attention
+        self._known = None
+
+    def build(self, plan: StepPlan) -> FlatBatch:
+        layout = self._layout_of(plan)
+        if self._attention is not None and not plan.prefills:
+            return self._build_paged_decodes(plan, layout, self._attention)
+        steps = plan.rows
+        starts = np.array([step.start for step in steps], dtype=np.int64)[layout.order]
+        ends = starts + layout.counts
+        tokens: list[int] = []
+        begun: list[int] = []
+        for row, start, end in zip(layout.rows, starts.tolist(), ends.tolist(), strict=True):
+            tokens += row.tokens[start:end]
+            if 0 < end % PAGE_TOKENS <= end - start:
+                begun.append(int(self._table.pages[row.number, end // PAGE_TOKENS]))
+        positions = starts[layout.sequence_of] + layout.within
+        longest = int(ends.max())
+        paged = None if self._attention is None else self._attended(self._attention, layout, starts, longest)
+        batch = FlatBatch(
+            store=self._store,
+            input_ids=self._tensor([tokens]),
+            positions=self._on_device(positions[None]),
+            keep=layout.keep,
+            sampled=layout.sampled,
+            scored=layout.scored,
+            begun=begun,
+            lora=layout.lora,
+            tokens=len(tokens),
+            longest=longest,
+            line=Line(layout.rows, layout.sequence_of, positions),
+            choices=torch.empty(len(layout.sampled), dtype=torch.int64) if layout.greedy else None,
+            paged=paged,
+        )
+        if paged is None:
+            in_line = zip(layout.firsts.tolist(), layout.order.tolist(), strict=True)
+            batch.decodes, batch.chunks = self._page_groups.of([(first, steps[place]) for first, place in in_line])
+            pages = self._table.pages[layout.table_rows[layout.sequence_of], positions // PAGE_TOKENS]
+            batch.writes = self._store.rows_of(pages.astype(np.int64), positions % PAGE_TOKENS)
+        return batch
+
+    def _build_paged_decodes(self, plan: StepPlan, layout: _Layout, attention: SequenceAttention) -> FlatBatch:
+        """The same for the usual iteration, in which each row has one new token and nothing depends on the page
+        tables but attention itself."""
+        buffers = layout.buffers
+        if buffers is None:
+            buffers = layout.buffers = _DecodeBuffers(layout)
+        starts: Sequence[int] = plan.decodes.starts
+        if buffers.places is not None:
+            starts = [starts[place] for place in buffers.places]
+        begun = [
+            int(self._table.pages[row.number, start // PAGE_TOKENS])
+            for row, start in zip(layout.rows, starts, strict=True)
+            if not start % PAGE_TOKENS
+        ]
+        buffers.tokens[:] = [row.tokens[start] for row, start in zip(layout.rows, starts, strict=True)]
+        buffers.positions[:] = starts
+        longest = max(starts) + 1
+        return FlatBatch(
+            store=self._store,
+            input_ids=self._moved(buffers.input_ids),
+            positions=self._moved(buffers.position_ids),
+            keep=layout.keep,
+            sampled=layout.sampled,
+            scored=layout.scored,
+            begun=begun,
+            lora=layout.lora,
+            tokens=len(starts),
+            longest=longest,
+            line=Line(layout.rows, layout.sequence_of, buffers.positions),
+            choices=buffers.choices,
+            paged=self._attended(attention, layout, buffers.positions, longest),
+        )
+
+    def _layout_of(self, plan: StepPlan) -> _Layout:
+        known = self._known
+        if (
+            known is not None
+            and not plan.prefills
+            and known.changes == self._table.changes
+            and known.numbers == plan.decodes.rows
+            and known.adapters == plan.adapters
+        ):
+            return known
+        self._known = None  # should memory end now: its batch of adapters is good until another one is made
+        layout = self._lay_out(plan)
+        self._known = None if plan.prefills else layout
+        return layout
+
+    def _lay_out(self, plan: StepPlan) -> _Layout:
+        table, steps = self._table, plan.rows
+        numbers = tuple(step.row for step in steps)
+        adapters = self._adapters(plan)
+        # Stable: decodes stay before prompts within an adapter.
+        best = {digest: number for number, digest in enumerate((*adapters, BASE))}
+        in_plan = [table[number] for number in numbers]
+        order = sorted(range(len(steps)), key=lambda place: best[in_plan[place].adapter])
+        rows = [in_plan[place] for place in order]
+        counts = np.array([steps[place].count for place in order], dtype=np.int64)
+        lasts = counts.cumsum()
+        firsts = lasts - counts
+        total = int(lasts[-1])
+        sequence_of = np.repeat(np.arange(len(order)), counts)
+        segments = [
+            Segment(first, last, adapters[row.adapter])
+            for row, first, last in zip(rows, firsts.tolist(), lasts.tolist(), strict=True)
+            if row.adapter != BASE
+        ]
+        last_of = dict(zip(order, (lasts - 1).tolist(), strict=True))
+        sampling = [place for place, step in enumerate(steps) if step.samples]
+        scored: list[ScoredRow] = []
+        before_scored: list[int] = []
+        for place, step in enumerate(plan.prefills, start=len(plan.decodes)):
+            one = scored_row(in_plan[place], step)
+            if one is not None:
+                scored.append(one)
+                before_first = last_of[place] - (step.start + step.count)
+                before_scored += [before_first + at for at in one.places]
+        return _Layout(
+            changes=table.changes,
+            adapters=plan.adapters,
+            numbers=numbers,
+            order=np.array(order),
+            rows=rows,
+            table_rows=np.array([row.number for row in rows]),
+            counts=counts,
+            firsts=firsts,
+            sequence_of=sequence_of,
+            within=np.arange(total) - firsts[sequence_of],
+            keep=self._tensor([last_of[place] for place in sampling] + before_scored),
+            sampled=[in_plan[place] for place in sampling],
+            greedy=not scored and any(in_plan[place].sampling.temperature == 0 for place in sampling),
+            scored=scored,
+            lora=self._backend.make_batch(segments) if segments and self._backend is not None else None,
+        )
+
+    def _attended(self, attention: SequenceAttention, layout: _Layout, starts: np.ndarray, longest: int) -> PagedRows:
+        if layout.attended is None:
+            described = np.stack((layout.firsts, layout.counts, starts, layout.table_rows), axis=1)
+            layout.attended = attention.make_batch(self._table.pages, described)
+        else:
+            attention.follow(layout.attended, starts, longest)
+        return PagedRows(attention, layout.attended)
+
+    def _adapters(self, plan: StepPlan) -> dict[Digest, PlacedAdapter]:
+        """Those of the plan's rows, in the order in which their rows lie best."""
+        if not plan.adapters:
+            return {}
+        backend, placed = self._backend, self._placed
+        assert backend is not None, "this model has no adapters"
+        assert placed is not None, "this model has no adapters"
+        by_digest = {digest: placed(digest, page) for digest, page in plan.adapters.items()}
+        return dict(sorted(by_digest.items(), key=lambda each: backend.order(each[1])))
+
+    def _tensor(self, values: list[int] | list[list[int]]) -> torch.Tensor:
+        return self._on_device(np.array(values, dtype=np.int64))
+
+    def _moved(self, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer if self._device.type == "cpu" else uploaded(buffer.numpy(), self._device)
+
+    def _on_device(self, values: np.ndarray) -> torch.Tensor:
+        return uploaded(values, self._device)

@@ -1,0 +1,109 @@
+"""An iteration whose rows do not fit memory together is computed in parts, one after the other."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from motet_runner.execute.batch.row_table import RowTable
+from motet_runner.execute.batch.scored_rows import fits
+from motet_runner.memory.out_of_memory import is_out_of_memory
+from motet_runner.plan import RowStep, SizeLimit, StepPlan
+from motet_runner.plan.presets import UNBOUNDED
+
+
+class Parts(Protocol):
+    """What the parts of one iteration bring together"""
+
+    out_of_memory: set[int]
+    """Rows that did not fit even alone"""
+    model_calls: int
+    retries: int
+
+
+Its = TypeVar("Its", bound=Parts)
+
+
+class InParts(Generic[Its]):
+    def __init__(
+        self,
+        table: RowTable,
+        vocabulary: int,
+        device: torch.device,
+        *,
+        compute: Callable[[StepPlan, Its], None],
+        no_token: Callable[[RowStep, Its], None],
+    ) -> None:
+        """`compute` computes rows at once. It may raise an error of memory, and then it has changed nothing that stays.
+        `no_token`: a row that would be sampled gets none."""
+        self._table = table
+        self._vocabulary = vocabulary
+        self._device = device
+        self._compute_at_once = compute
+        self._no_token = no_token
+        self.decodes = SizeLimit(UNBOUNDED)
+        """How many decodes are computed at once."""
+
+    def compute(self, plan: StepPlan, parts: Its) -> None:
+        """The rows at once or, when memory does not suffice for all of them, one half after the other"""
+        logits_fit = fits(plan, self._table, self._vocabulary)
+        if logits_fit and plan.count <= self.decodes.size and self._fits(plan, parts):
+            return
+        first, second = _halves(plan)
+        if first is None or second is None:
+            self.leave_out(plan, parts)
+            return
+        self.compute(first, parts)
+        if any(step.row in parts.out_of_memory for step in second.rows):  # the rest of the only row
+            self.leave_out(second, parts)
+        else:
+            self.compute(second, parts)
+
+    def leave_out(self, plan: StepPlan, parts: Its) -> None:
+        for step in plan.rows:
+            parts.out_of_memory.add(step.row)
+            if step.samples:
+                self._no_token(step, parts)
+
+    def ended(self, parts: Its) -> None:
+        """All of an iteration is computed."""
+        if not parts.retries:
+            self.decodes.fitted(parts.model_calls)
+
+    def did_not_fit(self, plan: StepPlan, parts: Its) -> None:
+        """To be called when the tensors of the attempt are gone: an exception holds them."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        parts.retries += 1
+        # After an iteration with prompts, the plan makes their chunks smaller.
+        if all(step.count == 1 for step in plan.rows):
+            self.decodes.did_not_fit(plan.count)
+
+    def _fits(self, plan: StepPlan, parts: Its) -> bool:
+        """Compute the rows at once, if memory suffices for them. A device's memory is given out when work is launched,
+        so this is known before the work is done."""
+        try:
+            self._compute_at_once(plan, parts)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            return True
+        self.did_not_fit(plan, parts)
+        return False
+
+
+def _halves(plan: StepPlan) -> tuple[StepPlan | None, StepPlan | None]:
+    """The plan's rows in two plans; the only row, if it is one, in two parts of its tokens."""
+    rows = plan.rows
+    middle = len(rows) // 2
+    if middle:
+        return plan.with_rows(rows[:middle]), plan.with_rows(rows[middle:])
+    (step,) = rows
+    if step.count == 1:
+        return None, None
+    half = step.count // 2
+    before = replace(step, count=half, samples=False)
+    after = replace(step, start=step.start + half, count=step.count - half)
+    return plan.with_rows((before,)), plan.with_rows((after,))

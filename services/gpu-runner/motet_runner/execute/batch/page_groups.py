@@ -1,0 +1,150 @@
+"""What attention reads that does not follow page tables: decodes of similar lengths together, prompts one by one, each
+with its pages brought together."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from motet.domain import PAGE_TOKENS, pages_for
+from motet_runner.execute.batch.row_table import RowTable
+from motet_runner.memory.paged import PagedStore
+from motet_runner.memory.upload import uploaded
+from motet_runner.plan import RowStep
+
+
+@dataclass(slots=True)
+class DecodeGroup:
+    """Sequences with one new row each and similar lengths, attended together."""
+
+    rows: torch.Tensor
+    """[sequences] rows of the iteration"""
+    scattered: bool
+    """Whether `rows` are other than 0, 1, 2, …"""
+    blocks: torch.Tensor
+    """[layers, ...] see PagedStore.blocks_of"""
+    lengths: torch.Tensor
+    """[sequences, 1] tokens of those that are read that each may see"""
+    count: int
+    tokens: int
+    """Keys read per sequence; the longest one's, rounded up to a page"""
+    masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """[sequences, 1, 1, tokens] added to scores"""
+        if (window, dtype) not in self.masks:
+            keys = torch.arange(self.tokens, device=self.lengths.device)
+            seen = keys < self.lengths
+            if window is not None:
+                seen &= keys >= self.lengths - window
+            self.masks[window, dtype] = _additive(seen, dtype)[:, None, None, :]
+        return self.masks[window, dtype]
+
+
+@dataclass(slots=True)
+class PromptChunk:
+    """One sequence's part of a prompt: its rows [first, last), which attend to `before` computed tokens, too."""
+
+    first: int
+    last: int
+    before: int
+    blocks: torch.Tensor | None
+    """[layers, ...]; None when nothing came before"""
+    tokens: int
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
+        """[rows, tokens] added to scores; None where plain causality among the chunk's own rows says the same"""
+        if self.before == 0 and (window is None or window >= self.last - self.first):
+            return None
+        if window not in self.masks:
+            tokens = self.tokens if self.before else self.last - self.first
+            keys = torch.arange(tokens, device=device)
+            queries = torch.arange(self.before, self.before + self.last - self.first, device=device)[:, None]
+            seen = keys <= queries
+            if window is not None:
+                seen &= keys > queries - window
+            self.masks[window] = _additive(seen, dtype)
+        return self.masks[window]
+
+
+def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+
+
+class PageGroups:
+    def __init__(self, table: RowTable, store: PagedStore, device: torch.device, window: int | None) -> None:
+        """`window`: how many tokens a token attends to, if all layers have a window. Pages before it are not read: they
+        may be others' by now."""
+        self._table = table
+        self._store = store
+        self._device = device
+        self._window = window
+
+    def of(self, steps: list[tuple[int, RowStep]]) -> tuple[list[DecodeGroup], list[PromptChunk]]:
+        """Of rows that begin at these places of the line"""
+        decoding: list[tuple[int, RowStep]] = []
+        chunks: list[PromptChunk] = []
+        for first, step in steps:
+            if step.count == 1 and step.start > 0:
+                decoding.append((first, step))
+            else:
+                chunks.append(self._chunk(first, step))
+        return self._decodes(decoding), chunks
+
+    def _decodes(self, decoding: list[tuple[int, RowStep]]) -> list[DecodeGroup]:
+        """Decodes that are attended together: as many as are well read at once, none twice as long as another."""
+        if not decoding:
+            return []
+        places = np.array([first for first, _ in decoding], dtype=np.int64)
+        rows = np.array([step.row for _, step in decoding], dtype=np.int64)
+        firsts = np.array([self._first_page(step) for _, step in decoding], dtype=np.int64)
+        lengths = np.array([step.start + 1 for _, step in decoding], dtype=np.int64) - firsts * PAGE_TOKENS
+        pages = -(-lengths // PAGE_TOKENS)
+        if (pages != pages[0]).any():
+            order = np.argsort(-pages, kind="stable")
+            places, rows, firsts, lengths, pages = (a[order] for a in (places, rows, firsts, lengths, pages))
+        # Pages beyond a sequence's end repeat the first one that is read, never a neighbour's, and are masked.
+        beside = np.arange(pages[0])
+        read = firsts[:, None] + np.where(beside < pages[:, None], beside, 0)
+        table = self._table.pages[rows[:, None], read].astype(np.int64)
+        in_order = bool((places == np.arange(len(places))).all())
+        all_places = uploaded(places, self._device)
+        all_lengths = uploaded(lengths, self._device).view(-1, 1)
+        return [
+            DecodeGroup(
+                rows=all_places[start:stop],
+                scattered=not in_order or start > 0,
+                blocks=self._store.blocks_of(table[start:stop, :longest]),
+                lengths=all_lengths[start:stop],
+                count=stop - start,
+                tokens=longest * PAGE_TOKENS,
+            )
+            for start, stop, longest in self._groups(pages.tolist())
+        ]
+
+    def _groups(self, pages: list[int]) -> Iterator[tuple[int, int, int]]:
+        """Start, stop and longest of each group. `pages` are those that each sequence reads, the longest first."""
+        start = 0
+        while start < len(pages):
+            longest = pages[start]
+            most = min(len(pages), start + self._store.sequences_a_read(longest))
+            stop = start + 1
+            while stop < most and 2 * pages[stop] + 2 >= longest:
+                stop += 1
+            yield start, stop, longest
+            start = stop
+
+    def _chunk(self, first: int, step: RowStep) -> PromptChunk:
+        blocks, tokens = None, step.count
+        before = step.start - self._first_page(step) * PAGE_TOKENS
+        if before:
+            read = slice(self._first_page(step), pages_for(step.start + step.count))
+            table = self._table.pages[step.row, read].astype(np.int64)[None, :]
+            blocks, tokens = self._store.blocks_of(table), table.shape[1] * PAGE_TOKENS
+        return PromptChunk(first, first + step.count, before, blocks, tokens)
+
+    def _first_page(self, step: RowStep) -> int:
+        """The first page that these rows attend to."""
+        return 0 if self._window is None else max(0, step.start - self._window + 1) // PAGE_TOKENS

@@ -1,0 +1,139 @@
+"""Exact mode: iterations cut into tiles of 16 tokens, so that a token's numbers do not depend on its neighbours.
+
+What a linear or an element-wise function gives for a row depends, in its last bits, on how many rows there are:
+libraries choose their code by the shape. So the model is called on exactly 16 tokens, again and again, whatever the
+iteration has; a shorter tile is filled with copies of its first token, and nobody takes their results. Tiles come in
+the order of the plan: a token finds the keys of those before it in the pages, or in its own tile.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from motet.domain import BASE, PAGE_TOKENS
+from motet_kernels import TILE_ROWS, LoraBackend, Segment
+from motet_runner.execute.batch.flat_batch import FlatBatch, Line, PagedRows, SequenceAttention
+from motet_runner.execute.batch.flat_batch_builder import WherePlaced
+from motet_runner.execute.batch.row_table import RowTable, TableRow
+from motet_runner.execute.batch.scored_rows import ScoredRow, scored_row
+from motet_runner.execute.exact.tile_attention import TileAttention
+from motet_runner.memory.paged import PagedStore
+from motet_runner.plan import RowStep, StepPlan
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Where a product is cut into parts for threads, the parts have other shapes."""
+    usual = torch.get_num_threads()
+    if usual == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+def tiles(plan: StepPlan) -> Iterator[StepPlan]:
+    """The rows of a plan in plans of at most 16 tokens. Only the last part of a row samples."""
+    steps: list[RowStep] = []
+    room = TILE_ROWS
+    for step in plan.rows:
+        start, end = step.start, step.start + step.count
+        while start < end:
+            count = min(room, end - start)
+            steps.append(RowStep(step.row, start, count, samples=step.samples and start + count == end))
+            start += count
+            room -= count
+            if room == 0:
+                yield plan.with_rows(steps)
+                steps, room = [], TILE_ROWS
+    if steps:
+        yield plan.with_rows(steps)
+
+
+class Tiles:
+    """How exact mode cuts iterations, see `worker.local_worker.Cut`"""
+
+    parts = staticmethod(tiles)
+    computing = staticmethod(one_thread)
+
+    @staticmethod
+    def builder(table: RowTable, store: PagedStore, device: torch.device, placed: WherePlaced | None) -> "TileBuilder":
+        return TileBuilder(table, store, device, placed=placed)
+
+
+class TileBuilder:
+    """Makes a FlatBatch of each plan of at most 16 tokens. See FlatBatchBuilder."""
+
+    def __init__(
+        self, table: RowTable, store: PagedStore, device: torch.device, *, placed: WherePlaced | None = None
+    ) -> None:
+        self._table = table
+        self._store = store
+        self._device = device
+        self._placed = placed
+        self._backend: LoraBackend[Any] | None = None
+        self._attention = TileAttention(store)
+        self._all_rows = torch.arange(TILE_ROWS, device=device)
+
+    def use(self, backend: LoraBackend[Any] | None, attention: SequenceAttention | None) -> None:
+        """`backend`: None if no row ever has an adapter. `attention`: None, because tiles have their own."""
+        assert attention is None, "tiles have an attention of their own"
+        self._backend = backend
+
+    def build(self, plan: StepPlan) -> FlatBatch:
+        table = self._table
+        tokens: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        keep: list[int] = []
+        begun: list[int] = []
+        sampled: list[TableRow] = []
+        before_scored: list[int] = []
+        scored: list[ScoredRow] = []
+        segments: list[Segment] = []
+        for step in plan.rows:
+            row, end = table[step.row], step.start + step.count
+            if row.adapter != BASE:
+                assert self._placed is not None, "this model has no adapters"
+                adapter = self._placed(row.adapter, plan.adapters[row.adapter])
+                segments.append(Segment(len(tokens), len(tokens) + step.count, adapter))
+            tokens += row.tokens[step.start : end]
+            positions += range(step.start, end)
+            rows += [step.row] * step.count
+            if 0 < end % PAGE_TOKENS <= step.count:
+                begun.append(int(table.pages[step.row, end // PAGE_TOKENS]))
+            if step.samples:
+                keep.append(len(tokens) - 1)
+                sampled.append(row)
+            if (one := scored_row(row, step)) is not None:
+                before_scored += [len(tokens) - end + place - 1 for place in one.places]
+                scored.append(one)
+        keep += before_scored
+        count = len(tokens)
+        assert 0 < count <= TILE_ROWS, count
+        fill = TILE_ROWS - count
+        tokens += tokens[:1] * fill
+        positions += positions[:1] * fill
+        rows += rows[:1] * fill
+        of_rows = self._attention.make_batch(table.pages, np.array(rows), np.array(positions), count)
+        return FlatBatch(
+            store=self._store,
+            input_ids=torch.tensor([tokens], device=self._device),
+            positions=torch.tensor([positions], device=self._device),
+            keep=self._all_rows[keep],
+            head_rows=self._all_rows if keep else None,
+            sampled=sampled,
+            scored=scored,
+            begun=begun,
+            lora=self._backend.make_batch(segments) if segments and self._backend is not None else None,
+            tokens=count,
+            longest=max(positions) + 1,
+            line=Line([table[row] for row in rows], np.arange(TILE_ROWS), np.array(positions)),
+            paged=PagedRows(self._attention, of_rows),
+        )

@@ -1,0 +1,54 @@
+"""A loaded model, and its forward pass by its own modules: the truth that every other forward pass is compared with."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from motet.domain import KVShape
+from motet_runner.execute.batch.flat_batch import CURRENT, FlatBatch
+from motet_runner.execute.forward.protocol import Forward
+from motet_runner.plan import LengthRope
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    model: Any
+    config: Any
+    shape: KVShape
+    architecture: str
+    vocabulary: int
+    max_positions: int
+    eos_token_ids: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    linears: dict[str, torch.nn.Module] = field(default_factory=dict)
+    """Linears that see exactly the rows of the iteration, by path."""
+    linear_groups: list[tuple[str, ...]] = field(default_factory=list)
+    """The same linears, those together that are fed the same tensor, such as q, k and v of a layer."""
+    window: int | None = None
+    """How many tokens a token attends to, itself included, if all layers have such a window: the widest one."""
+    keeps_all: bool = False
+    """Whether the model gives the logits of all rows, whatever is asked"""
+    rope: LengthRope | None = None
+    """Its rope, if the frequencies depend on the length of a sequence"""
+    fused: Forward | None = None
+    """Computes what the model computes, in the kernels that serve"""
+
+    def forward(self, batch: FlatBatch) -> torch.Tensor:
+        """One model call over all rows of the iteration → logits [kept rows, vocabulary]"""
+        batch.store.clear(batch.begun)
+        if self.fused is not None:
+            return self.fused(batch)
+        token = CURRENT.set(batch)
+        of_head = batch.keep if batch.head_rows is None else batch.head_rows
+        try:
+            output = self.model(
+                input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False, logits_to_keep=of_head
+            )
+        finally:
+            CURRENT.reset(token)
+        logits: torch.Tensor = output.logits[0]
+        # The first call of all, that of the probe, keeps fewer rows than it has.
+        self.keeps_all = self.keeps_all or len(logits) != len(of_head)
+        return logits[batch.keep] if self.keeps_all or batch.head_rows is not None else logits

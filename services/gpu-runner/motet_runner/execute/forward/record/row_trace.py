@@ -1,0 +1,130 @@
+"""What is known of tensors while a model's modules run: which of a row's numbers they have, and the steps that gave
+these."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from motet_kernels.cpp.steps import NUMBER_TYPES, Compute, Place, Step, Value
+from motet_runner.execute.forward.record.row_views import (
+    KEPT,
+    ROWS,
+    CannotRecord,
+    View,
+    as_constant,
+    laid_out,
+    row_dimension,
+    walk,
+)
+from motet_runner.execute.forward.record.unpacked_steps import LinearOf, LookUpOf
+
+
+class RowTrace:
+    def __init__(
+        self, linears: dict[int, str], head: int, dtype: torch.dtype, *, vocabulary: int, positions: int
+    ) -> None:
+        """`linears`: the paths of linears by the addresses of their weights; `head`: the address of the head's.
+        `vocabulary`, `positions`: how many tokens and positions there may ever be"""
+        self.linears, self.head, self.dtype = linears, head, dtype
+        self.most_tokens, self.most_positions = vocabulary, positions
+        self.tokens, self.positions = Value(1, torch.int64), Value(1, torch.int64)
+        self.keep = torch.empty(0, dtype=torch.int64)
+        """The tensor that selects the rows whose logits are wanted"""
+        self.steps: list[Step | LinearOf | LookUpOf] = []
+        # By the tensors that are still there: all that a large model computes would take much memory.
+        self._views = WeakTensorKeyDictionary()
+        self._unknown = WeakTensorKeyDictionary()
+        """Tensors that depend on rows in a way that a program cannot compute, and why"""
+
+    # -- tensors -------------------------------------------------------------------------------------------------------
+
+    def depends_on_rows(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._views or tensor in self._unknown
+
+    def is_known(self, operand: Any) -> bool:
+        """Whether it is a tensor of rows that a program can compute"""
+        return isinstance(operand, torch.Tensor) and operand in self._views
+
+    def check_known(self, tensors: Sequence[torch.Tensor]) -> None:
+        why = next((self._unknown[tensor] for tensor in tensors if tensor in self._unknown), None)
+        if why is not None:
+            raise CannotRecord(why)
+
+    def new(self, shape: Sequence[int], dtype: torch.dtype, *, kept: bool = False) -> View:
+        if dtype not in NUMBER_TYPES:
+            raise CannotRecord(f"it computes numbers that are {dtype}")
+        numbers = laid_out(shape, kept=kept)
+        return View(Value(numbers.numel() // (KEPT if kept else ROWS), dtype, kept), numbers)
+
+    def view(self, tensor: torch.Tensor) -> View:
+        view: View | None = self._views.get(tensor)
+        if view is None:
+            raise CannotRecord(self._unknown.get(tensor, "a constant takes the place of rows"))
+        return view
+
+    def know(self, tensor: torch.Tensor, view: View) -> None:
+        self._views[tensor] = view
+
+    def forget(self, tensor: torch.Tensor, why: str) -> None:
+        self._views.pop(tensor, None)
+        self._unknown[tensor] = why
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def compute(self, operation: str, result: torch.Tensor, *operands: Any) -> None:
+        kept = next(self._views[one].value.kept for one in operands if self.is_known(one))
+        view = self.new(result.shape, result.dtype, kept=kept)
+        self.step(operation, result.shape, view, list(operands))
+        self.know(result, view)
+
+    def step(
+        self,
+        operation: str,
+        shape: Sequence[int],
+        out: View,
+        operands: list[Any],
+        *,
+        last_apart: bool = False,
+        real: float = 0.0,
+    ) -> None:
+        row = row_dimension(shape, kept=out.value.kept)
+        shapes = [out.shape.select(row, 0)]
+        places: list[Value | torch.Tensor] = [out.value]
+        for operand in operands:
+            if self.is_known(operand):
+                view = self._views[operand]
+                if view.value.kept is not out.value.kept:
+                    raise CannotRecord("it brings kept rows and others together")
+                expanded = view.shape.expand(shape)
+                if expanded.stride(row) != view.value.size:
+                    raise CannotRecord("it brings different rows together")
+                places.append(view.value)
+            else:
+                constant = as_constant(operand)
+                if constant.dim() >= len(shape) - row and constant.shape[row - len(shape)] != 1:
+                    raise CannotRecord("it has numbers for each place in an iteration")
+                expanded = constant.expand(shape)
+                places.append(constant)
+            shapes.append(expanded.select(row, 0))
+        self.steps.append(Compute(operation, *walk(shapes, places, last_apart=last_apart), real=real))
+
+    def of_heads(self, tensor: torch.Tensor) -> Place:
+        """[heads, rows, width] as the numbers of a row, of which those of a head lie together"""
+        view = self.view(tensor)
+        if tensor.dtype is not self.dtype:
+            raise CannotRecord(f"its attention is in {tensor.dtype}")
+        if view.shape.stride(2) != 1:
+            view = self.together(view)
+        return Place(view.value, (0, view.shape.stride(0), 1), int(view.shape.storage_offset()))
+
+    def together(self, view: View) -> View:
+        """The same numbers, those of a row one after the other and alone"""
+        whole = self.new(view.shape.shape, view.value.dtype, kept=view.value.kept)
+        if view.shape.stride() == whole.shape.stride() and view.value.size == whole.value.size:
+            return view
+        row = view.row_dimension
+        shapes = [whole.shape.select(row, 0), view.shape.select(row, 0)]
+        self.steps.append(Compute("copy", *walk(shapes, [whole.value, view.value])))
+        return whole

@@ -1,0 +1,86 @@
+"""A model's own modules in wider numbers than those of its weights: the truth that rounded numbers are compared with.
+
+Only what is computed is wide. Weights stay as they are and are widened where they are used, one after the other, large
+ones in parts: no second model lies in memory.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from motet_runner.execute.forward.modules import LoadedModel
+
+WIDENED_BYTES = 8 * 1024 * 1024
+"""How much of a linear's weight is widened at a time: on a CPU it is still in a cache when it is multiplied."""
+
+_LOOKS_UP = frozenset({"embedding", "index_select", "index", "gather"})
+"""What takes a few numbers of many: they are widened afterwards."""
+
+
+@contextmanager
+def wide(loaded: LoadedModel, dtype: torch.dtype) -> Iterator[LoadedModel]:
+    """The model, all of whose results are of this type."""
+    model = loaded.model
+    experts = getattr(model, "get_experts_implementation", lambda: None)()
+    if experts is not None:  # others bring all experts together
+        model.set_experts_implementation("eager")
+    try:
+        with Wide(dtype):
+            yield replace(loaded, dtype=dtype, fused=None)
+    finally:
+        if experts is not None:
+            model.set_experts_implementation(experts)
+
+
+class Wide(TorchDispatchMode):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch's
+        self._dtype = dtype
+        self._widened = torch.empty(0, dtype=dtype)
+        """Memory that all parts use: new memory for each would take longer than the product"""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if func.is_view:  # `to` is one of them
+            return func(*map(self._type, args), **{key: self._type(value) for key, value in kwargs.items()})
+        if name in _LOOKS_UP:
+            return self._wide(func(*args, **kwargs))
+        if func._schema.is_mutable:  # noqa: SLF001 - torch has no public name for it
+            return func(args[0], *(self._as(args[0], one) for one in args[1:]), **kwargs)
+        if name == "linear":
+            return self._linear(*args, **kwargs)
+        return func(*map(self._wide, args), **{key: self._wide(value) for key, value in kwargs.items()})
+
+    def _linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        x = self._wide(x)
+        rows = max(1, WIDENED_BYTES // (weight.shape[1] * self._dtype.itemsize))
+        if self._widened.numel() < rows * weight.shape[1] or self._widened.device != weight.device:
+            self._widened = torch.empty(rows * weight.shape[1], dtype=self._dtype, device=weight.device)
+        y = x.new_empty((*x.shape[:-1], len(weight)))
+        for first in range(0, len(weight), rows):
+            part = weight[first : first + rows]
+            widened = self._widened[: part.numel()].view(part.shape).copy_(part)
+            y[..., first : first + rows] = torch.nn.functional.linear(x, widened)
+        return y if bias is None else y + self._wide(bias)
+
+    def _wide(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(self._dtype) if value.is_floating_point() else value
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._wide, value))
+        return self._type(value)
+
+    def _type(self, value: Any) -> Any:
+        return self._dtype if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+    @staticmethod
+    def _as(changed: torch.Tensor, value: Any) -> Any:
+        """In the type of what is changed in place"""
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.to(changed.dtype)
+        return value

@@ -1,0 +1,82 @@
+"""The gate before all that computes in place of a model's modules: it must be as near to the truth as they are.
+
+The truth is what the modules compute in wider numbers, for a few texts. How far the modules are off in the type that
+serves, with torch's kernels, is rounding. That is the yardstick, token by token: what is judged is compared with the
+errors of the very tokens that it computes. Both compute the texts in iterations as they are served: beside each other,
+in chunks and token by token, with adapters on every linear.
+"""
+
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+
+import torch
+
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.protocol import Forward
+from motet_runner.execute.gate.room import check_room, judgement_bytes
+from motet_runner.execute.gate.texts import CROWD, PARTS
+from motet_runner.execute.gate.yardstick import Judged, Wrong, Yardstick, find_yardstick
+from motet_runner.memory.out_of_memory import device_has_failed
+
+
+class Gate:
+    """What it cannot judge, for whatever reason, it refuses. It does not try again."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._yardstick: Yardstick | None = None
+        self._missing = ""
+        """Why there is no yardstick, and none will come"""
+
+    def prepare(self, kernels: Judged) -> Iterator[None]:
+        """In parts: find the truth, while the modules have their own weights. If that fails, nothing passes. To be
+        called in inference mode. `kernels`: any of those that may be judged; the numbers of an adapter are the same in
+        all of them."""
+        if self._yardstick is not None or self._missing:
+            return
+        try:
+            self._yardstick = yield from find_yardstick(self._loaded, kernels)
+        except Exception as error:
+            self._missing = not_judged(error)
+
+    def fault_of(self, kernels: Judged) -> Generator[None, None, str]:
+        """In parts: why attention and add_lora of these kernels cannot serve beside the modules; empty if they can. To
+        be called while the modules have their own weights."""
+        yield from self.prepare(kernels)
+        return (yield from self.fault_of_forward(kernels, None))
+
+    def fault_of_forward(self, kernels: Judged, fused: Forward | None) -> Generator[None, None, str]:
+        """In parts: why this forward pass cannot serve; empty if it can. `prepare` comes before. `fused`: None for the
+        modules"""
+        yardstick, dtype = self._yardstick, self._loaded.dtype
+        if yardstick is None:
+            return self._missing or "not judged: nothing is known that is right"
+        trial = replace(self._loaded, fused=fused)
+        sessions = [PARTS] if fused is None else [PARTS, CROWD]
+        places, squares = [], []
+        try:
+            check_room(self._loaded, judgement_bytes(self._loaded))
+            make = kernels.add_lora.make
+            for computed, error in yardstick.errors(
+                trial, sessions, lambda memory: make(yardstick.groups, memory, dtype, 0), kernels.attention
+            ):
+                places.append(computed)
+                squares.append(error)
+                yield
+        except Wrong as wrong:
+            return str(wrong)
+        except Exception as error:
+            return not_judged(error)
+        return yardstick.fault(torch.cat(places), torch.cat(squares))
+
+
+def not_judged(error: Exception) -> str:
+    """A fault: what failed may do so again. Raises the error if the device computes nothing more."""
+    if device_has_failed(error):
+        raise error
+    return f"not judged: {reason_of(error)}"
+
+
+def reason_of(error: Exception) -> str:
+    """In one line"""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

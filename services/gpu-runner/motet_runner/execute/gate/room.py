@@ -1,0 +1,35 @@
+"""The memory that the gate takes, and whether it is there."""
+
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.gate.texts import CROWD, LENGTHS, PARTS, SOME
+from motet_runner.memory.host_limit import available_host_bytes
+
+LOGIT_BYTES = 16
+"""What the gate takes for each logit of its texts, the truth's included: of a large vocabulary, hundreds of MiB"""
+JUDGED_LOGIT_BYTES = 10
+"""What it takes beside the truth for each logit of an iteration: the logit, the true one, and a share of one row's
+errors"""
+JUDGED_TOKENS = max(SOME, *(sum(iteration.counts.values()) for iteration in PARTS.iterations))
+"""Of one iteration, at most"""
+
+MIB = 1024 * 1024
+
+
+def room_bytes(loaded: LoadedModel) -> int:
+    """What truth and judgement take at most beside the model and what its forward pass computes in between"""
+    return _page_bytes(loaded) + sum(LENGTHS) * loaded.vocabulary * LOGIT_BYTES
+
+
+def judgement_bytes(loaded: LoadedModel) -> int:
+    """The same for a judgement alone, once the truth is there"""
+    return _page_bytes(loaded) + JUDGED_TOKENS * loaded.vocabulary * JUDGED_LOGIT_BYTES
+
+
+def _page_bytes(loaded: LoadedModel) -> int:
+    return max(PARTS.pages, CROWD.pages) * loaded.shape.bytes_per_page()
+
+
+def check_room(loaded: LoadedModel, needed: int) -> None:
+    """An allocation would succeed, and its use would end the process."""
+    if loaded.device.type == "cpu" and needed > (left := available_host_bytes()):
+        raise MemoryError(f"{needed / MIB:.0f} MiB are needed to judge, and {left / MIB:.0f} MiB are left")

@@ -1,0 +1,51 @@
+"""What rounding explains: how far right numbers may be from the truth."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import linear
+
+from motet_kernels.decoder_weights import PackedLinears
+from motet_runner.execute.forward.wide_modules import Wide
+
+ALLOWED = {torch.float32: 2.0, torch.bfloat16: 1.5, torch.float16: 1.5}
+"""Times the root mean square error of what is known to be right. The largest error would say less: it is noise. In
+float32 it comes from the order of sums, which differs. In 16 bits it comes from the rounding of results, whatever the
+order."""
+OF_ONE = 6.0
+"""Times what is allowed: the error of a single token. Many right tokens would hide a wrong one in the mean of all."""
+LEAST = {torch.float32: 2e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}
+"""An error that is always allowed, as a share of what is computed. Sums of float32 in another order may differ by more
+than half of an error that is small by luck."""
+
+LINEAR_ROWS = 65
+
+
+def linear_fault(weights: Sequence[torch.Tensor], packed: PackedLinears) -> str:
+    """Why these packed weights cannot replace the originals; empty if they can."""
+    like = weights[0]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(LINEAR_ROWS, packed.inputs, generator=generator, dtype=torch.float32).to(like.device, like.dtype)
+    for index, weight in enumerate(weights):
+        with Wide(wider(weight.dtype)):
+            truth = linear(x, weight)
+        for rows in (1, LINEAR_ROWS):
+            right = truth[:rows]
+            own = rms(linear(x[:rows], weight) - right)
+            error = rms(packed.linear(x[:rows], index=index) - right)
+            if not error <= allowed(own, right, weight.dtype):
+                return f"a product is off by {error:.2g}, and that of torch by {own:.2g}"
+    return ""
+
+
+def allowed(own: float, truth: torch.Tensor, dtype: torch.dtype) -> float:
+    """`own`: the error of what is known to be right"""
+    return max(ALLOWED[dtype] * own, LEAST[dtype] * rms(truth))
+
+
+def rms(numbers: torch.Tensor) -> float:
+    return float(numbers.double().square().mean().sqrt())
+
+
+def wider(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float32 else torch.float32

@@ -1,0 +1,265 @@
+"""The truth for a few texts, and how far the modules are from it: token by token, what others are compared with."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from motet_kernels import LinearGroup, LoraBackend, PlacedAdapter, Segment, TorchBackend
+from motet_runner.execute.adapters.add_lora import AddLora
+from motet_runner.execute.adapters.lora_linears import LoraLinears
+from motet_runner.execute.batch.flat_batch import FlatBatch
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.trial import MakeAttention, Trial, text
+from motet_runner.execute.forward.wide_modules import wide
+from motet_runner.execute.gate.room import check_room, room_bytes
+from motet_runner.execute.gate.rounding import ALLOWED, LEAST, OF_ONE, wider
+from motet_runner.execute.gate.same_experts import SameExperts, choices_of
+from motet_runner.execute.gate.texts import (
+    ADAPTER_OF,
+    LENGTHS,
+    PARTS,
+    RANKS,
+    Session,
+    in_parts,
+    keep_some,
+    places_of,
+)
+from motet_runner.execute.pack.linear_packing import weight_of
+
+WIDE_LOGIT_BYTES = 64 * 1024 * 1024
+"""The most bytes of wide logits that are computed at a time"""
+
+_Matrices = dict[str, list[tuple[torch.Tensor, torch.Tensor]]]
+"""Linear → A [rank, inputs] and B [outputs, rank] of each adapter"""
+_MakeBackend = Callable[[torch.Tensor], LoraBackend[Any]]
+"""Gets the memory [bytes] with the adapters."""
+_Bound = tuple[LoraBackend[Any], dict[int, PlacedAdapter]]
+"""A back end, and where its adapters are, by text"""
+
+
+class Judged(Protocol):
+    """Kernels, as the gate sees them"""
+
+    @property
+    def add_lora(self) -> AddLora: ...
+
+    @property
+    def attention(self) -> MakeAttention: ...
+
+
+class Wrong(Exception):
+    """Why a forward pass cannot serve"""
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    texts: Sequence[Sequence[int]]
+    groups: Sequence[LinearGroup]
+    matrices: _Matrices
+    truth: torch.Tensor
+    """[tokens of all texts, vocabulary] logits, rounded to float32: they may wait long for a compiler."""
+    experts: SameExperts
+    least: torch.Tensor
+    """[tokens] the mean square of an error that is always allowed"""
+    own: torch.Tensor
+    """[tokens] the mean square of the modules' errors"""
+    times: float
+    """As much as these is allowed."""
+
+    def fault(self, places: torch.Tensor, squares: torch.Tensor) -> str:
+        """Why such errors of these tokens are no rounding; empty if they are. `squares`: the mean square of each"""
+        own, least = self.own[places], self.least[places]
+        if not own.isfinite().all():
+            return "not judged: the logits of the model's modules are not finite"
+        off, most = _root(squares), max(self.times * _root(own), _root(least))
+        if not off <= most:
+            return f"its logits are off by {off:.2g}, and rounding explains {most:.2g}"
+        of_one = OF_ONE**2 * torch.maximum(self.times**2 * own, least)
+        worst = (squares - of_one).argmax()  # no quotient: that of two zeros would be the largest
+        off, most = float(squares[worst].sqrt()), float(of_one[worst].sqrt())
+        return "" if off <= most else f"its logits are off by {off:.2g} for one token, and rounding explains {most:.2g}"
+
+    def errors(
+        self,
+        loaded: LoadedModel,
+        sessions: Sequence[Session],
+        make: _MakeBackend,
+        attention: MakeAttention | None = None,
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For each iteration, the places of its tokens in `truth`, and the mean squares of their errors"""
+        bound = self.bound(make, loaded.device)
+        for session in sessions:
+            for places, logits in self.computed(loaded, session, bound, self.experts.followed, attention):
+                right = self.truth[places]
+                squares = [_square(ours.double() - known) for ours, known in zip(logits, right, strict=True)]
+                yield places, torch.stack(squares)
+
+    def computed(
+        self,
+        loaded: LoadedModel,
+        session: Session,
+        bound: _Bound,
+        routed: Callable[[torch.Tensor], AbstractContextManager[None]],
+        attention: MakeAttention | None = None,
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The places of each iteration's tokens in `truth`, and their logits"""
+        backend, of_text = bound
+        if loaded.fused is not None:
+            loaded.fused.use_lora(backend)
+        texts = [self.texts[number][:tokens] for number, tokens in session.rows]
+        adapters = {row: of_text[number] for row, (number, _) in enumerate(session.rows) if number in of_text}
+        trial = Trial(loaded, texts, attention=attention, backend=backend, adapters=adapters)
+        for iteration in session.iterations:
+            batch = trial.batch(iteration.counts)
+            everywhere = places_of(batch, session)
+            if iteration.some:
+                keep_some(batch)
+            places = everywhere[batch.keep]
+            with _added(loaded, backend, batch), routed(everywhere):
+                logits = loaded.forward(batch)
+            if len(logits) != len(places):
+                raise Wrong("it gives logits of other tokens than those that are wanted")
+            if batch.chosen is not None and not _are_largest(batch.chosen, logits):
+                raise Wrong("it chooses tokens whose logits are not the largest")
+            yield places, logits
+
+    def bound(self, make: _MakeBackend, device: torch.device) -> _Bound:
+        """A back end that reads the adapters"""
+        nothing = torch.empty(0, dtype=torch.uint8, device=device)
+        layouts = [make(nothing).layout(rank) for rank in RANKS]
+        memory = nothing.new_zeros(sum(layout.bytes for layout in layouts))
+        placed: list[PlacedAdapter] = []
+        offset = 0
+        for number, layout in enumerate(layouts):
+            run = memory[offset : offset + layout.bytes]
+            for path, of_linear in self.matrices.items():
+                layout.write(run, path, *of_linear[number], 1.0)
+            placed.append(PlacedAdapter(str(number), offset, layout.rank, frozenset(self.matrices)))
+            offset += layout.bytes
+        return make(memory), {number: placed[of] for number, of in ADAPTER_OF.items()}
+
+
+def find_yardstick(loaded: LoadedModel, kernels: Judged) -> Generator[None, None, Yardstick]:
+    """In parts"""
+    check_room(loaded, room_bytes(loaded))
+    lora = LoraLinears(loaded.linears, loaded.dtype, kernels.add_lora, loaded.linear_groups)
+    groups, matrices = lora.groups, _random_matrices(loaded, lora)
+    texts = [
+        text(count, stride=7 + 4 * number, first=3 + number, vocabulary=loaded.vocabulary)
+        for number, count in enumerate(LENGTHS)
+    ]
+    tokens = sum(LENGTHS)
+    truth = torch.empty(tokens, loaded.vocabulary, dtype=torch.float32, device=loaded.device)
+    nothing = torch.empty(tokens, dtype=torch.float64, device=loaded.device)
+    experts = SameExperts(tokens, choices_of(loaded.config))
+    yardstick = Yardstick(texts, groups, matrices, truth, experts, nothing, nothing.clone(), ALLOWED[loaded.dtype])
+    bound = yardstick.bound(lambda _: _Truth(matrices, lora), loaded.device)
+    dtype = wider(loaded.dtype)
+    parts = in_parts(WIDE_LOGIT_BYTES // (loaded.vocabulary * dtype.itemsize))
+    computed = yardstick.computed(replace(loaded, dtype=dtype, fused=None), parts, bound, yardstick.experts.noted)
+    while True:
+        with wide(loaded, dtype):  # nothing else may be wide between two parts
+            part = next(computed, None)
+        if part is None:
+            break
+        places, logits = part
+        truth[places] = logits.float()
+        yardstick.least[places] = LEAST[loaded.dtype] ** 2 * torch.stack([_square(row.double()) for row in logits])
+        del part, logits
+        yield
+    for places, squares in yardstick.errors(
+        replace(loaded, fused=None),
+        [PARTS._replace(iterations=[one._replace(some=False) for one in PARTS.iterations])],
+        lambda memory: TorchBackend(groups, memory, loaded.dtype, copy_bytes=0),
+    ):
+        yardstick.own[places] = squares
+        yield
+    return yardstick
+
+
+def _square(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.square().mean()
+
+
+def _root(squares: torch.Tensor) -> float:
+    """Of the mean of the mean squares of rows"""
+    return float(squares.mean().sqrt())
+
+
+class _Truth:
+    """A back end of add_lora for wide numbers"""
+
+    tile = 1
+    copies = False
+
+    def __init__(self, matrices: _Matrices, lora: LoraLinears) -> None:
+        self._matrices = matrices
+        self.layout = lora.layout
+
+    @staticmethod
+    def order(adapter: PlacedAdapter) -> tuple[int, int]:
+        return adapter.offset, 0
+
+    @staticmethod
+    def make_batch(segments: Sequence[Segment]) -> Sequence[Segment]:
+        return segments
+
+    def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: Sequence[Segment]) -> None:
+        for segment in batch:
+            a, b = self._matrices[linear][int(segment.adapter.name)]
+            rows = slice(segment.start, segment.stop)
+            y[rows] += x[rows] @ a.t() @ b.t()
+
+
+def _random_matrices(loaded: LoadedModel, lora: LoraLinears) -> _Matrices:
+    """Adapters that add as much as the linears give themselves. Their numbers are those that a run can hold."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(loaded.device)
+
+    layouts = [lora.layout(rank) for rank in RANKS]
+    runs = [torch.zeros(layout.bytes, dtype=torch.uint8, device=loaded.device) for layout in layouts]
+    matrices: _Matrices = {}
+    for path, (inputs, outputs) in lora.shapes.items():
+        size = float(weight_of(loaded.linears[path])[:64].float().std())
+        matrices[path] = []
+        for rank, layout, run in zip(RANKS, layouts, runs, strict=True):
+            layout.write(run, path, random(rank, inputs), random(outputs, rank), size / rank**0.5)
+            a, b = layout.stored(run, path)
+            matrices[path].append((a[:rank], b[:rank].t()))
+    return matrices
+
+
+@contextmanager
+def _added(loaded: LoadedModel, backend: LoraBackend[Any], batch: FlatBatch) -> Iterator[None]:
+    """Let this back end add to the modules' linears, and not that of the engine, if it is there already. A fused
+    forward pass does so by itself."""
+    if loaded.fused is not None:
+        yield
+        return
+    lora, batch.lora = batch.lora, None
+
+    def add(path: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
+        def followed(_: torch.nn.Module, given: tuple[torch.Tensor, ...], y: torch.Tensor) -> None:
+            backend.add_lora(y.view(-1, y.shape[-1]), given[0].reshape(-1, given[0].shape[-1]), path, lora)
+
+        return followed
+
+    hooks = []
+    if lora is not None:
+        hooks = [module.register_forward_hook(add(path)) for path, module in loaded.linears.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _are_largest(chosen: torch.Tensor, logits: torch.Tensor) -> bool:
+    return bool((chosen >= 0).all()) and torch.equal(
+        logits.gather(1, chosen.clamp(min=0)[:, None])[:, 0], logits.max(1).values
+    )

@@ -1,0 +1,145 @@
+"""The kernels that an engine begins with, and those that may come later. `which_kernels.py` decides; here are thread,
+log and clock.
+
+Compiled kernels that passed their test come into use while no sequence lives (`kernel_change.py`): so the numbers of a
+sequence do not change under it. If none come, torch's get packed weights and a forward pass of few operators, too.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import torch
+
+from motet.runner_info import KernelState
+from motet_kernels.cpp import CannotBuild, build
+from motet_kernels.gpu import triton_is_here
+from motet_runner.execute.kernels.compiled import BackgroundBuild, of_built
+from motet_runner.execute.kernels.roles import BackEnd, Kernels, by_role
+from motet_runner.execute.kernels.torch import EXACT, torch_back_end
+from motet_runner.execute.kernels.which_kernels import BEING_BUILT, ChoicePolicy
+from motet_runner.execute.pack.linear_packing import Packing
+
+log = structlog.get_logger(__name__)
+
+FaultOf = Callable[[Kernels], str]
+"""Why these kernels cannot serve the model that was loaded; empty if they can."""
+
+
+class KernelChoice:
+    def __init__(
+        self,
+        kernels: str,
+        device: torch.device,
+        cache: Path | None,
+        compiler: str = "",
+        *,
+        adapter_dtype: str = "auto",
+        utilization_percent: int = 100,
+    ) -> None:
+        """`cache`: the folder of compiled kernels; None: nothing is compiled. `adapter_dtype`: `auto` or `int8`.
+        `utilization_percent`: how much of a GPU's memory this process may take in all"""
+        self._policy = policy = ChoicePolicy(
+            kernels, str(device), adapter_dtype=adapter_dtype, has_folder=cache is not None
+        )
+        self._build: BackgroundBuild | None = None
+        self._since = time.time()
+        self.serving = by_role(torch_back_end(packed=policy.packs_at_once))
+        self._to_test = self._triton(device, utilization_percent) if policy.wants_triton else None
+        """Serve if they pass their test"""
+        if policy.asked == "exact":
+            self.serving = by_role(EXACT)
+        elif policy.asked == "cpp" and cache is not None:
+            try:
+                self.serving = _with_torch(of_built(build(cache, compiler)))
+            except CannotBuild as error:
+                policy.not_compiled(str(error))
+        elif policy.builds_meanwhile and cache is not None:
+            self._build = BackgroundBuild(lambda: build(cache, compiler))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether compiled kernels are being built, which may serve later"""
+        return self._build is not None
+
+    @property
+    def packing(self) -> Packing | None:
+        """That of the kernels to begin with; None: they do not pack, or are not known before the model is loaded."""
+        return self.serving.packing if self._to_test is None else None
+
+    def begin(self, fault_of: FaultOf) -> Kernels:
+        """Those to begin with: a GPU's if they pass their test, or the compiled ones if they are there already."""
+        if self._to_test is not None:
+            fault = fault_of(self._to_test)
+            if not fault:
+                self.serving = self._to_test
+            else:
+                self._not_triton(f"their test on this model failed: {fault}")
+        self.serving = self.built() or self.serving
+        return self.serving
+
+    def began(self, kernels: Kernels, note: str) -> None:
+        """The kernels to begin with serve. `note`: what does not serve, or is not packed, and why."""
+        self._serve(kernels, note)
+        log.info("kernels_chosen", serving=self.serving.name, building=self.waiting)
+
+    def built(self) -> Kernels | None:
+        """Those that follow, once: the compiled kernels when they are built and tested, or torch's with packed weights
+        if they cannot be built."""
+        building = self._build
+        if building is None or not building.ended:
+            return None
+        self._build = None
+        if building.result is None:
+            log.info("kernels_not_compiled", serving=self.serving.name, reason=building.failure)
+            self._policy.not_compiled(building.failure)
+            return by_role(torch_back_end(packed=True))
+        self._policy.compiled()
+        return _with_torch(of_built(building.result))
+
+    def refused(self, fault: str) -> Kernels:
+        """The compiled kernels cannot serve this model → those that do."""
+        self._policy.refused(fault)
+        log.warning("compiled_kernels_do_not_serve", reason=fault)
+        return by_role(torch_back_end(packed=True))
+
+    def changed(self, kernels: Kernels, note: str, *, seconds: float) -> None:
+        """These serve now. `seconds`: what the change took, with the requests in between."""
+        self._serve(kernels, note)
+        log.info("kernels_changed", serving=kernels.name, seconds=round(seconds, 3))
+
+    def not_changed(self, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        log.error("kernels_not_changed", serving=self.serving.name, reason=reason, exc_info=error)
+        self._policy.not_changed(reason)
+
+    @property
+    def state(self) -> KernelState:
+        """For people"""
+        return KernelState(self.serving.name, self._since, BEING_BUILT if self.waiting else self._policy.note)
+
+    def _triton(self, device: torch.device, utilization_percent: int) -> Kernels | None:
+        if not triton_is_here():
+            self._not_triton("Triton is not installed. Install motet[gpu]")
+            return None
+        from motet_runner.execute.kernels.triton import computes_here, triton_back_end
+
+        if not computes_here(device):
+            self._not_triton(f"they compute on a GPU, and the device is {device}")
+            return None
+        return _with_torch(triton_back_end(device, int8=self._policy.int8, utilization_percent=utilization_percent))
+
+    def _not_triton(self, reason: str) -> None:
+        self._policy.not_triton(reason)
+        log.warning("gpu_kernels_do_not_serve", serving=self.serving.name, reason=reason)
+
+    def _serve(self, kernels: Kernels, note: str) -> None:
+        self.serving = kernels
+        self._since = time.time()
+        self._policy.serve(note, compiled=kernels.compiled)
+
+
+def _with_torch(back_end: BackEnd) -> Kernels:
+    """Torch's has what this one lacks."""
+    return by_role(back_end, torch_back_end(packed=False))

@@ -1,0 +1,93 @@
+"""A loaded model in the kernels that serve: its linears packed and, for most families, its whole forward pass."""
+
+from collections.abc import Collection, Iterator
+
+import structlog
+
+from motet_runner.execute.forward.fused import fused_forward, of_a_fused_family
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.program import SWITCHED_ON, RecordedModel
+from motet_runner.execute.forward.protocol import Forward
+from motet_runner.execute.gate.gate import Gate, not_judged, reason_of
+from motet_runner.execute.gate.rounding import linear_fault
+from motet_runner.execute.kernels.roles import Kernels
+from motet_runner.execute.pack.linear_packing import LinearPacking, Packed
+from motet_runner.memory.out_of_memory import device_has_failed
+
+log = structlog.get_logger(__name__)
+
+
+class PackedModel:
+    """Brings a model to the kernels, a part at a time, so that others can compute between two parts.
+
+    They compute with the model's modules, of which some have packed weights by then. No sequence may live across a
+    part: results change in their last digits.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, kernels: Kernels, gate: Gate, switched_on: Collection[str] = SWITCHED_ON
+    ) -> None:
+        """`switched_on`: what a recorded forward pass gains from"""
+        self.fused: Forward | None = None
+        """At the end: computes what the modules compute, if it passes the gate"""
+        self.note = ""
+        """What does not serve, or is not packed, and why"""
+        self._loaded = loaded
+        self._kernels = kernels
+        self._gate = gate
+        self._switched_on = switched_on
+
+    def parts(self) -> Iterator[None]:
+        """To be run in inference mode."""
+        loaded, kernels, how = self._loaded, self._kernels, self._kernels.packing
+        if how is None or loaded.dtype not in how.dtypes:
+            return
+        groups, of_family = loaded.linear_groups, loaded.rope is None and of_a_fused_family(loaded.model)
+        if how.only_fused and not of_family:
+            return
+        if not of_family and not how.takes_groups_apart:
+            groups = [(path,) for group in groups for path in group]
+        recorded = None
+        if loaded.rope is None:  # otherwise rotations depend on the lengths of sequences
+            yield from self._gate.prepare(kernels)
+            if kernels.library is not None:
+                recorded = RecordedModel(loaded)
+                yield
+        packing = LinearPacking(loaded.model, loaded.linears, groups, how, linear_fault)
+        yield from self._pack(packing)
+        if loaded.rope is None:
+            yield from self._fuse(packing.packed, recorded)
+
+    def _pack(self, packing: LinearPacking) -> Iterator[None]:
+        """As much as fits. The other linears stay as they are."""
+        try:
+            yield from packing.parts()
+        except Exception as error:
+            if device_has_failed(error):
+                raise
+            packing.fault = reason_of(error)
+        if packing.fault:
+            self.note = f"some weights are not packed: {packing.fault}"
+            log.warning("weights_not_packed", linears=packing.unpacked, of=packing.total, reason=packing.fault)
+
+    def _fuse(self, packed: dict[str, Packed], recorded: RecordedModel | None) -> Iterator[None]:
+        """If that was recorded, or is of a known family"""
+        try:
+            fused = self._forward(packed, recorded)
+            fault = "" if fused is None else (yield from self._gate.fault_of_forward(self._kernels, fused))
+        except Exception as error:
+            fault = not_judged(error)
+        if fault:
+            log.warning("fused_forward_differs", architecture=self._loaded.architecture, reason=fault)
+        else:
+            self.fused = fused
+            fault = recorded.fault if fused is None and recorded is not None else ""  # the log has it
+        if fault:
+            self.note = f"the model's modules serve, and not the forward pass of these kernels: {fault}"
+
+    def _forward(self, packed: dict[str, Packed], recorded: RecordedModel | None) -> Forward | None:
+        library = self._kernels.library
+        if recorded is not None and library is not None:
+            return recorded.forward(packed, library, self._switched_on)
+        make = self._kernels.makes_forward
+        return None if make is None else fused_forward(self._loaded.model, packed, make)

@@ -1,0 +1,103 @@
+"""The roles of back ends: to add adapters, to attend, to multiply, to compute a whole forward pass. They are chosen
+apart, so a back end may have only some of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from motet_kernels import LinearGroup
+from motet_kernels.cpp import Library
+from motet_runner.execute.adapters.add_lora import AddLora
+from motet_runner.execute.forward.protocol import MakeForward
+from motet_runner.execute.forward.trial import MakeAttention
+from motet_runner.execute.pack.linear_packing import Packing
+
+
+@dataclass(frozen=True)
+class LargestWork:
+    """What a back end may be asked for at most"""
+
+    rows: int
+    """Of an iteration"""
+    decodes: int
+    """Of them, rows that decode"""
+    max_rank: int
+    groups: Sequence[LinearGroup]
+    heads: int
+    head_dim: int
+    layer_bytes: int
+    """Keys and values of the longest sequence in one layer"""
+
+
+@dataclass(frozen=True)
+class BackEnd:
+    """None: it has nothing for this role."""
+
+    name: str
+    add_lora: AddLora | None = None
+    attention: MakeAttention | None = None
+    packing: Packing | None = None
+    """How its linears want weights"""
+    makes_forward: MakeForward | None = None
+    """For models shaped like Llama"""
+    library: Library | None = None
+    """Compiled on this machine: it runs the programs that are recorded, and is judged before it serves."""
+    has_threads: bool = False
+    """Whether it computes on threads, of which there may be more or fewer"""
+    room_bytes: Callable[[LargestWork], int] = lambda _: 0
+    """Of a GPU's memory, what it keeps beside weights, pages and copies of adapters"""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What serves in each role"""
+
+    back_ends: Sequence[BackEnd]
+    """Those that have one, the best first"""
+    add_lora: AddLora
+    attention: MakeAttention
+    packing: Packing | None
+    """None: the model stays as it was loaded."""
+    makes_forward: MakeForward | None
+    library: Library | None
+    """None: no program is recorded."""
+
+    @property
+    def name(self) -> str:
+        """As the log says it"""
+        return " + ".join(one.name for one in self.back_ends)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether some of it was compiled on this machine for its CPU"""
+        return any(one.library is not None for one in self.back_ends)
+
+    @property
+    def has_threads(self) -> bool:
+        return all(one.has_threads for one in self.back_ends)
+
+    def room_bytes(self, work: LargestWork) -> int:
+        return sum(one.room_bytes(work) for one in self.back_ends)
+
+
+def by_role(*back_ends: BackEnd) -> Kernels:
+    """Each role by the first of these that has it; the last one has at least add_lora and attention. A forward pass
+    serves only beside its own attention and add_lora, and so do linears that only it gains from."""
+    add_lora = next(one for one in back_ends if one.add_lora is not None)
+    attention = next(one for one in back_ends if one.attention is not None)
+    packing = next((one for one in back_ends if one.packing is not None), None)
+    forward = next((one for one in back_ends if one.makes_forward is not None or one.library is not None), None)
+    if forward is not add_lora or forward is not attention:
+        forward = None
+    if packing is not forward and packing is not None and packing.packing is not None and packing.packing.only_fused:
+        packing = None
+    assert add_lora.add_lora is not None
+    assert attention.attention is not None
+    in_a_role = (add_lora, attention, packing, forward)
+    return Kernels(
+        back_ends=[one for one in back_ends if any(one is other for other in in_a_role)],
+        add_lora=add_lora.add_lora,
+        attention=attention.attention,
+        packing=None if packing is None else packing.packing,
+        makes_forward=None if forward is None else forward.makes_forward,
+        library=None if forward is None else forward.library,
+    )

@@ -1,0 +1,34 @@
+"""What torch gives: at first, where nothing else serves, and in exact mode."""
+
+from motet_kernels import ExactBackend, TorchBackend
+from motet_runner.execute.adapters.add_lora import AddLora
+from motet_runner.execute.forward.fused import TorchForward
+from motet_runner.execute.kernels.roles import BackEnd
+from motet_runner.execute.pack.linear_packing import TorchPacking
+from motet_runner.memory.paged import READ_BYTES
+
+
+def torch_back_end(*, packed: bool) -> BackEnd:
+    """`packed`: weights are packed, and some families have a forward pass of few operators."""
+    return BackEnd(
+        "torch",
+        AddLora(
+            lambda groups, memory, dtype, copy_bytes: TorchBackend(groups, memory, dtype, copy_bytes=copy_bytes),
+            TorchBackend.tile,
+            TorchBackend.copies,
+        ),
+        lambda _: None,
+        TorchPacking() if packed else None,
+        TorchForward if packed else None,
+        has_threads=True,
+        room_bytes=lambda work: max(READ_BYTES["cuda"], work.layer_bytes),  # of pages that were brought together
+    )
+
+
+EXACT = BackEnd(
+    "exact",
+    AddLora(
+        lambda groups, memory, dtype, _: ExactBackend(groups, memory, dtype), ExactBackend.tile, ExactBackend.copies
+    ),
+    lambda _: None,  # tiles have an attention of their own
+)

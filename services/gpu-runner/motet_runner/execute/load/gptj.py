@@ -1,0 +1,21 @@
+"""GPT-J takes its attention from a table of its own, not from `ALL_ATTENTION_FUNCTIONS`: ours goes in there."""
+
+import torch
+from transformers.models.gptj import modeling_gptj
+
+from motet_runner.execute.forward import attention
+
+
+class Attention(modeling_gptj.GPTJAttention):  # type: ignore[misc] # transformers is not typed here
+    """Projections and rotation are the model's; who meets which keys is ours."""
+
+    def _attn(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, None]:
+        """query, key, value [1, heads, rows, dim] → [1, heads, rows, dim]"""
+        attended, _ = attention.attend(self, query, key, value, attention_mask)
+        return attended.transpose(1, 2), None
+
+
+def register() -> None:
+    modeling_gptj.GPTJ_ATTENTION_CLASSES[attention.NAME] = Attention

@@ -1,0 +1,1 @@
+"""From logits to tokens. What computes the logits, and what becomes of the tokens, is not known here."""

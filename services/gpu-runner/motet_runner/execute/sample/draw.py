@@ -1,0 +1,106 @@
+"""Draws one token from each row of logits: temperature, then top-k, top-p and min-p, then one number a token.
+
+Probabilities are float32, rounded to multiples of 2^-52. Float64 adds such numbers without an error, in any order. So
+the same numbers give the same token whatever else is computed beside the row, and a short cut gives the very token
+that the whole row gives.
+"""
+
+import numpy as np
+import torch
+
+from motet_runner.execute.sample.cuts import ALL, Cuts, cut, exact_sums, is_cut_within
+
+CANDIDATES = 128
+"""How many of a row's most likely tokens the short cut looks at. They suffice if the cuts keep fewer."""
+
+SHORT_CUT_FROM = 32_768
+"""With fewer tokens in the vocabulary, sorting all of a row costs no more than looking for the candidates."""
+
+BLOCK = 64
+"""How many numbers a CPU adds up at once. Then it looks into one block only: cumulative sums of all take longer."""
+
+_ROUNDS = 2.0**-29
+"""A float32 from this on, up to its double, is a multiple of 2^-52: adding it rounds what is smaller."""
+
+
+def probabilities(logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """[rows, vocabulary] `largest`: each row's largest logit, finite. Less that, no logit can leave the numbers."""
+    return (logits - largest).div_(temperature).softmax(dim=-1).add_(_ROUNDS).sub_(_ROUNDS)
+
+
+def draw(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts | None) -> torch.Tensor:
+    """[rows] The token of each row of probabilities that its number in [0, 1) stands for; `numbers` [rows, 1].
+
+    What the cuts keep lies side by side, in the order of token ids, each as wide as it is likely.
+    """
+    if cuts is None:
+        return _at(likely, numbers)
+    if likely.shape[1] < SHORT_CUT_FROM or not _may_suffice(likely, cuts):
+        return _draw_from_all(likely, numbers, cuts)
+    ordered, ids = likely.topk(CANDIDATES, dim=-1)
+    ids = ids.sort(dim=-1).values
+    kept, smallest = cut(likely.gather(1, ids), ordered.neg(), cuts)
+    tokens = ids.gather(1, _at(kept, numbers)[:, None]).squeeze(1)
+    # All tokens that are more likely than the last candidate are candidates. So nothing is missing among those kept if
+    # the least likely of them is one. What top-k keeps in all must be known where top-p is a part of it.
+    missing = smallest <= ordered[:, -1:]
+    missing |= (cuts.top_k > CANDIDATES) & (cuts.top_k < ALL) & (cuts.top_p < 1)
+    if bool(missing.any()):
+        rows = missing.squeeze(1).nonzero().squeeze(1)
+        tokens[rows] = _draw_from_all(likely[rows], numbers[rows], cuts.of(rows))
+    return tokens
+
+
+def draw_without_waiting(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts | None) -> torch.Tensor:
+    """The same tokens, for a device that computes by itself: no value comes to the host to decide what is computed."""
+    if cuts is None:
+        return _at(likely, numbers)
+    kept, _ = cut(likely, likely.neg().sort(dim=-1).values, cuts, ask=False)
+    return _at(kept, numbers)
+
+
+def _may_suffice(likely: torch.Tensor, cuts: Cuts) -> bool:
+    """Whether the candidates of some row can be all that the cuts keep. In a flat row, so few never reach top_p."""
+    if cuts.min_p is not None:
+        return True
+    most = CANDIDATES * likely.amax(dim=-1, keepdim=True)
+    return bool(((most >= cuts.top_p) | (cuts.top_k < CANDIDATES)).any())
+
+
+def _draw_from_all(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+    negated = _sorted(likely.neg())
+    if likely.device.type == "cpu" and likely.shape[1] > 2 * CANDIDATES:
+        first = negated[:, :CANDIDATES].contiguous()
+        negated = first if is_cut_within(first, cuts) else negated
+    kept, _ = cut(likely, negated, cuts)
+    return _at(kept, numbers)
+
+
+def _at(likely: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """[rows] Where the number lies: the first place up to which there is more than its part of the row."""
+    if likely.device.type == "cpu" and likely.shape[1] > 2 * BLOCK:
+        return _at_by_blocks(likely, numbers)
+    upto = exact_sums(likely)
+    return torch.searchsorted(upto, numbers * upto[:, -1:], right=True).squeeze(1)
+
+
+def _at_by_blocks(likely: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The same: no sum has an error, so it does not matter in which order one is made."""
+    rows, size = likely.shape
+    if size % BLOCK:
+        likely = torch.nn.functional.pad(likely, (0, -size % BLOCK))
+    blocks = likely.view(rows, -1, BLOCK)
+    sums = blocks.sum(dim=-1, dtype=torch.float64)
+    upto = sums.cumsum(dim=-1)
+    wanted = numbers * upto[:, -1:]
+    block = torch.searchsorted(upto, wanted, right=True)
+    inside = exact_sums(blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1))
+    inside += (upto - sums).gather(1, block)
+    return (block * BLOCK + torch.searchsorted(inside, wanted, right=True)).squeeze(1)
+
+
+def _sorted(values: torch.Tensor) -> torch.Tensor:
+    """Each row sorted. NumPy sorts floats with vector instructions, many times faster than torch on a CPU."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1))
+    return values.sort(dim=-1).values

@@ -1,0 +1,87 @@
+"""Penalties, bias and forbidden ends of all rows, on the device.
+
+Two buffers persist between steps: what is added to each logit, and what a logit that repeats is divided by. They have
+a row for each row of the table. A step changes the few numbers in them that the newest tokens change.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from motet_runner.execute.batch.row_table import TableRow
+from motet_runner.execute.sample.adjustment import Adjustment
+
+_FIRST_ROWS = 16
+
+
+class AdjustedLogits:
+    def __init__(self, eos: frozenset[int]) -> None:
+        self._eos = eos
+        self._added = torch.empty(0, 0, dtype=torch.float32)
+        self._divisors = torch.empty(0, 0, dtype=torch.float32)
+
+    def follow(self, rows: Sequence[TableRow], like: torch.Tensor) -> None:
+        """Take in the tokens that these rows have got. `like`: their logits."""
+        try:
+            self._follow(rows, like)
+        except BaseException:
+            # Out of memory, say. What was not written is not missed: these rows begin anew.
+            for row in rows:
+                row.adjustment = None
+            raise
+
+    def _follow(self, rows: Sequence[TableRow], like: torch.Tensor) -> None:
+        added: list[tuple[int, int, float]] = []
+        divisors: list[tuple[int, int, float]] = []
+        vocabulary = like.shape[1]
+        for row in rows:
+            sampling = row.sampling
+            repeats = sampling.repetition_penalty != 1
+            adjustment = row.adjustment
+            if not isinstance(adjustment, Adjustment):
+                adjustment = row.adjustment = Adjustment(
+                    sampling, row.prompt_tokens, self._eos | sampling.stop_token_ids
+                )
+                self._added = _with_row(self._added, row.number, like)
+                self._added[row.number] = 0.0
+                if repeats:
+                    self._divisors = _with_row(self._divisors, row.number, like)
+                    self._divisors[row.number] = 1.0
+            changes, new = adjustment.follow(row.tokens)
+            added += [(row.number, token, value) for token, value in changes.items() if token < vocabulary]
+            if repeats:
+                divisors += [(row.number, token, sampling.repetition_penalty) for token in set(new)]
+        _write(self._added, added)
+        _write(self._divisors, divisors)
+
+    def apply(self, logits: torch.Tensor, rows: torch.Tensor, *, repeats: bool) -> torch.Tensor:
+        """`rows`: their numbers in the table. `repeats`: whether some have a repetition penalty; it counts prompt and
+        output and comes first, as in transformers."""
+        return adjusted(logits, self._added[rows], self._divisors[rows] if repeats else None)
+
+
+def adjusted(logits: torch.Tensor, added: torch.Tensor, divisors: torch.Tensor | None) -> torch.Tensor:
+    """Each [rows, vocabulary]. `divisors`: None if no row has a repetition penalty."""
+    if divisors is not None:
+        # One of the two parts is 0. This takes a fifth of the time of `where`, which branches.
+        logits = torch.addcmul(logits.clamp(min=0).div_(divisors), logits.clamp(max=0), divisors)
+    return logits + added
+
+
+def _with_row(buffer: torch.Tensor, row: int, like: torch.Tensor) -> torch.Tensor:
+    """A buffer that has this row. Twice as large where it is too small, so that this is rare."""
+    rows = len(buffer)
+    if row < rows:
+        return buffer
+    size = max(row + 1, 2 * rows, _FIRST_ROWS), like.shape[1]
+    larger = torch.empty(size, device=like.device, dtype=torch.float32)
+    if rows:
+        larger[:rows] = buffer
+    return larger
+
+
+def _write(buffer: torch.Tensor, entries: list[tuple[int, int, float]]) -> None:
+    if entries:
+        rows, tokens, values = zip(*entries, strict=True)
+        where = torch.tensor((rows, tokens), device=buffer.device)
+        buffer[where[0], where[1]] = torch.tensor(values, device=buffer.device, dtype=buffer.dtype)

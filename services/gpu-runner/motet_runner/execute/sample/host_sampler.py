@@ -1,0 +1,174 @@
+"""From logits to tokens, for all rows of the batch together.
+
+Randomness is a function of (seed, choice, position) alone: a sequence that was parked, moved or batched otherwise goes
+on alike. One uniform number a token, looked up in the distribution in the order of token ids.
+
+Rows that need the same work form a group. What the groups need is laid out when the rows of the batch change.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from motet_runner.execute.batch.row_table import TableRow
+from motet_runner.execute.sample.draw import draw, probabilities
+from motet_runner.execute.sample.host_adjustments import AdjustedLogits
+from motet_runner.execute.sample.logprobs import alternatives, best, read
+from motet_runner.execute.sample.row_layout import RowLayout
+from motet_runner.execute.sample.sampling_kind import Kind, cuts_of, temperatures, uniforms
+from motet_runner.interface import Logprobs
+
+_INFINITY = 0x7F80
+_MINUS_INFINITY = 0xFF80
+"""Their bits in bfloat16"""
+
+CPU_GROUP = 1 << 18
+"""Logits of a group on a CPU, so that what is computed from them stays in its cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    tokens: list[int | None]
+    """In the order of the rows; None where a row is not finite"""
+    logprobs: dict[int, Logprobs]
+    """By the places of the rows that ask for them"""
+
+
+class Sampler:
+    def __init__(self, eos: frozenset[int]) -> None:
+        self._adjusted = AdjustedLogits(eos)
+        self._batch: _Batch | None = None
+        self._float32 = torch.empty(0, 0, dtype=torch.float32)
+        """Memory for logits: to allocate it in each step takes longer than to fill it."""
+
+    @property
+    def chose_largest(self) -> bool:
+        """Whether the newest rows wanted nothing but the token of their largest logit. Then they never will."""
+        return self._batch is not None and self._batch.greedy
+
+    def sample(self, logits: torch.Tensor, rows: list[TableRow], chosen: torch.Tensor | None = None) -> Samples:
+        """The next token of each of `rows` from its row of `logits`. `chosen`: the token of each row's largest logit,
+        -1 where the logits are not finite; None: to be found."""
+        batch = self._batch
+        if batch is None or not batch.has(rows):
+            batch = self._batch = _Batch(list(rows), logits)
+        if batch.greedy and chosen is not None:
+            return Samples([None if token < 0 else token for token in chosen.tolist()], {})
+        if batch.greedy and logits.dtype is torch.bfloat16 and logits.device.type == "cpu":
+            return Samples(_largest_bfloats(logits), {})
+        given = self._in_float32(logits)
+        if batch.adjusted:
+            self._adjusted.follow(batch.adjusted, given)
+        if len(batch.groups) == 1:
+            tokens, finite = self._sample_group(given, batch.groups[0])
+        else:
+            tokens = torch.empty(len(rows), dtype=torch.int64, device=given.device)
+            finite = torch.empty(len(rows), dtype=torch.bool, device=given.device)
+            for group in batch.groups:
+                tokens[group.places], finite[group.places] = self._sample_group(given[group.places], group)
+        drawn = zip(tokens.tolist(), finite.tolist(), strict=True)
+        return Samples([token if sane else None for token, sane in drawn], _logprobs(given, batch, tokens))
+
+    def _in_float32(self, logits: torch.Tensor) -> torch.Tensor:
+        if logits.dtype is torch.float32 or logits.device.type != "cpu":
+            return logits.float()
+        rows, vocabulary = logits.shape
+        if rows > len(self._float32) or vocabulary != self._float32.shape[1]:
+            self._float32 = torch.empty(rows, vocabulary, dtype=torch.float32)
+        return self._float32[:rows].copy_(logits)
+
+    def _sample_group(self, logits: torch.Tensor, group: "_Group") -> tuple[torch.Tensor, torch.Tensor]:
+        if group.in_table is not None:
+            logits = self._adjusted.apply(logits, group.in_table, repeats=group.repeats)
+        largest, tokens, finite = _largest(logits)
+        if group.temperature is not None:
+            if not bool(finite.all()):
+                logits = logits.masked_fill(~finite, 0.0)
+                largest = largest.masked_fill(~finite, 0.0)
+            numbers = torch.from_numpy(uniforms(group.rows)).to(logits.device)
+            tokens = draw(probabilities(logits, largest, group.temperature), numbers, group.cuts)
+        return tokens, finite.squeeze(1)
+
+
+class _Rows:
+    """Some rows of the batch."""
+
+    def __init__(self, batch: list[TableRow], in_batch: list[int], device: torch.device) -> None:
+        self.in_batch = in_batch
+        self.rows = [batch[place] for place in in_batch]
+        first, last = in_batch[0], in_batch[-1]
+        # With a slice, nothing is copied.
+        in_line = last - first == len(in_batch) - 1
+        self.places = slice(first, last + 1) if in_line else torch.tensor(in_batch, device=device)
+
+
+class _Group(_Rows):
+    """Rows of one kind."""
+
+    def __init__(self, batch: list[TableRow], in_batch: list[int], kind: Kind, like: torch.Tensor) -> None:
+        """`like`: the logits of the batch."""
+        device = like.device
+        super().__init__(batch, in_batch, device)
+        asked = [row.sampling for row in self.rows]
+        self.repeats = kind.repeats
+        self.in_table = torch.tensor([row.number for row in self.rows], device=device) if kind.adjusted else None
+        self.temperature: torch.Tensor | None = None
+        if kind.drawn:
+            self.temperature = torch.from_numpy(temperatures(asked)).to(device)
+        self.cuts = None
+        if kind.cut:
+            self.cuts = cuts_of(asked, like.shape[1], lambda numbers: torch.from_numpy(numbers).to(device))
+
+
+class _Batch(RowLayout):
+    def __init__(self, rows: list[TableRow], like: torch.Tensor) -> None:
+        super().__init__(rows, like.shape[1])
+        self.groups = [
+            _Group(rows, places, kind, like)
+            for kind, of_kind in self.by_kind.items()
+            for places in (_split(of_kind, like) if kind.adjusted or kind.drawn else [of_kind])
+        ]
+        self.adjusted = [row for group in self.groups if group.in_table is not None for row in group.rows]
+        self.with_logprobs = [_Rows(rows, places, like.device) for places in _split(self.asking, like)]
+
+
+def _split(places: list[int], like: torch.Tensor) -> list[list[int]]:
+    size = max(1, CPU_GROUP // like.shape[1]) if like.device.type == "cpu" else max(1, len(places))
+    return [places[first : first + size] for first in range(0, len(places), size)]
+
+
+def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The largest logit of each row [rows, 1], NaN where one is; its token [rows]; whether it is finite [rows, 1]."""
+    # On a CPU, NumPy's search is many times faster than torch's.
+    if logits.device.type == "cpu":
+        numbers = logits.numpy()
+        tokens = numbers.argmax(axis=-1)
+        largest = numbers[np.arange(len(tokens)), tokens][:, None]
+        return torch.from_numpy(largest), torch.from_numpy(tokens), torch.from_numpy(np.isfinite(largest))
+    values, best = logits.max(dim=-1, keepdim=True)
+    return values, best.squeeze(1), torch.isfinite(values)
+
+
+def _largest_bfloats(logits: torch.Tensor) -> list[int | None]:
+    """The token of each row's largest logit, None where one is not finite. By the bits of the logits, without a copy as
+    floats, which takes longer: read as integers, positive numbers keep their order and negative ones stay below 0."""
+    bits = logits.view(torch.int16).numpy()
+    tokens = bits.argmax(axis=-1)
+    largest = bits[np.arange(len(bits)), tokens]
+    nan_with_sign = bits.view(np.uint16).max(axis=-1) > _MINUS_INFINITY
+    chosen: list[int | None] = tokens.tolist()
+    for row in np.flatnonzero((largest <= 0) | (largest >= _INFINITY) | nan_with_sign).tolist():
+        numbers = logits[row].float().numpy()
+        token = int(numbers.argmax())
+        chosen[row] = token if np.isfinite(numbers[token]) else None
+    return chosen
+
+
+def _logprobs(logits: torch.Tensor, batch: _Batch, tokens: torch.Tensor) -> dict[int, Logprobs]:
+    found: dict[int, Logprobs] = {}
+    for group in batch.with_logprobs:
+        counts = alternatives(group.rows, logits.shape[1])
+        of_group = read(best(logits[group.places], tokens[group.places], max(counts)), counts)
+        found |= zip(group.in_batch, of_group, strict=True)
+    return found

@@ -1,0 +1,41 @@
+"""The log probability of a token, and those of as many alternatives as its row asks for: of the model's own
+distribution, before temperature, penalties and cuts."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from motet_runner.execute.batch.row_table import TableRow
+from motet_runner.interface import Logprobs
+
+
+class Best(NamedTuple):
+    """Where the logits are"""
+
+    chosen: torch.Tensor
+    """[rows]"""
+    values: torch.Tensor
+    """[rows, alternatives]"""
+    ids: torch.Tensor
+    """[rows, alternatives]"""
+
+
+def best(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Best:
+    """`tokens` [rows]; `count`: alternatives of each row, at most"""
+    logs = logits.float().log_softmax(dim=-1)
+    values, ids = logs.topk(count, dim=-1)
+    return Best(logs.gather(1, tokens[:, None]).squeeze(1), values, ids)
+
+
+def alternatives(rows: Sequence[TableRow], vocabulary: int) -> list[int]:
+    """How many each of these rows asks for"""
+    return [min(row.sampling.top_logprobs, vocabulary) for row in rows]
+
+
+def read(found: Sequence[torch.Tensor], counts: Iterable[int]) -> list[Logprobs]:
+    """`found`: of `best`, where the host may read it; `counts`: alternatives of each row"""
+    rows = zip(*(numbers.tolist() for numbers in found), counts, strict=True)
+    return [
+        Logprobs(chosen, tuple(zip(ids[:count], values[:count], strict=True))) for chosen, values, ids, count in rows
+    ]

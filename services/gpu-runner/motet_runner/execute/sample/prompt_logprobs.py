@@ -1,0 +1,69 @@
+"""Log probabilities of prompts, from the logits of the tokens before.
+
+A prompt's logits take as much memory as its tokens times the vocabulary. A few rows at a time become probabilities.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from motet_runner.execute.batch.scored_rows import ScoredRow
+from motet_runner.execute.sample.logprobs import best, read
+from motet_runner.interface import Logprobs
+from motet_runner.plan.prompt_scores import PromptScores
+
+CPU_BLOCK = 1 << 18
+"""Logits that become probabilities together, so that they stay in a CPU's cache."""
+
+
+def scores_of(logits: torch.Tensor, scored: Iterable[ScoredRow]) -> dict[int, PromptScores]:
+    """`logits` are those of all places, one row after the other. → by the row's number"""
+    found, at = {}, 0
+    for one in scored:
+        found[one.row.number] = _scores(logits[at : at + len(one.places)], one)
+        at += len(one.places)
+    return found
+
+
+def joined(earlier: PromptScores | None, later: PromptScores) -> PromptScores:
+    """The scores of two parts of one prompt that were computed one after the other."""
+    if earlier is None:
+        return later
+    finite = earlier.finite and later.finite
+    return PromptScores(earlier.first, [*earlier.logprobs, *later.logprobs], finite)
+
+
+def _scores(logits: torch.Tensor, scored: ScoredRow) -> PromptScores:
+    row, places = scored.row, scored.places
+    size = max(1, CPU_BLOCK // logits.shape[1]) if logits.device.type == "cpu" else len(places)
+    logprobs: list[Logprobs] = []
+    finite = True
+    for first in range(0, len(places), size):
+        block = logits[first : first + size]
+        tokens = row.tokens[places[first] : places[first] + len(block)]
+        found = score(block, torch.tensor(tokens, device=logits.device), alternatives(scored, logits.shape[1]))
+        of_block = read_scores(first, found)
+        finite = finite and of_block.finite
+        logprobs += of_block.logprobs
+    return PromptScores(places.start, logprobs, finite)
+
+
+def alternatives(scored: ScoredRow, vocabulary: int) -> int:
+    """How many of the best tokens it asks for beside each of its own"""
+    return min(scored.row.sampling.prompt_logprobs or 0, vocabulary)
+
+
+Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of some places, where the logits are: whether all logits are finite [], and the fields of `Best`"""
+
+
+def score(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Scores:
+    """`tokens` [places] are those that followed."""
+    return torch.isfinite(logits.amax(dim=-1)).all(), *best(logits, tokens, count)
+
+
+def read_scores(first: int, found: Sequence[torch.Tensor]) -> PromptScores:
+    """`first`: the place of the first of them"""
+    finite, chosen, values, ids = found
+    logprobs = read((chosen, values, ids), [values.shape[1]] * len(chosen))
+    return PromptScores(first, logprobs, bool(finite))

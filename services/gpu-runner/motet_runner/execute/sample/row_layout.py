@@ -1,0 +1,25 @@
+"""The rows that sample together, by what they need: what both samplers keep while the rows are the same."""
+
+import operator
+from collections import defaultdict
+from collections.abc import Sequence
+
+from motet_runner.execute.batch.row_table import TableRow
+from motet_runner.execute.sample.sampling_kind import GREEDY, Kind
+
+
+class RowLayout:
+    def __init__(self, rows: Sequence[TableRow], vocabulary: int) -> None:
+        self._rows = list(rows)
+        self.by_kind: dict[Kind, list[int]] = defaultdict(list)
+        """The places of the rows of each kind"""
+        for place, row in enumerate(rows):
+            self.by_kind[Kind.of(row, vocabulary)].append(place)
+        self.asking = [place for place, row in enumerate(rows) if row.sampling.logprobs]
+        """The places of those that ask for log probabilities"""
+        self.greedy = self.by_kind.keys() <= {GREEDY} and not self.asking
+        """Whether the largest logit of each row is all that is wanted"""
+
+    def has(self, rows: Sequence[TableRow]) -> bool:
+        """Whether these are its rows. A row that has left and joined again is another one."""
+        return len(rows) == len(self._rows) and all(map(operator.is_, rows, self._rows))

@@ -1,0 +1,196 @@
+"""Iterations in which each row has one new token, recorded for a few numbers of rows (PU-22, OR-14).
+
+A recording depends on the number of rows alone. Which rows they are, how long, on which pages and with which adapters
+lies in tensors that it reads; so none of that needs another recording. Rows up to the next number that is recorded are
+nobody's: they have no keys, no adapter and no page.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import structlog
+import torch
+
+from motet_kernels import Segment
+from motet_runner.execute.batch.flat_batch import AttentionOverPages, FlatBatch, Line, PagedRows
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.sample.device_sampler import largest_tokens
+from motet_runner.execute.worker.captured_graph import Capture, NotCaptured
+from motet_runner.execute.worker.device_rows import NOBODY, DeviceRows
+from motet_runner.memory.out_of_memory import is_out_of_memory
+from motet_runner.memory.paged import PagedStore
+
+log = structlog.get_logger(__name__)
+
+_SMALL = (1, 2, 4)
+_STEP = 8
+
+
+@runtime_checkable
+class FixedAttention(AttentionOverPages, Protocol):
+    """Attention whose batches can be filled on the device, such as `motet_kernels.gpu.attention.GpuAttention`"""
+
+    def fixed_batch(self, max_rows: int, *, table: torch.Tensor) -> Any: ...
+
+    def refill(self, batch: Any, lengths: torch.Tensor, *, table_rows: torch.Tensor) -> None: ...
+
+
+@runtime_checkable
+class FixedLora(Protocol):
+    """A back end of add_lora whose batches can be filled again, such as `motet_kernels.gpu.lora_backend.GpuBackend`"""
+
+    def fixed_batch(self, max_rows: int) -> Any: ...
+
+    def fill(self, batch: Any, segments: Sequence[Segment]) -> None: ...
+
+
+def recorded_sizes(most: int) -> list[int]:
+    """The numbers of rows that are recorded, for iterations of at most `most` rows"""
+    rounded = -(-most // _STEP) * _STEP if most > max(_SMALL) else most
+    return [size for size in (*_SMALL, *range(_STEP, rounded + 1, _STEP)) if size <= rounded] or [1]
+
+
+@dataclass(slots=True)
+class Recording:
+    """Of one number of rows"""
+
+    rows: torch.Tensor
+    """[size] int64, as DeviceRows counts them"""
+    batch: FlatBatch
+    chosen: torch.Tensor
+    """[size] The token of each row's largest logit"""
+    replay: Callable[[], None] | None = None
+    calls: int = 0
+    """Attention calls of one pass"""
+    numbers: tuple[int, ...] = ()
+    """The rows of the table that `rows` holds"""
+
+    def fill(self, numbers: tuple[int, ...], rows: torch.Tensor) -> None:
+        """`rows` [size] as DeviceRows counts them; `numbers`: what stands for them on the host"""
+        self.numbers = ()
+        self.rows.copy_(rows)
+        self.numbers = numbers
+
+
+class DecodeGraphs:
+    def __init__(  # noqa: PLR0917 what a pass reads
+        self,
+        loaded: LoadedModel,
+        store: PagedStore,
+        rows: DeviceRows,
+        capture: Capture,
+        attention: FixedAttention,
+        backend: FixedLora | None,
+        *,
+        most: int,
+        longest: int,
+    ) -> None:
+        """`most` rows of an iteration, and `longest` tokens of a sequence"""
+        self._loaded = loaded
+        self._store = store
+        self._rows = rows
+        self._capture = capture
+        self._attention = attention
+        self._backend = backend
+        self._longest = longest
+        self._graphs: dict[int, Recording] = {}
+        self._logits: torch.Tensor | None = None
+        """[most rows, vocabulary] Of all recordings: each one's own would take many times as much memory"""
+        self.recordings = 0
+        sizes = recorded_sizes(most)
+        self._lora = None if backend is None else backend.fixed_batch(max(sizes))
+        """Of all recordings: one of fewer rows reads the first ones"""
+        self._adapters: object = None
+        """What it was filled for"""
+        self._record_all(sizes)
+        self._sizes = sorted(self._graphs)
+
+    def recording_for(self, rows: int) -> Recording | None:
+        """That of the next number from `rows` on; None: no recording has enough"""
+        at = bisect_left(self._sizes, rows)
+        return self._graphs[self._sizes[at]] if at < len(self._sizes) else None
+
+    def fill_adapters(self, adapters: object, segments: Callable[[], Sequence[Segment]]) -> None:
+        """`adapters`: something that is equal only where the segments are"""
+        if self._backend is not None and self._adapters != adapters:
+            self._adapters = None
+            self._backend.fill(self._lora, segments())
+            self._adapters = adapters
+
+    def replay(self, graph: Recording) -> torch.Tensor:
+        """→ logits [size, vocabulary]. They and the chosen tokens are good until the next replay. The chosen token of
+        each row is its newest one now."""
+        assert graph.replay is not None
+        graph.replay()
+        assert self._logits is not None
+        return self._logits[: len(graph.rows)]
+
+    def undo(self, graph: Recording) -> None:
+        """The rows have their former newest tokens again, as if the last replay had not been."""
+        self._rows.newest.index_copy_(0, graph.rows, graph.batch.input_ids[0])
+        self._rows.before.index_copy_(0, graph.rows, graph.batch.positions[0])
+
+    def _record_all(self, sizes: Sequence[int]) -> None:
+        """The largest first: the others find enough memory where it was."""
+        for size in sorted(sizes, reverse=True):
+            try:
+                self._graphs[size] = self._record(size)
+            except NotCaptured as error:
+                _warn(size, str(error))
+                if not error.for_memory:  # the others would fail as well
+                    break
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                _warn(size, str(error).strip().partition("\n")[0])
+        log.info("decodes_recorded", rows=sorted(self._graphs))
+
+    def _record(self, size: int) -> Recording:
+        device = self._loaded.device
+        zeros = torch.zeros(size, dtype=torch.int64, device=device)
+        attended = self._attention.fixed_batch(size, table=self._rows.pages)
+        batch = FlatBatch(
+            store=self._store,
+            input_ids=zeros.clone()[None],
+            positions=zeros.clone()[None],
+            keep=torch.arange(size, device=device),
+            sampled=[],
+            scored=[],
+            begun=[],
+            lora=self._lora,
+            tokens=size,
+            longest=self._longest,
+            line=Line([], np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)),
+            choices=zeros.clone(),
+            paged=PagedRows(self._attention, attended),
+        )
+        graph = Recording(zeros, batch, zeros.clone())
+        graph.replay = self._capture(lambda: self._compute(graph))
+        self.recordings += 1
+        return graph
+
+    def _compute(self, graph: Recording) -> None:
+        """The pass that is recorded. All that differs from one replay to the next lies in tensors."""
+        batch, rows, here = graph.batch, graph.rows, self._rows
+        is_one = rows != NOBODY
+        batch.input_ids[0].copy_(here.newest.index_select(0, rows))
+        batch.positions[0].copy_(here.before.index_select(0, rows))
+        lengths = torch.where(is_one, batch.positions[0] + 1, 0).int()
+        self._attention.refill(batch.paged.batch, lengths, table_rows=rows.int())  # type: ignore[union-attr] # is there
+        batch.calls, batch.chosen = 0, None
+        logits = self._loaded.forward(batch)
+        graph.calls = batch.calls
+        if self._logits is None:  # in the first call of the largest one
+            self._logits = torch.empty_like(logits)
+        self._logits[: len(rows)].copy_(logits)
+        graph.chosen.copy_(largest_tokens(logits) if batch.chosen is None else batch.chosen)
+        here.newest.index_copy_(0, rows, torch.where(is_one, graph.chosen.clamp(min=0), 0))
+        here.before.index_copy_(0, rows, batch.positions[0] + is_one)
+
+
+def _warn(rows: int, reason: str) -> None:
+    effect = "iterations of this number of decodes are launched kernel by kernel, which is slower"
+    log.warning("decodes_not_recorded", rows=rows, reason=reason, effect=effect)

@@ -1,0 +1,273 @@
+"""The worker of a device that computes by itself: `launch` hands an iteration over, `collect` waits for it (OR-12).
+
+What it must know to launch an iteration is in the plan: it never asks the device for a value. A row of the host's table
+has the unknown token in the place of each one that is on its way.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from motet.clock import Clock
+from motet.domain import BASE, PAGE_TOKENS, pages_for
+from motet_kernels import LoraBackend, Segment
+from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
+from motet_runner.execute.batch.flat_batch import FlatBatch
+from motet_runner.execute.batch.row_table import UNKNOWN_TOKEN, TableRow
+from motet_runner.execute.batch.scored_rows import ScoredRow
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.sample import prompt_logprobs
+from motet_runner.execute.sample.device_sampler import NOT_FINITE, DeviceSampler, Sampling
+from motet_runner.execute.worker.base_worker import BaseWorker, Flight
+from motet_runner.execute.worker.captured_graph import capture_for
+from motet_runner.execute.worker.decode_graphs import DecodeGraphs, FixedAttention, FixedLora, Recording
+from motet_runner.execute.worker.device_rows import NOBODY, DeviceRows, numbers_of
+from motet_runner.memory.paged import PagedStore
+from motet_runner.memory.parcel import Parcel, Returning
+from motet_runner.memory.tiers import PageTiers
+from motet_runner.plan import RowJoin, RowStep, StepPlan
+
+ROWS_OF_EACH = 2
+"""Rows of the table for each sequence that an iteration may have: parked ones give theirs back, so that is plenty."""
+
+
+def computes_by_itself(device: torch.device) -> bool:
+    """Whether a device goes on while the host does something else"""
+    return device.type == "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the model whose results are on their way."""
+
+    rows: Sequence[TableRow]
+    places: Sequence[int]
+    """Of the sampled tokens in their sequences"""
+    sampling: Sampling | None
+    scored: Sequence[ScoredRow]
+    results: Returning | None
+    """None: of no row anything is wanted."""
+
+    def read(self, flight: Flight) -> None:
+        """They have arrived: each row gets its token in the place of the unknown one."""
+        if self.results is None:
+            return
+        tensors = self.results.read()
+        first = len(flight.sampled)
+        if self.sampling is not None:
+            tokens = tensors.pop(0).tolist()
+            for row, place, token in zip(self.rows, self.places, tokens, strict=True):
+                row.tokens[place] = max(token, UNKNOWN_TOKEN)
+            flight.sampled += [None if token == NOT_FINITE else token for token in tokens]
+            if self.sampling.asks:
+                found = self.sampling.logprobs(tensors[:3])
+                del tensors[:3]
+                flight.logprobs |= {first + place: logprob for place, logprob in found.items()}
+        scores = flight.prompt_logprobs
+        for at, one in enumerate(self.scored):
+            read = prompt_logprobs.read_scores(one.places.start, tensors[4 * at : 4 * at + 4])
+            scores[one.row.number] = prompt_logprobs.joined(scores.get(one.row.number), read)
+
+
+class DeviceWorker(BaseWorker):
+    _measured = 2  # at the first, kernels are compiled
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        store: PagedStore,
+        tiers: PageTiers,
+        *,
+        clock: Clock,
+        loads: AdapterLoads | None = None,
+        rows: int,
+        longest: int,
+    ) -> None:
+        """`rows` of an iteration at most, of sequences of at most `longest` tokens"""
+        super().__init__(loaded, store, tiers, clock=clock, loads=loads)
+        self.sampler = DeviceSampler(self._link, frozenset(loaded.eos_token_ids), loaded.vocabulary)
+        self.rows = DeviceRows(self._link, ROWS_OF_EACH * rows, pages_for(longest))
+        self._most, self._longest = rows, longest
+        self._capture = capture_for(loaded.device)
+        self.graphs: DecodeGraphs | None = None
+        self.recordings = 0
+        """Of decodes, so far"""
+
+    def use(self, backend: LoraBackend[Any] | None, attention: Any) -> None:
+        super().use(backend, attention)
+        self._record()
+
+    def _record(self) -> None:
+        """Record decodes, where attention and LoRA have batches that stay where they are. A rope that depends on the
+        lengths of sequences asks the host for them."""
+        self.graphs = None
+        attention, backend = self._attention, self._backend
+        if (
+            isinstance(attention, FixedAttention)
+            and (backend is None or isinstance(backend, FixedLora))
+            and self._loaded.rope is None
+        ):
+            with torch.inference_mode():
+                self.graphs = DecodeGraphs(
+                    self._loaded,
+                    self._store,
+                    self.rows,
+                    self._capture,
+                    attention,
+                    backend,
+                    most=self._most,
+                    longest=self._longest,
+                )
+            self.recordings += self.graphs.recordings
+
+    def _move_pages(self, moves: Mapping[int, int]) -> None:
+        super()._move_pages(moves)
+        self.rows.move_pages()
+
+    def _leave(self, row: int) -> None:
+        super()._leave(row)
+        self.rows.leave(row)
+        self.sampler.leave(row)
+
+    def _join(self, join: RowJoin) -> None:
+        super()._join(join)
+        if self.rows.make_room(join.row + 1):
+            self._record()
+
+    def _collect(self, flight: Flight) -> None:
+        """Here the host reads what the device has computed since `launch`: the tokens, and their log probabilities."""
+        for read in flight.unread:
+            read(flight)
+
+    def _no_token(self, step: RowStep, flight: Flight) -> None:
+        flight.unread.append(lambda flight: flight.sampled.append(None))
+        self.table[step.row].tokens.append(UNKNOWN_TOKEN)
+
+    def _compute_rows(self, plan: StepPlan, flight: Flight) -> None:
+        """At once, from a recording if there is one for them"""
+        recording = None if self.graphs is None or plan.prefills else self.graphs.recording_for(plan.count)
+        if self.graphs is not None and recording is not None:
+            self._replay(plan, flight, self.graphs, recording)
+        else:
+            self._compute_at_once(plan, flight)
+
+    def _compute_at_once(self, plan: StepPlan, flight: Flight) -> None:
+        batch, parcel = self.builder.build(plan), Parcel()
+        rows = batch.sampled
+        if waiting := self._on_the_device(batch):
+            parcel.add("waiting", np.array(waiting, dtype=np.int64))
+        sampling = None
+        if rows:
+            sampling = self.sampler.prepare(rows, parcel)
+            parcel.add("rows", numbers_of(rows))
+        sent = parcel.send(self._link)
+        if waiting:
+            places, numbers = sent["waiting"].unbind(1)
+            batch.input_ids[0].index_copy_(0, places, self.rows.newest.index_select(0, numbers))
+        logits = self._loaded.forward(batch)
+        self._tap(batch, logits)
+        results = self._scores(logits[len(rows) :], batch.scored)
+        newest, counted = None, []
+        if sampling is not None:
+            samples = sampling.sample(logits[: len(rows)], sent, batch.chosen)
+            results = [*samples.parts, *results]
+            newest, counted = samples.newest(), sampling.counted(samples)
+        call = self._call(rows, sampling, batch.scored, results)
+        # Until here nothing that stays was changed, because memory may run out. What follows takes none.
+        if sampling is not None and newest is not None:
+            sampling.count(counted)
+            self.rows.got(rows, sent["rows"], newest)
+        _note(flight, call)
+        flight.attention_calls += batch.calls
+        flight.padding += batch.input_ids.numel() - batch.tokens
+
+    def _replay(self, plan: StepPlan, flight: Flight, graphs: DecodeGraphs, recording: Recording) -> None:
+        """The same for an iteration in which each row has one new token, from its recording."""
+        numbers, starts, table = plan.decodes.rows, plan.decodes.starts, self.table
+        rows, parcel = [table[number] for number in numbers], Parcel()
+        count, size = len(rows), len(recording.rows)
+        sampling = self.sampler.prepare(rows, parcel)
+        self.rows.prepare(rows, starts, table, parcel)
+        if recording.numbers != numbers:
+            padding = np.full(size - count, NOBODY, dtype=np.int64)
+            parcel.add("rows", np.concatenate((numbers_of(rows), padding)))
+        sent = parcel.send(self._link)
+        self.rows.arrived(rows, starts, table, sent)
+        if "rows" in sent:
+            recording.fill(numbers, sent["rows"])
+        adapters = (numbers, table.changes, tuple(plan.adapters.items()))
+        graphs.fill_adapters(adapters, lambda: self._segments(plan, rows))
+        self._store.clear(
+            [
+                int(table.pages[number, start // PAGE_TOKENS])
+                for number, start in zip(numbers, starts, strict=True)
+                if not start % PAGE_TOKENS
+            ]
+        )
+        logits = graphs.replay(recording)
+        try:
+            if self.on_logits is not None:
+                self.on_logits([row.request for row in rows], logits[:count].clone())
+            samples = sampling.sample(logits[:count], sent, recording.chosen[:count])
+            newest = None if sampling.greedy else samples.newest()
+            counted = sampling.counted(samples)
+            call = self._call(rows, sampling, (), samples.parts)
+        except BaseException:  # out of memory, say: the rows are computed again, in parts
+            graphs.undo(recording)
+            raise
+        # What follows takes no memory.
+        sampling.count(counted)
+        self.rows.went_on(rows)
+        if newest is not None:
+            self.rows.got(rows, recording.rows[:count], newest)
+        _note(flight, call)
+        flight.attention_calls += recording.calls
+        flight.padding += size - count
+
+    def _segments(self, plan: StepPlan, rows: Sequence[TableRow]) -> list[Segment]:
+        if self._placed is None:
+            return []
+        placed = {digest: self._placed(digest, page) for digest, page in plan.adapters.items()}
+        return [Segment(at, at + 1, placed[row.adapter]) for at, row in enumerate(rows) if row.adapter != BASE]
+
+    def _call(
+        self,
+        rows: Sequence[TableRow],
+        sampling: Sampling | None,
+        scored: Sequence[ScoredRow],
+        results: Sequence[torch.Tensor],
+    ) -> _Call:
+        """A call of the model has been launched, and its results are on their way to the host."""
+        returning = Returning(self._link, results) if results else None
+        return _Call(rows, [len(row.tokens) for row in rows], sampling, scored, returning)
+
+    def _on_the_device(self, batch: FlatBatch) -> list[tuple[int, int]]:
+        """Inputs that the device has sampled: their places in the line, and their rows of the table. It takes them from
+        there, whether the host knows them by now or not."""
+        line = batch.line
+        lasts = np.bincount(line.sequence_of).cumsum() - 1
+        held = self.rows.have(line.rows, line.positions[lasts].tolist())
+        return [
+            (place, row.number + 1) for place, row, there in zip(lasts.tolist(), line.rows, held, strict=True) if there
+        ]
+
+    def _scores(self, logits: torch.Tensor, scored: Sequence[ScoredRow]) -> list[torch.Tensor]:
+        """The parts of `prompt_logprobs.Scores` of each row, one after the other"""
+        found: list[torch.Tensor] = []
+        first = 0
+        for one in scored:
+            tokens = self._link.upload(np.array(one.row.tokens[one.places.start : one.places.stop], dtype=np.int64))
+            rows = logits[first : first + len(one.places)]
+            found += prompt_logprobs.score(rows, tokens, prompt_logprobs.alternatives(one, logits.shape[1]))
+            first += len(one.places)
+        return found
+
+
+def _note(flight: Flight, call: _Call) -> None:
+    flight.unread.append(call.read)
+    for row in call.rows:
+        row.tokens.append(UNKNOWN_TOKEN)
+    flight.model_calls += 1

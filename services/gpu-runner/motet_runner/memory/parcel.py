@@ -1,0 +1,47 @@
+"""Numbers that travel together: to a device, each copy costs as much as a kernel, however short it is."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from motet_runner.memory.link import Link
+
+_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64}
+
+
+class Parcel:
+    """To the device: arrays of 64-bit numbers."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def add(self, name: str, numbers: np.ndarray) -> None:
+        self._arrays[name] = numbers
+
+    def send(self, link: Link) -> dict[str, torch.Tensor]:
+        """The same on the device, by their names"""
+        arrays = self._arrays
+        if not arrays:
+            return {}
+        together = link.upload(np.concatenate([array.reshape(-1).view(np.int64) for array in arrays.values()]))
+        parts = together.split([array.size for array in arrays.values()])
+        return {
+            name: part.view(_TYPES[array.dtype]).view(array.shape)
+            for part, (name, array) in zip(parts, arrays.items(), strict=True)
+        }
+
+
+class Returning:
+    """From the device: tensors of any type, in one copy."""
+
+    def __init__(self, link: Link, tensors: Sequence[torch.Tensor]) -> None:
+        self._like = [(tensor.dtype, tensor.shape, tensor.numel() * tensor.itemsize) for tensor in tensors]
+        together = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])
+        self._bytes = link.download(together)
+
+    def read(self) -> list[torch.Tensor]:
+        """On the host, once a later mark has passed"""
+        parts = self._bytes.split([size for _, _, size in self._like])
+        # A part may begin at any byte; a view of another type may not.
+        return [part.clone().view(dtype).view(shape) for part, (dtype, shape, _) in zip(parts, self._like, strict=True)]

@@ -1,0 +1,47 @@
+"""What a runner tells the scheduler and the supervisor about itself."""
+
+from dataclasses import dataclass
+
+from motet.api.v1 import common_pb2, scheduler_pb2
+from motet.domain import Digest
+from motet.promises import PromiseRule
+from motet_runner.interface import EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerFacts:
+    """What does not change while a runner's process runs."""
+
+    identity: common_pb2.RunnerIdentity
+    address: str
+    info: EngineInfo
+    base_digest: Digest
+    asset_digest: Digest
+    promise_rule: PromiseRule
+
+    @property
+    def capacity(self) -> common_pb2.Capacity:
+        return common_pb2.Capacity(
+            pages=self.info.pages,
+            page_tokens=self.info.page_tokens,
+            page_bytes=self.info.page_bytes,
+            max_sequences=self.info.max_sequences,
+            max_model_length=self.info.max_model_length,
+            adapter_slots=self.info.adapter_slots,
+            max_lora_rank=self.info.max_lora_rank,
+            host_bytes=self.info.host_bytes,
+            promise_rule=self.promise_rule,
+            adapter_rank_bytes=self.info.adapter_rank_bytes,
+            adapter_rank_tile=self.info.adapter_rank_tile,
+        )
+
+    @property
+    def base(self) -> scheduler_pb2.BaseModel:
+        return scheduler_pb2.BaseModel(
+            digest=self.base_digest,
+            asset_digest=self.asset_digest,
+            architecture=self.info.architecture,
+            vocabulary=self.info.vocabulary,
+            dtype=self.info.dtype,
+            device=self.info.device,
+        )

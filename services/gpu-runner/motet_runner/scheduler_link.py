@@ -1,0 +1,220 @@
+"""The runner's stream to the scheduler, which places requests.
+
+Whenever it opens, the runner sends everything again. Orders that are out of date (term, epoch) are ignored, here or in
+the engine. Nothing here blocks.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+import structlog
+
+from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from motet.clock import monotonic
+from motet.domain import BASE, Digest
+from motet.errors import Internal, MotetError
+from motet.prefix_hints import MAX_CACHED_HINTS
+from motet.rpc import Link
+from motet_runner.accepted_requests import AcceptedRequests
+from motet_runner.adapters.policy.life import AdapterLife
+from motet_runner.adapters.registry import AdapterRegistry
+from motet_runner.generate_service import GenerateService
+from motet_runner.interface import EngineReport
+from motet_runner.runner_facts import RunnerFacts
+
+log = structlog.get_logger(__name__)
+
+EXPECT_SECONDS = 2.0
+"""How long an announced request protects its adapter from eviction. Multiplied by the time scale."""
+
+PROGRESS_SECONDS = 2.0
+"""Seconds between two messages about an adapter that is still being fetched. Multiplied by the time scale."""
+
+
+class SchedulerLink:
+    def __init__(
+        self,
+        address: str,
+        *,
+        facts: RunnerFacts,
+        accepted: AcceptedRequests,
+        adapters: AdapterRegistry,
+        requests: GenerateService,
+        last_report: Callable[[], EngineReport | None],
+        welcomed: Callable[[], None],
+        time_scale: float,
+    ) -> None:
+        self._welcomed = welcomed
+        self._drain_ends: float | None = None
+        self._facts = facts
+        self._accepted = accepted
+        self._adapters = adapters
+        self._requests = requests
+        self._last_report = last_report
+        self._scale = time_scale
+        self._sequence = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.link: Link[scheduler_pb2.AttachUp, scheduler_pb2.AttachDown] = Link(
+            "scheduler",
+            address,
+            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Attach(),
+            greet=self._greet,
+            receive=self._receive,
+            failed=self._on_failure,
+        )
+
+    async def run(self) -> None:
+        try:
+            await self.link.run()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def report(self, report: EngineReport) -> None:
+        self._sequence += 1
+        up = scheduler_pb2.AttachUp(
+            report=scheduler_pb2.Report(
+                sequence=self._sequence,
+                pages=max(1, report.pages),  # 0 would mean the capacity
+                pages_free=report.pages_free,
+                pages_promised=report.pages_promised,
+                running=report.running,
+                waiting=report.waiting,
+                parked=report.parked,
+                pending_prefill_tokens=report.pending_prefill_tokens,
+                step_seconds=report.step_seconds,
+                steps=report.steps,
+                resident=self._adapters.resident(report.adapters),
+                live=self._accepted.runner_requests(report),
+                cached_prefixes=report.cached_prefixes[:MAX_CACHED_HINTS],
+                host_bytes_free=report.host_bytes_free,
+                kernels=report.kernels.to_proto() if report.kernels is not None else None,
+            )
+        )
+        self.link.send(up)
+
+    def declined(self, declined: scheduler_pb2.RunnerDeclined) -> None:
+        self.link.send(scheduler_pb2.AttachUp(declined=declined))
+
+    def draining(self, seconds: float) -> None:
+        """Tell this scheduler, and each later one, to place no more requests here."""
+        self._drain_ends = monotonic() + seconds
+        self.link.send(self._draining())
+
+    def _draining(self) -> scheduler_pb2.AttachUp:
+        assert self._drain_ends is not None
+        left = max(0.0, self._drain_ends - monotonic())
+        return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
+
+    def adapter_changed(self, adapter: AdapterLife, error: MotetError | None = None) -> None:
+        """The engine has loaded the adapter, or cannot: report it under each name that it has."""
+        for ref in adapter.refs.values():
+            state = state_of(ref, adapter)
+            if error is not None:
+                state.failure.CopyFrom(error.to_proto())
+            self.report_adapter(state)
+
+    def _greet(self) -> Iterable[scheduler_pb2.AttachUp]:
+        report = self._last_report()
+        kernels = self._facts.info.kernels if report is None else report.kernels
+        yield scheduler_pb2.AttachUp(
+            hello=scheduler_pb2.RunnerHello(
+                identity=self._facts.identity,
+                address=self._facts.address,
+                capacity=self._facts.capacity,
+                base=self._facts.base,
+                resident=self._adapters.resident(report.adapters if report is not None else []),
+                live=self._accepted.runner_requests(report),
+                highest_term=self._accepted.highest_term,
+                kernels=kernels.to_proto() if kernels is not None else None,
+            )
+        )
+        if self._drain_ends is not None:
+            yield self._draining()
+
+    def _receive(self, down: scheduler_pb2.AttachDown) -> None:
+        kind = down.WhichOneof("message")
+        if kind is None or kind == "not_leader":
+            return  # a message of a later version, or one that counts only as the first of a stream
+        order = getattr(down, kind)
+        if not self._accepted.accepts_term(order.term, greeting=kind == "welcome"):
+            log.info("stale_order_ignored", order=kind, term=order.term, highest=self._accepted.highest_term)
+            return
+        match kind:
+            case "welcome":
+                # A scheduler that then sends no drain wants this runner to work. Earlier versions send no take_work.
+                self._requests.asked_to_drain = False
+                self._welcomed()
+            case "expect":
+                self._accepted.expect(order.request, order.epoch)
+                if order.adapter_digest != BASE:
+                    self._adapters.expect(Digest(order.adapter_digest), EXPECT_SECONDS * self._scale)
+            case "ensure":
+                self._spawn(self._ensure(order))
+            case "drop":
+                self._adapters.drop(Digest(order.digest), f"{order.adapter.namespace}/{order.adapter.name}")
+            case "cancel":
+                self._requests.cancel(order.request, order.epoch)
+            case "drain":
+                self._requests.asked_to_drain = True
+            case "take_work":
+                self._requests.asked_to_drain = False
+
+    def _on_failure(self, down: scheduler_pb2.AttachDown, error: MotetError) -> None:
+        if down.HasField("ensure"):
+            self._refuse(down.ensure, error)
+
+    async def _ensure(self, order: scheduler_pb2.EnsureAdapter) -> None:
+        progress = asyncio.create_task(self._report_progress(order))
+        try:
+            self._answer(order, state_of(order.adapter, await self._adapters.ensure(order)))
+        except MotetError as error:
+            log.warning(
+                "adapter_refused",
+                adapter=f"{order.adapter.namespace}/{order.adapter.name}",
+                code=error.code,
+                reason=error.message,
+            )
+            self._refuse(order, error)
+        except Exception:
+            log.exception("adapter_check_failed", adapter=f"{order.adapter.namespace}/{order.adapter.name}")
+            self._refuse(order, Internal("The runner could not check this adapter. See the runner's log."))
+        finally:
+            progress.cancel()
+
+    def _refuse(self, order: scheduler_pb2.EnsureAdapter, error: MotetError) -> None:
+        state = scheduler_pb2.AdapterState(ref=order.adapter, digest=order.expected_digest, failure=error.to_proto())
+        self._answer(order, state)
+
+    async def _report_progress(self, order: scheduler_pb2.EnsureAdapter) -> None:
+        """Report a long download again and again, so that the scheduler does not order it from another runner, too."""
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS * self._scale)
+            bytes_fetched = self._adapters.bytes_fetched(order)
+            state = scheduler_pb2.AdapterState(ref=order.adapter, digest=order.expected_digest, bytes=bytes_fetched)
+            self._answer(order, state)
+
+    def _answer(self, order: scheduler_pb2.EnsureAdapter, state: scheduler_pb2.AdapterState) -> None:
+        state.order, state.answers = order.order, order.stage
+        self.report_adapter(state)
+
+    def report_adapter(self, state: scheduler_pb2.AdapterState) -> None:
+        self.link.send(scheduler_pb2.AttachUp(adapter=state))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def state_of(ref: common_pb2.AdapterRef, adapter: AdapterLife) -> scheduler_pb2.AdapterState:
+    return scheduler_pb2.AdapterState(
+        ref=ref,
+        digest=adapter.digest,
+        stage=adapter.stage,
+        progress=1.0,
+        certificate=adapter.certificate,
+        bytes=adapter.bytes,
+    )

@@ -1,0 +1,49 @@
+"""What the module of a source over the network gives: a parsed URI, which a fetch process can open."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from motet_runner.sources.fetch_order import FetchOrder, NetworkAccess
+from motet_runner.sources.file_selection import WantedFile
+
+if TYPE_CHECKING:  # only a fetch process has these
+    import httpx2
+
+    from motet_runner.sources.secret import SourceCredentials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a fetch process gives a source."""
+
+    order: FetchOrder
+    secret: "SourceCredentials"
+    client: "httpx2.Client"
+    """It connects only to allowed addresses."""
+    on_checked: Callable[[int], None]
+    """Called with the bytes of a file that were read again. That is progress, too."""
+
+
+class OpenSource(Protocol):
+    @property
+    def revision(self) -> str:
+        """Which one the files are of; empty if the source has none."""
+
+    @property
+    def sizes(self) -> Mapping[str, int | None] | None:
+        """The bytes of all files that it has, as far as it says. None: it has no listing."""
+
+    def fetch(self, file: WantedFile, into: Path) -> bool:
+        """Fetch one file. False if it does not exist and is not required."""
+
+
+class RemoteSource(Protocol):
+    """The module's function `parse(uri, revision)` returns one, or raises AdapterFetchFailed. The service calls that,
+    too: what only a fetch process needs is imported by `open`."""
+
+    def hosts(self, access: NetworkAccess) -> Iterable[str]:
+        """The hosts that the platform has named for this source: allowed, whatever their addresses are."""
+
+    def open(self, opening: Opening) -> OpenSource: ...

@@ -1,0 +1,243 @@
+"""Fetches the files of a folder on the web: over TLS, up to their limits. Interrupted downloads are continued."""
+
+import os
+import random
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urljoin, urlsplit
+
+import httpcore2
+import httpx2
+
+from motet.errors import AdapterFetchFailed
+from motet_runner.sources.fetch_errors import credentials, forbidden, missing, temporary, too_large
+from motet_runner.sources.fetch_order import NetworkAccess
+from motet_runner.sources.file_selection import WantedFile, missing_file
+from motet_runner.sources.network_guard import NetworkGuard
+from motet_runner.sources.proxy import Tunnel
+
+MAX_ATTEMPTS = 5
+"""How many attempts in a row may fail without a new byte. Then the fetch fails, and the service tries again later."""
+
+MAX_REDIRECTS = 5
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+
+
+def client(access: NetworkAccess, guard: NetworkGuard, *, timeout: float) -> httpx2.Client:
+    """An HTTP client that takes nothing from the environment, such as a proxy or a netrc file. It follows no redirects
+    unless the caller sets that.
+
+    If there is a proxy, `guard` checks the addresses that it is asked to connect to.
+    """
+    trust = ssl.create_default_context(cafile=access.ca_file or None)
+    if access.ca_file:
+        trust.load_default_certs()
+    transport = httpx2.HTTPTransport(verify=trust, trust_env=False)
+    if access.proxy:
+        tunnel = Tunnel(access.proxy, None if access.proxy_guards else guard, trust)
+        pool = httpcore2.ConnectionPool(ssl_context=trust, network_backend=tunnel)
+        transport._pool = pool  # noqa: SLF001 - httpx2 has no public way to set it
+    return httpx2.Client(
+        transport=transport,
+        trust_env=False,
+        timeout=timeout,
+        max_redirects=MAX_REDIRECTS,
+        headers={"user-agent": "motet", "accept-encoding": "identity"},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WebFolder:
+    url: str
+    client: httpx2.Client
+    authorization: Mapping[str, str]
+    pause: float = 0.5
+    """Seconds before the second attempt. The time doubles with each further attempt."""
+    revision: str = ""
+    sizes: None = None
+
+    def fetch(self, file: WantedFile, into: Path) -> bool:
+        """Fetch one file. False if it does not exist and is not required."""
+        path, part, tag = into / file.name, into / f"{file.name}.part", into / f"{file.name}.etag"
+        if path.exists():
+            path.replace(part)  # of an earlier fetch: fetched again only if it has changed
+        failures = 0
+        while True:
+            before = _size(part)
+            try:
+                self._once(file, part, tag)
+            except FileNotFoundError:
+                for left in (part, tag):
+                    left.unlink(missing_ok=True)
+                if file.required:
+                    raise missing_file(self.url, file.name) from None
+                return False
+            except _Interrupted as interrupted:
+                failures = 1 if _size(part) > before else failures + 1
+                if failures >= MAX_ATTEMPTS:
+                    raise temporary(
+                        f"Motet cannot fetch {self.url}{file.name}: {interrupted.why}.", after=interrupted.after
+                    ) from None
+                time.sleep(max(interrupted.after, self.pause * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))  # noqa: S311
+                continue
+            part.replace(path)
+            return True
+
+    def _once(self, file: WantedFile, part: Path, tag: Path) -> None:
+        have = _size(part)
+        etag = tag.read_text() if tag.exists() else ""
+        headers = {"range": f"bytes={have}-", "if-range": etag} if have and etag else {}
+        with self._open(file, headers) as response:
+            if response.status_code == 416:
+                if response.headers.get("content-range", "").endswith(f"/{have}"):
+                    return  # the file was complete already
+                part.unlink()
+                raise _Interrupted("the server does not continue the interrupted download")
+            start = _start(response, have)
+            length = _number(response.headers.get("content-length", ""))
+            total = start + length if length is not None else None
+            if total is not None and total > file.limit:
+                raise too_large(f"{self.url}{file.name} has {total} bytes, but Motet fetches at most {file.limit}.")
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise forbidden(f"{self.url}{file.name} is sent compressed, although Motet asked for plain data.")
+            if not start:
+                part.unlink(missing_ok=True)
+                etag = response.headers.get("etag", "")
+                tag.write_text("" if etag.startswith("W/") else etag)  # a weak one does not say that bytes are equal
+            self._write(response, file, part, start)
+            if total is not None and _size(part) != total:
+                raise _Interrupted(f"the download ended after {_size(part)} of {total} bytes")
+
+    def _write(self, response: httpx2.Response, file: WantedFile, part: Path, start: int) -> None:
+        written = start
+        with part.open("ab") as out:
+            for chunk in response.iter_raw():  # a larger chunk would be lost if the connection breaks
+                written += len(chunk)
+                if written > file.limit:
+                    out.truncate(0)
+                    raise too_large(f"{self.url}{file.name} has more than {file.limit} bytes, which is the limit.")
+                out.write(chunk)
+            out.flush()
+            os.fsync(out.fileno())
+
+    @contextmanager
+    def _open(self, file: WantedFile, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+        try:
+            response = self._follow(self.url + quote(file.name), headers)
+        except httpx2.HTTPError as error:
+            raise _as_failure(error, self.url) from None
+        except (httpx2.InvalidURL, ValueError):
+            raise forbidden(f"{self.url} redirects to something that is not a URL.") from None
+        try:
+            self._check_status(response, file)
+            yield response
+        except httpx2.HTTPError as error:
+            raise _as_failure(error, self.url) from None
+        finally:
+            with suppress(httpx2.HTTPError):
+                response.close()
+
+    def _follow(self, url: str, headers: Mapping[str, str]) -> httpx2.Response:
+        home = _origin(url)
+        for _ in range(MAX_REDIRECTS + 1):
+            own = self.authorization if _origin(url) == home else {}
+            response = self.client.send(self.client.build_request("GET", url, headers={**headers, **own}), stream=True)
+            if response.status_code not in _REDIRECTS:
+                return response
+            response.close()
+            url = urljoin(url, response.headers.get("location", ""))
+            if urlsplit(url).scheme != "https":
+                raise forbidden(
+                    f"{self.url} redirects to {urlsplit(url).scheme}://. Motet follows only https:// redirects."
+                )
+        raise forbidden(f"{self.url} redirects more than {MAX_REDIRECTS} times, which is the limit.")
+
+    def _check_status(self, response: httpx2.Response, file: WantedFile) -> None:
+        status = response.status_code
+        match status:
+            case 200 | 206 | 416:
+                return
+            case 404 | 410:
+                raise FileNotFoundError
+            case 403 if not file.required:
+                raise FileNotFoundError  # object stores answer so for a missing file, if the caller may not list them
+            case 401 | 403:
+                raise refused(self.url, status, given=bool(self.authorization))
+            case _ if status in _PASSING:
+                after = _number(response.headers.get("retry-after", "")) or 0
+                raise _Interrupted(f"the server answers {status}", float(min(60, after)))
+            case _:
+                raise missing(f"Motet cannot fetch {self.url}{file.name}: the server answers {status}.")
+
+
+class _Interrupted(Exception):
+    """An error after which the next attempt may succeed."""
+
+    def __init__(self, why: str, after: float = 0.0) -> None:
+        super().__init__(why)
+        self.why = why
+        self.after = after
+
+
+def refused(source: str, status: int, *, given: bool) -> AdapterFetchFailed:
+    if given:
+        return credentials(f"{source} answers {status}: it does not accept the Secret in source.credentialsSecretRef.")
+    return credentials(f"{source} answers {status}: it needs a Secret. Name one in source.credentialsSecretRef.")
+
+
+def explain(error: httpx2.HTTPError) -> str:
+    """What happened, without any URL: the URL of a redirect may contain a signature."""
+    if isinstance(error, httpx2.ProxyError):
+        return str(error)  # this text is from `proxy.py`
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return (
+                f"its certificate is not trusted ({cause.verify_message}). The platform can name more authorities in "
+                "MOTET_RUNNER_FETCH_CA_FILE"
+            )
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror.lower()
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx2.TimeoutException):
+        return "the server sent nothing for too long"
+    return "the connection broke"
+
+
+def _as_failure(error: httpx2.HTTPError, url: str) -> Exception:
+    why = explain(error)
+    if "not trusted" in why:
+        return missing(f"{url}: {why}.")
+    return _Interrupted(why)
+
+
+def _start(response: httpx2.Response, have: int) -> int:
+    """The position in the file where this answer begins."""
+    if response.status_code == 200:
+        return 0
+    if response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {have}-"):
+        return have
+    raise _Interrupted("the server does not continue the interrupted download")
+
+
+def _number(text: str) -> int | None:
+    """The number in a header. None for any other text, and for a number longer than any size or time."""
+    return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

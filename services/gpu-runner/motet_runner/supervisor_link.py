@@ -1,0 +1,200 @@
+"""The runner's stream to the supervisor, which watches memory.
+
+Whenever it opens, the runner sends everything again. Orders that are out of date (term, epoch, promise) are ignored,
+here or in the engine. Nothing here blocks.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from motet.api.v1 import common_pb2, supervisor_pb2, supervisor_pb2_grpc
+from motet.domain import ParkMethod, RequestId
+from motet.rpc import Link
+from motet_runner.accepted_requests import AcceptedRequests, has_work
+from motet_runner.engine_loop import FINISHES
+from motet_runner.engine_messages import Command, Extend, Park, Resume, SequenceEnded, SetOvercommit, SetSupervised
+from motet_runner.interface import EngineReport, OverflowAhead, ParkedNow, ResumedNow
+from motet_runner.runner_facts import RunnerFacts
+
+log = structlog.get_logger(__name__)
+
+PARK_METHOD_TO_PROTO = {one: common_pb2.ParkMethod.Value(f"PARK_METHOD_{one.name}") for one in ParkMethod}
+_ORDERS_WITH_TERM = (supervisor_pb2.Extend, supervisor_pb2.Park, supervisor_pb2.Resume)
+PARK_METHOD_FROM_PROTO = {proto: method for method, proto in PARK_METHOD_TO_PROTO.items()}
+
+SELF_PROTECTION = "Until the supervisor answers, this runner decides which sequences to park when its memory runs out."
+
+HEARTBEAT_SECONDS = 0.4
+"""Seconds between two heartbeats to the supervisor. Multiplied by the time scale."""
+
+
+class SupervisorLink:
+    """The stream to the supervisor. While it is down, or an overflow stays unanswered, the engine decides alone."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        facts: RunnerFacts,
+        accepted: AcceptedRequests,
+        last_report: Callable[[], EngineReport | None],
+        post: Callable[[Command], None],
+        answer_seconds: float,
+    ) -> None:
+        self._facts = facts
+        self._accepted = accepted
+        self._last_report = last_report
+        self._post = post
+        self._answer_seconds = answer_seconds
+        self._sequence = 0
+        self._supervised = False
+        self._unanswered: dict[RequestId, asyncio.TimerHandle] = {}
+        self.link: Link[supervisor_pb2.WatchUp, supervisor_pb2.WatchDown] = Link(
+            "supervisor",
+            address,
+            lambda channel: supervisor_pb2_grpc.SupervisorStub(channel).Watch(),
+            greet=self._greet,
+            receive=self._receive,
+            closed=self._on_closed,
+        )
+
+    async def run(self) -> None:
+        try:
+            await self.link.run()
+        finally:
+            self._forget_overflows()
+
+    def report(self, report: EngineReport) -> None:
+        self._sequence += 1
+        memory = supervisor_pb2.MemoryReport(
+            sequence=self._sequence,
+            pages=max(1, report.pages),  # 0 would mean the capacity
+            pages_free=report.pages_free,
+            pages_promised=report.pages_promised,
+            host_bytes_free=report.host_bytes_free,
+            steps=report.steps,
+            work_pending=has_work(report, self._accepted),
+            prefill_seconds_per_token=report.prefill_seconds_per_token,
+            swap_seconds_per_page=report.swap_seconds_per_page,
+            live=self._accepted.runner_requests(report),
+        )
+        self.link.send(supervisor_pb2.WatchUp(memory=memory))
+
+    def heartbeat(self) -> None:
+        """Say that this process lives. A report may wait for an iteration, and the next one for its turn."""
+        self.link.send(supervisor_pb2.WatchUp(heartbeat=supervisor_pb2.Heartbeat()))
+
+    def overflow(self, event: OverflowAhead) -> None:
+        report = self._last_report()
+        entry = next(
+            (entry for entry in self._accepted.runner_requests(report) if entry.request == event.request), None
+        )
+        if entry is None or entry.epoch != event.epoch:
+            return
+        if entry.charged_pages:  # what the promise has grown by since the report is charged, too
+            entry.charged_pages += max(0, event.promise - entry.promise.pages)
+        entry.promise.pages = event.promise
+        free = report.pages_free if report is not None else 0
+        sent = self.link.send(supervisor_pb2.WatchUp(overflow=supervisor_pb2.Overflow(request=entry, pages_free=free)))
+        if sent:
+            self._on_answered(event.request)
+            loop = asyncio.get_running_loop()
+            self._unanswered[event.request] = loop.call_later(self._answer_seconds, self._on_unanswered, event.request)
+
+    def parked(self, event: ParkedNow) -> None:
+        self._on_answered(event.request)
+        parked = supervisor_pb2.Parked(
+            request=event.request,
+            epoch=event.epoch,
+            promise=common_pb2.Promise(pages=event.wanted),
+            method=PARK_METHOD_TO_PROTO[event.method],
+            by_itself=event.by_itself,
+        )
+        self.link.send(supervisor_pb2.WatchUp(parked=parked))
+
+    def resumed(self, event: ResumedNow) -> None:
+        resumed = supervisor_pb2.Resumed(
+            request=event.request,
+            epoch=event.epoch,
+            promise=common_pb2.Promise(pages=event.promise),
+            method=PARK_METHOD_TO_PROTO[event.method],
+        )
+        self.link.send(supervisor_pb2.WatchUp(resumed=resumed))
+
+    def ended(self, ended: SequenceEnded) -> None:
+        self._on_answered(ended.request)
+        message = supervisor_pb2.Ended(
+            request=ended.request,
+            epoch=ended.epoch,
+            output_tokens=ended.output_tokens,
+            reason=FINISHES[ended.finish],
+        )
+        self.link.send(supervisor_pb2.WatchUp(ended=message))
+
+    def _greet(self) -> Iterable[supervisor_pb2.WatchUp]:
+        yield supervisor_pb2.WatchUp(
+            hello=supervisor_pb2.WatchHello(
+                identity=self._facts.identity,
+                capacity=self._facts.capacity,
+                live=self._accepted.runner_requests(self._last_report()),
+                heartbeats=True,
+            )
+        )
+
+    def _receive(self, down: supervisor_pb2.WatchDown) -> None:
+        kind = down.WhichOneof("message")
+        order = getattr(down, kind) if kind is not None else None
+        # Only a scheduler's message raises the term. The term in a supervisor's order is only compared.
+        if isinstance(order, _ORDERS_WITH_TERM) and self._accepted.is_stale_term(order.term):
+            log.info("stale_order_ignored", order=kind, term=order.term, highest=self._accepted.highest_term)
+            self._set_supervised(False)  # it follows a past leader: do not wait for its orders
+            return
+        match kind:
+            case "welcome":
+                self._set_supervised(True)
+                return
+            case "extend":
+                extend = down.extend
+                self._post(Extend(RequestId(extend.request), extend.epoch, extend.promise.pages, extend.extended.pages))
+                self._on_answered(extend.request)
+            case "park":
+                park = down.park
+                method = PARK_METHOD_FROM_PROTO.get(park.method, ParkMethod.RECOMPUTE)
+                self._post(Park(RequestId(park.request), park.epoch, park.promise.pages, park.doubled.pages, method))
+                # The supervisor may park one sequence so that another can continue. So a park answers all overflows.
+                self._forget_overflows()
+            case "resume":
+                resume = down.resume
+                self._post(Resume(RequestId(resume.request), resume.epoch, resume.promise.pages))
+            case "overcommit":
+                # Kept while the supervisor is away: the scheduler keeps it, too, so that both have the same limit.
+                self._post(SetOvercommit(down.overcommit.factor))
+            case _:
+                return  # "compact": pages need not be contiguous. Or a message of a later version
+        self._set_supervised(True)
+
+    def _on_closed(self, why: str) -> None:
+        log.info("supervisor_disconnected", reason=why, hint=SELF_PROTECTION)
+        self._forget_overflows()
+        self._set_supervised(False)
+
+    def _on_unanswered(self, request: RequestId) -> None:
+        del self._unanswered[request]
+        log.warning("supervisor_unresponsive", request=request, hint=SELF_PROTECTION)
+        self._set_supervised(False)
+
+    def _on_answered(self, request: str) -> None:
+        if (timer := self._unanswered.pop(RequestId(request), None)) is not None:
+            timer.cancel()
+
+    def _forget_overflows(self) -> None:
+        for timer in self._unanswered.values():
+            timer.cancel()
+        self._unanswered.clear()
+
+    def _set_supervised(self, supervised: bool) -> None:
+        if self._supervised != supervised:
+            self._supervised = supervised
+            self._post(SetSupervised(supervised))
