@@ -184,6 +184,7 @@ class SchedulerDriver:
         resident: tuple[ResidentAdapter, ...] = (),
         steps: int = 0,
         pages: int = 0,
+        pages_free: int = 0,
         cached: tuple[int, ...] = (),
     ) -> list[effects.Effect]:
         return self.send(
@@ -194,6 +195,7 @@ class SchedulerDriver:
                 resident=resident,
                 steps=steps,
                 pages=pages,
+                pages_free=pages_free,
                 cached_prefixes=frozenset(cached),
             )
         )
@@ -234,16 +236,16 @@ def ready(**config: Any) -> SchedulerDriver:
 
 def check_order(driver: SchedulerDriver) -> None:
     """From now on, nothing is placed while an older request of its class, or a more urgent one, fits somewhere."""
-    placer = driver.scheduler._placer
-    assign = placer._assign
+    placer = driver.scheduler.placer
+    assign = placer.assign
 
     def check_and_assign(request: Request, *place: Any) -> None:
         queue = driver.scheduler.queues[request.group]
         for other in queue.heads():
             if (other.request_class, other.key) < (request.request_class, request.key):
-                runners, reserved = driver.scheduler._state.runners_for(other), queue.reserved_from(other)
+                runners, reserved = driver.scheduler.state.runners_for(other), queue.reserved_from(other)
                 outcome = choose(other, runners, driver.scheduler.config, driver.clock(), reserved=reserved)
                 assert not isinstance(outcome, Chosen), f"{request.id} is placed before {other.id}"
         assign(request, *place)
 
-    placer._assign = check_and_assign  # type: ignore[method-assign]
+    placer.assign = check_and_assign  # type: ignore[method-assign]

@@ -1,17 +1,17 @@
-"""`placement.maxReplicas`: at most so many runners serve an adapter."""
+"""`placement.maxReplicas`: the most runners that serve an adapter."""
 
 import pytest
 
 from motet.domain import InstanceName
-from motet.runner_info import Tier
+from motet.runner_info import RequestClass, Tier
 from motet_scheduler.policy import effects, events, placement
-from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, ready, resident
+from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, entry, ready, resident
 
 WAITS = "it waits for a runner that has its adapter, because placement.maxReplicas allows no more"
 
 
 def limited(most: int, *, runners: int = 3, examined: int = 32, **capacity: int) -> SchedulerDriver:
-    """Runners that serve one request at a time, with an adapter of which so many may serve it."""
+    """Runners that serve one request at a time, and an adapter that at most `most` of them may serve."""
     driver = ready(tenants_examined=examined)
     for n in range(runners):
         driver.attach(f"r{n}", **({"max_sequences": 1} | capacity))
@@ -123,6 +123,23 @@ def test_an_overdue_request_waits_for_a_runner_that_has_its_adapter():
     assert [driver.where(f"small{n}") for n in range(2)] == ["r1", "r1"], "r0 is reserved, though more is missing there"
     driver.finish("on r0")
     assert driver.where("large") == "r0"
+
+
+def test_a_runner_is_reserved_that_may_serve_the_overdue_request_though_another_was_before():
+    driver = ready(max_passed_over=1)
+    for name, used in (("r0", 40), ("r1", 10), ("r2", 60)):
+        driver.attach(name, live=(entry(f"on {name}", used),))
+    driver.state(adapter(max_replicas=1))
+    driver.certify(instance=driver.of(effects.EnsureAdapter)[0].instance)
+    ask(driver, "large", prompt=1, max_tokens=95 * 16)
+    driver.enqueue("small", prompt=1, max_tokens=15, tenant="other")
+    queue, runners = driver.scheduler.queues[GROUP], driver.scheduler.runners
+    assert queue.reserved_runner is runners[InstanceName("r1")], "it lacks least"
+    ask(driver, "urgent", prompt=1, max_tokens=15, tenant="third", request_class=RequestClass.INTERACTIVE)
+    holder = driver.where("urgent")
+    assert holder != "r1"
+    driver.report("r0" if holder == "r2" else "r2", entry("any", 40))
+    assert queue.reserved_runner is runners[InstanceName(holder)], "only it has the adapter, and no other may"
 
 
 def test_another_adapter_with_the_same_bytes_has_its_own_limit():

@@ -23,7 +23,7 @@ def builtin(**how):
 
 
 def advice_after(driver: SchedulerDriver, seconds: float = 1.0) -> list[tuple[int, str]]:
-    """The advice that the scheduler sends after so many seconds."""
+    """The advice that the scheduler sends after `seconds` seconds."""
     driver.wait(seconds)
     return [(one.replicas, one.code) for one in driver.of(effects.ReportDesiredReplicas)]
 
@@ -33,7 +33,7 @@ def desired(driver: SchedulerDriver, name: str = "default/demo") -> int:
 
 
 def wait_with_reports(driver: SchedulerDriver, *instances: str, seconds: int = 61) -> None:
-    """Let so many seconds pass. Each second the runners report the requests of their ledgers."""
+    """Let `seconds` seconds pass. Each second the runners report the requests of their ledgers."""
     for _ in range(seconds):
         for instance in instances:
             ledger = driver.scheduler.runners[InstanceName(instance)].ledger
@@ -295,7 +295,7 @@ def test_which_runners_serve_an_adapter_is_asked_once_for_all_that_wait_for_it(m
     driver.certify()
     for n in range(30):
         driver.enqueue(f"a{n}", digest=PIRATE, adapter="default/pirate")
-    asked, state = [], driver.scheduler._state
+    asked, state = [], driver.scheduler.state
     limited_to = state.limited_to
     monkeypatch.setattr(state, "limited_to", lambda request: asked.append(request) or limited_to(request))
     driver.scheduler.capacity.pools_changed()

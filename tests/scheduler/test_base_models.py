@@ -10,7 +10,7 @@ from motet.runner_info import Failure
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events, placement
 from motet_scheduler.policy.catalog import SavedCatalog
-from motet_scheduler.policy.request_lifecycle import REFUSED_AT_ONCE
+from motet_scheduler.policy.replaced_bases import REFUSED_AT_ONCE
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, Certificate
 from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, entry, pool, ready
 
@@ -266,6 +266,33 @@ def test_a_group_in_which_no_runner_takes_work_keeps_its_base_model():
     assert group_of(driver).base_digest == OLD
     driver.attach("b", base=NEW)
     assert group_of(driver).base_digest == NEW
+
+
+@pytest.mark.parametrize("leaves", ["before its pool", "after its pool", "and its pool stays"])
+def test_a_pool_that_has_another_model_now_does_not_have_the_base_model_of_before(leaves):
+    driver = ready()
+    driver.attach("a", base=OLD)
+    if leaves == "after its pool":
+        driver.state(pools=())
+    driver.detach("a")
+    driver.state()
+    if leaves == "before its pool":
+        assert group_of(driver).base_digest == OLD
+        driver.state(pools=())
+        assert not driver.scheduler.catalog_to_save().groups
+    driver.state(pools=(pool(model_uri="hf://new"),))
+    assert (group_of(driver).base_digest, group_of(driver).max_model_length) == ("", 0)
+    driver.attach("b", base=NEW)
+    assert group_of(driver).base_digest == NEW
+
+
+def test_as_long_as_runners_of_the_old_model_serve_a_group_keeps_their_base_model():
+    driver = ready()
+    driver.attach("a", base=OLD)
+    driver.state(pools=(pool(model_uri="hf://new"),))
+    assert group_of(driver).base_digest == OLD
+    driver.detach("a")
+    assert (group_of(driver).base_digest, group_of(driver).max_model_length) == ("", 0)
 
 
 def sick(driver: SchedulerDriver, instance: str) -> None:

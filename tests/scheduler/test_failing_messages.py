@@ -27,6 +27,7 @@ from tests.runner_service.fake_peers import gateway_to
 from tests.support.in_process_runner import write_adapter
 from tests.support.in_process_services import adapter_entry, until
 from tests.support.in_process_system import InProcessSystem, in_process_system
+from tests.support.metric_values import value_of
 from tests.support.real_dispatcher import ask, dispatcher_of
 
 OPENING = {"hello", "more"}
@@ -40,15 +41,15 @@ class Streams:
         self.operator = operator
         scheduler, supervisor = system.control.scheduler_service, system.control.supervisor_service
         service = system.runners["r0"].service
-        runner = service._parts
-        to_runner = dispatcher._runners._streams[system.runners["r0"].address]
+        runner = service.parts
+        to_runner = dispatcher.runners.streams[system.runners["r0"].address]
         pairs = (
-            (scheduler_pb2.ServeUp, scheduler_pb2.ServeDown, dispatcher._scheduler, scheduler._gateways),
-            (scheduler_pb2.AttachUp, scheduler_pb2.AttachDown, runner.scheduler.link, scheduler._runners),
-            (scheduler_pb2.SyncUp, scheduler_pb2.SyncDown, operator._link, scheduler._operators),
-            (supervisor_pb2.WatchUp, supervisor_pb2.WatchDown, runner.supervisor.link, supervisor._runners),
-            (supervisor_pb2.AdviseUp, supervisor_pb2.AdviseDown, scheduler.supervisor, supervisor._schedulers),
-            (runner_pb2.GenerateUp, runner_pb2.GenerateDown, to_runner._link, runner.generation._streams),
+            (scheduler_pb2.ServeUp, scheduler_pb2.ServeDown, dispatcher.scheduler, scheduler.gateways),
+            (scheduler_pb2.AttachUp, scheduler_pb2.AttachDown, runner.scheduler.link, scheduler.runners),
+            (scheduler_pb2.SyncUp, scheduler_pb2.SyncDown, operator.link, scheduler.operators),
+            (supervisor_pb2.WatchUp, supervisor_pb2.WatchDown, runner.supervisor.link, supervisor.runners),
+            (supervisor_pb2.AdviseUp, supervisor_pb2.AdviseDown, scheduler.supervisor, supervisor.schedulers),
+            (runner_pb2.GenerateUp, runner_pb2.GenerateDown, to_runner.link, runner.generation.streams),
         )
         self.senders: dict[type, Any] = {}
         self.receivers: dict[type, Any] = {}
@@ -67,7 +68,7 @@ class Streams:
     def terms(self) -> list[int]:
         """The highest term that each service knows."""
         scheduler, supervisor, accepted, dispatcher = self._followers
-        return [scheduler.term, supervisor.highest_term, accepted.highest_term, dispatcher._term]
+        return [scheduler.term, supervisor.highest_term, accepted.highest_term, dispatcher.term]
 
     async def open_again(self, kind: type) -> None:
         """The stream with messages of this kind."""
@@ -106,7 +107,7 @@ async def all_streams(folder: Any) -> AsyncIterator[Streams]:
                 streams = Streams(system, dispatcher, operator)
                 await until(lambda: streams.open)
                 yield streams
-                await until(lambda: dispatcher._catalog.current.groups)
+                await until(lambda: dispatcher.catalog.current.groups)
                 client = ask(dispatcher, "after", (1, 2, 3), max_tokens=4)
                 assert await client.over() is EndReason.LENGTH
         finally:
@@ -134,7 +135,7 @@ class FailsOnce:
     """Stands before a handler: fails for one message of a kind, and sees the next one."""
 
     def __init__(self, receiver: Any, kind: str) -> None:
-        self._name = "_received" if hasattr(receiver, "_received") else "_receive"
+        self._name = "_received" if hasattr(receiver, "_received") else "receive"
         self._receiver, self._kind = receiver, kind
         self._handler = getattr(receiver, self._name)
         self.seen = 0
@@ -157,7 +158,7 @@ class FailsOnce:
 
 def connections_of(end: Link[Any, Any] | Sessions[Any, Any, Any]) -> list[Any]:
     if isinstance(end, Link):
-        return [] if end._outbox is None else [end._outbox]
+        return [] if end.outbox is None else [end.outbox]
     return list(end)
 
 
@@ -167,7 +168,7 @@ def are_new(before: list[list[Any]], ends: list[Any]) -> bool:
 
 
 def failures(stream: str, kind: str) -> float:
-    return FAILED_MESSAGES.labels(stream, kind)._value.get()
+    return value_of(FAILED_MESSAGES.labels(stream, kind))
 
 
 @pytest.mark.parametrize("message", sorted(streamed_types(), key=lambda kind: kind.__name__), ids=lambda m: m.__name__)
@@ -204,7 +205,7 @@ async def test_a_submit_that_fails_is_declined_and_the_others_run(folder, monkey
     """Such as the files of an adapter that vanished from a disk that cannot be written."""
     async with in_process_system(folder) as system:
         runner = await system.runner("r0")
-        registry = runner.service._parts.adapters
+        registry = runner.service.parts.adapters
 
         def fails(digest: str) -> None:
             raise PermissionError(f"read-only: {digest}")
@@ -228,7 +229,7 @@ async def test_a_request_whose_adapter_fails_unexpectedly_while_it_waits_is_decl
         async def fails(digest: str) -> None:
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(runner.service._parts.adapters, "wait_for", fails)
+        monkeypatch.setattr(runner.service.parts.adapters, "wait_for", fails)
         async with gateway_to(runner.address, "g1") as gateway:
             await gateway.submit("waits", adapter="sha256:" + "a" * 64)
             assert (await gateway.refusal("waits")).failure.code == Internal.mapping.code
@@ -238,7 +239,7 @@ async def test_a_request_whose_adapter_fails_unexpectedly_while_it_waits_is_decl
 async def test_an_order_for_an_adapter_that_fails_is_answered(folder, monkeypatch):
     async with in_process_system(folder) as system:
         runner = await system.runner("r0")
-        scheduler_link = runner.service._parts.scheduler
+        scheduler_link = runner.service.parts.scheduler
 
         def fails(work: Any) -> None:
             work.close()
@@ -246,9 +247,9 @@ async def test_an_order_for_an_adapter_that_fails_is_answered(folder, monkeypatc
 
         monkeypatch.setattr(scheduler_link, "_spawn", fails)
         sent: list[Any] = []
-        monkeypatch.setattr(scheduler_link, "_report_adapter", sent.append)
+        monkeypatch.setattr(scheduler_link, "report_adapter", sent.append)
         ensure = scheduler_pb2.EnsureAdapter(term=1, adapter={"namespace": "default", "name": "a"}, source="file:///a")
-        system.control.scheduler_service._runners.broadcast(scheduler_pb2.AttachDown(ensure=ensure))
+        system.control.scheduler_service.runners.broadcast(scheduler_pb2.AttachDown(ensure=ensure))
         await until(lambda: sent)
         assert (sent[0].ref.name, sent[0].failure.code) == ("a", Internal.mapping.code)
 
@@ -260,8 +261,8 @@ async def test_an_enqueue_that_fails_is_refused_and_the_others_run(folder):
             ends: list[MotetError] = []
             wrong = ask(dispatcher, "wrong", (1, 2, 3), max_tokens=4)
             wrong.end = ends.append
-            dispatcher._live["wrong"].generation.epoch = 2**31 + 1
-            dispatcher._scheduler.send(
+            dispatcher.choices["wrong"].generation.epoch = 2**31 + 1
+            dispatcher.scheduler.send(
                 scheduler_pb2.ServeUp(enqueue={"request": "wrong", "epoch": 2**31 + 1, "group": "default/demo"})
             )
             await until(lambda: ends)
@@ -283,7 +284,7 @@ async def test_an_answer_that_fails_on_its_tokens_ends_alone(folder, method):
             if method == "waiting":
                 step = runner_pb2.Step()
                 step.progress.add(request="bad", state=common_pb2.SEQUENCE_STATE_PARKED)
-                dispatcher._from_runner("anywhere", runner_pb2.GenerateDown(step=step))
+                dispatcher.from_runner("anywhere", runner_pb2.GenerateDown(step=step))
             end = await bad.over()
             assert isinstance(end, Internal)
             assert await good.over() is EndReason.LENGTH
@@ -294,7 +295,7 @@ async def test_a_gateway_that_misses_changes_of_a_catalog_gets_the_whole_one_on_
     async with in_process_system(folder) as system:
         await system.runner("r0")
         async with dispatcher_of(system) as dispatcher:
-            catalog = dispatcher._catalog
+            catalog = dispatcher.catalog
             named = lambda: {one.model_name for one in catalog.current.adapters}  # noqa: E731
             changed, applied = Catalog.changed, []
             monkeypatch.setattr(
@@ -307,7 +308,7 @@ async def test_a_gateway_that_misses_changes_of_a_catalog_gets_the_whole_one_on_
             catalog.replace(replace(catalog.current, adapters=(), revision=7))  # as if one had been missed
             system.operator.state(*entries)
             await until(lambda: named() == {"pirate", "poet"})
-            assert catalog.current.revision == system.control.scheduler_service._catalog_revision
+            assert catalog.current.revision == system.control.scheduler_service.catalog_revision
 
 
 async def test_a_wrong_number_ends_only_its_own_request(folder):

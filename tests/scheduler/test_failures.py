@@ -81,7 +81,7 @@ def test_the_number_of_remembered_failures_is_limited():
     for n in range(3 * REMEMBERED):
         failures.failed(lost(f"{n}"), now=float(n))
         failures.failed(lost(f"{n}"), now=float(n))
-    assert len(failures._counts) == len(failures._rejected_until) == REMEMBERED
+    assert len(failures.counts) == len(failures.rejected_until) == REMEMBERED
 
 
 @pytest.mark.parametrize(

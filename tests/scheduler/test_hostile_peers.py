@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 from structlog.testing import capture_logs
 
 from motet.api.v1 import runner_pb2, scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2
@@ -60,7 +61,7 @@ async def test_bytes_that_are_no_message_end_their_own_stream(folder):
             for method in methods:
                 described = module.DESCRIPTOR.services_by_name[service].methods_by_name[method]
                 async with open_channel(streams.addresses[service]) as channel:
-                    for wrong in hostile_bytes(described.input_type._concrete_class):
+                    for wrong in hostile_bytes(GetMessageClass(described.input_type)):
                         call = channel.stream_stream(f"/motet.api.v1.{service}/{method}")()
                         async with asyncio.timeout(PATIENCE_S):
                             with suppress(grpc.aio.AioRpcError):

@@ -16,6 +16,7 @@ from tests.support.fake_engine import PAGE_BYTES, FakeEngine, SlowEngines, token
 from tests.support.in_process_runner import write_adapter
 from tests.support.in_process_services import adapter_entry, until
 from tests.support.in_process_system import in_process_system
+from tests.support.metric_values import value_of
 
 R0 = InstanceName("r0")
 LENGTH = 159
@@ -264,7 +265,7 @@ async def test_scheduler_and_supervisor_follow_a_runner_over_grpc(folder):
             assert await answer == tokens_of((n,), 7, LENGTH)
         assert all(len(asked.placements) == 1 for asked in system.gateway.asked.values()), "a request was declined"
         metrics = served.service.metrics
-        assert metrics.pages._value.get() == 20
+        assert value_of(metrics.pages) == 20
 
 
 class OnePool(FakeEngine):

@@ -173,6 +173,51 @@ def test_parked_requests_resume_by_class_then_age():
     assert [effect.request for effect in driver.of(effects.AllowResume)] == ["a"]
 
 
+def overcommitted(*requests):
+    """Three halves of the pages are promised."""
+    driver = supervised()
+    driver.attach(pages=20)
+    driver.send(events.OvercommitSet("default/demo", 1.5))
+    for name in requests:
+        driver.enqueue(name, prompt=1, max_tokens=160)
+    return driver
+
+
+def test_with_overcommit_a_parked_request_resumes_when_its_pages_are_free_and_not_only_promisable():
+    driver = overcommitted("b", "c", "a")
+    assert driver.ledger() == dict.fromkeys([("a", 1), ("b", 1), ("c", 1)], 10)
+    running = [entry("b", 10, pages_used=7), entry("c", 10, pages_used=7)]
+    driver.report("r0", *running, entry("a", 10, pages_used=6), pages_free=10)
+    park(driver, pages=10)
+    assert not driver.of(effects.AllowResume), "it was parked for lack of pages, so those reported before are gone"
+    driver.report("r0", *running, entry("a", 10, parked=True), pages_free=6)
+    assert not driver.of(effects.AllowResume), "it would be parked again at once"
+    driver.finish("b")
+    driver.report("r0", running[1], entry("a", 10, parked=True), pages_free=13)
+    assert driver.of(effects.AllowResume) == [effects.AllowResume(R0, A, 1, Promise(10))]
+
+
+def test_with_overcommit_the_pages_of_a_resumed_request_are_kept_for_it():
+    driver = overcommitted("a", "b", "c")
+    driver.report("r0", entry("c", 10, pages_used=8), entry("a", 10, parked=True), entry("b", 10, parked=True))
+    a = entry("a", 10, pages_used=1, parked_times=1)
+    driver.report(
+        "r0", entry("c", 10, pages_used=8), entry("a", 10, parked=True), entry("b", 10, parked=True), pages_free=12
+    )
+    assert [one.request for one in driver.of(effects.AllowResume)] == ["a"], "twelve are free, and a will take ten"
+    driver.report("r0", entry("c", 10, pages_used=8), a, entry("b", 10, parked=True), pages_free=11)
+    assert not driver.of(effects.AllowResume), "eleven are free, and a will take nine more"
+    driver.finish("c")
+    driver.report("r0", a, entry("b", 10, parked=True), pages_free=19)
+    assert [one.request for one in driver.of(effects.AllowResume)] == ["b"]
+
+
+def test_with_overcommit_a_parked_request_resumes_when_nothing_runs():
+    driver = overcommitted("a")
+    driver.report("r0", entry("a", 10, parked=True), pages_free=0)
+    assert driver.of(effects.AllowResume)
+
+
 def test_a_resume_that_never_happened_is_ordered_again():
     driver = supervised()
     driver.attach()

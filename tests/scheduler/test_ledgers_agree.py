@@ -9,6 +9,7 @@ from motet_scheduler.settings import Settings
 from tests.support.fake_engine import FakeEngine, tokens_of
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
+from tests.support.metric_values import value_of
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -57,4 +58,4 @@ async def test_a_runner_without_a_supervisor_parks_by_itself_and_the_ledgers_sti
             assert await answer == tokens_of((n,), 7, 150)
         await system.ledgers_agree()
         metrics = system.runners["alone"].service.metrics
-        assert metrics.self_parks._value.get() > 0
+        assert value_of(metrics.self_parks) > 0

@@ -5,6 +5,7 @@ import pytest
 from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.runner_info import RequestClass, Tier
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.placement import LOOKED_AT_ONCE
 from tests.scheduler.builders import (
     GROUP,
     PIRATE,
@@ -246,7 +247,7 @@ def pages(count):
 
 
 def overdue_request(driver, *, r1=80):
-    """A request that needs a whole runner was passed over twice. On r0 70 pages are in use, on r1 so many."""
+    """A request that needs a whole runner was passed over twice. On r0 70 pages are in use."""
     driver.attach("r0")
     driver.enqueue("on r0", **pages(70))
     driver.attach("r1")
@@ -554,6 +555,23 @@ def test_what_one_event_leaves_untried_is_tried_without_a_tick():
     assert rounds == 3, "two in each event"
 
 
+def test_one_event_refuses_few_of_the_overdue_requests_that_no_runner_can_hold_any_more():
+    driver = ready(max_passed_over=1, tenants_examined=2)
+    driver.attach("large", pages=200, live=(entry("x", 200),))
+    driver.attach("small")
+    for n in range(6):
+        driver.enqueue(f"large{n}", tenant="a", max_tokens=150 * 16)
+    driver.enqueue("passes them", tenant="b")
+    driver.detach("large")
+    driver.wait(31)
+    refused = [len(driver.of(effects.SendRefused))]
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+        refused.append(len(driver.of(effects.SendRefused)))
+    assert refused[:3] == [2, 2, 2]
+    assert not driver.scheduler.queued()
+
+
 def test_a_runner_like_those_before_makes_no_request_untried():
     driver = ready()
     driver.attach("r0", max_sequences=0)
@@ -642,3 +660,22 @@ def test_a_request_that_fits_but_was_not_looked_at_yet_waits_for_no_runner():
     driver.report("r0", entry("x", 50))
     driver.wait(1)
     assert driver.scheduler.requests[RequestId("small")].waiting_reason == "other requests wait before it"
+
+
+def test_positions_of_many_are_reported_in_parts():
+    driver = ready()
+    count = 2 * LOOKED_AT_ONCE + 500
+    for n in range(count):
+        driver.enqueue(f"{n}", tenant=f"t{n % 7}")
+    for request in driver.scheduler.requests.values():
+        request.reported_position = (0, "")
+    driver.wait(1)
+    reported = [driver.of(effects.SendPosition)]
+    driver.cancel(f"{count - 1}")
+    for _ in range(3):
+        driver.wait(0.1)
+        reported.append(driver.of(effects.SendPosition))
+    assert [len(some) for some in reported] == [LOOKED_AT_ONCE, LOOKED_AT_ONCE, 499, 0], "one has gone meanwhile"
+    assert [one.position for some in reported for one in some] == list(range(1, count))
+    driver.wait(0.7)
+    assert not driver.of(effects.SendPosition), "a round begins a second after the last, and nothing has moved"

@@ -50,7 +50,7 @@ def test_a_promise_covers_prompt_delivered_and_expected_tokens(case, expected):
     assert pages(**case) == expected
 
 
-def test_a_forced_promise_is_so_many_pages_or_what_the_prompt_needs():
+def test_a_forced_promise_is_a_number_of_pages_or_what_the_prompt_needs():
     assert pages(prompt=6, max_tokens=200, q80=200, config=SchedulerConfig(force_promise_pages=1)) == 1
     assert pages(prompt=20, max_tokens=200, q80=200, config=SchedulerConfig(force_promise_pages=1)) == 2
     assert pages(prompt=20, max_tokens=200, q80=200, config=SchedulerConfig(force_promise_pages=3)) == 3

@@ -5,7 +5,7 @@ from motet.runner_info import RequestClass
 from motet_scheduler.policy import queue as queue_module
 from motet_scheduler.policy.queue import FEW_OF, Queue
 from motet_scheduler.policy.requests import Request
-from tests.scheduler.builders import GROUP
+from tests.scheduler.builders import GROUP, ready
 
 INTERACTIVE, STANDARD, BATCH = RequestClass
 
@@ -183,11 +183,11 @@ def test_those_that_are_to_be_tried_again_leave_the_others_where_they_wait(share
         waiting.queue.wait_for(waiting.by_name[f"{n}"], "even" if n % 2 == 0 else "odd")
     again = [waiting.by_name[f"{n}"] for n in range(0, 2 * share, 2)]
     waiting.queue.try_again([*again, again[0]])
-    (tried,) = [one for one in waiting.queue._class_queues.values() if len(one)]
-    assert [request for _, _, request in tried._untried] == again
+    (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
+    assert [request for _, _, request in tried.untried_heads] == again
     assert all(request.waits_for is None for request in again)
-    assert len(tried._waiting["even"].heads) == len(tried._by_adapter[BASE]["even"]) == FEW_OF * 3 // 2 - share
-    assert len(tried._waiting["odd"].heads) == FEW_OF * 3 // 2
+    assert len(tried.waiting["even"].heads) == len(tried.by_adapter[BASE]["even"]) == FEW_OF * 3 // 2 - share
+    assert len(tried.waiting["odd"].heads) == FEW_OF * 3 // 2
 
 
 def test_that_all_are_to_be_tried_again_costs_no_search_for_each(monkeypatch):
@@ -197,7 +197,24 @@ def test_that_all_are_to_be_tried_again_costs_no_search_for_each(monkeypatch):
         waiting.queue.wait_for(waiting.by_name[f"{n}"], "base")
     monkeypatch.setattr(queue_module, "_discard", lambda *_: pytest.fail("it was searched for"))
     waiting.queue.try_again(list(waiting.by_name.values()))
-    (tried,) = [one for one in waiting.queue._class_queues.values() if len(one)]
-    assert [request for _, _, request in tried._untried] == list(waiting.by_name.values())
-    assert not tried._waiting
-    assert not tried._by_adapter
+    (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
+    assert [request for _, _, request in tried.untried_heads] == list(waiting.by_name.values())
+    assert not tried.waiting
+    assert not tried.by_adapter
+
+
+def test_a_group_that_nobody_uses_any_more_leaves_nothing():
+    driver = ready(forget_runner=10.0)
+    for n in range(3):
+        driver.enqueue(f"q{n}", group=f"default/g{n}")
+        driver.attach(f"r{n}", group=f"default/r{n}")
+    assert len(driver.scheduler.queues) == 6
+    for n in range(3):
+        driver.cancel(f"q{n}")
+        driver.detach(f"r{n}")
+    driver.wait(5)
+    assert set(driver.scheduler.queues) == {f"default/r{n}" for n in range(3)}, "their runners may come back"
+    driver.wait(6)
+    driver.wait(0.1)
+    assert not driver.scheduler.queues
+    assert not driver.scheduler.state.by_group

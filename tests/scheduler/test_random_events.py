@@ -445,7 +445,7 @@ class RandomEvents(RuleBasedStateMachine):
         scheduler = self.driver.scheduler
         for queue in scheduler.queues.values() if scheduler.settled else ():
             for request in queue.heads() if not queue.changed else ():
-                runners, reserved = scheduler._state.runners_for(request), queue.reserved_from(request)
+                runners, reserved = scheduler.state.runners_for(request), queue.reserved_from(request)
                 outcome = choose(request, runners, scheduler.config, self.driver.clock(), reserved=reserved)
                 assert outcome is None, f"{request.id} waits for {request.waits_for}"
 

@@ -1,12 +1,14 @@
 """Requests are lost, declined, moved, cancelled and finished; gateways and runners connect and disconnect."""
 
+from itertools import pairwise
+
 import pytest
 
 from motet.domain import BASE, InstanceName, RequestId
 from motet.runner_info import Failure, KernelState, RunnerIdentity
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.request_lifecycle import REFUSED_AT_ONCE
+from motet_scheduler.policy.request_lifecycle import ENDED_AT_ONCE
 from motet_scheduler.policy.values import Promise
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, ready
 
@@ -137,6 +139,19 @@ def test_a_lost_request_gets_its_full_queue_timeout_again():
     assert not driver.of(effects.SendRefused)
     driver.wait(2)
     assert driver.of(effects.SendRefused)
+
+
+def test_a_stream_that_runs_after_all_is_not_ended_when_its_time_in_the_queue_is_over():
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a", deadline=5.0)
+    driver.detach()
+    driver.lose("a")
+    driver.gateway("g0", driver.live("a", deadline=5.0))
+    driver.attach(live=(entry("a", 2),))
+    driver.wait(6)
+    assert not driver.of(effects.SendRefused)
+    assert driver.where("a") == "r0"
 
 
 def test_a_repeated_enqueue_replaces_the_earlier_one():
@@ -475,12 +490,12 @@ def test_many_requests_that_came_and_went_leave_nothing_behind():
             driver.finish(f"{n}")
         if n % 50 == 0:
             driver.wait(0.1)
-    lives = driver.scheduler._lifecycle
+    lives = driver.scheduler.lifecycle
     assert len(lives.deadlines) < 200, "each tick removes old ones"
     driver.wait(5)
     assert not lives.ended
     assert not lives.unlisted
-    assert not lives._retry_times
+    assert not lives.retry_times
     assert not driver.scheduler.requests
     assert len(driver.scheduler.timelines) == 100
 
@@ -494,7 +509,7 @@ def test_a_sweep_keeps_the_deadlines_of_waiting_requests():
     for n in range(299):
         driver.cancel(f"{n}")
     driver.wait(1)
-    assert len(driver.scheduler._lifecycle.deadlines) == 1
+    assert len(driver.scheduler.lifecycle.deadlines) == 1
     driver.wait(5)
     assert [refusal.request for refusal in driver.of(effects.SendRefused)] == ["299"]
 
@@ -598,7 +613,7 @@ def test_a_placement_that_its_runner_lists_stays_however_long_it_takes():
         driver.wait(1)
         driver.report("r0", entry("a", 5))
     assert driver.scheduler.requests[RequestId("a")].epoch == 1
-    assert not driver.scheduler._lifecycle.unlisted
+    assert not driver.scheduler.lifecycle.unlisted
 
 
 def test_a_request_that_its_runner_does_not_list_and_its_gateway_does_not_report_is_placed_again():
@@ -655,12 +670,133 @@ def test_a_refusal_carries_its_term_and_epoch_over_the_wire():
 
 def test_many_deadlines_that_end_together_do_not_delay_everything_else():
     driver = ready()
-    for n in range(REFUSED_AT_ONCE + 1):
+    for n in range(2 * ENDED_AT_ONCE + 1):
         driver.enqueue(f"{n}", tenant=f"t{n}", deadline=5.0)
     driver.wait(6)
-    assert len(driver.of(effects.SendRefused)) == REFUSED_AT_ONCE
-    driver.wait(0.1)
-    assert [refused.request for refused in driver.of(effects.SendRefused)] == [f"{REFUSED_AT_ONCE}"]
+    refused = [driver.of(effects.SendRefused)]
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+        refused.append(driver.of(effects.SendRefused))
+    assert [len(some) for some in refused] == [ENDED_AT_ONCE, ENDED_AT_ONCE, 1]
+    assert [one.request for some in refused for one in some] == [f"{n}" for n in range(2 * ENDED_AT_ONCE + 1)]
+
+
+def test_deadlines_of_requests_that_have_gone_are_passed_by_in_parts():
+    driver = ready()
+    for n in range(10):
+        driver.enqueue(f"stays {n}", tenant=f"t{n}", deadline=50.0)
+    for n in range(2 * ENDED_AT_ONCE):
+        driver.enqueue(f"{n}", deadline=5.0)
+        driver.cancel(f"{n}")
+    assert len(driver.scheduler.lifecycle.deadlines) == 2 * ENDED_AT_ONCE + 10
+    driver.wait(6)
+    assert len(driver.scheduler.lifecycle.deadlines) == ENDED_AT_ONCE + 10
+    driver.send(events.TryMore())
+    assert len(driver.scheduler.lifecycle.deadlines) == 10
+    assert not driver.scheduler.more_to_try
+
+
+def after(driver, event):
+    """How many requests are left after an event, and after each that follows it."""
+    driver.send(event)
+    left = [len(driver.scheduler.requests)]
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+        left.append(len(driver.scheduler.requests))
+    return left
+
+
+GONE = (events.GatewayDisconnected("g0"), events.GatewayConnected("g0"))
+
+
+@pytest.mark.parametrize("event", GONE)
+def test_a_gateway_that_goes_or_comes_with_many_requests_does_not_delay_everything_else(event):
+    driver = ready()
+    count = 6 * ENDED_AT_ONCE
+    for n in range(count):
+        driver.enqueue(f"{n}")
+    left = [count, *after(driver, event)]
+    most = ENDED_AT_ONCE + driver.scheduler.config.tenants_examined
+    assert all(before - now <= most for before, now in pairwise(left)), left
+    assert left[-1] == 0
+
+
+def many_waiting(**config):
+    """Of one gateway, that has gone; most of its requests have not ended yet."""
+    driver = ready(**config)
+    driver.gateway("g1")
+    for n in range(4 * ENDED_AT_ONCE):
+        driver.enqueue(f"{n}", tenant=f"t{n}", deadline=5.0)
+    return driver
+
+
+def test_nothing_is_placed_or_said_for_a_gateway_that_has_gone():
+    driver = many_waiting()
+    driver.send(events.GatewayDisconnected("g0"))
+    driver.attach()
+    assert not driver.of(effects.SendPlaced)
+    driver = many_waiting()
+    driver.send(events.GatewayDisconnected("g0"))
+    driver.wait(6)
+    assert not driver.of(effects.SendRefused)
+    assert not driver.of(effects.SendPosition)
+
+
+def test_the_requests_of_a_gateway_that_has_gone_take_no_others_place_in_the_queue():
+    driver = many_waiting(queue_limit=4 * ENDED_AT_ONCE)
+    driver.enqueue("too many", gateway="g1")
+    assert driver.of(effects.SendRefused)
+    for n in range(ENDED_AT_ONCE):
+        driver.cancel(f"{n}")
+        driver.enqueue(f"late {n}", gateway="g1")
+    driver.send(events.GatewayDisconnected("g0"))
+    for n in range(2 * ENDED_AT_ONCE):
+        driver.enqueue(f"next {n}", gateway="g1")
+        assert not driver.of(effects.SendRefused)
+
+
+def test_a_gateway_that_comes_back_enqueues_again_what_has_not_ended_yet():
+    driver = many_waiting()
+    driver.send(events.GatewayDisconnected("g0"))
+    driver.gateway()
+    last = f"{4 * ENDED_AT_ONCE - 1}"
+    driver.enqueue(last, epoch=3)
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+    assert set(driver.scheduler.requests) == {last}
+    assert driver.scheduler.requests[RequestId(last)].epoch == 3
+
+
+def test_a_gateway_that_comes_back_has_lost_what_it_did_not_list():
+    driver = many_waiting()
+    driver.gateway()
+    last = f"{4 * ENDED_AT_ONCE - 1}"
+    driver.lose(last, epoch=1)
+    assert [one.failure.code for one in driver.of(effects.SendRefused)] == ["engine_restarted"]
+    assert RequestId(last) not in driver.scheduler.requests
+
+
+def test_another_gateway_may_use_an_id_of_one_that_has_gone():
+    driver = many_waiting()
+    driver.send(events.GatewayDisconnected("g0"))
+    last = f"{4 * ENDED_AT_ONCE - 1}"
+    driver.enqueue(last, gateway="g1")
+    assert not driver.of(effects.SendRefused)
+    assert driver.scheduler.requests[RequestId(last)].gateway == "g1"
+
+
+def test_running_requests_of_a_gateway_that_has_forgotten_them_are_not_moved():
+    driver = ready()
+    driver.attach("r0", pages=1000, max_sequences=4 * ENDED_AT_ONCE)
+    driver.attach("r1", pages=1)
+    for n in range(4 * ENDED_AT_ONCE):
+        driver.enqueue(f"{n}", max_tokens=16)
+    driver.gateway()
+    make_unhealthy(driver, hung=True)
+    assert not driver.of(effects.CancelAtRunner)
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+    assert not driver.ledger()
 
 
 # --------------------------------------------------------------------------------------- a request has one gateway

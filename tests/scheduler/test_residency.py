@@ -193,7 +193,7 @@ def test_all_changes_together_are_the_catalog_and_the_reports_of_now(story):
         hear()
     driver.wait(PAUSE)
     hear()
-    state = driver.scheduler._state
+    state = driver.scheduler.state
     for one in state.adapters:
         assert one.last_report is None or told.reports[one.spec.ref.name] == one.last_report == state.adapters.report(
             one

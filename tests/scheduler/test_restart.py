@@ -71,7 +71,7 @@ async def test_nothing_is_placed_until_known_runners_report(folder):
     async with in_process_system(folder, scheduler=Settings(settle_seconds=40)) as system:
         await system.runner("r0")
         other = await system.runner("r1")
-        await until(lambda: (folder / "catalog.json").exists() and not system.control.scheduler_service._file_stale)
+        await until(lambda: (folder / "catalog.json").exists() and not system.control.scheduler_service.file_stale)
         await system.control.scheduler_part.stop()
         await other.stop()
         await system.control.scheduler_part.start()
@@ -91,7 +91,7 @@ async def test_a_scheduler_that_led_before_another_one_starts_without_its_old_ca
         system.operator.state(adapter_entry("pirate", write_adapter(folder / "pirate")))
         await until(lambda: (one := system.operator.adapter("pirate")) and one.serving_digest)
         file, kept = folder / "catalog.json", folder / "kept.json"
-        await until(lambda: file.exists() and not system.control.scheduler_service._file_stale)
+        await until(lambda: file.exists() and not system.control.scheduler_service.file_stale)
         await system.control.scheduler_part.stop()
         kept.write_bytes(file.read_bytes())
         await system.control.scheduler_part.start()
@@ -114,7 +114,7 @@ async def test_each_scheduler_saves_the_catalog_in_its_own_term(folder):
         for term in range(1, 4):
             await until(lambda: _term_of(folder / "catalog.json") == term)  # noqa: B023
             await system.control.restart_scheduler()
-            assert system.control.scheduler_service._file_stale, "it has used the catalog of the term before"
+            assert system.control.scheduler_service.file_stale, "it has used the catalog of the term before"
 
 
 class SchedulerProcess:

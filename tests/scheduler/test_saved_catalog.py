@@ -5,14 +5,14 @@ from motet_scheduler.__main__ import catalog_file
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import SavedCatalog
-from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, pool, ready
+from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, pool, ready, resident
 
 
-def saved():
+def saved(**how):
     driver = ready()
     driver.attach("r0")
     driver.attach("r1")
-    driver.state(adapter())
+    driver.state(adapter(), pools=(pool(**how),))
     driver.certify()
     return driver.scheduler.catalog_to_save()
 
@@ -107,6 +107,23 @@ def test_the_catalog_is_published_once_all_known_runners_report():
     (publish,) = driver.of(effects.PublishCatalog)
     assert publish.catalog.adapters[0].digest == PIRATE
     assert len(publish.catalog.groups[0].runners) == 2
+
+
+def reports_after(driver, *attached):
+    """How many runners hold the adapter, as a new operator is told at once and after each runner and second."""
+    told = [driver.send(events.OperatorConnected())]
+    driver.state(adapter(), pools=(pool(replicas=2),))
+    for instance in attached:
+        told.append(driver.attach(instance, resident=(resident(PIRATE),)))
+        told.append(driver.wait(0.1))
+    told += [driver.wait(1) for _ in range(11)]
+    return [len(one.replicas) for some in told for one in some if isinstance(one, effects.ReportAdapter)]
+
+
+def test_an_adapter_of_the_file_is_not_said_to_be_nowhere_while_runners_may_come():
+    held = saved(replicas=2)
+    assert reports_after(SchedulerDriver(saved=held), "r0", "r1") == [1, 2]
+    assert reports_after(SchedulerDriver(saved=held)) == [0], "no runner came back"
 
 
 def test_namespaces_are_saved_and_published_by_a_successor(tmp_path):

@@ -68,7 +68,7 @@ async def test_a_restarted_scheduler_does_not_scale_down_before_its_runners_repo
     system.operator.state(replicas=2, **BUILTIN)
     await system.runner("r0")
     await system.runner("r1")
-    await until(lambda: system.control.scheduler_service._file_stale is False)
+    await until(lambda: system.control.scheduler_service.file_stale is False)
     system.operator.received.clear()
     await system.control.restart_scheduler()
     first = await until(lambda: system.operator.desired)

@@ -78,7 +78,7 @@ def test_the_guides_example_is_right():
 def advise(
     pace: ReplicaStabilizer, replicas: int, now: float, *, hold: ScaleDownBlock | None = None, **bounds
 ) -> DesiredReplicas:
-    return pace.advise(RequiredReplicas(replicas, "Requests", "so many requests"), ReplicaBounds(**bounds), now, hold)
+    return pace.advise(RequiredReplicas(replicas, "Requests", "many requests"), ReplicaBounds(**bounds), now, hold)
 
 
 def test_a_pool_doubles_at_most_once_in_a_window():
@@ -165,7 +165,7 @@ def test_advice_respects_bounds_stale_information_and_the_growth_rate(start, ste
 def met(
     pace: ReplicaStabilizer, needed: int, bounds: ReplicaBounds, now: float, hold: ScaleDownBlock | None
 ) -> DesiredReplicas:
-    return pace.advise(RequiredReplicas(needed, "Requests", "so many requests"), bounds, now, hold)
+    return pace.advise(RequiredReplicas(needed, "Requests", "many requests"), bounds, now, hold)
 
 
 @given(start=st.integers(0, 40), needed=st.integers(0, 40), bounds=BOUNDS, step=st.sampled_from([0.5, 1.0, 7.0]))

@@ -129,7 +129,7 @@ async def gateway_link(address, *, name="g0", seen=0):
 
 
 def min_wait(count):
-    """The shortest time that so many slow retries take."""
+    """The shortest time that `count` slow retries take."""
     return 0.75 * sum(min(FIRST_RETRY_SECONDS * 2**turn, LAST_RETRY_SECONDS) for turn in range(count))
 
 

@@ -20,8 +20,9 @@ FORGIVEN_AFTER = 60.0
 """Seconds, before the time scale: an event that always fails ends all streams at most once a minute."""
 
 MAX_RESTARTS = 8
+"""This number of failures has another cause than one event: a new process may help."""
 RESTART_WINDOW = 60.0
-"""Seconds, before the time scale. So many failures have another cause than one event: a new process may help."""
+"""Seconds, before the time scale."""
 
 REMEMBERED = 1024
 """Events that have failed and are remembered."""
@@ -35,8 +36,8 @@ Subject = tuple[str, str]
 class EventFailures:
     def __init__(self, *, time_scale: float = 1.0) -> None:
         self._scale = time_scale
-        self._counts: OrderedDict[Subject, int] = OrderedDict()
-        self._rejected_until: dict[Subject, float] = {}
+        self.counts: OrderedDict[Subject, int] = OrderedDict()
+        self.rejected_until: dict[Subject, float] = {}
         self._times: deque[float] = deque(maxlen=MAX_RESTARTS)
 
     def failed(self, event: events.Event, now: float) -> None:
@@ -44,17 +45,17 @@ class EventFailures:
         if isinstance(event, events.Tick | events.TryMore):
             return
         subject = subject_of(event)
-        self._counts[subject] = self._counts.get(subject, 0) + 1
-        self._counts.move_to_end(subject)
-        if self._counts[subject] > 1:
-            self._rejected_until[subject] = now + FORGIVEN_AFTER * self._scale
-        if len(self._counts) > REMEMBERED:
-            forgotten, _ = self._counts.popitem(last=False)
-            self._rejected_until.pop(forgotten, None)
+        self.counts[subject] = self.counts.get(subject, 0) + 1
+        self.counts.move_to_end(subject)
+        if self.counts[subject] > 1:
+            self.rejected_until[subject] = now + FORGIVEN_AFTER * self._scale
+        if len(self.counts) > REMEMBERED:
+            forgotten, _ = self.counts.popitem(last=False)
+            self.rejected_until.pop(forgotten, None)
 
     def rejects(self, event: events.Event, now: float) -> bool:
         """Whether this event is not handled, because its subject failed repeatedly."""
-        return bool(self._rejected_until) and self._rejected_until.get(subject_of(event), now) > now
+        return bool(self.rejected_until) and self.rejected_until.get(subject_of(event), now) > now
 
     def should_give_up(self, now: float) -> bool:
         """Whether there were too many restarts in a short time."""

@@ -5,7 +5,7 @@ import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import structlog
 
@@ -58,7 +58,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._leadership = leadership
         self._metrics = metrics
         self._file = catalog_file
-        self._file_stale = saved is not None
+        self.file_stale = saved is not None
         """The file lacks what has changed, or has another term."""
         self._clock = clock
         self._failures = known_failures or EventFailures()
@@ -66,23 +66,23 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._trying_more = False
         """Whether the event loop will call `_try_more`."""
         self._name = f"scheduler-{leadership.term}"
-        self._catalog_revision = 0
+        self.catalog_revision = 0
         self._take_changes: set[str] = set()
         """Gateways that need only the changes of a catalog."""
         self._welcomed = WelcomedPeers()
-        self._gateways: Sessions[str, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
+        self.gateways: Sessions[str, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
             hello=lambda up: up.hello.gateway if up.HasField("hello") else None,
             received=self._on_gateway_message,
             failed=self._on_gateway_failure,
             closed=self._on_gateway_disconnected,
         )
-        self._runners: Sessions[RunnerIdentity, scheduler_pb2.AttachUp, scheduler_pb2.AttachDown] = Sessions(
+        self.runners: Sessions[RunnerIdentity, scheduler_pb2.AttachUp, scheduler_pb2.AttachDown] = Sessions(
             hello=lambda up: RunnerIdentity.from_proto(up.hello.identity) if up.HasField("hello") else None,
             key=lambda identity: identity.instance,
             received=self._on_runner_message,
             closed=self._on_runner_disconnected,
         )
-        self._operators: Sessions[int, scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Sessions(
+        self.operators: Sessions[int, scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Sessions(
             opened=self._on_operator_connected,
             received=self._on_operator_message,
             closed=lambda _: log.info("operator_disconnected"),
@@ -95,8 +95,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             lambda channel: supervisor_pb2_grpc.SupervisorStub(channel).Advise(),
             greet=lambda: [supervisor_pb2.AdviseUp(hello=supervisor_pb2.AdviseHello(term=self.term))],
             receive=self._on_supervisor_message,
-            opened=lambda: self._handle(events.SupervisorConnected()),
-            closed=lambda _why: self._handle(events.SupervisorDisconnected()),
+            opened=lambda: self.handle(events.SupervisorConnected()),
+            closed=lambda _why: self.handle(events.SupervisorDisconnected()),
         )
         self._announced_term = self.term
         metrics.term.set(self.term)
@@ -106,11 +106,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         return self._leadership.term
 
     def tick(self) -> None:
-        self._handle(events.Tick())
+        self.handle(events.Tick())
         if self._failed.is_set():
             return
-        if self._file is not None and self._file_stale:
-            self._file_stale = not self._file.write(self.scheduler.catalog_to_save(), self.term)
+        if self._file is not None and self.file_stale:
+            self.file_stale = not self._file.write(self.scheduler.catalog_to_save(), self.term)
         self._metrics.observe(self.scheduler)
 
     # ------------------------------------------------------------------------------------------------------- streams
@@ -118,18 +118,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
         self, request_iterator: AsyncIterator[scheduler_pb2.ServeUp], context: Any
     ) -> None:
-        await self._gateways.serve(request_iterator, context)
+        await self.gateways.serve(request_iterator, context)
 
     async def Attach(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
         self, request_iterator: AsyncIterator[scheduler_pb2.AttachUp], context: Any
     ) -> None:
-        await self._runners.serve(request_iterator, context)
+        await self.runners.serve(request_iterator, context)
 
     async def Sync(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
         self, request_iterator: AsyncIterator[scheduler_pb2.SyncUp], context: Any
     ) -> None:
         # An operator has no hello, and sends nothing until it has read its manifests.
-        await self._operators.serve(request_iterator, context, peer=next(self._operator_numbers))
+        await self.operators.serve(request_iterator, context, peer=next(self._operator_numbers))
 
     async def Explain(  # noqa: N802
         self, request: scheduler_pb2.ExplainRequest, context: Any
@@ -172,9 +172,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             else:
                 self._take_changes.discard(gateway)
             log.info("gateway_connected", gateway=gateway, live=len(up.hello.live))
-            self._handle(conversion.gateway_connected(up.hello))
+            self.handle(conversion.gateway_connected(up.hello))
         elif (event := conversion.serve_event(gateway, up)) is not None:
-            self._handle(event)
+            self.handle(event)
 
     def _on_gateway_failure(
         self, session: Session[str, scheduler_pb2.ServeDown], up: scheduler_pb2.ServeUp, error: MotetError
@@ -191,7 +191,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _on_gateway_disconnected(self, session: Session[str, scheduler_pb2.ServeDown]) -> None:
         log.info("gateway_disconnected", gateway=session.peer)
         self._take_changes.discard(session.peer)
-        self._handle(events.GatewayDisconnected(session.peer))
+        self.handle(events.GatewayDisconnected(session.peer))
 
     def _on_runner_message(
         self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown], up: scheduler_pb2.AttachUp
@@ -202,20 +202,20 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             if not self._raise_term_above(f"runner {identity.instance} {identity.incarnation}", up.hello.highest_term):
                 session.send(scheduler_pb2.AttachDown(welcome=self._welcome()))
             log.info("runner_connected", runner=identity.instance, pool=identity.pool, live=len(up.hello.live))
-            self._handle(conversion.runner_attached(up.hello))
+            self.handle(conversion.runner_attached(up.hello))
         elif (event := conversion.attach_event(identity, up)) is not None:
-            self._handle(event)
+            self.handle(event)
 
     def _on_runner_disconnected(self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown]) -> None:
         identity = session.peer
         log.info("runner_disconnected", runner=identity.instance, pool=identity.pool)
-        self._handle(events.RunnerDetached(InstanceName(identity.instance), identity.incarnation))
+        self.handle(events.RunnerDetached(InstanceName(identity.instance), identity.incarnation))
 
     def _on_operator_connected(self, session: Session[int, scheduler_pb2.SyncDown]) -> None:
         self._check_not_failed()
         session.send(scheduler_pb2.SyncDown(welcome=self._welcome()))
         log.info("operator_connected")
-        self._handle(events.OperatorConnected())
+        self.handle(events.OperatorConnected())
 
     def _on_operator_message(self, session: Session[int, scheduler_pb2.SyncDown], up: scheduler_pb2.SyncUp) -> None:
         self._check_not_failed()
@@ -226,15 +226,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         check_term(up.term, self._operator_term, "an operator")
         self._operator_term = up.term
         if (event := conversion.sync_event(up)) is not None:
-            self._handle(event)
+            self.handle(event)
 
     def _on_supervisor_message(self, down: supervisor_pb2.AdviseDown) -> None:
         for event in conversion.supervisor_event(down):
-            self._handle(event)
+            self.handle(event)
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
-    def _handle(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         if self._failed.is_set():
             return
         now = self._clock()
@@ -249,7 +249,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             log.exception("decision_failed", event_=event_failures.shown(event))
             self._failed.set()
             # The effects of this decision are lost. Peers that reconnect exchange their full state again.
-            for sessions in (self._gateways, self._runners, self._operators):
+            for sessions in (self.gateways, self.runners, self.operators):
                 sessions.end_all()
             return
         if self.scheduler.more_to_try and not self._trying_more:
@@ -259,7 +259,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _try_more(self) -> None:
         self._trying_more = False
         if self.scheduler.more_to_try:
-            self._handle(events.TryMore())
+            self.handle(events.TryMore())
 
     def _reject_event(self, event: events.Event) -> None:
         """Answer the peer if it waits for an answer. Other events are handled as usual."""
@@ -300,7 +300,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         elif isinstance(event, events.RunnerUnhealthy):
             log.warning("runner_unhealthy", runner=event.runner.instance, why=event.why, hung=event.hung)
         for effect in decided:
-            _EFFECT_HANDLERS[type(effect)](self, effect)
+            self._handlers[type(effect)](self, effect)
 
     def _welcome(self) -> Welcome:
         return Welcome(term=self.term, scheduler=self._name)
@@ -327,14 +327,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if self._announced_term == self.term:
             return
         self._announced_term = self.term
-        self._file_stale = True
+        self.file_stale = True
         self._metrics.term.set(self.term)
         log.warning("term_raised", term=self.term)
-        self._gateways.broadcast(scheduler_pb2.ServeDown(welcome=self._welcome()))
-        self._runners.broadcast(scheduler_pb2.AttachDown(welcome=self._welcome()))
-        self._operators.broadcast(scheduler_pb2.SyncDown(welcome=self._welcome()))
+        self.gateways.broadcast(scheduler_pb2.ServeDown(welcome=self._welcome()))
+        self.runners.broadcast(scheduler_pb2.AttachDown(welcome=self._welcome()))
+        self.operators.broadcast(scheduler_pb2.SyncDown(welcome=self._welcome()))
         self.supervisor.send(supervisor_pb2.AdviseUp(raised=supervisor_pb2.TermRaised(term=self.term)))
-        self._handle(events.TermRaised())
+        self.handle(events.TermRaised())
 
     # --------------------------------------------------------------------------------------------------- carrying out
 
@@ -357,7 +357,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             runner=effect.instance,
             pages=effect.promise.pages,
         )
-        self._gateways.send(effect.gateway, conversion.place(effect, self.term))
+        self.gateways.send(effect.gateway, conversion.place(effect, self.term))
 
     def _refuse(self, effect: effects.SendRefused) -> None:
         self._metrics.refusals.labels(effect.failure.code).inc()
@@ -368,41 +368,41 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             code=effect.failure.code,
             why=effect.failure.message,
         )
-        self._gateways.send(effect.gateway, conversion.refuse(effect, self.term))
+        self.gateways.send(effect.gateway, conversion.refuse(effect, self.term))
 
     def _send_position(self, effect: effects.SendPosition) -> None:
-        self._gateways.send(effect.gateway, conversion.position(effect))
+        self.gateways.send(effect.gateway, conversion.position(effect))
 
     def _publish(self, effect: effects.PublishCatalog) -> None:
         if effect.gateway:
-            self._gateways.send(effect.gateway, conversion.catalog(effect.catalog, self._catalog_revision))
+            self.gateways.send(effect.gateway, conversion.catalog(effect.catalog, self.catalog_revision))
             return
-        before = self._catalog_revision
+        before = self.catalog_revision
         # Wall time, so that a successor's revisions are higher.
-        self._catalog_revision = max(before + 1, int(time.time() * 1000))
+        self.catalog_revision = max(before + 1, int(time.time() * 1000))
         changes = whole = None
-        for session in self._gateways:
+        for session in self.gateways:
             if effect.changes is not None and session.peer in self._take_changes:
                 changes = changes or conversion.catalog_changes(
-                    effect.catalog, effect.changes, before, self._catalog_revision
+                    effect.catalog, effect.changes, before, self.catalog_revision
                 )
                 session.send(changes)
             else:
-                whole = whole or conversion.catalog(effect.catalog, self._catalog_revision)
+                whole = whole or conversion.catalog(effect.catalog, self.catalog_revision)
                 session.send(whole)
 
     def _order_runner(self, effect: effects.RunnerEffect) -> None:
-        self._runners.send(effect.instance, conversion.runner_message(effect, self.term))
+        self.runners.send(effect.instance, conversion.runner_message(effect, self.term))
 
     def _send_operators(self, effect: effects.OperatorEffect) -> None:
-        self._operators.broadcast(conversion.operator_message(effect))
+        self.operators.broadcast(conversion.operator_message(effect))
 
     def _allow_resume(self, effect: effects.AllowResume) -> None:
         self._metrics.readmissions.inc()
         self.supervisor.send(conversion.allow_resume(effect, self.term))
 
     def _save_catalog(self, _effect: effects.SaveCatalog) -> None:
-        self._file_stale = True
+        self.file_stale = True
 
     def _ignore_answer(self, effect: effects.IgnoreAnswer) -> None:
         self._metrics.answers_ignored.inc()
@@ -414,25 +414,24 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             hint="Another order has replaced this one, or an earlier scheduler gave it.",
         )
 
-
-_EFFECT_HANDLERS: dict[type, Callable[[SchedulerService, Any], None]] = {
-    effects.SendPlaced: SchedulerService._place,
-    effects.SendRefused: SchedulerService._refuse,
-    effects.SendPosition: SchedulerService._send_position,
-    effects.PublishCatalog: SchedulerService._publish,
-    effects.ExpectRequest: SchedulerService._order_runner,
-    effects.EnsureAdapter: SchedulerService._order_runner,
-    effects.DropAdapter: SchedulerService._order_runner,
-    effects.ForgetManifest: SchedulerService._order_runner,
-    effects.CancelAtRunner: SchedulerService._order_runner,
-    effects.DrainRunner: SchedulerService._order_runner,
-    effects.TakeWork: SchedulerService._order_runner,
-    effects.ReportAdapter: SchedulerService._send_operators,
-    effects.ReportRunner: SchedulerService._send_operators,
-    effects.ReportDesiredReplicas: SchedulerService._send_operators,
-    effects.ReportDrained: SchedulerService._send_operators,
-    effects.ReportedAll: SchedulerService._send_operators,
-    effects.AllowResume: SchedulerService._allow_resume,
-    effects.SaveCatalog: SchedulerService._save_catalog,
-    effects.IgnoreAnswer: SchedulerService._ignore_answer,
-}
+    _handlers: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        effects.SendPlaced: _place,
+        effects.SendRefused: _refuse,
+        effects.SendPosition: _send_position,
+        effects.PublishCatalog: _publish,
+        effects.ExpectRequest: _order_runner,
+        effects.EnsureAdapter: _order_runner,
+        effects.DropAdapter: _order_runner,
+        effects.ForgetManifest: _order_runner,
+        effects.CancelAtRunner: _order_runner,
+        effects.DrainRunner: _order_runner,
+        effects.TakeWork: _order_runner,
+        effects.ReportAdapter: _send_operators,
+        effects.ReportRunner: _send_operators,
+        effects.ReportDesiredReplicas: _send_operators,
+        effects.ReportDrained: _send_operators,
+        effects.ReportedAll: _send_operators,
+        effects.AllowResume: _allow_resume,
+        effects.SaveCatalog: _save_catalog,
+        effects.IgnoreAnswer: _ignore_answer,
+    }

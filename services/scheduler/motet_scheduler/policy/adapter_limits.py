@@ -41,7 +41,7 @@ class AdapterLimits:
                 del self._having[digest]
 
     def may_apply(self, adapter: str, runners: int) -> bool:
-        """Whether so many runners may be too many for an adapter."""
+        """Whether `runners` runners may be too many for an adapter."""
         return self._most.get(adapter, NO_LIMIT) <= runners
 
     def holders_at_limit(self, request: Request) -> Sequence[Runner] | None:

@@ -10,6 +10,7 @@ from math import ceil
 from motet.domain import Digest
 from motet.runner_info import Capacity
 from motet_scheduler.policy.effects import ReportDesiredReplicas
+from motet_scheduler.policy.queue import Head
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.scaling_rule import (
@@ -177,24 +178,25 @@ class Autoscaler:
         pages = 0
         if capacity is not None:
             sample = requests[:: ceil(len(requests) / SAMPLE)]
-            wanted = sum(self._promised_pages(request, capacity) for request in sample)
+            wanted = sum(self._promised_pages(request, capacity) for _, _, request in sample)
             pages = round(wanted / len(sample) * len(requests))
-        oldest = min(requests, key=lambda request: request.key)
-        return _Waiting(len(requests), pages, self._state.now - oldest.waits_since, held)
+        return _Waiting(len(requests), pages, self._state.now - min(requests)[2].waits_since, held)
 
-    def _served_by_more_runners(self, group: GroupName) -> Sequence[Request]:
+    def _served_by_more_runners(self, group: GroupName) -> Sequence[Head]:
         """The waiting requests, but for those whose adapter's `maxReplicas` allows no more runners."""
         queue = self._state.queues.get(group)
         requests = list(queue.unordered()) if queue is not None else []
         runners = len(self._state.runners_of(group))
-        adapters = {request.adapter for request in requests}
+        if runners < self._state.limits.lowest:
+            return requests
+        adapters = {request.adapter for _, _, request in requests}
         limited = {adapter for adapter in adapters if self._state.limits.may_apply(adapter, runners)}
         if not limited:
             return requests
         # One request answers for all alike: thousands may wait.
-        alike = {(one.base, one.adapter, one.digest): one for one in requests if one.adapter in limited}
+        alike = {(one.base, one.adapter, one.digest): one for _, _, one in requests if one.adapter in limited}
         waiting = {key for key, one in alike.items() if self._state.limited_to(one) is not None}
-        return [one for one in requests if (one.base, one.adapter, one.digest) not in waiting]
+        return [head for head in requests if ((one := head[2]).base, one.adapter, one.digest) not in waiting]
 
     def _promised_pages(self, request: Request, capacity: Capacity) -> int:
         adapter_pages = capacity.adapter_pages(self._state.adapters.rank_of(request.digest))

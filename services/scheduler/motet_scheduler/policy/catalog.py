@@ -1,7 +1,7 @@
 """Pools and adapters as the operator states them, the catalog that gateways get, and the catalog that is saved."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from motet.domain import InstanceName, ObjectName
@@ -72,8 +72,7 @@ class CatalogPublisher:
         self._operator_since = self._state.now
         self._reported.clear()
         self._groups_changed()
-        for adapter in self._state.adapters:
-            self._report(adapter, again=True)
+        self._report(self._state.adapters, again=True)
         self._capacity.report_all()
         for runner in self._state.runners.values():
             self._state.emit(runner_report(runner))
@@ -93,6 +92,7 @@ class CatalogPublisher:
         if complete:
             self._reported |= complete
             self._unreported -= complete
+            self._report(one for one in state.adapters if one.last_report is None and one.spec.group in complete)
             self.tell_changes(at_once=True)  # with many runners there is always a change that waits
             state.emit(effects.ReportedAll(tuple(sorted(complete))))
 
@@ -128,8 +128,12 @@ class CatalogPublisher:
         pools = {pool.pool: pool for pool in event.pools}
         changed = self._state.adapters.state(event.adapters) or pools != self._state.pools
         changed |= event.namespaces != self._state.namespaces
+        same = _models(pools.values()) & _models(self._state.pools.values())
         self._state.pools, self._state.namespaces = pools, event.namespaces
         self._groups_changed()
+        for group in self._state.bases.keep({group for group, _ in same}):
+            self._state.bases_changed = True
+            self._state.adapters.base_changed(group)
         limits_changed = self._state.limits.state(event.adapters)
         for queue in self._state.queues.values() if limits_changed else ():
             queue.try_again([request for request in queue.heads() if request.adapter in limits_changed])
@@ -189,23 +193,27 @@ class CatalogPublisher:
                 return
             self._residency_due = state.now + state.config.residency_pause
         changed = state.adapters.take_changed()
-        for name in changed:
-            if (adapter := state.adapters.by_name.get(name)) is not None:
-                self._report(adapter)
+        self._report(adapter for name in changed if (adapter := state.adapters.by_name.get(name)) is not None)
         self._to_publish |= changed
         # After a takeover the catalog is unknown until the operator connects. An empty one would mislead gateways.
         if state.settled and (state.catalog_known or state.pools):
             self._publish()
 
-    def _report(self, adapter: Adapter, *, again: bool = False) -> None:
-        """Report an adapter if something has changed, or if `again`. After a takeover, an adapter is not reported
-        before a runner has reported it: the operator keeps the last report until then."""
-        if adapter.last_report is None and adapter.serving is None and adapter.failure is None:
-            return
-        report = self._state.adapters.report(adapter)
-        if again or report != adapter.last_report:
-            adapter.last_report = report
-            self._state.emit(report)
+    def _report(self, adapters: Iterable[Adapter], *, again: bool = False) -> None:
+        """Report those of which something has changed, or all if `again`. After a takeover, an adapter is not reported
+        before a runner has reported it, or could have: the operator keeps the last report until then."""
+        awaited = self._groups_that_miss_runners()
+        for adapter in adapters:
+            first = adapter.last_report is None and adapter.failure is None
+            if first and adapter.serving is None:
+                continue
+            report = self._state.adapters.report(adapter)
+            restored = first and adapter.checked_at < self._began_at
+            if restored and not report.replicas and adapter.spec.group in awaited:
+                continue
+            if again or report != adapter.last_report:
+                adapter.last_report = report
+                self._state.emit(report)
 
     def _publish(self) -> None:
         state, entries = self._state, self._entries
@@ -272,3 +280,7 @@ class CatalogPublisher:
             runners=tuple(sorted(runner.instance for runner in self._state.runners.values() if runner.attached)),
             namespaces=self._state.namespaces,
         )
+
+
+def _models(pools: Iterable[PoolSpec]) -> set[tuple[GroupName, str]]:
+    return {(pool.group, pool.model_uri) for pool in pools}

@@ -29,9 +29,12 @@ class GatewayEvents:
         self._state.held.pop(event.gateway, None)
         self._departed.discard(event.gateway)
         running = {live.request for live in event.live}
-        for request in [r for r in self._state.requests.values() if r.gateway == event.gateway and r.id not in running]:
-            # It ended while the stream was down, or its placement never arrived and the gateway enqueues it again.
-            self._lifecycle.end(request)
+        # Those not listed ended while the stream was down, or are enqueued again: their placement never arrived.
+        self._lifecycle.forget(
+            request
+            for request in self._state.requests.values()
+            if request.gateway == event.gateway and request.id not in running and not request.forgotten
+        )
         for live in event.live:
             self._adopt(event.gateway, live)
         if self._state.settled and self._state.catalog is not None:
@@ -39,7 +42,7 @@ class GatewayEvents:
 
     def _adopt(self, gateway: str, live: events.LiveRequest) -> None:
         """Take over a running request as its gateway knows it."""
-        request = self._state.requests.get(live.request)
+        request = self._lifecycle.known(live.request)
         if request is not None and request.gateway != gateway:
             self._refuse(gateway, live.request, live.epoch, _NOT_YOURS, live.tenant)
             return
@@ -85,12 +88,15 @@ class GatewayEvents:
         self._state.gateways.discard(event.gateway)
         self._state.held.pop(event.gateway, None)
         self._departed.add(event.gateway)
-        for request in [r for r in self._state.requests.values() if r.gateway == event.gateway and r.waiting]:
-            self._lifecycle.end(request)
+        self._lifecycle.forget(
+            request
+            for request in self._state.requests.values()
+            if request.gateway == event.gateway and request.waiting and not request.forgotten
+        )
 
     def enqueued(self, event: events.Enqueued) -> None:
         epoch = event.epoch
-        known = self._state.requests.get(event.request)
+        known = self._lifecycle.known(event.request)
         if known is not None and known.gateway != event.gateway:
             self._refuse(event.gateway, event.request, epoch, _NOT_YOURS, event.tenant)
             return
@@ -133,6 +139,8 @@ class GatewayEvents:
 
     def _refusal(self, event: events.Enqueued, queue: Queue) -> MotetError | None:
         # One with delivered tokens is a stream that a client reads: its runner was lost, or a scheduler started.
+        if len(queue) >= self._state.config.queue_limit:
+            self._lifecycle.end_forgotten()  # they count, too
         if not event.delivered and len(queue) >= self._state.config.queue_limit:
             return PoolSaturated(
                 f"Too many requests ({len(queue)}) wait for this model. Send yours again in a few seconds."
@@ -157,7 +165,7 @@ class GatewayEvents:
 
     def _request_of(self, gateway: str, name: RequestId) -> Request | None:
         """The request, if it belongs to this gateway: no other gateway can end or move it."""
-        request = self._state.requests.get(name)
+        request = self._lifecycle.known(name)
         return request if request is not None and request.gateway == gateway else None
 
     def cancel_requested(self, event: events.CancelRequested) -> None:
@@ -212,11 +220,17 @@ class GatewayEvents:
         """Forget disconnected gateways and their requests when none of these runs any more."""
         if not self._departed:
             return
-        left = [request for request in self._state.requests.values() if request.gateway in self._departed]
+        left = [
+            request
+            for request in self._state.requests.values()
+            if request.gateway in self._departed and not request.forgotten
+        ]
         self._departed = set()
+        over: list[Request] = []
         for request in left:
             runner = self._state.runner_of(request.placement) if request.placement is not None else None
             if runner is not None and request.placement and runner.holds(request.id, request.placement.epoch):
                 self._departed.add(request.gateway)
             else:
-                self._lifecycle.end(request)
+                over.append(request)
+        self._lifecycle.forget(over)

@@ -1,11 +1,12 @@
 """Which base model each group serves: the one that most of its runners have, of those that take work.
 
 So the rollout of another model switches in its middle, and a runner that comes or goes for a moment switches nothing. A
-group in which no runner takes work keeps the last one. Requests of before stay on theirs (see `replaced_bases`).
+group in which no runner takes work keeps the last one, as long as its pools have the same model. Requests of before
+stay on theirs (see `replaced_bases`).
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from motet_scheduler.policy.runners import Runner
@@ -19,7 +20,7 @@ class GroupBase:
 
 
 UNKNOWN = GroupBase()
-"""Of a group that never had a runner."""
+"""Of a group whose model no runner ever had."""
 
 
 class GroupBases:
@@ -27,9 +28,25 @@ class GroupBases:
         self.current: dict[GroupName, GroupBase] = {}
         self._at_work: dict[GroupName, dict[str, BaseModel]] = {}
         """By digest: the base models of the runners that take work."""
+        self._replaced: set[GroupName] = set()
+        """Groups whose pools have another model by now, while runners with the former one still take work."""
 
     def of(self, group: GroupName) -> GroupBase:
         return self.current.get(group, UNKNOWN)
+
+    def keep(self, groups: Container[GroupName]) -> list[GroupName]:
+        """Forget the others: those in which a runner takes work when the last one leaves. Returns those that were
+        forgotten now."""
+        self._replaced |= {group for group in self.current if group not in groups}
+        gone = [group for group in self._replaced if not self._at_work.get(group)]
+        for group in gone:
+            self._forget(group)
+        return gone
+
+    def _forget(self, group: GroupName) -> None:
+        del self.current[group]
+        self._at_work.pop(group, None)
+        self._replaced.remove(group)
 
     def find(self, group: GroupName, digest: str) -> BaseModel | None:
         """The base model with this digest, if new requests of the group can have it."""
@@ -45,4 +62,7 @@ class GroupBases:
         self._at_work[group] = {base.model.digest: base.model for base in votes}
         if votes and votes[self.of(group)] < max(votes.values()):
             self.current[group] = max(votes, key=lambda base: votes[base])
-        return before != (self.of(group).model.digest, self._at_work[group].keys())
+            self._replaced.discard(group)
+        if not votes and group in self._replaced:
+            self._forget(group)
+        return before != (self.of(group).model.digest, self._at_work.get(group, {}).keys())

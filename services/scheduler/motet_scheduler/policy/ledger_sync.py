@@ -66,6 +66,7 @@ def sync_ledger(
         ledger_entry = runner.entries[key]
         ledger_entry.missed = 0
         ledger_entry.readmitted = False
+        ledger_entry.owed = max(0, entry.pages - entry.pages_used) if entry.parked_times else 0
     runner.orphaned = orphaned
     runner.ledger.charge_others(charged_to_ended)
     for key, ledger_entry in list(runner.entries.items()):

@@ -9,7 +9,7 @@ def on_capacity_freed(state: SchedulerState, runner: Runner) -> None:
     """A runner has free capacity: its parked requests resume first, then the queue is tried again."""
     while state.supervised and runner.attached and (following := runner.next_parked()) is not None:
         name, parked = following
-        if parked.wanted.pages > runner.free_for(parked.digest) or not runner.slot_for(parked.digest):
+        if not runner.may_resume(parked):
             break
         runner.record_promise((name, parked.epoch), parked.wanted.pages, parked.digest, state.now, readmitted=True)
         runner.unpark(name)

@@ -1,11 +1,13 @@
 """Places queued requests: which are tried, in which order, and what is recorded. Also reports their positions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
 
 from motet.errors import ContextLengthExceeded
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects
-from motet_scheduler.policy.queue import Queue
+from motet_scheduler.policy.queue import Outcome, Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runner_choice import NO_RUNNER, OTHERS_FIRST, Chosen, NeverFits, choose, nearest, never_fits
@@ -18,7 +20,10 @@ EXACT_POSITIONS = 100
 """Positions up to this one are reported when they change, later ones when they change by a tenth."""
 
 POSITIONS_PERIOD = 1.0
-"""Seconds between two reports of all positions."""
+"""Seconds between two rounds of reports of all positions."""
+
+LOOKED_AT_ONCE = 1000
+"""At how many positions a tick looks: a round may take several."""
 
 EXPLAINED = 20
 """Up to this position, each report finds out anew why the request waits."""
@@ -34,25 +39,27 @@ class Placer:
             self.place_group(queue)
 
     def place_group(self, queue: Queue) -> None:
-        """Place all requests that fit."""
-        if self._state.settled and queue.changed:
-            while self._scan(queue):
-                pass
+        """Place all requests that fit. Few that no runner could ever hold are refused: there may be thousands, and
+        `TryMore` goes on."""
+        may_refuse = self._state.config.tenants_examined if self._state.settled and queue.changed else 0
+        while may_refuse:
+            may_refuse = self._scan(queue, may_refuse)
 
-    def _scan(self, queue: Queue) -> bool:
-        """Try the requests that may fit now. True if there must be another scan at once: a runner must be reserved for
-        another request first, or something was placed and untried ones are left."""
+    def _scan(self, queue: Queue, may_refuse: int) -> int:
+        """Try the requests that may fit now, and refuse at most `may_refuse`. Returns how many the scan may refuse that
+        must follow at once: a runner must be reserved for another request first, or something was placed and untried
+        ones are left. 0: none must follow."""
         self._reserve(queue)
         placed = False
-        for request, runners in queue.to_try(self._state.config):
-            if self._place(queue, request, runners):
-                placed |= not request.waiting
-                if queue.overdue() is not queue.reserved_for:
-                    return True
+        for outcome in queue.try_in_order(self._state.config, partial(self._place, queue)):
+            placed |= outcome is Outcome.PLACED
+            may_refuse -= outcome is Outcome.REFUSED
+            if not may_refuse or queue.overdue() is not queue.reserved_for:
+                return may_refuse
         if queue.untried:
-            return placed  # those behind them still have to be tried on the runners with room
+            return may_refuse if placed else 0  # those behind them still have to be tried on the runners with room
         queue.freed.clear()
-        return False
+        return 0
 
     def _reserve(self, queue: Queue) -> None:
         """Reserve the runner where the overdue request lacks least. In the next scan that may be another one."""
@@ -65,23 +72,26 @@ class Placer:
             runner = nearest(overdue, self._state.runners_for(overdue, nearby), self._state.config, self._state.now)
         queue.reserve(overdue, runner)
 
-    def _place(self, queue: Queue, request: Request, runners: Sequence[Runner]) -> bool:
-        """Place a request on one of these runners, or refuse it. False if it still waits."""
+    def _place(self, queue: Queue, request: Request, runners: Sequence[Runner]) -> Outcome | None:
+        """Place a request on one of these runners, or refuse it. None: it still waits."""
         state = self._state
+        if request.forgotten:
+            self._lifecycle.end(request)
+            return Outcome.REFUSED
         near, reserved = state.families.near(request), queue.reserved_from(request)
         able = state.runners_for(request, runners)
-        outcome = choose(request, able, state.config, state.now, near=near, reserved=reserved)
-        if isinstance(outcome, Chosen):
+        found = choose(request, able, state.config, state.now, near=near, reserved=reserved)
+        if isinstance(found, Chosen):
             queue.remove_placed(request)
-            self._assign(request, outcome.runner, outcome.promise)
-            return True
-        if isinstance(outcome, NeverFits) and not runners:
-            self._refuse(request, outcome)
-            return True
+            self.assign(request, found.runner, found.promise)
+            return Outcome.PLACED
+        if isinstance(found, NeverFits) and not runners:
+            self._refuse(request, found)
+            return Outcome.REFUSED
         queue.wait_for(request, request.base if state.limited_to(request) is None else request.digest)
         if not request.waiting_reason:
             explain(state, request)
-        return False
+        return None
 
     def refuse_too_large(self, request: Request) -> bool:
         """Refuse an untried request that no runner could ever hold. Behind an older one of its tenant it would be
@@ -97,7 +107,7 @@ class Placer:
     def _refuse(self, request: Request, outcome: NeverFits) -> None:
         self._lifecycle.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
 
-    def _assign(self, request: Request, runner: Runner, promise: Promise) -> None:
+    def assign(self, request: Request, runner: Runner, promise: Promise) -> None:
         source = self._state.adapters.source_of(request.digest, request.adapter)
         if source is not None and runner.tier_of(request.digest) is not Tier.DEVICE:
             promise = Promise(promise.pages, promise.tokens, source.bytes)
@@ -109,7 +119,6 @@ class Placer:
         request.base = request.base or runner.base.digest
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)
         self._state.families.placed(request, runner.instance)
-        request.deadline_at = None
         request.waiting_reason, request.reported_position = "", (0, "")
         self._lifecycle.placed(request.id, request.epoch)
         runner.record_promise((request.id, request.epoch), promise.pages, request.digest, self._state.now)
@@ -136,17 +145,28 @@ class Placer:
 class Positions:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._reported_at = state.now
+        self._began_at = state.now
+        self._left: Iterator[tuple[int, Request]] = iter(())
+        """Of this round, as the queues were when it came to them."""
 
     def tick(self) -> None:
-        if self._state.now - self._reported_at < POSITIONS_PERIOD:
-            return
-        self._reported_at = self._state.now
-        for queue in self._state.queues.values():
-            for position, request in enumerate(queue, 1):
+        looked = self._look(LOOKED_AT_ONCE)
+        if looked < LOOKED_AT_ONCE and self._state.now - self._began_at >= POSITIONS_PERIOD:
+            self._began_at = self._state.now
+            self._left = (place for queue in list(self._state.queues.values()) for place in enumerate(queue, 1))
+            self._look(LOOKED_AT_ONCE - looked)
+
+    def _look(self, most: int) -> int:
+        looked = 0
+        for position, request in islice(self._left, most):
+            looked += 1
+            if request.waiting and self._state.requests.get(request.id) is request:
                 self.report(request, position)
+        return looked
 
     def report(self, request: Request, position: int) -> None:
+        if request.forgotten:
+            return
         previous, why = request.reported_position
         stale = position <= EXPLAINED or request.waiting_reason in {OTHERS_FIRST, STARTING, NO_RUNNER}
         if not request.waiting_reason or (stale and position <= EXACT_POSITIONS):

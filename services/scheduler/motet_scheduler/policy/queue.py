@@ -15,8 +15,10 @@ scan tries `tenants_examined` at most, and nothing younger or less urgent before
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from enum import Enum, auto
+from itertools import chain
 
 from motet.domain import BASE, Digest, Tenant
 from motet.runner_info import Capacity, RequestClass
@@ -30,8 +32,20 @@ Head = tuple[float, int, Request]
 Room = tuple[Runner, Capacity, int, Collection[Digest] | None]
 """A runner, how many pages are free there, and which adapters alone may run there (None: any)."""
 
+
+class Outcome(Enum):
+    """How a request has left the queue."""
+
+    PLACED = auto()
+    REFUSED = auto()
+    """Or it ended otherwise, without a place."""
+
+
+Place = Callable[[Request, list[Runner]], Outcome | None]
+"""Places a request on one of these runners, or of none: on any. None: it still waits."""
+
 FEW_OF = 100
-"""To remove fewer than one of so many from lists, each is searched for. For more it is faster to go through the lists
+"""To remove fewer than one in a hundred from lists, each is searched for. For more it is faster to go through the lists
 once: all that wait for an adapter may count as untried at once."""
 
 
@@ -43,7 +57,7 @@ class Waiting:
         self._examined = 0
         self._capacity: Capacity | None = None
         self._least = 0
-        """Each of the oldest `_examined` needs at least so many pages on a runner of this capacity. Most lack pages, so
+        """The fewest pages that one of the oldest `_examined` needs on a runner of this capacity. Most lack pages, so
         this often spares looking at them."""
 
     def add(self, head: Head) -> None:
@@ -60,8 +74,8 @@ class Waiting:
         self._examined = 0
 
     def oldest(self, examined: int, capacity: Capacity | None, free: int) -> list[Head]:
-        """Of the oldest so many, those that may need no more than the free pages of a runner of this capacity (None:
-        of any)."""
+        """Of the oldest `examined` heads, those that may need no more than the free pages of a runner of this capacity
+        (None: of any)."""
         if capacity is self._capacity and examined == self._examined and free < self._least:
             return []
         heads = self.heads[:examined]
@@ -89,10 +103,10 @@ class ClassQueue:
         self._tenant_queues: dict[Tenant, list[Head]] = {}
         self._heads: list[Head] = []
         """The oldest request of each tenant."""
-        self._untried: list[Head] = []
-        self._waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
+        self.untried_heads: list[Head] = []
+        self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""
-        self._by_adapter: defaultdict[Digest, defaultdict[str, list[Head]]] = defaultdict(lambda: defaultdict(list))
+        self.by_adapter: defaultdict[Digest, defaultdict[str, list[Head]]] = defaultdict(lambda: defaultdict(list))
         """The same, by adapter first: where all slots are in use, only those that have one can go."""
         self._size = 0
         self._youngest: QueueKey = (0.0, 0)
@@ -109,8 +123,8 @@ class ClassQueue:
         every = [head for tenant_queue in self._tenant_queues.values() for head in tenant_queue]
         return (request for _, _, request in sorted(every))
 
-    def unordered(self) -> Iterator[Request]:
-        return (request for tenant_queue in self._tenant_queues.values() for _, _, request in tenant_queue)
+    def unordered(self) -> Iterator[Head]:
+        return chain.from_iterable(self._tenant_queues.values())
 
     def add(self, request: Request) -> None:
         tenant_queue = self._tenant_queues.setdefault(request.tenant, [])
@@ -126,6 +140,7 @@ class ClassQueue:
         at = bisect_left(tenant_queue, _head(request))
         assert tenant_queue[at][2] is request, f"{request.id} is not where its age says"
         del tenant_queue[at]
+        request.deadline_at = None
         self._size -= 1
         self._move_head(before, tenant_queue[0] if tenant_queue else None)
         if not tenant_queue:
@@ -144,7 +159,7 @@ class ClassQueue:
 
     @property
     def untried(self) -> bool:
-        return bool(self._untried)
+        return bool(self.untried_heads)
 
     def wait_for(self, request: Request, runners_of: str) -> None:
         """It was tried, and none of these runners has room for it."""
@@ -153,51 +168,51 @@ class ClassQueue:
         head = _head(request)
         self._leave(head)
         request.waits_for = runners_of
-        self._waiting[runners_of].add(head)
-        insort(self._by_adapter[request.digest][runners_of], head)
+        self.waiting[runners_of].add(head)
+        insort(self.by_adapter[request.digest][runners_of], head)
 
     def try_again(self, requests: Iterable[Request]) -> None:
         again = [request for request in dict.fromkeys(requests) if request.waits_for is not None]
         if len(again) * FEW_OF < len(self._heads):
             for request in again:
                 self._leave(head := _head(request))
-                insort(self._untried, head)
+                insort(self.untried_heads, head)
             return
         left = {(request.digest, request.waits_for) for request in again if request.waits_for is not None}
         for request in again:
             request.waits_for = None
         for runners_of in {runners_of for _, runners_of in left}:
-            self._waiting[runners_of].drop_untried()
-            if not self._waiting[runners_of].heads:
-                del self._waiting[runners_of]
+            self.waiting[runners_of].drop_untried()
+            if not self.waiting[runners_of].heads:
+                del self.waiting[runners_of]
         for digest, runners_of in left:
-            of_adapter = self._by_adapter[digest]
+            of_adapter = self.by_adapter[digest]
             of_adapter[runners_of] = _tried(of_adapter[runners_of])
             if not of_adapter[runners_of]:
                 del of_adapter[runners_of]
             if not of_adapter:
-                del self._by_adapter[digest]
-        self._untried += map(_head, again)
-        self._untried.sort()
+                del self.by_adapter[digest]
+        self.untried_heads += map(_head, again)
+        self.untried_heads.sort()
 
     def try_all_again(self) -> None:
-        self._untried = self._heads.copy()
-        self._waiting.clear()
-        self._by_adapter.clear()
+        self.untried_heads = self._heads.copy()
+        self.waiting.clear()
+        self.by_adapter.clear()
         for _, _, request in self._heads:
             request.waits_for = None
 
     def with_adapter(self, digest: Digest) -> list[Request]:
         """Those that were tried, of the oldest of each tenant."""
-        return [head[2] for heads in self._by_adapter.get(digest, {}).values() for head in heads]
+        return [head[2] for heads in self.by_adapter.get(digest, {}).values() for head in heads]
 
     def to_try(self, rooms: Sequence[Room], after: Head | None, examined: int, untried: int) -> list[Head]:
         """In order of age: untried requests, and those that wait for one of these runners. `after`: only younger ones.
 
-        The work is bounded: so many untried ones, and so many that wait for the same base model or adapter. None is
-        younger than an untried one that is left.
+        The work is bounded: at most `untried` untried ones, and at most `examined` that wait for the same base model or
+        adapter. None is younger than an untried one that is left.
         """
-        found = self._untried[:untried]
+        found = self.untried_heads[:untried]
         capacity, most = rooms[0][1] if rooms else None, 0
         runners_of: set[str] = set()
         adapters: set[tuple[Digest, str]] = set()
@@ -206,20 +221,20 @@ class ClassQueue:
                 capacity = None
             most = max(most, free)
             if only is None:
-                runners_of.update(("", runner.base.digest), self._waiting.keys() & runner.adapters)
+                runners_of.update(("", runner.base.digest), self.waiting.keys() & runner.adapters)
             else:
-                for digest in (BASE, *(self._by_adapter.keys() & only)):
+                for digest in (BASE, *(self.by_adapter.keys() & only)):
                     adapters.update(((digest, ""), (digest, runner.base.digest), (digest, digest)))
         for one in runners_of:
-            if one in self._waiting:
-                found += self._waiting[one].oldest(examined, capacity, most)
+            if one in self.waiting:
+                found += self.waiting[one].oldest(examined, capacity, most)
         for digest, one in adapters:
-            of_adapter = self._by_adapter.get(digest)
+            of_adapter = self.by_adapter.get(digest)
             heads = of_adapter.get(one, [])[:examined] if of_adapter is not None else []
             found += [head for head, pages in zip(heads, _pages(heads, capacity), strict=True) if pages <= most]
         found.sort()
-        if len(self._untried) > untried:
-            del found[bisect_left(found, self._untried[untried]) :]
+        if len(self.untried_heads) > untried:
+            del found[bisect_left(found, self.untried_heads[untried]) :]
         return found[bisect_right(found, after) :] if after is not None else found
 
     def passed_by_younger(self, key: QueueKey) -> None:
@@ -258,23 +273,23 @@ class ClassQueue:
             self._leave(before)
         if after is not None:
             insort(self._heads, after)
-            insort(self._untried, after)
+            insort(self.untried_heads, after)
 
     def _leave(self, head: Head) -> None:
         request = head[2]
         if request.waits_for is None:
-            _discard(self._untried, head)
+            _discard(self.untried_heads, head)
             return
-        waiting, of_adapter = self._waiting[request.waits_for], self._by_adapter[request.digest]
+        waiting, of_adapter = self.waiting[request.waits_for], self.by_adapter[request.digest]
         waiting.discard(head)
         if not waiting.heads:
-            del self._waiting[request.waits_for]
+            del self.waiting[request.waits_for]
         alike = of_adapter[request.waits_for]
         _discard(alike, head)
         if not alike:
             del of_adapter[request.waits_for]
         if not of_adapter:
-            del self._by_adapter[request.digest]
+            del self.by_adapter[request.digest]
         request.waits_for = None
 
 
@@ -288,7 +303,9 @@ def _discard(heads: list[Head], head: Head) -> None:
 
 class Queue:
     def __init__(self, max_passed_over: int) -> None:
-        self._class_queues = {one: ClassQueue(max_passed_over) for one in RequestClass}
+        self.class_queues = {one: ClassQueue(max_passed_over) for one in RequestClass}
+        self.bases: Counter[str] = Counter()
+        """How many requests wait for each base model."""
         self.freed: dict[Runner, None] = {}
         """Runners that may have room since the last scan. In order, as a set would differ from process to process."""
         self.reserved_for: Request | None = None
@@ -297,26 +314,26 @@ class Queue:
         """None: no runner could ever take it."""
 
     def __len__(self) -> int:
-        return sum(len(class_queue) for class_queue in self._class_queues.values())
+        return sum(len(class_queue) for class_queue in self.class_queues.values())
 
     def __iter__(self) -> Iterator[Request]:
-        for class_queue in self._class_queues.values():
+        for class_queue in self.class_queues.values():
             yield from class_queue
 
-    def unordered(self) -> Iterator[Request]:
-        """All requests, for sums."""
-        for class_queue in self._class_queues.values():
-            yield from class_queue.unordered()
+    def unordered(self) -> Iterator[Head]:
+        """All requests behind their keys, for sums: fast, as ten thousand may wait."""
+        return chain.from_iterable(map(ClassQueue.unordered, self.class_queues.values()))
 
     def heads(self) -> list[Request]:
         """The oldest request of each tenant and class."""
-        return [request for class_queue in self._class_queues.values() for request in class_queue.heads()]
+        return [request for class_queue in self.class_queues.values() for request in class_queue.heads()]
 
     def size_of(self, request_class: RequestClass) -> int:
-        return len(self._class_queues[request_class])
+        return len(self.class_queues[request_class])
 
     def add(self, request: Request) -> None:
-        self._class_queues[request.request_class].add(request)
+        self.class_queues[request.request_class].add(request)
+        self.bases[request.base] += 1
 
     @property
     def changed(self) -> bool:
@@ -325,7 +342,7 @@ class Queue:
 
     @property
     def untried(self) -> bool:
-        return any(class_queue.untried for class_queue in self._class_queues.values())
+        return any(class_queue.untried for class_queue in self.class_queues.values())
 
     def retry_on(self, runner: Runner) -> None:
         """This runner may have room."""
@@ -333,25 +350,25 @@ class Queue:
 
     def try_again(self, requests: Collection[Request]) -> None:
         """Other runners may take these requests than before, if they wait."""
-        for request_class, class_queue in self._class_queues.items() if requests else ():
+        for request_class, class_queue in self.class_queues.items() if requests else ():
             class_queue.try_again(request for request in requests if request.request_class is request_class)
 
     def with_adapters(self, digests: Iterable[Digest]) -> list[Request]:
         """Requests that wait and were tried, of the oldest of each tenant and class."""
         return [
             request
-            for class_queue in self._class_queues.values()
+            for class_queue in self.class_queues.values()
             for digest in digests
             for request in class_queue.with_adapter(digest)
         ]
 
     def try_all_again(self) -> None:
-        for class_queue in self._class_queues.values():
+        for class_queue in self.class_queues.values():
             class_queue.try_all_again()
 
     def wait_for(self, request: Request, runners_of: str) -> None:
         """It was tried, and waits for runners that have this base model, or this adapter."""
-        self._class_queues[request.request_class].wait_for(request, runners_of)
+        self.class_queues[request.request_class].wait_for(request, runners_of)
 
     def reserve(self, overdue: Request | None, runner: Runner | None) -> None:
         """Reserve a runner for the overdue request, instead of the one that was reserved."""
@@ -366,36 +383,41 @@ class Queue:
         behind = overdue is not None and request is not overdue and request.request_class >= overdue.request_class
         return self.reserved_runner if behind else None
 
-    def to_try(self, config: SchedulerConfig) -> Iterator[tuple[Request, list[Runner]]]:
-        """The requests that may fit now, the most urgent first, and on which runners; untried ones: on any.
+    def try_in_order(self, config: SchedulerConfig, place: Place) -> Iterator[Outcome]:
+        """Have the requests placed that may fit now, the most urgent first, on the runners that have room; untried
+        ones: on any. Yields the outcome of each that has left: the caller may stop after it.
 
         Skips those that wait for runners with too little room. These are nearly all, so this must be fast. Ends before
         anything that is younger or less urgent than an untried one that is left.
         """
         overdue, reserved = self.reserved_for, self.reserved_runner
         every = rooms = self._rooms()
-        for request_class, class_queue in self._class_queues.items():
+        for request_class, class_queue in self.class_queues.items():
             if overdue is not None and request_class >= overdue.request_class and reserved in self.freed:
                 tried = request_class is overdue.request_class and overdue.waits_for is not None
-                if tried and (fits := _fits(overdue, every, config)):
-                    yield overdue, fits
+                if tried and (fits := _fits(overdue, every, config)) and (outcome := place(overdue, fits)) is not None:
+                    yield outcome
                 rooms = [room for room in every if room[0] is not reserved]
             last: Head | None = None
-            untried, placed = config.tenants_examined, True
-            while placed and (rooms or class_queue.untried):
-                placed = False
+            untried, left = config.tenants_examined, True
+            while left and (rooms or class_queue.untried):
+                left = False
                 for head in class_queue.to_try(rooms, last, config.tenants_examined, untried):
                     request = head[2]
                     first, fits = request.waits_for is None, []
                     if not first and not (fits := _fits(request, rooms, config)):
                         continue
-                    yield request, fits
-                    if first and request.waiting:
-                        untried -= 1  # it waits, or was refused: a tenant may have many to refuse
-                    if request.waits_for is None:  # it was placed: less is free now, and its tenant's next is untried
-                        last, placed, every = head, True, self._rooms()
-                        rooms = [room for room in every if room[0] is not self.reserved_from(request)]
-                        break
+                    outcome = place(request, fits)
+                    if outcome is None:
+                        untried -= first
+                        continue
+                    yield outcome
+                    if outcome is Outcome.REFUSED:
+                        untried -= first  # a tenant may have many to refuse
+                    # Less may be free now, and its tenant's next is untried.
+                    last, left, every = head, True, self._rooms()
+                    rooms = [room for room in every if room[0] is not self.reserved_from(request)]
+                    break
             if class_queue.untried:
                 return
 
@@ -408,25 +430,32 @@ class Queue:
 
     def remove(self, request: Request) -> None:
         """Remove a request that was not placed."""
-        self._class_queues[request.request_class].remove(request)
+        self.class_queues[request.request_class].remove(request)
+        self._leave_base(request)
         if request is self.reserved_for:
             self.reserve(None, None)
 
     def remove_placed(self, request: Request) -> None:
         """Remove a placed request, and count it for the waiting requests that it passed."""
-        for request_class, class_queue in self._class_queues.items():
+        self._leave_base(request)
+        for request_class, class_queue in self.class_queues.items():
             if request_class is request.request_class:
                 class_queue.remove(request)
                 class_queue.passed_by_younger(request.key)
                 return
             class_queue.passed_by_less_urgent()
 
+    def _leave_base(self, request: Request) -> None:
+        self.bases[request.base] -= 1
+        if not self.bases[request.base]:
+            del self.bases[request.base]
+
     def passed_over(self, request: Request) -> int:
-        return self._class_queues[request.request_class].passed_over(request)
+        return self.class_queues[request.request_class].passed_over(request)
 
     def overdue(self) -> Request | None:
         """The most urgent request that has been passed over too often."""
-        for class_queue in self._class_queues.values():
+        for class_queue in self.class_queues.values():
             if (overdue := class_queue.overdue()) is not None:
                 return overdue
         return None

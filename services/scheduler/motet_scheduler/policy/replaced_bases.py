@@ -9,8 +9,7 @@ from itertools import islice
 
 from motet.errors import BaseModelReplaced
 from motet.runner_info import Failure
-from motet_scheduler.policy.request_lifecycle import REFUSED_AT_ONCE, RequestLifecycle
-from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName
 
@@ -18,6 +17,9 @@ REPLACED = BaseModelReplaced(
     "The base model was replaced while this request ran, and no runner has the old one any more. Send the request "
     "again: the new base model answers it."
 )
+
+REFUSED_AT_ONCE = 200
+"""Per tick: refusing ten thousand would delay everything else."""
 
 
 class ReplacedBases:
@@ -31,9 +33,10 @@ class ReplacedBases:
         if not self._state.settled or self._state.now - self._began_at <= self._state.config.forget_runner:
             return
         for group, queue in self._state.queues.items():
-            if len(queue):
-                left = self._bases_left(group)
-                orphans = (request for request in queue.unordered() if _is_orphan(request, left))
+            left = self._bases_left(group) if queue.bases.keys() - {""} else set()
+            gone = queue.bases.keys() - left - {""} if left else set()
+            if gone:
+                orphans = (request for _, _, request in queue.unordered() if request.base in gone)
                 for request in list(islice(orphans, REFUSED_AT_ONCE)):
                     self._lifecycle.refuse(request, Failure.of(REPLACED))
 
@@ -43,7 +46,3 @@ class ReplacedBases:
         if not any(runner.takes_work for runner in runners):
             return set()
         return {runner.base.digest for runner in runners if runner.drain is None}
-
-
-def _is_orphan(request: Request, left: set[str]) -> bool:
-    return bool(left and request.base and request.base not in left)

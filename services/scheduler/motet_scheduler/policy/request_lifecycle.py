@@ -1,9 +1,9 @@
 """Begins, queues, moves and ends requests, and keeps the ledgers in step. Also gives up at deadlines."""
 
-from collections import defaultdict
-from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
-from itertools import count, islice
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import count
 
 from motet.domain import BASE, RequestId
 from motet.errors import DeadlineExceeded, NoRunner
@@ -16,8 +16,11 @@ from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName
 from motet_scheduler.policy.waiting_reasons import explain
 
-REFUSED_AT_ONCE = 200
-"""Per tick: refusing ten thousand would delay everything else."""
+ENDED_AT_ONCE = 32
+"""In one event: ending ten thousand would delay everything else, so `TryMore` goes on."""
+
+SWEPT_AT_ONCE = 1000
+"""Entries that a sweep looks at in one tick."""
 
 SLACK = 64
 """A heap of deadlines with fewer stale entries than this is not swept."""
@@ -31,7 +34,8 @@ class RequestLifecycle:
         self.unlisted: dict[PlacementKey, float] = {}
         """Placements that their runner does not list, and since when; the oldest first."""
         self.deadlines = Deadlines()
-        self._retry_times: list[tuple[float, int, Request]] = []
+        self._forgotten: deque[Request] = deque()
+        self.retry_times: list[tuple[float, int, Request]] = []
         """When a request may try a runner again that it avoids."""
         self._retry_numbers = count()
         self._sequence = 0
@@ -59,7 +63,6 @@ class RequestLifecycle:
             self._state.queues[request.group].remove(request)
         else:
             self.release_promise(request)
-        request.deadline_at = None
         del self._state.requests[request.id]
         self._state.families.end(request)
         self._state.timelines.end(request.id)
@@ -67,6 +70,26 @@ class RequestLifecycle:
             self._state.adapter_uses[request.digest] -= 1
             if not self._state.adapter_uses[request.digest]:
                 del self._state.adapter_uses[request.digest]
+
+    def forget(self, requests: Iterable[Request]) -> None:
+        """End these, some in each event. Nothing is placed or said for them any more."""
+        for request in requests:
+            request.forgotten = True
+            self._forgotten.append(request)
+
+    def end_forgotten(self) -> None:
+        for _ in range(min(ENDED_AT_ONCE, len(self._forgotten))):
+            request = self._forgotten.popleft()
+            if self._state.requests.get(request.id) is request:
+                self.end(request)
+
+    def known(self, name: RequestId) -> Request | None:
+        """The request that a gateway names. A forgotten one ends first."""
+        request = self._state.requests.get(name)
+        if request is not None and request.forgotten:
+            self.end(request)
+            return None
+        return request
 
     def release_promise(self, request: Request) -> None:
         """Release the promise of its placement."""
@@ -98,6 +121,9 @@ class RequestLifecycle:
             self.unlisted.setdefault((request.id, request.placement.epoch), self._state.now)
 
     def refuse(self, request: Request, failure: Failure) -> None:
+        if request.forgotten:
+            self.end(request)
+            return
         self._state.note_event(request.id, "refused", failure.message)
         self._state.emit(effects.SendRefused(request.gateway, request.id, request.epoch, failure, request.tenant))
         self.end(request)
@@ -110,7 +136,7 @@ class RequestLifecycle:
         self._retry_at(self._state.now + pause, request)
 
     def _retry_at(self, at: float, request: Request) -> None:
-        heappush(self._retry_times, (at, next(self._retry_numbers), request))
+        heappush(self.retry_times, (at, next(self._retry_numbers), request))
 
     def move_everything(self, runner: Runner, why: str) -> None:
         for request in self._placed_on(runner):
@@ -127,6 +153,9 @@ class RequestLifecycle:
     def move(self, request: Request, why: str) -> None:
         """Cancel the request on its runner and place it again under a new epoch (PU-17)."""
         assert request.placement is not None
+        if request.forgotten:
+            self.end(request)
+            return
         runner = self._state.runner_of(request.placement)
         self._state.note_event(request.id, "moving", why)
         self.cancel_at_runner(request.placement, request.id, why)
@@ -140,12 +169,17 @@ class RequestLifecycle:
         if runner is not None and runner.attached:
             self._state.emit(effects.CancelAtRunner(runner.instance, request, placement.epoch, reason))
 
+    @property
+    def more_to_end(self) -> bool:
+        return bool(self._forgotten) or self.deadlines.due(self._state.now)
+
     def tick(self) -> None:
-        self._expire_deadlines()
+        self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))
+        self.expire_deadlines()
         self._requeue_unlisted()
         again: defaultdict[GroupName, list[Request]] = defaultdict(list)
-        while self._retry_times and self._retry_times[0][0] <= self._state.now:
-            request = heappop(self._retry_times)[2]
+        while self.retry_times and self.retry_times[0][0] <= self._state.now:
+            request = heappop(self.retry_times)[2]
             again[request.group].append(request)
         for group, requests in again.items():
             self._state.queue(group).try_again(requests)
@@ -174,9 +208,8 @@ class RequestLifecycle:
             self.avoid(request, request.placement.instance)
             self.move(request, f"its runner has not listed it for {timeout:.3g} seconds")
 
-    def _expire_deadlines(self) -> None:
-        self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))
-        for request in islice(self.deadlines.expired(self._state.now), REFUSED_AT_ONCE):
+    def expire_deadlines(self) -> None:
+        for request in self.deadlines.expired(self._state.now, ENDED_AT_ONCE):
             explain(self._state, request)
             waited = (
                 f"The request waited {request.queue_timeout:.3g} seconds and no runner could take it: "
@@ -190,15 +223,17 @@ class Deadlines:
     """When waiting requests give up.
 
     Most get a place long before. Removing an entry from the middle of a heap is expensive, so entries stay where they
-    are, and a sweep removes the stale ones when they are more than half.
+    are. When more than half are stale, a sweep moves the others to a new heap, some in each tick.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
+        self._unswept: list[tuple[float, int, Request]] = []
+        """What is left of the heap of before."""
         self._numbers = count()
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._heap) + len(self._unswept)
 
     def add(self, request: Request) -> None:
         if request.deadline_at is not None:
@@ -206,13 +241,23 @@ class Deadlines:
 
     def sweep(self, waiting: int) -> None:
         """Remove stale entries if they are the majority; `waiting` requests are still queued."""
-        if len(self._heap) > 2 * waiting + SLACK:
-            self._heap = [entry for entry in self._heap if _stands(*entry)]
-            heapify(self._heap)
+        if not self._unswept and len(self._heap) > 2 * waiting + SLACK:
+            self._heap, self._unswept = [], self._heap
+        for _ in range(min(SWEPT_AT_ONCE, len(self._unswept))):
+            entry = self._unswept.pop()  # without its last entry, a heap is still one
+            if _stands(*entry):
+                heappush(self._heap, entry)
 
-    def expired(self, now: float) -> Iterator[Request]:
-        while self._heap and self._heap[0][0] <= now:
-            entry = heappop(self._heap)
+    def due(self, now: float) -> bool:
+        """Whether an entry has expired; it may be stale."""
+        return any(heap and heap[0][0] <= now for heap in (self._heap, self._unswept))
+
+    def expired(self, now: float, most: int) -> Iterator[Request]:
+        """Looks at `most` entries at most."""
+        for _ in range(most):
+            if not self.due(now):
+                return
+            entry = heappop(min(filter(None, (self._heap, self._unswept))))
             if _stands(*entry):
                 yield entry[2]
 

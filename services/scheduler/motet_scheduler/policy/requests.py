@@ -59,6 +59,7 @@ class Request:
     queue_timeout: float = 0.0
     """Seconds it may wait in the queue, each time; 0: no limit."""
     deadline_at: float | None = None
+    """When it gives up. Only as long as it is in the queue."""
     waits_for: str | None = None
     """Whose runners it waits for: the digest of its base model, or of its adapter. None: it has not been tried."""
     epoch: int = 0
@@ -66,6 +67,8 @@ class Request:
     moved_reason: str = ""
     engine_hung: bool = False
     """Whether the engine of the runner that it leaves hangs."""
+    forgotten: bool = False
+    """Its gateway has gone, or no longer knows it. It ends soon, without another word."""
     avoid: dict[str, float] = field(default_factory=dict)
     """Runners to avoid, and until when."""
     declines: int = 0

@@ -88,6 +88,7 @@ class RunnerEvents:
         runner.last_report_at = self._state.now
         runner.note_kv_pages(event.pages)
         runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
+        runner.pages_to_resume = event.pages_free
         runner.cached_prefixes, runner.kernels = event.cached_prefixes, event.kernels
         # A report is not enough to be healthy again: an engine with work must also take a step.
         moves = event.steps > runner.steps if runner.steps is not None else not runner.hung
@@ -176,7 +177,10 @@ class RunnerEvents:
         self._state.adapters.residency_reported(runner, ())
         runner.forget_adapters()
         del self._state.runners[runner.instance]
-        self._state.by_group[runner.group].remove(runner)
+        of_group = self._state.by_group[runner.group]
+        of_group.remove(runner)
+        if not of_group:
+            del self._state.by_group[runner.group]
         self._state.queue(runner.group).try_all_again()
         self._state.runner_changed(runner)
 

@@ -25,6 +25,9 @@ class LedgerEntry:
     """Reports in a row that did not list it."""
     readmitted: bool = False
     """It was parked, and has been allowed to resume."""
+    owed: int = 0
+    """Pages that it will take beyond those in use by the last report: all of its promise until a report lists it, and
+    after a park the rest of it, so that it is not parked again."""
 
 
 @dataclass(slots=True)
@@ -115,6 +118,8 @@ class Runner:
         self.running = 0
         self.waiting = 0
         self.pages_free = capacity.pages
+        self.pages_to_resume = 0
+        """Free pages by the last report; 0 from when a request is parked to the next one, since pages were short."""
         self.cached_prefixes: frozenset[int] = frozenset()
         """Hints of the pages in its prefix cache, as last reported."""
         self.kernels: KernelState | None = None
@@ -185,6 +190,16 @@ class Runner:
         if not adapter or digest in self._live_digests:
             return self.ledger.free
         return int(self._kv_pages(adapter) * self.ledger.overcommit) - self.ledger.promised
+
+    def may_resume(self, parked: ParkedRequest) -> bool:
+        """Whether a parked request has room. Where more is promised than there is, its pages must be free, too: it was
+        parked because pages were short, and would be parked again at once."""
+        wanted = parked.wanted.pages
+        if wanted > self.free_for(parked.digest) or not self.slot_for(parked.digest):
+            return False
+        if self.ledger.overcommit <= 1 or not self.entries:
+            return True
+        return wanted <= self.pages_to_resume - sum(entry.owed for entry in self.entries.values())
 
     def load_ordered(self, order: int, digest: Digest, adapter: AdapterRef, now: float) -> None:
         self._loads.setdefault(digest, {})[adapter.object] = Load(order, now)
@@ -289,7 +304,7 @@ class Runner:
         self.ledger.capacity = self._kv_pages()
 
     def _kv_pages(self, more: int = 0) -> int:
-        """How many pages KV can have, if adapters take so many more. A report does not know the adapters of requests
+        """How many pages KV can have, if adapters take `more` pages. A report does not know the adapters of requests
         that were placed after it, and we do not know those that the runner has beside ours: the smaller number
         counts."""
         return max(0, min(self._reported_kv_pages, self.capacity.pages - sum(self._adapter_pages.values()) - more))
@@ -322,7 +337,7 @@ class Runner:
         the pages that it shares by the runner's report."""
         entry = self.entries.get(key)
         if entry is None:
-            entry = self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted)
+            entry = self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted, owed=pages)
             self._use_adapter(digest)
         self.ledger.record(key, pages, shared=shared)
 

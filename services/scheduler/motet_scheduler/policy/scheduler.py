@@ -28,19 +28,19 @@ class Scheduler:
     ) -> None:
         """`first_order` is the number of the first order to a runner. No two schedulers may give the same ones."""
         awaited = saved.runners if saved is not None else ()
-        state = self._state = SchedulerState(config, now, StartupWait(awaited, now + config.startup_wait), first_order)
-        self._lifecycle = RequestLifecycle(state)
-        self._placer = Placer(state, self._lifecycle)
+        state = self.state = SchedulerState(config, now, StartupWait(awaited, now + config.startup_wait), first_order)
+        self.lifecycle = RequestLifecycle(state)
+        self.placer = Placer(state, self.lifecycle)
         self._positions = Positions(state)
         self.capacity = Autoscaler(state)
-        self._publisher = CatalogPublisher(state, self.capacity)
-        self._gateway_events = GatewayEvents(state, self._lifecycle, self._placer, self._positions)
-        self._drains = Drains(state, self._lifecycle)
-        self._replaced_bases = ReplacedBases(state, self._lifecycle)
-        self._runner_events = RunnerEvents(state, self._lifecycle, self._publisher, self._drains)
-        self._supervisor_events = SupervisorEvents(state, self._lifecycle)
+        self.publisher = CatalogPublisher(state, self.capacity)
+        self._gateway_events = GatewayEvents(state, self.lifecycle, self.placer, self._positions)
+        self._drains = Drains(state, self.lifecycle)
+        self._replaced_bases = ReplacedBases(state, self.lifecycle)
+        self._runner_events = RunnerEvents(state, self.lifecycle, self.publisher, self._drains)
+        self._supervisor_events = SupervisorEvents(state, self.lifecycle)
         if saved is not None:
-            self._publisher.restore(saved)
+            self.publisher.restore(saved)
         # Public, for metrics and tests to read.
         self.config = config
         self.requests = state.requests
@@ -63,9 +63,9 @@ class Scheduler:
             events.RunnerShuttingDown: self._drains.shutting_down,
             events.TermRaised: self._drains.send_all,
             events.AdapterStateChanged: self._runner_events.adapter_changed,
-            events.OperatorConnected: self._publisher.operator_connected,
-            events.CatalogReplaced: self._publisher.catalog_replaced,
-            events.CatalogUpdated: self._publisher.catalog_updated,
+            events.OperatorConnected: self.publisher.operator_connected,
+            events.CatalogReplaced: self.publisher.catalog_replaced,
+            events.CatalogUpdated: self.publisher.catalog_updated,
             events.DrainsDeclared: self._drains.declared,
             events.SupervisorConnected: self._supervisor_events.connected,
             events.SupervisorDisconnected: self._supervisor_events.disconnected,
@@ -75,38 +75,41 @@ class Scheduler:
             events.RunnerUnhealthy: self._supervisor_events.unhealthy,
             events.OvercommitSet: self._runner_events.overcommit_set,
             events.Tick: self._tick,
-            events.TryMore: lambda _: None,  # each event tries some
+            events.TryMore: lambda _: self.lifecycle.expire_deadlines(),  # each event tries some, and ends some
         }
 
     @property
     def settled(self) -> bool:
         """Whether placing is safe: the runners that were attached before the start have reported their requests."""
-        return self._state.settled
+        return self.state.settled
 
     @property
     def more_to_try(self) -> bool:
-        """Whether requests are left untried: so many that trying all at once would delay everything else."""
-        return self._state.settled and any(queue.untried for queue in self.queues.values())
+        """Whether requests are left that should be tried or ended: doing all at once would delay everything else."""
+        if self.lifecycle.more_to_end:
+            return True
+        return self.state.settled and any(queue.changed for queue in self.queues.values())
 
     @property
     def catalog(self) -> Catalog | None:
         """The last one published."""
-        return self._state.catalog
+        return self.state.catalog
 
     def handle(self, event: events.Event, now: float) -> list[effects.Effect]:
-        state = self._state
+        state = self.state
         state.now = now
         state.effects = []
         self._handlers[type(event)](event)
+        self.lifecycle.end_forgotten()
         if state.bases_changed:
-            self._publisher.bases_changed()
-        self._placer.place_all()
-        self._publisher.drop_unused_adapters()
-        self._publisher.tell_changes()
+            self.publisher.bases_changed()
+        self.placer.place_all()
+        self.publisher.drop_unused_adapters()
+        self.publisher.tell_changes()
         return state.effects
 
     def catalog_to_save(self) -> SavedCatalog:
-        return self._publisher.to_save()
+        return self.publisher.to_save()
 
     def queued(self) -> int:
         return sum(len(queue) for queue in self.queues.values())
@@ -115,20 +118,26 @@ class Scheduler:
         """Recount all ledgers and counters (in tests, and when idle). Raises AssertionError if they differ."""
         waiting = {request.id for queue in self.queues.values() for request in queue}
         assert waiting == {r.id for r in self.requests.values() if r.waiting}, "queued and waiting differ"
+        assert all(r.waiting for r in self.requests.values() if r.deadline_at is not None), "what runs has a deadline"
+        for queue in self.queues.values():
+            assert queue.bases == Counter(r.base for _, _, r in queue.unordered()), (
+                "base models of a queue were miscounted"
+            )
         for runner in self.runners.values():
             runner.check()
         counted = Counter(r.digest for r in self.requests.values() if r.digest != BASE)
-        assert counted == self._state.adapter_uses, "uses of adapters were miscounted"
-        self._state.families.check(self.requests)
+        assert counted == self.state.adapter_uses, "uses of adapters were miscounted"
+        self.state.families.check(self.requests)
 
     def _tick(self, _event: events.Tick) -> None:
-        self._state.waiting_for_runners.expire(self._state.now)
-        self._lifecycle.tick()
+        self.state.waiting_for_runners.expire(self.state.now)
+        self.lifecycle.tick()
         self._gateway_events.tick()
         self._runner_events.tick()
         self._drains.tick()
         self._replaced_bases.tick()
-        self._publisher.order_adapter_loads()
+        self.publisher.order_adapter_loads()
         self._positions.tick()
         self.capacity.tick()
-        self._publisher.end_reports()
+        self.publisher.end_reports()
+        self.state.drop_unused_queues()

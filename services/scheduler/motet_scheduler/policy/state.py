@@ -132,6 +132,11 @@ class SchedulerState:
             queue = self.queues[group] = Queue(self.config.max_passed_over)
         return queue
 
+    def drop_unused_queues(self) -> None:
+        """Of groups without requests and runners: there may be many names in the life of a scheduler."""
+        for group in [group for group, queue in self.queues.items() if not len(queue) and group not in self.by_group]:
+            del self.queues[group]
+
     def runners_of(self, group: GroupName) -> Sequence[Runner]:
         return self.by_group.get(group, ())
 

@@ -46,6 +46,7 @@ class SupervisorEvents:
         digest = entry.digest if entry is not None else runner.parked[event.request].digest
         order = (int(request.request_class), request.asked_at) if request is not None else (0, self._state.now)
         runner.park(event.request, ParkedRequest(event.epoch, event.wanted, digest, order))
+        runner.pages_to_resume = 0
         self._state.note_event(event.request, "parked", f"resumes with {event.wanted.pages} pages")
         on_capacity_freed(self._state, runner)
 

@@ -1,0 +1,56 @@
+"""What one tick takes does not grow with how many requests wait, or came and went before it."""
+
+import sys
+
+import pytest
+
+from motet_scheduler.policy import events, placement
+from motet_scheduler.policy.request_lifecycle import SWEPT_AT_ONCE
+from tests.scheduler.builders import ready
+
+
+def many_wait(count, **config):
+    driver = ready(**config)
+    driver.scheduler.check = lambda: None  # it counts all requests, at each event
+    driver.attach(pages=10)
+    for number in range(count):
+        driver.enqueue(f"{number}", prompt=1, max_tokens=150, base="sha256:base", tenant=f"t{number}", deadline=50.0)
+    return driver
+
+
+def calls_of_a_tick(driver):
+    calls = []
+    driver.clock.advance(0.1)
+    sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+    try:
+        driver.scheduler.handle(events.Tick(), driver.clock())
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+def test_five_times_as_many_waiting_requests_are_no_more_work_for_a_tick():
+    few, many = (calls_of_a_tick(many_wait(count, forget_runner=0.0)) for count in (401, 2001))
+    assert many < 1.1 * few
+
+
+def test_a_tick_looks_at_a_bounded_number_of_positions(monkeypatch):
+    monkeypatch.setattr(placement, "LOOKED_AT_ONCE", 10)
+    driver, looked = many_wait(16), []
+    monkeypatch.setattr(placement.Positions, "report", lambda _self, _request, position: looked.append(position))
+    for moment in range(4):
+        driver.wait(1.0)
+        assert len(looked) <= 10 * (moment + 1)
+    assert looked == [*range(1, 16)] * 2 + [*range(1, 11)]
+
+
+@pytest.mark.parametrize("left", [0, 3])
+def test_stale_deadlines_are_removed_in_parts(left):
+    driver = many_wait(2 * SWEPT_AT_ONCE + 1)
+    for number in range(1, 2 * SWEPT_AT_ONCE + 1 - left):
+        driver.cancel(f"{number}")
+    deadlines, sizes = driver.scheduler.lifecycle.deadlines, []
+    for _ in range(3):
+        driver.wait(0.2)
+        sizes.append(len(deadlines))
+    assert sizes == [SWEPT_AT_ONCE + 1 + left, 1 + left, left]
