@@ -65,9 +65,9 @@ class SchedulerSync:
         clock: Clock = monotonic,
     ) -> None:
         """`leadership` gives this operator's election, if operators elect a leader."""
-        self._clock = clock
+        self.clock = clock
         self._knowledge = AdapterReports()
-        self._awaited = AwaitedReports(AWAITED_SECONDS * time_scale)
+        self.awaited = AwaitedReports(AWAITED_SECONDS * time_scale)
         self.advice: dict[ObjectName, ScalingAdvice] = {}
         self.drained: set[str] = set()
         self.attached: set[str] = set()
@@ -80,7 +80,7 @@ class SchedulerSync:
         self.kernels: dict[str, KernelState] = {}
         """By instance."""
 
-        self._identities: dict[str, common_pb2.RunnerIdentity] = {}
+        self.identities: dict[str, common_pb2.RunnerIdentity] = {}
         self._instances: frozenset[str] = frozenset()
         self._drains: dict[str, RunnerDrain] = {}
         self._sent_drains: SentDrains | None = None
@@ -92,7 +92,7 @@ class SchedulerSync:
         self._revision = 0
         self._changed = changed
         self._leadership = leadership
-        self._link: Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Link(
+        self.link: Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Link(
             "scheduler",
             address,
             lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Sync(),
@@ -103,12 +103,12 @@ class SchedulerSync:
         )
 
     async def run(self) -> None:
-        self._awaited.leader_begins(self._clock())
-        await self._link.run()
+        self.awaited.leader_begins(self.clock())
+        await self.link.run()
 
     @property
     def connected(self) -> bool:
-        return self._link.connected
+        return self.link.connected
 
     @property
     def adapter_reports(self) -> Mapping[ObjectName, AdapterReport]:
@@ -117,17 +117,17 @@ class SchedulerSync:
     @property
     def reported_groups(self) -> frozenset[ObjectName] | None:
         """The groups of which a scheduler has reported everything: what it has not named is not there. None: all."""
-        return self._awaited.reported_groups(self._clock())
+        return self.awaited.reported_groups(self.clock())
 
     @property
     def advice_is_awaited(self) -> bool:
         """Whether advice about the number of runners may still come that has not come yet, or is stale."""
-        return self._awaited.advice_is_awaited(self._clock())
+        return self.awaited.advice_is_awaited(self.clock())
 
     @property
     def wait_ends_in(self) -> float | None:
         """Seconds until one of the last two changes without any message; None: it does not."""
-        return self._awaited.ends_in(self._clock())
+        return self.awaited.ends_in(self.clock())
 
     def send_state(
         self, catalog: CatalogSnapshot, drains: Iterable[RunnerDrain], instances: Iterable[str] = ()
@@ -142,8 +142,8 @@ class SchedulerSync:
             self._knowledge.keep_only({adapter.name for adapter in catalog.adapters})
             pools = {pool.pool for pool in catalog.pools}
             self.advice = {name: advice for name, advice in self.advice.items() if name in pools}
-            self._awaited.keep_only({pool.group for pool in catalog.pools})
-            self._link.send(self._snapshot())
+            self.awaited.keep_only({pool.group for pool in catalog.pools})
+            self.link.send(self._snapshot())
         before, self._instances = self._instances, frozenset(instances)
         for instance in before - self._instances:
             self._forget(instance)
@@ -153,7 +153,7 @@ class SchedulerSync:
         self.unhealthy.pop(instance, None)
         self.slots.pop(instance, None)
         self.kernels.pop(instance, None)
-        self._identities.pop(instance, None)
+        self.identities.pop(instance, None)
 
     def _greet(self) -> Iterable[scheduler_pb2.SyncUp]:
         # Send nothing before the manifests have been read: an empty catalog would unload all adapters.
@@ -170,7 +170,7 @@ class SchedulerSync:
             self._sent_drains = wanted
             self._drains_revision += 1
             self._since = {instance: self._since.get(instance, self._drains_revision) for instance in wanted}
-            self._link.send(self._all_drains())
+            self.link.send(self._all_drains())
 
     def _snapshot(self) -> scheduler_pb2.SyncUp:
         assert self._catalog is not None
@@ -234,7 +234,7 @@ class SchedulerSync:
         )
 
     def _identity(self, drain: RunnerDrain) -> common_pb2.RunnerIdentity:
-        return self._identities.get(drain.instance) or common_pb2.RunnerIdentity(
+        return self.identities.get(drain.instance) or common_pb2.RunnerIdentity(
             pool=str(drain.pool), revision=drain.revision, instance=drain.instance
         )
 
@@ -242,7 +242,7 @@ class SchedulerSync:
         match message.WhichOneof("message"):
             case "adapter":
                 report = message.adapter
-                self._knowledge.report(ObjectName(report.ref.namespace, report.ref.name), _knowledge(report))
+                self._knowledge.report(ObjectName(report.ref.namespace, report.ref.name), knowledge_of(report))
             case "desired":
                 it = message.desired
                 self.advice[ObjectName.parse(it.pool)] = ScalingAdvice(
@@ -255,10 +255,10 @@ class SchedulerSync:
                 if not self._on_drained(message.drained):
                     return
             case "welcome":
-                self._awaited.scheduler_speaks(self._clock())
+                self.awaited.scheduler_speaks(self.clock())
                 return
             case "reported_all":
-                self._awaited.reported_all(ObjectName.parse(group) for group in message.reported_all.groups)
+                self.awaited.reported_all(ObjectName.parse(group) for group in message.reported_all.groups)
             case "runner":
                 if not self._on_runner_report(message.runner):
                     return
@@ -280,7 +280,7 @@ class SchedulerSync:
 
     def _send_all(self) -> None:
         for message in self._greet():
-            self._link.send(message)
+            self.link.send(message)
 
     def _opened(self) -> None:
         self._knowledge.stream_opened(self._instances)
@@ -288,7 +288,7 @@ class SchedulerSync:
 
     def _closed(self) -> None:
         """The demand is unknown from now on: stale advice keeps runners and removes none."""
-        self._awaited.stream_closed(self._clock())
+        self.awaited.stream_closed(self.clock())
         self.advice = {
             name: replace(advice, stale=True, reason="the scheduler is not connected")
             for name, advice in self.advice.items()
@@ -313,8 +313,8 @@ class SchedulerSync:
         if not report.attached and identity.instance not in self._instances:
             self._forget(identity.instance)  # the last report about a runner that is gone
             return False
-        earlier = self._identities.get(identity.instance)
-        self._identities[identity.instance] = identity
+        earlier = self.identities.get(identity.instance)
+        self.identities[identity.instance] = identity
         if identity.instance in self._drains:
             if earlier is not None and earlier.incarnation != identity.incarnation:
                 self.drained.discard(identity.instance)  # a new process does not know of the drain yet
@@ -345,7 +345,7 @@ class SchedulerSync:
         return kernels != before
 
 
-def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterReport:
+def knowledge_of(report: scheduler_pb2.AdapterReport) -> AdapterReport:
     return AdapterReport(
         generation=report.ref.generation,
         serving_digest=report.serving_digest,

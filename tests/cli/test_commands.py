@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack.harness import MOTET, copy_of_bundled, write_adapter
-from tests.support.machine import lacking
+from testbed.local_stack import MOTET, copy_of_bundled, write_adapter
+from testbed.machine import lacking
 
 
 def motet(*arguments: str, env: dict[str, str] | None = None, typed: str = "") -> "subprocess.CompletedProcess[str]":

@@ -14,8 +14,8 @@ from motet_runner.engine import Engine
 from motet_runner.inspection import AdapterCost, Inspection, Load, inspect
 from motet_runner.interface import EngineConfig
 from motet_runner.plan import PRESETS
+from testbed.local_stack import BUNDLED
 from tests.cli.test_commands import motet
-from tests.stack.harness import BUNDLED
 
 MODEL, ADAPTERS = BUNDLED / "model", BUNDLED / "adapters"
 
@@ -35,7 +35,7 @@ def test_memory_and_adapters_take_what_an_engine_gives_them(found: Inspection) -
     for adapter in found.adapters:
         digest = Digest(adapter.name)
         engine.load_adapter(digest, certify(ADAPTERS / adapter.name, engine.info).layout)
-        taken = engine._planner.adapters.pages_of(digest)
+        taken = engine.diagnostics.planner.adapters.pages_of(digest)
         assert adapter == AdapterCost(adapter.name, rank=adapter.rank, pages=taken, linears=28)
     assert {one.name for one in found.adapters} == {folder.name for folder in ADAPTERS.iterdir()}
 

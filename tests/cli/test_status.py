@@ -19,7 +19,7 @@ def adapter(**conditions: tuple[str, str, str]) -> dict[str, Any]:
 def printed(adapter: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
     ready = next(one["status"] == "True" for one in adapter["conditions"] if one["type"] == "Ready")
     listed = [adapter | {"ready": ready}]
-    status._print({"services": [], "runners": [], "pools": [], "adapters": listed, "problems": [], "url": ""}, [])
+    status.print_status({"services": [], "runners": [], "pools": [], "adapters": listed, "problems": [], "url": ""}, [])
     return capsys.readouterr().out.splitlines()[-1].rstrip()
 
 
@@ -53,7 +53,9 @@ def test_status_shows_why_a_new_revision_is_refused_while_the_old_one_serves(
 def test_status_shows_what_a_runner_computes_with(capsys: pytest.CaptureFixture[str]) -> None:
     kernels = {"serving": "torch", "since": "2026-01-02T03:04:05Z", "note": "g++ failed: error: no [/-x] option"}
     runners = [{"name": "demo-1", "kernels": kernels}]
-    status._print({"services": [], "runners": runners, "pools": [], "adapters": [], "problems": [], "url": ""}, [])
+    status.print_status(
+        {"services": [], "runners": runners, "pools": [], "adapters": [], "problems": [], "url": ""}, []
+    )
     header, line = capsys.readouterr().out.splitlines()
     assert header.split() == ["runner", "computes", "with", "since", "note"]
     assert line.split(maxsplit=3) == ["demo-1", "torch", kernels["since"], kernels["note"]]
@@ -76,7 +78,7 @@ def test_status_shows_foreign_text_as_it_is(said: str, capsys: pytest.CaptureFix
     service = {"name": said, "kind": said, "pid": 1, "ready": True, "restarts": 0}
     runner = {"name": said, "kernels": {"serving": said, "since": said, "note": said}}
     document = {"services": [service], "runners": [runner], "pools": [pool], "adapters": [one]}
-    status._print({**document, "problems": [said], "url": said}, [said])
+    status.print_status({**document, "problems": [said], "url": said}, [said])
     assert capsys.readouterr().out.count(said) == 2 + 1 + 2 + 4 + 3 + 3
 
 

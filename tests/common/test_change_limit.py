@@ -12,7 +12,7 @@ steps = st.lists(st.integers(0, 25), max_size=200)
 
 
 def changes(limiter: ChangeLimiter[str], now: float, times: int, name: str = "a") -> int:
-    """How many of so many attempts may change at once."""
+    """How many of `times` attempts may change at once."""
     made = 0
     for _ in range(times):
         if limiter.may_change(name, now):

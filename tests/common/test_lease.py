@@ -95,8 +95,8 @@ async def test_between_two_leaders_there_is_no_address(leases: FakeLeaseApi) -> 
 @in_virtual_time
 async def test_a_leader_that_vanishes_is_followed_when_its_lease_ends_and_not_before(leases: FakeLeaseApi) -> None:
     async with Candidate(leases) as first:
-        assert first._campaign is not None
-        first._campaign.cancel()  # as if its process had been killed
+        assert first.campaign is not None
+        first.campaign.cancel()  # as if its process had been killed
         vanished = now()
         async with Candidate(leases) as second:
             await second.wait_until_leader()
@@ -247,14 +247,14 @@ async def test_a_write_without_a_lease_as_its_answer_renews_nothing(
     leases: FakeLeaseApi, answer: KubeObject | str
 ) -> None:
     async with candidates(leases, 2) as (leader, other):
-        old = await leader._get()
+        old = await leader.fetch()
 
         async def write_nothing(path: str, body: KubeObject, *, seconds: float) -> KubeObject:
             assert old is not None
             return answer if isinstance(answer, dict) else old | {"spec": {}}
 
         leader.line.put = leader.line.post = write_nothing  # type: ignore[method-assign]
-        asked, told = leader._reserved + 1, list[int]()
+        asked, told = leader.reserved + 1, list[int]()
         leader.raise_term_above(asked, lambda: told.append(leader.term))
         await asyncio.wait_for(other.wait_until_leader(), LEASE + RETRY)
         assert not leader.is_leader_for_sure

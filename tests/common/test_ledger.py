@@ -103,6 +103,6 @@ def test_a_promise_of_zero_pages_is_an_error(pages: int) -> None:
 def test_a_drifted_total_is_reported_with_its_numbers() -> None:
     ledger: Ledger[str] = Ledger(10)
     ledger.promise("a", 3)
-    ledger._total = 4
+    ledger.total = 4
     with pytest.raises(AssertionError, match="ledger says 4 pages, its entries add up to 3"):
         ledger.check()

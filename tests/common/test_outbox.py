@@ -50,6 +50,20 @@ def test_a_whole_catalog_that_was_not_read_takes_its_changes_with_it() -> None:
     assert list(iter(outbox.get_nowait, None)) == [position, whole[1], changes[1]]
 
 
+def test_what_was_reported_before_all_was_stays_before_it() -> None:
+    """An operator would take what it has not heard for what is not there."""
+    outbox: Outbox[scheduler_pb2.SyncDown] = Outbox()
+    adapters = [
+        scheduler_pb2.SyncDown(adapter=scheduler_pb2.AdapterReport(serving_digest=one)) for one in ("old", "new")
+    ]
+    desired = [scheduler_pb2.SyncDown(desired=scheduler_pb2.DesiredCapacity(pool="p", replicas=one)) for one in (1, 2)]
+    runners = [scheduler_pb2.SyncDown(runner=scheduler_pb2.RunnerReport(attached=one)) for one in (False, True)]
+    every = scheduler_pb2.SyncDown(reported_all=scheduler_pb2.ReportedAll(groups=["g"]))
+    for message in (adapters[0], desired[0], runners[0], every, adapters[1], desired[1], runners[1]):
+        outbox.put(message)
+    assert list(iter(outbox.get_nowait, None)) == [adapters[1], desired[1], runners[1], every]
+
+
 def test_a_message_that_was_read_is_not_replaced() -> None:
     outbox: Outbox[bytes] = Outbox(subject=subject)
     outbox.put(b"a=1")

@@ -81,7 +81,7 @@ def test_an_engine_uses_at_most_the_pages_of_the_longest_answer(prompt, max_toke
     prompt, max_tokens = min(prompt, 80), min(max_tokens, 80)
     most = promises.max_pages(prompt, max_tokens)
     planner = make_planner(pages=most + 1)  # a context ends with the pages, last token included
-    planner.add(new("a", prompt=prompt, max_tokens=max_tokens, promise=most, ignore_eos=True))
+    planner.commands.add(new("a", prompt=prompt, max_tokens=max_tokens, promise=most, ignore_eos=True))
     device = FakeDevice(planner)
     used = 0
     while planner.has_work():
@@ -98,7 +98,7 @@ def test_scheduler_supervisor_and_runner_agree(prompt, max_tokens, promise, made
     most = promises.max_pages(prompt, max_tokens)
     engine = running(prompt, max_tokens, promise, made)
     entry = watched(prompt, max_tokens, promise, made)
-    supervisor = WatchedRunner(RunnerIdentity(instance="r0"), CAPACITY, 0.0)
+    supervisor = WatchedRunner(RunnerIdentity(instance="r0"), CAPACITY, 0.0, overcommit=1.0)
     request = scheduled(prompt, max_tokens)
     assert engine.most_pages == supervisor.max_pages(entry) == most
     assert request.promise_on(CAPACITY, SchedulerConfig(force_promise_pages=10_000)).pages == most

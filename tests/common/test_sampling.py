@@ -18,11 +18,11 @@ from grpc_tools import protoc
 from motet.api.v1 import runner_pb2
 from motet.asset_fields import AssetFields
 from motet.errors import InvalidRequest, ModelFolderError
-from motet.sampling import IN_BODIES, OPTIONS, Biases, Flag, Number, Sampling, TokenIds
+from motet.sampling import IN_BODIES, OPTIONS, Biases, Flag, Number, Range, Sampling, TokenIds
 from motet_gateway import parameters
 from motet_gateway.openapi import document
 from motet_runner.generate_service import sequence_of
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 from tests.runner.plan.fake_device import VOCABULARY, make_planner, new
 
 NAN, INFINITE, MOST = math.nan, math.inf, 512
@@ -55,7 +55,7 @@ def wrong_values(name: str) -> list[Any]:
 
 
 def engine(sampling: Sampling) -> None:
-    make_planner(pages=64).add(replace(new("a"), sampling=sampling))
+    make_planner(pages=64).commands.add(replace(new("a"), sampling=sampling))
 
 
 def by_library(name: str, value: Any) -> None:
@@ -133,6 +133,37 @@ def test_a_value_at_an_end_reaches_the_engine_by_every_door(name: str, tmp_path:
             assert by_file(name, value, tmp_path) == {name: value}
 
 
+@pytest.mark.parametrize("name", [name for name, one in OPTIONS.items() if isinstance(one, Number) and one.above])
+def test_the_smallest_number_above_zero_is_not_the_default(name: str) -> None:
+    assert by_body(name, 1e-46).checked(VOCABULARY) == by_body(name, 1e-6)
+    assert getattr(Sampling(**{"max_tokens": MOST, name: 1e-46}).checked(VOCABULARY), name) == 1e-6
+
+
+def test_a_token_has_one_name() -> None:
+    with pytest.raises(InvalidRequest, match="must have token ids, which are integers, not '01'"):
+        by_body("logit_bias", {"1": 5, "01": -100})
+    with pytest.raises(InvalidRequest, match=r"must have token ids, which are integers\."):
+        by_body("stop_token_ids", [1e2])
+
+
+@pytest.mark.parametrize("value", [False, 0.0])
+def test_a_length_that_is_no_integer_gets_the_sentence_of_the_option(value: object) -> None:
+    with pytest.raises(InvalidRequest, match="max_tokens must be an integer"):
+        by_body("max_tokens", value)
+
+
+def test_a_message_holds_no_defaults() -> None:
+    message = Sampling(max_tokens=1, top_p=float("1"), stop_token_ids=frozenset([]), logit_bias={}).to_proto()
+    assert [field.name for field, _ in message.ListFields()] == ["max_tokens"]
+
+
+def test_a_gateway_checks_an_option_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    monkeypatch.setattr(Range, "check", lambda _, name, value: checked.append((name, value)))
+    by_body("temperature", 0.5)
+    assert checked.count(("temperature", 0.5)) == 1
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_an_option_is_a_field_of_the_message(name: str) -> None:
     types = {
@@ -177,7 +208,9 @@ def test_a_new_option_needs_a_line_of_the_table_a_field_of_the_message_and_what_
     for package in packages:
         shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     table, proto = (tmp_path / "common/motet" / name for name in ("sampling.py", "api/v1/runner.proto"))
-    line = 'typical_p: Annotated[float, Number(0, 1, above=True, of_model=True, applied_by="execute.draw")] = 1.0'
+    line = (
+        'typical_p: Annotated[float, Number(0, 1, above=True, of_model=True, applied_by="execute.sample.cuts")] = 1.0'
+    )
     table.write_text(table.read_text().replace("    min_p:", f'    {line}\n    """Sample typically."""\n    min_p:'))
     proto.write_text(proto.read_text().replace("message Sampling {", "message Sampling {\n  float typical_p = 99;"))
     common = tmp_path / "common"
@@ -190,5 +223,5 @@ def test_a_new_option_needs_a_line_of_the_table_a_field_of_the_message_and_what_
         capture_output=True,
         text=True,
     )
-    assert "1 failed, 5 passed" in run.stdout, run.stdout
+    assert "1 failed, 6 passed" in run.stdout, run.stdout
     assert "FAILED tests/common/test_sampling.py::test_its_module_computes_it[typical_p]" in run.stdout

@@ -191,8 +191,8 @@ def test_without_a_database_url_it_is_a_file_in_the_state_directory(
 def test_in_a_pod_the_last_line_is_the_termination_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     monkeypatch.setattr(service_main, "TERMINATION_LOG", log)
-    service_main._print_reason("nowhere to write")
+    service_main.print_reason("nowhere to write")
     assert not log.exists(), "only Kubernetes makes it"
     log.touch()
-    service_main._print_reason("runner: there is no model folder")
+    service_main.print_reason("runner: there is no model folder")
     assert log.read_text() == "runner: there is no model folder"

@@ -12,10 +12,10 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from testbed.fake_services import fake_services
+from testbed.local_stack import REPORTS_AT_ONCE, LocalStack, copy_of_bundled, running_stack
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import serve
-from tests.stack.harness import REPORTS_AT_ONCE, LocalStack, copy_of_bundled, running_stack
-from tests.support.fake_services import fake_services
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"

@@ -12,17 +12,17 @@ import pytest
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.errors import BaseModelReplaced, ModelNotFound
 from motet.rpc import open_channel
+from testbed.fake_services import GROUP as SMALL_GROUP
+from testbed.fake_services import fake_services
 from tests.common.waiting import PATIENCE_S
 from tests.support.fake_engine import SlowEngines
 from tests.support.fake_gateway import GROUP, FakeGateway, fake_gateway
-from tests.support.fake_services import GROUP as SMALL_GROUP
-from tests.support.fake_services import fake_services
 from tests.support.in_process_runner import short_folder
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
 
 SLOW = 0.1
-"""With steps of so many seconds, an answer of 200 tokens lasts until the test ends."""
+"""Seconds of a step with which an answer of 200 tokens lasts until the test ends"""
 
 INSTANCES = {"runner-0", "runner-1"}
 

@@ -19,8 +19,8 @@ from motet_gateway.identity.key_sources import KeySource
 from motet_gateway.metrics import Metrics
 from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
+from testbed.fake_services import FakeServices, fake_services
 from tests.common.waiting import PATIENCE_S
-from tests.support.fake_services import FakeServices, fake_services
 
 
 @dataclass

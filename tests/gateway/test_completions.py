@@ -8,8 +8,8 @@ import pytest
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.domain import Digest
 from motet.prefix_hints import prefix_salt, prompt_hints
+from testbed.fake_services import BASE_DIGEST, fake_services, model_assets
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.fake_services import BASE_DIGEST, fake_services, model_assets
 
 PROMPT = "The quick brown fox"
 

@@ -12,9 +12,9 @@ import pytest
 from motet.errors import InvalidRequest
 from motet_gateway.http import connection
 from motet_gateway.request_bodies import MAX_CONTAINERS, MAX_ELEMENTS, MAX_STRINGS, check_shape
+from testbed.fake_services import FakeServices
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.fake_services import FakeServices
 
 BODY = orjson.dumps({"model": "tiny", "prompt": "x", "max_tokens": 4})
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

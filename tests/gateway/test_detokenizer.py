@@ -18,7 +18,7 @@ from motet_gateway.tokens.detokenizer import (
     detokenizer,
 )
 from motet_gateway.tokens.token_bytes import _BYTE_OF, TokenBytes
-from tests.support.fake_services import byte_tokenizer
+from testbed.fake_services import byte_tokenizer
 
 BUNDLED = Path(__file__).parents[2] / "cli" / "motet_cli" / "bundled" / "model" / "tokenizer.json"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

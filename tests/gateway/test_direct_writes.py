@@ -14,9 +14,9 @@ from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.direct_writes import DirectWriter, WritesOfTurn
 from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.parameters import CompletionBody, parse
+from testbed.fake_services import fake_services
 from tests.gateway.conftest import Served, serve
 from tests.gateway.test_streams import ReceivedStream, expected, long_request, read
-from tests.support.fake_services import fake_services
 
 TOKENS = 60
 
@@ -110,7 +110,7 @@ async def test_a_text_that_cannot_be_made_ends_its_own_answer_alone(
     take = ChoiceText.take
 
     def broken(self: ChoiceText) -> str:
-        if client.direct and self in client.answer._choices:
+        if client.direct and self in client.answer.choices:
             raise ValueError("not a text")
         return take(self)
 

@@ -4,9 +4,9 @@ import asyncio
 
 import orjson
 
+from testbed.fake_services import FakeServices
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.test_connections import BODY, HEAD, raw_client, with_length
-from tests.support.fake_services import FakeServices
 
 STREAM = with_length(BODY.replace(b'"max_tokens":4', b'"max_tokens":30,"ignore_eos":true,"stream":true'))
 

@@ -12,12 +12,12 @@ from motet.api.v1 import common_pb2, runner_pb2
 from motet_gateway.answers.echo import echoed_prompts
 from motet_gateway.answers.logprobs import CompletionLogprobs
 from motet_gateway.parameters import CompletionBody
+from testbed.fake_services import score_of
 from tests.gateway import test_completions
 from tests.gateway.conftest import Served, eventually
 from tests.gateway.test_errors import error_of
 from tests.gateway.test_logprobs import TEXTS
 from tests.gateway.test_streams import pair, read
-from tests.support.fake_services import score_of
 
 __all__ = ["pair"]
 
@@ -138,7 +138,7 @@ async def test_a_runner_that_cannot_score_is_named(served: Served) -> None:
     await eventually(lambda: served.cluster.runners[0].submits)
     sent = served.cluster.runners[0].submits[0]
     step = runner_pb2.SequenceStep(request=sent.request, epoch=sent.epoch, tokens=[5])
-    served.gateway.dispatcher._from_runner("", runner_pb2.GenerateDown(step=runner_pb2.Step(sequences=[step])))
+    served.gateway.dispatcher.from_runner("", runner_pb2.GenerateDown(step=runner_pb2.Step(sequences=[step])))
     answer = await answering
     assert answer.status_code == 400
     assert error_of(answer)["param"] == "echo"
@@ -178,7 +178,7 @@ def test_the_tokens_of_a_prompt_join_to_its_text(kind: str, prompt: str, special
     assert (echo.complete, echo.ready) == (True, False)
     echo.encode()
     assert (echo.complete, echo.ready) == (False, True)
-    assert b"".join(echo._added).decode("utf-8", "replace") == text
+    assert b"".join(echo.added).decode("utf-8", "replace") == text
     made = orjson.loads(b"".join(writer.as_json(echo.logprobs)))
     assert made["token_logprobs"] == [None] + [-1] * (len(tokens) - 1)
     assert made["text_offset"][-1] <= len(text)

@@ -6,8 +6,8 @@ import httpx2
 import openai
 import pytest
 
+from testbed.fake_services import FakeServices, fake_services, model_assets
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.fake_services import FakeServices, fake_services, model_assets
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]

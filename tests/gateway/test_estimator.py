@@ -5,8 +5,8 @@ import gc
 from typing import Any
 
 from motet_gateway.estimator import LocalLengths
+from testbed.fake_services import FakeServices
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.fake_services import FakeServices
 
 
 async def length_header(served: Served, model: str = "legal", **more) -> str:

@@ -6,10 +6,10 @@ import time
 from motet.api.v1 import scheduler_pb2
 from motet.clock import FakeClock
 from motet_gateway.held_requests import HeldRequests
+from testbed.fake_services import GROUP, fake_services
 from tests.common.cpu_speed import cpu_unit_seconds
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.test_streams import ReceivedStream, long_request, read
-from tests.support.fake_services import GROUP, fake_services
 
 
 async def test_requests_that_wait_for_a_first_runner_are_reported_and_placed_when_it_comes() -> None:

@@ -18,17 +18,17 @@ from motet.store import keys as stored
 from motet.store import migrate, open_store
 from motet_gateway.http.connection import MAX_WAITING
 from motet_gateway.identity.key_sources import DatabaseKeys
+from testbed.fake_services import FakeServices
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
 from tests.gateway.identity.memory_keys import MemoryKeySource, bearer, id_of
 from tests.gateway.test_errors import error_of
-from tests.support.fake_services import FakeServices
 from tests.support.postgresql import PostgreSQL
 
 COMPLETIONS = "/v1/completions"
 READ_SECONDS = 0.02
 WITHIN_S = 5.0
-"""After so many seconds, every gateway knows a change of keys."""
+"""The most seconds until every gateway knows a change of keys"""
 BODY = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 4}
 EVERY_PATH = [
     ("POST", COMPLETIONS),
@@ -58,7 +58,7 @@ async def ask(served: Served, key: str, **body: Any) -> httpx2.Response:
 
 
 def let_an_hour_pass(served: Served) -> None:
-    served.gateway.access._today = lambda: datetime.now(UTC) + timedelta(hours=1)
+    served.gateway.access.today = lambda: datetime.now(UTC) + timedelta(hours=1)
 
 
 def is_shut(served: Served, key: str) -> bool:

@@ -15,7 +15,7 @@ from motet_gateway.answers.logprobs import ChatLogprobs, CompletionLogprobs
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.text_model import ModelTokenizer
-from tests.support.fake_services import CORPUS, byte_tokenizer
+from testbed.fake_services import CORPUS, byte_tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 

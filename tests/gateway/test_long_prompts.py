@@ -22,10 +22,10 @@ from motet_gateway.tokens.encoder import LANES, Encoder
 from motet_gateway.tokens.text_bounds import most_bytes_per_token
 from motet_gateway.tokens.text_model import Keep, ModelTokenizer, TooManyTokens
 from motet_gateway.tokens.text_pieces import borders, pieces
+from testbed.fake_services import byte_tokenizer
 from tests.gateway.conftest import Served
 from tests.gateway.test_detokenizer import BUNDLED
 from tests.gateway.test_errors import error_of
-from tests.support.fake_services import byte_tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -11,8 +11,8 @@ from motet.asset_fields import check_asset_files
 from motet.errors import Internal, ModelFolderError
 from motet_gateway.assets import AssetStore
 from motet_gateway.tokens.text_model import ModelTokenizer
+from testbed.fake_services import model_assets
 from tests.common.waiting import PATIENCE_S
-from tests.support.fake_services import model_assets
 
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 MALFORMED = {

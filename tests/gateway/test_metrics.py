@@ -11,8 +11,8 @@ from motet.errors import ModelNotFound
 from motet.telemetry import KEEP_NAME_SECONDS, serving_metrics
 from motet_gateway.exposition import exposition, scrape_all
 from motet_gateway.metrics import Metrics
+from testbed.fake_services import FakeServices
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.fake_services import FakeServices
 
 
 def families(text: str) -> dict[str, dict[tuple, float]]:

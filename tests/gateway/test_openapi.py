@@ -13,8 +13,8 @@ from motet_gateway.app import build_app
 from motet_gateway.openapi import document
 from motet_gateway.openapi.document import OPERATIONS
 from motet_gateway.routes import generate
+from testbed.fake_services import FakeServices
 from tests.gateway.conftest import Served, serve
-from tests.support.fake_services import FakeServices
 
 Json = dict[str, Any]
 
@@ -110,7 +110,7 @@ def test_every_field_of_a_body_and_of_an_answer_is_explained_or_a_word_of_openai
 async def test_every_path_is_described_and_no_other(served: Served) -> None:
     app: Any = build_app(served.gateway, CollectorRegistry())
     while not isinstance(app, FastAPI):
-        app = app._app
+        app = app._app  # noqa: SLF001 - the layers around the application
     routes = {
         (route.path.replace(":path", ""), method.lower())
         for router in [
@@ -121,7 +121,7 @@ async def test_every_path_is_described_and_no_other(served: Served) -> None:
         for method in getattr(route, "methods", None) or ()
         if method != "HEAD"
     }
-    assert routes | {(path, "post") for path in generate._BODIES} == {(one.path, one.method) for one in OPERATIONS}
+    assert routes | {(path, "post") for path in generate.BODIES} == {(one.path, one.method) for one in OPERATIONS}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from motet_gateway.parameters import ChatBody, CompletionBody, parse, request_cl
 from motet_gateway.tokens.encoder import Encoder
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText
 from motet_gateway.tokens.text_model import ModelTokenizer
-from tests.support.fake_services import TEMPLATE, byte_tokenizer
+from testbed.fake_services import TEMPLATE, byte_tokenizer
 
 MODEL = ModelTokenizer(byte_tokenizer(), TemplateText(TEMPLATE, {}), vocabulary=400, context_length=512)
 

@@ -18,9 +18,9 @@ from motet import keys
 from motet.keys import ApiKey, KeyScope
 from motet.store import keys as stored
 from motet.store import migrate, open_store
+from testbed.fake_services import FakeServices
+from testbed.ports import free_port
 from tests.common.waiting import PATIENCE_S
-from tests.support.fake_services import FakeServices
-from tests.support.ports import free_port
 
 
 @asynccontextmanager

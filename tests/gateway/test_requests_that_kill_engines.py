@@ -57,7 +57,7 @@ async def test_a_runner_that_disappears_makes_no_request_a_suspect(folder: Path)
         await system.runner("r1", engines := SlowEngines())
         await system.runners["r0"].stop()
         await until(lambda: client.placed_times == 2)
-        assert dispatcher._live["a"].generation.losses.engines_lost == 0
+        assert dispatcher.choices["a"].generation.losses.engines_lost == 0
         engines.hurry()
         assert await client.over() is EndReason.LENGTH
         assert client.tokens == tokens_of((1, 2, 3), SEED, LENGTH)

@@ -8,8 +8,8 @@ import pytest
 
 from motet.api.v1 import scheduler_pb2
 from motet.errors import BaseModelReplaced, ModelNotFound
+from testbed.fake_services import BASE_DIGEST, FakeServices, byte_tokenizer, model_assets
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.fake_services import BASE_DIGEST, FakeServices, byte_tokenizer, model_assets
 
 NEW = "sha256:" + "e" * 64
 
@@ -53,11 +53,25 @@ async def test_a_refusal_that_comes_before_the_catalog_waits_for_it(patient: Ser
     switch(cluster, NEW)
     answer = post(patient)
     await eventually(lambda: cluster.scheduler.enqueued)
-    await eventually(lambda: patient.gateway._listeners)  # it waits for another catalog
+    await eventually(lambda: patient.gateway.listeners)  # it waits for another catalog
     assert not answer.done()
     cluster.scheduler.publish()
     assert (await answer).status_code == 200
     assert [enqueue.adapter_digest for enqueue in cluster.scheduler.enqueued][1:] == [NEW]
+
+
+async def test_the_scores_of_a_prompt_that_comes_back_are_counted_once(patient: Served) -> None:
+    cluster, bodies = patient.cluster, patient.gateway.bodies
+    cluster.predictor.slow_seconds = 0
+    switch(cluster, NEW)
+    answer = post(patient, prompt="The quick brown fox" * 10, echo=True, logprobs=5)
+    await eventually(lambda: patient.gateway.listeners)  # it waits for another catalog
+    held = bodies.held
+    cluster.scheduler.holds = True
+    cluster.scheduler.publish()
+    await eventually(lambda: len(cluster.scheduler.enqueued) == 2)
+    assert bodies.held == held > 0
+    answer.cancel()
 
 
 async def test_an_adapter_that_is_deleted_meanwhile_is_not_found(patient: Served) -> None:
@@ -96,7 +110,7 @@ async def test_a_request_names_the_base_model_that_it_was_tokenised_for(served: 
     await eventually(lambda: len(cluster.scheduler.hellos) > hellos)
     assert [live.base_digest for live in cluster.scheduler.hellos[-1].live] == [BASE_DIGEST]
     cluster.runners[0].silent = False
-    cluster.runners[0]._work.set()
+    cluster.runners[0].work.set()
     assert (await answer).status_code == 200
 
 
@@ -151,15 +165,16 @@ async def test_a_base_model_that_comes_back_is_used_again(served: Served) -> Non
     assert [enqueue.base_digest for enqueue in cluster.scheduler.enqueued] == [BASE_DIGEST] * 2
 
 
-@pytest.mark.parametrize("order", ["catalog first", "refusal first"])
+@pytest.mark.parametrize("order", ["catalog first", "refusal first", "the catalog between is gone"])
 async def test_a_base_model_that_comes_back_in_one_message_with_the_refusal_is_used_again(
     served: Served, order: str
 ) -> None:
-    """All of it is handled before the answer sees any of it."""
+    """All of it is handled before the answer sees any of it. A catalog takes the place of one that still waits to be
+    sent: then only the last one comes."""
     cluster, runner = served.cluster, served.cluster.runners[0]
     cluster.scheduler.holds = True
     answer = post(served, model="tiny")
-    await eventually(lambda: cluster.scheduler.enqueued and all(one.flushed for one in cluster.scheduler._sessions))
+    await eventually(lambda: cluster.scheduler.enqueued and all(one.flushed for one in cluster.scheduler.sessions))
     back = scheduler_pb2.ServeDown(catalog=cluster.scheduler.catalog())
     runner.base_digest = NEW
     changed = scheduler_pb2.ServeDown(catalog=cluster.scheduler.catalog())
@@ -167,11 +182,11 @@ async def test_a_base_model_that_comes_back_in_one_message_with_the_refusal_is_u
     failure = BaseModelReplaced("the base model was replaced").to_proto()
     refused = cluster.scheduler.refusal(cluster.scheduler.enqueued[0].request, 0, failure)
     cluster.scheduler.holds = False
-    first = [changed, refused] if order == "catalog first" else [refused, changed]
-    cluster.scheduler.say(scheduler_pb2.ServeDown(more=[*first, back]))
+    orders = {"catalog first": [changed, refused], "refusal first": [refused, changed]}
+    cluster.scheduler.say(scheduler_pb2.ServeDown(more=[*orders.get(order, [refused]), back]))
     assert (await asyncio.wait_for(answer, 5)).status_code == 200
     assert [enqueue.base_digest for enqueue in cluster.scheduler.enqueued] == [BASE_DIGEST] * 2
-    assert not served.gateway._listeners
+    assert not served.gateway.listeners
 
 
 async def test_a_stream_whose_base_model_is_gone_ends_with_an_error_that_says_so(served: Served) -> None:

@@ -21,10 +21,10 @@ from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.parameters import MAX_SCORES, Body, ChatBody, CompletionBody, parse
 from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
+from testbed.fake_services import FakeServices
 from tests.gateway.conftest import Served, serve
 from tests.gateway.test_errors import error_of
 from tests.gateway.test_logprobs import TEXTS
-from tests.support.fake_services import FakeServices
 
 MODEL = TEXTS["byte level"]
 
@@ -141,7 +141,7 @@ def test_the_text_of_a_long_answer_is_not_copied_for_each_token() -> None:
     choice = choice_of(_CountingDetokenizer(), None, StopStrings(["never"]))
     for _ in range(1000):
         choice.deliver([70], [])
-    assert all(len(piece) < 20 for piece in choice._ready)
+    assert all(len(piece) < 20 for piece in choice.ready)
     assert len(choice.take()) >= 990
 
 

@@ -43,7 +43,7 @@ async def test_choices_of_a_call_run_on_one_runner_and_shared_pages_are_charged_
         async with in_process_system(folder) as system, dispatcher_of(system) as dispatcher:
             for name in ("r0", "r1"):
                 await system.runner(name, engines)
-            await until(lambda: dispatcher._catalog.current.groups[0].base_digest)
+            await until(lambda: dispatcher.catalog.current.groups[0].base_digest)
             clients = [
                 ask(dispatcher, f"a.{n}" if n else "a", PROMPT, max_tokens=LENGTH, parent="a" if n else "", choices=3)
                 for n in range(3)
@@ -62,7 +62,7 @@ async def test_a_prompt_goes_to_the_runner_that_has_its_beginning_in_its_cache()
     with short_folder() as folder:
         async with in_process_system(folder) as system, dispatcher_of(system) as dispatcher:
             await system.runner("r0", engines)
-            await until(lambda: dispatcher._catalog.current.groups[0].base_digest)
+            await until(lambda: dispatcher.catalog.current.groups[0].base_digest)
             engines.hurry()
             await finished([ask(dispatcher, "first", PROMPT, max_tokens=LENGTH)])
             await until(lambda: system.control.scheduler.runners[InstanceName("r0")].cached_prefixes)

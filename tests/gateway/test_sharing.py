@@ -10,9 +10,9 @@ import pytest
 
 from motet.api.v1 import scheduler_pb2
 from motet.errors import AdapterFetchFailed
+from testbed.fake_services import GROUP, FakeServices, fake_services
 from tests.gateway.conftest import Served, eventually, serve
 from tests.gateway.identity.memory_keys import MemoryKeySource, bearer
-from tests.support.fake_services import GROUP, FakeServices, fake_services
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 PROMPT = {"prompt": "Hello"}

@@ -13,9 +13,9 @@ import pytest
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.errors import AdapterFetchFailed, NoRunner, NotFinite, PoolSaturated
 from motet_gateway.answers.choice import ChoiceText
+from testbed.fake_services import FakeServices, fake_services
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.fake_services import FakeServices, fake_services
 
 PROMPT = "The quick brown fox"
 
@@ -129,7 +129,7 @@ async def test_a_decline_of_a_past_term_does_not_affect_the_present_placement(pa
     result = ReceivedStream()
     task = asyncio.create_task(read(pair, long_request(), result))
     await eventually(lambda: result.events)
-    (running,) = first._running.values()
+    (running,) = first.requests.values()
     late = runner_pb2.SubmitDeclined(
         request=running.submit.request, epoch=running.submit.epoch, failure=NoRunner("full").to_proto(), term=6
     )
@@ -324,11 +324,11 @@ async def test_a_stream_says_that_its_adapter_is_loading(cluster: FakeServices) 
         progress = runner_pb2.SequenceProgress(
             request=runner.submits[0].request, epoch=1, state=common_pb2.SEQUENCE_STATE_LOADING, percent=40
         )
-        (running,) = runner._running.values()
+        (running,) = runner.requests.values()
         running.session.send(runner_pb2.GenerateDown(step=runner_pb2.Step(progress=[progress])))
         await eventually(lambda: "loading adapter default/legal 40%" in result.comments)
         runner.silent = False
-        runner._work.set()
+        runner.work.set()
         await task
         assert result.finishes == ["length"]
 
@@ -370,7 +370,7 @@ async def test_a_lost_move_is_replaced_by_a_later_one(pair: Served) -> None:
     await eventually(lambda: result.events)
     request = first.submits[0].request
     await scheduler.stop()  # the gateway never receives this message of epoch 2
-    scheduler._epochs[request] = 2
+    scheduler.epochs[request] = 2
     await scheduler.start()
     await eventually(lambda: scheduler.hellos[1:])
     assert [live.epoch for live in scheduler.hellos[-1].live] == [1], "it says where it runs, and not what it missed"
@@ -404,7 +404,7 @@ async def test_a_refusal_of_an_earlier_scheduler_is_ignored(served: Served) -> N
     task = asyncio.create_task(read(served, long_request(5)))
     await eventually(lambda: scheduler.enqueued)
     await scheduler.restart()
-    await eventually(lambda: served.gateway.dispatcher._term == 2)
+    await eventually(lambda: served.gateway.dispatcher.term == 2)
     late = scheduler.refusal(scheduler.enqueued[0].request, 0, NoRunner("none").to_proto())
     late.refused.term = 1
     scheduler.say(late)
@@ -504,8 +504,8 @@ async def test_no_request_leaves_state_behind(served: Served) -> None:
         )
     await eventually(lambda: gateway.dispatcher.live == 0)
     await eventually(lambda: runner.running == 0)
-    assert not gateway._answers
-    assert not gateway._listeners
+    assert not gateway.answers
+    assert not gateway.listeners
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 5)
 
 

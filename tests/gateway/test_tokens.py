@@ -14,7 +14,7 @@ from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.tokens.text_model import ModelTokenizer
 from motet_gateway.tokens.token_bytes import TokenBytes
-from tests.support.fake_services import byte_tokenizer, model_assets
+from testbed.fake_services import byte_tokenizer, model_assets
 
 TOKENIZER = byte_tokenizer()
 BYTES = TokenBytes(TOKENIZER)

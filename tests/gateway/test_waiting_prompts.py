@@ -12,9 +12,10 @@ import pytest
 
 from motet_gateway.tokens.encoder import LANES
 from motet_gateway.tokens.text_model import ModelTokenizer
+from testbed.fake_services import FakeServices
 from tests.gateway.conftest import Served, eventually, serve
 from tests.gateway.test_streams import ReceivedStream, long_request, read
-from tests.support.fake_services import FakeServices
+from tests.support.metric_values import value_of
 
 
 @contextlib.contextmanager
@@ -67,9 +68,9 @@ async def test_the_prompt_of_a_client_that_has_left_is_not_tokenised(
         with busy(served) as free:
             await asyncio.sleep(0)
             left = asyncio.create_task(served.http.post("/v1/completions", json=long_request(prompt="left")))
-            await eventually(lambda: len(served.gateway._answers) == 1)
+            await eventually(lambda: len(served.gateway.answers) == 1)
             left.cancel()
-            await eventually(lambda: served.gateway.metrics.cancelled._value.get() == 1)
+            await eventually(lambda: value_of(served.gateway.metrics.cancelled) == 1)
             free.set()
             stayed = await served.http.post("/v1/completions", json=long_request(prompt="stayed", stream=False))
             assert stayed.status_code == 200

@@ -75,7 +75,7 @@ class FakeCluster:
         return found
 
     def is_all(self, replicas: int) -> bool:
-        """So many runners of what the pool says now, and nothing of anything else."""
+        """`replicas` runners of what the pool says now, and nothing of anything else."""
         pool = self.api.objects[POOLS][POOL]
         status = pool.get("status") or {}
         deployments = [it["metadata"]["labels"]["motet.dev/revision"] for it in self.api.objects[DEPLOYMENTS].values()]

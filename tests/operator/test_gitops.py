@@ -9,8 +9,8 @@ import yaml
 from motet_operator.cluster.status_documents import adapter_status, pool_status
 from motet_operator.reconcile import AdapterReplica, AdapterReport, PoolObject, View, reconcile
 from motet_operator.reconcile.revisions import revision_of, template_of
+from testbed.tree import ROOT
 from tests.operator.builders import DIGEST, adapter, instance, pool, view
-from tests.repo.tree import ROOT
 from tests.support.gitops import health_script, kstatus
 
 CONFIG = yaml.safe_load((ROOT / "examples/gitops/argocd-cm.yaml").read_text())["data"]["resource.customizations"]

@@ -56,13 +56,13 @@ class Rounds:
         self.layout.status.write_text(json.dumps(document))
         self.operator = LocalOperator(self.layout, ProcessSettings(), Settings(manifests=manifests))
         self.clock = FakeClock()
-        self.awaited = self.operator._sync._awaited
-        monkeypatch.setattr(self.operator, "_objects", self.operator._folder.read())
-        monkeypatch.setattr(self.operator, "_processes", NoProcesses())
-        monkeypatch.setattr(self.operator._sync, "_clock", self.clock)
+        self.awaited = self.operator.sync.awaited
+        monkeypatch.setattr(self.operator, "objects", self.operator.folder.read())
+        monkeypatch.setattr(self.operator, "processes", NoProcesses())
+        monkeypatch.setattr(self.operator.sync, "clock", self.clock)
 
     def round(self) -> float | None:
-        return self.operator._reconcile()
+        return self.operator.reconcile()
 
     @property
     def ready(self) -> bool:

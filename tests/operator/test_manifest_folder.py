@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from motet_operator.local.manifest_folder import MISSING, Debouncer, ManifestFolder, absolute_uri, folder_of, stamp_of
+from motet.sources import folder_of
+from motet_operator.local.manifest_folder import MISSING, Debouncer, ManifestFolder, absolute_uri, stamp_of
 from motet_operator.local.object_metadata import MetadataFile
 
 ADAPTER = """\

@@ -37,7 +37,7 @@ def test_a_condition_is_1_only_while_it_is_true_and_stalled_is_always_there() ->
     assert shown(9, with_conditions(pool(), Stalled="True"))["pools", "demo", "Stalled"] == 1
 
 
-def test_only_so_many_objects_are_named_and_stalled_ones_first() -> None:
+def test_no_more_objects_are_named_than_the_limit_and_stalled_ones_first() -> None:
     objects = [with_conditions(adapter(f"a{number}"), Ready="True") for number in range(9)]
     objects[7] = with_conditions(adapter("a7"), Stalled="True")
     named = {name for _, name, _ in shown(3, *objects, kind="LoRAAdapter")}

@@ -282,7 +282,7 @@ async def test_a_drained_report_counts_only_for_the_process_that_drains_now(tmp_
         sync.send_state(catalog(), [], ["r0"])
         scheduler.outbox.put(drained("2"))  # on its way while the drain was taken back
         scheduler.outbox.put(here("3"))
-        await until(lambda: sync._identities["r0"].incarnation == "3")
+        await until(lambda: sync.identities["r0"].incarnation == "3")
         sync.send_state(catalog(), [drain], ["r0"])
         assert sync.drained == set()
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from motet_predictor.length_model import PRIOR, QUANTILES, VERSION, LengthEstimate, LengthModel, Scope
 from motet_predictor.mean_over_tenants import MAX_OUTDATED, MeanOverTenants
-from tests.support.machine import out_of_reach
+from testbed.machine import out_of_reach
 
 DATA = Path(os.environ.get("TEST_DATA") or Path(__file__).parents[3] / "shared" / "data")
 """Of other projects: we may use it and not publish it."""

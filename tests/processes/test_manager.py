@@ -119,7 +119,7 @@ async def test_a_killed_process_waits_as_long_as_its_spec_says_then(tmp_path: Pa
         await until(lambda: only(one).ready)
         one.kill("a", "the first time")
         await until(lambda: only(one).phase is Phase.WAITING)
-        due = one._processes["a"].life.due
+        due = one.processes["a"].life.due
         assert due is not None
         assert due > monotonic() + 3000
         wait = 0.0
@@ -215,7 +215,7 @@ async def test_the_next_process_manager_adopts_what_still_runs_and_starts_what_d
         first.apply(specs)
         await until(lambda: all(status.ready for status in first.statuses()))
         before = {status.name: pid_of(status) for status in first.statuses()}
-        children = [process.child for process in first._processes.values()]
+        children = [process.child for process in first.processes.values()]
         first.release()
         os.kill(before["b"], signal.SIGKILL)
         # On a busy machine it is there for a moment after that.
@@ -244,7 +244,7 @@ async def test_a_pid_that_now_belongs_to_another_process_is_not_adopted(tmp_path
         content = (tmp_path / "records" / "a.json").read_text()
         record = records.read()["a"]
         forged = content.replace(str(record.start_ticks), str(record.start_ticks - 7))
-        children = [process.child for process in one._processes.values()]
+        children = [process.child for process in one.processes.values()]
         one.release()
         (tmp_path / "records" / "a.json").write_text(forged)
         async with process_manager(tmp_path) as second:
@@ -312,10 +312,10 @@ async def test_a_process_that_is_stopped_is_replaced(tmp_path: Path) -> None:
         one.apply(
             [ProcessSpec(name="a", kind="t", command=command, log=tmp_path / "a.log", alive=lambda: answers(address))]
         )
-        await until(lambda: one._processes["a"].life.was_alive)
+        await until(lambda: one.processes["a"].life.was_alive)
         first = identity(only(one))
         os.kill(first.pid, signal.SIGSTOP)
-        await until(lambda: only(one).restarts and one._processes["a"].life.was_alive)
+        await until(lambda: only(one).restarts and one.processes["a"].life.was_alive)
         assert only(one).pid != first.pid
         assert only(one).reason == "it did not answer for 2 s"
         assert not is_alive(first)

@@ -60,13 +60,13 @@ async def test_a_change_of_keys_and_its_version_become_visible_together(
     async with open_store(url) as store, open_store(url) as other:
         await kept.add(store, old)
         before, between = await seen(other), list[object]()
-        add = kept._add
+        add = kept.insert_key
 
         async def looked_at(connection: Any, one: ApiKey) -> None:
             await add(connection, one)
             between.append(await seen(other))
 
-        monkeypatch.setattr(kept, "_add", looked_at)
+        monkeypatch.setattr(kept, "insert_key", looked_at)
         await kept.rotate(store, old, new, at=NOW + timedelta(hours=1))
         assert between == [before]
         assert all(now != then for now, then in zip(await seen(other), before, strict=True))

@@ -19,9 +19,9 @@ from sqlalchemy import Connection
 from motet.errors import SetupError, StateDirectoryError, StoreRefused, StoreUnavailable
 from motet.store import Store, length_samples, migrate, open_store
 from motet.store.migrate import configuration
+from testbed.machine import bound_by_permissions
 from tests.common.waiting import PATIENCE_S
 from tests.support.authority import Authority
-from tests.support.machine import bound_by_permissions
 from tests.support.postgresql import MISSING, PostgreSQL, find
 
 

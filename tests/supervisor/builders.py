@@ -51,8 +51,12 @@ class SupervisorDriver:
     def report(self, *live: RunnerRequest, instance: str = "r0", **how: Any) -> list[effects.Effect]:
         fields: dict[str, Any] = {
             "instance": InstanceName(instance),
-            "pages_promised": sum(one.pages for one in live if not one.parked),
+            "pages": 0,
             "host_bytes_free": 1 << 20,
+            "steps": 0,
+            "work_pending": False,
+            "prefill_seconds_per_token": 0.0,
+            "swap_seconds_per_page": 0.0,
             "live": live,
         }
         return self.send(events.MemoryReported(**(fields | how)))
@@ -60,8 +64,8 @@ class SupervisorDriver:
     def overflow(self, one: RunnerRequest, instance: str = "r0") -> list[effects.Effect]:
         return self.send(events.OverflowAnnounced(InstanceName(instance), one))
 
-    def parked(self, request: str, wanted: int, *, by_itself: bool = False) -> list[effects.Effect]:
-        return self.send(events.RequestParked(R0, RequestId(request), 1, wanted, ParkMethod.RECOMPUTE, by_itself))
+    def parked(self, request: str, wanted: int) -> list[effects.Effect]:
+        return self.send(events.RequestParked(R0, RequestId(request), 1, wanted, ParkMethod.RECOMPUTE))
 
     def resumed(self, request: str, pages: int) -> list[effects.Effect]:
         return self.send(events.RequestResumed(R0, RequestId(request), 1, pages))

@@ -241,3 +241,136 @@ def test_a_hung_runner_whose_stream_comes_back_is_hung_until_it_moves():
     assert not driver.of(effects.Extend)
     driver.report(entry("a", 4, used=4), steps=6, work_pending=True)
     assert driver.of(effects.Extend)
+
+
+def test_a_runner_whose_stream_comes_back_is_not_silent():
+    driver = SupervisorDriver(heartbeat=2.0)
+    driver.connect()
+    driver.send(events.RunnerDisconnected(R0, "1"))
+    assert driver.wait(2.1)
+    driver.connect()
+    assert not driver.supervisor.runners[R0].unhealthy
+    assert not driver.wait(2.0)
+    assert driver.wait(0.1)
+
+
+def test_the_time_without_a_stream_says_nothing_about_steps():
+    driver = SupervisorDriver(heartbeat=100.0, hang=5.0)
+    driver.connect()
+    driver.report(steps=1, work_pending=True)
+    driver.clock.advance(4)
+    driver.connect()
+    assert not driver.wait(5)
+    (lost,) = driver.wait(0.1)
+    assert lost.hung
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "limit"), [(1, 3.0, 30.0), (2, 3.0, 15.0), (1, 1.0, 10.0), (4, 2.0, 10.0)]
+)
+def test_an_engine_hangs_after_ten_of_its_slowest_steps_but_no_sooner_than_hang(steps, seconds, limit):
+    driver = SupervisorDriver(heartbeat=100.0, hang=10.0, hang_steps=10.0)
+    driver.connect()
+    driver.clock.advance(seconds)
+    driver.report(steps=steps, work_pending=True)
+    assert not driver.wait(limit)
+    (lost,) = driver.wait(0.1)
+    assert lost.hung
+
+
+def test_the_slowest_step_decays_by_a_tenth_with_each_report_of_steps():
+    driver = SupervisorDriver(heartbeat=100.0, hang=1.0, hang_steps=10.0)
+    driver.connect()
+    driver.clock.advance(4.0)
+    driver.report(steps=1, work_pending=True)
+    driver.clock.advance(1.0)
+    driver.report(steps=2, work_pending=True)
+    driver.report(steps=2, work_pending=True)  # no step, no decay
+    assert not driver.wait(35.9)
+    assert driver.wait(0.2)
+
+
+def test_an_engine_whose_work_begins_is_given_its_whole_time():
+    driver = SupervisorDriver(heartbeat=100.0, hang=10.0)
+    driver.connect()
+    driver.clock.advance(50)
+    driver.report(steps=0, work_pending=False)
+    driver.clock.advance(5)
+    driver.report(steps=0, work_pending=True)
+    assert not driver.wait(5)
+    assert driver.wait(0.1)
+
+
+@pytest.mark.parametrize("late", [0.0, 3.0])
+def test_time_in_which_nobody_listened_delays_a_hang_too(late):
+    driver = SupervisorDriver(heartbeat=100.0, hang=10.0)
+    driver.connect()
+    driver.report(steps=1, work_pending=True)
+    driver.clock.advance(4)
+    driver.send(events.Tick(late=late))
+    assert not driver.wait(6 + late)
+    assert driver.wait(0.1)
+
+
+def test_a_tick_that_was_later_than_the_last_message_excuses_no_more_than_until_now():
+    driver = SupervisorDriver(heartbeat=2.0, lateness_factor=0.0)
+    driver.connect()
+    driver.clock.advance(1)
+    driver.send(events.Tick(late=50))
+    assert not driver.wait(2.0)
+    assert driver.wait(0.1)
+
+
+def test_a_runner_that_is_silent_says_why_and_for_how_long():
+    driver = SupervisorDriver(heartbeat=2.0)
+    driver.connect()
+    (lost,) = driver.wait(2.5)
+    assert (lost.why, lost.silent_seconds, lost.again) == ("it has sent nothing for 2.5 seconds", 2.5, False)
+
+
+def test_a_hang_is_reported_again_after_its_time_and_not_before():
+    driver = SupervisorDriver(heartbeat=100.0, hang=5.0, remind=10.0)
+    driver.connect()
+    driver.report(steps=1, work_pending=True)
+    (first,) = driver.wait(6)
+    assert first.why == "its engine has work and took no step for 6.0 seconds"
+    assert not driver.wait(10)
+    (again,) = driver.wait(0.1)
+    assert (again.why, again.hung, again.again) == (first.why, True, True)
+    assert not driver.wait(10)
+
+
+def test_a_connected_runner_is_not_forgotten():
+    driver = SupervisorDriver(heartbeat=2.0, forget=50.0)
+    driver.connect()
+    driver.wait(60)
+    assert R0 in driver.supervisor.runners
+
+
+def test_lateness_halves_with_each_heartbeats_time():
+    driver = SupervisorDriver(heartbeat=2.0, most_heartbeats=10.0, lateness_factor=1.0)
+    driver.connect()
+    driver.send(events.Tick(late=1.0))
+    driver.clock.advance(2.0)
+    driver.send(events.Tick())
+    driver.send(events.HeartbeatReceived(R0))  # runners may be silent for 2.5 seconds now, and less later
+    driver.clock.advance(2.0)
+    driver.send(events.Tick())
+    assert not driver.wait(0.2)
+    assert driver.wait(0.1)
+
+
+def test_no_lateness_gives_a_runner_more_than_a_few_heartbeats():
+    driver = SupervisorDriver(heartbeat=2.0, most_heartbeats=2.5, lateness_factor=4.0)
+    driver.connect()
+    driver.send(events.Tick(late=1.9))
+    driver.send(events.HeartbeatReceived(R0))
+    assert driver.wait(5.1)
+
+
+def test_a_runner_without_heartbeats_that_comes_back_with_them_has_their_time():
+    driver = SupervisorDriver(heartbeat=2.0)
+    identity = RunnerIdentity(instance="r0", incarnation="1", pool="default/demo")
+    driver.send(events.RunnerConnected(identity, Capacity(pages=100), heartbeats=False))
+    driver.connect()
+    assert driver.wait(2.1)

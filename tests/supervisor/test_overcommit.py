@@ -9,6 +9,7 @@ from tests.supervisor.builders import R0, SupervisorDriver, entry
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
+from tests.support.metric_values import value_of
 
 LENGTH = 159
 """With a prompt of one token, a request of this length takes exactly ten pages."""
@@ -65,7 +66,9 @@ async def test_the_runner_accepts_what_the_scheduler_promises(folder):
         engines.hurry(0.01)  # the supervisor gets time, also on a busy machine
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, LENGTH)
-        assert runner.service.metrics.self_parks._value.get() > 0, "the pages never ran out"
+        parks = value_of(runner.service.metrics.self_parks)
+        assert parks > 0, "the pages never ran out"
+        assert parks <= len(answers), "requests resumed without pages, and were parked again"
         assert all(len(asked.placements) == 1 for asked in system.gateway.asked.values()), "a request was declined"
         await system.ledgers_agree()
 

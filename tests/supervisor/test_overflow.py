@@ -108,6 +108,13 @@ def test_while_a_park_is_pending_no_other_request_is_parked():
     assert [one.request for one in driver.of(effects.Park)] == ["b"]
 
 
+def test_one_page_that_will_be_free_is_waited_for_too():
+    driver = SupervisorDriver()
+    driver.connect(entry("a", 10), overflowing("b", 8), entry("c", 1), pages=19)
+    assert [one.request for one in driver.of(effects.Park)] == ["c"]
+    assert not driver.overflow(overflowing("a", 10))
+
+
 def test_a_request_that_was_parked_twice_is_not_parked_for_others():
     driver = SupervisorDriver()
     driver.connect(overflowing("a", 10), entry("b", 10), entry("c", 10, parked_times=2), pages=30)
@@ -212,6 +219,12 @@ MEASURED = {"prefill_seconds_per_token": 0.001, "swap_seconds_per_page": 0.001}
         (MEASURED | {"swap_seconds_per_page": 0.1}, ParkMethod.SWAP, ParkMethod.SWAP),
         (MEASURED | {"host_bytes_free": 100}, ParkMethod.SWAP, ParkMethod.RECOMPUTE),
         ({}, None, ParkMethod.SWAP),
+        ({"swap_seconds_per_page": 0.1}, None, ParkMethod.SWAP),
+        # 80 tokens against five pages there and back, in numbers that floats hold exactly.
+        ({"prefill_seconds_per_token": 1 / 1024, "swap_seconds_per_page": 8 / 1024}, None, ParkMethod.SWAP),
+        ({"prefill_seconds_per_token": 1 / 1024, "swap_seconds_per_page": 9 / 1024}, None, ParkMethod.RECOMPUTE),
+        (MEASURED | {"host_bytes_free": 5 * 1024}, None, ParkMethod.SWAP),
+        (MEASURED | {"host_bytes_free": 5 * 1024 - 1}, None, ParkMethod.RECOMPUTE),
     ],
 )
 def test_the_cheaper_way_of_parking_is_taken_if_host_memory_is_free(report, forced, expected):

@@ -1,6 +1,9 @@
 """How parked requests resume: through the scheduler's ledger, or without it while it is away."""
 
+import pytest
+
 from motet.domain import ParkMethod
+from motet.runner_info import RequestClass
 from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver, entry
 
@@ -52,7 +55,7 @@ def test_a_scheduler_that_connects_gets_all_parked_requests():
 def test_requests_that_a_runner_parked_by_itself_are_reported_too():
     driver = with_scheduler()
     driver.connect(entry("a", 8))
-    driver.parked("a", 16, by_itself=True)
+    driver.parked("a", 16)
     assert driver.of(effects.ReportParked)
     driver = with_scheduler()
     driver.connect(entry("a", 8))
@@ -143,3 +146,138 @@ def test_a_scheduler_that_no_longer_leads_does_not_keep_requests_parked():
     driver.send(events.SchedulerDisconnected(2))
     driver.wait(2.1)
     assert driver.of(effects.Resume) == [effects.Resume(R0, "a", 1, 16)]
+
+
+def test_without_a_scheduler_a_parked_request_waits_for_pages_and_not_only_for_promises():
+    driver = with_scheduler(resume_without_scheduler=2.0, overcommit=1.5)
+    driver.connect(entry("a", 10), entry("b", 9, used=8), entry("c", 9, used=8), pages=20)
+    driver.parked("a", 10)
+    driver.send(events.SchedulerDisconnected(1))
+    driver.wait(2.1)
+    assert not driver.of(effects.Resume), "12 may be promised, and 4 are free"
+    driver.report(entry("a", 10, parked=True), entry("b", 9, used=8))
+    driver.wait(0.1)
+    assert driver.of(effects.Resume) == [effects.Resume(R0, "a", 1, 10)]
+
+
+def test_a_request_that_is_parked_when_its_runner_connects_waits_from_then_on():
+    driver = SupervisorDriver(resume_without_scheduler=2.0)
+    driver.wait(0.0)
+    driver.wait(10)
+    driver.connect(entry("a", 8, parked=True))
+    assert not driver.wait(1.9)
+    driver.wait(0.1)
+    assert driver.of(effects.Resume) == [effects.Resume(R0, "a", 1, 8)]
+
+
+def test_a_request_that_a_report_shows_as_parked_waits_from_then_on():
+    driver = SupervisorDriver(resume_without_scheduler=2.0, heartbeat=100.0)
+    driver.connect(entry("a", 8))
+    driver.wait(0.0)
+    driver.wait(10)
+    driver.report(entry("a", 8, parked=True))
+    assert not driver.wait(1.9)
+    driver.wait(0.1)
+    assert driver.of(effects.Resume)
+
+
+def test_a_parked_request_waits_for_its_time_also_when_the_scheduler_is_long_away():
+    driver = SupervisorDriver(resume_without_scheduler=2.0, heartbeat=100.0)
+    driver.connect(entry("a", 8))
+    driver.wait(0.0)
+    driver.wait(10)
+    driver.parked("a", 16)
+    assert not driver.wait(1.9)
+    driver.wait(0.1)
+    assert driver.of(effects.Resume) == [effects.Resume(R0, "a", 1, 16)]
+
+
+def test_when_another_scheduler_than_the_leader_goes_requests_stay_parked():
+    driver = with_scheduler(resume_without_scheduler=2.0)
+    driver.send(events.SchedulerConnected(2, term=5))
+    driver.connect(entry("a", 8, parked=True))
+    driver.send(events.SchedulerDisconnected(1))
+    assert not driver.wait(2.0)
+    driver.send(events.HeartbeatReceived(R0))
+    assert not driver.wait(2.0)
+
+
+def test_the_time_without_a_leader_counts_from_when_the_leader_went():
+    driver = with_scheduler(resume_without_scheduler=2.0)
+    driver.send(events.SchedulerConnected(2, term=5))
+    driver.connect(entry("a", 8, parked=True))
+    driver.send(events.SchedulerDisconnected(2))
+    driver.clock.advance(1.5)
+    driver.send(events.SchedulerDisconnected(1))
+    assert not driver.wait(0.4)
+    driver.wait(0.1)
+    assert driver.of(effects.Resume)
+
+
+def test_a_leader_that_comes_back_ends_the_time_without_one():
+    driver = with_scheduler(resume_without_scheduler=2.0)
+    driver.connect(entry("a", 8, parked=True))
+    driver.send(events.SchedulerDisconnected(1))
+    driver.wait(1.5)
+    driver.send(events.SchedulerConnected(2, 1))
+    driver.wait(0.4)
+    driver.send(events.SchedulerDisconnected(2))
+    driver.send(events.HeartbeatReceived(R0))
+    assert not driver.wait(1.9)
+
+
+def test_the_same_term_still_leads():
+    driver = with_scheduler()
+    driver.connect(entry("a", 8, parked=True))
+    driver.send(events.TermRaised(1, term=3))
+    assert not driver.resumable("a", 8, term=2)
+    assert driver.resumable("a", 8, term=3)
+
+
+@pytest.mark.parametrize(("running", "resumes"), [(60, True), (61, False)])
+def test_a_request_resumes_alone_where_it_and_the_margin_just_fit(running, resumes):
+    driver = SupervisorDriver(resume_without_scheduler=2.0, resume_margin=0.1)
+    driver.connect(entry("a", 30, parked=True), entry("b", running), pages=100)
+    driver.wait(0.0)
+    driver.wait(2.0)
+    assert bool(driver.of(effects.Resume)) is resumes
+
+
+@pytest.mark.parametrize(("running", "resumes"), [(5, True), (6, False)])
+def test_the_margin_is_a_page_at_least(running, resumes):
+    driver = SupervisorDriver(resume_without_scheduler=2.0, resume_margin=0.05)
+    driver.connect(entry("a", 4, parked=True), entry("b", running), pages=10)
+    driver.wait(0.0)
+    driver.wait(2.0)
+    assert bool(driver.of(effects.Resume)) is resumes
+
+
+@pytest.mark.parametrize(("pages", "resumed"), [(16, ["a", "b"]), (15, ["a"])])
+def test_several_requests_resume_alone_in_order_as_long_as_they_fit(pages, resumed):
+    """On an idle runner, without a margin."""
+    driver = SupervisorDriver(resume_without_scheduler=2.0)
+    driver.connect(
+        entry("b", 6, parked=True, request_class=RequestClass.BATCH), entry("a", 10, parked=True), pages=pages
+    )
+    driver.wait(0.0)
+    driver.wait(2.0)
+    assert [one.request for one in driver.of(effects.Resume)] == resumed
+
+
+def test_pages_of_a_resume_that_is_under_way_are_not_given_twice():
+    driver = SupervisorDriver(resume_without_scheduler=2.0, order_timeout=2.0)
+    driver.connect(entry("a", 10, parked=True), entry("b", 6, parked=True), pages=15)
+    driver.wait(0.0)
+    driver.wait(2.0)
+    assert [one.request for one in driver.of(effects.Resume)] == ["a"]
+    driver.report(entry("a", 10, parked=True), entry("b", 5, parked=True))
+    assert not driver.wait(1.0), "b wants six pages of five"
+
+
+def test_a_resumed_request_that_is_resumed_again_needs_a_new_order():
+    driver = with_scheduler()
+    driver.connect(entry("a", 8))
+    driver.parked("a", 16)
+    driver.resumable("a", 16)
+    assert driver.resumed("a", 12) == [effects.ReportResumed(R0, "a", 1, 12)]
+    assert driver.resumable("a", 16) == [effects.ReportResumed(R0, "a", 1, 12)]

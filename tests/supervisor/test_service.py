@@ -15,6 +15,7 @@ from motet_supervisor.settings import Settings as SupervisorSettings
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
+from tests.support.metric_values import value_of
 
 STREAMS = 6
 LENGTH = 150
@@ -74,7 +75,7 @@ async def test_sequences_that_outgrow_their_promises_are_extended_then_parked_an
         assert count(system, "promise_extensions") > 0
         assert ordered_parks(system, "swap") + ordered_parks(system, "recompute") > 0
         assert count(system, "resume_orders") > 0
-        assert runner.service.metrics.self_parks._value.get() == 0, (
+        assert value_of(runner.service.metrics.self_parks) == 0, (
             "the runner protected itself although a supervisor was connected"
         )
         await system.ledgers_agree()
@@ -89,7 +90,7 @@ async def test_the_method_of_parking_can_be_forced(folder, method):
         await until(lambda: "r0" in system.control.supervisor_service.supervisor.runners)
         await all_right(await ask_long_ones(system, engines))
         assert ordered_parks(system, method) > 0
-        assert runner.service.metrics.resumes.labels(method)._value.get() > 0
+        assert value_of(runner.service.metrics.resumes.labels(method)) > 0
 
 
 async def test_a_promise_forced_to_one_page_doubles_at_each_overflow(folder):
@@ -120,7 +121,7 @@ async def test_with_the_supervisor_away_runners_park_by_themselves(folder):
         engines = engines_with_little_memory()
         runner = await system.runner("r0", engines)
         await all_right(await ask_long_ones(system, engines))
-        assert runner.service.metrics.self_parks._value.get() > 0
+        assert value_of(runner.service.metrics.self_parks) > 0
         await system.ledgers_agree()
 
 

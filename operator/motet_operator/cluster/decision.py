@@ -11,6 +11,7 @@ from typing import Any
 
 from motet.domain import ObjectName
 from motet.resources.status import Condition
+from motet.sources import ADAPTER_SOURCES, FOLDER, prefixes
 from motet_operator.cluster.cache import ObjectKey, Snapshot
 from motet_operator.cluster.deployments import PlatformTemplate, budget, deployment, pod_digest
 from motet_operator.cluster.kinds import (
@@ -96,7 +97,10 @@ from motet_operator.reconcile import (
 from motet_operator.reconcile.conditions import condition_of
 from motet_operator.sync import UnhealthyRunner
 
-NO_FILES = {"file": "name a claim of the pool's adapterVolumes under persistentVolumeClaim, or use hf:// or https://"}
+NO_FILES = {
+    FOLDER.scheme: "name a claim of the pool's adapterVolumes under persistentVolumeClaim, or use "
+    + prefixes(one for one in ADAPTER_SOURCES if one.network)
+}
 """Runners may be on any node, so a path on one machine means nothing."""
 
 NO_OBSTACLES = Obstacles()

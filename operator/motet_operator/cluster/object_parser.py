@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from motet.domain import ObjectName
 from motet.resources import API_VERSION, GROUP, LoRAAdapter, ServingPool
 from motet.resources.status import Condition
+from motet.sources import CLAIM, FOLDER
 from motet_operator.cluster.cache import ObjectKey
 from motet_operator.cluster.kinds import POOL_LABEL, Kind, Object, uid_of
 from motet_operator.environment import base_of
@@ -214,17 +215,17 @@ def _resource(it: Object, kind: str) -> Object:
 
 
 def model_uri(pool: ServingPool) -> str:
-    scheme, _, rest = pool.spec.model.uri.partition("://")
-    if scheme != "pvc":
-        return pool.spec.model.uri
-    _, _, path = rest.partition("/")
-    return f"file://{MODEL}/{path}".rstrip("/")
+    uri = pool.spec.model.uri
+    if not uri.startswith(CLAIM.prefix):
+        return uri
+    _, _, path = uri.removeprefix(CLAIM.prefix).partition("/")
+    return f"{FOLDER.prefix}{MODEL}/{path}".rstrip("/")
 
 
 def model_claim(pool: ServingPool) -> str:
     """The claim that holds the model; empty if the model is not on a claim."""
-    scheme, _, rest = pool.spec.model.uri.partition("://")
-    return rest.partition("/")[0] if scheme == "pvc" else ""
+    uri = pool.spec.model.uri
+    return uri.removeprefix(CLAIM.prefix).partition("/")[0] if uri.startswith(CLAIM.prefix) else ""
 
 
 def adapter_source(adapter: LoRAAdapter) -> str:
@@ -236,7 +237,7 @@ def adapter_source(adapter: LoRAAdapter) -> str:
 def adapter_volume(adapter: LoRAAdapter) -> str:
     """The mount path of the adapter's claim; empty if it names none."""
     claim = adapter.spec.source.persistent_volume_claim
-    return f"file://{VOLUMES}/{claim.claim_name}" if claim is not None else ""
+    return f"{FOLDER.prefix}{VOLUMES}/{claim.claim_name}" if claim is not None else ""
 
 
 def scale_writers(pool: Object) -> tuple[str, ...]:

@@ -56,14 +56,14 @@ class Resync:
         self._api, self._cache, self._obstacle_log, self._metrics = api, cache, obstacle_log, metrics
         # Pools come after the objects that they own. When a pool is deleted, its Deployments are deleted next. In the
         # other order the pool could be listed and its Deployment not, and the Deployment would be created again.
-        self._scopes = [(kind, namespace) for kind in OWNED_KINDS for namespace in pool_namespaces]
-        self._scopes += [(kind, "") for kind in DECLARED_KINDS]
+        self.scopes = [(kind, namespace) for kind in OWNED_KINDS for namespace in pool_namespaces]
+        self.scopes += [(kind, "") for kind in DECLARED_KINDS]
         self._class = operator_class
         self._seconds = seconds * time_scale
         self._scale = time_scale
         self._changed, self._restart_watch, self._unwatchable = changed, restart_watch, unwatchable
         self._requested = asyncio.Event()
-        self._by_path = {kind.path(namespace): (kind, namespace) for kind, namespace in self._scopes}
+        self._by_path = {kind.path(namespace): (kind, namespace) for kind, namespace in self.scopes}
         self._opened: asyncio.Queue[tuple[Kind, str]] = asyncio.Queue()
         self._min_versions: dict[tuple[Kind, str], int] = {}
         """The version of the last list, or a later one that a watch started from."""
@@ -89,7 +89,7 @@ class Resync:
 
     def waiting_for(self) -> str:
         """What has not been listed yet, and why. Pools report forbidden lists in their namespaces themselves."""
-        left = [scope for scope in self._scopes if scope not in self._seen | self._refused]
+        left = [scope for scope in self.scopes if scope not in self._seen | self._refused]
         if not left:
             return ""
         kind, namespace = left[0]
@@ -106,7 +106,7 @@ class Resync:
         """Namespaces whose runners are unknown: they were never listed, or may not be listed any more."""
         return frozenset(
             namespace
-            for kind, namespace in self._scopes
+            for kind, namespace in self.scopes
             if kind in (DEPLOYMENTS, PODS) and (kind, namespace) not in self._seen
         )
 
@@ -127,9 +127,9 @@ class Resync:
 
     async def _list_for_ever(self) -> None:
         """Scopes that could not be listed are retried soon, without the others."""
-        scopes, due, wait = self._scopes, 0.0, FIRST_RETRY_SECONDS
+        scopes, due, wait = self.scopes, 0.0, FIRST_RETRY_SECONDS
         while True:
-            if scopes is self._scopes:
+            if scopes is self.scopes:
                 due = monotonic() + self._seconds * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load, guards nothing
             left = await self._list_all(scopes)
             pause = due - monotonic()
@@ -143,16 +143,16 @@ class Resync:
                     await self._requested.wait()
             except TimeoutError:
                 pass
-            scopes = left if left and not self._requested.is_set() and monotonic() < due else self._scopes
+            scopes = left if left and not self._requested.is_set() and monotonic() < due else self.scopes
             self._requested.clear()
 
     async def once(self) -> bool:
         """Whether everything could be listed."""
-        return not await self._list_all(self._scopes)
+        return not await self._list_all(self.scopes)
 
     async def _list_all(self, scopes: Sequence[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
         """Those that could not be listed."""
-        left = [scope for scope in scopes if not await self._list(*scope)]
+        left = [scope for scope in scopes if not await self.list_one(*scope)]
         rewound, self._rewound = self._rewound, set()
         for kind in rewound:
             self._restart_watch(kind)
@@ -162,7 +162,7 @@ class Resync:
             self._changed()
         return left
 
-    async def _list(self, kind: Kind, namespace: str) -> bool:
+    async def list_one(self, kind: Kind, namespace: str) -> bool:
         scope = (kind, namespace)
         seen = self._seen_of(scope)
         try:
@@ -188,7 +188,7 @@ class Resync:
             self._metrics.rewinds.labels(kind.plural).inc()
             self._rewound.add(kind)
             if scope not in self._from_before:  # the first scope that shows the restore
-                self._from_before = set(self._scopes) - self._refused
+                self._from_before = set(self.scopes) - self._refused
                 self.request_now()
             self._cache.rewind(kind, items, namespace)
             self._note_current(scope)

@@ -21,12 +21,12 @@ from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords
 from motet.resources import LoRAAdapter, Manifest, ServingPool
 from motet.service_main import run_until
 from motet.settings import Database, ProcessSettings
+from motet.sources import folder_of
 from motet_operator.local.manifest_folder import (
     Debouncer,
     DeclaredObjects,
     ManifestFolder,
     absolute_uri,
-    folder_of,
     source_of,
     stamp_of,
 )
@@ -54,19 +54,19 @@ class LocalOperator:
         self._process = process
         self._settings = settings
         self._wake = asyncio.Event()
-        self._folder = ManifestFolder(settings.manifests)
+        self.folder = ManifestFolder(settings.manifests)
         self._debouncer = Debouncer(settings.quiet_seconds)
-        self._objects = DeclaredObjects()
+        self.objects = DeclaredObjects()
         self._stamps: dict[str, str] = {}
         self._metadata = MetadataFile(layout.run / "objects.json")
         self._services = ServiceSpecs(layout, process, settings)
         self._runners = RunnerTable(layout.run / "runners.json", self._services)
-        self._sync = SchedulerSync(layout.address("scheduler"), self._wake.set, time_scale=process.time_scale)
+        self.sync = SchedulerSync(layout.address("scheduler"), self._wake.set, time_scale=process.time_scale)
         self._status = StatusFile(layout.status)
         config = LifecycleConfig(stop_grace=settings.stop_grace_seconds, liveness_seconds=settings.silent_seconds)
         config = config.scaled(process.time_scale)
-        self._processes = ProcessManager(ProcessRecords(layout.service_records), config=config, changed=self._wake.set)
-        predictor = self._processes.recorded("predictor")
+        self.processes = ProcessManager(ProcessRecords(layout.service_records), config=config, changed=self._wake.set)
+        predictor = self.processes.recorded("predictor")
         self._metrics = LocalMetrics(CollectorRegistry())  # replaced in `run` by the registry that is served
         self._store_ready = predictor is not None and predictor.alive  # then the database is already migrated
         earlier = self._status.read()
@@ -79,31 +79,31 @@ class LocalOperator:
     async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         """Raises SetupError for a problem that a person must solve before anything can start."""
         self._metrics = LocalMetrics(registry)
-        self._objects = self._folder.read()
+        self.objects = self.folder.read()
         self._check_startable()
         self._check_adapters()
         health.set_ready(True)
         try:
-            await run_until(stop, self._reconcile_for_ever(), self._sync.run(), self._watch(), self._migrate())
+            await run_until(stop, self._reconcile_for_ever(), self.sync.run(), self._watch(), self._migrate())
         finally:
             if stop.is_set():
-                await self._processes.stop_all()
+                await self.processes.stop_all()
             else:
-                self._processes.release()  # after a crash, the next operator adopts the running processes
+                self.processes.release()  # after a crash, the next operator adopts the running processes
 
     def _check_startable(self) -> None:
         """At the start, any problem ends it. Later, problems are reported and the last valid objects stay in use."""
-        problems = self._objects.problems
+        problems = self.objects.problems
         if problems:
             shown = [str(problem) for problem in problems[:MAX_PROBLEMS_SHOWN]]
             if len(problems) > len(shown):
                 shown.append(f"and {len(problems) - len(shown)} more")
             raise ManifestError("; ".join(shown))
-        if not self._objects.pools:
+        if not self.objects.pools:
             raise ManifestError(
                 f"{self._settings.manifests} declares no ServingPool, so there is nothing to serve. Add one."
             )
-        for manifest in self._objects.pools:
+        for manifest in self.objects.pools:
             pool = manifest.resource
             assert isinstance(pool, ServingPool)
             folder = folder_of(absolute_uri(pool.spec.model.uri, manifest=manifest.place.file))
@@ -121,7 +121,7 @@ class LocalOperator:
         while True:
             self._wake.clear()
             try:
-                again = self._reconcile()
+                again = self.reconcile()
             except Exception:
                 log.exception("reconcile_failed")
                 again = 1.0
@@ -130,37 +130,37 @@ class LocalOperator:
                     await self._wake.wait()
             await asyncio.sleep(0.01)  # handle changes that come together in one round
 
-    def _reconcile(self) -> float | None:
+    def reconcile(self) -> float | None:
         """One round. Returns the seconds until the next one is due without any change."""
         began = monotonic()
         view = self._view()
         plan = reconcile(view)
         for replacement in plan.replacements:
-            self._processes.kill(replacement.instance, replacement.why)
-            self._runners.replaced(replacement.instance, self._sync.unhealthy[replacement.instance].incarnation)
+            self.processes.kill(replacement.instance, replacement.why)
+            self._runners.replaced(replacement.instance, self.sync.unhealthy[replacement.instance].incarnation)
         self._runners.carry_out(plan)
         self._wanted = {(one.name.namespace, one.name.name): one.replicas for one in plan.pools}
         # The runners first: they take longest to be ready.
         runners = self._runners.specs(self._restart_wait)
-        self._processes.apply([*runners, *self._services.control(store_ready=self._store_ready)])
-        drains = self._runners.drains(plan, [status.name for status in self._processes.statuses()])
-        self._sync.send_state(plan.catalog, drains, (instance.name for instance in view.instances))
+        self.processes.apply([*runners, *self._services.control(store_ready=self._store_ready)])
+        drains = self._runners.drains(plan, [status.name for status in self.processes.statuses()])
+        self.sync.send_state(plan.catalog, drains, (instance.name for instance in view.instances))
         self._update_metrics(plan, monotonic() - began)
         due = [(plan.due - view.now).total_seconds()] if plan.due is not None else []
-        if (wait := self._sync.wait_ends_in) is not None:
+        if (wait := self.sync.wait_ends_in) is not None:
             due.append(wait)
         self._publish(plan)
         return max(0.05, min(due)) if due else None
 
     def _restart_wait(self, runner: LocalRunner) -> float:
         """A runner's start needs seconds of a core. Those that take over the requests of a dead one need them more."""
-        taken_over = self._runners.others_serve(runner, self._processes.statuses(), leaving=self._sync.unhealthy)
+        taken_over = self._runners.others_serve(runner, self.processes.statuses(), leaving=self.sync.unhealthy)
         return self._settings.restart_seconds * self._process.time_scale if taken_over else 0.0
 
     def _view(self) -> View:
-        objects = self._objects
+        objects = self.objects
         remembered = self._metadata.remember([*objects.pools, *objects.adapters])
-        statuses = {status.name: status for status in self._processes.statuses()}
+        statuses = {status.name: status for status in self.processes.statuses()}
         pools = []
         for manifest in objects.pools:
             pool = manifest.resource
@@ -201,19 +201,19 @@ class LocalOperator:
             runner_sets=self._runners.sets(),
             instances=self._runners.instances(
                 statuses,
-                self._sync.drained,
-                self._sync.unhealthy,
+                self.sync.drained,
+                self.sync.unhealthy,
                 self._unhealthy_grace,
-                attached=self._sync.attached,
+                attached=self.sync.attached,
             ),
-            adapter_reports=self._sync.adapter_reports,
-            slots=self._sync.slots,
-            scaling_advice=self._sync.advice,
+            adapter_reports=self.sync.adapter_reports,
+            slots=self.sync.slots,
+            scaling_advice=self.sync.advice,
             runners_override=self._settings.runners,
         )
 
     def _publish(self, plan: Plan) -> None:
-        sync = self._sync
+        sync = self.sync
         # Until the scheduler has reported all of its group, an adapter that it has not named is as it was left.
         # Of a group without a pool it reports nothing.
         reported = sync.reported_groups
@@ -237,8 +237,8 @@ class LocalOperator:
             say("status_changed", kind=event.kind, name=str(event.name), reason=event.reason, message=event.message)
         document = status_document(
             plan,
-            self._processes.statuses(),
-            self._objects.problems,
+            self.processes.statuses(),
+            self.objects.problems,
             url=http_url(self._settings.host, self._settings.port),
             operator_pid=os.getpid(),
             kernels=sync.kernels,
@@ -251,7 +251,7 @@ class LocalOperator:
 
     def _groups_of_adapters(self) -> Iterator[tuple[ObjectName, ObjectName]]:
         """Name and group of each."""
-        for manifest in self._objects.adapters:
+        for manifest in self.objects.adapters:
             assert isinstance(manifest.resource, LoRAAdapter)
             yield manifest.resource.object_name, manifest.resource.group
 
@@ -263,9 +263,9 @@ class LocalOperator:
             metrics.objects.labels(kind).set(len(statuses))
             ready = sum(one.type == "Ready" and one.holds for status in statuses for one in status.conditions)
             metrics.ready_objects.labels(kind).set(ready)
-        metrics.manifest_problems.set(len(self._objects.problems))
+        metrics.manifest_problems.set(len(self.objects.problems))
         metrics.process_restarts.clear()  # drop runners that no longer exist
-        for status in self._processes.statuses():
+        for status in self.processes.statuses():
             metrics.process_restarts.labels(status.name).set(status.restarts)
 
     # ------------------------------------------------------------------------------------------------- the store
@@ -284,8 +284,8 @@ class LocalOperator:
             signature = self._debouncer("manifests", self._signature(), monotonic())
             if signature != looked:
                 looked = signature
-                self._objects = self._folder.read()
-                for problem in self._objects.problems:
+                self.objects = self.folder.read()
+                for problem in self.objects.problems:
                     log.warning("manifest_invalid", problem=str(problem), hint="The last valid version stays in use.")
                 self._wake.set()
             if self._check_adapters():
@@ -326,7 +326,7 @@ class LocalOperator:
                 await asyncio.sleep(5)
 
     def _watched_paths(self) -> list[Path]:
-        sources = (folder_of(self._source_of(manifest)[0]) for manifest in self._objects.adapters)
+        sources = (folder_of(self._source_of(manifest)[0]) for manifest in self.objects.adapters)
         folders = {folder for folder in sources if folder is not None}
         folders.add(self._settings.manifests if self._settings.manifests.is_dir() else self._settings.manifests.parent)
         return sorted(folder for folder in folders if folder.is_dir())
@@ -343,7 +343,7 @@ class LocalOperator:
 
     def _check_adapters(self) -> bool:
         """Whether files of an adapter have changed and then stayed unchanged for a moment."""
-        sources = {self._source_of(manifest)[0] for manifest in self._objects.adapters}
+        sources = {self._source_of(manifest)[0] for manifest in self.objects.adapters}
         now = monotonic()
         stamps = {
             source: self._debouncer(source, stamp_of(folder), now)
@@ -362,7 +362,7 @@ class LocalOperator:
         claim = source.persistent_volume_claim
         volumes = (
             volume
-            for pool in self._objects.pools
+            for pool in self.objects.pools
             if isinstance(pool.resource, ServingPool) and pool.resource.group == adapter.group
             for volume in pool.resource.spec.adapter_volumes
         )

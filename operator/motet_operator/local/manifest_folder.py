@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote
 
 from motet.resources import (
     AdapterSource,
@@ -22,6 +21,7 @@ from motet.resources import (
     forbidden_changes,
 )
 from motet.resources.validation import read_file
+from motet.sources import CLAIM, FOLDER
 
 ObjectKey = tuple[str, str]
 
@@ -109,14 +109,11 @@ def _without_conflicts(manifests: Iterable[Manifest], problems: Iterable[Problem
 def absolute_uri(uri: str, *, manifest: str) -> str:
     """`file://` with a relative path starts at the manifest's folder; `file:///` is absolute. `pvc://` is a folder
     beside the manifest. Other URIs stay as they are."""
-    scheme, _, path = uri.partition("://")
-    match scheme:
-        case "file":
-            return (Path(manifest).parent.absolute() / path).as_uri()
-        case "pvc":
-            return volume_folder(path, manifest=manifest).as_uri()
-        case _:
-            return uri
+    if uri.startswith(FOLDER.prefix):
+        return (Path(manifest).parent.absolute() / uri.removeprefix(FOLDER.prefix)).as_uri()
+    if uri.startswith(CLAIM.prefix):
+        return volume_folder(uri.removeprefix(CLAIM.prefix), manifest=manifest).as_uri()
+    return uri
 
 
 def volume_folder(path: str, *, manifest: str) -> Path:
@@ -132,11 +129,6 @@ def source_of(source: AdapterSource, *, manifest: str, sub_path: str | None = No
         return (volume / claim.path).as_uri(), volume.as_uri()
     assert source.uri is not None
     return absolute_uri(source.uri, manifest=manifest), ""
-
-
-def folder_of(uri: str) -> Path | None:
-    """The folder of an absolute `file://` URI; None for other URIs."""
-    return Path(unquote(uri.removeprefix("file://"))) if uri.startswith("file://") else None
 
 
 def stamp_of(folder: Path) -> str:

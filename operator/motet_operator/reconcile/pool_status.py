@@ -122,7 +122,7 @@ def _available(runners: PoolRunners) -> ConditionResult:
     if runners.refusal and not runners.refusal.keeps_runners:
         return no("Available", runners.refusal.reason, f"no request reaches a runner: {runners.refusal.message}")
     if runners.ready:
-        return yes("Available", "RunnersReady", f"{len(runners.ready)} of {runners.wanted} runners serve")
+        return yes("Available", "RunnersReady", _how_many_serve(len(runners.ready), runners.wanted))
     if not runners.members:
         return no("Available", "NoRunners", f"no runner exists{runners.appended_trouble}")
     return no(
@@ -130,6 +130,12 @@ def _available(runners: PoolRunners) -> ConditionResult:
         "RunnersNotReady",
         runners.trouble or f"no runner is ready; the pool has {counted(len(runners.members), 'runner')}",
     )
+
+
+def _how_many_serve(ready: int, wanted: int) -> str:
+    if ready <= wanted:
+        return f"{ready} of {wanted} runners serve"
+    return f"{counted(ready, 'runner')} {'serves' if ready == 1 else 'serve'}, and the pool needs {wanted}"
 
 
 def _progressing(runners: PoolRunners) -> ConditionResult:

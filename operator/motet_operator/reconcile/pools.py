@@ -137,7 +137,7 @@ def roll_out(view: View, pool: PoolObject, target: RolloutTarget, wanted: int) -
 
 
 def only_keep(view: View, name: ObjectName, keep: int) -> Rollout:
-    """Keep at most so many of the pool's runners, and start none: it was refused, or deleted."""
+    """At most `keep` of the pool's runners stay, and none is started: the pool was refused, or deleted."""
     members = [instance for instance in view.instances if instance.pool == name]
     surplus = _surplus(keep, members)
     drain_seconds = max((each.drain_seconds for each in view.runner_sets if each.pool == name), default=0.0)
@@ -243,7 +243,8 @@ def with_drains_taken_back(view: View, drains: Collection[RunnerDrain]) -> View:
 def replacements(view: View, *, leaving: Collection[str]) -> Iterable[RunnerReplacement]:
     """Unhealthy runners that did not recover in time. A draining one leaves at its deadline anyway.
 
-    Of one pool only so many at a time: if all seem to hang, it is more probably the network, or whoever watches them.
+    Of one pool at most `replaced_at_once` at a time: if all seem to hang, it is more probably the network, or whoever
+    watches them.
     """
     due: dict[ObjectName, list[tuple[datetime, str, str]]] = {}
     for one in view.instances:

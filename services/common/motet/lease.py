@@ -126,7 +126,7 @@ class Election:
         self._retry_seconds = settings.retry_seconds * time_scale
         self._clock = clock
         self._lost = lost
-        self._reserved = 0
+        self.reserved = 0
         """The last term that is ours by the Lease."""
         self._wanted = 0
         """The term that we need: one above the highest term that a peer has seen."""
@@ -141,7 +141,7 @@ class Election:
         self._sure_until = 0.0
         self._leads = asyncio.Event()
         self._next_step_now = asyncio.Event()
-        self._campaign: asyncio.Task[None] | None = None
+        self.campaign: asyncio.Task[None] | None = None
         self._watchdog: _Watchdog | None = None
 
     async def __aenter__(self) -> Self:
@@ -154,15 +154,15 @@ class Election:
                 f"{error}. Grant this ServiceAccount get, create and update on leases of coordination.k8s.io in the "
                 f"namespace {self._namespace}."
             ) from None
-        self._campaign = asyncio.create_task(self._run(), name="election")
+        self.campaign = asyncio.create_task(self._run(), name="election")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._campaign is not None:
-            self._campaign.cancel()
-            await asyncio.gather(self._campaign, return_exceptions=True)
+        if self.campaign is not None:
+            self.campaign.cancel()
+            await asyncio.gather(self.campaign, return_exceptions=True)
         if self._leads.is_set():
             await self._release()
             self._leads.clear()
@@ -196,7 +196,7 @@ class Election:
         self.step_down_for(term)
         self._waiting[then] = max(term, self._waiting.get(then, term))
         self._wanted = max(self._wanted, term + 1)
-        if term < self._reserved:
+        if term < self.reserved:
             self._raise_to(max(self.term, term + 1))
         else:
             self._next_step_now.set()
@@ -258,7 +258,7 @@ class Election:
 
     async def _read_or_acquire(self, sent_at: float) -> float:
         """Read the Lease, and take it if it is free. Returns the seconds until the next step."""
-        lease = await self._get()
+        lease = await self.fetch()
         record = LeaseRecord.of(lease) if lease is not None else LeaseRecord("", 0, "", 0, 0, "")
         lasts = record.seconds or self._lease_seconds
         if record != self._seen:
@@ -283,7 +283,7 @@ class Election:
             if error.status not in (CONFLICT, NOT_FOUND):
                 raise
             return 0.0  # another candidate was faster: read at once who it is
-        self.term, self._reserved = term, reserved
+        self.term, self.reserved = term, reserved
         self.predecessor = record.address if taken else ""
         self._seen = LeaseRecord.of(self._lease)
         self._sure_until = sent_at + self._renew_seconds
@@ -302,7 +302,7 @@ class Election:
             if error.status not in (CONFLICT, NOT_FOUND):
                 raise
             # Another client has changed or deleted the Lease. We may still hold it, with another resourceVersion.
-            self._lease = await self._get()
+            self._lease = await self.fetch()
             holder = LeaseRecord.of(self._lease).holder if self._lease is not None else ""
             if self._lease is not None and holder != self.identity:
                 self._lost(f"the Lease {self._namespace}/{self._name} is now held by {holder or 'no process'}")
@@ -316,15 +316,15 @@ class Election:
         self._api_unreachable = False
         self._sure_until = sent_at + self._renew_seconds
         self._watchdog.until(self._sure_until)
-        self._reserved = reserved
+        self.reserved = reserved
         self._raise_to(max(self.term, term))  # it may have risen meanwhile, within what was reserved before
 
     async def _release(self) -> None:
-        self._reserved = self.term  # the others go back
+        self.reserved = self.term  # the others go back
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 # A renewal that was in flight may still succeed, and change the version after we have read it.
-                while (lease := await self._get()) is not None and LeaseRecord.of(lease).holder == self.identity:
+                while (lease := await self.fetch()) is not None and LeaseRecord.of(lease).holder == self.identity:
                     lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
                     lease["metadata"]["annotations"] |= {TERM: str(max(self.term, self._wanted)), ADDRESS: ""}
                     with suppress(StatusError):
@@ -363,7 +363,7 @@ class Election:
     def _request_seconds(self) -> float:
         return max(1.5 * self._retry_seconds, MIN_REQUEST_SECONDS)
 
-    async def _get(self) -> KubeObject | None:
+    async def fetch(self) -> KubeObject | None:
         try:
             lease = await self._api.get(f"{self._leases}/{self._name}", seconds=self._request_seconds)
         except StatusError as error:

@@ -33,7 +33,7 @@ class Ledger(Generic[Key]):
         self.capacity = capacity
         self.overcommit = overcommit
         self._promises: dict[Key, int] = {}
-        self._total = 0
+        self.total = 0
 
     @property
     def limit(self) -> int:
@@ -41,12 +41,12 @@ class Ledger(Generic[Key]):
 
     @property
     def promised(self) -> int:
-        return self._total
+        return self.total
 
     @property
     def free(self) -> int:
         """Pages that may still be promised. Negative while the promises exceed the limit."""
-        return int(self.capacity * self.overcommit) - self._total  # `limit`, but this is asked very often
+        return int(self.capacity * self.overcommit) - self.total  # `limit`, but this is asked very often
 
     def __contains__(self, key: Key) -> bool:
         return key in self._promises
@@ -79,22 +79,22 @@ class Ledger(Generic[Key]):
     def release(self, key: Key) -> int:
         """Remove a promise and return its pages; 0 if there was no such promise."""
         pages = self._promises.pop(key, 0)
-        self._total -= pages
+        self.total -= pages
         return pages
 
     def clear(self) -> None:
         self._promises.clear()
-        self._total = 0
+        self.total = 0
 
     def check(self) -> None:
         """Count again. Raises AssertionError with both numbers if the total is not the sum of the entries."""
         counted = sum(self._promises.values())
-        assert counted == self._total, f"ledger says {self._total} pages, its entries add up to {counted}"
+        assert counted == self.total, f"ledger says {self.total} pages, its entries add up to {counted}"
 
     def _write(self, key: Key, pages: int) -> None:
         if pages <= 0:
             raise ValueError(f"a promise must be at least one page, not {pages}")
-        self._total += pages - self._promises.get(key, 0)
+        self.total += pages - self._promises.get(key, 0)
         self._promises[key] = pages
 
 

@@ -9,7 +9,7 @@ Van Ryzin): a tenant with few answers is estimated mostly by the lengths of othe
 import math
 import struct
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Self
 
@@ -72,6 +72,12 @@ class LengthStatistics:
         """How many answers still count. Older ones count less than 1."""
         return self._total / self._unit
 
+    def weights(self) -> Iterator[tuple[float, float]]:
+        """Of each bucket: how many complete answers still count, and how many censored ones."""
+        scale = 1.0 / self._unit
+        for ended, censored in zip(self._ended, self._censored, strict=True):
+            yield ended * scale, censored * scale
+
     def observe(self, tokens: int, *, censored: bool = False) -> None:
         if tokens < 0:
             raise ValueError(f"a length cannot be negative: {tokens}")
@@ -126,12 +132,11 @@ class LengthStatistics:
     def merge(self, other: "LengthStatistics") -> None:
         """Add the answers of `other`, as if they were as recent as our own."""
         self._renormalise()
-        scale = 1.0 / other._unit
-        for i in range(len(EDGES)):
-            self._ended[i] += other._ended[i] * scale
-            self._censored[i] += other._censored[i] * scale
+        for i, (ended, censored) in enumerate(other.weights()):
+            self._ended[i] += ended
+            self._censored[i] += censored
         self._total = sum(self._ended) + sum(self._censored)
-        self._count += other._count
+        self._count += other.count
 
     def to_bytes(self) -> bytes:
         """Everything as bytes, a few kilobytes at most. Empty buckets are left out."""

@@ -5,11 +5,13 @@ engines, the check of a model's files and the API page read this table, so a wro
 door. Pure.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Annotated, Any, ClassVar, Self, get_type_hints
+from operator import attrgetter
+from typing import Annotated, Any, Self, get_type_hints
 
 from motet.api.v1 import runner_pb2
 from motet.errors import InvalidRequest
@@ -32,8 +34,6 @@ class Option(ABC):
     usual: float | None = None
     """Where neither decides. None: the default of `Sampling`."""
 
-    of_tokens: ClassVar[bool] = False
-
     @abstractmethod
     def schema(self) -> Json: ...
 
@@ -55,8 +55,15 @@ class Flag(Option):
             raise _error(name, "must be true or false")
 
 
+_LEAST = 1e-6
+"""What must be above 0 is at least this: a message, which has 32 bits, would say 0 of less, and what is divided by it
+would be infinite."""
+
+
 @dataclass(frozen=True)
-class Number(Option):
+class Range:
+    """Which numbers are right."""
+
     lowest: float
     highest: float | None = None
     above: bool = False
@@ -69,7 +76,8 @@ class Number(Option):
         return {"type": "integer" if self.whole else "number"} | lowest | highest
 
     def check(self, name: str, value: Any) -> None:
-        number = _is_a(Integral if self.whole else Real, value)
+        kind = type(value)  # the usual ones first: to ask for Real or Integral takes longer than all the rest
+        number = kind is int or (kind is float and not self.whole) or _is_a(Integral if self.whole else Real, value)
         # No comparison with NaN is true.
         high = number and (value > self.lowest if self.above else value >= self.lowest)
         if not high or not (self.highest is None or value <= self.highest):
@@ -78,13 +86,17 @@ class Number(Option):
             but = "" if self.whole and isinstance(value, float) else _but(value)  # 1.0 is not an integer
             raise _error(name, f"must be {least}{most}{but}")
 
+
+@dataclass(frozen=True)
+class Number(Range, Option):
     def stored(self, value: Any) -> Any:
-        return max(value, 0) if self.whole else value  # messages have no negative integers
+        if self.whole:
+            return max(value, 0)  # messages have no negative integers
+        return max(value, _LEAST) if self.above and value > 0 else value
 
 
 @dataclass(frozen=True)
 class TokenIds(Option):
-    of_tokens = True
     most: int
 
     def schema(self) -> Json:
@@ -102,9 +114,8 @@ class TokenIds(Option):
 
 @dataclass(frozen=True)
 class Biases(Option):
-    of_tokens = True
     most: int
-    bias: Number
+    bias: Range
 
     def schema(self) -> Json:
         return {"type": "object", "additionalProperties": True, "maxProperties": self.most}
@@ -117,6 +128,8 @@ class Biases(Option):
             self.bias.check(f"{name}.{token}", bias)
 
     def stored(self, value: Any) -> Any:
+        if all(type(key) is int for key in value):
+            return value
         return {_id(key): bias for key, bias in value.items()}
 
 
@@ -126,13 +139,14 @@ def _is_a(kind: type, value: Any) -> bool:
 
 
 def _id(key: Any) -> Any:
-    """A key of JSON is text."""
-    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
+    """A key of JSON is text, and of one way to write it."""
+    return int(key) if isinstance(key, str) and re.fullmatch("0|[1-9][0-9]{0,8}", key) else key
 
 
 def _check_token(name: str, token: Any, *, place: str = "") -> None:
     if not _is_a(Integral, token) or not 0 <= token < 2**32:
-        raise InvalidRequest(f"{name} must have token ids{_but(token)}.", param=name + place)
+        but = "" if isinstance(token, float) else _but(token)  # 1.0 is not an integer
+        raise InvalidRequest(f"{name} must have token ids, which are integers{but}.", param=name + place)
 
 
 def _but(value: Any) -> str:
@@ -154,40 +168,45 @@ class Sampling:
 
     max_tokens: Annotated[int, Number(1, whole=True, in_bodies=False, applied_by="plan.iteration_results")]
     """Output tokens, delivered ones included."""
-    min_tokens: Annotated[int, Number(0, whole=True, applied_by="execute.adjustment")] = 0
-    """No answer ends before it has so many tokens. At most what the answer may have."""
-    temperature: Annotated[float, Number(0, 10, of_model=True, usual=1.0, applied_by="execute.sampling_kind")] = 0.0
+    min_tokens: Annotated[int, Number(0, whole=True, applied_by="execute.sample.adjustment")] = 0
+    """The fewest tokens of an answer: it does not end before. At most what the answer may have."""
+    temperature: Annotated[
+        float, Number(0, 10, of_model=True, usual=1.0, applied_by="execute.sample.sampling_kind")
+    ] = 0.0
     """0 always takes the most likely token."""
-    top_p: Annotated[float, Number(0, 1, above=True, of_model=True, applied_by="execute.sampling_kind")] = 1.0
+    top_p: Annotated[float, Number(0, 1, above=True, of_model=True, applied_by="execute.sample.sampling_kind")] = 1.0
     """Sample from the most likely tokens that together have this probability."""
-    top_k: Annotated[int, Number(-1, 2**31 - 1, whole=True, of_model=True, applied_by="execute.sampling_kind")] = 0
-    """Sample from so many of the most likely tokens; 0 and -1 from all."""
-    min_p: Annotated[float, Number(0, 1, of_model=True, applied_by="execute.sampling_kind")] = 0.0
+    top_k: Annotated[
+        int, Number(-1, 2**31 - 1, whole=True, of_model=True, applied_by="execute.sample.sampling_kind")
+    ] = 0
+    """How many of the most likely tokens to sample from; 0 and -1: all."""
+    min_p: Annotated[float, Number(0, 1, of_model=True, applied_by="execute.sample.sampling_kind")] = 0.0
     """Leave out tokens below this part of the most likely token's probability."""
-    presence_penalty: Annotated[float, Number(-2, 2, applied_by="execute.adjustment")] = 0.0
+    presence_penalty: Annotated[float, Number(-2, 2, applied_by="execute.sample.adjustment")] = 0.0
     """Lowers tokens that the answer already has, once each."""
-    frequency_penalty: Annotated[float, Number(-2, 2, applied_by="execute.adjustment")] = 0.0
+    frequency_penalty: Annotated[float, Number(-2, 2, applied_by="execute.sample.adjustment")] = 0.0
     """Lowers tokens that the answer already has, as often as it has them."""
     repetition_penalty: Annotated[
-        float, Number(0, 10, above=True, of_model=True, applied_by="execute.adjusted_logits")
+        float, Number(0, 10, above=True, of_model=True, applied_by="execute.sample.host_adjustments")
     ] = 1.0
     """Divides what prompt and answer already have; 1 changes nothing."""
-    logit_bias: Annotated[
-        dict[int, float], Biases(1024, Number(-100, 100, applied_by=""), applied_by="execute.adjustment")
-    ] = field(default_factory=lambda: NO_BIAS)
+    logit_bias: Annotated[dict[int, float], Biases(1024, Range(-100, 100), applied_by="execute.sample.adjustment")] = (
+        field(default_factory=lambda: NO_BIAS)
+    )
     """By token id: what to add to the token, -100 to 100."""
     stop_token_ids: Annotated[frozenset[int], TokenIds(128, applied_by="plan.iteration_results")] = frozenset()
     """The answer ends before the first of these tokens."""
     ignore_eos: Annotated[bool, Flag(applied_by="plan.iteration_results")] = False
     """Go on past the token with which the model ends an answer."""
-    logprobs: Annotated[bool, Flag(in_bodies=False, applied_by="execute.sampler")] = False
+    logprobs: Annotated[bool, Flag(in_bodies=False, applied_by="execute.sample.row_layout")] = False
     """Return the log probability of each token."""
     top_logprobs: Annotated[
-        int, Number(0, MAX_TOP_LOGPROBS, whole=True, in_bodies=False, applied_by="execute.sampler")
+        int, Number(0, MAX_TOP_LOGPROBS, whole=True, in_bodies=False, applied_by="execute.sample.logprobs")
     ] = 0
-    """So many alternatives for each token."""
+    """How many alternatives are given for each token."""
     prompt_logprobs: Annotated[
-        int | None, Number(0, MAX_TOP_LOGPROBS, whole=True, in_bodies=False, applied_by="execute.prompt_logprobs")
+        int | None,
+        Number(0, MAX_TOP_LOGPROBS, whole=True, in_bodies=False, applied_by="execute.sample.prompt_logprobs"),
     ] = None
     """How many alternatives beside the log probability of each token of the prompt. None: no log probabilities."""
 
@@ -208,15 +227,20 @@ class Sampling:
             option.check(name, value)
             if (stored := option.stored(value)) is not value:
                 changed[name] = stored
-            if option.of_tokens:
-                check_tokens(name, stored, vocabulary)
+        made = replace(self, **changed) if changed else self
+        made.check_fit(vocabulary)
+        return made
+
+    def check_fit(self, vocabulary: int) -> None:
+        """What no option can say alone: whether they fit the model, and each other."""
+        for name in _OF_TOKENS:
+            check_tokens(name, getattr(self, name), vocabulary)
         check_min_tokens(self.min_tokens, self.max_tokens)
-        return replace(self, **changed) if changed else self
 
     def _said(self) -> Iterator[tuple[str, Any]]:
-        """The options that do not have their defaults"""
-        for name, default in _DEFAULTS.items():
-            if (value := getattr(self, name)) is not default:
+        """The options that do not have their defaults."""
+        for (name, default), value in zip(_DEFAULTS.items(), _values_of(self), strict=True):
+            if value is not default and not (type(value) is type(default) and value == default):
                 yield name, value
 
 
@@ -231,8 +255,10 @@ def check_min_tokens(wanted: int, most: int) -> None:
 
 
 _DEFAULTS = {one.name: one.default for one in fields(Sampling)} | {"logit_bias": NO_BIAS}
+_values_of = attrgetter(*_DEFAULTS)
 OPTIONS: Mapping[str, Option] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Sampling, include_extras=True).items()
 }
+_OF_TOKENS = [name for name, option in OPTIONS.items() if isinstance(option, TokenIds | Biases)]
 IN_BODIES = {name: option for name, option in OPTIONS.items() if option.in_bodies}
 USUAL = {name: option.usual for name, option in OPTIONS.items() if option.usual is not None}

@@ -33,7 +33,7 @@ Read = TypeVar("Read", bound=BaseSettings)
 def read(kind: type[Read]) -> Read:
     """Read settings from the environment. If one is wrong, print a sentence that names the variable, and exit."""
     if old_names := sorted(RENAMED.keys() & os.environ.keys()):
-        _print_reason("\n".join(f"{old} is now called {RENAMED[old]}: set that instead." for old in old_names))
+        print_reason("\n".join(f"{old} is now called {RENAMED[old]}: set that instead." for old in old_names))
         sys.exit(SETUP_FAILED)
     try:
         return kind()
@@ -43,9 +43,9 @@ def read(kind: type[Read]) -> Read:
             field, *inside = problem["loc"] or ("",)
             where = "".join(f"[{step!r}]" for step in inside)
             given = f" is {problem['input']!r}" if not isinstance(problem["input"], dict) else ""
-            _print_reason(f"{prefix}{field}".upper() + f"{where}{given}: {problem['msg']}.")
+            print_reason(f"{prefix}{field}".upper() + f"{where}{given}: {problem['msg']}.")
     except SettingsError as error:
-        _print_reason(f"{error}. Lists and mappings are written as JSON.")
+        print_reason(f"{error}. Lists and mappings are written as JSON.")
     sys.exit(SETUP_FAILED)
 
 
@@ -53,7 +53,7 @@ TERMINATION_LOG = Path("/dev/termination-log")
 """In a pod, Kubernetes puts the content of this file into the pod's status. The operator repeats it in the pool's."""
 
 
-def _print_reason(sentence: str) -> None:
+def print_reason(sentence: str) -> None:
     print(sentence, file=sys.stderr)  # noqa: T201 - the last line a person sees
     with suppress(OSError):
         if TERMINATION_LOG.is_file():
@@ -79,7 +79,7 @@ def run(name: str, settings: ProcessSettings, main: Main, *, loop_factory: LoopF
             runner.run(_run(settings, main))
     except SetupError as error:
         log.error("start_failed", reason=error.message, code=error.code)
-        _print_reason(f"{name}: {error.message}")
+        print_reason(f"{name}: {error.message}")
         sys.exit(SETUP_FAILED)
 
 

@@ -51,7 +51,7 @@ class ReportedLedger(Ledger[Key]):
         return charged
 
     def charge_others(self, pages: int) -> None:
-        """A request that was charged so many pages is gone: others may pay now for those that it shared with them."""
+        """A request that was charged these pages is gone: others may pay now for those that it shared with them."""
         for key, shared in list(self._shared.items()):
             more = min(shared, pages)
             self._share(key, shared - more)

@@ -24,7 +24,7 @@ class Admission:
         self._check(len(self._answers), 1)
 
     def check_choices(self, new: int) -> None:
-        """Raises Overloaded if a request of so many choices is not taken."""
+        """Raises Overloaded if a request of `new` choices is not taken."""
         self._check(self._choices() + len(self._held), new)
 
     def _check(self, in_progress: int, new: int) -> None:

@@ -131,21 +131,21 @@ class Dispatcher:
         clock: Clock = monotonic,
     ) -> None:
         self._gateway = gateway
-        self._catalog = catalog
+        self.catalog = catalog
         self._metrics = metrics
         self._held = held
         self._clock = clock
-        self._term = 0
-        self._live: dict[str, _LiveChoice] = {}
+        self.term = 0
+        self.choices: dict[str, _LiveChoice] = {}
         self._usage = RecentUsage(clock)
-        self._runners = RunnerStreams(
+        self.runners = RunnerStreams(
             gateway,
-            on_message=self._from_runner,
+            on_message=self.from_runner,
             on_stream_lost=self._runner_lost,
             on_unreachable=self._unreachable,
             connect_seconds=connect_seconds,
         )
-        self._scheduler: Link[scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Link(
+        self.scheduler: Link[scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Link(
             "scheduler",
             scheduler_address,
             _open,
@@ -158,48 +158,48 @@ class Dispatcher:
     async def run(self) -> None:
         """Keep the streams open. Ends by cancellation."""
         try:
-            await self._scheduler.run()
+            await self.scheduler.run()
         finally:
-            await self._runners.close()
+            await self.runners.close()
 
     @property
     def live(self) -> int:
-        return len(self._live)
+        return len(self.choices)
 
     # ------------------------------------------------------------------------------------------ called by the HTTP side
 
     def start(self, order: GenerationRequest, sink: TokenSink, *, asked_at: float | None = None) -> None:
         """`asked_at`: when its answer was first enqueued, if it was before, for another model. It keeps its age."""
         live = _LiveChoice(order, sink, self._clock() if asked_at is None else asked_at)
-        self._live[order.request] = live
-        self._metrics.live_requests.set(len(self._live))
+        self.choices[order.request] = live
+        self._metrics.live_requests.set(len(self.choices))
         # If the scheduler is disconnected, the next hello enqueues everything that waits.
-        if not self._scheduler.send(scheduler_pb2.ServeUp(enqueue=self._enqueue(live))):
+        if not self.scheduler.send(scheduler_pb2.ServeUp(enqueue=self._enqueue(live))):
             sink.waiting(NO_SCHEDULER)
 
     def report_held(self) -> None:
         """Tell the scheduler how many requests are held."""
-        self._scheduler.send(self._held_message())
+        self.scheduler.send(self._held_message())
 
     def stop(self, request: str) -> None:
         """A stop string has completed the text."""
-        if (live := self._live.get(request)) is not None:
+        if (live := self.choices.get(request)) is not None:
             self._carry_out(live, live.generation.stop())
 
     def cancel(self, request: str, why: str) -> None:
-        if (live := self._live.get(request)) is not None:
+        if (live := self.choices.get(request)) is not None:
             self._carry_out(live, live.generation.cancel(why))
             self._forget(live)
 
     # ------------------------------------------------------------------------------------------ from the scheduler -
 
     def _hello(self) -> Iterator[scheduler_pb2.ServeUp]:
-        usage = self._usage.report(_tokens_of(live) for live in self._live.values())
+        usage = self._usage.report(_tokens_of(live) for live in self.choices.values())
         hello = scheduler_pb2.GatewayHello(
-            gateway=self._gateway, highest_term=self._term, usage=usage, takes_changes=True
+            gateway=self._gateway, highest_term=self.term, usage=usage, takes_changes=True
         )
         waiting = []
-        for live in self._live.values():
+        for live in self.choices.values():
             if live.generation.placement is not None:
                 hello.live.append(self._live_request(live, live.generation.placement))
             else:
@@ -211,7 +211,7 @@ class Dispatcher:
             yield scheduler_pb2.ServeUp(enqueue=self._enqueue(live))
 
     def _scheduler_lost(self, _why: str) -> None:
-        for live in list(self._live.values()):
+        for live in list(self.choices.values()):
             if live.generation.phase is GenerationPhase.WAITING:
                 with self._failing_alone(live):
                     live.sink.waiting(NO_SCHEDULER)
@@ -221,7 +221,7 @@ class Dispatcher:
             case "placed":
                 self._placed(message.placed)
             case "position":
-                if (live := self._live.get(message.position.request)) is not None:
+                if (live := self.choices.get(message.position.request)) is not None:
                     why = f" ({message.position.why})" if message.position.why else ""
                     live.sink.waiting(f"queued position={message.position.position}{why}")
             case "moved":
@@ -231,17 +231,17 @@ class Dispatcher:
             case "catalog":
                 self._replace_catalog(Catalog.of(message.catalog))
             case "catalog_changes":
-                self._replace_catalog(self._catalog.current.changed(message.catalog_changes))
+                self._replace_catalog(self.catalog.current.changed(message.catalog_changes))
             case "welcome":
-                check_leaders_term(message.welcome.term, self._term, "the scheduler")
-                self._term = max(self._term, message.welcome.term)
+                check_leaders_term(message.welcome.term, self.term, "the scheduler")
+                self.term = max(self.term, message.welcome.term)
             case unknown:
                 log.debug("message_unknown", sender="scheduler", kind=unknown)
 
     def _replace_catalog(self, catalog: Catalog) -> None:
-        self._catalog.replace(catalog)
-        busy = [live.generation.placement.address for live in self._live.values() if live.generation.placement]
-        self._runners.set_addresses(catalog.runner_addresses(), busy=busy)
+        self.catalog.replace(catalog)
+        busy = [live.generation.placement.address for live in self.choices.values() if live.generation.placement]
+        self.runners.set_addresses(catalog.runner_addresses(), busy=busy)
 
     def _on_scheduler_failure(self, message: scheduler_pb2.ServeDown, error: MotetError) -> None:
         """End the choice that the message was about. A catalog is about none: the last one stays."""
@@ -256,19 +256,19 @@ class Dispatcher:
                 request = message.position.request
             case _:
                 return
-        if (live := self._live.get(request)) is not None:
+        if (live := self.choices.get(request)) is not None:
             self._break_off(live, error)
 
     def _is_stale_term(self, term: int) -> bool:
-        if term < self._term:
+        if term < self.term:
             self._metrics.dropped.labels("stale term").inc()
             return True
-        check_term(term, self._term, "the scheduler")
-        self._term = term
+        check_term(term, self.term, "the scheduler")
+        self.term = term
         return False
 
     def _refused(self, refused: scheduler_pb2.Refused) -> None:
-        live = self._live.get(refused.request)
+        live = self.choices.get(refused.request)
         if live is not None and not self._is_stale_term(refused.term):
             self._carry_out(live, live.generation.refused(refused.epoch, from_proto(refused.failure)))
 
@@ -284,7 +284,7 @@ class Dispatcher:
             placed.promise,
             placed.base_digest,
         )
-        if (live := self._live.get(placed.request)) is not None:
+        if (live := self.choices.get(placed.request)) is not None:
             if live.generation.placement is not None:  # the scheduler moves it
                 live.pause = live.pause or Pause(live.heard_at)
             self._carry_out(live, live.generation.placed(placement, engine_hung=engine_hung))
@@ -293,16 +293,16 @@ class Dispatcher:
             finished = scheduler_pb2.Finished(
                 request=placed.request, epoch=placed.epoch, reason=common_pb2.FINISH_REASON_CANCELLED
             )
-            self._scheduler.send(scheduler_pb2.ServeUp(finished=finished))
+            self.scheduler.send(scheduler_pb2.ServeUp(finished=finished))
 
     # --------------------------------------------------------------------------------------------- from the runners -
 
-    def _from_runner(self, address: str, message: runner_pb2.GenerateDown) -> None:
+    def from_runner(self, address: str, message: runner_pb2.GenerateDown) -> None:
         match message.WhichOneof("message"):
             case "step":
                 now = self._clock()
                 for sequence in message.step.sequences:
-                    if (live := self._live.get(sequence.request)) is None:
+                    if (live := self.choices.get(sequence.request)) is None:
                         self._metrics.dropped.labels("ended").inc()
                     else:
                         live.heard_at = now
@@ -312,7 +312,7 @@ class Dispatcher:
                     self._progress(progress)
             case "declined":
                 declined = message.declined
-                if (live := self._live.get(declined.request)) is None:
+                if (live := self.choices.get(declined.request)) is None:
                     return
                 placed = live.generation.placement
                 if placed is not None and 0 < declined.term < placed.term:
@@ -328,7 +328,7 @@ class Dispatcher:
                 log.debug("message_unknown", sender="runner", kind=unknown)
 
     def _progress(self, progress: runner_pb2.SequenceProgress) -> None:
-        live = self._live.get(progress.request)
+        live = self.choices.get(progress.request)
         if live is not None and live.generation.epoch == progress.epoch:
             live.generation.alone = progress.alone
             if live.pause is not None and (part := _PARTS.get(progress.state)) is not None:
@@ -347,7 +347,7 @@ class Dispatcher:
     def _runner_gone(
         self, address: str, why: str, loss: Loss = Loss.STREAM_BROKE, *, unless_incarnation: str = ""
     ) -> None:
-        for live in list(self._live.values()):
+        for live in list(self.choices.values()):
             placement = live.generation.placement
             if placement is None or placement.address != address:
                 continue
@@ -357,7 +357,7 @@ class Dispatcher:
                 self._carry_out(live, live.generation.runner_lost(why, loss))
 
     def _unreachable(self, placement: RunnerPlacement, request: str, why: str) -> None:
-        live = self._live.get(request)
+        live = self.choices.get(request)
         if live is not None and live.generation.epoch == placement.epoch:
             with self._failing_alone(live):
                 self._carry_out(live, live.generation.unreachable(why))
@@ -376,7 +376,7 @@ class Dispatcher:
                     live.sink.placed()
                     if live.pause is not None:
                         live.pause.enter(PausePart.RUNNER, self._clock())
-                    self._runners.submit(placement, self._submission(live, placement))
+                    self.runners.submit(placement, self._submission(live, placement))
                 case DeliverScores(logprobs):
                     live.sink.score(logprobs)
                 case FinishChoice(how):
@@ -387,7 +387,7 @@ class Dispatcher:
                 case ReportFinished(epoch, reason):
                     self._send(finished=self._finished(live, epoch, reason))
                 case CancelAtRunner(placement, why):
-                    self._runners.cancel(placement, live.order.request, why)
+                    self.runners.cancel(placement, live.order.request, why)
                 case ReportCancelled(why):
                     self._send(
                         cancel=scheduler_pb2.CancelRequest(
@@ -411,14 +411,14 @@ class Dispatcher:
             log.exception("request_end_failed", request=live.order.request)
 
     def _failing_alone(self, live: _LiveChoice) -> "_FailingAlone":
-        return _FailingAlone(self, live)
+        return _FailingAlone(self._break_off, live)
 
     def _break_off(self, live: _LiveChoice, error: MotetError) -> None:
         """End one choice with an error."""
         generation = live.generation
         if generation.phase is not GenerationPhase.ENDED:
             self._log_failure(live, lambda: self._carry_out(live, generation.cancel("the gateway failed")))
-        elif live.order.request in self._live:  # its last message failed before the scheduler heard of its end
+        elif live.order.request in self.choices:  # its last message failed before the scheduler heard of its end
             self._send(finished=self._finished(live, generation.epoch, common_pb2.FINISH_REASON_FAILED))
         self._forget(live)
         self._log_failure(live, lambda: live.sink.end(error))
@@ -454,11 +454,11 @@ class Dispatcher:
         lost: scheduler_pb2.Lost | None = None,
     ) -> None:
         """Send it if the scheduler is connected. If not, it is dropped: the next hello describes the state."""
-        self._scheduler.send(scheduler_pb2.ServeUp(finished=finished, cancel=cancel, lost=lost))
+        self.scheduler.send(scheduler_pb2.ServeUp(finished=finished, cancel=cancel, lost=lost))
 
     def _forget(self, live: _LiveChoice) -> None:
-        if self._live.pop(live.order.request, None) is not None:
-            self._metrics.live_requests.set(len(self._live))
+        if self.choices.pop(live.order.request, None) is not None:
+            self._metrics.live_requests.set(len(self.choices))
             self._usage.add(*_tokens_of(live))
 
     # -------------------------------------------------------------------------------------------------------- messages
@@ -566,10 +566,10 @@ class _FailingAlone:
     A class, because it is entered for every token: a generator's context manager takes four times as long.
     """
 
-    __slots__ = ("_dispatcher", "_live")
+    __slots__ = ("_break_off", "_live")
 
-    def __init__(self, dispatcher: Dispatcher, live: _LiveChoice) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, break_off: Callable[[_LiveChoice, MotetError], None], live: _LiveChoice) -> None:
+        self._break_off = break_off
         self._live = live
 
     def __enter__(self) -> None: ...
@@ -577,7 +577,7 @@ class _FailingAlone:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
-        self._dispatcher._break_off(self._live, known_error(error, request=self._live.order.request))
+        self._break_off(self._live, known_error(error, request=self._live.order.request))
         return True
 
 

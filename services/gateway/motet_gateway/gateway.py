@@ -61,13 +61,13 @@ class Gateway:
         )
         metrics.keys_read_age.set_function(self.access.read_age)
         self.catalog = CurrentCatalog()
-        self._answers: set[LiveAnswer] = set()
+        self.answers: set[LiveAnswer] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
         self._drained = False
         self.writes = WritesOfTurn()
-        self._listeners: set[Callable[[], None]] = set()
+        self.listeners: set[Callable[[], None]] = set()
         self.assets = AssetStore(process.cache_dir / "assets", self._notify_listeners)
         self.bodies = BodyBudget(settings.max_bodies_bytes, seconds=settings.body_seconds)
         self.encoder = Encoder(threaded_bytes=settings.threaded_prompt_bytes)
@@ -98,7 +98,7 @@ class Gateway:
             settings.max_live_requests,
             choices=lambda: self.dispatcher.live,
             held=self.held,
-            answers=self._answers,
+            answers=self.answers,
         )
 
     async def run(self) -> None:
@@ -121,7 +121,7 @@ class Gateway:
             async with asyncio.timeout(self.settings.drain_seconds):
                 await self._idle.wait()
         self._drained = True
-        for answer in list(self._answers):
+        for answer in list(self.answers):
             answer.abort(EngineRestarted(_STOPPING))
 
     @contextlib.contextmanager
@@ -129,19 +129,19 @@ class Gateway:
         """Count `answer` as in progress, and abort it if its key has ended. Raises EngineRestarted after the drain."""
         if self._drained:
             raise EngineRestarted(_STOPPING)
-        self._answers.add(answer)
+        self.answers.add(answer)
         self._idle.clear()
         if why := self.access.ended_reason(answer.caller):  # the key may have ended while the body arrived
             answer.abort(_ended(why))
         try:
             yield
         finally:
-            self._answers.discard(answer)
-            if not self._answers:
+            self.answers.discard(answer)
+            if not self.answers:
                 self._idle.set()
 
     def _keys_gone(self, gone: Mapping[str, str]) -> None:
-        for answer in list(self._answers):
+        for answer in list(self.answers):
             if why := gone.get(answer.caller.key_id):
                 answer.abort(_ended(why))
 
@@ -178,8 +178,8 @@ class Gateway:
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever the result of `find` may have changed. Call the returned function to stop."""
-        self._listeners.add(listener)
-        return lambda: self._listeners.discard(listener)
+        self.listeners.add(listener)
+        return lambda: self.listeners.discard(listener)
 
     def hold(self, request: str, group: str) -> None:
         """Let a request wait for a runner of its group. Raises Overloaded if the gateway takes no more."""
@@ -211,7 +211,7 @@ class Gateway:
         return [r.address for g in self.catalog.current.groups if g.group == group for r in g.runners]
 
     def _notify_listeners(self) -> None:
-        for listener in list(self._listeners):
+        for listener in list(self.listeners):
             listener()
 
 

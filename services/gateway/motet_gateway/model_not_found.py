@@ -23,7 +23,7 @@ class NameIndex:
 
     def nearest(self, name: str, *others: "NameIndex") -> list[str]:
         """The most similar names of these and of `others`, the best first. The time hardly grows with their number."""
-        candidates = set[str]().union(*(names._nearby(name) for names in (self, *others)))
+        candidates = set[str]().union(*(names.nearby(name) for names in (self, *others)))
         wanted = name[:_COMPARED]
         by_beginning: dict[str, str] = {}
         for candidate in sorted(candidates):
@@ -31,7 +31,8 @@ class NameIndex:
         close = difflib.get_close_matches(wanted, by_beginning, n=NEAREST, cutoff=0.0)
         return [by_beginning[beginning] for beginning in close]
 
-    def _nearby(self, name: str) -> set[str]:
+    def nearby(self, name: str) -> set[str]:
+        """The names beside this one in both orders."""
         return {*_around(self._forward, name), *(near[::-1] for near in _around(self._backward, name[::-1]))}
 
 

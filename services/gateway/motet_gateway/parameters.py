@@ -22,11 +22,11 @@ bounds a token costs less than 0.1 ms, whatever the strings are."""
 MAX_MODEL_NAME_LENGTH = 512
 """Longer than the names of a pool, a tenant and an adapter together may be."""
 MAX_MESSAGES = 4096
-"""Chat templates loop over the messages, some of them several times. So many messages fill any context."""
+"""Chat templates loop over the messages, some of them several times. This number of messages fills any context."""
 MAX_PROMPTS = 128
 MAX_SCORES = 1 << 19
-"""Log probabilities of prompts in one answer, and those of its own tokens: of each token and its alternatives, for each
-choice. So many are about 15 MB of JSON, for a chat 40 MB."""
+"""The most log probabilities of prompts in one answer, and the most of its own tokens: of each token and its
+alternatives, for each choice. They are about 15 MB of JSON, for a chat 40 MB."""
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for plain completions, which clients know and rely on."""
 
@@ -42,7 +42,7 @@ def _same_as(option: str, *others: int) -> BeforeValidator:
     """Checks a field as the option of sampling whose values it has, or that it has one of the others."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
-        if value is not None and value not in others:
+        if value is not None and not (type(value) is int and value in others):
             OPTIONS[option].check(info.field_name or option, value)
         return value
 
@@ -88,7 +88,7 @@ class Body(DescribedModel):
     skip_special_tokens: bool | None = None
     """Leave special tokens out of the text. Unset: true."""
     truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Keep only so many tokens of the prompt, those at its end."""
+    """Keep only the last `truncate_prompt_tokens` tokens of the prompt."""
     add_special_tokens: bool | None = None
     """Let the tokenizer add its special tokens to the prompt. Unset: true for a completion and for `/tokenize` with a
     prompt, false for a chat, whose template has them."""
@@ -105,7 +105,7 @@ class Body(DescribedModel):
         """What the client says of sampling by options for which nothing here is special. Their fields are not listed
         above: `motet.sampling` declares them."""
         extra = self.model_extra or {}
-        return {name: extra[name] for name in IN_BODIES if extra.get(name) is not None}
+        return {name: value for name, value in extra.items() if name in IN_BODIES and value is not None}
 
     def unknown_fields(self) -> int:
         return len((self.model_extra or {}).keys() - self.hints - IN_BODIES.keys())
@@ -171,7 +171,7 @@ class ChatBody(Body):
     logprobs: Annotated[bool | None, _same_as("logprobs")] = None
     """Return the log probability of each token."""
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS), _same_as("top_logprobs")] = None
-    """So many alternatives for each token. Needs `logprobs: true`."""
+    """How many alternatives are given for each token. Needs `logprobs: true`."""
     add_generation_prompt: bool | None = None
     """Let the template begin the assistant's message. Unset: true, unless `continue_final_message` is set."""
     continue_final_message: bool | None = None
@@ -237,7 +237,7 @@ class CompletionBody(Body):
     max_tokens: Annotated[int | None, Field(ge=0), _same_as("max_tokens", 0)] = None
     """The most tokens of an answer. Unset: 16. 0 only with `echo`: the prompt alone comes back."""
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS), _same_as("top_logprobs")] = None
-    """Return the log probability of each token and of so many alternatives."""
+    """Return the log probability of each token, with this number of alternatives."""
     echo: bool | None = None
     """Put the prompt before the answer, with `logprobs` those of its tokens, too. The first token has none."""
 
@@ -431,12 +431,14 @@ def with_prompt_logprobs(sampling: runner_pb2.Sampling, body: Body) -> runner_pb
 
 def sampling(body: Body, text: ModelTokenizer, *, max_tokens: int) -> runner_pb2.Sampling:
     alternatives = body.top_logprobs_wanted
+    said = {name: IN_BODIES[name].stored(value) for name, value in body.options.items()}
     made = Sampling(
         max_tokens=max(1, max_tokens),  # an engine computes one at least; nobody gets it if only the prompt is wanted
         logprobs=alternatives is not None,
         top_logprobs=alternatives or 0,
-        **(USUAL | text.defaults | body.options),
-    ).checked(text.vocabulary)
+        **(USUAL | text.defaults | said),
+    )
+    made.check_fit(text.vocabulary)  # each option was checked when the body was read, and is again in the engine
     return runner_pb2.Sampling(max_tokens=1, ignore_eos=True) if body.scores_only else made.to_proto()
 
 

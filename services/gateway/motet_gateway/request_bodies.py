@@ -74,7 +74,7 @@ class RequestBody:
         return content
 
     def take(self, size: int) -> None:
-        """Count so many bytes more, or less, until the request has ended. Raises Overloaded."""
+        """Count `size` bytes more, or fewer if it is negative, until the request has ended. Raises Overloaded."""
         self._bodies.take(size)
         self.size += size
 

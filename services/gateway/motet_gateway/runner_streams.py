@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import grpc
 import structlog
@@ -32,68 +33,78 @@ class RunnerStreams:
         on_unreachable: OnUnreachable,
         connect_seconds: float,
     ) -> None:
-        self._gateway = gateway
-        self._on_message = on_message
-        self._on_stream_lost = on_stream_lost
-        self._on_unreachable = on_unreachable
-        self._connect_seconds = connect_seconds
-        self._streams: dict[str, _Stream] = {}
+        self._open = partial(
+            _Stream,
+            gateway=gateway,
+            on_message=on_message,
+            on_stream_lost=on_stream_lost,
+            on_unreachable=on_unreachable,
+            connect_seconds=connect_seconds,
+        )
+        self.streams: dict[str, _Stream] = {}
 
     def set_addresses(self, addresses: Iterable[str], *, busy: Iterable[str] = ()) -> None:
         """Keep streams to these addresses and close all others, except those in `busy`."""
         wanted = set(addresses)
-        for address in wanted - self._streams.keys():
+        for address in wanted - self.streams.keys():
             self._stream(address)
-        for address in self._streams.keys() - wanted - set(busy):
-            self._streams.pop(address).close()
+        for address in self.streams.keys() - wanted - set(busy):
+            self.streams.pop(address).close()
 
     def submit(self, placement: RunnerPlacement, message: runner_pb2.Submit) -> None:
         self._stream(placement.address).submit(placement, message)
 
     def cancel(self, placement: RunnerPlacement, request: str, why: str) -> None:
-        if (stream := self._streams.get(placement.address)) is not None:
+        if (stream := self.streams.get(placement.address)) is not None:
             stream.cancel(placement, request, why)
 
     async def close(self) -> None:
-        tasks = [stream.close() for stream in self._streams.values()]
-        self._streams.clear()
+        tasks = [stream.close() for stream in self.streams.values()]
+        self.streams.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _stream(self, address: str) -> "_Stream":
-        if (stream := self._streams.get(address)) is None:
-            stream = _Stream(self, address)
-            self._streams[address] = stream
+        if (stream := self.streams.get(address)) is None:
+            stream = self.streams[address] = self._open(address)
         return stream
 
 
 class _Stream:
-    def __init__(self, runners: RunnerStreams, address: str) -> None:
-        self._runners = runners
+    def __init__(
+        self,
+        address: str,
+        *,
+        gateway: str,
+        on_message: OnMessage,
+        on_stream_lost: OnStreamLost,
+        on_unreachable: OnUnreachable,
+        connect_seconds: float,
+    ) -> None:
         self._address = address
+        self._on_unreachable = on_unreachable
+        self._connect_seconds = connect_seconds
         self._unsent: dict[str, tuple[RunnerPlacement, runner_pb2.Submit, asyncio.TimerHandle]] = {}
-        self._link: Link[runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Link(
+        self.link: Link[runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Link(
             "runner",
             address,
             _open,
-            greet=lambda: [runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway=runners._gateway))],
-            receive=lambda message: runners._on_message(address, message),
+            greet=lambda: [runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway=gateway))],
+            receive=lambda message: on_message(address, message),
             opened=self._send_waiting,
-            closed=lambda why: runners._on_stream_lost(address, why),
+            closed=lambda why: on_stream_lost(address, why),
         )
-        self._task = asyncio.create_task(self._link.run(), name=f"runner {address}")
+        self._task = asyncio.create_task(self.link.run(), name=f"runner {address}")
 
     def submit(self, placement: RunnerPlacement, message: runner_pb2.Submit) -> None:
-        if not self._link.send(runner_pb2.GenerateUp(submit=message)):
+        if not self.link.send(runner_pb2.GenerateUp(submit=message)):
             self._forget(message.request)
-            timer = asyncio.get_running_loop().call_later(
-                self._runners._connect_seconds, self._give_up, message.request
-            )
+            timer = asyncio.get_running_loop().call_later(self._connect_seconds, self._give_up, message.request)
             self._unsent[message.request] = (placement, message, timer)
 
     def cancel(self, placement: RunnerPlacement, request: str, why: str) -> None:
         self._forget(request)
         message = runner_pb2.CancelGeneration(request=request, epoch=placement.epoch, reason=why)
-        self._link.send(runner_pb2.GenerateUp(cancel=message))
+        self.link.send(runner_pb2.GenerateUp(cancel=message))
 
     def close(self) -> "asyncio.Task[None]":
         for request in list(self._unsent):
@@ -104,7 +115,7 @@ class _Stream:
     def _send_waiting(self) -> None:
         for _, message, timer in self._unsent.values():
             timer.cancel()
-            self._link.send(runner_pb2.GenerateUp(submit=message))
+            self.link.send(runner_pb2.GenerateUp(submit=message))
         self._unsent.clear()
 
     def _forget(self, request: str) -> None:
@@ -114,7 +125,7 @@ class _Stream:
     def _give_up(self, request: str) -> None:
         if (unsent := self._unsent.pop(request, None)) is not None:
             unsent[2].cancel()
-            self._runners._on_unreachable(unsent[0], request, f"no stream to the runner at {self._address}")
+            self._on_unreachable(unsent[0], request, f"no stream to the runner at {self._address}")
 
 
 def _open(

@@ -38,7 +38,6 @@ def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> events.Ev
             it = up.memory
             return events.MemoryReported(
                 instance=instance,
-                pages_promised=it.pages_promised,
                 pages=it.pages,
                 host_bytes_free=it.host_bytes_free,
                 steps=it.steps,
@@ -59,7 +58,6 @@ def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> events.Ev
                 parked.epoch,
                 parked.promise.pages,
                 _read_method(parked.method),
-                parked.by_itself,
             )
         case "resumed":
             back = up.resumed

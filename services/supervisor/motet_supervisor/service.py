@@ -34,13 +34,13 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         self._ticked_at = clock()
         self._metrics = metrics
         self._clock = clock
-        self._runners: Sessions[RunnerIdentity, supervisor_pb2.WatchUp, supervisor_pb2.WatchDown] = Sessions(
+        self.runners: Sessions[RunnerIdentity, supervisor_pb2.WatchUp, supervisor_pb2.WatchDown] = Sessions(
             hello=lambda up: RunnerIdentity.from_proto(up.hello.identity) if up.HasField("hello") else None,
             key=lambda identity: identity.instance,
             received=self._on_runner_message,
             closed=self._on_runner_disconnected,
         )
-        self._schedulers: Sessions[int, supervisor_pb2.AdviseUp, supervisor_pb2.AdviseDown] = Sessions(
+        self.schedulers: Sessions[int, supervisor_pb2.AdviseUp, supervisor_pb2.AdviseDown] = Sessions(
             # A new scheduler may connect before the old one disconnects, so each stream counts as its own scheduler.
             hello=lambda up: next(self._scheduler_numbers) if up.HasField("hello") else None,
             received=self._on_scheduler_message,
@@ -59,12 +59,12 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
     async def Watch(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
         self, request_iterator: AsyncIterator[supervisor_pb2.WatchUp], context: Any
     ) -> None:
-        await self._runners.serve(request_iterator, context)
+        await self.runners.serve(request_iterator, context)
 
     async def Advise(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
         self, request_iterator: AsyncIterator[supervisor_pb2.AdviseUp], context: Any
     ) -> None:
-        await self._schedulers.serve(request_iterator, context)
+        await self.schedulers.serve(request_iterator, context)
 
     # ------------------------------------------------------------------------------------------------------ messages
 
@@ -116,11 +116,11 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
                         runner=effect.instance,
                         pages=effect.pages,
                     )
-                    self._runners.send(effect.instance, conversion.order(effect, self.supervisor.term))
+                    self.runners.send(effect.instance, conversion.order(effect, self.supervisor.term))
                 case effects.SetOvercommit():
-                    self._runners.send(effect.instance, conversion.order(effect, self.supervisor.term))
+                    self.runners.send(effect.instance, conversion.order(effect, self.supervisor.term))
                 case _:
-                    self._schedulers.broadcast(conversion.scheduler_message(effect))
+                    self.schedulers.broadcast(conversion.scheduler_message(effect))
 
     def _count(self, effect: effects.Effect) -> None:
         match effect:

@@ -15,10 +15,10 @@ import pytest
 
 from motet import keys
 from motet.keys import ApiKey, KeyScope
+from testbed.fake_services import FakeServices
+from testbed.ports import free_port
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.test_process import answers, process
-from tests.support.fake_services import FakeServices
-from tests.support.ports import free_port
 
 FUZZ_SECONDS = float(os.environ.get("MOTET_FUZZ_SECONDS", "600"))
 """`MOTET_FUZZ_SECONDS=30` is a quick look."""

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from testbed.fake_services import FakeServices
 from tests.gateway.conftest import Served, serve
 from tests.gateway.hostile.clients import CLIENTS, Target
 from tests.gateway.test_streams import ReceivedStream, expected, long_request, read
-from tests.support.fake_services import FakeServices
 
 MAX_TURN_SECONDS = 0.15
 """CPU time. The defects that these clients aim at took seconds."""

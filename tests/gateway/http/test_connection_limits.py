@@ -14,11 +14,11 @@ from motet.errors import Overloaded
 from motet_gateway import server
 from motet_gateway.http.connection_limit import ConnectionLimit
 from motet_gateway.server import OTHER_FILES, room_for
+from testbed.fake_services import FakeServices
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.http.test_pipelines import GET, STREAM
 from tests.gateway.test_connections import RawClient, raw_client
-from tests.support.fake_services import FakeServices
 
 REFUSED = "motet_refused_connections_total"
 

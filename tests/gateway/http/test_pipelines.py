@@ -14,10 +14,10 @@ from motet_gateway.http.connection import MAX_WAITING
 from motet_gateway.metrics import Metrics
 from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
+from testbed.fake_services import FakeServices
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
 from tests.gateway.test_connections import BODY, HEAD, RawClient, raw_client, with_length
-from tests.support.fake_services import FakeServices
 
 GET = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
 STREAM = with_length(BODY.replace(b'"max_tokens":4', b'"max_tokens":30,"ignore_eos":true,"stream":true'))
@@ -91,8 +91,8 @@ async def test_bodies_behind_an_answer_are_read_only_up_to_a_limit(cluster: Fake
                 await asyncio.wait_for(client.send(piece), 1)
                 sent += len(piece)
         assert sent < 50 << 20  # what the buffers between them hold
-        (connection,) = [one for one in served.server.server_state.connections if len(one._exchanges) == 2]
-        assert sum(exchange.unread_bytes for exchange in connection._exchanges) < 1 << 20
+        (connection,) = [one for one in served.server.server_state.connections if len(one.exchanges) == 2]
+        assert sum(exchange.unread_bytes for exchange in connection.exchanges) < 1 << 20
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -317,7 +317,7 @@ async def test_a_driver_that_cancels_its_own_work_does_not_end_the_reader(monkey
 
     monkeypatch.setattr(kept, "read", give_up)
     monkeypatch.setattr(kept, "note_use", give_up)
-    one.keyring._used.add("one")
+    one.keyring.used.add("one")
     await one.note_use()
     reading = asyncio.create_task(one.run())
     async with asyncio.timeout(5):

@@ -259,8 +259,8 @@ async def test_a_cache_that_mixes_two_states_of_the_store_is_not_used() -> None:
     server.version = 60
     assert setup.resync.of_one_state
     states: list[bool] = []
-    for each in setup.resync._scopes:
-        await setup.resync._list(*each)
+    for each in setup.resync.scopes:
+        await setup.resync.list_one(*each)
         states.append(setup.resync.of_one_state)
     assert states == [*[False] * (len(states) - 1), True]
     assert await setup.resync.once()

@@ -25,6 +25,7 @@ from tests.common.virtual_time import in_virtual_time
 from tests.common.waiting import until
 from tests.operator.cluster.objects import adapter, pool, snapshot
 from tests.support.fake_watch_api import FakeWatchApi
+from tests.support.metric_values import value_of
 
 LONG_S = 100.0
 """Of virtual time: what has not happened until then does not happen."""
@@ -369,7 +370,7 @@ async def test_too_many_events_are_dropped_and_delay_nothing() -> None:
     events = EventWriter(ScriptedApi(), metrics, "me")  # type: ignore[arg-type]
     for number in range(1000):
         events.post(ADAPTERS, adapter(f"a-{number}"), "Warning", "FetchFailed", "")
-    assert metrics.events.labels("dropped")._value.get() == 1000 - 256
+    assert value_of(metrics.events.labels("dropped")) == 1000 - 256
 
 
 # ---------------------------------------------------------------------------------------------------------- continuity

@@ -32,7 +32,7 @@ def world(*adapters: AdapterObject, known: dict[str, AdapterReport] | None = Non
 
 
 def made_ready(place: View, count: int) -> View:
-    """Of its runners so many, and no others."""
+    """The first `count` of its runners, and no others."""
     instances = (replace(one, ready=index < count) for index, one in enumerate(place.instances))
     return replace(place, instances=tuple(instances))
 

@@ -355,6 +355,23 @@ def test_a_pools_conditions_follow_its_life() -> None:
     assert found.reason == "ScaledToZero"
 
 
+@pytest.mark.parametrize(
+    ("wanted", "serving", "message"),
+    [
+        (3, 2, "2 of 3 runners serve"),
+        (2, 3, "3 runners serve, and the pool needs 2"),
+        (0, 1, "1 runner serves, and the pool needs 0"),
+    ],
+)
+def test_a_pool_says_how_many_runners_serve_also_when_they_are_more_than_it_needs(
+    wanted: int, serving: int, message: str
+) -> None:
+    one = pool(replicas=wanted)
+    members = [instance(f"r{n}", revision(one), ordinal=n) for n in range(serving)]
+    (status,) = reconcile(view(pools=[one], instances=members)).pools
+    assert condition(status.conditions, "Available").message == message
+
+
 # ---------------------------------------------------------------------------------------------------- cordoned nodes
 
 
@@ -580,7 +597,7 @@ def one_round(world: SimulatedPool) -> None:
     assert serving(world) >= min(wanted - missing, could), "it drained one that was needed"
     staying = sum(one.draining_until is None for one in world.members.values())
     if rolls_out and any(one.revision != revision(world.pool) for one in world.members.values()):
-        assert len(world.members) <= max(existed, wanted + strategy.max_surge), "there is no room for so many"
+        assert len(world.members) <= max(existed, wanted + strategy.max_surge), "it has more runners than it may"
     if len(world.members) > existed:
         assert staying <= wanted + strategy.max_surge, "it added more beyond what is wanted than it may"
     assert not world.carry_out(reconcile(world.view())), "a second look at the same moment changed something"

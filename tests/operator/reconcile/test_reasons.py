@@ -9,7 +9,7 @@ import pytest
 import motet_operator.reconcile
 from motet.resources.reasons import ADAPTER_REASONS, POOL_REASONS
 from motet.resources.status import ADAPTER_CONDITIONS, POOL_CONDITIONS
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 
 REPEATING = {"Reconciling", "Stalled"}
 

@@ -128,7 +128,7 @@ class ProcessManager:
         self._config = config or LifecycleConfig()
         self._clock = clock
         self._changed = changed or (lambda: None)
-        self._processes: dict[str, _ManagedProcess] = {}
+        self.processes: dict[str, _ManagedProcess] = {}
         self._specs: dict[str, ProcessSpec] = {}
         self._process_ended = asyncio.Event()
         self._adopted = False
@@ -140,10 +140,10 @@ class ProcessManager:
     @property
     def own_pids(self) -> set[int]:
         """The pids of the children that this process manager waits for."""
-        return {process.child.pid for process in self._processes.values() if process.child is not None}
+        return {process.child.pid for process in self.processes.values() if process.child is not None}
 
     def statuses(self) -> list[ProcessStatus]:
-        return [process.status() for process in self._processes.values()]
+        return [process.status() for process in self.processes.values()]
 
     def recorded(self, name: str) -> ProcessRecord | None:
         """The record of a process on disk. An earlier process manager may have written it."""
@@ -156,14 +156,14 @@ class ProcessManager:
             self._adopted = True
             self._adopt()
         for name, spec in self._specs.items():
-            process = self._processes.get(name)
+            process = self.processes.get(name)
             if process is None:
                 self._add(spec).tick()
             elif process.fingerprint != spec.fingerprint:
                 log.info("process_replaced", process=name)
                 process.handle(StopRequested())
-        for name in self._processes.keys() - self._specs.keys():
-            self._processes[name].handle(StopRequested())
+        for name in self.processes.keys() - self._specs.keys():
+            self.processes[name].handle(StopRequested())
 
     async def stop_all(self) -> None:
         """Stop everything in order. Returns when no process is left."""
@@ -171,17 +171,17 @@ class ProcessManager:
         if not self._adopted:
             self._adopted = True
             self._adopt()
-        while self._processes:
+        while self.processes:
             self._process_ended.clear()
-            order = min(process.spec.stop_order for process in self._processes.values())
-            for process in [process for process in self._processes.values() if process.spec.stop_order == order]:
+            order = min(process.spec.stop_order for process in self.processes.values())
+            for process in [process for process in self.processes.values() if process.spec.stop_order == order]:
                 process.handle(StopRequested())
-            if any(process.spec.stop_order == order for process in self._processes.values()):
+            if any(process.spec.stop_order == order for process in self.processes.values()):
                 await self._process_ended.wait()
 
     def kill(self, name: str, reason: str) -> None:
         """Kill one process and all its children, without a grace period. It counts as a death, so it is restarted."""
-        process = self._processes.get(name)
+        process = self.processes.get(name)
         if process is not None and process.identity is not None and process.life.phase is not Phase.STOPPING:
             log.warning("process_killed", process=name, pid=process.identity.pid, reason=reason)
             process.kill_reason = reason
@@ -189,14 +189,14 @@ class ProcessManager:
 
     def kill_all(self) -> None:
         """Kill everything now, without a grace period. Call `stop_all` as well."""
-        for process in list(self._processes.values()):
+        for process in list(self.processes.values()):
             process.kill()
 
     def release(self) -> None:
         """Leave all processes running, for the next process manager to adopt."""
-        for process in self._processes.values():
+        for process in self.processes.values():
             process.unwatch()
-        self._processes.clear()
+        self.processes.clear()
 
     # ---------------------------------------------------------------------------------------------- for _ManagedProcess
 
@@ -209,7 +209,7 @@ class ProcessManager:
 
     def ended(self, process: "_ManagedProcess") -> None:
         self._records.remove(process.spec.name)
-        del self._processes[process.spec.name]
+        del self.processes[process.spec.name]
         spec = self._specs.get(process.spec.name)
         if spec is not None:
             self._add(spec).tick()
@@ -222,7 +222,7 @@ class ProcessManager:
     def _add(self, spec: ProcessSpec, restarts: int = 0) -> "_ManagedProcess":
         process = _ManagedProcess(self, spec, self._config, self._clock)
         process.life = replace(process.life, restarts=restarts)
-        self._processes[spec.name] = process
+        self.processes[spec.name] = process
         return process
 
     def _adopt(self) -> None:

@@ -24,6 +24,9 @@ COALESCED: dict[type[Any], dict[str, tuple[str, ...]]] = {
 The set of drains is not one of them: it must be sent before the first snapshot, and a newer one that replaces it would
 move to the end of the outbox."""
 
+IN_PLACE: frozenset[str] = frozenset({"adapter", "desired", "runner"})
+"""The states that take the place of the older one: `ReportedAll` says that they have all been told before it."""
+
 CHANGES: dict[Hashable, str] = {("catalog",): "catalog_changes"}
 """For the key of a state that is also sent in changes: the member that these are."""
 

@@ -136,24 +136,24 @@ class Link(Generic[Up, Down]):
         self._redirected = False
         self._open_stream = open_stream
         self._greet = greet
-        self._receive = receive
-        self._failed = failed
+        self.receive = receive
+        self.failed = failed
         self._opened = opened
         self._closed = closed
         self._limit = limit_bytes
-        self._outbox: Outbox[Up] | None = None
+        self.outbox: Outbox[Up] | None = None
         self._disconnect: Callable[[], object] = lambda: None
 
     @property
     def connected(self) -> bool:
-        return self._outbox is not None
+        return self.outbox is not None
 
     def send(self, message: Up) -> bool:
-        if self._outbox is None:
+        if self.outbox is None:
             return False
-        self._outbox.put(message)
-        if self._outbox.full:  # the next connection begins with the whole state
-            self._outbox = None
+        self.outbox.put(message)
+        if self.outbox.full:  # the next connection begins with the whole state
+            self.outbox = None
             self._disconnect()
             return False
         return True
@@ -242,7 +242,7 @@ class Link(Generic[Up, Down]):
                 connected = True
                 for message in self._greet():
                     outbox.put(message)
-                self._outbox, self._disconnect = outbox, disconnect
+                self.outbox, self._disconnect = outbox, disconnect
                 writer = asyncio.create_task(write_all(outbox, call.write), name=f"{self.peer}: write")
                 log.info("stream_connected", link=self.peer, address=address)
                 if self._opened is not None:
@@ -253,7 +253,7 @@ class Link(Generic[Up, Down]):
                         raise RedirectToLeader(leader)
                     first = self._redirected = False
                     for one in unpacked(message):
-                        handle(one, self._receive, self._failed)
+                        handle(one, self.receive, self.failed)
                     # Only after a message was accepted: a refused stream connects, too.
                     self._warned_reason = ""
                     backoff.reset()
@@ -269,7 +269,7 @@ class Link(Generic[Up, Down]):
                 why = f"{error.code().name}: {error.details()}"
                 raise
             finally:
-                self._outbox = None
+                self.outbox = None
                 if writer is not None:
                     writer.cancel()
                     await asyncio.gather(writer, return_exceptions=True)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from motet.rpc.coalescing import CHANGES, coalescing_key
+from motet.rpc.coalescing import CHANGES, IN_PLACE, coalescing_key
 
 Message = TypeVar("Message")
 
@@ -23,7 +23,8 @@ class Outbox(Generic[Message]):
 
     `subject` returns what a message has the whole state of (such as the catalog, or the queue position of one request),
     and None for other messages. A new message removes a waiting one with the same subject and goes to the end of the
-    outbox, because it may refer to messages that were put in between. The others keep their order.
+    outbox, because it may refer to messages that were put in between. One of `IN_PLACE` refers to none, and takes the
+    place of the older one. The others keep their order.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class Outbox(Generic[Message]):
         subject = self._subject(message)
         if subject is None:
             subject = next(self._numbers)
-        elif (older := self._waiting.pop(subject, None)) is not None:
+        elif (older := self._waiting.get(subject)) is not None:
             self._bytes -= older[1]
+            if not (isinstance(subject, tuple) and subject[0] in IN_PLACE):
+                del self._waiting[subject]
             self._remove_changes_of(subject)
         size = MESSAGE_BYTES + _size_of(message)
         self._waiting[subject] = message, size

@@ -85,11 +85,12 @@ async def _open_sqlite(*args: Any, **kwargs: Any) -> aiosqlite.Connection:
     """Connect, and if that fails, wait for the thread of aiosqlite. It does not do so itself, and the thread would then
     answer to an event loop that may be closed."""
     connection = aiosqlite.connect(*args, **kwargs)
-    connection._thread.daemon = True
+    thread = connection._thread  # noqa: SLF001 - nothing public names it
+    thread.daemon = True
     try:
         return await connection
     except Exception:
-        connection._thread.join()  # it has nothing else to do, so it ends at once
+        thread.join()  # it has nothing else to do, so it ends at once
         raise
 
 

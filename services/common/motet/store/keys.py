@@ -17,10 +17,10 @@ from motet.store.tables import ApiKeyRow
 
 async def add(store: Store, key: ApiKey) -> None:
     async with store.write() as connection:
-        await _add(connection, key)
+        await insert_key(connection, key)
 
 
-async def _add(connection: AsyncConnection, key: ApiKey) -> None:
+async def insert_key(connection: AsyncConnection, key: ApiKey) -> None:
     row = {
         "id": key.id,
         "tenant": key.tenant,
@@ -42,7 +42,7 @@ async def all_keys(store: Store) -> list[tuple[ApiKey, datetime | None]]:
         return select(*columns, ApiKeyRow.used).order_by(ApiKeyRow.created, ApiKeyRow.id)
 
     async for rows in _read(store, query):
-        found.extend((_key(row), _aware(row.used)) for row in rows)
+        found.extend((key_of(row), _aware(row.used)) for row in rows)
     return found
 
 
@@ -50,7 +50,7 @@ async def find(store: Store, id_: str) -> ApiKey | None:
     async with store.read() as connection:
         columns = await _columns(connection)
         row = (await connection.execute(select(*columns).where(ApiKeyRow.id == id_))).one_or_none()
-        return _key(row) if row is not None else None
+        return key_of(row) if row is not None else None
 
 
 async def any_was_made(store: Store) -> bool:
@@ -65,7 +65,7 @@ async def keys_in(store: Store, parts: Collection[str]) -> list[ApiKey]:
     if store.dialect == "sqlite":  # SQLite uses its index of ids only for ranges
         in_parts = or_(*(ApiKeyRow.id.between(part, part + "\x7f") for part in parts))
     async for rows in _read(store, lambda columns: select(*columns).where(in_parts)):
-        found.extend(map(_key, rows))
+        found.extend(map(key_of, rows))
     return found
 
 
@@ -163,14 +163,14 @@ async def rotate(store: Store, old: ApiKey, new: ApiKey, *, at: datetime) -> Non
         existing = (await connection.execute(select(*columns).where(ApiKeyRow.id == new.id))).one_or_none()
         if existing is not None:
             next_ = f". Rotate {new.id}: motet key rotate {new.id}"
-            if why := _key(existing).refusal_reason(new.created):
+            if why := key_of(existing).refusal_reason(new.created):
                 next_ = f", which is {why}. Make a new one: motet key create --tenant {old.tenant}"
             raise SetupError(f"key {old.id} was already replaced by {new.id}{next_}")
-        if why := _key(row).refusal_reason(new.created) if row is not None else "deleted":
+        if why := key_of(row).refusal_reason(new.created) if row is not None else "deleted":
             raise SetupError(
                 f"key {old.id} is {why} and cannot be rotated. Make a new one: motet key create --tenant {old.tenant}"
             )
-        await _add(connection, new)
+        await insert_key(connection, new)
         if at <= new.created:  # at once: a revoked key is refused whatever the clocks say
             await _revoke(connection, old.id, tenant=old.tenant, at=at)
         else:
@@ -198,7 +198,7 @@ async def note_use(store: Store, ids: Iterable[str], *, at: datetime) -> None:
         await connection.execute(update(ApiKeyRow).where(ApiKeyRow.id.in_(sorted(ids)) & before).values(used=hour))
 
 
-def _key(row: Any) -> ApiKey:
+def key_of(row: Any) -> ApiKey:
     return ApiKey(
         id=row.id,
         tenant=row.tenant,

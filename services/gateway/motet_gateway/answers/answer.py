@@ -38,7 +38,7 @@ from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, max_answer_tokens, to
 from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat, Format, Piece, usage
 from motet_gateway.answers.score_limits import check_scores, limited_by_scores
 from motet_gateway.answers.timings import RequestTimings
-from motet_gateway.catalog import NotReadyReason, Target, Weights
+from motet_gateway.catalog import Catalog, NotReadyReason, Target, Weights
 from motet_gateway.direct_writes import DirectWriter
 from motet_gateway.dispatcher import GenerationRequest
 from motet_gateway.errors import ClientGone
@@ -102,19 +102,23 @@ class AnswerResponse(Response):
         self._options = (body.stream_options if self._streaming else None) or StreamOptions()
         self._timings = RequestTimings(clock)
         self._id = secrets.token_hex(12)
-        self._choices: list[ChoiceText] = []
+        self.choices: list[ChoiceText] = []
         self._requests: list[str] = []
         self._generation_requests: list[GenerationRequest] = []
         self._prompts: list[Tokens] = []
         self._echoes: list[EchoedPrompt] = []
         """One for each prompt, if they come back."""
+        self._score_bytes = 0
+        """What is counted for their log probabilities: once, also when a replaced model makes them come again."""
         self._estimate = common_pb2.Estimate()
         self._class_name = ""
         """Of all choices; empty until it is known. It stays when a replaced model clears the choices."""
         self._target: Target | None = None
         self._refused: Weights | None = None
-        """What the scheduler refused, until the name means something else. After that the scheduler may serve these
-        weights again."""
+        """What the scheduler refused, until the name means something else, or another catalog has these weights again.
+        After that the scheduler may serve them again."""
+        self._refused_under: Catalog | None = None
+        """The catalog of then, if the base model was replaced."""
         self._refusal_noted = False
         """Whether one of the choices was refused. What the others were refused later says nothing more."""
         self._forget_listener: Callable[[], None] = lambda: None
@@ -290,7 +294,7 @@ class AnswerResponse(Response):
             return f"queued position={self._gateway.held.position(self._id)} ({not_ready.why})"
         if self._tokenising:
             return "its prompt waits behind others for its tokens"
-        return next((c.waiting_for for c in self._choices if c.waiting_for and not c.over), "")
+        return next((c.waiting_for for c in self.choices if c.waiting_for and not c.over), "")
 
     async def _resolved(self, send: Send) -> tuple[Target, ModelTokenizer]:
         """The model and its tokenizer. Waits if no runner has sent the tokenizer yet."""
@@ -320,31 +324,35 @@ class AnswerResponse(Response):
             self._gateway.held.leave(self._id)
         return None
 
-    def _note_refusal(self) -> None:
+    def _note_refusal(self, error: MotetError) -> None:
         """Call it when the refusal arrives: catalogs before and after it may be in the same message, and this answer's
         task runs only after all of them."""
         if self._refusal_noted or self._target is None:
             return
         self._refusal_noted = True
         self._refused = self._target.weights
+        # The scheduler has published the new base model before it refuses. If a later catalog has the former one, that
+        # one is back, although the catalog between may never have come.
+        self._refused_under = self._gateway.catalog.current if isinstance(error, BaseModelReplaced) else None
         self._forget_listener = self._gateway.listen(self._check_refusal)
         self._check_refusal()
 
     def _check_refusal(self) -> None:
-        if self._refused != self._gateway.weights_of(self._body.model, self._caller):
+        later = self._refused_under is not None and self._gateway.catalog.current is not self._refused_under
+        if later or self._refused != self._gateway.weights_of(self._body.model, self._caller):
             self._refused = None
 
     def _weights_replaced(self) -> bool:
         """Whether to resolve the name and tokenise again, because the adapter's revision or the base model was replaced
         before the first token. If so, cancels what was started for the old one."""
-        if not isinstance(self._error(), _REPLACED) or any(choice.tokens for choice in self._choices):
+        if not isinstance(self._error(), _REPLACED) or any(choice.tokens for choice in self.choices):
             return False
         if self._target is None or self._resolve_retries == MAX_RESOLVE_RETRIES:
             return False
         self._refusal_noted = False
         self._resolve_retries += 1
         self._cancel_all("its model was replaced")
-        for started in (self._choices, self._generation_requests, self._requests, self._changed):
+        for started in (self.choices, self._generation_requests, self._requests, self._changed):
             started.clear()
         return True
 
@@ -356,7 +364,9 @@ class AnswerResponse(Response):
         check_scores(body, self._prompts, limits)
         if isinstance(body, CompletionBody) and body.echo:
             if body.prompt_logprobs_wanted is not None:
-                self._take(SCORE_BYTES * sum(map(len, self._prompts)) * (1 + body.prompt_logprobs_wanted))
+                size = SCORE_BYTES * sum(map(len, self._prompts)) * (1 + body.prompt_logprobs_wanted)
+                self._take(size - self._score_bytes)
+                self._score_bytes = size
             writer = partial(CompletionLogprobs, text.token_bytes, self._top())
             echo = partial(echoed_prompts, body, self._prompts, text, writer=writer)
             self._echoes = await self._finished(gateway.encoder.run(sum(map(len, self._prompts)), echo), send)
@@ -425,7 +435,7 @@ class AnswerResponse(Response):
                 stop_here=_stopper(gateway, request),
                 score=self._echoes[at].score if self._echoes else _nobody_scores,
             )
-            self._choices.append(choice)
+            self.choices.append(choice)
             self._generation_requests.append(generation_request)
             self._requests.append(request)
             gateway.dispatcher.start(generation_request, choice, asked_at=self._timings.enqueued)
@@ -455,7 +465,7 @@ class AnswerResponse(Response):
         self._changed[choice.index] = choice
         if choice.over:
             if isinstance(choice.error, _REPLACED):
-                self._note_refusal()
+                self._note_refusal(choice.error)
             self._wake()
         elif self._direct is not None and self._opened and not self._echoes:
             if not self._write_due:
@@ -472,10 +482,10 @@ class AnswerResponse(Response):
     # --------------------------------------------------------------------------------------------------------- writing
 
     def _error(self) -> MotetError | None:
-        return next((choice.error for choice in self._choices if choice.error is not None), None)
+        return next((choice.error for choice in self.choices if choice.error is not None), None)
 
     def _over(self) -> bool:
-        return all(choice.over for choice in self._choices)
+        return all(choice.over for choice in self.choices)
 
     def write_now(self) -> None:
         """Write what has come, if the task waits for changes and would only write. Otherwise leave it to the task."""
@@ -542,7 +552,7 @@ class AnswerResponse(Response):
 
     async def _write_whole(self, form: Format, send: Send) -> None:
         await self._encode_echoes()
-        pieces = form.whole([self._whole_choice(choice, form) for choice in self._choices], self._usage())
+        pieces = form.whole([self._whole_choice(choice, form) for choice in self.choices], self._usage())
         size = sum(map(len, pieces))
         headers = [*_JSON, (b"content-length", str(size).encode()), *self._own_headers()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -601,7 +611,7 @@ class AnswerResponse(Response):
         return self._body.top_logprobs_wanted or 0
 
     def _usage(self) -> dict[str, Any]:
-        return usage(sum(len(prompt) for prompt in self._prompts), sum(choice.tokens for choice in self._choices))
+        return usage(sum(len(prompt) for prompt in self._prompts), sum(choice.tokens for choice in self.choices))
 
     def _running_usage(self) -> dict[str, Any] | None:
         return self._usage() if self._options.continuous_usage_stats else None
@@ -611,12 +621,12 @@ class AnswerResponse(Response):
         adapter = target.adapter_name if target is not None else ""
         who = metrics.who(self._caller.tenant, adapter)
         duration = self._clock() - timings.arrived
-        tokens = sum(choice.tokens for choice in self._choices)
+        tokens = sum(choice.tokens for choice in self.choices)
         metrics.requests.labels(*who, code).inc()
         metrics.request_duration.labels(*who).observe(duration)
         if timings.placed:
             metrics.queue_duration.labels(self._class_name).observe(timings.placed - timings.enqueued)
-        scored = self._body.scores_only and bool(self._choices) and self._over()
+        scored = self._body.scores_only and bool(self.choices) and self._over()
         if target is not None and (tokens or scored):
             metrics.tokens.labels(*who, "input").inc(sum(len(prompt) for prompt in self._prompts))
         if target is not None and tokens:
@@ -626,11 +636,11 @@ class AnswerResponse(Response):
             metrics.time_to_first_token.labels(*who).observe(first)
             metrics.vllm_time_to_first_token.labels(base).observe(first)
             metrics.vllm_request_duration.labels(base).observe(duration)
-            if (most := max(choice.tokens for choice in self._choices)) > 1:
+            if (most := max(choice.tokens for choice in self.choices)) > 1:
                 between = (timings.last_token - timings.first_token) / (most - 1)
                 metrics.time_per_output_token.labels(*who).observe(between)
                 metrics.vllm_time_per_output_token.labels(base).observe(between)
-            for choice in self._choices:
+            for choice in self.choices:
                 if choice.finish is not None:
                     metrics.vllm_success.labels(base, choice.finish).inc()
         if not self._body.options.get("ignore_eos"):  # a length forced by ignore_eos says nothing about the model
@@ -647,7 +657,7 @@ class AnswerResponse(Response):
 
     def _report_lengths(self) -> None:
         """Report the lengths that the predictor learns from."""
-        for choice, generation_request in zip(self._choices, self._generation_requests, strict=True):
+        for choice, generation_request in zip(self.choices, self._generation_requests, strict=True):
             if choice.error is None and choice.tokens:
                 self._gateway.estimator.observe(
                     predictor_pb2.Outcome(

@@ -12,7 +12,7 @@ from motet_gateway.tokens.stop_strings import StopStrings
 Score = Callable[[Sequence[runner_pb2.TokenLogprobs]], None]
 
 MAX_UNREAD = 256
-"""So many tokens of an answer that nobody takes yet become text at once."""
+"""When this number of tokens of an answer wait because nobody takes it yet, they become text."""
 
 
 class ChoiceText:
@@ -26,7 +26,6 @@ class ChoiceText:
         "_detokenizer",
         "_hidden_ids",
         "_min_tokens",
-        "_ready",
         "_stops",
         "_unread",
         "changed",
@@ -35,6 +34,7 @@ class ChoiceText:
         "index",
         "logprobs",
         "on_placed",
+        "ready",
         "score",
         "stop_here",
         "tokens",
@@ -69,7 +69,7 @@ class ChoiceText:
         self.stop_here = stop_here
         self.score = score
         self._unread: list[int] = []
-        self._ready: list[str] = []
+        self.ready: list[str] = []
         self.tokens = 0
         self.finish: EndReason | None = None
         self.error: MotetError | None = None
@@ -112,7 +112,7 @@ class ChoiceText:
             text = self._text([token])
             if self.tokens > self._min_tokens:
                 text = stops.feed(text)
-            self._ready.append(text)
+            self.ready.append(text)
             if stops.stopped:
                 return tokens[:position]
         return tokens
@@ -145,12 +145,12 @@ class ChoiceText:
         """Release the text that was held back. It may complete a stop string."""
         if self._stops is None:
             self._read()
-            self._ready.append(self._detokenizer.flush())
+            self.ready.append(self._detokenizer.flush())
             return how
         if not self._stops.stopped:
-            self._ready.append(self._stops.feed(self._detokenizer.flush()))
+            self.ready.append(self._stops.feed(self._detokenizer.flush()))
             if not self._stops.stopped:
-                self._ready.append(self._stops.flush())
+                self.ready.append(self._stops.flush())
                 return how
         return EndReason.STOP
 
@@ -158,9 +158,9 @@ class ChoiceText:
         """The text that has not been taken yet."""
         if self._unread:
             self._read()
-        ready, self._ready = self._ready, []
+        ready, self.ready = self.ready, []
         return ready[0] if len(ready) == 1 else "".join(ready)
 
     def _read(self) -> None:
         unread, self._unread = self._unread, []
-        self._ready.append(self._text(unread))
+        self.ready.append(self._text(unread))

@@ -12,7 +12,7 @@ from motet_gateway.tokens.text_model import ModelTokenizer
 class EchoedPrompt:
     """All choices of a prompt share it. The runner of the first choice gives the log probabilities."""
 
-    __slots__ = ("_added", "_logprobs", "_scored", "_tokens", "_writer", "characters", "logprobs", "text")
+    __slots__ = ("_logprobs", "_scored", "_tokens", "_writer", "added", "characters", "logprobs", "text")
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class EchoedPrompt:
         """`added`: what each token adds to the text. `writer`: None if nobody asked for log probabilities."""
         self.text = text
         self._tokens = tokens
-        self._added = added
+        self.added = added
         self._writer = writer
         self._logprobs: list[runner_pb2.TokenLogprobs] = []
         self.logprobs: Columns = {}
@@ -52,7 +52,7 @@ class EchoedPrompt:
         """Write the log probabilities as JSON. This may take a while."""
         assert self._writer is not None
         scores = [runner_pb2.TokenLogprobs(), *self._logprobs]
-        for place, (token, one, added) in enumerate(zip(self._tokens, scores, self._added, strict=True)):
+        for place, (token, one, added) in enumerate(zip(self._tokens, scores, self.added, strict=True)):
             self._writer.add(token, one, added, scored=place > 0)
         self.logprobs = self._writer.take()
         self._logprobs.clear()

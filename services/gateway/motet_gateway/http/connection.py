@@ -99,7 +99,7 @@ class HttpConnection(asyncio.Protocol):
         self._address = ""
         self._entered = False
         self._parser = RequestParser(max_head_bytes=settings.max_header_bytes, max_fields=settings.max_headers)
-        self._exchanges: deque[Exchange] = deque()
+        self.exchanges: deque[Exchange] = deque()
         """Those that are not answered. The application has the first one."""
         self._arriving: Exchange | None = None
         """The one whose body arrives. It may be answered."""
@@ -140,7 +140,7 @@ class HttpConnection(asyncio.Protocol):
         self._expect(State.HEAD, self._settings.header_seconds)
 
     def eof_received(self) -> bool:
-        for exchange in self._exchanges:
+        for exchange in self.exchanges:
             exchange.leave()
         self.shutdown()
         return True  # otherwise the transport would drop the answers
@@ -148,8 +148,8 @@ class HttpConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Answer what has come, and close. Uvicorn calls this at its own shutdown, too."""
         self._parser.take_no_more()
-        if self._exchanges:
-            self._exchanges[-1].answer.keep_alive = False
+        if self.exchanges:
+            self.exchanges[-1].answer.keep_alive = False
         else:
             self._close()
 
@@ -161,7 +161,7 @@ class HttpConnection(asyncio.Protocol):
             self._limit.leave(self._address)
             self._limit.waiting_bytes -= self._waiting_bytes
             self._server_state.connections.discard(cast("Any", self))
-        for exchange in self._exchanges:
+        for exchange in self.exchanges:
             exchange.disconnect()
         self._writable.set()
 
@@ -181,7 +181,7 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._state is State.LINGERING:
             self._lingering_bytes += len(data)
-        for event in self._parser.feed(data, MAX_WAITING - len(self._exchanges)):
+        for event in self._parser.feed(data, MAX_WAITING - len(self.exchanges)):
             if self._state is State.CLOSING:  # an answer before these bytes said so
                 return
             if type(event) is RequestHead:
@@ -189,7 +189,7 @@ class HttpConnection(asyncio.Protocol):
             elif event is Mark.END_OF_REQUEST:
                 self._end_request()
             elif event is Mark.TOO_MANY:
-                self._exchanges[-1].answer.keep_alive = False
+                self.exchanges[-1].answer.keep_alive = False
             elif type(event) is Refusal:
                 self._refuse(event.error)
             elif self._arriving is not None:
@@ -219,8 +219,8 @@ class HttpConnection(asyncio.Protocol):
         )
         direct_writes.offer(scope, direct_writes.DirectWriter(exchange))
         self._arriving = exchange
-        self._exchanges.append(exchange)
-        if len(self._exchanges) == 1:
+        self.exchanges.append(exchange)
+        if len(self.exchanges) == 1:
             self._stop_read_timer()
             self._state = State.ANSWERING
             self._run(exchange)
@@ -240,13 +240,13 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse(self, error: MotetError) -> None:
         """`error` is the last answer. It stands for the answer to a request whose body is wrong."""
-        if (broken := self._arriving) is not None and self._exchanges and self._exchanges[-1] is broken:
-            self._exchanges.pop()
+        if (broken := self._arriving) is not None and self.exchanges and self.exchanges[-1] is broken:
+            self.exchanges.pop()
             broken.disconnect()
             if broken.answer.started:
                 self.break_off()
                 return
-        if self._exchanges:
+        if self.exchanges:
             self._last_answer = error
         elif self._state is State.LINGERING:
             self._close()
@@ -255,7 +255,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _count_waiting(self) -> int:
         """Count what the application cannot take yet. Returns by how much that has grown."""
-        behind = sum(exchange.unread_bytes for exchange in islice(self._exchanges, 1, None))
+        behind = sum(exchange.unread_bytes for exchange in islice(self.exchanges, 1, None))
         grown = self._parser.unfinished_bytes + behind - self._waiting_bytes
         self._waiting_bytes += grown
         self._limit.waiting_bytes += grown
@@ -264,8 +264,8 @@ class HttpConnection(asyncio.Protocol):
     def _drop_waiting(self) -> None:
         """Too much waits in all connections. This one still gives the answer that has begun, and refuses the rest."""
         self._parser.stopped = True
-        while len(self._exchanges) > 1:
-            if (last := self._exchanges.pop()) is self._arriving:
+        while len(self.exchanges) > 1:
+            if (last := self.exchanges.pop()) is self._arriving:
                 self._arriving = None
             last.disconnect()
         self._metrics.refused_connections.labels("bytes").inc()
@@ -277,7 +277,7 @@ class HttpConnection(asyncio.Protocol):
             pause = self._lingering_bytes > self._settings.max_body_bytes
         else:
             unread = 0
-            for exchange in self._exchanges:
+            for exchange in self.exchanges:
                 unread += exchange.unread_bytes
             pause = unread > MAX_UNREAD_BYTES
         if pause != self._read_paused and not self.transport.is_closing():
@@ -316,7 +316,7 @@ class HttpConnection(asyncio.Protocol):
             self._regulate_reading()
 
     def answered(self) -> None:
-        exchange = self._exchanges.popleft()
+        exchange = self.exchanges.popleft()
         self._server_state.total_requests += 1
         if self._waiting_bytes:
             self._count_waiting()
@@ -336,8 +336,8 @@ class HttpConnection(asyncio.Protocol):
         """Go on after a request that has arrived and is answered."""
         if not exchange.answer.keep_alive:
             self._close()
-        elif self._exchanges:
-            self._run(self._exchanges[0])
+        elif self.exchanges:
+            self._run(self.exchanges[0])
         elif self._last_answer is not None:
             self._end_with(self._last_answer)
         elif self._parser.begun:

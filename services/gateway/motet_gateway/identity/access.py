@@ -53,7 +53,7 @@ class KeyAccess:
         """`gone` is called with the ids of keys that were valid until now, each with the reason why it no longer is.
         `memory` is a file that exists once a key was created. It counts if the store has lost the keys."""
         self._settings, self._source = settings, source
-        self._memory, self._clock, self._today = memory, clock, today
+        self._memory, self._clock, self.today = memory, clock, today
         self.keyring = Keyring(
             trusted_seconds=settings.keys_trusted_seconds,
             between_seconds=settings.keys_read_seconds + STORE_TIMEOUT_SECONDS,
@@ -129,15 +129,15 @@ class KeyAccess:
 
     def ended_reason(self, caller: Caller) -> str:
         """Why requests of that caller must end; empty: they go on."""
-        return self.keyring.ended_reason(caller, self._today()) if caller.key_id else ""
+        return self.keyring.ended_reason(caller, self.today()) if caller.key_id else ""
 
     def open(self, credential: str) -> Caller:
         """The caller with this key. Raises NotAuthenticated, or StoreUnavailable if the key can't be checked."""
-        return self.keyring.open(credential, now=self._today(), at=self._clock())
+        return self.keyring.open(credential, now=self.today(), at=self._clock())
 
     def namespaces_are(self, uids: Mapping[str, str]) -> None:
         """All namespaces that exist, each with its uid: keys that are bound to another uid end now."""
-        self.keyring.namespaces_are(uids, now=self._today())
+        self.keyring.namespaces_are(uids, now=self.today())
 
     async def read(self) -> None:
         """Read what has changed since the last reading."""
@@ -155,7 +155,7 @@ class KeyAccess:
                     exc_info=not isinstance(error, MotetError),
                 )
             self._unreadable_logged = True
-            ring.not_read(self._today())
+            ring.not_read(self.today())
             if self._open_until_keys:  # the first key may have been created meanwhile
                 self._required = None
             return
@@ -163,7 +163,7 @@ class KeyAccess:
             self._unreadable_logged = False
             log.info("api_keys_readable_again")
         if found is None:
-            ring.unchanged(now=self._today(), at=self._clock())
+            ring.unchanged(now=self.today(), at=self._clock())
         else:
             self._learn(found)
             self._source.applied()
@@ -177,11 +177,11 @@ class KeyAccess:
         ring = self.keyring
         if isinstance(found, Change):
             log.info("api_keys_changed", keys=len(found.keys), gone=len(found.gone))
-            ring.change(found.keys, found.gone, now=self._today(), at=self._clock())
+            ring.change(found.keys, found.gone, now=self.today(), at=self._clock())
             return
         if found or ring.has_keys:
             log.info("api_keys_read", keys=len(found))
-        ring.replace(found, now=self._today(), at=self._clock())
+        ring.replace(found, now=self.today(), at=self._clock())
 
     async def _remember(self) -> None:
         """Note that a key was created."""
@@ -211,7 +211,7 @@ class KeyAccess:
 
     async def note_use(self) -> None:
         """Record, to the hour, which keys were used since the last time."""
-        now = self._today()
+        now = self.today()
         hour = now.replace(minute=0, second=0, microsecond=0)
         used = self.keyring.take_used()
         new = {id_ for id_ in used if self._written.get(id_) != hour}

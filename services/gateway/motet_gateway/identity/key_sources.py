@@ -34,7 +34,7 @@ COMMAND_SECONDS = 5.0
 FULL_READ_SECONDS = 60.0
 """All keys are read again within this time, even if no change is seen."""
 PARTS_AT_ONCE = 16
-"""The keys are in 256 parts. So many of them are read together."""
+"""How many of the 256 parts of the keys are read together"""
 
 
 class Change(NamedTuple):
@@ -125,7 +125,9 @@ class DatabaseKeys:
         if mark != self._mark:
             # Parts that were read stay, even if a time limit ends this reading: the next one continues.
             marks = await self._stored.marks(store)
-            changed = (part for part in marks.keys() | self._found.keys() if marks.get(part) != self._marks.get(part))
+            # A part without keys has no mark, but one that was never read from this file must be read, too.
+            parts = marks.keys() | self._found.keys()
+            changed = (part for part in parts if marks.get(part, ()) != self._marks.get(part))
             await self._read_parts(store, sorted(changed), marks, at)
         await self._read_parts(store, self._due(at), self._marks, at)
         self._mark, self._checked_at = mark, at  # from before the reading: what was written meanwhile is read again

@@ -25,10 +25,10 @@ class Keyring:
         were valid until now, each with the reason why it no longer is."""
         self._trusted_seconds, self._between_seconds = trusted_seconds, between_seconds
         self._gone = gone
-        self._keys: dict[str, ApiKey] = {}
-        self._callers: dict[str, Caller] = {}
+        self.keys: dict[str, ApiKey] = {}
+        self.callers: dict[str, Caller] = {}
         """One per key, valid or not. A key whose rights change gets a new one."""
-        self._opened: set[str] = set()
+        self.opened: set[str] = set()
         """Ids of keys that were valid at the last check."""
         self._namespaces: dict[str, str] | None = None
         """The uids of all namespaces, by name; None before the operator has said them."""
@@ -36,7 +36,7 @@ class Keyring:
         """A heap of future expiry times, each with the key's id."""
         self._checked_at = datetime.min.replace(tzinfo=UTC)
         """The time of the last check."""
-        self._used: set[str] = set()
+        self.used: set[str] = set()
         self._read_at = float("-inf")
         """On the monotonic clock."""
         self._store_is_down = True
@@ -44,7 +44,7 @@ class Keyring:
     @property
     def has_keys(self) -> bool:
         """Whether there is any key, also a revoked one: after the first key, every caller needs one."""
-        return bool(self._keys)
+        return bool(self.keys)
 
     @property
     def store_is_down(self) -> bool:
@@ -58,8 +58,8 @@ class Keyring:
 
     def replace(self, keys: Iterable[ApiKey], *, now: datetime, at: float) -> None:
         """Set all keys."""
-        before, self._keys = self._keys, {key.id: key for key in keys}
-        self._callers = {id_: self._caller(key, before.get(id_)) for id_, key in self._keys.items()}
+        before, self.keys = self.keys, {key.id: key for key in keys}
+        self.callers = {id_: self._caller(key, before.get(id_)) for id_, key in self.keys.items()}
         self._read_at, self._store_is_down = at, False
         self._check_all(now, before)
 
@@ -68,13 +68,13 @@ class Keyring:
         never here: it came and went between two readings."""
         before: dict[str, ApiKey] = {}
         for id_ in gone:
-            if (known := self._keys.pop(id_, None)) is not None:
+            if (known := self.keys.pop(id_, None)) is not None:
                 before[id_] = known
-                del self._callers[id_]
+                del self.callers[id_]
         for key in keys:
-            if (known := self._keys.get(key.id)) is not None:
+            if (known := self.keys.get(key.id)) is not None:
                 before[key.id] = known
-            self._keys[key.id], self._callers[key.id] = key, self._caller(key, known)
+            self.keys[key.id], self.callers[key.id] = key, self._caller(key, known)
             if key.expires is not None:
                 heappush(self._ends, (key.expires, key.id))
         self._read_at, self._store_is_down = at, False
@@ -85,7 +85,7 @@ class Keyring:
         before, self._namespaces = self._namespaces or {}, dict(uids)
         changed = {name for name, _ in before.items() ^ self._namespaces.items()}
         if changed:
-            self._check(now, {}, [key.id for key in self._keys.values() if key.tenant_uid and key.tenant in changed])
+            self._check(now, {}, [key.id for key in self.keys.values() if key.tenant_uid and key.tenant in changed])
 
     def unchanged(self, *, now: datetime, at: float) -> None:
         """A reading found no change."""
@@ -101,7 +101,7 @@ class Keyring:
         """Check changed keys and those that have expired, not all: there may be very many, and requests wait meanwhile.
         `before`: the keys before their change."""
         if now < self._checked_at:  # the clock was set back: expired keys may be valid again
-            self._check_all(now, {**self._keys, **before})
+            self._check_all(now, {**self.keys, **before})
             return
         ids = set(changed)
         while self._ends and self._ends[0][0] <= now:
@@ -110,29 +110,29 @@ class Keyring:
         self._report_gone(ids, now, before)
 
     def _check_all(self, now: datetime, before: Mapping[str, ApiKey]) -> None:
-        self._ends = [(key.expires, id_) for id_, key in self._keys.items() if key.expires is not None]
+        self._ends = [(key.expires, id_) for id_, key in self.keys.items() if key.expires is not None]
         heapify(self._ends)
         self._checked_at = now
-        self._report_gone(before.keys() | self._keys.keys(), now, before)
+        self._report_gone(before.keys() | self.keys.keys(), now, before)
 
     def _report_gone(self, ids: Iterable[str], now: datetime, before: Mapping[str, ApiKey]) -> None:
         """Call `gone` with those that were valid and no longer are, or whose rights have changed."""
         gone = {}
         for id_ in ids:
             if why := self.refusal_reason(id_, now):
-                if id_ in self._opened:
+                if id_ in self.opened:
                     gone[id_] = why
-                    self._opened.discard(id_)
+                    self.opened.discard(id_)
                 continue
-            if id_ in self._opened and id_ in before and _rights(self._keys[id_]) != _rights(before[id_]):
+            if id_ in self.opened and id_ in before and _rights(self.keys[id_]) != _rights(before[id_]):
                 gone[id_] = "changed"
-            self._opened.add(id_)
+            self.opened.add(id_)
         if gone:
             self._gone(gone)
 
     def refusal_reason(self, id_: str, now: datetime) -> str:
         """Why the key isn't valid at that time; empty: it is. A removed key counts as revoked."""
-        key = self._keys.get(id_)
+        key = self.keys.get(id_)
         if key is None:
             return "revoked"
         return DELETED if self._namespace_is_gone(key) else key.refusal_reason(now)
@@ -147,11 +147,11 @@ class Keyring:
     def ended_reason(self, caller: Caller, now: datetime) -> str:
         """Why requests of that caller must end; empty: they go on."""
         why = self.refusal_reason(caller.key_id, now)
-        return why or ("" if self._callers[caller.key_id] is caller else "changed")
+        return why or ("" if self.callers[caller.key_id] is caller else "changed")
 
     def take_used(self) -> set[str]:
         """Ids of keys that were used since the last call."""
-        used, self._used = self._used, set()
+        used, self.used = self.used, set()
         return used
 
     def open(self, credential: str, *, now: datetime, at: float) -> Caller:
@@ -165,7 +165,7 @@ class Keyring:
         sent = parse_key(credential)
         if sent is None:
             raise NotAuthenticated("This isn't a Motet API key. Keys have the form motet_<id>_<secret>.")
-        key = self._keys.get(sent.id)
+        key = self.keys.get(sent.id)
         if not matches(key, sent) or key is None or self._namespace_is_gone(key):
             if self._store_is_down:  # the same answer for each unknown key, so that nobody can find out which ids exist
                 raise StoreUnavailable(
@@ -179,12 +179,12 @@ class Keyring:
             )
         if why := key.refusal_reason(now):
             raise NotAuthenticated(f"This API key is {why}. Ask for a new key.")
-        self._used.add(key.id)
-        return self._callers[key.id]
+        self.used.add(key.id)
+        return self.callers[key.id]
 
     def _caller(self, key: ApiKey, before: ApiKey | None) -> Caller:
         if before is not None and _rights(before) == _rights(key):
-            return self._callers[key.id]
+            return self.callers[key.id]
         return Caller(key.tenant, key.id, key.scopes)
 
 

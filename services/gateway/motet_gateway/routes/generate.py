@@ -13,7 +13,7 @@ from motet_gateway.identity.caller import caller_of
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, parse
 from motet_gateway.request_bodies import RequestBody
 
-_BODIES: dict[str, type[Body]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
+BODIES: dict[str, type[Body]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
 
 
 class GenerateRoutes:
@@ -28,7 +28,7 @@ class GenerateRoutes:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = _BODIES.get(scope["path"]) if scope["type"] == "http" else None
+        kind = BODIES.get(scope["path"]) if scope["type"] == "http" else None
         if kind is None:
             await self._app(scope, receive, send)
             return

@@ -14,7 +14,7 @@ from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import Caller, caller_of
 from motet_gateway.routes.json_response import json_response
 
-_STATES = {
+STATES = {
     scheduler_pb2.ADAPTER_READINESS_UNSPECIFIED: "cold",
     scheduler_pb2.ADAPTER_READINESS_COLD: "cold",
     scheduler_pb2.ADAPTER_READINESS_READY: "ready",
@@ -70,6 +70,6 @@ def model_card(name: str, target: Target, created: int, caller: Caller) -> dict[
 def _state(target: Target) -> str:
     if target.adapter is None:
         return "ready" if target.group.runners else "cold"
-    return _STATES.get(
+    return STATES.get(
         target.adapter.state, "unknown"
     )  # a state of a newer scheduler; requests wait as for a cold adapter

@@ -29,24 +29,24 @@ MAX_TEMPLATES = 64
 class ChatRenderer:
     def __init__(self, processes: RenderPool) -> None:
         self._processes = processes
-        self._metered: dict[bytes, MeteredTemplate | None] = {}
+        self.metered: dict[bytes, MeteredTemplate | None] = {}
         """None for templates that are being compiled or must be rendered in a process."""
-        self._compiling: set[asyncio.Task[None]] = set()
+        self.compiling: set[asyncio.Task[None]] = set()
 
     async def render(self, template: TemplateText, context: bytes) -> str:
         """The prompt as text. Raises InvalidRequest if these messages can't be rendered within the limits."""
         if len(context) <= SHORT_BYTES:
-            if (metered := self._metered.get(template.digest)) is not None:
+            if (metered := self.metered.get(template.digest)) is not None:
                 try:
                     return self._render_here(template, metered, context)
                 except (NotMeterable, MemoryError):
                     pass
-            elif template.digest not in self._metered:
+            elif template.digest not in self.metered:
                 self._start_compiling(template)
         return await self._processes.render(template, context)
 
     async def close(self) -> None:
-        compiling = list(self._compiling)
+        compiling = list(self.compiling)
         for task in compiling:
             task.cancel()
         await asyncio.gather(*compiling, return_exceptions=True)
@@ -64,19 +64,19 @@ class ChatRenderer:
         finally:
             if (took := time.thread_time() - began) > SLOW_SECONDS:
                 log.warning("chat_template_slow", seconds=round(took, 3))
-                self._metered[template.digest] = None
+                self.metered[template.digest] = None
 
     def _start_compiling(self, template: TemplateText) -> None:
-        if len(self._metered) >= MAX_TEMPLATES:
-            del self._metered[next(iter(self._metered))]
-        self._metered[template.digest] = None
+        if len(self.metered) >= MAX_TEMPLATES:
+            del self.metered[next(iter(self.metered))]
+        self.metered[template.digest] = None
         task = asyncio.create_task(self._compile(template), name="compile a chat template")
-        self._compiling.add(task)
-        task.add_done_callback(self._compiling.discard)
+        self.compiling.add(task)
+        task.add_done_callback(self.compiling.discard)
 
     async def _compile(self, template: TemplateText) -> None:
         try:
             code = await self._processes.metered_code(template)
-            self._metered[template.digest] = MeteredTemplate(code, template.special_tokens)
+            self.metered[template.digest] = MeteredTemplate(code, template.special_tokens)
         except (ValueError, OSError, MemoryError, MotetError) as error:
             log.info("chat_template_not_metered", reason=str(error) or "it cannot be compiled here")

@@ -27,7 +27,7 @@ _RARE_SPACE = "\N{EM SPACE}"
 _SPELLED_SPACES = (_RARE_SPACE, json.dumps(_RARE_SPACE).strip('"'))
 """As it is, and as `tojson(ensure_ascii=true)` writes it."""
 _SURELY_OF_A_MARK = len("motet-") + 8
-"""So many characters of a mark appear in no text by chance."""
+"""The characters of a mark's beginning that appear in no text by chance"""
 
 
 class CannotRender(Exception):

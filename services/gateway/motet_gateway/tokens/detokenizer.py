@@ -12,7 +12,7 @@ from motet_gateway.tokens.token_bytes import TokenBytes
 CONTEXT_TOKENS = 8
 """How many tokens of the prompt the decoder gets first. Whether the answer begins with a space depends on them."""
 HELD_TOKENS = 3
-"""A character has at most four bytes, and a token at least one: so many tokens may wait for the end of a character."""
+"""The most tokens that wait for the end of a character: it has at most four bytes, and a token at least one."""
 
 
 class Detokenizer(Protocol):

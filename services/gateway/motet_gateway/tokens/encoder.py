@@ -12,8 +12,9 @@ from typing import TypeVar
 from motet_gateway.tokens.text_model import KEEP_ALL, Keep, ModelTokenizer
 
 LANES = ((64 * 1024, 4), (1024 * 1024, 1), (1 << 63, 1))
-"""For texts of at most so many characters together, so many threads. In each lane they begin in the order in which they
-came. A thread keeps a part of the memory of its longest text, so it is always the same few threads."""
+"""For each lane, the most characters of a request's texts, and its number of threads. In each lane texts begin in the
+order in which they came. A thread keeps a part of the memory of its longest text, so it is always the same few
+threads."""
 
 
 Result = TypeVar("Result")
@@ -35,7 +36,7 @@ class Encoder:
         return encode() if size <= self._threaded_bytes else await self.run(size, encode)
 
     async def run(self, size: int, work: Callable[[], Result]) -> Result:
-        """Work for a text of about so many characters, in its lane. Cancelled before it begins, it leaves the lane."""
+        """Work for a text of about `size` characters, in its lane. Cancelled before it begins, it leaves the lane."""
         lane = next(lane for most, lane in self._lanes if size <= most)
         return await asyncio.get_running_loop().run_in_executor(lane, work)
 

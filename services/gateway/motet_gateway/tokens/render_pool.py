@@ -24,7 +24,7 @@ MAX_BATCH = 64
 """Messages of one queue that are handed over together. What arrives together stays together on its further way, and a
 crossing between processes costs more than most renderings."""
 MAX_TEMPLATES = 64
-"""After so many templates a process is replaced, which frees their memory."""
+"""The most templates that a process renders. Then it is replaced, which frees their memory."""
 RENDER_TIMEOUT_SECONDS = 60.0
 """Limit of real time, including the start of a process. Normally the kernel ends a rendering by its CPU time long
 before."""

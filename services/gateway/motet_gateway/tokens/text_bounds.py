@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from motet_gateway.tokens.token_bytes import SIGNS
 
 NORMAL_FORM_SHRINKS = 3
-"""Canonical normal forms make a text at most so many times shorter: the sign for Kelvin takes three bytes, a K one."""
+"""Canonical normal forms divide a text's bytes by at most this: the sign for Kelvin takes three bytes, a K one."""
 _KEEPING_PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Split", "Digits", "Punctuation", "UnicodeScripts"})
 
 Step = dict[str, Any]

@@ -84,9 +84,9 @@ class ReportRunnerLost:
     identity: RunnerIdentity
     why: str
     hung: bool
-    silent_seconds: float = 0.0
+    silent_seconds: float
     """How long it has sent nothing; 0 if it does send."""
-    again: bool = False
+    again: bool
     """A repetition, for a scheduler that was away or did not know the runner yet."""
 
 

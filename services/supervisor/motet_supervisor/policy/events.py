@@ -26,15 +26,14 @@ class RunnerDisconnected:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReported:
     instance: InstanceName
-    pages_promised: int
-    pages: int = 0
+    pages: int
     """That KV can have now. 0: the runner does not say."""
-    host_bytes_free: int = 0
-    steps: int = 0
-    work_pending: bool = False
-    prefill_seconds_per_token: float = 0.0
-    swap_seconds_per_page: float = 0.0
-    live: tuple[RunnerRequest, ...] = ()
+    host_bytes_free: int
+    steps: int
+    work_pending: bool
+    prefill_seconds_per_token: float
+    swap_seconds_per_page: float
+    live: tuple[RunnerRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,6 @@ class RequestParked:
     epoch: int
     wanted: int
     method: ParkMethod
-    by_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)

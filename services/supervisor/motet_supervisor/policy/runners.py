@@ -2,6 +2,7 @@
 steps."""
 
 from dataclasses import dataclass, replace
+from itertools import count
 
 from motet import promises
 from motet.domain import InstanceName, ParkMethod, RequestId
@@ -15,7 +16,8 @@ class TrackedRequest:
 
     entry: RunnerRequest
     arrival: int
-    parked_at: float = 0.0
+    parked_at: float
+    """Since when it is parked, if it is."""
     method: ParkMethod = ParkMethod.RECOMPUTE
     overflowing_since: float | None = None
     """Since when it needs more than its promise soon, without an order that helped."""
@@ -68,7 +70,7 @@ class EngineProgress:
 
 
 class WatchedRunner:
-    def __init__(self, identity: RunnerIdentity, capacity: Capacity, now: float, *, overcommit: float = 1.0) -> None:
+    def __init__(self, identity: RunnerIdentity, capacity: Capacity, now: float, *, overcommit: float) -> None:
         self.identity = identity
         self.capacity = capacity
         self.ledger: ReportedLedger[RequestId] = ReportedLedger(capacity.pages, overcommit=overcommit)
@@ -76,6 +78,7 @@ class WatchedRunner:
         were ordered are in it."""
         self.connected = True
         self.heartbeats = True
+        """Whether it sends more than its reports."""
         self.last_message_at = now
         self.sequences: dict[RequestId, TrackedRequest] = {}
         self.host_bytes_free = capacity.host_bytes
@@ -88,7 +91,7 @@ class WatchedRunner:
         """Unhealthy until its engine takes a step: reports alone do not show that it works."""
         self.unhealthy_reported_at = 0.0
         """When it was last reported as unhealthy."""
-        self._orders = 0
+        self._arrivals = count()
 
     @property
     def instance(self) -> InstanceName:
@@ -115,6 +118,11 @@ class WatchedRunner:
     def pages_being_freed(self) -> int:
         return sum(one.freeing for one in self.sequences.values())
 
+    @property
+    def pages_unused(self) -> int:
+        """Pages that can be had now; fewer than the ledger has free where more is promised than there is."""
+        return self.ledger.capacity - sum(one.entry.pages_used for one in self.sequences.values())
+
     def apply_report(self, live: tuple[RunnerRequest, ...], now: float, order_timeout: float) -> list[TrackedRequest]:
         """Apply the runner's report. Returns requests that it shows as parked for the first time."""
         newly_parked: list[TrackedRequest] = []
@@ -127,8 +135,7 @@ class WatchedRunner:
         for entry in live:
             known = self.sequences.get(entry.request)
             if known is None or known.entry.epoch != entry.epoch:
-                known = self.add(entry)
-                known.parked_at = now
+                known = self.add(entry, now)
                 if entry.parked:
                     newly_parked.append(known)
                 continue
@@ -153,10 +160,9 @@ class WatchedRunner:
                 newly_parked.append(known)
         return newly_parked
 
-    def add(self, entry: RunnerRequest) -> TrackedRequest:
+    def add(self, entry: RunnerRequest, now: float) -> TrackedRequest:
         """A request that was not known, under this epoch, as the newest."""
-        self._orders += 1
-        added = self.sequences[entry.request] = TrackedRequest(entry, self._orders)
+        added = self.sequences[entry.request] = TrackedRequest(entry, next(self._arrivals), now)
         self.change(added, entry, shared=entry.shared_pages)
         return added
 

@@ -5,7 +5,7 @@ stuck."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from motet.domain import InstanceName, RequestId
 from motet.runner_info import RunnerIdentity, RunnerRequest, SequenceState
@@ -41,7 +41,7 @@ class Supervisor:
     def handle(self, event: events.Event, now: float) -> list[effects.Effect]:
         self._now = now
         self._effects = []
-        _HANDLERS[type(event)](self, event)
+        self._handlers[type(event)](self, event)
         return self._effects
 
     # ------------------------------------------------------------------------------------------------------- runners
@@ -106,7 +106,7 @@ class Supervisor:
         entry = event.entry
         known = runner.sequences.get(entry.request)
         if known is None or known.entry.epoch != entry.epoch:
-            known = runner.add(entry)
+            known = runner.add(entry, self._now)
         elif known.entry.pages > entry.pages and known.order_pending(self._now, self.config.order_timeout):
             return  # it has been extended already; announcement and order crossed
         else:
@@ -237,7 +237,7 @@ class Supervisor:
         self._lateness, self._ticked_at = max(halved, min(late, self.config.heartbeat)), self._now
 
     def _mark_unhealthy(self, runner: WatchedRunner, why: str, *, hung: bool, silent_seconds: float = 0.0) -> None:
-        lost = effects.ReportRunnerLost(runner.identity, why, hung, silent_seconds, again=runner.unhealthy)
+        lost = effects.ReportRunnerLost(runner.identity, why, hung, silent_seconds, runner.unhealthy)
         self._effects.append(lost)
         runner.unhealthy_reported_at = self._now
         if hung:
@@ -300,7 +300,7 @@ class Supervisor:
             (one for one in runner.sequences.values() if one.parked),
             key=lambda one: (one.entry.request_class, one.arrival),
         )
-        spare = runner.ledger.free - sum(
+        spare = min(runner.ledger.free, runner.pages_unused) - sum(
             one.entry.pages for one in parked if one.order_pending(self._now, self.config.order_timeout)
         )
         margin = max(1, int(self.config.resume_margin * runner.ledger.capacity))
@@ -332,19 +332,18 @@ class Supervisor:
         sequence = runner.sequences.get(request)
         return runner, sequence if sequence is not None and sequence.entry.epoch == epoch else None
 
-
-_HANDLERS: dict[type, Callable[[Supervisor, Any], None]] = {
-    events.RunnerConnected: Supervisor._runner_connected,
-    events.RunnerDisconnected: Supervisor._runner_disconnected,
-    events.MemoryReported: Supervisor._memory_reported,
-    events.HeartbeatReceived: Supervisor._heartbeat_received,
-    events.OverflowAnnounced: Supervisor._overflow_announced,
-    events.RequestParked: Supervisor._parked,
-    events.RequestResumed: Supervisor._resumed,
-    events.RequestEnded: Supervisor._ended,
-    events.SchedulerConnected: Supervisor._scheduler_connected,
-    events.TermRaised: Supervisor._term_raised,
-    events.SchedulerDisconnected: Supervisor._scheduler_disconnected,
-    events.Resumable: Supervisor._resumable,
-    events.Tick: Supervisor._tick,
-}
+    _handlers: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        events.RunnerConnected: _runner_connected,
+        events.RunnerDisconnected: _runner_disconnected,
+        events.MemoryReported: _memory_reported,
+        events.HeartbeatReceived: _heartbeat_received,
+        events.OverflowAnnounced: _overflow_announced,
+        events.RequestParked: _parked,
+        events.RequestResumed: _resumed,
+        events.RequestEnded: _ended,
+        events.SchedulerConnected: _scheduler_connected,
+        events.TermRaised: _term_raised,
+        events.SchedulerDisconnected: _scheduler_disconnected,
+        events.Resumable: _resumable,
+        events.Tick: _tick,
+    }

@@ -15,7 +15,7 @@ class SupervisorConfig:
     """A runner may be silent for at most this many times as long: where this process runs late itself, so that others
     probably do, or if the runner sends only its reports, as earlier versions do."""
     lateness_factor: float = 4.0
-    """For each second by which this process was late recently, a runner may be silent for so many more."""
+    """By how many seconds more a runner may be silent for each second by which this process was late recently."""
     remind: float = 10.0
     """A runner that still hangs is reported again this often."""
     forget: float = 50.0

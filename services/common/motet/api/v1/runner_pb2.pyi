@@ -317,7 +317,9 @@ class Sampling(_message.Message):
     json_object: _builtins.bool
     regex: _builtins.str
     prompt_logprobs: _builtins.int
-    """Give the log probability of each token of the prompt but the first, and of so many alternatives, before the answer."""
+    """How many alternatives are given with the log probability of each token of the prompt but the first, before the
+    answer. Unset: no log probabilities of the prompt.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
     @_builtins.property

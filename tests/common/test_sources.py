@@ -1,0 +1,283 @@
+"""Each source is declared once, and every door reads that: schema, rules, operator, runner, Secrets and pages."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from motet.errors import AdapterFetchFailed
+from motet.resources import ServingPool, read_text
+from motet.resources.crd import ADAPTER, POOL, CustomResource, object_schema
+from motet.resources.source_uris import told
+from motet.resources.validation_rules import VALIDATIONS
+from motet.sources import (
+    ADAPTER_SOURCES,
+    FOLDER,
+    MODEL_SOURCES,
+    PLANNED,
+    READABLE,
+    SOURCES,
+    Source,
+    declared,
+    folder_of,
+)
+from motet_operator.cluster.decision import NO_FILES
+from motet_operator.cluster.object_parser import model_uri
+from motet_operator.local.manifest_folder import absolute_uri
+from motet_runner.sources.fetch_order import FetchOrder, NetworkAccess
+from motet_runner.sources.folder import FolderUri
+from motet_runner.sources.secret import read_credentials
+from motet_runner.sources.uri import parse
+from testbed.tree import ROOT
+from tools.reference.resource_pages import manifests_page
+
+TABLE = ROOT / "services/common/motet/sources.py"
+every_source = pytest.mark.parametrize("one", SOURCES.values(), ids=SOURCES)
+every_remote_source = pytest.mark.parametrize(
+    "one", [one for one in READABLE if one.network], ids=[one.scheme for one in READABLE if one.network]
+)
+KINDS = [(ADAPTER, "source", ADAPTER_SOURCES), (POOL, "model", MODEL_SOURCES)]
+
+
+def fields(kind: CustomResource, part: str) -> dict[str, Any]:
+    return object_schema(kind)["properties"]["spec"]["properties"][part]
+
+
+def complaints(part: str, **given: Any) -> str:
+    """What `motet up` says of a manifest with this source or model."""
+    spec = {"poolRef": {"name": "p"}, "source": given} if part == "source" else {"model": given}
+    kind = ADAPTER.name if part == "source" else POOL.name
+    manifest = {"apiVersion": "motet.dev/v1alpha1", "kind": kind, "metadata": {"name": "a"}, "spec": spec}
+    return " ".join(problem.message for problem in read_text(yaml.safe_dump(manifest), file="f").problems)
+
+
+def secret(folder: Path, **data: str) -> NetworkAccess:
+    text = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "key", "namespace": "t"}, "stringData": data}
+    (folder / "secret.yaml").write_text(yaml.safe_dump(text))
+    return NetworkAccess(manifests=str(folder))
+
+
+def refused_by_runner(uri: str) -> str:
+    with pytest.raises(AdapterFetchFailed) as refused:
+        parse(uri)
+    return refused.value.message
+
+
+@every_source
+def test_schema_and_rules_know_it(one: Source) -> None:
+    for kind, part, known in KINDS:
+        schema = fields(kind, part)
+        rules = {rule["message"]: rule["rule"] for rule in schema["properties"]["uri"][VALIDATIONS]}
+        (use,) = [message for message in rules if message.startswith("must begin with")]
+        (schemes,) = re.findall(r"'\^\((.*)\)://'", rules[use])
+        described = f"`{one.prefix}" in schema["properties"]["uri"]["description"]
+        assert {one.prefix in use, one.scheme in schemes.split("|"), described} == {one in known}
+        if one.form and one in known:
+            assert f"'^{one.prefix}{one.form}$'" in rules[one.form_message]
+        for field, allowed in [("revision", one.revisions), ("credentialsSecretRef", one.network)]:
+            (rule,) = [rule["rule"] for rule in schema[VALIDATIONS] if rule.get("fieldPath") == f".{field}"]
+            listed = f"self.uri.startsWith('{one.prefix}')" in rule
+            others = "!self.uri" in rule  # it lists those that may not
+            assert (listed != others) == allowed if one in known else not listed
+    schemes = fields(POOL, "admission")["properties"]["allowedSchemes"]["items"]["enum"]
+    assert (one.scheme in schemes) == (one in ADAPTER_SOURCES)
+
+
+@every_source
+def test_offline_validation_knows_it(one: Source) -> None:
+    for _, part, known in KINDS:
+        if one not in known:
+            assert "must begin with" in complaints(part, uri=one.example)
+            continue
+        assert not complaints(part, uri=one.example)
+        assert bool(complaints(part, uri=one.example, revision="v1")) != one.revisions
+        assert bool(complaints(part, uri=one.example, credentialsSecretRef={"name": "key"})) != one.network
+        if one.form:
+            assert one.form_message in complaints(part, uri=one.prefix + "/")
+
+
+@every_source
+def test_operator_and_motet_up_hand_it_to_the_runner(one: Source) -> None:
+    assert (one.scheme in NO_FILES) == (one in ADAPTER_SOURCES and not one.network)
+    assert all((one.prefix in use) == (one in ADAPTER_SOURCES and one.network) for use in NO_FILES.values())
+    spec = {"metadata": {"name": "p"}, "spec": {"model": {"uri": one.example}}}
+    if one in MODEL_SOURCES:
+        in_cluster = model_uri(ServingPool.model_validate(spec))
+        locally = absolute_uri(one.example, manifest="/m/pool.yaml")
+        assert [parse(in_cluster), parse(locally)]
+        assert (in_cluster == locally == one.example) or not one.network
+
+
+@every_source
+def test_the_runner_parses_it(one: Source) -> None:
+    if one in READABLE:
+        assert isinstance(parse(one.example), FolderUri) != one.network
+    else:
+        assert f"must begin with {READABLE[0].prefix}" in refused_by_runner(one.example)
+
+
+@every_remote_source
+def test_a_secret_has_its_keys(one: Source, tmp_path: Path) -> None:
+    for keys in one.secrets:
+        values = {key: f"{key}-7" for key in keys}
+        access = secret(tmp_path, **values, other="x")
+        assert read_credentials("t/key", access, one.secrets, timeout=1).values == values
+    with pytest.raises(AdapterFetchFailed, match=".*".join(key for keys in one.secrets for key in keys)):
+        read_credentials("t/key", secret(tmp_path, other="x"), one.secrets, timeout=1)
+
+
+@every_source
+def test_the_reference_names_it(one: Source) -> None:
+    (row,) = [line for line in manifests_page().splitlines() if line.startswith(f"| `{one.example}`")]
+    assert f"| {told(one.secrets)} |" in row
+
+
+@pytest.mark.parametrize("scheme", ["ftp", *PLANNED])
+def test_an_unknown_scheme_gets_the_same_sentence_at_every_door(scheme: str) -> None:
+    uri = f"{scheme}://me:geheim@host/a"
+    for kind, part, known in KINDS:
+        said = complaints(part, uri=f"{scheme}://host/a")
+        assert said.endswith(known[-1].prefix)
+        assert said in [rule["message"] for rule in fields(kind, part)["properties"]["uri"][VALIDATIONS]]
+    of_runner = refused_by_runner(uri)
+    assert f": {complaints('source', uri=f'{scheme}://host/a')}." in of_runner
+    assert "geheim" not in of_runner
+
+
+HIDDEN = (
+    "hf://me:geheim@org/name",
+    "hf://me:1/geheim@org/name",
+    "hf:me:geheim@org/name",
+    "https://me:geheim@host/a/",
+    "https://me:geheim",
+    "https://me:geheim/a@host/",
+    "https://[geheim]/a/",
+    "file://me:geheim@host/a",
+    "file:me:geheim@host/a",
+    "pvc://me:geheim@claim/a",
+)
+
+
+@pytest.mark.parametrize("uri", HIDDEN)
+def test_no_message_repeats_what_may_be_a_password(uri: str) -> None:
+    assert "geheim" not in refused_by_runner(uri)
+    assert "geheim" not in complaints("source", uri=uri) + complaints("model", uri=uri)
+
+
+def test_a_folder_may_have_an_at_sign() -> None:
+    assert parse("file:///models/@new") == FolderUri(Path("/models/@new"))
+
+
+def test_two_sources_for_one_scheme_are_refused_at_import() -> None:
+    text = TABLE.read_text()
+    for twice in (text.replace("    CLAIM,\n", "    CLAIM,\n    CLAIM,\n"), text.replace('"s3":', '"pvc":')):
+        assert twice != text
+        with pytest.raises(ValueError, match=r"^Two sources have the scheme pvc://; remove one of them"):
+            exec(compile(twice, "sources.py", "exec"), {"__name__": "motet.a_copy"})
+    with pytest.raises(ValueError, match="file://"):
+        declared(FOLDER, FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("uri", "folder"),
+    [
+        ("file:///a%20b", "/a b"),
+        ("file:/a", "/a"),
+        ("file://localhost/a", "/a"),
+        ("file://elsewhere/a", None),
+        ("file://a", None),
+        ("https://h/a/", None),
+        ("/a", None),
+    ],
+)
+def test_a_uri_names_a_folder_of_this_machine(uri: str, folder: str | None) -> None:
+    assert folder_of(uri) == (None if folder is None else Path(folder))
+
+
+LINE = """\
+    Source(scheme="oci", what="an artifact of a registry", example="oci://ghcr.example/a/b", read_by="oci", \
+of_adapters="`oci://registry/name`", of_models="`oci://registry/name`", form="[^/]+/.+", \
+form_message="must name a registry", revisions=True, secrets=(PASSWORD,)),
+"""
+MODULE = """\
+from dataclasses import dataclass
+
+from motet.errors import AdapterFetchFailed
+
+
+@dataclass(frozen=True)
+class Artifact:
+    uri: str
+    revision: str
+    sizes = None
+    user = ""
+
+    def hosts(self, access):
+        return ["ghcr.example"]
+
+    def open(self, opening):
+        object.__setattr__(self, "user", opening.secret.values["username"])
+        return self
+
+    def fetch(self, file, into):
+        if file.required:
+            (into / file.name).write_text(f"{file.name} of {self.uri} at {self.revision} for {self.user}")
+        return file.required
+
+
+def parse(uri, revision):
+    if uri.count("/") < 3:
+        raise AdapterFetchFailed(f"{uri} is not an artifact.")
+    return Artifact(uri, revision)
+"""
+
+
+def test_a_new_source_needs_one_module_and_one_line(tmp_path: Path) -> None:
+    packages = [ROOT / name for name in ("services/common", "services/gpu-runner", "operator")]
+    for package in packages:
+        shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    table = tmp_path / "common/motet/sources.py"
+    planned = f'    "oci": "{PLANNED["oci"]}",\n'
+    assert table.read_text().count(planned) == table.read_text().count("    FOLDER,\n)") == 1
+    table.write_text(table.read_text().replace(planned, "").replace("    FOLDER,\n)", f"    FOLDER,\n{LINE})"))
+    (tmp_path / "gpu-runner/motet_runner/sources/oci.py").write_text(MODULE)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tmp_path / package.name) for package in packages)}
+
+    def python(*command: str, given: str = "") -> str:
+        return subprocess.run(
+            [sys.executable, *command],
+            input=given,
+            env=environment,
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    tests = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "[oci]", __file__)
+    assert "6 passed" in tests, tests
+
+    secret(tmp_path, username="me", password="geheim")
+    order = FetchOrder(
+        what="adapter",
+        uri="oci://ghcr.example/a/b",
+        revision="v1",
+        into=str(tmp_path / "into"),
+        credentials="t/key",
+        max_bytes=1 << 20,
+        stall_seconds=30,
+        min_average_bytes_per_second=1,
+        access=NetworkAccess(manifests=str(tmp_path)),
+    )
+    lines = python("-m", "motet_runner.sources.fetch_process", given=order.encoded().decode()).splitlines()
+    assert orjson.loads(lines[-1]).get("done"), lines
+    assert {"revision": "v1"} in [orjson.loads(line) for line in lines]
+    fetched = (tmp_path / "into/adapter_config.json").read_text()
+    assert fetched == "adapter_config.json of oci://ghcr.example/a/b at v1 for me"
