@@ -19,7 +19,7 @@ FAST    := tests/repo tests/docs tests/common tests/store tests/resources \
              tests/*/plan tests/*/policy tests/*/reconcile tests/*/test_policy*.py tests/*/test_model.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv up down status test lint check format bench soak sanitize mutate compat kube peer generate site train clean
+.PHONY: help venv up down status test lint check format bench soak sanitize mutate compat kube peer generate site train wheel clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r word text; do \
@@ -113,6 +113,10 @@ site: venv  ## Build the pages of docs/ into build/site; a browser opens them wi
 
 train: venv  ## Train the bundled model and its adapters again (about a quarter of an hour on two cores).
 	@$(BIN)/python examples/demo/train.py $(TRAIN_ARGS)
+
+wheel: venv  ## Build the wheels into dist/: a pure one, and for x86-64 and Arm one with the compiled kernels.
+	@$(PIP) --quiet --editable '.[wheels]'
+	@$(BIN)/python -m tools.wheels
 
 clean:  ## Remove caches and build results; .venv and state directories stay.
 	@rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

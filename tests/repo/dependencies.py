@@ -12,7 +12,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from tests.repo.tree import ROOT, package_folders, tracked
+from testbed.tree import ROOT, package_folders, tracked
 
 _IN_CODE = re.compile(r"\b(?:import|from) +([\w.]+(?:, *[\w.]+)*)")
 
@@ -55,7 +55,7 @@ def reach(
         reached.sources[source] = by
         waiting += [(conftest, source) for conftest in _conftests(source)]
         waiting += [(modules()[name], source) for name in names(source) if (source, name) not in told]
-        for path in paths(source) if source.startswith(("tests/", "tools/", "benchmarks/")) else ():
+        for path in paths(source) if source.startswith(("tests/", "testbed/", "tools/", "benchmarks/")) else ():
             reached.data.update(dict.fromkeys(told.get((source, path), (path,)), source))
     return reached
 

@@ -2,7 +2,7 @@
 
 import ast
 
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 
 PRINTER = ROOT / "cli/motet_cli/printer.py"
 PACKAGES = ("cli", "operator", "services", "simulator", "kernels")

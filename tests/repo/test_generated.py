@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from motet.settings import RENAMED
-from tests.repo.tree import GENERATED_API, ROOT, package_folders, tracked
+from testbed.tree import GENERATED_API, ROOT, package_folders, tracked
 from tools.compat import NAMED_BY as OF_COMPAT
 from tools.gate.__main__ import BASE as OF_THE_GATE
 from tools.peer import RECIPES

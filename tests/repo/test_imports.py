@@ -1,9 +1,14 @@
 """The control plane runs where torch is not installed."""
 
+import ast
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from testbed.tree import ROOT, package_folders, tracked
 
 WITHOUT_TORCH = [
     "motet",
@@ -63,3 +68,50 @@ def test_every_module_imports_with_torch_blocked(package: str) -> None:
 @pytest.mark.parametrize(("package", "blocked"), ELSEWHERE.items())
 def test_every_module_imports_without_what_others_need(package: str, blocked: tuple[str, ...]) -> None:
     assert not imports_without(package, blocked)
+
+
+def test_benchmarks_and_the_testbed_know_no_tests_and_only_their_own_tests_know_benchmarks() -> None:
+    def importing(package: str, *folders: str) -> set[str]:
+        asked = re.compile(rf"^\s*(from|import) {package}\b", re.MULTILINE)
+        files = [file for folder in folders for file in tracked(ROOT / folder) if file.suffix == ".py"]
+        return {str(file.relative_to(ROOT).parent) for file in files if asked.search(file.read_text())}
+
+    assert importing("tests", "benchmarks", "testbed", "tools") == set()
+    assert importing("benchmarks", "testbed", "tests") == {"tests/benchmarks"}
+
+
+def bound_names(tree: ast.AST) -> set[str]:
+    """Every name that a module's code binds, in whatever block, but `from … import *`."""
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                bound.add(node.name)
+            case ast.Import() | ast.ImportFrom():
+                bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+            case ast.Name(ctx=ast.Store()):
+                bound.add(node.id)
+    return bound
+
+
+def test_every_name_that_is_imported_from_our_modules_is_there() -> None:
+    """mypy reads no tests, and a whole run says it only at its end."""
+    files = [file for file in tracked() if file.suffix in (".py", ".pyi")]
+    roots = sorted({ROOT, *(folder.parent for folder in package_folders())}, key=lambda root: -len(root.parts))
+    bound: dict[str, set[str]] = {}
+    imports: list[tuple[Path, ast.ImportFrom]] = []
+    for file in files:
+        root = next(root for root in roots if file.is_relative_to(root))
+        module = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        tree = ast.parse(file.read_text())
+        bound[module] = bound.get(module, set()) | bound_names(tree)
+        imports += ((file, node) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    ours = {module.split(".")[0] for module in bound}
+    missing = {
+        f"{file.relative_to(ROOT)}:{node.lineno}: from {node.module} import {alias.name}"
+        for file, node in imports
+        if node.module and node.module.split(".")[0] in ours
+        for alias in node.names
+        if alias.name not in bound.get(node.module, ()) and f"{node.module}.{alias.name}" not in bound
+    }
+    assert missing == set()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from tests.repo.tree import ROOT, package_folders, pyproject, tracked, tracked_text
+from testbed.tree import ROOT, package_folders, pyproject, tracked, tracked_text
 
 
 def test_the_operators_folder_is_no_package() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.tree import ROOT, pyproject
+from testbed.tree import ROOT, pyproject
 
 LINT = pyproject()["tool"]["ruff"]["lint"]
 

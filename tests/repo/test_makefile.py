@@ -6,9 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 
 PROGRAM = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$CALLS"
@@ -20,8 +18,6 @@ case "$*" in
 esac
 """
 """Whatever the Makefile calls: it notes how, and does as little as keeps the Makefile going."""
-RUN_WORDS = ["up", "status"]
-OTHER_WORDS = ["venv", "test", "lint", "generate"]
 TORCH, RUNNING, ALL = "torch", ".[local]", ".[dev]"
 
 
@@ -29,93 +25,35 @@ class Checkout:
     """A folder with the Makefile, and programs that only note how they are called."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.python = folder / "elsewhere" / "python3"
-        self.calls = folder / "calls"
+        self.folder, self.python, self.calls = folder, folder / "elsewhere" / "python3", ""
         self.python.parent.mkdir()
         self.python.write_text(PROGRAM)
         self.python.chmod(0o755)
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
             shutil.copy2(ROOT / name, folder / name)
 
-    def make(self, *words: str) -> str:
-        """What it says."""
-        self.calls.write_text("")
+    def make(self, *words: str) -> list[str]:
+        """What it installs: distributions, or the product with an extra."""
+        calls = self.folder / "calls"
+        calls.write_text("")
         # A `make` that runs this test hands on its own options and the variables of its command line.
-        of_make = lambda name: name.startswith("MAKE") or name.endswith("_ARGS") or name in ("MFLAGS", "KUBE")  # noqa: E731
-        outside = {name: value for name, value in os.environ.items() if not of_make(name)}
-        done = subprocess.run(
-            ["make", "--no-print-directory", f"PYTHON={self.python}", *words],
-            cwd=self.folder,
-            env=outside | {"CALLS": str(self.calls)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    @property
-    def installed(self) -> list[str]:
-        """By the last `make`: distributions, or the product with an extra."""
-        return re.findall(
-            r"^python -m pip install .* (torch|\.\[\w+\])(?:>=\S+)?$", self.calls.read_text(), re.MULTILINE
-        )
-
-    @property
-    def called(self) -> list[str]:
-        """By the last `make`, of what is in .venv, beside what installs."""
-        calls = self.calls.read_text().splitlines()
-        return [call for call in calls if not re.match(r"python3 |python (-c|-m pip)", call)]
-
-    def change(self, file: str) -> None:
-        """As an edit or a pull does: newer than everything else."""
-        newest = max(path.stat().st_mtime for path in self.folder.rglob("*"))
-        os.utime(self.folder / file, (newest + 1, newest + 1))
+        of_make = re.compile(r"MAKE|MFLAGS$|KUBE$|.*_ARGS$")
+        outside = {name: value for name, value in os.environ.items() if not of_make.match(name)}
+        command = ["make", "--no-print-directory", f"PYTHON={self.python}", *words]
+        environment = outside | {"CALLS": str(calls)}
+        self.said = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, check=True).stdout
+        self.calls = calls.read_text()
+        return re.findall(r"^python -m pip install .* (torch|\.\[\w+\])(?:>=\S+)?$", self.calls, re.MULTILINE)
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
-    return Checkout(tmp_path)
-
-
-def test_up_installs_what_running_needs_and_test_adds_the_rest(checkout: Checkout) -> None:
-    said = checkout.make("up")
-    assert checkout.installed == [TORCH, RUNNING]
-    assert checkout.called == ["motet up"]
-    assert ("torch " in said, "the product " in said, "pytest" in said) == (True, True, False)
-    said = checkout.make("test")
-    assert checkout.installed == [ALL]
-    assert checkout.called == ["python -m tools.gate --"]
-    assert ("torch " in said, "the product " in said, "pytest" in said) == (False, False, True)
-    assert "Downloading" not in checkout.make("up")
-    assert checkout.installed == []
-
-
-@pytest.mark.parametrize("word", [*RUN_WORDS, *OTHER_WORDS])
-def test_a_target_installs_what_it_needs_once(checkout: Checkout, word: str) -> None:
-    checkout.make(word)
-    assert checkout.installed == [TORCH, RUNNING if word in RUN_WORDS else ALL]
-    checkout.make(word)
-    assert checkout.installed == []
-    assert checkout.called or word == "venv"
-
-
-@pytest.mark.parametrize(
-    ("first", "file", "again"), [("up", "pyproject.toml", RUNNING), ("venv", "constraints.txt", ALL)]
-)
-def test_after_a_change_of_versions_up_renews_what_was_there(
-    checkout: Checkout, first: str, again: str, file: str
-) -> None:
-    checkout.make(first)
-    checkout.change(file)
-    checkout.make("up")
-    assert checkout.installed == [again]
-
-
-def test_torch_may_come_from_an_index_of_its_own(checkout: Checkout) -> None:
-    index = "https://example.com/cpu"
-    assert f"From {index}." in checkout.make("up", f"TORCH_INDEX={index}")
-    of_torch, of_the_rest = re.findall(r"^python -m pip install (.*)$", checkout.calls.read_text(), re.MULTILINE)
-    assert f"--index-url {index} torch>=" in of_torch
-    assert "--index-url" not in of_the_rest
+def test_up_installs_what_running_needs_and_test_adds_the_rest(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    assert checkout.make("up") == [TORCH, RUNNING]
+    assert checkout.calls.endswith("\nmotet up\n")
+    assert b"pytest" not in checkout.said
+    assert checkout.make("test") == [ALL]
+    assert checkout.calls.endswith("\npython -m tools.gate --\n")
+    assert b"torch " not in checkout.said
+    for word in ("up", "status", "venv", "test", "lint", "generate"):
+        assert checkout.make(word) == []
+        assert b"Downloading" not in checkout.said

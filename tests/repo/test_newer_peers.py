@@ -31,7 +31,7 @@ def submit(up: runner_pb2.GenerateUp) -> Any:
 
 
 def operator_hears(down: scheduler_pb2.SyncDown) -> Any:
-    return sync._knowledge(down.adapter)
+    return sync.knowledge_of(down.adapter)
 
 
 READERS: list[tuple[Any, Callable[[Any], Any]]] = [
@@ -59,7 +59,7 @@ def test_each_value_of_a_newer_version_has_a_meaning() -> None:
     assert RequestClass.from_proto(UNKNOWN_VALUE) is RequestClass.STANDARD
     assert ResidentAdapter.from_proto(common_pb2.ResidentAdapter(digest="d", tier=UNKNOWN_VALUE)).tier is Tier.NONE  # type: ignore[arg-type]
     assert AdapterStage.from_proto(UNKNOWN_VALUE) is AdapterStage.NONE
-    assert models._STATES.get(UNKNOWN_VALUE, "unknown") == "unknown"  # type: ignore[call-overload]
+    assert models.STATES.get(UNKNOWN_VALUE, "unknown") == "unknown"  # type: ignore[call-overload]
     (entry,) = read_runner_requests([common_pb2.RunnerRequest(state=UNKNOWN_VALUE)])  # type: ignore[arg-type]
     assert entry.state is SequenceState.WAITING
     adapter = scheduler_pb2.AdapterEntry(max_class=UNKNOWN_VALUE)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 
 SCRIPT = """
 import contextlib, json

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.repo.tree import ROOT, tracked, written_text
+from testbed.tree import ROOT, tracked, written_text
 
 ELSEWHERE = re.compile(
     r"\bDESIGN\b|\bthe design (?:says|promises|asks)\b|\bmechanisms \d|(?<!%)\bC[1-9]\b|shared/reference"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 
-THE_PLACE = Path("tests/support/machine.py")
+THE_PLACE = Path("testbed/machine.py")
 WORDS = re.compile(r"pytest\.skip\(|importorskip\(|skipif|mark\.skip|mark\.xfail|pytest\.xfail|SkipTest|unittest\.skip")
 OUT_OF_REACH = {
     "tests/kube/conftest.py": 1,  # a node beside a control plane that is not ours
@@ -26,7 +26,7 @@ ON_A_GPU = {
 
 SUITE = """
 import pytest
-from tests.support.machine import lacking
+from testbed.machine import lacking
 
 def test_asks(): lacking("a mountain")
 
@@ -61,7 +61,7 @@ def test_tests_that_no_setup_can_run_are_listed() -> None:
 def test_with_ci_set_a_missing_requirement_fails(tmp_path: Path, ci: str, outcome: str) -> None:
     suite = tmp_path / "test_suite.py"
     suite.write_text(SUITE)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.machine", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "testbed.machine", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, f"--rootdir={tmp_path}", "--config-file=/dev/null", str(suite)],
         cwd=ROOT,

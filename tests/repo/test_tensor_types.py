@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.repo.tree import ROOT, tracked
+from testbed.tree import ROOT, tracked
 
 FACTORIES = {"empty", "zeros", "ones", "full", "rand", "randn"}
 FOLDERS = ("kernels/motet_kernels", "services/gpu-runner/motet_runner")

@@ -11,32 +11,18 @@ LEARNS = "import os, sys; os.mkdir('.mypy_cache'); open('.mypy_cache/db', 'w').w
 READS = "import sys; sys.exit(open('.mypy_cache/db').read() != sys.argv[1])"
 
 
-@pytest.fixture
-def in_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_fresh_clone_starts_with_what_another_learned_without_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(clone: str, script: str, argument: str = "") -> int:
-        folder = tmp_path / clone
-        folder.mkdir(exist_ok=True)
-        monkeypatch.chdir(folder)
+        (tmp_path / clone).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / clone)
         return type_check.run([sys.executable, "-c", script, argument], kept=tmp_path / "home" / "motet" / "mypy")
 
-    return run
-
-
-def test_a_fresh_clone_starts_with_the_cache_of_another(in_clone) -> None:
-    assert in_clone("one", LEARNS, "much") == 0
-    assert in_clone("other", READS, "much") == 0
-
-
-def test_a_clone_that_has_a_cache_keeps_its_own(in_clone, tmp_path: Path) -> None:
-    in_clone("one", LEARNS, "much")
-    in_clone("other", READS, "much")
+    assert run("findings", f"{LEARNS}; sys.exit(1)", "wrong") == 1
+    assert run("one", LEARNS, "much") == 0
+    assert run("other", READS, "much") == 0
     (tmp_path / "other" / ".mypy_cache" / "db").write_text("more")
-    assert in_clone("other", READS, "more") == 0
-    assert in_clone("one", READS, "much") == 0
-    assert in_clone("third", READS, "much") == 0
-
-
-def test_the_status_is_that_of_mypy_and_a_run_with_findings_leaves_nothing_to_others(in_clone, tmp_path: Path) -> None:
-    assert in_clone("one", f"{LEARNS}; sys.exit(1)", "much") == 1
-    in_clone("other", "pass")
-    assert not (tmp_path / "other" / ".mypy_cache").exists()
+    assert run("other", READS, "more") == 0
+    assert run("one", READS, "much") == 0
+    assert run("third", READS, "much") == 0

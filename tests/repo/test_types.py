@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 from tools import type_check
 
 CALLS = """

@@ -68,7 +68,9 @@ def record_run(chosen: RunPlan, ran: list[LaneResult], seconds: float, machine: 
         return
     lanes = {one.lane.name: round(one.seconds, 1) for one in ran}
     files = seconds_of_files({name: took for one in ran for name, took in one.tests.items()})
-    records.write(chosen.kind, RunRecord(round(seconds, 1), lanes, files))
+    cpu_lanes = {one.lane.name: round(one.cpu_seconds, 1) for one in ran}
+    cpu_files = seconds_of_files({name: used for one in ran for name, used in one.cpu.items()})
+    records.write(chosen.kind, RunRecord(round(seconds, 1), lanes, files, cpu_lanes, cpu_files))
     if commit is not None and commit == change.committed():
         not_left_out = [family for family in FAMILIES if family not in [one.family for one in chosen.left_out]]
         passed = green(not_left_out, files, set[str]().union(*(one.not_passed for one in ran)))
@@ -119,7 +121,9 @@ def print_summary(
     """Print the summary. Returns the exit status."""
     if count:
         say(f"The {count} slowest tests:")
-        for line in slowest({name: took for one in ran for name, took in one.tests.items()}, count):
+        took = {name: seconds for one in ran for name, seconds in one.tests.items()}
+        used = {name: seconds for one in ran for name, seconds in one.cpu.items()}
+        for line in slowest(took, used, count):
             say(line)
     counts, status = sum((one.counts for one in ran), Counter[str]()), exit_status([one.status for one in ran])
     passed = once_more is not None and once_more.status == 0
@@ -128,7 +132,7 @@ def print_summary(
         status = 1 if too_often else 0
     if len(ran) > 1 or once_more is not None:
         runs = [*ran, once_more] if once_more is not None else ran
-        say(", ".join(f"{one.lane.name}: {spelled(one.seconds)}" for one in runs))
+        say(", ".join(f"{one.lane.name}: {spelled(one.seconds)} ({spelled(one.cpu_seconds)} of CPU)" for one in runs))
         for line in [*map(str, chosen.left_out), *(line for one in ran for line in one.failure_lines)]:
             say(line.replace("FAILED", "RERUN", 1).replace("ERROR", "RERUN", 1) if passed else line)
         for test in too_often:

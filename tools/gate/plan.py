@@ -6,18 +6,19 @@ from dataclasses import dataclass, field
 from tools.gate.test_selection import SelectionResult
 
 LANES = {
-    "engine": ("tests/runner",),
     "rest": ("tests",),
     "releases": ("tests/kube/releases/installed", "tests/kube/releases/test_pages.py"),
+    "engine": ("tests/runner",),
     "cluster": ("tests/kube",),
-    "kernels": ("tests/kernels", "tests/benchmarks"),
     "stack": ("tests/stack",),
+    "kernels": ("tests/kernels",),
     "charts": ("tests/kube/releases",),
+    "benchmarks": ("tests/benchmarks",),
     "images": ("tests/images",),
 }
-"""The lanes in the order in which they begin. The longest are first, so that none of them runs alone at the end. If a
-lane names a folder inside the folder of another lane, only the former runs it. Each lane of tests/kube has its own
-control plane."""
+"""The lanes in the order in which they begin. The longest are first, so that none of them runs alone at the end, when
+half of the CPU has nothing to do. If a lane names a folder inside the folder of another lane, only the former runs it.
+Each lane of tests/kube has its own control plane."""
 OF_A_CLUSTER = "tests/kube"
 SIDE_BY_SIDE = 3
 """How many lanes run at a time. Two would not keep two cores busy, since tests wait for processes."""
@@ -140,6 +141,8 @@ class RunRecord:
     lanes: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, float] = field(default_factory=dict)
     """The seconds of each file of tests."""
+    cpu_lanes: Mapping[str, float] = field(default_factory=dict)
+    cpu_files: Mapping[str, float] = field(default_factory=dict)
 
 
 def announced(chosen: RunPlan, last: RunRecord | None) -> list[str]:

@@ -16,7 +16,7 @@ LEDGER = FILE.with_name("reruns.json")
 RUNS = 20
 """How many runs of a file count."""
 TOO_MANY = 3
-"""A test fails when it needs its rerun in so many of them."""
+"""A test that needs its rerun in this number of them fails."""
 
 
 @dataclass(frozen=True)

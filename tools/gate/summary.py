@@ -13,6 +13,8 @@ NOT_PASSED = ("failure", "error", "skipped")
 """The elements with which a JUnit report marks a test that has not passed."""
 TEARDOWN_ERROR = "failed on teardown"
 """How the message of an error in a teardown begins in a JUnit report of pytest."""
+CPU = "cpu_seconds"
+"""The property of a test in a JUnit report, which cpu_plugin.py writes."""
 
 _CLOSING = re.compile(r"^=* ?(?P<counts>(?:\d+ \w+(?:, )?)+|no tests ran) in [\d.]+s(?: \([\d:]+\))? ?=*$")
 
@@ -46,6 +48,15 @@ def seconds_of_tests(report: Element) -> dict[str, float]:
     seconds = defaultdict[str, float](float)
     for case in report.iter("testcase"):
         seconds[f"{_file(case)}::{case.get('name', '')}"] += float(case.get("time", 0))
+    return dict(seconds)
+
+
+def cpu_of_tests(report: Element) -> dict[str, float]:
+    """The CPU seconds of each test in a JUnit report of pytest with cpu_plugin.py."""
+    seconds = defaultdict[str, float](float)
+    for case in report.iter("testcase"):
+        for said in case.iterfind(f"properties/property[@name='{CPU}']"):
+            seconds[f"{_file(case)}::{case.get('name', '')}"] += float(said.get("value", 0))
     return dict(seconds)
 
 
@@ -87,9 +98,9 @@ def passed_again(counts: Mapping[str, int], tests: int, failed: int) -> Counter[
     return rest + Counter(passed=tests - failed, rerun=tests - failed, failed=failed)
 
 
-def slowest(tests: Mapping[str, float], count: int) -> Iterable[str]:
+def slowest(tests: Mapping[str, float], cpu: Mapping[str, float], count: int) -> Iterable[str]:
     for name, seconds in sorted(tests.items(), key=lambda one: -one[1])[:count]:
-        yield f"{seconds:8.2f}s {name}"
+        yield f"{seconds:8.2f}s {cpu.get(name, 0):8.2f}s of CPU {name}"
 
 
 def _file(case: Element) -> str:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 KNOWN = (
-    *("services/", "operator/", "cli/", "kernels/", "charts/", "crds/", "docs/", "examples/", "benchmarks/", "tests/"),
+    *("services/", "operator/", "cli/", "kernels/", "charts/", "crds/", "docs/", "examples/"),
+    *("benchmarks/", "testbed/", "tests/"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
 )
 """The paths that families list. Any other path, such as pyproject.toml or tools/, affects all families."""
@@ -20,17 +21,17 @@ EVERY_TEST = (
     "tests/conftest.py",
     "tests/support/",
     "tests/repo/__init__.py",
-    "tests/repo/tree.py",
+    *("testbed/__init__.py", "testbed/machine.py", "testbed/ports.py", "testbed/tree.py"),
 )
 A_CLUSTER = (
-    *(*EVERY_TEST, "tests/kube/", "tests/docs/__init__.py", "tests/docs/blocks.py"),
+    *(*EVERY_TEST, "testbed/cluster/", "tests/kube/", "tests/docs/__init__.py", "tests/docs/blocks.py"),
     *("services/common/motet/__init__.py", "services/common/motet/clock.py", "services/common/motet/processes/"),
     "services/common/motet/keys.py",
     *("services/*/Dockerfile", "operator/Dockerfile"),
 )
 """Code that starts the control plane and its nodes, lists the images, and sends requests to a gateway."""
 AN_OPERATOR = (*A_CLUSTER, "services/common/", "operator/", "crds/")
-HELPERS = ("tests/", "services/*/Dockerfile", "operator/Dockerfile")
+HELPERS = ("tests/", "testbed/", "services/*/Dockerfile", "operator/Dockerfile")
 """The helpers of all tests: tests that start the product use many of them."""
 THE_PRODUCT = ("services/", "operator/", "cli/", "kernels/", "examples/")
 PACKAGES = tuple(f"{folder}/{name}" for folder in ("*/*", "services/*/*") for name in ("__init__.py", "__main__.py"))
@@ -128,11 +129,8 @@ FAMILIES = (
         "a short run of each benchmark",
         (
             "tests/benchmarks/test_runs.py",
-            "tests/benchmarks/test_large.py",
-            "tests/benchmarks/test_host.py",
             "tests/benchmarks/test_engine_cases.py",
             "tests/benchmarks/test_vllm_peer.py",
-            "tests/benchmarks/test_llama_cpp_peer.py",
         ),
         (*HELPERS, *THE_PRODUCT, "benchmarks/"),
     ),

@@ -28,7 +28,7 @@ from tools.mutate.plugin import FOLDER, MODULE, RECORD, SOURCE
 ROOT = Path(__file__).resolve().parents[2]
 LEAST, LEAST_IN_A_PACKAGE = 0.85, 0.75
 PATIENCE = 5.0
-"""A mutant is found when its tests take so many times as long as without it, and START_SECONDS."""
+"""A mutant is found when its tests take longer than START_SECONDS plus this multiple of their time without it."""
 START_SECONDS = 30.0
 FOUND = frozenset({1, 2, None})
 """What pytest ends with when a test fails, or a file of tests cannot be imported; None: it took too long"""

@@ -1,7 +1,8 @@
 """The mutants of a module: its source with one thing changed that a test should notice. Pure.
 
 A comparison has another operator, a condition is turned around, a constant is another one, two arguments change places,
-or a statement is gone. What only people read is left alone: logs, messages, annotations.
+or a statement is gone. What only people read is left alone: logs, messages, annotations. So is what changes nothing:
+the order of what `min` and `max` compare, and `strict` of `zip`.
 """
 
 import ast
@@ -22,6 +23,7 @@ OTHER_OPERATOR: dict[type[ast.cmpop], ast.cmpop] = {
 }
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 LOGGERS = frozenset({"log", "logger"})
+ORDERLESS = frozenset({"min", "max"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str, str, 
         waiting += [
             (child, at_import and not _is_body(child, node))
             for child in ast.iter_child_nodes(node)
-            if not _only_people_read(child, node)
+            if not _only_people_read(child, node) and not _changes_nothing(child, node)
         ]
 
 
@@ -82,6 +84,15 @@ def _only_people_read(child: ast.AST, parent: ast.AST) -> bool:
     if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
         return child is parent.returns or child in parent.decorator_list
     return isinstance(parent, ast.ClassDef) and child in [*parent.decorator_list, *parent.bases]
+
+
+def _changes_nothing(child: ast.AST, parent: ast.AST) -> bool:
+    """`strict` only says that two lengths are equal."""
+    return isinstance(child, ast.keyword) and child.arg == "strict" and _calls(parent, frozenset({"zip"}))
+
+
+def _calls(node: ast.AST, names: frozenset[str]) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
 def _is_log(call: ast.Call) -> bool:
@@ -113,7 +124,8 @@ def _constant(node: ast.AST) -> Iterator[Change]:
 def _arguments(node: ast.AST) -> Iterator[Change]:
     if isinstance(node, ast.Call) and len(node.args) > 1 and not any(isinstance(one, ast.Starred) for one in node.args):
         first, second, *rest = node.args
-        if ast.dump(first) != ast.dump(second):
+        orderless = _calls(node, ORDERLESS) and not node.keywords
+        if not orderless and ast.dump(first) != ast.dump(second):
             yield node, "argument order", ast.unparse(ast.Call(node.func, [second, first, *rest], node.keywords))
 
 

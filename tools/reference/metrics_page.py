@@ -28,7 +28,7 @@ def metrics_of(package: str) -> list[list[str]]:
         # Each class has its own registry: two classes of one package may have metrics in common.
         registry = CollectorRegistry(auto_describe=True)
         kind(registry)
-        for collector in list(registry._collector_to_names):
+        for collector in list(registry._collector_to_names):  # noqa: SLF001 - there is no public list
             own = getattr(collector, "_labelnames", ()) if isinstance(collector, MetricWrapperBase) else ()
             for metric in collector.describe() if hasattr(collector, "describe") else collector.collect():
                 if not metric.documentation:

@@ -7,8 +7,9 @@ from motet.resources import LoRAAdapter, ServingPool
 from motet.resources.crd import ADAPTER, CUSTOM_RESOURCES, POOL, object_schema
 from motet.resources.planned_fields import PLANNED_FIELDS, PLANNED_VALUES
 from motet.resources.reasons import ADAPTER_REASONS, POOL_REASONS
-from motet.resources.source_uris import PLANNED_SCHEMES
+from motet.resources.source_uris import told
 from motet.resources.status import ADAPTER_CONDITIONS, POOL_CONDITIONS
+from motet.sources import PLANNED, SOURCES
 from tools.reference.markdown import code, flat, note, table
 from tools.reference.schema_fields import Schema, SchemaField, fields_of
 
@@ -50,6 +51,14 @@ def default_of(field: SchemaField) -> str:
             return code(value)
 
 
+def source_rows() -> Iterator[list[str]]:
+    """One row for each source of `motet.sources`."""
+    for one in SOURCES.values():
+        of = {"adapters": one.of_adapters, "models": one.of_models}
+        whose = ", ".join(name for name, named in of.items() if named)
+        yield [code(one.example), one.what, whose, "yes" if one.revisions else "", told(one.secrets)]
+
+
 def manifests_page() -> str:
     parts = [
         note("services/common/motet/resources"),
@@ -70,8 +79,14 @@ def manifests_page() -> str:
             "Motet does not have these fields and values yet; validation refuses them:\n",
             table(["field", "comes with"], coming),
         ]
-    schemes = [[code(f"{scheme}://"), what] for scheme, what in PLANNED_SCHEMES.items()]
-    parts += ["## Sources to come\n", table(["URI", "comes with"], schemes)]
+    schemes = [[code(f"{scheme}://"), what] for scheme, what in PLANNED.items()]
+    parts += [
+        "## Sources\n",
+        table(["URI", "what it names", "for", "`revision`", "keys of its Secret"], list(source_rows())),
+        "An adapter on a volume has no URI: `spec.source.persistentVolumeClaim` names its claim.\n",
+        "## Sources to come\n",
+        table(["URI", "comes with"], schemes),
+    ]
     return "\n".join(parts)
 
 

@@ -28,7 +28,7 @@ OF_ENGINES = [
     f"tests/runner/test_{name}.py"
     for name in (
         "adapter_memory",
-        "decode_again",
+        "next_decode",
         "engine_matches_peft",
         "fused",
         "isolation",
@@ -42,8 +42,8 @@ NOT_TIMED = "not keep_nobody_waiting"
 PYTEST = ("pytest", "-q", "-s", "-p", "no:cacheprovider", "-m", "not soak and not gpu", "--timeout=900",
           "-W", "ignore:Module already imported so cannot be rewritten")  # fmt: skip
 RANDOM_WORK = ("tests.runner.engine_soak", "--kernels=cpp", "--larger=3", "--overcommit=3", "--plan-ahead=1")
-SECONDS_OF_RANDOM_WORK, IN_A_SOAK = 6, 300
-FEW_SHAPES = 24
+SECONDS_OF_RANDOM_WORK, IN_A_SOAK = 4, 300
+FEW_SHAPES = 8
 """Requests that are computed alone, too"""
 STEP_SECONDS = 1500.0
 MOST_LINES = 60

@@ -41,13 +41,13 @@ DEFECTS = (
     ),
     Defect(
         "it writes a whole vector of products where fewer have room",
-        "add_lora.cpp",
+        "lora_products.h",
         (("memcpy(into + k, &totals, count * sizeof(float));", "memcpy(into + k, &totals, sizeof totals);"),),
     ),
     Defect(
-        "rows of gate and up are farther apart than their buffer's",
-        "decoder.cpp",
-        (("at(step_.gate_up) + row * 2 * mlp_width_ + from", "at(step_.gate_up) + row * 3 * mlp_width_ + from"),),
+        "rows of a linear's results are farther apart than their buffer's",
+        "program.cpp",
+        (("there.row / (int64_t)sizeof(T)};", "there.row / (int64_t)sizeof(T) * 3 / 2};"),),
     ),
     Defect(
         "it looks at the page after a sequence's last one",
@@ -66,7 +66,7 @@ DEFECTS = (
     ),
     Defect(
         "no barrier between the linear and what follows it",
-        "decoder.cpp",
+        "program.cpp",
         (("        stages_.end_stage(LINEARS);\n", ""),),
     ),
     Defect(
@@ -97,6 +97,12 @@ DEFECTS = (
             ("whole = inputs / INPUTS * INPUTS;", "whole = (inputs + INPUTS - 1) / INPUTS * INPUTS;"),
             ("if (const int64_t left = inputs - whole) {", "if (const int64_t left = 0) {"),
         ),
+        only_with="amx-bf16",
+    ),
+    Defect(
+        "a tile reads weights behind those of a block of keys",
+        "tiled_attention.h",
+        (("add_values(column, both, (pages_seen + 1) / 2);", "add_values(column, both, pages_seen / 2 + 1);"),),
         only_with="amx-bf16",
     ),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from motet_kernels.cpp import compiler
-from tests.support.compiled_kernels import compiled_library
+from testbed.compiled_kernels import compiled_library
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int64: 3, torch.int32: 4}
 """As `source/walk.h` calls them; any other type is bytes in which anything may lie."""
@@ -38,7 +38,7 @@ def tell(note: Any) -> None:
 def main(module: str) -> None:
     if only := os.environ.get("MOTET_INSTRUCTIONS"):
         compiler.INSTRUCTION_SETS = tuple(one for one in compiler.INSTRUCTION_SETS if one.name == only)
-    note = compiled_library()._loaded.motet_note  # the ordinary library has none
+    note = compiled_library().loaded.motet_note  # the ordinary library has none
     note.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
     note.restype = None
     tell(note)

@@ -14,7 +14,7 @@ import torch
 
 from motet_kernels.cpp.attention import PAGE_TOKENS, PagedAttention
 from motet_kernels.cpp.linear import PackedWeights
-from tests.support.compiled_kernels import compiled_library
+from testbed.compiled_kernels import compiled_library
 
 LIBRARY = compiled_library()
 ROWS, INPUTS, OUTPUTS, RANK = 3, 48, 40, 8

@@ -1,12 +1,14 @@
 // Calls of program.cpp, which are checked first.
 #define motet_program_pass unchecked_program_pass
+#define motet_largest unchecked_largest
 #include "program.cpp"
 #undef motet_program_pass
+#undef motet_largest
 
 #include <map>
 
 #include "packed.h"
-#include "passes.h"
+#include "shapes.h"
 
 namespace {
 
@@ -16,9 +18,15 @@ struct ProgramPass {
     const Call *call;
 
     void walk(Walk &walk) {
-        walk_pass(walk, program, call);
+        walk.all(program, sizeof *program, Use::READ, "a program");
+        walk.all(call, sizeof *call, Use::READ, "a pass");
         Program &p = const_cast<Program &>(*program);
         Call &c = const_cast<Call &>(*call);
+        walk.threads(c.threads);
+        walk.expect(p.type == FLOATS || p.type == BFLOATS, "the type of a pass");
+        walk.expect(c.rows >= 0 && c.kept >= 0, "the rows of a pass");
+        walk.all(c.keep, c.kept * (int64_t)sizeof *c.keep, Use::READ, "kept rows", INT64);
+        for (int64_t i = 0; i < c.kept; ++i) walk.expect(c.keep[i] >= 0 && c.keep[i] < c.rows, "a kept row");
         walk.expect(p.stages > 0 && p.scratch_bytes >= 0, "a program");
         walk.expect(p.type_of_logits == FLOAT || p.type_of_logits == BFLOAT, "the type of logits");
         if (c.chosen) walk.all(c.chosen, c.kept * (int64_t)sizeof *c.chosen, Use::WRITTEN, "chosen", INT64);
@@ -36,7 +44,7 @@ struct ProgramPass {
         walk.all(p.instructions, instructions * (int64_t)sizeof(Instruction), Use::READ, "instructions");
         walk.all(p.linears, linears * (int64_t)sizeof(LinearStep), Use::READ, "the linears of a program");
         for (const Instruction *i = p.instructions, *end = i + instructions; i < end; ++i)
-            if (i->operation == WRITE) layers = std::max(layers, i->number + 1);
+            if (writes(i->operation)) layers = std::max(layers, i->number + 1);
         const KeyShape keys = walk_batch(walk, p.type, c.attention, c.rows, std::max<int64_t>(layers, 1),
                                          std::max<int64_t>(window, 0));
 
@@ -72,7 +80,8 @@ struct ProgramPass {
             walk.expect(buffer.row > 0, "the bytes of a buffer's row");
             walk.all(buffer.data, one.second * buffer.row, one.first < 2 ? Use::READ : Use::WRITTEN, "a buffer");
         }
-        walk_adapters(walk, p.type, c, adapted);
+        if (c.lora)
+            walk_segments(walk, p.type, c.lora, c.lora_count, c.rows, adapted, c.lora_products, MOST_LORA_LINEARS);
 
         for (LinearStep *l = const_cast<LinearStep *>(p.linears), *end = l + linears; l < end; ++l) {
             const int64_t size = size_of(p.type);
@@ -104,12 +113,13 @@ struct ProgramPass {
 
     void walk_instruction(Walk &walk, Instruction &what, KeyShape keys) const {
         walk.expect(what.operation >= COPY && what.operation <= SILU_TIMES, "an operation");
+        const bool writes_values = what.operation == WRITE_ROTATED || what.operation == WRITE_NORMED_ROTATED;
         for (int64_t size : what.sizes) walk.expect(size > 0, "the sizes of an instruction");
         const int64_t all[] = {what.sizes[0], what.sizes[1], what.sizes[2]}, one[] = {1, 1, 1};
         const int64_t of_heads[] = {1, keys.heads, keys.width};
         const bool looks_up = what.operation == LOOK_UP || what.operation == UNPACK;
         const bool reduces = what.operation == MEAN || what.operation == SUM;
-        if (what.operation != WRITE) {
+        if (!writes(what.operation)) {
             const int64_t reduced[] = {what.sizes[0], what.sizes[1], 1};
             walk_operand(walk, what.out, reduces ? reduced : all, Use::WRITTEN);
         }
@@ -118,11 +128,20 @@ struct ProgramPass {
             walk_operand(walk, what.also, all, Use::WRITTEN);
         }
         if (what.operation >= MODULES_NORM) {
-            expect_together(walk, what.out, what.out.type);
-            for (int i = 0; i < read_together(what.operation); ++i) expect_together(walk, what.in[i], what.out.type);
-            walk.expect(what.operation != ROTATE || what.sizes[2] % 2 == 0, "a rotation has pairs of numbers");
-            if (what.operation == SUM_AND_NORM) expect_together(walk, what.also, what.out.type);
+            const int64_t type = what.in[0].type;
+            if (!writes_values) expect_together(walk, what.out, type);
+            for (int i = 0; i < read_together(what.operation); ++i) {
+                const bool is_wide = i == weight_of(what.operation) && what.in[i].type == FLOAT;
+                expect_together(walk, what.in[i], is_wide ? (int64_t)FLOAT : type);
+            }
+            const bool turns = what.operation >= ROTATE && what.operation <= WRITE_NORMED_ROTATED;
+            walk.expect(!turns || what.sizes[2] % 2 == 0, "a rotation has pairs of numbers");
+            if (what.operation == SUM_AND_NORM) expect_together(walk, what.also, type);
         }
+        if (writes_values)
+            walk.expect(what.in[0].type == program->type && what.sizes[0] == 1 && what.sizes[1] == keys.heads &&
+                            what.sizes[2] == keys.width,
+                        "rotated keys");
         for (int i = 0; i < MOST_OPERANDS; ++i) {
             Operand &in = what.in[i];
             if (looks_up && i == 0) {
@@ -143,9 +162,22 @@ struct ProgramPass {
         }
     }
 
+    // Whether it puts keys and values into their pages.
+    static bool writes(int64_t operation) {
+        return operation == WRITE || operation == WRITE_ROTATED || operation == WRITE_NORMED_ROTATED;
+    }
+
     // How many operands an instruction of together.h reads.
     static int read_together(int64_t operation) {
-        return operation == MODULES_NORM || operation == SILU_TIMES ? 2 : 3;
+        if (operation == MODULES_NORM || operation == SILU_TIMES) return 2;
+        if (operation == SUM_AND_NORM || operation == ROTATE) return 3;
+        return operation == WRITE_NORMED_ROTATED ? 5 : 4;
+    }
+    // Which of them is the weight of a norm; -1: it has none.
+    static int weight_of(int64_t operation) {
+        if (operation == MODULES_NORM) return 1;
+        if (operation == SUM_AND_NORM) return 2;
+        return operation == NORM_AND_ROTATE || operation == WRITE_NORMED_ROTATED ? 3 : -1;
     }
 
     static void expect_together(Walk &walk, const Operand &operand, int64_t type) {
@@ -178,10 +210,28 @@ struct ProgramPass {
     }
 };
 
-const bool known = is_known<ProgramPass>();
+struct Largest {
+    static constexpr const char *NAME = "largest";
+    int64_t type;
+    const void *logits;
+    int64_t rows, vocabulary;
+    int64_t *chosen;
+
+    void walk(Walk &walk) {
+        walk.expect((type == FLOAT || type == BFLOAT) && rows >= 0 && vocabulary > 0, "the type and the shape of logits");
+        walk.all(logits, rows * vocabulary * size_of(type), Use::READ, "logits", type);
+        walk.all(chosen, rows * (int64_t)sizeof *chosen, Use::WRITTEN, "chosen", INT64);
+    }
+    void run() const { unchecked_largest(type, logits, rows, vocabulary, chosen); }
+};
+
+const bool known = is_known<ProgramPass>() && is_known<Largest>();
 
 }  // namespace
 
-extern "C" int64_t motet_program_pass(const Program *program, const Call *call) {
-    return checked(ProgramPass{program, call});
+extern "C" {
+int64_t motet_program_pass(const Program *program, const Call *call) { return checked(ProgramPass{program, call}); }
+void motet_largest(int64_t type, const void *logits, int64_t rows, int64_t vocabulary, int64_t *chosen) {
+    checked(Largest{type, logits, rows, vocabulary, chosen});
+}
 }

@@ -16,6 +16,6 @@ struct KeyShape {
     int64_t heads = 0, width = 0;
 };
 
-// What attention calls its batch, of so many rows. `layers`: those that the pages have at least. `window`: of the layer
+// What attention calls its batch, of `rows` rows. `layers`: those that the pages have at least. `window`: of the layer
 // that sees most; 0: all tokens before. Without rows of a sequence, the pages are not looked at.
 KeyShape walk_batch(Walk &walk, int64_t type, const void *&batch, int64_t rows, int64_t layers, int64_t window);

@@ -35,7 +35,7 @@ class Walk {
   public:
     virtual ~Walk() = default;
 
-    // The call is made with so many threads.
+    // The number of threads with which the call is made.
     virtual void threads(int64_t &) {}
     // Where the call notes how long it takes. Nobody asks when it is made again.
     virtual void clock(double *&, int64_t) {}
