@@ -17,10 +17,11 @@ from benchmarks.engine_cases.bench import SUFFIXES, Bench
 from benchmarks.engine_cases.demo import demo
 from benchmarks.engine_cases.disturbed import busy, prefill
 from benchmarks.engine_cases.ours import gained, host, kept
-from benchmarks.engine_cases.program import program_and_handwritten
+from benchmarks.engine_cases.program import gained_by_program
 from benchmarks.engine_cases.setup import add_sizes, prepared, start_as_the_product_does
+from benchmarks.engine_cases.without_forward import without_forward
 from benchmarks.harness import arguments, report
-from motet_runner.execute.recorded import SWITCHED_ON
+from motet_runner.execute.forward.program import SWITCHED_ON
 from motet_runner.settings import Settings
 
 SLOWDOWN: float = Settings.model_fields["decode_slowdown"].default
@@ -35,7 +36,8 @@ CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "prefill": prefill,
     "busy": busy,
     "demo": demo,
-    "program": program_and_handwritten,
+    "program": gained_by_program,
+    "without_forward": without_forward,
 }
 
 
@@ -59,7 +61,11 @@ def main() -> None:
     parser.add_argument("--long-prompt", type=int, default=2000, help="tokens of the prompt of the case prefill")
     parser.add_argument("--slowdown", type=float, default=SLOWDOWN, help="the limit of the case prefill")
     parser.add_argument(
-        "--without", nargs="+", default=[], choices=sorted(SWITCHED_ON), help="what the case program switches off"
+        "--without",
+        nargs="+",
+        default=[],
+        choices=sorted(SWITCHED_ON),
+        help="what the case program switches off; without it, all",
     )
     given = parser.parse_args()
     with prepared(given) as bench:

@@ -4,7 +4,7 @@ is the model's."""
 import argparse
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,6 +17,7 @@ from benchmarks.model_time import ModelTime
 from benchmarks.traffic import TRAFFIC, among
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet_runner.engine import Engine
+from motet_runner.execute.forward.program import SWITCHED_ON
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
 
 KINDS = ("identical", "skewed", "distinct")
@@ -32,12 +33,11 @@ def owners(kind: str, requests: int, adapters: Sequence[Digest]) -> list[Digest]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request, and when it arrives: so many seconds after the first one."""
-
     prompt: tuple[int, ...]
     output: int
     adapter: Digest = BASE
     at: float = 0.0
+    """When it arrives: seconds after the first request"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Run:
     _numbers: Iterator[int] = field(default_factory=count)
 
     def seconds(self, requests: int, adapters: Sequence[Digest] = ()) -> float:
-        """What so many requests take together, each with its adapter, or all with the base. Their prompts are new, so
-        that no prefix is cached."""
+        """What all requests take together, each with its adapter, or all with the base. Their prompts are new, so no
+        prefix is cached."""
         given, tokens = self.given, random.Random(next(self._numbers))
         prompts = [random_prompt(tokens, given.prompt, given.vocabulary) for _ in range(requests)]
         asks = zip(prompts, adapters or [BASE] * requests, strict=True)
@@ -126,7 +126,7 @@ class Run:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Measures the model's part of each step."""
-        loaded = self.engine._loaded
+        loaded = self.engine.diagnostics.loaded
         fused = loaded.fused
         assert fused is not None
         time_of_model = ModelTime()
@@ -145,10 +145,12 @@ def seconds_of(run: Run, requests: int, adapters: Sequence[Digest] = ()) -> Meas
     return measure
 
 
-def make_run(model: Path, given: argparse.Namespace, how: str, **settings: Any) -> Run:
-    """`how`: torch; fused, the compiled kernels; program, those with the forward pass that is recorded; or modules,
-    torch's kernels and the modules of transformers, as they were loaded."""
-    compiled = how in ("fused", "program")
+def make_run(
+    model: Path, given: argparse.Namespace, how: str, *, switched_on: Collection[str] = SWITCHED_ON, **settings: Any
+) -> Run:
+    """`how`: torch; fused, the compiled kernels; modules, torch's kernels and the modules of transformers, as they were
+    loaded; or packed, these with packed linears. `switched_on`: what a recorded forward pass gains from"""
+    compiled = how == "fused"
     config = {
         "model": model,
         "device": "cpu",
@@ -161,11 +163,15 @@ def make_run(model: Path, given: argparse.Namespace, how: str, **settings: Any) 
         "prefix_cache": False,
     }
     changed: dict[str, AbstractContextManager[Any]] = {
-        "modules": patch("motet_runner.execute.packed_model.PackedModel.parts", lambda _: iter(())),
-        "program": patch("motet_runner.execute.packed_model.fused_forward", lambda *_: None),
+        "modules": patch("motet_runner.execute.kernels.packed_model.PackedModel.parts", lambda _: iter(())),
+        "packed": patch.multiple(
+            "motet_runner.execute.kernels.packed_model",
+            of_a_fused_family=lambda _: False,
+            fused_forward=lambda *_: None,
+        ),
     }
     with changed.get(how, nullcontext()):
-        engine = Engine(EngineConfig(**(config | settings)))
-    if compiled and engine._loaded.fused is None:
+        engine = Engine(EngineConfig(**(config | settings)), switched_on=switched_on)
+    if compiled and engine.diagnostics.loaded.fused is None:
         raise SystemExit("this model has no fused forward")
     return Run(engine, given)

@@ -69,7 +69,7 @@ BODY = {
 
 async def serve_cluster() -> None:
     """Run the fake services until stdin ends."""
-    from tests.support.fake_services import fake_services
+    from testbed.fake_services import fake_services
 
     async with fake_services() as cluster:
         cluster.add_adapter("legal")

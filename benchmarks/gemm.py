@@ -44,8 +44,9 @@ def torchs(weight: torch.Tensor) -> Linear:
 
 def packed_by_torch(rows: int) -> Callable[[torch.Tensor], Linear]:
     def pack(weight: torch.Tensor) -> Linear:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)  # noqa: SLF001 - torch has no public name for it
+        multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - the same
+        return lambda x: multiply(x, packed, None, "none", [], "")
 
     return pack
 

@@ -51,12 +51,12 @@ def measuring_other_load(own: Iterable[psutil.Process] = ()) -> Iterator[OtherLo
     within the block and are waited for."""
     processes = [psutil.Process(), *own]
     foreign = OtherLoad()
-    busy, ours, began = _busy_seconds(), _seconds_of(processes), time.perf_counter()
+    busy, ours, began = _busy_seconds(), seconds_of(processes), time.perf_counter()
     try:
         yield foreign
     finally:
         wall = (time.perf_counter() - began) * (psutil.cpu_count() or 1)
-        others = (_busy_seconds() - busy) - (_seconds_of(processes) - ours)
+        others = (_busy_seconds() - busy) - (seconds_of(processes) - ours)
         foreign.share = max(0.0, others / wall) if wall else 0.0
 
 
@@ -75,7 +75,7 @@ def _busy_seconds() -> float:
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
-def _seconds_of(processes: Sequence[psutil.Process]) -> float:
+def seconds_of(processes: Sequence[psutil.Process]) -> float:
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ended.ru_utime + ended.ru_stime + sum(cpu_seconds(one) for one in processes if one.is_running())
 

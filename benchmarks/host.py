@@ -48,7 +48,7 @@ class Decoding:
         kv_mib = ROWS * pages_for(self._tokens)
         self._engine = Engine(EngineConfig(model=model, device="cpu", kv_cache_mib=kv_mib, threads=1))
         self._model = ModelTime(profile)
-        self._model.watch(self._engine._loaded)
+        self._model.watch(self._engine.diagnostics.loaded)
 
     def share(self, **sampling: float) -> float:
         """The host's share of a step, the median of some steps."""

@@ -36,16 +36,16 @@ def parts_of(engine: Engine) -> Iterator[Parts]:
 
         return patch.object(owner, name, timed)
 
-    worker, planner = engine._worker, engine._planner
+    worker, planner = engine.diagnostics.worker, engine.diagnostics.planner
     with ExitStack() as stack:
         for owner, name, part in (
             (engine, "step", "engine"),
             (planner, "plan", "plan"),
             (worker, "launch", "worker"),
-            (worker._builder, "build", "batch"),
-            (engine._store, "clear", "clear pages"),
-            (engine._loaded, "fused", "model"),
-            (worker._sampler, "sample", "sample"),
+            (worker.builder, "build", "batch"),
+            (engine.diagnostics.store, "clear", "clear pages"),
+            (engine.diagnostics.loaded, "fused", "model"),
+            (worker.sampler, "sample", "sample"),
             (planner, "collect", "collect"),
         ):
             stack.enter_context(measured(owner, name, part))

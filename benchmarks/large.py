@@ -59,7 +59,7 @@ def load_model(given: argparse.Namespace) -> dict[str, int]:
     import torch
     from transformers.models.llama import modeling_llama  # noqa: F401 - `load` would import it
 
-    from motet_runner.execute.model import load
+    from motet_runner.execute.load.load_model import load
 
     torch.set_num_threads(given.threads)
     memory = Memory()

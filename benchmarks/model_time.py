@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from motet_runner.execute.flat_batch import FlatBatch
-from motet_runner.execute.model import LoadedModel
+from motet_runner.execute.batch.flat_batch import FlatBatch
+from motet_runner.execute.forward.modules import LoadedModel
 
 Forward = Callable[[FlatBatch], torch.Tensor]
 

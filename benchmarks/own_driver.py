@@ -31,7 +31,7 @@ class Own:
             threads=asked["threads"],
             prefix_cache=False,
         )
-        return {"threads": torch.get_num_threads(), "fused": self._offline.engine._loaded.fused is not None}
+        return {"threads": torch.get_num_threads(), "fused": self._offline.engine.diagnostics.loaded.fused is not None}
 
     def generate(self, asked: dict[str, Any]) -> dict[str, Any]:
         output, margins = asked["output"], asked["margins"]

@@ -26,14 +26,14 @@ import psutil
 
 from benchmarks.harness import Result, arguments, percentile, report
 from benchmarks.served import HERE, named
-from tests.stack.harness import BUNDLED, LocalStack, running_stack
+from testbed.local_stack import BUNDLED, LocalStack, running_stack
 
 SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
 MOST_SECONDS = {"killed": 2.0, "frozen": 4.0}
 END_OF_TEXT = json.loads((BUNDLED / "model" / "config.json").read_text())["eos_token_id"]
 MODELS = ["motet-demo", *sorted(path.name for path in (BUNDLED / "adapters").iterdir())]
 MORE = 20
-"""So many tokens come to each stream before a pause counts as over."""
+"""A pause is over when each stream has got this number of tokens more."""
 PATIENCE_SECONDS = 60.0
 SETTLE_SECONDS = 3.0
 PROMPT_WORDS = 40

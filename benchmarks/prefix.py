@@ -145,7 +145,7 @@ def cache_time(planner: Planner) -> Iterator[CpuTime]:
     """Measures all that a planner calls for the prefix cache."""
     measured = CpuTime()
     calls = [
-        *((planner._next, name) for name in ("_share_cached", "_waits_for_parent")),
+        *((planner.next_iteration, name) for name in ("share_cached", "waits_for_parent")),
         *((planner.memory, name) for name in ("chain_of", "share_cached", "count_cached", "add_to_cache")),
     ]
     for owner, name in calls:
@@ -162,7 +162,7 @@ def idle_share(engine: Engine, sequences: int, tokens: int) -> float:
     requests = Requests()
     asked = [requests.make(requests.tokens(16 + 7 * number), max_tokens=tokens) for number in range(sequences)]
     hits = engine.report().prefix_hit_tokens
-    with cache_time(engine._planner) as of_cache:
+    with cache_time(engine.diagnostics.planner) as of_cache:
         began = time.thread_time()
         for sequence in asked:
             engine.add(sequence)

@@ -268,7 +268,7 @@ class Runner:
             pages_of_rank=lambda _: 1,
         )
         # No promise exceeds the pages, so with this factor none is ever refused.
-        self.planner.set_overcommit(places if self.unlimited else self.preset.overcommit)
+        self.planner.commands.set_overcommit(places if self.unlimited else self.preset.overcommit)
         self.coming = deque(workload.requests)
         self.waiting: list[Waiting] = []
         self.worker = VirtualWorker()
@@ -302,7 +302,7 @@ class Runner:
         for one in passed_over(self.waiting, joining):
             one.passed_over += 1
         for one in joining:
-            self.planner.add(self._new(one))
+            self.planner.commands.add(self._new(one))
             self.waiting.remove(one)
 
     def _free_pages(self) -> int:

@@ -37,8 +37,7 @@ class TellsAllAtOnce(CatalogPublisher):
             return
         state.catalog_changed = False
         state.adapters.take_changed()
-        for adapter in state.adapters:
-            self._report(adapter)
+        self._report(state.adapters)
         entries = tuple(state.adapters.entry(adapter, state.runners) for adapter in state.adapters)
         catalog = Catalog(groups=tuple(self._groups()), adapters=entries, namespaces=state.namespaces)
         if catalog != state.catalog:
@@ -60,7 +59,7 @@ class Fleet:
         """Of each runner, those on the device first, and in each part the newest first."""
         self.scheduler = Scheduler(SchedulerConfig(), now=self._now, saved=CATALOG)
         if tells_all_at_once:
-            self.scheduler._publisher = TellsAllAtOnce(self.scheduler._state, self.scheduler.capacity)
+            self.scheduler.publisher = TellsAllAtOnce(self.scheduler.state, self.scheduler.capacity)
         self._tell(events.CatalogReplaced(CATALOG.pools, tuple(one.spec for one in CATALOG.adapters)))
         for gateway in range(GATEWAYS):
             self._tell(events.GatewayConnected(f"g{gateway}", ()))

@@ -29,7 +29,7 @@ from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from motet.rpc import is_healthy, open_channel, serving
 from motet.settings import Addresses, ProcessSettings
 from motet_runner import engine_process
-from motet_runner.engine_client import ProcessEngineClient
+from motet_runner.engine_client import EngineClient
 from motet_runner.interface import (
     EngineConfig,
     EngineInfo,
@@ -185,7 +185,7 @@ async def runner(folder: Path) -> AsyncIterator[str]:
     process = ProcessSettings(data_dir=folder, log_level="error")
     addresses = Addresses(scheduler_address=NOWHERE, supervisor_address=NOWHERE)
     command = (sys.executable, "-m", "benchmarks.runner_stream", "--child")
-    client = ProcessEngineClient(settings.engine_config(settings.model_folder()), process, command)
+    client = EngineClient(settings.engine_config(settings.model_folder()), process, command)
     service = RunnerService(settings, process, addresses, client, CollectorRegistry())
     running = asyncio.create_task(service.run())
     ready = asyncio.create_task(service.ready.wait())

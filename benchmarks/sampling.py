@@ -20,10 +20,10 @@ import torch
 
 from benchmarks.harness import Measure, Result, alternate, arguments, percentile, report
 from motet.domain import BASE, RequestId
-from motet_runner.execute.row_table import TableRow
-from motet_runner.execute.sampler import Sampler
+from motet_runner.execute.batch.row_table import TableRow
+from motet_runner.execute.sample.host_sampler import Sampler
 from motet_runner.interface import Sampling
-from tests.support import reference_sampler
+from testbed import reference_sampler
 
 ROWS = 32
 PROMPT = 64
@@ -44,7 +44,7 @@ EOS = frozenset({1})
 
 
 def rows_after(tokens: int, sampling: Sampling, vocabulary: int) -> list[TableRow]:
-    """Rows with so many tokens of output."""
+    """Rows that have `tokens` tokens of output."""
     generator = torch.Generator().manual_seed(tokens)
     rows = []
     for number in range(ROWS):

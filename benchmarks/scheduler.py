@@ -148,23 +148,23 @@ class BaselineScheduler:
     """The baseline. The queue is a sorted list, and each decision scans it from its beginning."""
 
     def __init__(self, runners: int) -> None:
-        self._now = 1000.0
+        self.now = 1000.0
         self._chance = random.Random(2)
         self._arrivals = iter(Arrivals())
         self._sequence = count()
-        self._runners = {
+        self.runners = {
             InstanceName(f"r{index}"): Runner(identity(index), f"unix:r{index}", CAPACITY, 1.0)
             for index in range(runners)
         }
-        for index, runner in enumerate(self._runners.values()):
+        for index, runner in enumerate(self.runners.values()):
             runner.cached_prefixes = cached_on(index)
-        self._waiting: list[tuple[RequestClass, QueueKey, Request]] = []
-        self._waiting_by_pages: Counter[int] = Counter()
-        """Pages → the number of waiting requests that need so many."""
+        self.waiting: list[tuple[RequestClass, QueueKey, Request]] = []
+        self.waiting_by_pages: Counter[int] = Counter()
+        """Number of pages → how many waiting requests need it."""
         self._running: list[Request] = []
-        self._fill()
-        self._scan()
-        self._fill()
+        self.fill()
+        self.scan()
+        self.fill()
 
     def decide(self) -> float:
         running = self._running
@@ -173,38 +173,38 @@ class BaselineScheduler:
         ended = running.pop()
         began = time.thread_time()
         assert ended.placement is not None
-        self._runners[ended.placement.instance].release_promise((ended.id, ended.epoch))
-        self._scan()
+        self.runners[ended.placement.instance].release_promise((ended.id, ended.epoch))
+        self.scan()
         seconds = time.thread_time() - began
-        self._fill()
+        self.fill()
         return seconds
 
-    def _scan(self) -> None:
+    def scan(self) -> None:
         left = []
-        for looked_at, entry in enumerate(self._waiting):
+        for looked_at, entry in enumerate(self.waiting):
             if not self._has_capacity():
-                left += self._waiting[looked_at:]
+                left += self.waiting[looked_at:]
                 break
             request = entry[2]
-            outcome = choose(request, self._runners.values(), CONFIG, self._now)
+            outcome = choose(request, self.runners.values(), CONFIG, self.now)
             if not isinstance(outcome, Chosen):
                 left.append(entry)
                 continue
-            self._waiting_by_pages[outcome.promise.pages] -= 1
+            self.waiting_by_pages[outcome.promise.pages] -= 1
             runner = outcome.runner
             request.epoch += 1
-            request.placement = Placement(runner.instance, "1", request.epoch, self._now)
-            runner.record_promise((request.id, request.epoch), outcome.promise.pages, request.digest, self._now)
+            request.placement = Placement(runner.instance, "1", request.epoch, self.now)
+            runner.record_promise((request.id, request.epoch), outcome.promise.pages, request.digest, self.now)
             self._running.append(request)
-        self._waiting = left
+        self.waiting = left
 
     def _has_capacity(self) -> bool:
-        least = min(pages for pages, waiting in self._waiting_by_pages.items() if waiting)
-        return any(one.has_capacity and one.ledger.free >= least for one in self._runners.values())
+        least = min(pages for pages, waiting in self.waiting_by_pages.items() if waiting)
+        return any(one.has_capacity and one.ledger.free >= least for one in self.runners.values())
 
-    def _fill(self) -> None:
-        while len(self._waiting) < QUEUED:
-            self._now += 0.001
+    def fill(self) -> None:
+        while len(self.waiting) < QUEUED:
+            self.now += 0.001
             event = next(self._arrivals)
             request = Request(
                 id=event.request,
@@ -216,14 +216,14 @@ class BaselineScheduler:
                 prompt_tokens=event.prompt_tokens,
                 max_tokens=event.max_tokens,
                 estimate=event.estimate,
-                asked_at=self._now,
+                asked_at=self.now,
                 parent=event.parent,
                 choices=event.choices,
                 prefix_hints=event.prefix_hints,
                 sequence=next(self._sequence),
             )
-            self._waiting_by_pages[request.requirement_on(CAPACITY, CONFIG).promise.pages] += 1
-            insort(self._waiting, (request.request_class, request.key, request), key=lambda entry: entry[:2])
+            self.waiting_by_pages[request.requirement_on(CAPACITY, CONFIG).promise.pages] += 1
+            insort(self.waiting, (request.request_class, request.key, request), key=lambda entry: entry[:2])
 
 
 @contextmanager

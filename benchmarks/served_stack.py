@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.engine_run import Ask
 from motet.domain import BASE, Digest
-from tests.stack.harness import LocalStack, running_stack
+from testbed.local_stack import LocalStack, running_stack
 
 POOL, SERVED = "benchmark", "base"
 DONE = b"data: [DONE]"

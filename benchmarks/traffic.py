@@ -38,7 +38,7 @@ def identical(rows: int) -> list[int]:
 
 
 def among(adapters: int, owners: list[int]) -> list[int]:
-    """The same traffic where there are only so many adapters: they take turns."""
+    """The same traffic where there are only `adapters` adapters: they take turns."""
     return [owner % adapters for owner in owners]
 
 

@@ -5,11 +5,11 @@ vLLM runs in its own environment (`make peer`). It is compiled by torch, runs in
 core: all three are faster than its defaults. Its base is measured in a process without LoRA, everything else in another
 one. No engine shares prefixes.
 
-A result is vLLM's seconds as a multiple of ours: `vllm_base`, `vllm_identical`, `vllm_skewed` and `vllm_distinct` of so
-many requests; `vllm_distinct_vs_base` has our distinct adapters and vLLM's base; `vllm_prefill_*` has long prompts and
-`vllm_long_*` a long context; `generic_distinct` is a Gemma, whose forward pass nobody wrote: ours is recorded from its
-modules. `_torch` is our engine with the kernels of torch, `_1b` the model of that size, which has no targets.
-`vllm_http_*` is the whole product and vLLM's HTTP server. It does not use a GPU.
+A result is vLLM's seconds as a multiple of ours: `vllm_base`, `vllm_identical`, `vllm_skewed` and `vllm_distinct`, each
+with its number of requests; `vllm_distinct_vs_base` has our distinct adapters and vLLM's base; `vllm_prefill_*` has
+long prompts and `vllm_long_*` a long context; `generic_distinct` is a Gemma, whose forward pass nobody wrote: ours is
+recorded from its modules. `_torch` is our engine with the kernels of torch, `_1b` the model of that size, which has no
+targets. `vllm_http_*` is the whole product and vLLM's HTTP server. It does not use a GPU.
 
     python -m benchmarks.vllm_peer [--python PATH] [--cases base distinct] [--model 30m] [--requests 8 32]
         [--kernels cpp] [--json]

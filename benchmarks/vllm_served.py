@@ -24,7 +24,7 @@ from benchmarks.peer_sizes import settings_of
 from benchmarks.served_stack import SERVED, StreamingClient, serving, text_of
 from benchmarks.vllm_setup import environment_of_vllm
 from motet.domain import Digest
-from tests.support.ports import free_port
+from testbed.ports import free_port
 
 LEAST = {"base": (1.4, 0.9), "distinct": (6, 6)}
 """The least ratio with up to FEW requests, and with more, by traffic"""

@@ -34,7 +34,7 @@ class Transformers:
         self._best: dict[tuple[int, bool], How] = {}
 
     def best(self, requests: int, *, with_adapters: bool) -> How:
-        """Its fastest setting for so many requests."""
+        """Its fastest setting for this number of requests."""
         key = requests, with_adapters
         if key not in self._best:
             asks = self.asks(requests, with_adapters=with_adapters)

@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.engine_run import Run, make_run
 from benchmarks.harness import Pairs, Result
@@ -10,7 +11,7 @@ from motet.domain import Digest
 from motet_runner.adapters.certification import certify
 
 FEW = 16
-"""Up to so many requests, the first of two targets counts."""
+"""Up to this number of requests, the first of two targets counts."""
 
 Leasts = tuple[float, float]
 """The least of a ratio with up to FEW requests, and with more"""
@@ -40,7 +41,7 @@ class Bench:
             self._runs[how] = self.new_run(how)
         return self._runs[how]
 
-    def new_run(self, how: str, **settings: object) -> Run:
+    def new_run(self, how: str, **settings: Any) -> Run:
         run = make_run(self.model, self.given, how, **settings)
         for digest, folder in zip(self.adapters, self.folders, strict=True):
             run.engine.load_adapter(digest, certify(folder, run.engine.info).layout)

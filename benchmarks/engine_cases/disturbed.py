@@ -18,8 +18,8 @@ from benchmarks.harness import Measure, alternate, percentile
 BUSY_THROUGHPUT, BUSY_P99 = 0.4, 6.0
 GAP = 2.5
 DECODES, DECODED = 16, 512
-"""The sequences beside which the long prompt arrives, and their tokens: so many that the steps with a piece of it are
-fewer than half, also with the limit, which makes them many."""
+"""The sequences beside which the long prompt arrives, and the tokens of each: enough that the steps with a piece of the
+prompt are fewer than half, also with the limit, which makes them many."""
 
 
 async def busy(bench: Bench) -> None:

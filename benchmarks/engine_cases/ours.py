@@ -20,7 +20,7 @@ KEPT = {
 """The least that is kept of the base's speed. With few requests, the bytes of distinct adapters alone cost a fifth."""
 
 HOST_SHARE, OF_REQUESTS = 0.05, 32
-"""The most that the host may take of a step with so many requests."""
+"""The largest part of a step that the host may take, and the number of requests in that step"""
 
 
 async def gained(bench: Bench) -> None:

@@ -19,9 +19,9 @@ from motet_kernels.gpu.attention import GpuAttention
 PAGE_TOKENS = 16
 LARGER_PAGE = 64
 FLEX_PAGE = 128
+"""The tokens of a block with which flex attention is fastest"""
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 """What torch's attention may be on a GPU. Without this it would take plain products where none of them fits."""
-"""Flex attention is fastest with blocks of so many tokens."""
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 

@@ -122,7 +122,7 @@ class _Replay:
     def timed(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Its begin and end on the device. A graph of thousands of launches takes the host a while."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(self._ahead)
+        torch.cuda._sleep(self._ahead)  # noqa: SLF001 - it has no public name
         begin.record()
         began = time.perf_counter()
         self._do()

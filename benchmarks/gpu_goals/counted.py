@@ -11,7 +11,7 @@ from benchmarks.traffic import TRAFFIC
 from motet_kernels import LinearGroup, PlacedAdapter, Segment
 from motet_kernels.gpu.launches import traced_launches
 from motet_kernels.gpu.lora_backend import GpuBackend
-from motet_kernels.gpu.lora_bytes import expand_bytes, floor_bytes, shrink_bytes
+from testbed.lora_bytes import expand_bytes, floor_bytes, shrink_bytes
 
 MOST_LAUNCHES = 8
 """Shrink and expand for each of the four inputs of a layer's linears"""

@@ -104,7 +104,10 @@ class Model:
                 down_bias=None,
                 scale=shape.head_dim**-0.5,
                 window=None,
-                linears=[f"{layer}.{linear}" for linear in ("q", "k", "v", "o", "gate", "up", "down")],
+                linears=[
+                    [f"{layer}.{linear}" for linear in group]
+                    for group in (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
+                ],
             )
             for layer in range(shape.layers)
         ]
@@ -160,7 +163,7 @@ class Adapters:
 
 
 class DecodeStep:
-    """One new token of each of so many sequences, all of them so long."""
+    """One new token of each of `rows` sequences of `context` tokens."""
 
     def __init__(self, model: Model, rows: int, context: int) -> None:
         bench, shape = model.bench, model.shape

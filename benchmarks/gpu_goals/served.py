@@ -18,7 +18,6 @@ from benchmarks.gpu_goals.models import LLAMA_7B, LLAMA_8B, TINY_SHAPE, Adapters
 from benchmarks.harness import Pairs
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_adapter, random_llama
 from benchmarks.traffic import ZIPF_ADAPTERS, ZIPF_EXPONENT, distinct
-from motet.domain import Digest
 from motet_runner.adapters.certification import certify
 from motet_runner.offline import OfflineEngine, Request, Sampling
 
@@ -78,9 +77,7 @@ class Served:
         if adapters:
             layout = certify(_adapter(on_disk, rank, SCRATCH), self.offline.info).layout
             for number in range(adapters):
-                digest = Digest(str(number))
-                self.offline.engine.load_adapter(digest, layout)
-                self.offline._adapters[str(number)] = digest
+                self.offline.add_certified(str(number), layout)
 
     def tokens_per_second(self, lengths: Sequence[tuple[int, int]], owners: Sequence[int] | None) -> float:
         """`lengths`: of each request's prompt and answer; `owners`: their adapters; None: the base alone"""

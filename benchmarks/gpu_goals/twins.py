@@ -32,7 +32,7 @@ def do_nothing(sums):
 
 
 def reads(bench: Bench, size: int) -> Way:
-    """A way that reads so many bytes in one launch, each time others."""
+    """A way that reads `size` bytes in one launch, each time others."""
     blocks = -(-size // (BLOCK * 4))
     words = blocks * BLOCK
     sets = max(1, -(-bench.cold_bytes // (words * 4)))

@@ -3,15 +3,14 @@
 import argparse
 import random
 from collections.abc import Sequence
-from typing import Any
+from contextlib import nullcontext
 
 import pytest
 
-from benchmarks.engine_cases import disturbed
 from benchmarks.engine_cases.against_transformers import NEAR, Transformers
 from benchmarks.engine_cases.bench import Bench
 from benchmarks.engine_cases.transformers_child import Batch, Choice, How, transformers_child
-from benchmarks.engine_run import Ask, make_run, random_prompt
+from benchmarks.engine_run import Ask, random_prompt
 from benchmarks.random_llama import LlamaShape, random_adapter, random_llama
 
 SHAPE = LlamaShape(
@@ -28,13 +27,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     folder = tmp_path_factory.mktemp("engine-cases")
     adapters = [random_adapter(SHAPE, folder / str(number), rank=8, seed=number) for number in range(2)]
     return Bench(GIVEN, random_llama(SHAPE, folder), adapters, ["torch"])
-
-
-def test_only_steps_in_which_all_have_a_token_count_as_decodes(bench: Bench) -> None:
-    run = make_run(bench.model, GIVEN, "torch")
-    run.seconds(2)
-    assert len(run.of_steps) == GIVEN.output
-    assert len(run.of_decodes) == GIVEN.output - 1
 
 
 def test_answers_of_transformers_and_peft_are_ours(bench: Bench) -> None:
@@ -59,10 +51,8 @@ class Child:
         self._answers = answers
         self._distance = distance
         self.choices: list[Choice] = []
-        self.batches: list[Batch] = []
 
-    def generate(self, _: How, batch: Batch) -> tuple[float, Sequence[list[int]]]:
-        self.batches.append(batch)
+    def generate(self, _how: How, _batch: Batch) -> tuple[float, Sequence[list[int]]]:
         return 1.0, self._answers
 
     def distance(self, choice: Choice) -> float:
@@ -70,60 +60,14 @@ class Child:
         return self._distance
 
 
-def theirs(bench: Bench, child: Any) -> Transformers:
-    return Transformers(bench, child)
-
-
 @pytest.mark.parametrize(("distance", "ends"), [(NEAR / 2, False), (NEAR * 2, True)])
 def test_answers_may_part_only_where_two_tokens_are_almost_equal(bench: Bench, distance: float, ends: bool) -> None:
     run = bench.run("torch")
-    asks = theirs(bench, None).asks(2, with_adapters=True)
+    asks = Transformers(bench, None).asks(2, with_adapters=True)
     ours = run.serve(asks).tokens
     other = [ours[0], [*ours[1][:2], (ours[1][2] + 1) % 128, *ours[1][3:]]]
     child = Child(other, distance)
-    if ends:
-        with pytest.raises(SystemExit, match="the answers differ"):
-            theirs(bench, child).check_same(run, HOW, asks)
-    else:
-        theirs(bench, child).check_same(run, HOW, asks)
+    with pytest.raises(SystemExit, match="the answers differ") if ends else nullcontext():
+        Transformers(bench, child).check_same(run, HOW, asks)
     before = (*asks[1].prompt, *ours[1][:2])
     assert child.choices == [Choice(before, (ours[1][2], other[1][2]), adapter=1)]
-
-
-def test_a_static_batch_waits_for_its_last_request_and_runs_as_long_as_its_longest(bench: Bench) -> None:
-    asks = [Ask((2,), output, at=at) for output, at in ((3, 0.0), (9, 0.0), (4, 0.0), (5, 0.1))]
-    child = Child([], 0.0)
-    assert theirs(bench, child).serve_in_batches(HOW, asks, 2) >= 0.1
-    assert [batch.output for batch in child.batches] == [9, 5]
-
-
-@pytest.fixture
-def small(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """With torch's kernels in the place of the compiled ones, and short answers."""
-    monkeypatch.setattr(
-        "benchmarks.engine_cases.bench.make_run",
-        lambda model, given, _, **more: make_run(model, given, "torch", **more),
-    )
-    monkeypatch.setattr(disturbed, "DECODES", 2)
-    monkeypatch.setattr(disturbed, "DECODED", 20)
-    given = argparse.Namespace(**vars(GIVEN) | {"pairs": 3, "long_prompt": 64, "slowdown": 2.0})
-    return Bench(given, bench.model, [], ["fused"])
-
-
-async def test_what_is_measured_beside_something_else_is_measured_in_pairs(small: Bench) -> None:
-    await disturbed.prefill(small)
-    await disturbed.busy(small)
-    figures = {result.name: result for result in small.results}
-    assert set(figures) == {
-        "gap_beside_prefill",
-        "longest_gap_gained",
-        "first_token_kept",
-        "busy_throughput",
-        "busy_p99",
-    }
-    for result in figures.values():
-        assert result.pairs is not None
-        assert len(result.pairs.a) == len(result.pairs.b) == 3
-        assert (result.unit, result.value) == ("x", result.pairs.ratio)
-    assert figures["gap_beside_prefill"].value >= 1  # p99 against p50 of the same gaps
-    assert figures["busy_p99"].holds == (figures["busy_p99"].value <= disturbed.BUSY_P99)

@@ -1,6 +1,5 @@
 """The harness says what it measured, and nothing that it did not."""
 
-import json
 import subprocess
 import sys
 import time
@@ -10,15 +9,8 @@ import psutil
 import pytest
 
 from benchmarks import harness
-from benchmarks.harness import (
-    OtherLoad,
-    Pairs,
-    Result,
-    alternate,
-    cpu_seconds,
-    measuring_other_load,
-    report,
-)
+from benchmarks.harness import alternate, measuring_other_load
+from testbed.tree import commit, git
 
 
 async def test_one_slow_turn_does_not_change_the_median() -> None:
@@ -56,81 +48,25 @@ def spin() -> None:
         pass
 
 
-def foreign_seconds(measured: OtherLoad, wall: float) -> float:
-    return measured.share * wall * (psutil.cpu_count() or 1)
-
-
-def test_only_work_of_other_processes_counts_as_foreign() -> None:
-    """Whatever else this machine does: of two looks at the same time the one that knows a process sees less by what it
-    used."""
-    began = time.perf_counter()
-    with psutil.Popen([sys.executable, "-c", "while True: pass"]) as other:
-        with measuring_other_load() as as_foreign, measuring_other_load([other]) as as_ours:
-            before = cpu_seconds(other)
-            spin()
-            used = cpu_seconds(other) - before
-        wall = time.perf_counter() - began
-        other.kill()
-    assert used > 0
-    seen = foreign_seconds(as_foreign, wall) - foreign_seconds(as_ours, wall)
-    assert seen == pytest.approx(used, rel=0.3, abs=0.05)
-
-
 def test_children_that_end_meanwhile_count_as_our_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that does nothing else."""
     busy = 0.0
     monkeypatch.setattr(harness, "_busy_seconds", lambda: busy)
-    began = harness._seconds_of([psutil.Process()])
+    began = harness.seconds_of([psutil.Process()])
     with measuring_other_load() as foreign:
         spin()
         subprocess.run([sys.executable, "-c", SPIN], check=True)
-        busy = harness._seconds_of([psutil.Process()]) - began
+        busy = harness.seconds_of([psutil.Process()]) - began
     assert busy > 0.9
     assert foreign.share == pytest.approx(0, abs=0.02)
 
 
 def test_results_name_the_commit_of_their_tree(tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        identity = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.com")
-        return subprocess.run(
-            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout
-
     assert harness.commit(tmp_path) == ""
-    git("init", "-q")
-    (tmp_path / "file").write_text("one")
-    git("add", ".")
-    git("commit", "-qm", "one")
-    git("tag", "-am", "a release", "v1")
-    assert harness.commit(tmp_path) == git("rev-parse", "--short=10", "HEAD").strip()
+    git(tmp_path, "init", "-q")
+    commit(tmp_path, file="one")
+    git(tmp_path, "tag", "-am", "a release", "v1")
+    head = git(tmp_path, "rev-parse", "--short=10", "HEAD")
+    assert harness.commit(tmp_path) == head
     (tmp_path / "file").write_text("two")
-    assert harness.commit(tmp_path) == git("rev-parse", "--short=10", "HEAD").strip() + "+"
-
-
-def test_a_second_figure_of_the_same_pairs_keeps_their_disturbance() -> None:
-    seconds = Pairs([2, 4], [1, 1], [0.5, 0.6], discarded=1, disturbed=True, kept=[2, 0])
-    of_cpu = seconds.beside([3, 9, 1], [1, 1, 1])
-    assert (of_cpu.a, of_cpu.b, of_cpu.ratio) == ([1, 3], [1, 1], 2)
-    assert (of_cpu.foreign, of_cpu.discarded, of_cpu.disturbed) == ([0.5, 0.6], 1, True)
-    assert seconds.ratio == 3
-
-
-def test_the_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    pairs = Pairs([1, 2, 3], [1, 1, 1], [0.0] * 3, discarded=4, disturbed=True)
-    measured = Result("ratio", 2.0, "x", baseline="a plain loop", pairs=pairs)
-    report("demo", [Result("speed", 2.0, "µs", "≤ 3", True), Result("plain", 1.0, "s"), measured], as_json=True)
-    lines = capsys.readouterr().out.splitlines()
-    last = json.loads(lines[-1])
-    assert last["benchmark"] == "demo"
-    assert last["machine"]["cores"] > 0
-    assert last["results"][0] == {"name": "speed", "value": 2.0, "unit": "µs", "target": "≤ 3", "holds": True}
-    assert last["results"][1]["holds"] is None
-    assert last["results"][2]["against"] == {
-        "baseline": "a plain loop",
-        "ratio": 2.0,
-        "spread": [1.0, 3.0],
-        "pairs": 3,
-        "discarded": 4,
-        "disturbed": True,
-    }
-    assert "holds" in lines[0]
+    assert harness.commit(tmp_path) == f"{head}+"

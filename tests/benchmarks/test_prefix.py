@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import prefix
-from benchmarks.prefix import CpuTime, compare_first_tokens, idle_share
+from benchmarks.prefix import compare_first_tokens, idle_share
 from tests.runner.engines import make_engine
 from tests.runner.random_models import llama as config_of_llama
 from tests.runner.random_models import save_base
@@ -41,18 +41,3 @@ def test_the_share_of_the_cache_is_taken_where_nothing_is_shared(model: Path) ->
     assert engine.report().prefix_queried_tokens > 0
     with pytest.raises(AssertionError, match="shared pages"):
         idle_share(engine, 4, 20)  # the same prompts again
-
-
-def test_a_call_within_a_call_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-
-    def inner() -> None:
-        nonlocal now
-        now += 1.0
-
-    monkeypatch.setattr(prefix.time, "thread_time", lambda: now)
-    time = CpuTime()
-    measured = time.measured(inner)
-    time.measured(lambda: (measured(), measured()))()
-    measured()
-    assert time.seconds == 3.0

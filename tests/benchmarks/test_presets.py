@@ -1,26 +1,11 @@
-"""The sums of the benchmark are what the real plan does, and its results are named and complete."""
+"""The sums of the benchmark are what the real plan does."""
 
-import json
-import subprocess
-import sys
 from math import isinf
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from benchmarks.harness import MISSED
-from benchmarks.presets import (
-    COMPARED,
-    TARGETS,
-    Request,
-    Runner,
-    Step,
-    Workload,
-    held_by,
-    virtual_time,
-)
-from tests.repo.tree import ROOT
+from benchmarks.presets import COMPARED, Request, Runner, Step, Workload, held_by
 
 CONTEXT = 320
 workloads = st.lists(st.builds(Request, st.integers(1, 150), st.integers(1, 150)), min_size=1, max_size=8).map(
@@ -52,22 +37,3 @@ def test_the_sums_hold_for_requests_that_share_the_memory(workload: Workload, na
     done = steps(workload, name, pages=40, places=8)
     assert (sum(step.tokens for step in done), sum(step.promised for step in done)) == (held.tokens, held.pages)
     assert all(step.promised <= 40 for step in done)
-
-
-def test_a_batch_that_is_padded_takes_longer_than_one_that_is_not() -> None:
-    """Two requests in a rectangle: 10 and 30 prompt tokens, 1 and 3 answer tokens."""
-    workload = Workload("two", 64, [Request(10, 1), Request(30, 3)])
-    padded = virtual_time(workload, "request-level", 2, rectangle=True)
-    assert padded == pytest.approx(3 + 0.004 * (2 * 30 + 2 + 2))
-    assert virtual_time(workload, "request-level", 2, rectangle=False) == pytest.approx(3 + 0.004 * (40 + 1 + 1))
-
-
-def test_the_benchmark_names_its_results_and_says_what_it_leaves_out() -> None:
-    command = [sys.executable, "-m", "benchmarks.presets", "--json", "--requests=40", "--in-plan=20", "--data=/none"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    assert done.returncode in (0, MISSED)
-    said = json.loads(done.stdout.splitlines()[-1])
-    with_target = {result["name"] for result in said["results"] if result["target"]}
-    assert with_target == {f"resident_{name}" for name in TARGETS} | {"iteration_vs_request"}
-    assert "azure_conv: left out; --data or TEST_DATA names no folder" in done.stdout
-    assert "step = 1 + 0.004 per token" in done.stdout

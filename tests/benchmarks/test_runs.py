@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks.harness import MISSED
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 
 ENGINE = """--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=128 --kv-mib=8 --adapters=2 --ragged=4
 --lengths 4 16 --ragged-pairs=1 --long-prompt=64"""
@@ -27,6 +27,7 @@ SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=
             for one in (
                 ("attention", "--calls=1 --turns=1 --rotated=1"),
                 ("engine", ENGINE),
+                ("host", "--steps=2"),
                 ("http_protocol", "--requests=10 --tokens=10"),
                 ("lora_op", "--calls=2 --turns=1 --width=64 --rotated=1"),
                 ("predictor", "--calls=3"),
