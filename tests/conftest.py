@@ -33,7 +33,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # For the control plane and the many calls of kubectl and helm, which spend up to a fifth of their time on garbage.
 os.environ.setdefault("GOGC", "400")
 
-pytest_plugins = ["tests.support.machine", "tests.support.postgresql"]
+pytest_plugins = ["testbed.machine", "tests.support.postgresql"]
 """Fixtures and marks that are not tied to a folder of tests."""
 
 MOST_OF_A_LEFT_THREAD = 20.0

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support.machine import lacking
+from testbed.machine import lacking
 from tools.kube.binaries import find
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 from tools.kube.binaries import find
 
 CHARTS = ROOT / "charts"

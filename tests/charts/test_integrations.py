@@ -5,8 +5,8 @@ from base64 import b64decode
 
 from cryptography import x509
 
+from testbed.tree import ROOT
 from tests.charts.helm import COMPONENTS, NAMESPACE, Object, of_kind, pod_templates, render, title
-from tests.repo.tree import ROOT
 
 MONITORS: Object = {
     "pools": {"namespaces": ["a", "b"]},

@@ -12,6 +12,7 @@ import yaml
 from cryptography import x509
 
 from motet_runner.settings import Settings
+from testbed.tree import ROOT, pyproject
 from tests.charts.helm import (
     COMPONENTS,
     CRDS,
@@ -27,7 +28,6 @@ from tests.charts.helm import (
     runner_template,
     title,
 )
-from tests.repo.tree import ROOT, pyproject
 from tools.reference.packages import PACKAGES
 from tools.reference.settings_page import settings_of, variable
 

@@ -5,7 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 
 DOCS = ROOT / "docs"
 

@@ -15,8 +15,8 @@ from motet.keys import KeyScope
 from motet.runner_info import RequestClass, SequenceState, Tier
 from motet_runner.plan.presets import PRESETS
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, ScalingMode
+from testbed.tree import ROOT, package_folders, tracked
 from tests.docs.pages import DOCS, rows
-from tests.repo.tree import ROOT, package_folders, tracked
 
 PAGE = DOCS / "glossary.md"
 TEXT = PAGE.read_text()

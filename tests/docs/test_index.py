@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed.tree import ROOT, tracked
 from tests.docs.pages import DOCS
-from tests.repo.tree import ROOT, tracked
 
 INDEX = (DOCS / "index.md").read_text()
 PAGES = {path.relative_to(DOCS).as_posix() for path in tracked(DOCS) if path.suffix == ".md"} - {"index.md"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from motet_runner.plan import PRESETS
+from testbed.tree import ROOT, written_text
 from tests.docs.pages import DOCS
-from tests.repo.tree import ROOT, written_text
 
 PAGE = DOCS / "mechanisms.md"
 ID = r"\b[A-Z][A-Z0-9]-\d\d[a-z]?\b"

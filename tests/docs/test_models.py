@@ -1,6 +1,6 @@
 """The page of models lists the families that the tests prove, and nothing else."""
 
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 from tests.runner.families import EVERY_LINEAR, FAMILIES, MORE
 
 

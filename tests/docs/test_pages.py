@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from motet.resources import read_text
+from testbed.tree import ROOT, package_folders, tracked
 from tests.docs.blocks import Block, blocks
 from tests.docs.pages import DOCS, written_pages
-from tests.repo.tree import ROOT, package_folders, tracked
 
 EXECUTED = {
     *("tutorials/kubernetes.md", "guides/platform.md", "guides/tenant.md"),  # tests/kube/releases/test_pages.py

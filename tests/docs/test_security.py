@@ -2,9 +2,9 @@
 
 import re
 
+from testbed.tree import ROOT
 from tests.charts.test_rbac import OPERATOR, POOLS, SCHEDULER, Right
 from tests.docs.pages import DOCS, rows
-from tests.repo.tree import ROOT
 
 PAGE = DOCS / "security.md"
 WHERE = {"all namespaces": "*", "pool namespaces": POOLS, "release namespace": "motet-system"}

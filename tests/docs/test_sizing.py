@@ -37,7 +37,7 @@ def run_mib(rank: int) -> int:
 
 
 def test_adapters_take_the_memory_of_the_page() -> None:
-    from motet_runner.execute.page_budget import RANK_RESERVED
+    from motet_runner.execute.memory_budget.page_budget import RANK_RESERVED
 
     said = EXAMPLE["an adapter in device memory"]
     assert said == f"{run_mib(RANK_RESERVED)} MiB at rank {RANK_RESERVED}, {run_mib(64)} MiB at rank 64"

@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from motet_cli.main import app
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 from tools.record_terminal import COMMANDS, PICTURE
 
 README = (ROOT / "README.md").read_text()

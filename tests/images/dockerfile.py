@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 
 FOLDERS = {
     "gateway": ROOT / "services" / "gateway",

@@ -20,9 +20,9 @@ from typing import IO
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from testbed.machine import lacking
+from testbed.tree import ROOT
 from tests.images.dockerfile import FOLDERS, read
-from tests.repo.tree import ROOT
-from tests.support.machine import lacking
 
 OUTSIDE = "/var/tmp"
 """Not in this checkout, and where a user that is not root can look; /tmp is another one inside."""

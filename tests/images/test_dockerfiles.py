@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from motet_kernels.cpp import builder
+from testbed.tree import ROOT, package_folders, pyproject
 from tests.images.dockerfile import FOLDERS, read
-from tests.repo.tree import ROOT, package_folders, pyproject
 
 MODULES = {
     "gateway": "motet_gateway",

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from testbed.ports import free_port
+from testbed.tree import ROOT
 from tests.images.installation import USER, Installed, build_wheel, installation, user_of, volume
-from tests.repo.tree import ROOT
-from tests.support.ports import free_port
 
 BUNDLED_MODEL = ROOT / "cli" / "motet_cli" / "bundled" / "model"
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tests.kube.cluster import Cluster
+from testbed.cluster.cluster import Cluster
 
 Entry = dict[str, Any]
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from testbed.cluster.control_plane import NEEDED, Cluster, control_plane
+from testbed.cluster.network import CannotIsolate, network
+from testbed.cluster.nodes import ClusterNode, addons
+from testbed.cluster.nodes import node as one_node
+from testbed.machine import lacking, out_of_reach
 from tests.docs.blocks import Shell
-from tests.kube.control_plane import NEEDED, Cluster, control_plane
-from tests.kube.network import CannotIsolate, network
-from tests.kube.nodes import ClusterNode, addons
-from tests.kube.nodes import node as one_node
 from tests.kube.page_shell import page_shell
-from tests.support.machine import lacking, out_of_reach
 from tools.kube.binaries import find, uses_existing_cluster
 
 

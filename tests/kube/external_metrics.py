@@ -15,8 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.kube.cluster import Cluster
-from tests.kube.network import CONTROL_PLANE
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.network import CONTROL_PLANE
 
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
 ROOT = f"/apis/{GROUP}/{VERSION}"

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.product import provide_volume, remove
+from testbed.tree import ROOT
 from tests.docs.blocks import Shell
-from tests.kube.cluster import Cluster
-from tests.kube.product import provide_volume, remove
-from tests.repo.tree import ROOT
 from tools.kube.binaries import find
 
 # What pages use of the repository.

@@ -3,7 +3,7 @@
 import uuid
 from typing import Any
 
-from tests.kube.cluster import Cluster, CommandRefused
+from testbed.cluster.cluster import Cluster, CommandRefused
 
 
 def pod(namespace: str, *containers: dict[str, Any], name: str = "", **spec: Any) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from tests.kube.cluster import Cluster, write_kubeconfig
-from tests.kube.network import API_PORT, CONTROL_PLANE
+from testbed.cluster.cluster import Cluster, write_kubeconfig
+from testbed.cluster.network import API_PORT, CONTROL_PLANE
 
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 HOP_BY_HOP = ("transfer-encoding", "content-encoding", "content-length", "connection", "keep-alive")
@@ -72,7 +72,7 @@ class Proxy:
     faults: ProxyFaults
     kubeconfig: Path = Path()
     seen: list[ProxiedRequest] = field(default_factory=list)
-    _loop: asyncio.AbstractEventLoop | None = None
+    loop: asyncio.AbstractEventLoop | None = None
     _watches: dict[web.StreamResponse, web.Request] = field(default_factory=dict)
     _muted: set[web.StreamResponse] = field(default_factory=set)
 
@@ -117,8 +117,8 @@ class Proxy:
         return self._call(say())
 
     def _call(self, coroutine: Any) -> Any:
-        assert self._loop is not None
-        future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        assert self.loop is not None
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         return future.result(10)
 
     async def handle(self, session: aiohttp.ClientSession, upstream: str, request: web.Request) -> web.StreamResponse:
@@ -182,7 +182,7 @@ def proxy(cluster: Cluster, kubeconfig: Path, port: int = 6444) -> Iterator[Prox
     started, stop = threading.Event(), asyncio.Event()
 
     async def serve() -> None:
-        made._loop = asyncio.get_running_loop()
+        made.loop = asyncio.get_running_loop()
         connector = aiohttp.TCPConnector(ssl=trust, limit=0)
         async with aiohttp.ClientSession(connector=connector, read_bufsize=2**21, auto_decompress=True) as session:
             upstream = f"https://{CONTROL_PLANE}:{API_PORT}"
@@ -203,8 +203,8 @@ def proxy(cluster: Cluster, kubeconfig: Path, port: int = 6444) -> Iterator[Prox
     try:
         yield made
     finally:
-        assert made._loop is not None
-        made._loop.call_soon_threadsafe(stop.set)
+        assert made.loop is not None
+        made.loop.call_soon_threadsafe(stop.set)
         thread.join(10)
 
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from tests.kube.cluster import Cluster, CommandRefused
-from tests.kube.operators import OperatorNamespaces, OperatorProcess
+from testbed.cluster.cluster import Cluster, CommandRefused
+from testbed.cluster.operators import OperatorNamespaces, OperatorProcess
 from tests.kube.proxy import ProxiedRequest, Proxy
 from tests.kube.schedulers import WAITS_FOR_RUNNERS, SchedulerProgram
 from tests.kube.site_state import Object, SiteState, in_order, is_ready

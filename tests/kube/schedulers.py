@@ -5,8 +5,8 @@ import os
 import sys
 from typing import Any
 
-from tests.kube.operators import TIME_SCALE, OperatorNamespaces
-from tests.kube.programs import Program
+from testbed.cluster.operators import TIME_SCALE, OperatorNamespaces
+from testbed.cluster.programs import Program
 
 WAITS_FOR_RUNNERS = {"MOTET_SCHEDULER_FORGET_RUNNER_SECONDS": "86400"}
 """A scheduler soon reports a runner that it does not know as drained. With this setting it reports none, so that each

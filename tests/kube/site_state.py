@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from tests.kube.cluster import CommandRefused
-from tests.kube.operators import OperatorNamespaces
+from testbed.cluster.cluster import CommandRefused
+from testbed.cluster.operators import OperatorNamespaces
 
 Object = dict[str, Any]
 

@@ -13,12 +13,12 @@ import yaml
 
 from motet.api.v1 import scheduler_pb2
 from motet_operator.cluster.object_parser import scale_writers
-from tests.kube.cluster import Cluster
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.network import Network
+from testbed.cluster.operators import OperatorNamespaces, OperatorProcess, site
+from testbed.cluster.programs import Program
+from testbed.tree import ROOT
 from tests.kube.external_metrics import ExternalMetrics, external_metrics
-from tests.kube.network import Network
-from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
-from tests.kube.programs import Program
-from tests.repo.tree import ROOT
 from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_services import until
 

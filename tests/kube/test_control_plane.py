@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.kube.control_plane import Cluster, CommandRefused
-from tests.kube.kubectl_get import read
+from testbed.cluster.control_plane import Cluster, CommandRefused
+from testbed.cluster.kubectl_get import read
 from tools.kube.binaries import KUBERNETES
 
 pytestmark = pytest.mark.kube

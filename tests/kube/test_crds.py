@@ -11,8 +11,8 @@ import pytest
 
 from motet.resources.crd import ADAPTER, CUSTOM_RESOURCES, POOL
 from motet.resources.status import Artifact, Condition, LoRAAdapterStatus, ServingPoolStatus
-from tests.kube.control_plane import Cluster, CommandRefused
-from tests.kube.operators import apply_definitions
+from testbed.cluster.control_plane import Cluster, CommandRefused
+from testbed.cluster.operators import apply_definitions
 from tests.resources.invalid_objects import BROKEN, GOOD, REMOVED, InvalidObject, with_value
 
 pytestmark = pytest.mark.kube

@@ -17,8 +17,8 @@ from motet.kube import KubeApi, StatusError, Unreachable
 from motet.lease import TERMS_AT_A_TIME, Election
 from motet.rpc import is_healthy
 from motet.settings import LeaseSettings
+from testbed.cluster.cluster import Cluster
 from tests.common.waiting import PATIENCE_S
-from tests.kube.cluster import Cluster
 from tests.support.fake_engine import FakeEngine, tokens_of
 from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import in_process_runner, short_folder

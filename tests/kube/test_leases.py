@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from motet.kube import KubeApi, KubeObject
+from testbed.cluster.cluster import Cluster
 from tests.contract.leases import LeaseClient, LeaseContract
-from tests.kube.cluster import Cluster
 
 
 class TestAnApiServer(LeaseContract):

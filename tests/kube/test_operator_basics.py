@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.kube.cluster import Cluster
-from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.operators import OperatorNamespaces, OperatorProcess, site
 from tests.kube.site_state import SiteState
 
 pytestmark = pytest.mark.kube

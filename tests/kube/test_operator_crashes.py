@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.kube.cluster import Cluster
-from tests.kube.operators import OperatorNamespaces, OperatorProcess, definition_gone, site
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.operators import OperatorNamespaces, OperatorProcess, definition_gone, site
 from tests.kube.proxy import proxy
 from tests.kube.replay import Scenario, killed, reason, undisturbed
 from tests.kube.site_state import SiteState
@@ -281,7 +281,7 @@ def flows(home: OperatorNamespaces, pools: list[str], adapters: int, runners: in
             cluster.kubectl("delete", "lora", name, f"--namespace={named[name][0]}")
 
     def serve(replicas: int) -> Callable[[SiteState], bool]:
-        """Each pool has so many runners, all of its newest revision, and none is ending."""
+        """Each pool has `replicas` runners, all of its newest revision, and none is ending."""
 
         def reached(world: SiteState) -> bool:
             found = world("servingpools")
@@ -300,7 +300,7 @@ def flows(home: OperatorNamespaces, pools: list[str], adapters: int, runners: in
         return reached
 
     def adapters_say(number: int, condition: str, **reasons: int) -> Callable[[SiteState], bool]:
-        """There are so many adapters, so many of them have these reasons, and each pool counts its own."""
+        """There are `number` adapters. The given number of them has each of these reasons. Each pool counts its own."""
 
         def reached(world: SiteState) -> bool:
             found = world("loraadapters")

@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from motet_operator.cluster.kinds import WATCHED
-from tests.kube.cluster import Cluster
-from tests.kube.operators import LEASE_SECONDS, POOL_RULES, TIME_SCALE, OperatorNamespaces, OperatorProcess, role, site
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.operators import (
+    LEASE_SECONDS,
+    POOL_RULES,
+    TIME_SCALE,
+    OperatorNamespaces,
+    OperatorProcess,
+    role,
+    site,
+)
 from tests.kube.proxy import Proxy, proxy, status
 
 pytestmark = pytest.mark.kube

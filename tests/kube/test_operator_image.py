@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.operators import site
+from testbed.ports import free_port
 from tests.images.installation import USER, Installed, build_wheel, installation, user_of, volume
-from tests.kube.cluster import Cluster
-from tests.kube.operators import site
-from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.kube, pytest.mark.soak]
 

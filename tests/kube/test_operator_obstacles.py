@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from motet.resources.crd import CUSTOM_RESOURCES
-from tests.kube.cluster import Cluster
-from tests.kube.operators import POOL_RULES, OperatorNamespaces, OperatorProcess, apply_definitions, granted, site
-from tests.repo.tree import ROOT
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.operators import POOL_RULES, OperatorNamespaces, OperatorProcess, apply_definitions, granted, site
+from testbed.tree import ROOT
 
 pytestmark = pytest.mark.kube
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.kube.control_plane import NEEDED, Cluster, control_plane
-from tests.kube.network import network
-from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
-from tests.support.machine import lacking
+from testbed.cluster.control_plane import NEEDED, Cluster, control_plane
+from testbed.cluster.network import network
+from testbed.cluster.operators import OperatorNamespaces, OperatorProcess, site
+from testbed.machine import lacking
 from tools.kube.binaries import find
 
 pytestmark = pytest.mark.kube

@@ -8,16 +8,24 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.operator import REAL_TIME, admin_api, last_status, load_of, peak_mib, populate, wait_for_status
 from motet_operator.cluster.events import MAX_PENDING
 from motet_operator.cluster.kinds import POOLS
 from motet_operator.settings import ClusterSettings
-from tests.kube.cluster import Cluster
-from tests.kube.control_plane import NEEDED, control_plane
-from tests.kube.network import network
-from tests.kube.operators import TEMPLATE, OperatorNamespaces, OperatorProcess, site
-from tests.kube.programs import Program
-from tests.support.machine import lacking
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.control_plane import NEEDED, control_plane
+from testbed.cluster.many_adapters import (
+    REAL_TIME,
+    admin_api,
+    last_status,
+    load_of,
+    peak_mib,
+    populate,
+    wait_for_status,
+)
+from testbed.cluster.network import network
+from testbed.cluster.operators import TEMPLATE, OperatorNamespaces, OperatorProcess, site
+from testbed.cluster.programs import Program
+from testbed.machine import lacking
 from tools.kube.binaries import find
 
 pytestmark = [pytest.mark.kube, pytest.mark.soak, pytest.mark.timeout(1200)]

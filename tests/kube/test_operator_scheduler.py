@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kube.cluster import Cluster
-from tests.kube.operators import OperatorNamespaces, OperatorProcess, definition_gone, site
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.operators import OperatorNamespaces, OperatorProcess, definition_gone, site
 from tests.kube.proxy import proxy, status
 from tests.kube.schedulers import SchedulerProgram
 

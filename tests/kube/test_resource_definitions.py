@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.kube.control_plane import Cluster
-from tests.repo.tree import ROOT
+from testbed.cluster.control_plane import Cluster
+from testbed.tree import ROOT
 
 pytestmark = pytest.mark.kube
 

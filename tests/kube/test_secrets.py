@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from motet.errors import AdapterFetchFailed
+from motet.sources import TOKEN
 from motet_runner.sources.fetch_order import NetworkAccess
 from motet_runner.sources.secret import SourceCredentials, read_credentials
-from tests.kube.control_plane import Cluster
+from testbed.cluster.control_plane import Cluster
 
 pytestmark = pytest.mark.kube
 
@@ -44,18 +45,20 @@ def test_the_command_in_the_message_about_a_secret_grants_it(
     cluster: Cluster, access: NetworkAccess, tenant: str
 ) -> None:
     with pytest.raises(AdapterFetchFailed) as failed:
-        read_credentials(f"{tenant}/mine", access, timeout=10)
+        read_credentials(f"{tenant}/mine", access, [TOKEN], timeout=10)
     assert failed.value.reason == "CredentialsInvalid"
     commands = re.findall(r"kubectl (-n [^;]+)", failed.value.message)
     assert len(commands) == 2
     for command in commands:
         cluster.kubectl(*command.split())
-    assert read_credentials(f"{tenant}/mine", access, timeout=10) == SourceCredentials(token="open-sesame")
+    assert read_credentials(f"{tenant}/mine", access, [TOKEN], timeout=10) == SourceCredentials(
+        {"token": "open-sesame"}
+    )
     with pytest.raises(AdapterFetchFailed, match="may not read Secret"):
-        read_credentials(f"{tenant}/other", access, timeout=10)
+        read_credentials(f"{tenant}/other", access, [TOKEN], timeout=10)
     cluster.kubectl("delete", "secret", "mine", f"--namespace={tenant}")
     with pytest.raises(AdapterFetchFailed, match=f"There is no Secret {tenant}/mine"):
-        read_credentials(f"{tenant}/mine", access, timeout=10)
+        read_credentials(f"{tenant}/mine", access, [TOKEN], timeout=10)
 
 
 def test_a_grant_that_is_taken_back_is_taken_back(
@@ -65,7 +68,7 @@ def test_a_grant_that_is_taken_back_is_taken_back(
     cluster.kubectl(*grant, f"--namespace={tenant}")
     who = f"--serviceaccount={namespace}:motet-runner"
     cluster.kubectl("create", "rolebinding", "r", "--role=r", who, f"--namespace={tenant}")
-    assert read_credentials(f"{tenant}/mine", access, timeout=10).token
+    assert read_credentials(f"{tenant}/mine", access, [TOKEN], timeout=10).token
     cluster.kubectl("delete", "rolebinding", "r", f"--namespace={tenant}")
     with pytest.raises(AdapterFetchFailed, match="may not read Secret"):
-        read_credentials(f"{tenant}/mine", access, timeout=10)
+        read_credentials(f"{tenant}/mine", access, [TOKEN], timeout=10)

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from motet.processes.linux import all_stats
-from tests.kube.network import CannotIsolate, Network, network
-from tests.repo.tree import ROOT
-from tests.support.machine import lacking
+from testbed.cluster.network import CannotIsolate, Network, network
+from testbed.machine import lacking
+from testbed.tree import ROOT
 
 pytestmark = pytest.mark.kube
 
 OWN = Path("/proc/thread-self/ns/net")
 DIES = """
 import os, pathlib, sys
-from tests.kube.network import network
-from tests.kube.programs import Program
+from testbed.cluster.network import network
+from testbed.cluster.programs import Program
 def is_asleep():
     return "sleep" in pathlib.Path(f"/proc/{program.pid}/comm").read_text()
 with network() as own:

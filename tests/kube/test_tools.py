@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.tree import ROOT
-from tests.support.machine import lacking
+from testbed.machine import lacking
+from testbed.tree import ROOT
 from tools.kube import go_replaces
 from tools.kube.binaries import KUBERNETES, MODULES, find
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kube.cluster import Cluster
-from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.operators import OperatorNamespaces, OperatorProcess, site
 from tests.kube.replay import ReadyMaker, SiteState
 from tests.kube.schedulers import WAITS_FOR_RUNNERS, SchedulerProgram
 from tests.support.previous_version import version_before

@@ -16,10 +16,10 @@ from openai.types.chat import ChatCompletionUserMessageParam
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import Link
 from motet.tls import TlsIdentity, acting_as
-from tests.stack.harness import BUNDLED
+from testbed.local_stack import BUNDLED
+from testbed.ports import free_port
 from tests.support.authority import Authority
 from tests.support.in_process_services import adapter_entry
-from tests.support.ports import free_port
 
 SERVICES = ("scheduler", "supervisor", "predictor", "runner", "gateway")
 READY_WITHIN_S = 90.0
@@ -148,7 +148,7 @@ class ServicesAsPods:
                 await asyncio.sleep(0.2)
 
     async def stream(self, model: str, *, tokens: int) -> AsyncIterator[str]:
-        """Stream an answer of so many tokens. Raises an error if the stream breaks."""
+        """Stream an answer of `tokens` tokens. Raises an error if the stream breaks."""
         async with AsyncOpenAI(
             base_url=f"http://{self.address('gateway')}/v1", api_key="none", max_retries=0, timeout=60
         ) as client:

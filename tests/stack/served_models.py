@@ -20,8 +20,8 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from testbed.local_stack import write_adapter
 from tests.runner.random_models import EIGHT, VOCABULARY, RandomAdapter, save_adapter, save_base
-from tests.stack.harness import write_adapter
 
 NEAR_TIE = 1e-4
 

@@ -8,9 +8,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.repo.tree import ROOT
+from testbed.ports import free_port
+from testbed.tree import ROOT
 from tests.support.installed import install
-from tests.support.ports import free_port
 from tools.record_terminal import COMMANDS
 
 pytestmark = pytest.mark.stack

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from motet.processes.linux import all_stats
+from testbed.local_stack import REPORTS_AT_ONCE, LocalStack, running_stack
 from tests.runner.random_models import EIGHT, llama
 from tests.stack.concurrent_streams import ConcurrentStreams
-from tests.stack.harness import REPORTS_AT_ONCE, LocalStack, running_stack
 from tests.stack.served_models import (
     ServedModel,
     StreamedAnswer,

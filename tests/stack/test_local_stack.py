@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from motet.processes.linux import all_stats
+from testbed.local_stack import BUNDLED, MOTET, LocalStack, copy_of_bundled, running_stack, write_adapter
+from testbed.ports import free_port
+from testbed.tree import ROOT
 from tests.docs.blocks import Python, Shell, blocks, type_page
-from tests.repo.tree import ROOT
-from tests.stack.harness import BUNDLED, MOTET, LocalStack, copy_of_bundled, running_stack, write_adapter
-from tests.support.ports import free_port
 
 pytestmark = pytest.mark.stack
 

@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from motet.domain import pages_for
-from tests.stack.harness import LocalStack, running_stack
+from testbed.local_stack import LocalStack, running_stack
 from tests.stack.served_models import ServedModel, StreamedAnswer, add_pool, assert_right, prompt_of, stream
 
 pytestmark = [

@@ -11,8 +11,8 @@ import pytest
 from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from testbed.local_stack import LocalStack, running_stack
 from tests.runner.random_models import EIGHT, llama
-from tests.stack.harness import LocalStack, running_stack
 from tests.stack.served_models import (
     ServedModel,
     StreamedAnswer,

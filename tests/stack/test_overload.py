@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack.harness import LocalStack, running_stack
+from testbed.local_stack import LocalStack, running_stack
 
 BUSY_FOR_EACH_CORE = 4
 BUSY = "while True: pass"
@@ -82,7 +82,7 @@ def a_frozen_runner_is_found(stack: LocalStack) -> None:
 
 @pytest.mark.timeout(400)
 async def test_busy_neighbours_condemn_no_runner(tmp_path: Path) -> None:
-    await no_runner_is_condemned(tmp_path, seconds=20, time_scale=0.5)
+    await no_runner_is_condemned(tmp_path, seconds=10, time_scale=0.5)
 
 
 @pytest.mark.soak

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from testbed.compiled_kernels import CACHE
+from testbed.local_stack import LocalStack, taken_down
+from testbed.tree import ROOT
 from tests.docs.blocks import Shell, blocks, type_page
-from tests.repo.tree import ROOT
-from tests.stack.harness import LocalStack, taken_down
-from tests.support.compiled_kernels import CACHE
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

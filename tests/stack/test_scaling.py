@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed.local_stack import LocalStack, running_stack
 from tests.runner.random_models import EIGHT, llama
-from tests.stack.harness import LocalStack, running_stack
 from tests.stack.served_models import (
     ServedModel,
     StreamedAnswer,

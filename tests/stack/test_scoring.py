@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.stack.harness import BUNDLED, LocalStack, copy_of_bundled, running_stack
+from testbed.local_stack import BUNDLED, LocalStack, copy_of_bundled, running_stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore")]
 

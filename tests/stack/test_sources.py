@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.stack.harness import BUNDLED, LocalStack, running_stack
+from testbed.local_stack import BUNDLED, LocalStack, running_stack
 from tests.support.source_servers import HubServer, hub_server, in_a_thread, web_server
 
 pytestmark = pytest.mark.stack

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from motet.processes.linux import all_stats, is_alive, read_stat
+from testbed.local_stack import REPORTS_AT_ONCE, LocalStack, running_stack
 from tests.runner.random_models import EIGHT, llama
 from tests.stack.concurrent_streams import ConcurrentStreams
-from tests.stack.harness import REPORTS_AT_ONCE, LocalStack, running_stack
 from tests.stack.served_models import (
     ServedModel,
     StreamedAnswer,
@@ -43,11 +43,11 @@ STREAMS = 16
 TOKENS = 1000
 LATEST = 400
 MORE = 50
-"""So many tokens come without the killed process: more than can have been in buffers when it died."""
+"""Tokens that must come without the killed process: more than can have been in buffers when it died"""
 KERNELS = os.environ.get("MOTET_RUNNER_KERNELS", "auto")
 DRAWN = {"temperature": 0.8, "top_p": 0.95}
 AWAY_S = 60
-"""After so many seconds the killed process may return, so that the test ends also if a stream waits for it."""
+"""Seconds until the killed process may return, so that the test ends also if a stream waits for it"""
 
 
 @dataclass

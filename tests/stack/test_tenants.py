@@ -26,21 +26,21 @@ from motet.keys import ApiKey, KeyScope
 from motet.processes.linux import environment_of
 from motet.store import keys as kept
 from motet.store import length_samples, open_store
+from testbed.local_stack import BUNDLED, LocalStack, copy_of_bundled, running_stack, write_adapter
+from testbed.ports import free_port
+from testbed.tree import ROOT
 from tests.docs.blocks import Python, Shell, blocks, type_page
-from tests.repo.tree import ROOT
-from tests.stack.harness import BUNDLED, LocalStack, copy_of_bundled, running_stack, write_adapter
-from tests.support.ports import free_port
 
 pytestmark = pytest.mark.stack
 
 WITHIN_S = 5.0
-"""After so many seconds, every gateway knows a change of keys."""
+"""The most seconds until every gateway knows a change of keys"""
 BASE = "motet-demo"
 QUESTION: list[Any] = [{"role": "user", "content": "Who rules Harrow?"}]
 SHORT: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
 LONG: dict[str, Any] = {"max_tokens": 4000, "temperature": 0, "stream": True, "extra_body": {"ignore_eos": True}}
 MORE = 20
-"""So many tokens come after a stream has ended: more than can have been in buffers."""
+"""Tokens that must come after a stream has ended: more than can have been in buffers"""
 
 ADAPTERS = {("acme", "pirate"): (), ("acme", "json"): ("zeta",), ("zeta", "shouting"): (), ("zeta", "oneword"): ("*",)}
 """The tenants that an adapter is shared with, by its tenant and name."""

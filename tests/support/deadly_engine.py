@@ -1,6 +1,6 @@
 """An engine's process that ends and sends nothing more when it computes a prompt with the token `DEADLY`.
 
-`ProcessEngineClient(config, process, DEADLY_ENGINE)` starts it as it starts the real one. `dying_engine` names the
+`EngineClient(config, process, DEADLY_ENGINE)` starts it as it starts the real one. `dying_engine` names the
 other ways to end: those of an engine whose device fails.
 """
 

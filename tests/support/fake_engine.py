@@ -141,32 +141,32 @@ class FakeEngine:
     def add(self, sequence: NewSequence) -> None:
         if self._random.random() < self.decline_rate:
             raise Declined("not in the mood")
-        self.planner.add(sequence)
+        self.planner.commands.add(sequence)
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
-        return self.planner.cancel(request, epoch) is not None
+        return self.planner.commands.cancel(request, epoch) is not None
 
     def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
-        return self.planner.extend(request, epoch, promise, extended)
+        return self.planner.commands.extend(request, epoch, promise, extended)
 
     def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
-        return self.planner.park(request, epoch, promise, wanted, method)
+        return self.planner.commands.park(request, epoch, promise, wanted, method)
 
     def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
-        return self.planner.resume(request, epoch, promise)
+        return self.planner.commands.resume(request, epoch, promise)
 
     def set_supervised(self, supervised: bool) -> None:
-        self.planner.supervised = supervised
+        self.planner.commands.supervised = supervised
 
     def set_overcommit(self, factor: float) -> None:
         check_overcommit(factor)
-        self.planner.set_overcommit(factor)
+        self.planner.commands.set_overcommit(factor)
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
-        self.planner.load_adapter(digest, layout)
+        self.planner.commands.load_adapter(digest, layout)
 
     def drop_adapter(self, digest: Digest) -> None:
-        self.planner.drop_adapter(digest)
+        self.planner.commands.drop_adapter(digest)
 
     # ----------------------------------------------------------------------------------------------------------- steps
 

@@ -4,17 +4,15 @@ with the arrays that they read, so a tensor that is written is the array."""
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from motet_kernels import LoraBackend, Segment
+from motet_kernels import Segment
 from motet_kernels.cpp import AttentionBatch, CppBackend, PagedAttention
 from motet_kernels.cpp.lora_backend import CppBatch
-from motet_runner.execute.kernels import CompiledKernels
 
 
 class FixedCppAttention(PagedAttention):
@@ -72,12 +70,6 @@ class FixedCppBackend(CppBackend):
 @contextmanager
 def fixed_batches() -> Iterator[None]:
     """The compiled kernels that are chosen meanwhile have them."""
-
-    def lora(self: CompiledKernels, groups: Any, memory: Any, dtype: Any, _: int) -> LoraBackend[Any]:
-        return FixedCppBackend(groups, memory, dtype, library=self.library)
-
-    def attention(self: CompiledKernels, pages: torch.Tensor) -> FixedCppAttention:
-        return FixedCppAttention(self.library, pages)
-
-    with patch.object(CompiledKernels, "lora", lora), patch.object(CompiledKernels, "attention", attention):
+    where = "motet_runner.execute.kernels.compiled"
+    with patch(f"{where}.CppBackend", FixedCppBackend), patch(f"{where}.PagedAttention", FixedCppAttention):
         yield

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message_factory import GetMessageClass
 
 from motet.rpc import EndStream, Link, Sessions
 from motet.rpc.message_failures import handle
@@ -53,7 +54,7 @@ def hostile(kind: Any, *, types: tuple[int, ...] = tuple(_VALUES), like: Any = N
         else:
             before = getattr(like, field.name)
             within = None if field.is_repeated or not like.HasField(field.name) else before
-            for value in hostile(inner._concrete_class, types=types, like=within):
+            for value in hostile(GetMessageClass(inner), types=types, like=within):
                 yield _with(like, field, value)
 
 
@@ -132,4 +133,4 @@ async def serve(server: Sessions[Any, Any, Any], *messages: Any, peer: Any = Non
 def receive(client: Link[Any, Any], message: Any) -> None:
     """A message of the server that this client is connected to."""
     with suppress(EndStream, ImpossibleTerm):  # then the client connects again
-        handle(message, client._receive, client._failed)
+        handle(message, client.receive, client.failed)

@@ -21,11 +21,12 @@ from safetensors.numpy import save_file
 
 from motet.health import Health
 from motet.settings import Addresses, ProcessSettings
-from motet_runner.engine_client import EngineClient, ProcessEngineClient, ThreadEngineClient
+from motet_runner.engine_client import EngineClient
 from motet_runner.interface import Engine
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
 from tests.support.fake_engine import FakeEngine
+from tests.support.thread_engine import ThreadEngineClient
 
 NOWHERE = "unix:/nonexistent/motet.sock"
 SCALE = 0.05
@@ -142,9 +143,7 @@ async def in_process_runner(
     def make() -> tuple[RunnerService, EngineClient]:
         host: EngineClient
         host = (
-            ThreadEngineClient(engine)
-            if command is None
-            else ProcessEngineClient(own.engine_config(model), process, command)
+            ThreadEngineClient(engine) if command is None else EngineClient(own.engine_config(model), process, command)
         )
         return RunnerService(own, process, addresses, host, CollectorRegistry(), health=health), host
 

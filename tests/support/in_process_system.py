@@ -49,7 +49,7 @@ class InProcessSystem:
         found = {}
         for instance, runner in self.runners.items():
             service = runner.service
-            book = read_runner_requests(service.accepted.runner_requests(service._last_report))
+            book = read_runner_requests(service.accepted.runner_requests(service.last_report))
             theirs = {(entry.request, entry.epoch): entry.pages_to_charge for entry in book if not entry.parked}
             known = self.control.scheduler.runners.get(InstanceName(instance))
             ours = dict(known.ledger) if known is not None else {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 
 
 def install(extra: str, folder: Path) -> Path:

@@ -35,7 +35,7 @@ class LateCopies:
         self.launched += 1
 
     def end(self, launched: int | None = None) -> None:
-        """The first so many of all copies; None: all"""
+        """The first `launched` of all copies; None: all"""
         count = len(self.waiting) if launched is None else max(0, launched - self.ended)
         with torch.inference_mode():
             for to, of in self.waiting[:count]:

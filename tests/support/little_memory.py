@@ -9,7 +9,7 @@ from unittest.mock import patch
 from torch import OutOfMemoryError
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from motet_runner.execute.in_parts import InParts
+from motet_runner.execute.batch.memory_parts import InParts
 from motet_runner.plan.presets import UNBOUNDED
 
 _FIRST, _AGAIN = 0.8, 0.3

@@ -32,7 +32,7 @@ class Loader(importlib.abc.Loader):
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "motet_runner.execute.model":
+        if name != "motet_runner.execute.forward.modules":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

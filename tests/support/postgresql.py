@@ -19,7 +19,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.support.machine import lacking
+from testbed.machine import lacking
 
 DEBIAN = Path("/usr/lib/postgresql")
 USER, PASSWORD = "motet", "secret"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hatchling.builders.wheel import WheelBuilder
 
-from tests.repo.tree import ROOT
+from testbed.tree import ROOT
 
 COMMIT = "618f349048a92de9ea4ed72fb83846e27946e516"
 """The commit that counts as the version before. Each release sets it to the commit of that release."""

@@ -58,7 +58,7 @@ async def dispatcher_of(system: InProcessSystem) -> AsyncIterator[Dispatcher]:
     )
     running = asyncio.create_task(dispatcher.run())
     try:
-        await until(lambda: dispatcher._catalog.known)
+        await until(lambda: dispatcher.catalog.known)
         yield dispatcher
     finally:
         running.cancel()
@@ -77,7 +77,7 @@ def ask(
 ) -> Client:
     """Start a request whose estimated length is right, and which runs for as long as it may."""
     client = Client()
-    base = Digest(dispatcher._catalog.current.groups[0].base_digest)
+    base = Digest(dispatcher.catalog.current.groups[0].base_digest)
     dispatcher.start(
         GenerationRequest(
             request=name,

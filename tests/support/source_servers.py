@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from tests.kube.certificates import ClusterAuthority
+from testbed.cluster.certificates import ClusterAuthority
 
 CHUNK = 4096
 Server = TypeVar("Server")
@@ -33,7 +33,7 @@ class ReceivedRequest:
 
 @dataclass
 class BrokenConnection:
-    """The connection breaks after so many bytes of the file, `times` times; then `then` is called."""
+    """The connection breaks after `after` bytes of the file, `times` times; then `then` is called."""
 
     after: int
     times: int = 1

@@ -3,8 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kube.cluster import Cluster
-from tests.kube.nodes import ClusterNode
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.nodes import ClusterNode
 from tests.kube.pods import Pods
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.kube.kubelet.environment import ConfigError, expand, field, of_services, resource
-from tests.kube.kubelet.images import FOR_TESTS, NotPullable, image, parse
-from tests.kube.network import API_PORT, CONTROL_PLANE
+from testbed.cluster.kubelet.environment import ConfigError, expand, field, of_services, resource
+from testbed.cluster.kubelet.images import FOR_TESTS, NotPullable, image, parse
+from testbed.cluster.network import API_PORT, CONTROL_PLANE
 from tests.kube.pods import Pods, python
 
 PRINT = "import json, os; print(json.dumps(dict(os.environ)))"

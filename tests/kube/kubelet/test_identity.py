@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from tests.kube.cluster import Cluster, CommandRefused
-from tests.kube.nodes import ClusterNode
+from testbed.cluster.cluster import Cluster, CommandRefused
+from testbed.cluster.nodes import ClusterNode
 from tests.kube.pods import Pods, python
 
 pytestmark = pytest.mark.kube

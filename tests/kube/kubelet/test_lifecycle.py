@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.kube.nodes import ClusterNode
+from testbed.cluster.nodes import ClusterNode
+from testbed.tree import ROOT
 from tests.kube.pods import IDLE, Pods, python, shell
-from tests.repo.tree import ROOT
 
 pytestmark = pytest.mark.kube
 
@@ -80,7 +80,7 @@ def test_crashes_are_followed_by_longer_and_longer_waits(pods: Pods) -> None:
     name = pods.run(shell("exit 1"))
 
     def backing_off(seconds: int) -> dict[str, Any]:
-        """The pod's status during a back-off of so many seconds."""
+        """The pod's status during a back-off of `seconds` seconds."""
         status = pods.status(name)
         said = status["containerStatuses"][0]["state"]["waiting"]
         assert said["reason"] == "CrashLoopBackOff"

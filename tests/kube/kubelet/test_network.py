@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.kube.cluster import Cluster
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.network import API_PORT, CONTROL_PLANE, DNS
+from testbed.cluster.nodes import ClusterNode
 from tests.kube.kubelet.test_probes import HEALTH, POD_IP, SERVER
-from tests.kube.network import API_PORT, CONTROL_PLANE, DNS
-from tests.kube.nodes import ClusterNode
 from tests.kube.pods import IDLE, Pods, python, shell
 
 pytestmark = pytest.mark.kube

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from motet.processes.linux import all_stats, environment_of
-from tests.kube.cluster import Cluster, CommandRefused
-from tests.kube.nodes import ClusterNode
-from tests.kube.nodes import node as one_node
+from testbed.cluster.cluster import Cluster, CommandRefused
+from testbed.cluster.nodes import ClusterNode
+from testbed.cluster.nodes import node as one_node
 from tests.kube.pods import IDLE, Pods, shell
 
 pytestmark = pytest.mark.kube

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from motet.processes.linux import all_stats, environment_of
-from tests.kube.nodes import ClusterNode
+from testbed.cluster.nodes import ClusterNode
 from tests.kube.pods import IDLE, Pods, shell
 
 pytestmark = pytest.mark.kube

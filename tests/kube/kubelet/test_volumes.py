@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube.nodes import ClusterNode
+from testbed.cluster.nodes import ClusterNode
 from tests.kube.pods import IDLE, Pods, python, shell
 
 pytestmark = pytest.mark.kube

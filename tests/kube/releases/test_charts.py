@@ -25,6 +25,11 @@ import yaml
 from cryptography import x509
 
 from motet.resources.crd import CUSTOM_RESOURCES
+from testbed.cluster.cluster import Cluster, CommandRefused
+from testbed.cluster.network import API_PORT, CONTROL_PLANE
+from testbed.cluster.operators import apply_definitions
+from testbed.machine import lacking
+from testbed.ports import free_port
 from tests.charts.helm import (
     ADDITIONS,
     COMPONENTS,
@@ -37,11 +42,6 @@ from tests.charts.helm import (
     title,
     with_values,
 )
-from tests.kube.cluster import Cluster, CommandRefused
-from tests.kube.network import API_PORT, CONTROL_PLANE
-from tests.kube.operators import apply_definitions
-from tests.support.machine import lacking
-from tests.support.ports import free_port
 from tests.support.postgresql import MISSING, PostgreSQL
 from tests.support.postgresql import find as find_postgresql
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from testbed.cluster.cluster import Cluster
+from testbed.tree import ROOT
 from tests.docs.blocks import Shell, blocks, type_page
-from tests.kube.cluster import Cluster
-from tests.repo.tree import ROOT
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(1500)]
 

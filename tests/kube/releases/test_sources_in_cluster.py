@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from motet.digest import adapter_digest
-from tests.kube.cluster import Cluster
-from tests.kube.network import CONTROL_PLANE
-from tests.kube.nodes import ClusterNode
-from tests.kube.product import POOLS, SYSTEM, Product, installed
-from tests.repo.tree import ROOT
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.network import CONTROL_PLANE
+from testbed.cluster.nodes import ClusterNode
+from testbed.cluster.product import POOLS, SYSTEM, Product, installed
+from testbed.tree import ROOT
 from tests.support.source_servers import HubServer, WebServer, hub_server, in_a_thread, web_server
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]

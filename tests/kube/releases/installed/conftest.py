@@ -11,9 +11,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
 
-from tests.kube.cluster import Cluster
-from tests.kube.nodes import ClusterNode
-from tests.kube.product import POOLS, Product, bring_demo, installed
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.nodes import ClusterNode
+from testbed.cluster.product import POOLS, Product, bring_demo, installed
 
 
 @pytest.fixture(scope="package")

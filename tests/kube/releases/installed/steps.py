@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from tests.kube.product import POOLS, Product
+from testbed.cluster.product import POOLS, Product
 
 QUESTION = "Who keeps the lighthouse of Brindle?"
 
@@ -37,11 +37,11 @@ def bring_storyteller(product: Product, namespace: str) -> None:
 
 
 def wait_for_runners(product: Product, count: int) -> None:
-    def so_many() -> bool:
+    def there() -> bool:
         status = product.pool()["status"]
         return status["readyReplicas"] == count and len(product.runners()) == count
 
-    product.cluster.wait_for(so_many, f"{count} runners", within_s=180)
+    product.cluster.wait_for(there, f"{count} runners", within_s=180)
 
 
 def wait_for_silence(product: Product) -> None:
@@ -50,11 +50,11 @@ def wait_for_silence(product: Product) -> None:
 
 
 def wait_for_streams(product: Product, count: int = 1) -> dict[str, float]:
-    """Wait until so many streams have begun. Returns the number of each runner."""
+    """Wait until `count` streams have begun. Returns the number of each runner."""
 
-    def so_many() -> dict[str, float]:
+    def begun() -> dict[str, float]:
         sequences = product.sequences()
         assert sum(sequences.values()) >= count, sequences
         return sequences
 
-    return product.cluster.wait_for(so_many, "the streams")
+    return product.cluster.wait_for(begun, "the streams")

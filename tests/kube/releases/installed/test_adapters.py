@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.kube.audit_writes import quiet, told, writes_of
-from tests.kube.nodes import ClusterNode
-from tests.kube.product import (
+from testbed.cluster.nodes import ClusterNode
+from testbed.cluster.product import (
     ADAPTERS,
     MANIFESTS,
     POOLS,
@@ -20,9 +19,10 @@ from tests.kube.product import (
     served_after,
     tenant_of,
 )
+from testbed.compiled_kernels import needs_a_compiler
+from testbed.local_stack import running_stack
+from tests.kube.audit_writes import quiet, told, writes_of
 from tests.kube.releases.installed.steps import QUESTION, bring_storyteller, volume_of
-from tests.stack.harness import running_stack
-from tests.support.compiled_kernels import needs_a_compiler
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 

@@ -6,10 +6,10 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from tests.kube.cluster import CommandRefused
-from tests.kube.product import ADAPTERS, POOLS, RELEASE, SYSTEM, ClientLoad, Product, served_after
+from testbed.cluster.cluster import CommandRefused
+from testbed.cluster.product import ADAPTERS, POOLS, RELEASE, SYSTEM, ClientLoad, Product, served_after
+from testbed.tree import ROOT
 from tests.kube.releases.installed.steps import QUESTION, wait_for_runners
-from tests.repo.tree import ROOT
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 

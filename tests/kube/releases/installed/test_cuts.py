@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.kube.metrics import metric
-from tests.kube.product import ADAPTERS, RELEASE, SYSTEM, ClientLoad, Product, stream
+from testbed.cluster.metrics import metric
+from testbed.cluster.product import ADAPTERS, RELEASE, SYSTEM, ClientLoad, Product, stream
 from tests.kube.releases.installed.steps import bring_storyteller, wait_for_runners, wait_for_silence, wait_for_streams
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 TOKENS = 1500
-"""So many that streams still run when the test has found out where: iterations of the bundled model are short."""
+"""With these, streams still run when the test has found out where: iterations of the bundled model are short."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 
 from motet import keys
 from motet.keys import PresentedKey
-from tests.kube.product import KEYS, SYSTEM, Product, keep_keys
+from testbed.cluster.product import KEYS, SYSTEM, Product, keep_keys
 from tests.kube.releases.installed.steps import QUESTION
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.kube.api import Api
-from tests.kube.cluster import Cluster
-from tests.kube.nodes import node as one_node
-from tests.kube.product import POOLS, ClientLoad, Product
+from testbed.cluster.api import Api
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.nodes import node as one_node
+from testbed.cluster.product import POOLS, ClientLoad, Product
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 

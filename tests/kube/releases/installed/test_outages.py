@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.kube.nodes import ClusterNode
-from tests.kube.operators import definition_gone
-from tests.kube.product import ADAPTERS, FIXED, MANIFESTS, POOLS, RELEASE, SYSTEM, ClientLoad, Product, stream
+from testbed.cluster.nodes import ClusterNode
+from testbed.cluster.operators import definition_gone
+from testbed.cluster.product import ADAPTERS, FIXED, MANIFESTS, POOLS, RELEASE, SYSTEM, ClientLoad, Product, stream
 from tests.kube.releases.installed.steps import (
     QUESTION,
     bring_storyteller,
@@ -18,7 +18,7 @@ from tests.kube.releases.installed.steps import (
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 TOKENS = 1500
-"""So many that streams still run when the test has found out where: iterations of the bundled model are short."""
+"""With these, streams still run when the test has found out where: iterations of the bundled model are short."""
 
 
 async def test_row_20_a_runner_that_is_killed_costs_its_clients_a_pause(

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.kube.cluster import Cluster
-from tests.kube.nodes import ClusterNode
-from tests.kube.product import POOLS, RELEASE, SYSTEM, Product
+from testbed.cluster.cluster import Cluster
+from testbed.cluster.nodes import ClusterNode
+from testbed.cluster.product import POOLS, RELEASE, SYSTEM, Product
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
