@@ -32,7 +32,7 @@ def status(data_dir: Path, *, as_json: bool) -> int:
         for note in notes:
             typer.echo(note, err=True)
     else:
-        _print(document, notes)
+        print_status(document, notes)
     return 0 if running else NOTHING_RUNS
 
 
@@ -84,7 +84,7 @@ def _notes(layout: StateDirectory, operator: ProcessRecord | None, *, running: b
     return notes
 
 
-def _print(document: dict[str, Any], notes: list[str]) -> None:
+def print_status(document: dict[str, Any], notes: list[str]) -> None:
     printer = Printer(width_of_a_pipe=WIDTH_OF_A_PIPE)
     for note in [*notes, *document["problems"]]:
         printer.whole_line((note, "yellow"))
