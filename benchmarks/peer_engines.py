@@ -132,8 +132,14 @@ class Engines:
         print(f"starting {name} ({family})", flush=True)
         driven = self._stack.enter_context(Driven(name, command, variables))
         self._running[family, name] = driven
+        self.answers[name] = driven.ask(self.question_of_load(family) | dict(load))
+        print(f"  {name}: {self.answers[name]}", flush=True)
+        return driven
+
+    def question_of_load(self, family: str) -> dict[str, Any]:
+        """What all engines are asked"""
         given = self._given
-        question = {
+        return {
             "do": "load",
             "model": str(random_llama(shape_of(family, given), SCRATCH)),
             "rank": given.rank,
@@ -141,9 +147,6 @@ class Engines:
             "sequences": max(FEW, *given.requests),
             "dtype": given.dtype,
         }
-        self.answers[name] = driven.ask(question | dict(load))
-        print(f"  {name}: {self.answers[name]}", flush=True)
-        return driven
 
 
 class Comparison:
