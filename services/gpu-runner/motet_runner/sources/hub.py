@@ -35,7 +35,7 @@ class HubUri:
         }
         from motet_runner.sources.hub_repository import HubRepository
 
-        return HubRepository(self, opening)
+        return HubRepository(self.repository, self.revision, opening)
 
 
 def parse(uri: str, revision: str) -> HubUri:

@@ -11,7 +11,6 @@ from motet.digest import CHUNK_BYTES
 from motet.errors import AdapterFetchFailed
 from motet_runner.sources.fetch_errors import credentials, forbidden, missing, temporary, too_large
 from motet_runner.sources.file_selection import WantedFile
-from motet_runner.sources.hub import HubUri
 from motet_runner.sources.remote_source import Opening
 from motet_runner.sources.web_folder import explain, refused
 
@@ -23,23 +22,22 @@ disk as they come."""
 class HubRepository:
     """One commit of a repository, so that no files of two commits are mixed when a branch changes meanwhile."""
 
-    def __init__(self, source: HubUri, opening: Opening) -> None:
+    def __init__(self, repository: str, revision: str, opening: Opening) -> None:
         from huggingface_hub import HfApi, set_client_factory
 
         client = opening.client
         client.follow_redirects = True
         client.event_hooks = {"response": [_limit_body]}
         set_client_factory(lambda: client)
-        self.name = f"hf://{source.repository}"
-        self._source = source
+        self.name = f"hf://{repository}"
+        self._repository = repository
+        self._revision = revision
         self._token: str | bool = opening.secret.token or False
         self._endpoint = opening.order.access.hub_endpoint.rstrip("/")
         self._timeout = timeout = opening.order.stall_seconds
         self._on_checked = opening.on_checked
         api = HfApi(endpoint=self._endpoint, token=self._token)
-        info = self._call(
-            lambda: api.model_info(source.repository, revision=source.revision, files_metadata=True, timeout=timeout)
-        )
+        info = self._call(lambda: api.model_info(repository, revision=revision, files_metadata=True, timeout=timeout))
         self.revision: str = info.sha or ""
         siblings = info.siblings or []
         self.sizes: dict[str, int | None] = {file.rfilename: file.size for file in siblings}
@@ -53,7 +51,7 @@ class HubRepository:
         path = into / file.name
         self._call(
             lambda: hf_hub_download(
-                self._source.repository,
+                self._repository,
                 file.name,
                 revision=self.revision,
                 local_dir=into,
@@ -72,7 +70,7 @@ class HubRepository:
     def _call(self, call: Any) -> Any:
         from huggingface_hub import errors
 
-        name = f"{self.name} at {self._source.revision}"
+        name = f"{self.name} at {self._revision}"
         try:
             return call()
         except errors.GatedRepoError as error:
@@ -86,7 +84,7 @@ class HubRepository:
                 ) from None
             raise missing(f"There is no repository {self.name} at {self._endpoint}. Correct the source.") from None
         except errors.RevisionNotFoundError:
-            raise missing(f"{self.name} has no revision {self._source.revision}. Correct the revision.") from None
+            raise missing(f"{self.name} has no revision {self._revision}. Correct the revision.") from None
         except errors.LocalEntryNotFoundError as error:  # the request for the file's headers failed
             why = (
                 explain(error.__cause__) if isinstance(error.__cause__, httpx2.HTTPError) else "the hub does not answer"
