@@ -17,6 +17,10 @@ from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver
 
 PAGES = 48
+MOST_SEQUENCES = 60
+"""At a time. More of them wait for the same runner, and show nothing else."""
+ROUNDS_WITHOUT_A_TOKEN = 60
+"""In which orders arrive. So many are more than any wait of the supervisor takes."""
 
 
 class Sequence:
@@ -126,14 +130,14 @@ class RandomEvents(RuleBasedStateMachine):
     def submit(self, prompt, max_tokens, guess, request_class):
         most = promises.max_pages(prompt, max_tokens)
         promise = min(pages_for(prompt) + guess, most)
-        if promise <= self.free and most <= PAGES:
+        if promise <= self.free and most <= PAGES and len(self.sequences) < MOST_SEQUENCES:
             self.count += 1
             self.sequences[f"s{self.count:03}"] = Sequence(prompt, max_tokens, promise, request_class)
 
     @rule(max_tokens=st.integers(60, 700), request_class=st.sampled_from(RequestClass))
     def fill_the_runner(self, max_tokens, request_class):
         """Fill the runner with requests that are expected to be short and are not."""
-        while self.free >= 2:
+        while self.free >= 2 and len(self.sequences) < MOST_SEQUENCES:
             self.submit(prompt=4, max_tokens=max_tokens, guess=1, request_class=request_class)
 
     @rule(steps=st.sampled_from((1, 8, 40)))
@@ -200,14 +204,15 @@ class RandomEvents(RuleBasedStateMachine):
     def teardown(self):
         """Once orders arrive again, all sequences finish."""
         self.orders_get_lost = False
-        for _ in range(600):
-            if not self.sequences:
-                break
+        without = 0
+        while self.sequences:
+            before = {name: one.made for name, one in self.sequences.items()}
             self.decode(40)
             self.report()
             self.wait(1.0)
             self.scheduler_allows_resumes()
-        assert not self.sequences, "these sequences never finish"
+            without = without + 1 if {name: one.made for name, one in self.sequences.items()} == before else 0
+            assert without < ROUNDS_WITHOUT_A_TOKEN, "these sequences never finish"
 
 
 RandomEvents.TestCase.settings = settings(
