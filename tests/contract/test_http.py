@@ -12,8 +12,10 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from motet.sampling import IN_BODIES
 from testbed.fake_services import fake_services
 from testbed.local_stack import REPORTS_AT_ONCE, LocalStack, copy_of_bundled, running_stack
+from tests.common.test_sampling import right_values
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import serve
 
@@ -382,6 +384,18 @@ async def test_a_seed_repeats_an_answer(server: Server, path: str) -> None:
     assert again["choices"] == first["choices"]
     stream = await server.stream(path, **how)
     assert [stream.text(index) for index in (0, 1)] == [text_of(choice) for choice in first["choices"]]
+
+
+# ----------------------------------------------------------------------------------------------------- right sampling
+
+
+@pytest.mark.parametrize("name", IN_BODIES)
+async def test_an_option_reaches_the_engine_and_changes_nobodys_tokens(server: Server, name: str) -> None:
+    how = {"max_tokens": 30, "ignore_eos": True, "temperature": 0.9, "seed": 3}
+    alone = await server.ask(PLAIN, **how)
+    with_it = [how | {name: value} for value in right_values(name)]
+    beside, *_ = await asyncio.gather(server.ask(PLAIN, **how), *(server.ask(PLAIN, **one) for one in with_it))
+    assert beside["choices"] == alone["choices"]
 
 
 # ------------------------------------------------------------------------------------------------------- bad sampling

@@ -5,6 +5,7 @@ import asyncio
 import functools
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 import grpc
 import psutil
@@ -15,7 +16,9 @@ from motet.domain import BASE, RequestId
 from motet.errors import Declined
 from motet.prefix_hints import prefix_salt
 from motet.rpc import is_healthy, open_channel
+from motet_runner import generate_service
 from motet_runner.engine_messages import EngineOutputs, SequenceRefused
+from motet_runner.generate_service import sequence_of
 from tests.common.waiting import PATIENCE_S
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, until
 from tests.support.deadly_engine import DEADLY, dying_engine, exits_with_the_drivers_status, fails, fails_and_stays
@@ -232,6 +235,32 @@ async def test_a_runner_that_still_loads_serves_nothing(folder):
         may_load.set()
         may_end.set()
         await living
+
+
+async def test_a_request_that_cannot_be_sent_to_the_engine_fails_alone(folder, monkeypatch):
+
+    def sequence(submit, **base):
+        made = sequence_of(submit, **base)
+        return replace(made, parent=lambda: "no process can be sent this") if made.request == "a" else made
+
+    monkeypatch.setattr(generate_service, "sequence_of", sequence)
+    async with (
+        in_process_runner(folder, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+        gateway_to(runner.address, "another") as another,
+    ):
+        await another.submit("runs", max_tokens=2000)
+        await until(lambda: another.tokens.get(("runs", 1)))
+        await asyncio.gather(
+            another.submit("b", max_tokens=20),
+            gateway.submit("a"),
+            another.cancel("runs"),
+        )
+        assert (await gateway.refusal("a")).failure.code == "internal_error"
+        assert (await another.finished("runs")).finish == common_pb2.FINISH_REASON_CANCELLED
+        await another.finished("b")
+        assert another.tokens["b", 1] == tokens_of((1, 2, 3), 7, 20)
+        assert len(runner.service.accepted) == 0
 
 
 async def test_a_restarted_runner_is_another_incarnation(folder):

@@ -247,7 +247,7 @@ def test_an_engine_rests_while_its_service_stands_still_and_then_loses_nothing(m
 
         engine = threading.Thread(target=run, daemon=True)
         count = 1500
-        service.send([add("a", max_tokens=count)])
+        service.send(add("a", max_tokens=count))
         engine.start()
         assert engines_end.rests.wait(20), f"{engines_end.most} bytes wait, and the engine goes on"
         got = []

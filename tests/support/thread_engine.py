@@ -36,9 +36,8 @@ class ThreadEngineClient(EngineClient):
         self._thread = threading.Thread(target=self._run, args=(self._connection,), name="engine", daemon=True)
         self._thread.start()
 
-    def _send(self, message: object) -> None:
-        if not isinstance(message, Start):  # it is loaded already
-            super()._send(message)
+    def _send(self, message: Start) -> None:
+        """It is loaded already."""
 
     def _run(self, connection: socket.socket) -> None:
         with connection:

@@ -42,7 +42,8 @@ class Option(ABC):
         """Raises InvalidRequest. `name` is what the request calls it."""
 
     def stored(self, value: Any) -> Any:
-        """A checked value of a request body, or that of a message, as `Sampling` has it."""
+        """A checked value of a request body, or that of a message, as `Sampling` has it: a container of a message is no
+        value, for no other process can be told it."""
         return value
 
 
@@ -128,8 +129,6 @@ class Biases(Option):
             self.bias.check(f"{name}.{token}", bias)
 
     def stored(self, value: Any) -> Any:
-        if all(type(key) is int for key in value):
-            return value
         return {_id(key): bias for key, bias in value.items()}
 
 

@@ -39,7 +39,7 @@ class EngineClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._commands: list[Command] = []
+        self._commands: list[bytes] = []
 
     async def start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -58,10 +58,12 @@ class EngineClient:
         return answer
 
     def post(self, command: Command) -> None:
-        """Send a command. Commands that are posted in one turn of the event loop are sent as one message."""
+        """Send a command, with all others of this turn of the event loop. One that cannot be sent raises its error
+        here, where it is known whose it is, and costs no other."""
+        packed = pack(command)
         if not self._commands:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._commands.append(command)
+        self._commands.append(packed)
 
     async def run(self, receive: Callable[[EngineOutputs], None]) -> None:
         """Hand all outputs to `receive` until cancelled. Raises EngineDied when the engine ends."""
@@ -109,13 +111,16 @@ class EngineClient:
             return "it closed its connection"
         return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
 
-    def _send(self, message: object) -> None:
+    def _send(self, message: Start) -> None:
+        self._write(pack(message))
+
+    def _write(self, data: bytes) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(pack(message))
+            self._writer.write(data)
 
     def _flush(self) -> None:
         commands, self._commands = self._commands, []
-        self._send(commands)
+        self._write(b"".join(commands))
 
     async def _receive(self) -> Answer:
         assert self._reader is not None, "start comes first"

@@ -1,6 +1,6 @@
 """The messages between the service's process and the engine's process.
 
-The service sends lists of commands. After each iteration that produced something, the engine loop sends one
+The service sends commands. After each iteration that produced something, the engine loop sends one
 `EngineOutputs`. In it, the messages for gateways are already encoded, so the service only passes the bytes on.
 """
 

@@ -42,8 +42,7 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
     pipe.send(engine.info)
     loop = EngineLoop(engine)
     while True:
-        for commands in pipe.exchange(loop.command_wait_seconds()):
-            loop.apply(commands)
+        loop.apply(pipe.exchange(loop.command_wait_seconds()))
         batch = loop.turn()
         if batch is not None:
             pipe.send(batch)

@@ -174,24 +174,23 @@ class GenerateService:
         )
         self._accepted.add(placement)
         try:
-            ready = sequence.adapter == BASE or self._adapters.for_request(sequence.adapter) is not None
+            if sequence.adapter == BASE or self._adapters.for_request(sequence.adapter) is not None:
+                self._start(placement, sequence)
+                return
         except Exception:
             self._close(placement.request, placement.epoch, placement.stream)
             raise
-        if ready:
-            self._start(placement, sequence)
-        else:
-            key = (submit.request, submit.epoch)
-            task = asyncio.create_task(
-                self._start_with_adapter(placement, sequence, submit.adapter), name=f"adapter for {key[0]}"
-            )
-            self._waiting[key] = task
-            task.add_done_callback(lambda done: self._waiting.pop(key) if self._waiting.get(key) is done else None)
+        key = (submit.request, submit.epoch)
+        task = asyncio.create_task(
+            self._start_with_adapter(placement, sequence, submit.adapter), name=f"adapter for {key[0]}"
+        )
+        self._waiting[key] = task
+        task.add_done_callback(lambda done: self._waiting.pop(key) if self._waiting.get(key) is done else None)
 
     def _start(self, placement: AcceptedRequest, sequence: NewSequence) -> None:
+        self._engine.post(Add(sequence, placement.stream))
         placement.in_engine = True
         self._metrics.vllm_prompt_tokens.labels(self._model).inc(placement.prompt_tokens)
-        self._engine.post(Add(sequence, placement.stream))
 
     async def _start_with_adapter(self, placement: AcceptedRequest, sequence: NewSequence, adapter: str) -> None:
         """Wait for the adapter, then start. The scheduler ordered the adapter before it placed the request; its files
