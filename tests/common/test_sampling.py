@@ -84,17 +84,22 @@ def by_message(message: runner_pb2.Sampling) -> Sampling:
     return sampling
 
 
-def by_body(name: str, value: Any) -> Sampling:
+def of_request(said: dict[str, Any], defaults: dict[str, Any]) -> Sampling:
     chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "max_tokens": MOST}
-    body = parameters.parse(parameters.ChatBody, json.dumps({"model": "m"} | chat | {name: value}).encode())
+    body = parameters.parse(parameters.ChatBody, json.dumps({"model": "m"} | chat | said).encode())
     body.refuse_unsupported()
-    text = SimpleNamespace(defaults={}, vocabulary=VOCABULARY)
+    text = SimpleNamespace(defaults=defaults, vocabulary=VOCABULARY)
     return Sampling.from_proto(parameters.sampling(body, text, max_tokens=body.max_tokens))
 
 
-def by_file(name: str, value: Any, folder: Path) -> dict[str, Any]:
+def by_body(name: str, value: Any) -> Sampling:
+    return of_request({name: value}, {})
+
+
+def by_file(name: str, value: Any, folder: Path) -> Sampling:
+    """The file's value in a request that says nothing."""
     (folder / "generation_config.json").write_text(json.dumps({name: value}))
-    return AssetFields(folder).sampling
+    return of_request({}, AssetFields(folder).sampling)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -126,19 +131,19 @@ def test_a_wrong_value_gets_the_same_sentence_by_every_door(name: str, tmp_path:
 def test_a_value_at_an_end_reaches_the_engine_by_every_door(name: str, tmp_path: Path) -> None:
     for value in right_values(name):
         by_library(name, value)
-        stored = OPTIONS[name].stored(value)
+        stored = OPTIONS[name].check(name, value)
         if (message := message_with(name, value)) is not None:
             assert getattr(by_message(message), name) == stored
         if name in BY_BODY:
             assert getattr(by_body(name, value), name) == stored
         if OPTIONS[name].of_model:
-            assert by_file(name, value, tmp_path) == {name: value}
+            assert getattr(by_file(name, value, tmp_path), name) == stored
 
 
 @pytest.mark.parametrize("name", [name for name, one in OPTIONS.items() if isinstance(one, Number) and one.above])
-def test_the_smallest_number_above_zero_is_not_the_default(name: str) -> None:
-    assert by_body(name, 1e-46).checked(VOCABULARY) == by_body(name, 1e-6)
-    assert getattr(Sampling(**{"max_tokens": MOST, name: 1e-46}).checked(VOCABULARY), name) == 1e-6
+def test_the_smallest_number_above_zero_is_not_the_default(name: str, tmp_path: Path) -> None:
+    doors = by_body(name, 1e-46), by_file(name, 1e-46, tmp_path), Sampling(**{"max_tokens": MOST, name: 1e-46})
+    assert [getattr(one.checked(VOCABULARY), name) for one in doors] == [1e-6] * 3
 
 
 def test_a_token_has_one_name() -> None:

@@ -20,16 +20,14 @@ class AssetFields:
     def __init__(self, folder: Path) -> None:
         config, self.generation = _object(folder, "config.json"), _object(folder, "generation_config.json")
         self.tokenizer = _object(folder, "tokenizer_config.json")
-        named = [name for name, option in OPTIONS.items() if option.of_model]
-        self.sampling = {name: self.generation[name] for name in named if self.generation.get(name) is not None}
-        for name, value in self.sampling.items():
-            try:
-                OPTIONS[name].check(name, value)
-            except InvalidRequest as error:
-                raise _wrong("generation_config.json:", error.message.removesuffix(".")) from None
+        said = {name: self.generation.get(name) for name, option in OPTIONS.items() if option.of_model}
+        try:
+            self.sampling = {name: OPTIONS[name].check(name, one) for name, one in said.items() if one is not None}
+        except InvalidRequest as error:
+            raise _wrong("generation_config.json:", error.message.removesuffix(".")) from None
         self.context_length = next((length for name in _LENGTHS if (length := _length(config, name))), 0)
-        said, usual = _ids(self.generation, "generation_config.json"), _ids(config, "config.json")
-        self.eos_ids = said if said is not None else usual or frozenset()
+        ends, usual = _ids(self.generation, "generation_config.json"), _ids(config, "config.json")
+        self.eos_ids = ends if ends is not None else usual or frozenset()
         self.chat_template = _template(folder, self.tokenizer)
 
 

@@ -38,12 +38,11 @@ class Option(ABC):
     def schema(self) -> Json: ...
 
     @abstractmethod
-    def check(self, name: str, value: Any) -> None:
-        """Raises InvalidRequest. `name` is what the request calls it."""
+    def check(self, name: str, value: Any) -> Any:
+        """The value as `Sampling` has it. Raises InvalidRequest. `name` is what the request calls it."""
 
-    def stored(self, value: Any) -> Any:
-        """A checked value of a request body, or that of a message, as `Sampling` has it: a container of a message is no
-        value, for no other process can be told it."""
+    def from_message(self, value: Any) -> Any:
+        """A message's value as `Sampling` has it: no other process can be sent a message's container."""
         return value
 
 
@@ -51,9 +50,10 @@ class Flag(Option):
     def schema(self) -> Json:
         return {"type": "boolean"}
 
-    def check(self, name: str, value: Any) -> None:
+    def check(self, name: str, value: Any) -> Any:
         if not isinstance(value, bool):
             raise _error(name, "must be true or false")
+        return value
 
 
 _LEAST = 1e-6
@@ -90,10 +90,11 @@ class Range:
 
 @dataclass(frozen=True)
 class Number(Range, Option):
-    def stored(self, value: Any) -> Any:
+    def check(self, name: str, value: Any) -> Any:
+        super().check(name, value)
         if self.whole:
             return max(value, 0)  # messages have no negative integers
-        return max(value, _LEAST) if self.above and value > 0 else value
+        return max(value, _LEAST) if self.above else value
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,14 @@ class TokenIds(Option):
     def schema(self) -> Json:
         return {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": self.most}
 
-    def check(self, name: str, value: Any) -> None:
+    def check(self, name: str, value: Any) -> Any:
         if not isinstance(value, list | set | frozenset) or len(value) > self.most:
             raise _error(name, f"must be a list of at most {self.most} token ids")
         for place, token in enumerate(value):
             _check_token(name, token, place=f"[{place}]" if isinstance(value, list) else "")
+        return frozenset(value)
 
-    def stored(self, value: Any) -> Any:
+    def from_message(self, value: Any) -> Any:
         return frozenset(value)
 
 
@@ -121,15 +123,17 @@ class Biases(Option):
     def schema(self) -> Json:
         return {"type": "object", "additionalProperties": True, "maxProperties": self.most}
 
-    def check(self, name: str, value: Any) -> None:
+    def check(self, name: str, value: Any) -> Any:
         if not isinstance(value, Mapping) or len(value) > self.most:
             raise _error(name, f"must have numbers for at most {self.most} token ids")
-        for token, bias in self.stored(value).items():
+        biases = {_id(key): bias for key, bias in value.items()}
+        for token, bias in biases.items():
             _check_token(name, token)
             self.bias.check(f"{name}.{token}", bias)
+        return biases
 
-    def stored(self, value: Any) -> Any:
-        return {_id(key): bias for key, bias in value.items()}
+    def from_message(self, value: Any) -> Any:
+        return dict(value)
 
 
 def _is_a(kind: type, value: Any) -> bool:
@@ -212,8 +216,8 @@ class Sampling:
     @classmethod
     def from_proto(cls, message: runner_pb2.Sampling) -> Self:
         """A message has no zeros: an option that is 0 there has its default."""
-        said = {one.name: OPTIONS[one.name].stored(value) for one, value in message.ListFields() if one.name in OPTIONS}
-        return cls(**({"max_tokens": 0} | said))
+        fields = [(one.name, value) for one, value in message.ListFields() if one.name in OPTIONS]
+        return cls(**({"max_tokens": 0} | {name: OPTIONS[name].from_message(value) for name, value in fields}))
 
     def to_proto(self) -> runner_pb2.Sampling:
         return runner_pb2.Sampling(**dict(self._said()))
@@ -222,9 +226,7 @@ class Sampling:
         """As the engine computes it. Raises InvalidRequest for the first option that no row of a batch may have."""
         changed = {}
         for name, value in self._said():
-            option = OPTIONS[name]
-            option.check(name, value)
-            if (stored := option.stored(value)) is not value:
+            if (stored := OPTIONS[name].check(name, value)) is not value:
                 changed[name] = stored
         made = replace(self, **changed) if changed else self
         made.check_fit(vocabulary)

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -100,19 +101,18 @@ class Body(DescribedModel):
     response_format: Any = None
     """Only `{"type": "text"}` is supported."""
 
-    @property
+    @cached_property
     def options(self) -> dict[str, Any]:
         """What the client says of sampling by options for which nothing here is special. Their fields are not listed
-        above: `motet.sampling` declares them."""
-        extra = self.model_extra or {}
-        return {name: value for name, value in extra.items() if name in IN_BODIES and value is not None}
+        above: `motet.sampling` declares them. Raises InvalidRequest for a wrong value."""
+        said = [(name, value) for name, value in (self.model_extra or {}).items() if value is not None]
+        return {name: IN_BODIES[name].check(name, value) for name, value in said if name in IN_BODIES}
 
     def unknown_fields(self) -> int:
         return len((self.model_extra or {}).keys() - self.hints - IN_BODIES.keys())
 
     def refuse_unsupported(self) -> None:
-        for name, value in self.options.items():
-            IN_BODIES[name].check(name, value)
+        _ = self.options  # checks them
         response_format = self.response_format
         if response_format is not None and (
             not isinstance(response_format, dict) or response_format.get("type") != "text"
@@ -431,14 +431,13 @@ def with_prompt_logprobs(sampling: runner_pb2.Sampling, body: Body) -> runner_pb
 
 def sampling(body: Body, text: ModelTokenizer, *, max_tokens: int) -> runner_pb2.Sampling:
     alternatives = body.top_logprobs_wanted
-    said = {name: IN_BODIES[name].stored(value) for name, value in body.options.items()}
     made = Sampling(
         max_tokens=max(1, max_tokens),  # an engine computes one at least; nobody gets it if only the prompt is wanted
         logprobs=alternatives is not None,
         top_logprobs=alternatives or 0,
-        **(USUAL | text.defaults | said),
+        **(USUAL | text.defaults | body.options),
     )
-    made.check_fit(text.vocabulary)  # each option was checked when the body was read, and is again in the engine
+    made.check_fit(text.vocabulary)  # each option was checked when body or file was read, and is again in the engine
     return runner_pb2.Sampling(max_tokens=1, ignore_eos=True) if body.scores_only else made.to_proto()
 
 
