@@ -17,7 +17,7 @@ from motet.errors import Declined
 from motet.prefix_hints import prefix_salt
 from motet.rpc import is_healthy, open_channel
 from motet_runner import generate_service
-from motet_runner.engine_messages import EngineOutputs, SequenceRefused
+from motet_runner.engine_messages import Add, EngineOutputs, SequenceRefused
 from motet_runner.generate_service import sequence_of
 from tests.common.waiting import PATIENCE_S
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, until
@@ -261,6 +261,29 @@ async def test_a_request_that_cannot_be_sent_to_the_engine_fails_alone(folder, m
         await another.finished("b")
         assert another.tokens["b", 1] == tokens_of((1, 2, 3), 7, 20)
         assert len(runner.service.accepted) == 0
+
+
+async def test_a_request_that_is_lost_on_its_way_to_the_engine_goes_when_it_is_cancelled(folder, monkeypatch):
+    async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
+        post = runner.host.post
+        monkeypatch.setattr(runner.host, "post", lambda one: None if isinstance(one, Add) else post(one))
+        await gateway.submit("a")
+        await until(lambda: runner.service.accepted.users_of(BASE))
+        await gateway.cancel("a")
+        assert (await gateway.refusal("a")).failure.code == "declined"
+        assert not runner.service.accepted.users_of(BASE)
+
+
+async def test_a_request_whose_end_the_cancel_meets_gets_no_other_answer(folder):
+    async with in_process_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
+        await gateway.submit("a", max_tokens=2000)
+        await until(lambda: gateway.tokens.get(("a", 1)))
+        for _ in range(2):
+            runner.service.parts.generation.cancel("a", 1)
+        await gateway.finished("a")
+        await gateway.submit("b", max_tokens=2)
+        await gateway.finished("b")
+        assert not gateway.declined
 
 
 async def test_a_restarted_runner_is_another_incarnation(folder):

@@ -131,7 +131,7 @@ def test_a_cancel_takes_effect_before_the_next_iteration():
     loop = EngineLoop(engine)
     loop.apply([add("a", max_tokens=50)])
     loop.turn()
-    loop.apply([Cancel("a", 1, time.monotonic())])
+    loop.apply([Cancel("a", 1, 1, time.monotonic())])
     assert engine.report().pages_free == 256
     batch = loop.turn()
     (last,) = sequences(batch)
@@ -140,10 +140,15 @@ def test_a_cancel_takes_effect_before_the_next_iteration():
     assert len(batch.cancel_seconds) == 1
 
 
-def test_a_cancel_of_another_epoch_does_nothing():
+def test_a_cancel_of_what_is_not_there_says_so_and_does_nothing():
     loop = EngineLoop(FakeEngine())
-    loop.apply([add("a", epoch=2), Cancel("a", 1, 0.0)])
-    assert not loop.turn().ended
+    unknown = Cancel("b", 1, 1, 0.0)
+    loop.apply([unknown])
+    assert loop.turn().unknown == [unknown]
+    other_epoch = Cancel("a", 1, 1, 0.0)
+    loop.apply([add("a", epoch=2), other_epoch])
+    batch = loop.turn()
+    assert (batch.unknown, batch.ended) == ([other_epoch], [])
 
 
 def test_an_older_epoch_is_refused():
@@ -192,7 +197,7 @@ def test_after_any_messages_every_placement_ends_once_and_misses_no_token(comman
                 brought.add((request, epoch))
                 loop.apply([add(request, epoch=epoch)])
             case "cancel":
-                loop.apply([Cancel(request, epoch, 0.0)])
+                loop.apply([Cancel(request, epoch, 1, 0.0)])
             case _:
                 take(loop.turn())
     while (batch := loop.turn()) is not None:

@@ -79,7 +79,7 @@ def test_the_end_of_a_request_that_was_alone_is_sent_before_the_next_iteration(h
     assert told is not None
     assert told.report_now
     if how == "cancelled":
-        loop.apply([Cancel(one.request, 1, 0.0)])
+        loop.apply([Cancel(one.request, 1, 1, 0.0)])
     ended = loop.turn()
     assert ended is not None
     assert [end.finish.value for end in ended.ended] == ["length" if how == "finished" else "cancelled"]

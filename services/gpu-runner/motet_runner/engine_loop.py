@@ -160,6 +160,7 @@ class EngineLoop:
     def _cancel(self, command: Cancel) -> None:
         live = self._live.get(command.request)
         if live is None or live.epoch != command.epoch:
+            self._batch.unknown.append(command)
             return
         self._engine.cancel(command.request, command.epoch)
         self._batch.cancel_seconds.append(self._clock() - command.sent)
@@ -295,10 +296,8 @@ class EngineLoop:
         for stream, down in self._messages.items():
             down.step.number = batch.number
             batch.steps[stream] = down.SerializeToString()
-        quiet = not (
-            batch.steps or batch.refused or batch.ended or batch.events or batch.report or batch.cancel_seconds
-        )
-        if quiet:
+        anything = batch.steps or batch.refused or batch.ended or batch.unknown or batch.events or batch.report
+        if not anything:
             return None
         self._messages = {}
         self._batch = EngineOutputs()

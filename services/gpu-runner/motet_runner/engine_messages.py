@@ -26,6 +26,7 @@ class Add:
 class Cancel:
     request: RequestId
     epoch: int
+    stream: int
     sent: float
     """Monotonic seconds, on one clock for both processes. They show how long a cancel takes to free pages."""
 
@@ -132,6 +133,8 @@ class EngineOutputs:
     """Stream -> an encoded GenerateDown{step}. The joined bytes of two are one message, with both steps' tokens."""
     refused: list[SequenceRefused] = field(default_factory=list)
     ended: list[SequenceEnded] = field(default_factory=list)
+    unknown: list[Cancel] = field(default_factory=list)
+    """What they cancel has ended before, or never came."""
     events: list[Event] = field(default_factory=list)
     report: EngineReport | None = None
     generated: int = 0

@@ -220,7 +220,7 @@ class GenerateService:
         if placement is None or placement.epoch != epoch:
             return
         if placement.in_engine:
-            self._engine.post(Cancel(placement.request, epoch, monotonic()))
+            self._engine.post(Cancel(placement.request, epoch, placement.stream, monotonic()))
             return
         if (task := self._waiting.get((request, epoch))) is not None:
             task.cancel()
@@ -259,6 +259,12 @@ class GenerateService:
         for ended in batch.ended:
             self._metrics.requests.labels(ended.finish.value).inc()
             self._close(ended.request, ended.epoch, ended.stream)
+        for one in batch.unknown:
+            lost = self._close(one.request, one.epoch, one.stream)
+            if lost is not None:  # else its end was told before the engine had the cancel
+                log.error("request_lost", request=one.request, epoch=one.epoch)
+                never = Declined(f"The request {one.request} never reached the engine.")
+                self._decline(one.stream, one.request, one.epoch, lost.term, never)
         if batch.generated:
             self._metrics.vllm_generation_tokens.labels(self._model).inc(batch.generated)
         for seconds in batch.cancel_seconds:
