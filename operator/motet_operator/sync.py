@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.clock import Clock, monotonic
 from motet.domain import ObjectName
+from motet.errors import reason_of
 from motet.leadership import Leadership
 from motet.resources.status import MAX_MODULES, Artifact
 from motet.rpc import Link
@@ -351,7 +352,7 @@ def knowledge_of(report: scheduler_pb2.AdapterReport) -> AdapterReport:
         serving_digest=report.serving_digest,
         artifact=_artifact(report.certificate) if report.HasField("certificate") else None,
         failure_code=report.failure.code,
-        failure_reason=report.failure.reason,
+        failure_reason=reason_of(report.failure),
         failure_message=report.failure.message,
         failure_passes=report.failure.retry_after_seconds > 0,
         replicas=tuple(

@@ -1,13 +1,17 @@
 """One tree and one table of errors: all services report an error in the same way, and the docs explain it."""
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from motet import errors
 from motet.api.v1 import common_pb2
-from motet.errors import TABLE, Internal, InvalidRequest, MotetError, from_proto
+from motet.errors import TABLE, Internal, InvalidRequest, MotetError, from_proto, reason_of
+from motet.resources.status import Condition
+from motet.runner_info import Failure
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
@@ -65,6 +69,18 @@ def test_the_code_of_a_newer_peer_becomes_internal_with_its_sentence() -> None:
     error = from_proto(common_pb2.Failure(code="from_the_future", message="new trouble", retry_after_seconds=3))
     assert type(error) is Internal
     assert (error.message, error.retry_after) == ("new trouble", 3)
+
+
+@pytest.mark.parametrize("reason", ["ShapeMismatch", "A", "A" * 128, "", "shape_mismatch", "A" * 129, "A\n", "Ä", "1A"])
+def test_a_reason_that_no_condition_may_have_counts_as_none(reason: str) -> None:
+    failure = common_pb2.Failure(code="adapter_incompatible", reason=reason)
+    said = {reason_of(failure), from_proto(failure).reason, Failure.from_proto(failure).reason}
+    try:
+        Condition(type="Ready", status="False", reason=reason, message="", last_transition_time=datetime.now(UTC))
+    except ValidationError:
+        assert said == {""}
+    else:
+        assert said == {reason}
 
 
 def test_a_retry_is_only_suggested_when_it_can_help() -> None:

@@ -83,6 +83,20 @@ class OperatorLiveness:
         return ""
 
 
+def reports_of(sync: SchedulerSync) -> SchedulerReports:
+    """A copy: a round reads it in another thread."""
+    return SchedulerReports(
+        known=dict(sync.adapter_reports),
+        drained=frozenset(sync.drained),
+        attached=frozenset(sync.attached),
+        unhealthy=dict(sync.unhealthy),
+        advice=dict(sync.advice),
+        slots=dict(sync.slots),
+        reported_groups=sync.reported_groups,
+        advice_is_awaited=sync.advice_is_awaited,
+    )
+
+
 class ClusterOperator:
     def __init__(self, process: ProcessSettings, settings: ClusterSettings, lease: LeaseSettings) -> None:
         self._process, self._settings, self._lease = process, settings, lease
@@ -258,7 +272,7 @@ class ClusterOperator:
         obstacles = self._obstacle_log.standing(self._resync.unseen)
         snapshot = await self._vanished.complete(self._cache.snapshot())
         now = datetime.now(UTC).replace(microsecond=0)
-        reports = self._scheduler_reports()
+        reports = reports_of(self._sync)
         # In a thread: with ten thousand adapters a round takes long, and watches and the Lease must not wait.
         decision = await asyncio.to_thread(
             self._decider.decide, snapshot, reports, self._platform, now, self._leaving_nodes.nodes, obstacles=obstacles
@@ -270,19 +284,6 @@ class ClusterOperator:
         self._writer.set_writes(decision.writes)
         due = [each for each in (decision.due, self._vanished.due(), self._sync.wait_ends_in) if each]
         return max(0.05, min(due)) if due else None
-
-    def _scheduler_reports(self) -> SchedulerReports:
-        sync = self._sync
-        return SchedulerReports(
-            known=dict(sync.adapter_reports),
-            drained=frozenset(sync.drained),
-            attached=frozenset(sync.attached),
-            unhealthy=dict(sync.unhealthy),
-            advice=dict(sync.advice),
-            slots=dict(sync.slots),
-            reported_groups=sync.reported_groups,
-            advice_is_awaited=sync.advice_is_awaited,
-        )
 
     def _written(self, write: Write) -> None:
         if isinstance(write, StatusWrite):

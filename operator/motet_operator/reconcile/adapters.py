@@ -19,6 +19,7 @@ from motet_operator.reconcile.conditions import (
     ConditionResult,
     condition_of,
     no,
+    not_evaluated,
     progress,
     unknown,
     with_transition_times,
@@ -187,19 +188,37 @@ def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
 
 
 def evaluate_adapter(view: View, adapter: AdapterObject, context: AdapterContext) -> AdapterResult:
-    status = adapter_status(view, adapter, context)
-    accepted = condition_of(status.conditions, "Accepted")
-    serve = accepted is not None and accepted.holds and not adapter.resource.spec.suspend
-    return AdapterResult(status, catalog_adapter(adapter, context) if serve else None)
+    entry = None
+    try:
+        accepted = _accepted(view, adapter, context)
+        if accepted.holds and not adapter.resource.spec.suspend:
+            entry = catalog_adapter(adapter, context)
+        return AdapterResult(adapter_status(view, adapter, context, accepted), entry)
+    except Exception as error:  # one adapter must not stop the others, and it is served if it can be
+        return AdapterResult(_not_evaluated(view, adapter, error), entry)
 
 
-def adapter_status(view: View, adapter: AdapterObject, context: AdapterContext) -> AdapterStatus:
+def _not_evaluated(view: View, adapter: AdapterObject, error: Exception) -> AdapterStatus:
+    return AdapterStatus(
+        name=adapter.resource.object_name,
+        model=adapter.model,
+        conditions=not_evaluated(error, adapter.conditions, now=view.now, generation=adapter.generation),
+        artifact=view.adapter_reports.get(adapter.resource.object_name, AdapterReport()).artifact,
+        replicas=(),
+        observed_generation=adapter.generation,
+        loaded=adapter.loaded,
+        last_load=adapter.last_load,
+    )
+
+
+def adapter_status(
+    view: View, adapter: AdapterObject, context: AdapterContext, accepted: ConditionResult
+) -> AdapterStatus:
     resource = adapter.resource
     known = _of_runners_that_exist(view.adapter_reports.get(resource.object_name, AdapterReport()), context)
     ready_runners = context.serving.get(resource.group, 0)
     has_runner = ready_runners > 0
     pool = context.groups.get(resource.group)
-    accepted = _accepted(view, adapter, context)
     artifact = _artifact(known, accepted=accepted, has_runner=has_runner)
     certified = _certified(known, artifact)
     loaded = _loaded(adapter, known, pool, accepted=accepted, ready_runners=ready_runners)

@@ -64,6 +64,16 @@ def with_transition_times(
     return tuple(dated)
 
 
+def not_evaluated(
+    error: Exception, before: Iterable[Condition], *, now: datetime, generation: int
+) -> tuple[Condition, ...]:
+    """The earlier conditions of an object at which the operator fails. All other objects go on."""
+    why = f"the operator fails at this object: {type(error).__name__}: {' '.join(str(error).split())}"
+    ready = no("Ready", "EvaluationFailed", why)
+    others = [one for one in before if one.type not in ("Ready", "Reconciling", "Stalled")]
+    return with_transition_times((*others, ready, *progress(stalled=ready)), before, now=now, generation=generation)
+
+
 def progress(
     *, working: ConditionResult | None = None, stalled: ConditionResult | None = None
 ) -> tuple[ConditionResult, ...]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from motet.domain import ObjectName
 from motet.plurals import counted
-from motet.resources.status import AdapterCounts, Slots
-from motet_operator.reconcile.conditions import ConditionResult, no, progress, with_transition_times, yes
+from motet.resources.status import AdapterCounts, Condition, Slots
+from motet_operator.reconcile.conditions import ConditionResult, no, not_evaluated, progress, with_transition_times, yes
 from motet_operator.reconcile.plan import PoolStatus
 from motet_operator.reconcile.pools import PoolRefusal
 from motet_operator.reconcile.rollout_order import RolloutTarget
@@ -82,14 +82,6 @@ def pool_status(  # noqa: PLR0917
         refusal=refusal,
         trouble=_trouble(members) or _last_failure(view, name, ready),
     )
-    steps = (
-        _accepted(refusal),
-        _available(runners),
-        _progressing(runners),
-        _adapters_healthy(adapters),
-        _scaling_active(scaling, refusal),
-        _ready(runners),
-    )
     draining = sum(instance.draining_until is not None for instance in members)
     complete = runners.updated >= wanted and not runners.outdated
     return PoolStatus(
@@ -105,13 +97,29 @@ def pool_status(  # noqa: PLR0917
         target_revision=target.revision,
         current_revision=target.newest if complete or not pool.current_revision else pool.current_revision,
         decides=decides,
-        conditions=with_transition_times(
-            (*steps, *_progress(steps)), pool.conditions, now=view.now, generation=pool.generation
-        ),
+        conditions=_conditions(view, pool, runners, scaling, adapters),
         observed_generation=pool.generation,
         adapters=adapters,
         slots=_slots(view, ready),
     )
+
+
+def _conditions(
+    view: View, pool: PoolObject, runners: PoolRunners, scaling: Scaling, adapters: AdapterCounts
+) -> tuple[Condition, ...]:
+    try:
+        steps = (
+            _accepted(runners.refusal),
+            _available(runners),
+            _progressing(runners),
+            _adapters_healthy(adapters),
+            _scaling_active(scaling, runners.refusal),
+            _ready(runners),
+        )
+        found = (*steps, *_progress(steps))
+        return with_transition_times(found, pool.conditions, now=view.now, generation=pool.generation)
+    except Exception as error:  # one pool must not stop the others
+        return not_evaluated(error, pool.conditions, now=view.now, generation=pool.generation)
 
 
 def _accepted(refusal: PoolRefusal | None) -> ConditionResult:

@@ -37,6 +37,7 @@ Raise the most specific class, with a message. `TABLE` has each error by its cod
 OpenAI `type`.
 """
 
+import re
 from copy import copy
 from dataclasses import dataclass
 from typing import Self
@@ -44,6 +45,9 @@ from typing import Self
 import grpc
 
 from motet.api.v1 import common_pb2
+
+_REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,127}")
+"""What a condition's reason may be (motet.resources.status)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +316,13 @@ TABLE: dict[str, type[MotetError]] = _classes_by_code(MotetError) | {Internal.ma
 """Every error of this module by its code. The codes are unique."""
 
 
+def reason_of(failure: common_pb2.Failure) -> str:
+    """The condition's reason that a peer reported; empty, as if it had said none, if no condition may have it."""
+    return failure.reason if _REASON.fullmatch(failure.reason) else ""
+
+
 def from_proto(failure: common_pb2.Failure) -> MotetError:
     """The error that a peer reported. A code that this version does not know becomes Internal with the peer's text."""
     kind = TABLE.get(failure.code, Internal)
     seconds = failure.retry_after_seconds
-    return kind(failure.message, retry_after=seconds if 0 <= seconds < float("inf") else 0.0, reason=failure.reason)
+    return kind(failure.message, retry_after=seconds if 0 <= seconds < float("inf") else 0.0, reason=reason_of(failure))

@@ -10,7 +10,7 @@ from typing import Self
 
 from motet.api.v1 import common_pb2
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, Tenant, pages_for
-from motet.errors import MotetError
+from motet.errors import MotetError, reason_of
 from motet.promises import PromiseRule
 from motet.terms import check_epoch
 
@@ -88,7 +88,7 @@ class Failure:
 
     @classmethod
     def from_proto(cls, failure: common_pb2.Failure) -> Self:
-        return cls(failure.code, failure.message, failure.retry_after_seconds, failure.reason)
+        return cls(failure.code, failure.message, failure.retry_after_seconds, reason_of(failure))
 
     def to_proto(self) -> common_pb2.Failure:
         return common_pb2.Failure(

@@ -50,6 +50,10 @@ _REFUSED = {
     "Unreadable": "An older or newer version stored this object, and this version cannot read one field. The message "
     "names the field: correct it and apply the object again.",
 }
+_EVALUATION_FAILED = {
+    "EvaluationFailed": "The operator has a defect that this object brings out; it evaluates all other objects. The "
+    "message has the error: report it. What could be decided about the object is done, and its other conditions stay.",
+}
 _LOADING = {
     "Loading": "The adapter is in the device memory of fewer runners than `spec.placement.minReplicas` asks for. More "
     "runners are loading it.",
@@ -71,6 +75,7 @@ ADAPTER_REASONS: Mapping[str, Reasons] = {
         "Suspended": _LOADING["Suspended"],
         "ScaledToZero": "The pool has no runner and needs none now. It gets one by a request (mode Builtin) or by a "
         "higher `spec.replicas`, and then serves the adapter.",
+        **_EVALUATION_FAILED,
     },
     "Accepted": {"Valid": "The pool accepts the adapter.", **_REFUSED},
     "ArtifactReady": {
@@ -128,6 +133,7 @@ POOL_REASONS: Mapping[str, Reasons] = {
         "ScaledToZero": "No runner is needed now. A request (mode Builtin) or a higher `spec.replicas` starts one.",
         **_RUNNERS,
         **_POOL_REFUSED,
+        **_EVALUATION_FAILED,
     },
     "Accepted": {"Valid": "The pool may run.", **_POOL_REFUSED},
     "Available": {
