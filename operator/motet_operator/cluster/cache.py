@@ -170,5 +170,11 @@ def _without_unread_fields(kind: Kind, it: Object) -> Object:
     if kind in (ADAPTERS, NAMESPACES, PODS) and "managedFields" in metadata:
         it = it | {"metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
     if kind is PODS and "spec" in it:
-        it = it | {"spec": {"nodeName": it["spec"].get("nodeName", "")}}
+        spec = it["spec"]
+        probes = [_only(("name", "startupProbe"), one) for one in spec.get("containers") or ()]
+        it = it | {"spec": _only(("nodeName",), spec) | {"containers": probes}}
     return it
+
+
+def _only(names: Iterable[str], it: Object) -> Object:
+    return {name: it[name] for name in names if name in it}

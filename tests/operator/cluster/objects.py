@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from motet_operator.cluster.cache import Cache, Snapshot
 from motet_operator.cluster.deployments import PlatformTemplate
 from motet_operator.cluster.kinds import ADAPTERS, DEPLOYMENTS, NAMESPACES, PODS, POOLS, WATCHED, Kind, Object, key_of
 
@@ -86,9 +87,9 @@ def deployment(
     )
 
 
-def snapshot(*objects: Object) -> dict[Kind, dict[tuple[str, str], Object]]:
-    found: dict[Kind, dict[tuple[str, str], Object]] = {kind: {} for kind in WATCHED}
-    by_name = {kind.name: kind for kind in WATCHED}
+def snapshot(*objects: Object) -> Snapshot:
+    """As the operator's cache gives them to a round: without the fields that it drops."""
+    cache, by_name = Cache(), {kind.name: kind for kind in WATCHED}
     for it in objects:
-        found[by_name[it["kind"]]][key_of(it)] = it
-    return found
+        assert cache.put(by_name[it["kind"]], it), f"given twice: {key_of(it)}"
+    return cache.snapshot()

@@ -85,12 +85,13 @@ def test_the_callback_is_called_only_for_changes() -> None:
 
 def test_the_cache_drops_unused_fields() -> None:
     cache = Cache()
-    it = pod("one", "1") | {"spec": {"nodeName": "node-1", "containers": [{"env": ["much"] * 100}]}}
+    read = {"name": "runner", "startupProbe": {"periodSeconds": 5}}
+    it = pod("one", "1") | {"spec": {"nodeName": "node-1", "containers": [read | {"env": ["much"] * 100}]}}
     it["metadata"]["managedFields"] = [{"manager": "somebody"}]
     cache.put(PODS, it)
     kept = cache.get(PODS, ("pools", "one"))
     assert kept is not None
-    assert kept["spec"] == {"nodeName": "node-1"}
+    assert kept["spec"] == {"nodeName": "node-1", "containers": [read]}
     assert "managedFields" not in kept["metadata"]
 
 
