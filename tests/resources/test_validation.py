@@ -291,6 +291,20 @@ def test_a_foreign_kind_is_named(text: str, complaint: str) -> None:
     assert said(text) == [complaint]
 
 
+@pytest.mark.parametrize(
+    ("scalar", "kind"),
+    [
+        *[(each, "timestamp") for each in ("2026-02-30", "2024-13-45", "2024-01-01T99:00:00Z", "!!timestamp x")],
+        *[(each, "int") for each in ("0x_", "0b_", "!!int abc", "1" * 5000)],
+        *[("!!bool maybe", "bool"), ("!!float x", "float")],
+    ],
+)
+def test_a_value_that_only_looks_like_a_date_or_a_number_is_a_problem_at_its_place(scalar: str, kind: str) -> None:
+    complaint = f"is not YAML: this is no {kind}; write it in quotes if it is text"
+    assert said(POOL + f"  template: {{annotations: {{released: {scalar}}}}}\n") == [f"6:38: {complaint}"]
+    assert said(POOL + f"  ? {scalar}\n  : x\n") == [f"6:5: {complaint}"]
+
+
 def test_a_document_of_aliases_in_aliases_is_answered_at_once() -> None:
     lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40)]
     assert said("\n".join([*lines, "kind: ServingPool"])) == [

@@ -120,6 +120,7 @@ async def test_a_runner_that_cannot_read_secrets_says_so(closed, fetch_setup):
 async def test_local_manifests_hold_secrets_in_both_spellings(closed, fetch_setup, tmp_path, adapter):
     folder = tmp_path / "manifests"
     folder.mkdir()
+    (folder / "a.yaml").write_text("released: 2026-02-30\n")  # it costs nobody else's credentials
     (folder / "all.yaml").write_text(
         "apiVersion: v1\nkind: Secret\nmetadata: {name: plain, namespace: tenant-a}\n"
         f"stringData: {{token: {CANARY}}}\n---\n"

@@ -50,7 +50,20 @@ _SERVER_FIELDS = frozenset(
 """Fields that `kubectl get -o yaml` adds to metadata. They are ignored, so that you can apply its output again."""
 
 FieldPath = tuple[str | int, ...]
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc]
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """YAML takes 2026-02-30 for a date, and 0x_ for a number: PyYAML then raises whatever Python does."""
+        try:
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception:
+            kind = node.tag.rpartition(":")[2]
+            problem = f"this is no {kind}; write it in quotes if it is text"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 @dataclass(frozen=True, slots=True)
