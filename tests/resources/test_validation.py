@@ -295,7 +295,7 @@ def test_a_foreign_kind_is_named(text: str, complaint: str) -> None:
     ("scalar", "kind"),
     [
         *[(each, "timestamp") for each in ("2026-02-30", "2024-13-45", "2024-01-01T99:00:00Z", "!!timestamp x")],
-        *[(each, "int") for each in ("0x_", "0b_", "!!int abc", "1" * 5000)],
+        *[(each, "int") for each in ("0x_", "0b_", "!!int abc", "1" * 5000, "0x" + "f" * 5000)],
         *[("!!bool maybe", "bool"), ("!!float x", "float")],
     ],
 )
@@ -339,6 +339,61 @@ def test_a_namespace_and_a_secret_are_accepted() -> None:
     namespace, secret = read_text(text).manifests
     assert namespace.key == ("Namespace", "/acme")
     assert "hush" not in repr(secret.resource)
+
+
+SECRET = "apiVersion: v1\nkind: Secret\nmetadata: {name: hub, namespace: acme}\n"
+HIDDEN = "write it in quotes"
+
+
+@pytest.mark.parametrize(
+    ("rest", "complaint"),
+    [
+        ("stringData: {token: 4711}", f"4:21: Secret acme/hub: stringData.token: must be text, not a number; {HIDDEN}"),
+        ("data: {token: 47.11}", f"4:15: Secret acme/hub: data.token: must be text, not a number; {HIDDEN}"),
+        ("stringData: {4711: x}", "4:13: Secret acme/hub: stringData[4711]: must be text, not a number"),
+        ("stringData: {token: [4711]}", "4:14: Secret acme/hub: stringData.token: must be text, not a list"),
+        ("stringData: 4711", "4:13: Secret acme/hub: stringData: must be a mapping, not a number"),
+        ("type: 4711", f"4:7: Secret acme/hub: type: must be text, not a number; {HIDDEN}"),
+        ("immutable: 4711", "4:12: Secret acme/hub: immutable: must be true or false, not a number"),
+        ("stringData: {token: 0x_}", f"4:21: is not YAML: this is no int; {HIDDEN} if it is text"),
+        (
+            "stringData: {token: !4711 }",
+            "4:21: is not YAML: this tag is not known; write text that begins with '!' in quotes",
+        ),
+    ],
+)
+def test_a_value_of_a_secret_is_never_shown(rest: str, complaint: str) -> None:
+    assert said(SECRET + rest) == [complaint]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("kind: $", "kind: ServingPool\napiVersion: motet.dev/$", "a$: 1\na$: 2"),
+        POOL.replace("name: demo", "name: $"),
+        POOL.replace("name: demo", "name: demo, namespace: $"),
+        *(
+            POOL + f"  {rest}\n"
+            for rest in ("role: $", "group: $", "$: 1", "replicas: 1$", "replicas: 0x$", "role: 0x$")
+        ),
+        *(
+            ADAPTER + f"  {rest}\n"
+            for rest in (
+                "modelName: 1$",
+                "modelName: 0x$",
+                "suspend: $",
+                "modelName: !$",
+                "0x$: 1",
+                "1$: 1",
+                "? 0x$\n  : 1",
+            )
+        ),
+    ],
+)
+def test_a_problem_is_short_whatever_stands_there(text: str) -> None:
+    for problem in said(text.replace("$", "1" * 4200)):
+        assert len(problem) < 500
+        assert "1" * 61 not in problem
 
 
 def test_an_object_declared_twice_is_refused_with_both_places(tmp_path: Path) -> None:

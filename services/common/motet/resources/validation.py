@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -23,6 +23,8 @@ Resource = LoRAAdapter | ServingPool | Namespace | Secret
 
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 64
+MAX_SHOWN = 60
+"""Characters of a value, or of a name, that a problem shows."""
 _TOO_DEEP = f"is nested too deeply: more than {MAX_DEPTH} levels"
 SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -57,13 +59,25 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """YAML takes 2026-02-30 for a date, and 0x_ for a number: PyYAML then raises whatever Python does."""
         try:
-            return super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
+            if isinstance(value, int):
+                str(value)  # raises for a number of thousands of digits, as Python does when it reads a decimal one
         except (yaml.YAMLError, RecursionError):
             raise
         except Exception:
             kind = node.tag.rpartition(":")[2]
             problem = f"this is no {kind}; write it in quotes if it is text"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+        else:
+            return value
+
+    def construct_unknown(self, node: yaml.Node) -> NoReturn:
+        """PyYAML would show the tag, which may be a password that begins with an exclamation mark."""
+        problem = "this tag is not known; write text that begins with '!' in quotes"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+_Loader.add_constructor(None, _Loader.construct_unknown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +235,16 @@ def _check_kind(file: str, node: yaml.Node, kind: Any, version: Any) -> Problem 
     if kind not in _KINDS:
         return Problem(
             _place(file, _find(node, ("kind",))[0]),
-            f"must be {_one_of(list(_KINDS))}, not {kind}{_did_you_mean(kind, _KINDS)}",
+            f"must be {_one_of(list(_KINDS))}, not {_short(kind)}{_did_you_mean(kind, _KINDS)}",
             "kind",
         )
     wanted = _KINDS[kind][0]
     if version != wanted:
         where = _place(file, _find(node, ("apiVersion",))[0])
         if isinstance(version, str) and version.startswith(f"{GROUP}/"):
-            return Problem(where, f"must be {wanted}: this version of Motet does not read {version}", "apiVersion")
+            return Problem(
+                where, f"must be {wanted}: this version of Motet does not read {_short(version)}", "apiVersion"
+            )
         return Problem(where, f"must be {wanted} for a {kind}", "apiVersion")
     return None
 
@@ -239,9 +255,9 @@ def _subject(kind: str, data: dict[str, Any]) -> str:
     if not isinstance(name, str):
         return kind
     if kind == "Namespace":
-        return f"{kind} {name}"
+        return f"{kind} {_short(name)}"
     assert isinstance(metadata, dict)
-    return f"{kind} {metadata.get('namespace') or 'default'}/{name}"
+    return f"{kind} {_short(str(metadata.get('namespace') or 'default'))}/{_short(name)}"
 
 
 def _explain(
@@ -275,6 +291,8 @@ def _unknown_field(kind: str, model: type[BaseModel], path: FieldPath) -> str:
 
 def _sentence(kind: str, path: FieldPath, detail: ErrorDetails, context: dict[str, Any], node: yaml.Node | None) -> str:
     value = detail["input"]
+    hidden = kind == "Secret"  # whatever stands in it, and wherever
+    shown = _a(value) if hidden else _shown(value, node)
     match detail["type"]:
         case "rule":
             return str(context["sentence"])
@@ -284,21 +302,21 @@ def _sentence(kind: str, path: FieldPath, detail: ErrorDetails, context: dict[st
             if isinstance(value, str) and value in coming:
                 return f"not yet: {value} ({coming[value]}) comes later"
             options = [text.strip("'") for text in context["expected"].replace(" or ", ", ").split(", ")]
-            return f"must be {_one_of(options)}, not {_shown(value, node)}{_did_you_mean(str(value), options)}"
+            return f"must be {_one_of(options)}, not {shown}{_did_you_mean(_text(value, node), options)}"
         case "string_type":
-            return f"must be text, not {_shown(value, node)}{_quote_hint(value, node)}"
+            return f"must be text, not {shown}{_quote_hint(value, node, hidden=hidden)}"
         case "int_type" | "int_from_float" | "int_parsing":
-            return f"must be a whole number, not {_shown(value, node)}"
+            return f"must be a whole number, not {shown}"
         case "bool_type" | "bool_parsing":
-            return f"must be true or false, not {_shown(value, node)}"
+            return f"must be true or false, not {shown}"
         case "dict_type" | "model_type" | "model_attributes_type":
             return f"must be a mapping, not {_a(value)}"
         case "list_type":
             return f"must be a list, not {_a(value)}"
         case "greater_than_equal":
-            return f"must be at least {context['ge']}, not {value}"
+            return f"must be at least {context['ge']}, not {shown}"
         case "less_than_equal":
-            return f"must be at most {context['le']}, not {value}"
+            return f"must be at most {context['le']}, not {shown}"
         case "string_too_long":
             return f"must be {context['max_length']} characters or fewer, not {len(value)}"
         case "too_long":
@@ -306,7 +324,7 @@ def _sentence(kind: str, path: FieldPath, detail: ErrorDetails, context: dict[st
         case "string_pattern_mismatch":
             sentence = PATTERN_SENTENCES[context["pattern"]]
             # Before an '@' may stand a password.
-            return sentence if "@" in value else f"{sentence}; not {_shown(value, node)}"
+            return sentence if hidden or "@" in value else f"{sentence}; not {shown}"
         case _:
             return detail["msg"]
 
@@ -325,15 +343,24 @@ def _a(value: Any) -> str:
 def _shown(value: Any, node: yaml.Node | None) -> str:
     if isinstance(value, (dict, list)) or value is None:
         return _a(value)
-    text = node.value if isinstance(node, yaml.ScalarNode) else str(value)
-    text = text if len(text) <= 60 else text[:57] + "..."
+    text = _short(_text(value, node))
     return f"'{text}'" if isinstance(value, str) else text
 
 
-def _quote_hint(value: Any, node: yaml.Node | None) -> str:
+def _text(value: Any, node: yaml.Node | None) -> str:
+    """As it is written, not as YAML reads it."""
+    return node.value if isinstance(node, yaml.ScalarNode) else str(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def _quote_hint(value: Any, node: yaml.Node | None, *, hidden: bool) -> str:
     """A hint for values without quotes. YAML 1.1 does not read `no`, `on` or `1.10` as text."""
     if isinstance(node, yaml.ScalarNode) and not isinstance(value, (dict, list)) and value is not None:
-        return f'; write "{node.value}" in quotes'
+        what = "it" if hidden or len(node.value) > MAX_SHOWN else f'"{node.value}"'
+        return f"; write {what} in quotes"
     return ""
 
 
@@ -367,7 +394,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 def _dotted(path: FieldPath) -> str:
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+        text += f"[{part}]" if isinstance(part, int) else (f".{_short(part)}" if text else _short(part))
     return text
 
 
@@ -426,7 +453,7 @@ def _repeated_keys(file: str, root: yaml.Node) -> list[Problem]:
                             Problem(
                                 _place(file, key),
                                 f"is set twice; first in line {before.start_mark.line + 1}",
-                                key.value,
+                                _short(key.value),
                             )
                         )
     return problems
