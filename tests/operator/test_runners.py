@@ -1,6 +1,7 @@
 """Runner sets as a table of processes."""
 
 from collections.abc import Collection
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,11 +12,11 @@ from motet.settings import ProcessSettings
 from motet_operator.local.runner_table import RunnerTable
 from motet_operator.local.service_specs import ServiceSpecs
 from motet_operator.local.state_directory import MAX_INSTANCE_NAME, StateDirectory
-from motet_operator.reconcile import Plan, PoolObject, reconcile
+from motet_operator.reconcile import Plan, PoolObject, RunnerTemplate, reconcile
 from motet_operator.settings import Settings
 from motet_operator.sync import UnhealthyRunner
 from motet_runner.settings import Settings as RunnerSettings
-from tests.operator.builders import later, name, pool, view
+from tests.operator.builders import DIGEST, later, name, pool, view
 
 
 def runners(folder: Path) -> RunnerTable:
@@ -124,6 +125,39 @@ def test_the_table_survives_its_operator(tmp_path: Path) -> None:
     assert {each.template.engine.max_lora_rank for each in again.sets()} == {None, 8}
     carry_out(again, after, seconds=31)
     assert [runner.template.engine.max_lora_rank for runner in again] == [8]
+
+
+FULL = {
+    "model": {"uri": "hf://org/base", "revision": "v2", "digest": DIGEST, "credentialsSecretRef": {"name": "key"}},
+    "engine": {"preset": "orca", "kvCacheMiB": 64, "prefixCache": False},
+    "adapterVolumes": [
+        {"claimName": "a", "subPath": "b", "pathPrefix": "", "allowedNamespaces": {"from": "All"}},
+        {
+            "claimName": "c",
+            "allowedNamespaces": {"from": "Selector", "selector": {"matchLabels": {"team": "law"}}},
+        },
+    ],
+    "template": {
+        "labels": {"team": "law"},
+        "resources": {"limits": {"cpu": 2, "memory": "8Gi"}},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "env": [{"name": "OMP_NUM_THREADS", "value": "2"}],
+    },
+}
+
+
+def test_a_new_operator_adopts_a_runner_as_it_is_whatever_its_pool_sets(tmp_path: Path) -> None:
+    table, declared = runners(tmp_path), pool("acme/demo", group="g", **FULL)
+    carry_out(table, declared)
+    (runner,) = table
+    unset = RunnerTemplate(group=runner.template.group, model_uri="")
+    same = {field.name for field in fields(unset) if getattr(unset, field.name) == getattr(runner.template, field.name)}
+    assert same == {"group", "pod_digest"}, "the pool above is to set each field; only pods have a digest"
+    again = runners(tmp_path)
+    assert list(again) == [runner]
+    assert [spec.fingerprint for spec in again.specs()] == [spec.fingerprint for spec in table.specs()]
+    assert carry_out(again, declared).drains == ()
+    assert list(again) == [runner]
 
 
 def test_two_pools_of_one_name_are_kept_apart(tmp_path: Path) -> None:

@@ -10,13 +10,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-import orjson
 import structlog
+from pydantic import TypeAdapter, ValidationError
 
 from motet.domain import ObjectName
 from motet.processes import ProcessSpec, ProcessStatus
 from motet.processes.records import write_atomically
-from motet.resources import EngineSpec
 from motet_operator.local.service_specs import ServiceSpecs
 from motet_operator.reconcile import ExistingSet, Plan, RunnerDrain, RunnerInstance, RunnerSet, RunnerTemplate
 from motet_operator.sync import UnhealthyRunner
@@ -37,6 +36,10 @@ class LocalRunner:
     draining_until: datetime | None = None
     replaced: str = ""
     """The incarnation that was killed because it was unhealthy: late reports about it must not kill its successor."""
+
+
+_STORED = TypeAdapter(tuple[LocalRunner, ...])
+"""With every field there is. What the file lacked would be another runner: an adopted process would be replaced."""
 
 
 class RunnerTable:
@@ -175,47 +178,10 @@ class RunnerTable:
         with suppress(
             OSError
         ):  # the disk is full: serving goes on; only a restart of the operator would lose the table
-            write_atomically(self._path, orjson.dumps([_to_json(runner) for runner in self._table.values()]))
-
-
-def _to_json(runner: LocalRunner) -> dict[str, object]:
-    return {
-        "name": runner.name,
-        "pool": str(runner.pool),
-        "revision": runner.revision,
-        "ordinal": runner.ordinal,
-        "group": str(runner.template.group),
-        "modelUri": runner.template.model_uri,
-        "modelDigest": runner.template.model_digest,
-        "modelRevision": runner.template.model_revision,
-        "modelCredentials": runner.template.model_credentials,
-        "engine": runner.template.engine.model_dump(by_alias=True, exclude_none=True),
-        "drainSeconds": runner.drain_seconds,
-        "drainingUntil": runner.draining_until.isoformat() if runner.draining_until else None,
-        "replaced": runner.replaced,
-    }
+            write_atomically(self._path, _STORED.dump_json(tuple(self._table.values()), exclude_none=True))
 
 
 def _read(path: Path) -> dict[str, LocalRunner]:
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return {
-            each["name"]: LocalRunner(
-                name=each["name"],
-                pool=ObjectName.parse(each["pool"]),
-                revision=each["revision"],
-                ordinal=each["ordinal"],
-                template=RunnerTemplate(
-                    group=ObjectName.parse(each["group"]),
-                    model_uri=each["modelUri"],
-                    model_digest=each["modelDigest"],
-                    model_revision=each.get("modelRevision", ""),
-                    model_credentials=each.get("modelCredentials", ""),
-                    engine=EngineSpec.model_validate(each["engine"]),
-                ),
-                drain_seconds=each["drainSeconds"],
-                draining_until=datetime.fromisoformat(each["drainingUntil"]) if each["drainingUntil"] else None,
-                replaced=each.get("replaced", ""),
-            )
-            for each in orjson.loads(path.read_bytes())
-        }
+    with suppress(OSError, ValidationError):
+        return {runner.name: runner for runner in _STORED.validate_json(path.read_bytes())}
     return {}
