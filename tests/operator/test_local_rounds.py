@@ -1,13 +1,17 @@
 """Rounds of the local operator, without any process."""
 
 import json
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from motet.clock import FakeClock
-from motet.processes import ProcessSpec, ProcessStatus
+from motet.errors import ManifestError
+from motet.processes import ProcessRecord, ProcessRecords, ProcessSpec, ProcessStatus
+from motet.processes.linux import boot_id, identity_of
 from motet.settings import ProcessSettings
 from motet_operator.local.local_operator import LocalOperator
 from motet_operator.local.state_directory import StateDirectory
@@ -93,3 +97,35 @@ async def test_no_adapter_of_a_group_without_a_pool_is_as_it_was_left(
     rounds.awaited.reported_all([name("demo")])
     rounds.round()
     assert not rounds.ready
+
+
+def operator(folder: Path) -> LocalOperator:
+    layout = StateDirectory.of(folder / "state")
+    layout.prepare()
+    return LocalOperator(layout, ProcessSettings(), Settings(manifests=folder / "manifests"))
+
+
+def test_a_stack_that_runs_gets_its_next_operator_whatever_its_manifests_say_now(tmp_path: Path) -> None:
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    (manifests / "all.yaml").write_text(MANIFESTS.replace("POOL", "demo"))
+    first = operator(tmp_path)
+    first.read_manifests()
+    (manifests / "all.yaml").write_text("kind: LoRAAdapterr\n")
+    records, me = ProcessRecords(StateDirectory.of(tmp_path / "state").service_records), identity_of(os.getpid())
+    assert me is not None
+    runs = ProcessRecord(
+        name="gateway", kind="gateway", pid=me.pid, start_ticks=me.start_ticks, boot=boot_id(), fingerprint="", log=""
+    )
+    records.write(runs)
+    second = operator(tmp_path)
+    second.read_manifests()
+    assert [one.resource for one in second.objects.pools] == [one.resource for one in first.objects.pools]
+    assert len(second.objects.adapters) == len(second.objects.problems) == 1
+    records.write(replace(runs, start_ticks=1))  # it has ended
+    with pytest.raises(ManifestError, match="did you mean LoRAAdapter"):
+        operator(tmp_path).read_manifests()
+    records.write(runs)
+    (tmp_path / "state/run/manifests.json").unlink()
+    with pytest.raises(ManifestError):  # rather than end all runners
+        operator(tmp_path).read_manifests()

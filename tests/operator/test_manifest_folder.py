@@ -30,7 +30,7 @@ def names(folder: ManifestFolder) -> list[str]:
 
 
 def test_files_come_and_go(tmp_path: Path) -> None:
-    folder = ManifestFolder(tmp_path)
+    folder = ManifestFolder(tmp_path, tmp_path / "kept")
     assert names(folder) == []
     write(tmp_path, "a")
     path = write(tmp_path, "b")
@@ -40,7 +40,7 @@ def test_files_come_and_go(tmp_path: Path) -> None:
 
 
 def test_a_file_that_becomes_invalid_keeps_its_last_valid_objects(tmp_path: Path) -> None:
-    folder = ManifestFolder(tmp_path)
+    folder = ManifestFolder(tmp_path, tmp_path / "kept")
     path = write(tmp_path, "a")
     folder.read()
     path.write_text("kind: [")
@@ -51,8 +51,34 @@ def test_a_file_that_becomes_invalid_keeps_its_last_valid_objects(tmp_path: Path
     assert folder.read().problems == ()
 
 
+def test_the_next_operator_goes_on_from_what_was_accepted(tmp_path: Path) -> None:
+    kept, manifests = tmp_path / "kept", tmp_path / "manifests"
+    manifests.mkdir()
+    first = ManifestFolder(manifests, kept)
+    broken, changed = write(manifests, "a"), write(manifests, "b")
+    (manifests / "others.yaml").write_text(
+        "apiVersion: v1\nkind: Secret\nmetadata: {name: key}\nstringData: {token: hush}\n---\n"
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: acme, labels: {team: law}}\n"
+    )
+    before = first.read()
+    assert "hush" not in kept.read_text()
+    broken.write_text("kind: [")
+    changed.write_text(changed.read_text().replace("name: demo", "name: other"))
+    running = first.read()
+    again = ManifestFolder(manifests, kept)
+    again.recall()
+    objects = again.read()
+    assert [str(problem) for problem in objects.problems] == [str(problem) for problem in running.problems]
+    assert objects.namespaces == before.namespaces
+    assert [one.resource for one in objects.adapters] == [one.resource for one in before.adapters]
+    assert [one.place_of(("spec",)) for one in objects.adapters] == [one.place for one in before.adapters]
+    elsewhere = ManifestFolder(tmp_path, kept)
+    elsewhere.recall()
+    assert elsewhere.read().adapters == ()
+
+
 def test_an_immutable_field_keeps_its_value_and_is_reported(tmp_path: Path) -> None:
-    folder = ManifestFolder(tmp_path)
+    folder = ManifestFolder(tmp_path, tmp_path / "kept")
     path = write(tmp_path, "a")
     folder.read()
     path.write_text(path.read_text().replace("name: demo", "name: other"))
@@ -64,7 +90,7 @@ def test_an_immutable_field_keeps_its_value_and_is_reported(tmp_path: Path) -> N
 def test_the_first_of_two_equal_names_stays(tmp_path: Path) -> None:
     write(tmp_path, "a")
     (tmp_path / "b.yaml").write_text(ADAPTER % ("a", "other"))
-    objects = ManifestFolder(tmp_path).read()
+    objects = ManifestFolder(tmp_path, tmp_path / "kept").read()
     assert [manifest.place.file for manifest in objects.adapters] == [f"{tmp_path}/a.yaml"]
     assert "is declared twice" in str(objects.problems[0])
 
@@ -73,7 +99,7 @@ def test_a_missing_folder_removes_no_object(tmp_path: Path) -> None:
     place = tmp_path / "m"
     place.mkdir()
     write(place, "a")
-    folder = ManifestFolder(place)
+    folder = ManifestFolder(place, tmp_path / "kept")
     folder.read()
     place.rename(tmp_path / "elsewhere")
     objects = folder.read()
@@ -132,7 +158,7 @@ def test_a_changed_value_passes_once_it_stays_the_same() -> None:
 
 
 def test_generations_count_changes_and_survive_a_restart(tmp_path: Path) -> None:
-    folder = ManifestFolder(tmp_path)
+    folder = ManifestFolder(tmp_path, tmp_path / "kept")
     write(tmp_path, "a")
     path = write(tmp_path, "b")
     memory = tmp_path / "memory"

@@ -54,7 +54,7 @@ class LocalOperator:
         self._process = process
         self._settings = settings
         self._wake = asyncio.Event()
-        self.folder = ManifestFolder(settings.manifests)
+        self.folder = ManifestFolder(settings.manifests, layout.run / "manifests.json")
         self._debouncer = Debouncer(settings.quiet_seconds)
         self.objects = DeclaredObjects()
         self._stamps: dict[str, str] = {}
@@ -79,8 +79,7 @@ class LocalOperator:
     async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         """Raises SetupError for a problem that a person must solve before anything can start."""
         self._metrics = LocalMetrics(registry)
-        self.objects = self.folder.read()
-        self._check_startable()
+        self.read_manifests()
         self._check_adapters()
         health.set_ready(True)
         try:
@@ -91,8 +90,23 @@ class LocalOperator:
             else:
                 self.processes.release()  # after a crash, the next operator adopts the running processes
 
+    def read_manifests(self) -> None:
+        """A stack that is not there yet starts only without a problem. One that an operator has left is in use: it gets
+        its next operator, with the last valid objects."""
+        runs = any(record.alive for record in ProcessRecords(self._layout.service_records).read().values())
+        if runs:
+            self.folder.recall()
+        self.objects = self.folder.read()
+        if runs and self.objects.pools:
+            self._log_problems()
+        else:
+            self._check_startable()
+
+    def _log_problems(self) -> None:
+        for problem in self.objects.problems:
+            log.warning("manifest_invalid", problem=str(problem), hint="The last valid version stays in use.")
+
     def _check_startable(self) -> None:
-        """At the start, any problem ends it. Later, problems are reported and the last valid objects stay in use."""
         problems = self.objects.problems
         if problems:
             shown = [str(problem) for problem in problems[:MAX_PROBLEMS_SHOWN]]
@@ -285,8 +299,7 @@ class LocalOperator:
             if signature != looked:
                 looked = signature
                 self.objects = self.folder.read()
-                for problem in self.objects.problems:
-                    log.warning("manifest_invalid", problem=str(problem), hint="The last valid version stays in use.")
+                self._log_problems()
                 self._wake.set()
             if self._check_adapters():
                 self._wake.set()

@@ -6,9 +6,14 @@ An error never removes a valid object: a file that can no longer be read keeps i
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field, TypeAdapter, ValidationError
+
+from motet.processes.records import write_atomically
 from motet.resources import (
     AdapterSource,
     LoRAAdapter,
@@ -16,6 +21,7 @@ from motet.resources import (
     ManifestPosition,
     Namespace,
     Problem,
+    Secret,
     ServingPool,
     files_of,
     forbidden_changes,
@@ -38,13 +44,46 @@ class DeclaredObjects:
     problems: tuple[Problem, ...] = ()
 
 
-class ManifestFolder:
-    """Remembers the last valid version of each file."""
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An accepted object on disk. Without Secrets: they stay where their owner keeps them."""
 
-    def __init__(self, path: Path) -> None:
+    file: str
+    line: int
+    column: int
+    resource: Annotated[LoRAAdapter | ServingPool | Namespace, Field(discriminator="kind")]
+
+
+_KEPT = TypeAdapter(tuple[_Kept, ...])
+
+
+class ManifestFolder:
+    """Remembers the last valid version of each file, also for the next operator."""
+
+    def __init__(self, path: Path, kept: Path) -> None:
         self.path = path
+        self._kept = kept
         self._good: dict[Path, tuple[Manifest, ...]] = {}
         self._accepted: dict[ObjectKey, Manifest] = {}
+
+    def recall(self) -> None:
+        """Go on from what the last operator accepted of this folder."""
+        with suppress(OSError, ValidationError):
+            for one in _KEPT.validate_json(self._kept.read_bytes()):
+                file = Path(one.file)
+                if self.path in (file, file.parent):
+                    manifest = Manifest(one.resource, ManifestPosition(one.file, one.line, one.column))
+                    self._accepted[manifest.key] = manifest
+                    self._good[file] = (*self._good.get(file, ()), manifest)
+
+    def _keep(self) -> None:
+        kept = tuple(
+            _Kept(one.place.file, one.place.line, one.place.column, one.resource)
+            for one in self._accepted.values()
+            if not isinstance(one.resource, Secret)
+        )
+        with suppress(OSError):  # the disk is full: the next operator has what was accepted before
+            write_atomically(self._kept, _KEPT.dump_json(kept, by_alias=True, exclude_none=True))
 
     def read(self) -> DeclaredObjects:
         problems: list[Problem] = []
@@ -61,6 +100,7 @@ class ManifestFolder:
                 if not reading.problems:
                     self._good[path] = reading.manifests
         self._accepted = self._merge(files, problems)
+        self._keep()
         return _without_conflicts(self._accepted.values(), problems)
 
     def _merge(self, files: Iterable[Path], problems: list[Problem]) -> dict[ObjectKey, Manifest]:

@@ -6,7 +6,7 @@ DATA/motet.db         the database
 DATA/cache/           adapters, certificates, tokenizers
 DATA/logs/<name>.log  one for each process
 DATA/manifests/       the bundled manifests, if no folder was given
-DATA/run/             records of processes, and the sockets if their paths are short enough
+DATA/run/             records of processes, runners and valid manifests, and the sockets if their paths are short enough
 """
 
 import hashlib

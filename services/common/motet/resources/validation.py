@@ -110,14 +110,15 @@ class Manifest:
 
     resource: Resource
     place: ManifestPosition
-    node: yaml.Node
+    node: yaml.Node | None = None
+    """None: its text is not at hand."""
 
     @property
     def key(self) -> tuple[str, str]:
         return (self.resource.kind, str(self.resource.object_name))
 
     def place_of(self, path: FieldPath) -> ManifestPosition:
-        return _place(self.place.file, _find(self.node, path)[0])
+        return _place(self.place.file, _find(self.node, path)[0]) if self.node is not None else self.place
 
 
 @dataclass(frozen=True, slots=True)
