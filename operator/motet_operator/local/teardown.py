@@ -35,12 +35,14 @@ async def take_down(layout: StateDirectory, *, seconds: float = STOP_SECONDS) ->
     if is_held(layout.lock):
         holder = read_holder(layout.lock).identity
         send(holder, signal.SIGTERM)
+        send(holder, signal.SIGCONT)  # if ctrl-Z has stopped it
 
         def released() -> bool:
             return not is_held(layout.lock)
 
         if not await _within(seconds, released):
             kill_session(holder)
+            send(holder, signal.SIGKILL)  # in the foreground it is in the session of its shell
             await _within(5.0, released)
         # It releases the lock before its process has ended.
         await _within(5.0, lambda: not is_alive(holder))
