@@ -1,6 +1,7 @@
 """The process manager, with real and small child processes."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -110,6 +111,26 @@ async def test_a_killed_process_is_back_at_once(tmp_path: Path) -> None:
         await until(lambda: only(one).ready and only(one).pid != first)
         assert only(one).restarts == 1
         assert only(one).reason == "killed by SIGKILL"
+
+
+async def test_a_process_that_cannot_be_watched_at_once_is_kept_and_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, refusals = os.pidfd_open, [OSError(errno.EMFILE, "Too many open files")] * 2
+
+    def open_later(pid: int, flags: int = 0) -> int:
+        if refusals:
+            raise refusals.pop()
+        return opened(pid, flags)
+
+    monkeypatch.setattr(os, "pidfd_open", open_later)
+    monkeypatch.setattr("motet.processes.manager.PROBE_READY_SECONDS", 0.01)
+    async with process_manager(tmp_path) as one:
+        one.apply([script(tmp_path, "a", SLEEPER)])
+        await until(lambda: only(one).ready and not refusals)
+        first = pid_of(only(one))
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: only(one).ready and only(one).pid != first)
 
 
 async def test_a_killed_process_waits_as_long_as_its_spec_says_then(tmp_path: Path) -> None:

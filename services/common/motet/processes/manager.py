@@ -275,6 +275,9 @@ class _ManagedProcess:
         self._clock = clock
         self.life: Lifecycle = new_lifecycle(clock())
         self._pidfd: int | None = None
+        self._awaiting: asyncio.Handle | None = None
+        """The next attempt to learn of its death, while there is no `_pidfd`."""
+
         self._timer: asyncio.TimerHandle | None = None
         self._readiness_task: asyncio.Task[None] | None = None
         self._liveness_task: asyncio.Task[None] | None = None
@@ -356,6 +359,9 @@ class _ManagedProcess:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._awaiting is not None:
+            self._awaiting.cancel()
+            self._awaiting = None
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -381,20 +387,25 @@ class _ManagedProcess:
 
     def _watch(self, identity: ProcessIdentity, *, adopted: bool = False) -> None:
         self.identity = self._last = identity
-        try:
-            self._pidfd = os.pidfd_open(identity.pid)
-        except ProcessLookupError:  # an adopted process that has just ended
-            self._pidfd = None
         self.handle(Started(adopted=adopted))
-        if self._pidfd is None:
-            asyncio.get_running_loop().call_soon(self._on_death)
-            return
-        asyncio.get_running_loop().add_reader(self._pidfd, self._on_death)
+        self._await_death(identity.pid)
         self._readiness_task = asyncio.create_task(self._probe_readiness(), name=f"readiness of {self.spec.name}")
         if self.spec.alive is not None and self._config.liveness_seconds:
             self._liveness_task = asyncio.create_task(
                 self._probe_liveness(self.spec.alive), name=f"liveness of {self.spec.name}"
             )
+
+    def _await_death(self, pid: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:  # an adopted process that has just ended
+            self._awaiting = loop.call_soon(self._on_death)
+        except OSError as error:  # no descriptor is free, for example: it runs, so keep it, and try again
+            log.warning("process_not_watched", process=self.spec.name, pid=pid, error=str(error))
+            self._awaiting = loop.call_later(PROBE_READY_SECONDS, self._await_death, pid)
+        else:
+            loop.add_reader(self._pidfd, self._on_death)
 
     def _on_death(self) -> None:
         self.unwatch()
