@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from datetime import datetime
 
-from motet.resources.status import LoRAAdapterStatus, ServingPoolStatus, StatusModel
+from motet.resources.status import MAX_RUNNERS, LoRAAdapterStatus, ServingPoolStatus, StatusModel
 from motet_operator.cluster.kinds import POOL_LABEL, Object
 from motet_operator.cluster.object_parser import conditions_of
 from motet_operator.cluster.obstacles import Obstacle
@@ -52,11 +52,11 @@ def pool_status(found: PoolStatus, it: Object) -> Object:
             conditions=found.conditions,
             served_name=found.model,
             desired_replicas=found.replicas,
-            replicas=found.existing,
-            staying_replicas=found.staying,
-            ready_replicas=found.ready,
-            updated_replicas=found.updated,
-            draining_replicas=found.draining,
+            replicas=min(found.existing, MAX_RUNNERS),
+            staying_replicas=min(found.staying, MAX_RUNNERS),
+            ready_replicas=min(found.ready, MAX_RUNNERS),
+            updated_replicas=min(found.updated, MAX_RUNNERS),
+            draining_replicas=min(found.draining, MAX_RUNNERS),
             replica_summary=f"{found.ready}/{found.replicas}",
             selector=f"{POOL_LABEL}={found.name.name}",
             adapters=adapters.model_copy(update={"summary": f"{adapters.loaded}/{adapters.registered}"}),

@@ -14,7 +14,7 @@ from motet.plurals import counted
 from motet.resources import AdapterVolume, LoRAAdapter, ServingPool
 from motet.resources.fields import PRIORITIES
 from motet.resources.pool import TenantGrant
-from motet.resources.status import AdapterCounts
+from motet.resources.status import MAX_RUNNERS, AdapterCounts
 from motet_operator.reconcile.conditions import (
     ConditionResult,
     condition_of,
@@ -224,7 +224,7 @@ def adapter_status(
     loaded = _loaded(adapter, known, pool, accepted=accepted, ready_runners=ready_runners)
     asleep = not has_runner and resource.group in context.asleep
     ready = _ready(adapter, known, accepted, artifact, certified, has_runner=has_runner, asleep=asleep)
-    holders = _runners_holding(known)
+    holders = min(_runners_holding(known), MAX_RUNNERS)  # a status counts no further; Loaded has the number
     return AdapterStatus(
         name=resource.object_name,
         model=adapter.model,

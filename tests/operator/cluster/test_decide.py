@@ -756,3 +756,22 @@ def test_the_catalog_has_the_uids_of_all_namespaces_also_of_those_without_adapte
     odd = namespace("tenant")
     odd["metadata"]["labels"] = {"team": 7}
     assert [name for name, _ in decided(odd).plan.catalog.namespaces] == ["tenant"], "whatever its labels"
+
+
+def test_a_status_counts_as_far_as_it_may() -> None:
+    """A group may have several pools of a thousand runners each."""
+    name = revision()
+    runners = [pod(f"r{index}", name) for index in range(2001)]
+    held = AdapterReport(
+        serving_digest="d",
+        replicas=tuple(AdapterReplica(runner=it["metadata"]["name"], tier="device", digest="d") for it in runners),
+    )
+    reports = SchedulerReports(known={ObjectName("tenant", "legal"): held})
+    decision = decided(pool(replicas=1000), adapter(), deployment(name, 2001), *runners, reports=reports)
+    assert status_of(decision, ADAPTERS, "legal")["loadedReplicas"] == 2000
+    counts = {"replicas", "stayingReplicas", "readyReplicas", "updatedReplicas"}
+    assert {field: status_of(decision, POOLS, "demo")[field] for field in counts} == dict.fromkeys(counts, 2000) | {
+        "stayingReplicas": 1000
+    }
+    (loaded,) = [one for one in decision.plan.adapters[0].conditions if one.type == "Loaded"]
+    assert loaded.message == "the adapter is in device memory on 2001 runners"

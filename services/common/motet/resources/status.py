@@ -37,8 +37,10 @@ POOL_CONDITIONS = {
 }
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-Runners = Annotated[int, Field(ge=0, le=2 * MAX_REPLICAS)]
-"""At most twice the highest number in a manifest, because a rollout adds new runners before old ones leave."""
+MAX_RUNNERS = 2 * MAX_REPLICAS
+"""Twice the highest number in a manifest, because a rollout adds new runners before old ones leave."""
+
+Runners = Annotated[int, Field(ge=0, le=MAX_RUNNERS)]
 
 Fraction = Annotated[str, Field(max_length=32)]
 
@@ -138,7 +140,7 @@ class LoRAAdapterStatus(StatusModel):
     """How many runners should hold the adapter."""
 
     loaded_replicas: Runners | None = None
-    """How many runners hold the adapter."""
+    """How many runners hold the adapter, counted up to 2000: a group may have several pools."""
 
     placement_summary: Fraction | None = None
     """Loaded and desired replicas, such as 2/3. Only the first number if the adapter is loaded on demand."""
