@@ -3,17 +3,31 @@
 import asyncio
 import itertools
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from motet.api.v1 import runner_pb2, scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2
-from motet.rpc import Link, open_channel
-from motet.rpc.message_failures import TOLD_ONCE
+from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2
+from motet.clock import FakeClock
+from motet.leadership import LocalLeadership
+from motet.rpc import EndStream, Link, open_channel
+from motet.rpc.message_failures import TOLD_ONCE, handle
+from motet.runner_info import RunnerIdentity
+from motet_scheduler import conversion
+from motet_scheduler.metrics import Metrics
+from motet_scheduler.policy import events
+from motet_scheduler.policy.values import SchedulerConfig
+from motet_scheduler.service import SchedulerService
+from motet_supervisor.metrics import Metrics as SupervisorMetrics
+from motet_supervisor.policy.values import SupervisorConfig
+from motet_supervisor.service import SupervisorService
 from tests.common.waiting import PATIENCE_S
+from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, entry
 from tests.scheduler.test_failing_messages import all_streams, streamed_types
 from tests.support.hostile_messages import hostile, hostile_bytes, receive, serve
 from tests.support.in_process_system import in_process_system
@@ -79,3 +93,125 @@ async def test_a_leader_does_not_yield_to_an_impossible_term(folder):
                 scheduler_pb2.SucceedRequest(term=2**64 - 1), timeout=PATIENCE_S
             )
         assert system.control.scheduler_service.term < HIGHEST_TERM
+
+
+RUNNING = {"request": "a", "epoch": 1, "promise": {"pages": 2}, "gateway": "g0", "prompt_tokens": 16, "max_tokens": 64}
+PARKED = RUNNING | {"state": common_pb2.SEQUENCE_STATE_PARKED}
+IDENTITY = RunnerIdentity(instance="r0", incarnation="1", pool="default/demo", group=GROUP)
+CAPACITY = {"pages": 100, "page_tokens": 16, "max_sequences": 64, "max_model_length": 2048, "adapter_slots": 16}
+HELLO = {"identity": IDENTITY.to_proto(), "capacity": CAPACITY, "base": {"digest": "sha256:base"}}
+HELLO_OF_WATCHED = {"identity": IDENTITY.to_proto(), "capacity": CAPACITY}
+ASKED = {"request": "a", "epoch": 1, "group": GROUP, "tenant": "t", "prompt_tokens": 16, "max_tokens": 64}
+HELD_BY_R0 = {"instance": "r0", "request": "a", "epoch": 1, "promise": {"pages": 2, "tokens": 32}}
+
+TO_SCHEDULER = [
+    scheduler_pb2.ServeUp(enqueue=ASKED),
+    scheduler_pb2.ServeUp(hello={"gateway": "g0", "live": [ASKED | {"instance": "r0", "incarnation": "1"}]}),
+    scheduler_pb2.ServeUp(lost={"request": "a", "epoch": 1}),
+    scheduler_pb2.ServeUp(finished={"request": "a", "epoch": 1}),
+    scheduler_pb2.ServeUp(held={"groups": [{"group": GROUP, "requests": 1}]}),
+    scheduler_pb2.AttachUp(hello=HELLO | {"live": [RUNNING]}),
+    scheduler_pb2.AttachUp(hello=HELLO | {"live": [PARKED]}),
+    scheduler_pb2.AttachUp(hello=HELLO | {"live": [PARKED], "capacity": CAPACITY | {"page_tokens": 2**31}}),
+    scheduler_pb2.AttachUp(report={"pages": 100, "live": [RUNNING]}),
+    scheduler_pb2.AttachUp(report={"pages": 100, "live": [PARKED]}),
+    scheduler_pb2.AttachUp(declined={"request": "a", "epoch": 1}),
+    scheduler_pb2.AttachUp(
+        adapter={
+            "ref": {"namespace": "default", "name": "pirate", "generation": 1},
+            "digest": PIRATE,
+            "stage": common_pb2.ADAPTER_STAGE_CERTIFIED,
+            "answers": common_pb2.ADAPTER_STAGE_CERTIFIED,
+            "certificate": {"digest": PIRATE, "rank": 8},
+        }
+    ),
+    supervisor_pb2.AdviseDown(promise=HELD_BY_R0),
+    supervisor_pb2.AdviseDown(parked=HELD_BY_R0),
+    supervisor_pb2.AdviseDown(resumed=HELD_BY_R0),
+    supervisor_pb2.AdviseDown(overcommit={"pool": "default/demo", "factor": 1.5}),
+]
+
+
+def possible(like):
+    """This message, and as often as it has fields one with a false number."""
+    kind, member = type(like), like.WhichOneof("message")
+    yield like
+    yield from (one for one in hostile(kind, like=like) if one.WhichOneof("message") == member)
+
+
+@pytest.mark.parametrize("like", TO_SCHEDULER, ids=lambda like: f"{type(like).__name__}-{like.WhichOneof('message')}")
+async def test_no_number_of_a_peer_fails_a_decision_or_a_message_that_follows(folder, like):
+    """The numbers of one peer are copied into what others are told, perhaps much later."""
+    for number, message in enumerate(possible(like)):
+        with LocalLeadership(folder / f"term {number}") as leadership, capture_logs() as logs:
+            driver = SchedulerDriver()
+            service = SchedulerService(
+                SchedulerConfig(),
+                leadership=leadership,
+                metrics=Metrics(CollectorRegistry()),
+                supervisor_address=f"unix:{folder}/supervisor.sock",
+                catalog_file=None,
+                clock=driver.clock,
+            )
+            driver.scheduler, driver.send = service.scheduler, service.handle
+            driver.send(events.SupervisorConnected())
+            driver.send(events.OperatorConnected())
+            driver.gateway()
+            driver.state(adapter())
+            driver.attach()
+            driver.enqueue("a")
+            for said in (message, like):
+                with suppress(EndStream):
+                    handle(said, partial(hear, service), lambda *_: None)
+                driver.report("r0", entry("a", 2))
+                driver.report("r0", entry("a", 2, parked=True))
+                driver.attach("r1")
+                driver.lose("a")
+                driver.enqueue("b", digest=PIRATE, adapter="default/pirate")
+                driver.send(events.OperatorConnected())
+                for _ in range(3):
+                    driver.wait(3.0)
+                    driver.report("r0")
+                    driver.report("r1")
+        assert not {"decision_failed", "message_failed"} & {line["event"] for line in logs}, message
+
+
+def hear(service, up):
+    match up:
+        case scheduler_pb2.ServeUp() if up.HasField("hello"):
+            service.handle(conversion.gateway_connected(up.hello))
+        case scheduler_pb2.ServeUp():
+            service.handle(conversion.serve_event("g0", up))
+        case scheduler_pb2.AttachUp() if up.HasField("hello"):
+            service.handle(conversion.runner_attached(up.hello))
+        case scheduler_pb2.AttachUp():
+            service.handle(conversion.attach_event(IDENTITY, up))
+        case _:
+            service.supervisor.receive(up)
+
+
+TO_SUPERVISOR = [
+    supervisor_pb2.WatchUp(hello=HELLO_OF_WATCHED | {"live": [RUNNING]}),
+    supervisor_pb2.WatchUp(hello=HELLO_OF_WATCHED | {"live": [PARKED]}),
+    supervisor_pb2.WatchUp(memory={"pages": 100, "live": [RUNNING]}),
+    supervisor_pb2.WatchUp(memory={"pages": 100, "live": [PARKED]}),
+    supervisor_pb2.WatchUp(overflow={"request": RUNNING}),
+    supervisor_pb2.WatchUp(parked={"request": "a", "epoch": 1, "promise": {"pages": 2}}),
+    supervisor_pb2.WatchUp(resumed={"request": "a", "epoch": 1, "promise": {"pages": 2}}),
+]
+
+
+@pytest.mark.parametrize("like", TO_SUPERVISOR, ids=lambda like: f"{type(like).__name__}-{like.WhichOneof('message')}")
+async def test_no_number_of_a_runner_fails_a_message_of_the_supervisor(like):
+    for message in possible(like):
+        now = FakeClock(100.0)
+        service = SupervisorService(SupervisorConfig(), metrics=SupervisorMetrics(CollectorRegistry()), clock=now)
+        with capture_logs() as logs:
+            for said in (message, like):
+                hello = [] if said.HasField("hello") else [TO_SUPERVISOR[0]]
+                await serve(service.runners, *hello, said)
+                await serve(service.schedulers, supervisor_pb2.AdviseUp(hello={"term": 1}))
+                for _ in range(3):
+                    now.advance(3.0)
+                    service.tick()
+        assert "message_failed" not in {line["event"] for line in logs}, message

@@ -53,7 +53,8 @@ def hostile(kind: Any, *, types: tuple[int, ...] = tuple(_VALUES), like: Any = N
             yield from _with_entries(like, field, inner, types)
         else:
             before = getattr(like, field.name)
-            within = None if field.is_repeated or not like.HasField(field.name) else before
+            found = before if field.is_repeated else [before] * like.HasField(field.name)
+            within = next(iter(found), None)
             for value in hostile(GetMessageClass(inner), types=types, like=within):
                 yield _with(like, field, value)
 

@@ -13,6 +13,9 @@ from motet.domain import PAGE_TOKENS, pages_for
 BUCKETS = 10
 """Into how many equal parts of the context S3 divides the lengths of answers (S3-03)."""
 
+_MOST_TOKENS = 2**32 - 1
+"""That the field of the message can hold."""
+
 
 class PromiseRule(StrEnum):
     """What the first promise of a request covers. The published systems differ in this."""
@@ -39,6 +42,12 @@ class PromiseRule(StrEnum):
 
 
 _RULES = frozenset(PromiseRule)
+
+
+def tokens_of(pages: int, page_tokens: int = PAGE_TOKENS) -> int:
+    """How many tokens fit in the pages of a promise. Pages and their size may be any numbers that a peer has sent, and
+    what we send of them must still be a message."""
+    return min(pages * page_tokens, _MOST_TOKENS)
 
 
 def max_kv_tokens(prompt_tokens: int, max_tokens: int, *, context_tokens: int = 0) -> int:

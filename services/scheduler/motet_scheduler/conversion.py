@@ -182,7 +182,8 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
             return events.RequestFinished(gateway, RequestId(done.request), done.epoch, done.output_tokens, reason)
         case "lost":
             lost = up.lost
-            return events.RequestLost(gateway, RequestId(lost.request), lost.epoch, lost.why, lost.delivered_tokens)
+            epoch = check_epoch(lost.epoch, lost.request)
+            return events.RequestLost(gateway, RequestId(lost.request), epoch, lost.why, lost.delivered_tokens)
         case "held":
             return events.RequestsHeld(gateway, tuple((GroupName(one.group), one.requests) for one in up.held.groups))
         case _:

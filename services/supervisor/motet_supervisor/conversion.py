@@ -1,7 +1,8 @@
 """Converts messages to events and effects to messages: all of the supervisor's protocol."""
 
 from motet.api.v1 import common_pb2, supervisor_pb2
-from motet.domain import PAGE_TOKENS, InstanceName, ParkMethod, RequestId
+from motet.domain import InstanceName, ParkMethod, RequestId
+from motet.promises import tokens_of
 from motet.runner_info import Capacity, RunnerIdentity, RunnerRequest, read_runner_requests
 from motet_supervisor.policy import effects, events
 
@@ -12,7 +13,7 @@ _METHODS = {
 
 
 def _promise(pages: int) -> common_pb2.Promise:
-    return common_pb2.Promise(pages=pages, tokens=pages * PAGE_TOKENS)
+    return common_pb2.Promise(pages=pages, tokens=tokens_of(pages))
 
 
 def _read_method(it: "common_pb2.ParkMethod.ValueType") -> ParkMethod:

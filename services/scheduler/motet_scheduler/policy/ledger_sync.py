@@ -15,6 +15,7 @@ What no gateway knows any more is cancelled, whether it runs or is parked.
 from collections.abc import Mapping
 
 from motet.domain import RequestId
+from motet.promises import tokens_of
 from motet.runner_info import RunnerRequest
 from motet_scheduler.policy.effects import CancelAtRunner, Effect
 from motet_scheduler.policy.requests import Request
@@ -104,7 +105,7 @@ def _park(runner: Runner, entry: RunnerRequest, request: Request | None, now: fl
         return
     pages = max(entry.pages, entry.pages_used, 1)
     asked_at = request.asked_at if request is not None else now
-    wanted = Promise(pages, pages * runner.capacity.page_tokens)
+    wanted = Promise(pages, tokens_of(pages, runner.capacity.page_tokens))
     runner.park(entry.request, ParkedRequest(entry.epoch, wanted, entry.digest, (int(entry.request_class), asked_at)))
 
 
