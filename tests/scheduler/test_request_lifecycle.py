@@ -359,6 +359,19 @@ def test_a_silent_runner_keeps_its_requests_while_no_other_could_take_them():
     assert driver.where("a") == "r0"
 
 
+def test_the_supervisor_s_reminder_moves_them_once_another_could():
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.wait(2.1)
+    silent_for(driver, 2.1)
+    driver.attach("r1")
+    driver.wait(10.0)
+    driver.report("r1")
+    silent_for(driver, 12.1)
+    assert driver.where("a") == "r1"
+
+
 def test_a_supervisor_that_hears_nobody_moves_nothing_in_circles():
     driver = ready()
     driver.attach("r0")

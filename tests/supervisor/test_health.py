@@ -184,6 +184,32 @@ def test_a_hung_runner_is_reported_again_for_a_scheduler_that_was_away():
     assert not lost
 
 
+def test_a_silent_runner_is_reported_again_for_a_scheduler_that_was_away():
+    driver = SupervisorDriver(heartbeat=5.0, remind=10.0)
+    driver.connect()
+    lost = []
+    for _ in range(26):
+        driver.wait(1.0)
+        lost += driver.of(effects.ReportRunnerLost)
+    assert [(one.again, one.hung, one.silent_seconds) for one in lost] == [(False, False, 6), (True, False, 17)]
+    driver.report()
+    driver.wait(4.0)
+    assert not driver.of(effects.ReportRunnerLost)
+
+
+@pytest.mark.parametrize("hung", [True, False])
+def test_a_scheduler_that_connects_is_told_at_once_who_is_unhealthy(hung):
+    driver = SupervisorDriver(hang=3.0, heartbeat=5.0)
+    driver.connect(instance="r1")
+    driver.connect()
+    driver.report(work_pending=True)
+    driver.wait(4.0 if hung else 5.1)
+    driver.report(instance="r1")
+    driver.send(events.SchedulerConnected(1, 1))
+    (lost,) = driver.of(effects.ReportRunnerLost)
+    assert (lost.identity.instance, lost.hung, lost.again) == ("r0", hung, True)
+
+
 def test_a_runner_whose_stream_is_down_for_long_is_forgotten():
     driver = SupervisorDriver(heartbeat=5.0)
     driver.connect()

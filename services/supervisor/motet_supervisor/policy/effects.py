@@ -87,7 +87,7 @@ class ReportRunnerLost:
     silent_seconds: float
     """How long it has sent nothing; 0 if it does send."""
     again: bool
-    """A repetition, for a scheduler that was away or did not know the runner yet."""
+    """A repetition, for a scheduler that was away, or did not know this runner or another one yet."""
 
 
 @dataclass(frozen=True, slots=True)

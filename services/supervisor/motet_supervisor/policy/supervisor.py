@@ -161,6 +161,9 @@ class Supervisor:
         pools = sorted({runner.identity.pool for runner in self.runners.values()})
         self._effects += [effects.ReportOvercommit(pool, self.config.overcommit) for pool in pools]
         self._effects.append(effects.ReportAllParked(tuple(parked)))
+        for runner in self.runners.values():
+            if runner.unhealthy:
+                self._report_again(runner)
 
     def _term_raised(self, event: events.TermRaised) -> None:
         self._note_term(event.scheduler, event.term)
@@ -209,15 +212,12 @@ class Supervisor:
         if not runner.connected and silent > self.config.forget:
             del self.runners[runner.instance]
             return
-        if runner.hung_reason:
+        if runner.unhealthy:
             if self._now - runner.unhealthy_reported_at > self.config.remind:
-                self._mark_unhealthy(runner, runner.hung_reason, hung=True)
-            return
-        if runner.silent:
+                self._report_again(runner)
             return
         if silent > self._longest_silence(runner):
-            why = f"it has sent nothing for {silent:.1f} seconds"
-            self._mark_unhealthy(runner, why, hung=False, silent_seconds=silent)
+            self._report_silent(runner)
             return
         without_step = self._now - runner.progress.moved_at
         limit = max(self.config.hang, self.config.hang_steps * runner.progress.slowest_step)
@@ -235,6 +235,18 @@ class Supervisor:
         """The most of the last seconds: it halves with each heartbeat's time."""
         halved = self._lateness * 0.5 ** ((self._now - self._ticked_at) / self.config.heartbeat)
         self._lateness, self._ticked_at = max(halved, min(late, self.config.heartbeat)), self._now
+
+    def _report_again(self, runner: WatchedRunner) -> None:
+        """For a scheduler that was away, or knew no other runner for its requests then."""
+        if runner.hung_reason:
+            self._mark_unhealthy(runner, runner.hung_reason, hung=True)
+        else:
+            self._report_silent(runner)
+
+    def _report_silent(self, runner: WatchedRunner) -> None:
+        silent = self._now - runner.last_message_at
+        why = f"it has sent nothing for {silent:.1f} seconds"
+        self._mark_unhealthy(runner, why, hung=False, silent_seconds=silent)
 
     def _mark_unhealthy(self, runner: WatchedRunner, why: str, *, hung: bool, silent_seconds: float = 0.0) -> None:
         lost = effects.ReportRunnerLost(runner.identity, why, hung, silent_seconds, runner.unhealthy)

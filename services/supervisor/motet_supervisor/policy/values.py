@@ -17,7 +17,7 @@ class SupervisorConfig:
     lateness_factor: float = 4.0
     """By how many seconds more a runner may be silent for each second by which this process was late recently."""
     remind: float = 10.0
-    """A runner that still hangs is reported again this often."""
+    """A runner that still hangs, or is still silent, is reported again this often."""
     forget: float = 50.0
     """A runner whose stream is down and that sends nothing for this long is forgotten."""
     hang: float = 20.0
