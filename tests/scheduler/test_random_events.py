@@ -437,13 +437,13 @@ class RandomEvents(RuleBasedStateMachine):
     @invariant()
     def a_runner_is_reserved_for_the_overdue_request(self):
         queue = self.driver.scheduler.queues.get(GROUP)
-        if queue is not None and self.driver.scheduler.settled:
+        if queue is not None and self.driver.scheduler.may_place:
             assert queue.reserved_for is queue.overdue()
 
     @invariant()
     def nobody_waits_who_could_be_placed(self):
         scheduler = self.driver.scheduler
-        for queue in scheduler.queues.values() if scheduler.settled else ():
+        for queue in scheduler.queues.values() if scheduler.may_place else ():
             for request in queue.heads() if not queue.changed else ():
                 runners, reserved = scheduler.state.runners_for(request), queue.reserved_from(request)
                 outcome = choose(request, runners, scheduler.config, self.driver.clock(), reserved=reserved)

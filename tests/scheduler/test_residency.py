@@ -191,7 +191,7 @@ def test_all_changes_together_are_the_catalog_and_the_reports_of_now(story):
                     hear()
                 continue
         hear()
-    driver.wait(PAUSE)
+    driver.wait(10.1)  # from here on nobody waits for runners of before the start
     hear()
     state = driver.scheduler.state
     for one in state.adapters:

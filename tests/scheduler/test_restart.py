@@ -77,7 +77,7 @@ async def test_nothing_is_placed_until_known_runners_report(folder):
         await system.control.scheduler_part.start()
         answer = system.gateway.start("a", max_tokens=4)
         await until(lambda: "r0" in system.control.scheduler.runners and system.gateway.asked["a"].positions)
-        assert not system.control.scheduler.settled
+        assert not system.control.scheduler.may_place
         assert not answer.done()
         assert "just started" in system.gateway.asked["a"].positions[0][1]
         await other.start()

@@ -230,8 +230,8 @@ class Adapters:
                 continue
             spec, group = adapter.spec, adapter.wanted.group
             if group not in able:
-                base = adapter.wanted.base
-                serving = (r for r in runners if r.takes_work and r.group == group and r.serves(base))
+                base, known = adapter.wanted.base, self._bases.known(group)
+                serving = (r for r in runners if known and r.takes_work and r.group == group and r.serves(base))
                 able[group] = [r for r in serving if busy[r.instance] < CHECKS_AT_ONCE]
             runner = min(able[group], key=lambda r: (busy[r.instance], r.instance), default=None)
             if runner is None:

@@ -95,7 +95,7 @@ class Autoscaler:
 
     def tick(self) -> None:
         now, config = self._state.now, self._state.config
-        if not self._state.settled or (
+        if not self._state.may_place or (
             self._last_run_at is not None and now - self._last_run_at < config.capacity_every
         ):
             return

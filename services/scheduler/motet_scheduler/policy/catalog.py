@@ -1,6 +1,5 @@
 """Pools and adapters as the operator states them, the catalog that gateways get, and the catalog that is saved."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -86,7 +85,7 @@ class CatalogPublisher:
         """Tell a new operator of which groups nothing is left to report: the need of all pools is known, and all
         adapters are that a runner can tell of."""
         state, since = self._state, self._operator_since
-        if since is None or not self._unreported or not (state.settled and state.catalog_known):
+        if since is None or not self._unreported or not (state.may_place and state.catalog_known):
             return
         complete = self._unreported - self._groups_that_miss_runners() - self._groups_with_due_checks(since)
         if complete:
@@ -97,15 +96,8 @@ class CatalogPublisher:
             state.emit(effects.ReportedAll(tuple(sorted(complete))))
 
     def _groups_that_miss_runners(self) -> set[GroupName]:
-        """Groups with runners that may still come back after a start. For one that stays away this ends soon."""
-        state = self._state
-        if state.now - self._began_at > state.config.report_patience:
-            return set()
-        # One that drains is to leave, or has a successor: it makes up for no other.
-        back = Counter(
-            runner.identity.pool for runner in state.runners.values() if runner.attached and runner.drain is None
-        )
-        return {pool.group for pool in state.pools.values() if back[pool.pool] < pool.replicas}
+        groups = {pool.group for pool in self._state.pools.values()}
+        return {group for group in groups if self._state.missed(group)}
 
     def _groups_with_due_checks(self, since: float) -> set[GroupName]:
         """Groups of which a runner can check an adapter that nobody has told of yet. It ends soon after `since` if no
@@ -131,6 +123,7 @@ class CatalogPublisher:
         same = _models(pools.values()) & _models(self._state.pools.values())
         self._state.pools, self._state.namespaces = pools, event.namespaces
         self._groups_changed()
+        self._state.decide_again()
         for group in self._state.bases.keep({group for group, _ in same}):
             self._state.bases_changed = True
             self._state.adapters.base_changed(group)
@@ -172,7 +165,7 @@ class CatalogPublisher:
             self._state.queue(runner.group).retry_on(runner)
 
     def order_adapter_loads(self) -> None:
-        if not self._state.settled:
+        if not self._state.may_place:
             return
         runners = self._state.runners.values()
         self._state.effects += self._state.adapters.checks(runners, self._state.now)
@@ -196,8 +189,14 @@ class CatalogPublisher:
         self._report(adapter for name in changed if (adapter := state.adapters.by_name.get(name)) is not None)
         self._to_publish |= changed
         # After a takeover the catalog is unknown until the operator connects. An empty one would mislead gateways.
-        if state.settled and (state.catalog_known or state.pools):
+        if state.may_place and (state.catalog_known or state.pools) and not self._bases_awaited():
             self._publish()
+
+    def _bases_awaited(self) -> bool:
+        """Whether gateways know better than the first catalog would say which base model a group has."""
+        if self._state.catalog is not None:
+            return False
+        return any(not self._state.bases.known(group) for group in self._groups_that_miss_runners())
 
     def _report(self, adapters: Iterable[Adapter], *, again: bool = False) -> None:
         """Report those of which something has changed, or all if `again`. After a takeover, an adapter is not reported

@@ -37,7 +37,7 @@ class GatewayEvents:
         )
         for live in event.live:
             self._adopt(event.gateway, live)
-        if self._state.settled and self._state.catalog is not None:
+        if self._state.may_place and self._state.catalog is not None:
             self._state.emit(effects.PublishCatalog(self._state.catalog, event.gateway))
 
     def _adopt(self, gateway: str, live: events.LiveRequest) -> None:

@@ -1,6 +1,7 @@
 """Which base model each group serves: the one that most of its runners have, of those that take work.
 
-So the rollout of another model switches in its middle, and a runner that comes or goes for a moment switches nothing. A
+So the rollout of another model switches in its middle, and a runner that comes or goes for a moment switches nothing.
+After a start some runners are missed: a base model that they could outvote is not chosen. A
 group in which no runner takes work keeps the last one, as long as its pools have the same model. Requests of before
 stay on theirs (see `replaced_bases`).
 """
@@ -53,14 +54,21 @@ class GroupBases:
         current = self.of(group).model
         return current if current.digest == digest else self._at_work.get(group, {}).get(digest)
 
-    def runners_changed(self, group: GroupName, runners: Iterable[Runner]) -> bool:
-        """These are the group's runners now. True if that changes which base models its new requests can have."""
+    def known(self, group: GroupName) -> bool:
+        return group in self.current
+
+    def runners_changed(self, group: GroupName, runners: Iterable[Runner], missed: float = 0) -> bool:
+        """These are the group's runners now, and so many more may come back. True if that changes which base models
+        its new requests can have."""
         before = self.of(group).model.digest, self._at_work.get(group, {}).keys()
         votes = Counter(
             GroupBase(runner.base, runner.capacity.max_model_length) for runner in runners if runner.takes_work
         )
         self._at_work[group] = {base.model.digest: base.model for base in votes}
-        if votes and votes[self.of(group)] < max(votes.values()):
+        most = max(votes.values(), default=0)
+        # Those that are missed may have the present one or, as long as none is known, any other.
+        others = votes[self.of(group)] if self.known(group) or not missed else votes.total() - most
+        if most > others + missed:
             self.current[group] = max(votes, key=lambda base: votes[base])
             self._replaced.discard(group)
         if not votes and group in self._replaced:

@@ -41,7 +41,7 @@ class Placer:
     def place_group(self, queue: Queue) -> None:
         """Place all requests that fit. Few that no runner could ever hold are refused: there may be thousands, and
         `TryMore` goes on."""
-        may_refuse = self._state.config.tenants_examined if self._state.settled and queue.changed else 0
+        may_refuse = self._state.config.tenants_examined if self._state.may_place and queue.changed else 0
         while may_refuse:
             may_refuse = self._scan(queue, may_refuse)
 
@@ -85,7 +85,7 @@ class Placer:
             queue.remove_placed(request)
             self.assign(request, found.runner, found.promise)
             return Outcome.PLACED
-        if isinstance(found, NeverFits) and not runners:
+        if isinstance(found, NeverFits) and not runners and state.may_refuse(request.group):
             self._refuse(request, found)
             return Outcome.REFUSED
         queue.wait_for(request, request.base if state.limited_to(request) is None else request.digest)
@@ -97,12 +97,13 @@ class Placer:
         """Refuse an untried request that no runner could ever hold. Behind an older one of its tenant it would be
         tried much later, and many such requests would then delay all others."""
         state = self._state
-        if request.waits_for is not None or not state.settled:
+        if request.waits_for is not None:
             return False
         outcome = never_fits(request, state.runners_for(request), state.config)
-        if outcome is not None:
-            self._refuse(request, outcome)
-        return outcome is not None
+        if outcome is None or not state.may_refuse(request.group):
+            return False
+        self._refuse(request, outcome)
+        return True
 
     def _refuse(self, request: Request, outcome: NeverFits) -> None:
         self._lifecycle.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))

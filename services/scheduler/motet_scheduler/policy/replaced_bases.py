@@ -30,7 +30,7 @@ class ReplacedBases:
 
     def tick(self) -> None:
         # After a start, the runners of the previous scheduler have this long to attach.
-        if not self._state.settled or self._state.now - self._began_at <= self._state.config.forget_runner:
+        if not self._state.may_place or self._state.now - self._began_at <= self._state.config.forget_runner:
             return
         for group, queue in self._state.queues.items():
             left = self._bases_left(group) if queue.bases.keys() - {""} else set()

@@ -79,16 +79,16 @@ class Scheduler:
         }
 
     @property
-    def settled(self) -> bool:
+    def may_place(self) -> bool:
         """Whether placing is safe: the runners that were attached before the start have reported their requests."""
-        return self.state.settled
+        return self.state.may_place
 
     @property
     def more_to_try(self) -> bool:
         """Whether requests are left that should be tried or ended: doing all at once would delay everything else."""
         if self.lifecycle.more_to_end:
             return True
-        return self.state.settled and any(queue.changed for queue in self.queues.values())
+        return self.state.may_place and any(queue.changed for queue in self.queues.values())
 
     @property
     def catalog(self) -> Catalog | None:
@@ -131,6 +131,7 @@ class Scheduler:
 
     def _tick(self, _event: events.Tick) -> None:
         self.state.waiting_for_runners.expire(self.state.now)
+        self.state.decide_again()
         self.lifecycle.tick()
         self._gateway_events.tick()
         self._runner_events.tick()

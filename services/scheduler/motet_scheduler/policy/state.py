@@ -1,10 +1,17 @@
 """The scheduler's state, and the effects of the current event: shared by all parts of the policy.
 
 Each part changes its own share of the state and adds its effects. Only `Scheduler.handle` starts and ends a decision.
+
+After a start the state is not whole for a while. Three questions differ:
+- `may_place`: the runners that were attached before have said which requests they have, so placing is safe;
+- `missed`: how many runners of a group may still come back. Until none is missed, nobody is refused because he is too
+  large for those that are here, and a few runners do not decide which base model the group has;
+- `catalog_known`: the operator has said which pools and adapters there are.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from math import inf
 
 from motet.domain import Digest, InstanceName, RequestId
 from motet_scheduler.policy.adapter_limits import AdapterLimits
@@ -47,6 +54,7 @@ class SchedulerState:
         self.config = config
         self.now = now
         """Of the current event."""
+        self._began_at = now
         self.effects: list[Effect] = []
         """Of the current event."""
         self.requests: dict[RequestId, Request] = {}
@@ -75,17 +83,53 @@ class SchedulerState:
         self.waiting_for_runners = waiting_for_runners
         self.timelines = Timelines(config.timelines)
 
+        self._undecided: set[GroupName] = set()
+        """Groups of which something is left to decide until no runner is missed."""
+
     @property
-    def settled(self) -> bool:
+    def may_place(self) -> bool:
         return self.waiting_for_runners.over
+
+    def missed(self, group: GroupName) -> float:
+        """How many runners of the group may still come back after a start. For those that stay away this ends soon."""
+        if self.now - self._began_at > self.config.report_patience:
+            return 0
+        if not self.pools and not self.catalog_known:
+            return inf  # nobody has said how many there are
+        # One that drains is to leave, or has a successor: it makes up for no other.
+        back = Counter(one.identity.pool for one in self.runners_of(group) if one.attached and one.drain is None)
+        return sum(max(0, pool.replicas - back[pool.pool]) for pool in self.pools.values() if pool.group == group)
+
+    def may_refuse(self, group: GroupName) -> bool:
+        """Whether what is too large for all runners of the group is too large for good."""
+        if not self.may_place:
+            return False
+        if not self.missed(group):
+            return True
+        self._undecided.add(group)
+        return False
+
+    def decide_again(self) -> None:
+        """What was left while runners were missed."""
+        for group in list(self._undecided):
+            self._decide_base(group)
+            if not self.missed(group):
+                self._undecided.remove(group)
+                self.queue(group).try_all_again()
 
     def runner_changed(self, runner: Runner) -> None:
         """It has come or gone, or takes work now, or no longer."""
         group = runner.group
         self.catalog_changed = True
         self._adapters_moved(runner, runner.adapters)
-        if self.bases.runners_changed(group, self.runners_of(group)):
-            self.bases_changed = True
+        self._decide_base(group)
+
+    def _decide_base(self, group: GroupName) -> None:
+        missed = self.missed(group)
+        if missed:
+            self._undecided.add(group)
+        if self.bases.runners_changed(group, self.runners_of(group), missed):
+            self.bases_changed = self.catalog_changed = True
             self.adapters.base_changed(group)
 
     def adapter_moved(self, runner: Runner, digest: Digest) -> None:

@@ -11,7 +11,7 @@ LIMITED = "it waits for a runner that has its adapter, because placement.maxRepl
 
 def explain(state: SchedulerState, request: Request) -> None:
     """Record why a request waits."""
-    if not state.settled:
+    if not state.may_place:
         request.waiting_reason = STARTING
     elif request.waits_for is None:
         up = any(runner.takes_work for runner in state.runners_of(request.group))
