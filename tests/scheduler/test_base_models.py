@@ -295,6 +295,20 @@ def test_as_long_as_runners_of_the_old_model_serve_a_group_keeps_their_base_mode
     assert (group_of(driver).base_digest, group_of(driver).max_model_length) == ("", 0)
 
 
+@pytest.mark.parametrize("between", [("hf://new",), ("hf://new", "hf://other"), ()])
+def test_a_group_whose_pool_has_its_model_again_keeps_its_base_model_when_it_scales_to_zero(between):
+    driver = ready()
+    old = pool(model_uri="hf://old")
+    driver.state(pools=(old,))
+    driver.attach("a", base=OLD)
+    for uri in between:
+        driver.state(pools=(pool(model_uri=uri),))
+    driver.state(pools=())
+    driver.state(pools=(old,))
+    driver.detach("a")
+    assert group_of(driver).base_digest == OLD
+
+
 def sick(driver: SchedulerDriver, instance: str) -> None:
     runner = driver.scheduler.runners[InstanceName(instance)]
     driver.send(events.RunnerUnhealthy(runner.identity, "silent", hung=False, silent_seconds=2.0))

@@ -1,5 +1,6 @@
 """Pools and adapters as the operator states them, the catalog that gateways get, and the catalog that is saved."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ from motet.domain import InstanceName, ObjectName
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import Adapter, Revision
 from motet_scheduler.policy.autoscaler import Autoscaler
-from motet_scheduler.policy.group_bases import GroupBase
+from motet_scheduler.policy.group_bases import GroupBase, Models
 from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import (
@@ -120,11 +121,11 @@ class CatalogPublisher:
         pools = {pool.pool: pool for pool in event.pools}
         changed = self._state.adapters.state(event.adapters) or pools != self._state.pools
         changed |= event.namespaces != self._state.namespaces
-        same = _models(pools.values()) & _models(self._state.pools.values())
+        models = _models(self._state.pools.values()), _models(pools.values())
         self._state.pools, self._state.namespaces = pools, event.namespaces
         self._groups_changed()
         self._state.decide_again()
-        for group in self._state.bases.keep({group for group, _ in same}):
+        for group in self._state.bases.models_changed(*models):
             self._state.bases_changed = True
             self._state.adapters.base_changed(group)
         limits_changed = self._state.limits.state(event.adapters)
@@ -281,5 +282,8 @@ class CatalogPublisher:
         )
 
 
-def _models(pools: Iterable[PoolSpec]) -> set[tuple[GroupName, str]]:
-    return {(pool.group, pool.model_uri) for pool in pools}
+def _models(pools: Iterable[PoolSpec]) -> Models:
+    models: defaultdict[GroupName, set[str]] = defaultdict(set)
+    for pool in pools:
+        models[pool.group].add(pool.model_uri)
+    return models

@@ -7,11 +7,14 @@ stay on theirs (see `replaced_bases`).
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import BaseModel, GroupName
+
+Models = Mapping[GroupName, set[str]]
+"""The URIs of the models that the pools of each group have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +32,20 @@ class GroupBases:
         self.current: dict[GroupName, GroupBase] = {}
         self._at_work: dict[GroupName, dict[str, BaseModel]] = {}
         """By digest: the base models of the runners that take work."""
-        self._replaced: set[GroupName] = set()
-        """Groups whose pools have another model by now, while runners with the former one still take work."""
+        self._replaced: dict[GroupName, set[str]] = {}
+        """Groups whose pools have another model by now, while runners with the former one still take work, and the
+        URIs of that: their pools may have it again."""
 
     def of(self, group: GroupName) -> GroupBase:
         return self.current.get(group, UNKNOWN)
 
-    def keep(self, groups: Container[GroupName]) -> list[GroupName]:
-        """Forget the others: those in which a runner takes work when the last one leaves. Returns those that were
-        forgotten now."""
-        self._replaced |= {group for group in self.current if group not in groups}
+    def models_changed(self, before: Models, now: Models) -> list[GroupName]:
+        """Forget the base models of groups whose pools have another model now: of those in which a runner takes work,
+        when the last one leaves. Returns those that were forgotten now."""
+        for group in self.current:
+            former = self._replaced.pop(group, None) or before.get(group, set())
+            if not former & now.get(group, set()):
+                self._replaced[group] = former
         gone = [group for group in self._replaced if not self._at_work.get(group)]
         for group in gone:
             self._forget(group)
@@ -47,7 +54,7 @@ class GroupBases:
     def _forget(self, group: GroupName) -> None:
         del self.current[group]
         self._at_work.pop(group, None)
-        self._replaced.remove(group)
+        del self._replaced[group]
 
     def find(self, group: GroupName, digest: str) -> BaseModel | None:
         """The base model with this digest, if new requests of the group can have it."""
@@ -70,7 +77,7 @@ class GroupBases:
         others = votes[self.of(group)] if self.known(group) or not missed else votes.total() - most
         if most > others + missed:
             self.current[group] = max(votes, key=lambda base: votes[base])
-            self._replaced.discard(group)
+            self._replaced.pop(group, None)
         if not votes and group in self._replaced:
             self._forget(group)
         return before != (self.of(group).model.digest, self._at_work.get(group, {}).keys())
