@@ -1,11 +1,17 @@
 """What the test of a compiled library reaches: of each block that the kernels work in, a second one."""
 
 import re
+from typing import Any
+from unittest.mock import patch
 
-from motet_kernels.cpp import self_test
+import numpy as np
+import pytest
+
+from motet_kernels.cpp import CppBackend, self_test
 from motet_kernels.cpp.attention import PAGE_TOKENS
 from motet_kernels.cpp.builder import SOURCE
 from motet_runner.execute.gate import rounding
+from testbed.compiled_kernels import compiled_library
 
 ROWS_OF_A_TILE = 16
 
@@ -49,3 +55,17 @@ def test_the_self_test_adds_second_blocks_of_rows_and_of_columns_for_adapters() 
     assert max(rows for _, rows in self_test.SEGMENTS) > constant("lora_products.h", "ROWS_IN_BLOCK")
     assert self_test.SEGMENTS[0][1] == 1
     assert constant("lora_products.h", "MOST_SUMS") < self_test.MANY_OUTPUTS
+
+
+def test_the_self_test_has_a_linear_that_adapters_leave_as_it_is() -> None:
+    def first_for_others(self: CppBackend, rank: int, changed: frozenset[str]) -> Any:
+        """As if the library took an offset that is negative for 0"""
+        of_rank = self.layout(rank).offsets
+        return np.array([of_rank[one] if one in changed else (0, 0) for one in self._linears], dtype=np.int64)
+
+    library = compiled_library()
+    with (
+        patch.object(CppBackend, "_find_offsets", first_for_others),
+        pytest.raises(self_test.SelfTestFailed, match="changes a linear that the adapters leave as it is"),
+    ):
+        self_test.check(library)

@@ -74,7 +74,7 @@ def _check_add_lora(
     library: Library, dtype: torch.dtype, outputs: int, ranks_and_rows: Sequence[tuple[int, int]]
 ) -> None:
     random = torch.Generator().manual_seed(0)
-    group = LinearGroup(INPUTS, {"linear": outputs})
+    group = LinearGroup(INPUTS, {"other": outputs, "linear": outputs})
     sizes = CppBackend([group], torch.empty(0, dtype=torch.uint8), dtype, library=library)
     memory = torch.zeros(sum(sizes.layout(rank).bytes for rank, _ in ranks_and_rows), dtype=torch.uint8)
     backend = CppBackend([group], memory, dtype, library=library)
@@ -84,16 +84,22 @@ def _check_add_lora(
         a = torch.randn(rank, INPUTS, generator=random, dtype=torch.float32) / INPUTS**0.5
         b = torch.randn(outputs, rank, generator=random, dtype=torch.float32) / rank**0.5
         a, b = a.to(dtype), b.to(dtype)
-        layout.write(memory[offset : offset + layout.bytes], "linear", a, b, 1.0)
+        for linear in group.outputs:  # it changes one of them, and has numbers for both
+            layout.write(memory[offset : offset + layout.bytes], linear, a, b, 1.0)
         adapter = PlacedAdapter(str(number), offset, rank, frozenset({"linear"}))
         segments.append(Segment(row, row + rows, adapter))
         matrices[adapter.name] = a, b, 1.0
         offset += layout.bytes
         row += rows + 1  # and one without an adapter
     x, y = (torch.randn(row, width, generator=random, dtype=torch.float32).to(dtype) for width in (INPUTS, outputs))
-    expected = reference.add_lora(y, x, segments, matrices)
-    backend.add_lora(y, x, "linear", backend.make_batch(segments))
+    unchanged, expected = y.clone(), reference.add_lora(y, x, segments, matrices)
+    batch = backend.make_batch(segments)
+    backend.add_lora(y, x, "linear", batch)
     compare("add_lora", y, expected, TOLERANCE[dtype])
+    before = unchanged.clone()
+    backend.add_lora(unchanged, x, "other", batch)
+    if not torch.equal(unchanged, before):
+        raise SelfTestFailed(f"add_lora in {dtype} changes a linear that the adapters leave as it is")
 
 
 def _check_linear(library: Library, dtype: torch.dtype) -> None:

@@ -76,7 +76,7 @@ def _lora_differs(loaded: LoadedModel, kernels: Kernels) -> float:
 
 
 def _group_differs(group: LinearGroup, kernels: Kernels, random: Callable[..., torch.Tensor]) -> float:
-    """Adapters of all ranks, and rows without one"""
+    """Adapters of all ranks, of which all but the first leave one of several linears as it is; and rows without one"""
     like = random(0)
     device, dtype = like.device, like.dtype
     empty = torch.empty(0, dtype=torch.uint8, device=device)
@@ -87,9 +87,13 @@ def _group_differs(group: LinearGroup, kernels: Kernels, random: Callable[..., t
     segments: list[Segment] = []
     torchs_segments: list[Segment] = []
     offset = torchs_offset = 0
-    for rank, layout, torchs_layout in zip(RANKS, layouts, torchs, strict=True):
-        name = str(rank)
-        for path, width in group.outputs.items():
+    for number, (rank, layout, torchs_layout) in enumerate(zip(RANKS, layouts, torchs, strict=True)):
+        name, paths = str(rank), list(group.outputs)
+        if number and len(paths) > 1:
+            left = paths.pop(number % len(paths))
+            matrices[left][name] = like.new_zeros(1, group.inputs), like.new_zeros(group.outputs[left], 1), 1.0
+        for path in paths:
+            width = group.outputs[path]
             a, b = random(rank, group.inputs) / group.inputs**0.5, random(width, rank) / rank**0.5
             run = memory[offset : offset + layout.bytes]
             layout.write(run, path, a, b, _SCALE)
@@ -99,9 +103,9 @@ def _group_differs(group: LinearGroup, kernels: Kernels, random: Callable[..., t
             torchs_layout.write(torchs_run, path, stored_a[:rank], stored_b[:rank].t(), 1.0)
         first = 4 * len(segments)
         last = first + (1 if rank == RANKS[0] else 3)
-        paths = frozenset(group.outputs)
-        segments.append(Segment(first, last, PlacedAdapter(name, offset, layout.rank, paths)))
-        torchs_adapter = PlacedAdapter(name, torchs_offset, torchs_layout.rank, paths)
+        changed = frozenset(paths)
+        segments.append(Segment(first, last, PlacedAdapter(name, offset, layout.rank, changed)))
+        torchs_adapter = PlacedAdapter(name, torchs_offset, torchs_layout.rank, changed)
         torchs_segments.append(Segment(first, last, torchs_adapter))
         offset += layout.bytes
         torchs_offset += torchs_layout.bytes
