@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -40,6 +41,7 @@ from motet_runner.execute.kernels.compiled import BackgroundBuild
 from motet_runner.execute.kernels.packed_model import PackedModel
 from motet_runner.execute.kernels.roles import Kernels
 from motet_runner.execute.load.load_model import load
+from motet_runner.execute.tune.thread_choice import threads_to_judge
 from motet_runner.memory.paged import PagedStore
 from testbed.compiled_kernels import built, compiled_library
 from tests.runner.engines import ask, kernels_named, make_engine, run
@@ -93,7 +95,7 @@ def judged(kind: str, dtype: str, folder: Path, *, seed: int = 0) -> Judged:
         compiled_library()
     loaded = load(save_model(MODELS[kind], folder, seed=seed), dtype, "cpu")
     kernels = kernels_named("torch" if kind == "torch" else "cpp")
-    gate, program = Gate(loaded), {}
+    gate, program = Gate(loaded, threads=(1, 2)), {}
 
     def noted(library: Any, steps: Any, **values: Any) -> CompiledProgram:
         program.update(values, steps=steps)
@@ -225,7 +227,8 @@ def without_down(add: Any, self: Any, y: Any, x: Any, *rest: Any) -> None:
 def moved(by: int) -> Callable[..., Any]:
     def make(make_batch: Any, self: Any, segments: Any) -> Any:
         first, *others = segments
-        return make_batch(self, [Segment(first.start + by, first.stop, first.adapter), *others])
+        missed = [Segment(first.start + by, first.stop, first.adapter), *others]
+        return make_batch(self, missed if others else segments)  # a batch always has a row with an adapter
 
     return make
 
@@ -447,6 +450,72 @@ def test_many_right_tokens_do_not_hide_a_wrong_one(right: Callable[[str, str], J
         assert re.fullmatch(r"its logits are off by \S+ for one token, and rounding explains \S+", of.fault())
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", FORWARDS)
+def test_a_row_alone_is_judged_with_each_number_of_threads(
+    kind: str, threads: int, right: Callable[[str, str], Judged]
+) -> None:
+    """With an adapter: threads then share out what one of them does for many rows."""
+    of = right(kind, "bfloat16")
+    before, call = torch.get_num_threads(), FORWARDS[kind].__call__
+
+    def other(self: Any, batch: Any) -> torch.Tensor:
+        alone = (batch.tokens, torch.get_num_threads()) == (1, threads)
+        logits = call(self, replace(batch, lora=None) if alone else batch)
+        batch.chosen = None
+        return logits
+
+    with patch.object(FORWARDS[kind], "__call__", other):
+        assert of.fault().startswith("its logits are off by ")
+    assert torch.get_num_threads() == before
+
+
+def test_the_threads_that_are_judged_are_those_that_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motet_runner.execute.tune.thread_choice.usable_cores", lambda: 6)
+    assert threads_to_judge(None) == [1, 6]
+    assert threads_to_judge(3) == [torch.get_num_threads()], "it has been set by then"
+    monkeypatch.setattr("motet_runner.execute.tune.thread_choice.usable_cores", lambda: 1)
+    assert threads_to_judge(None) == [1]
+
+
+def first_linear_for_others(_: Any, self: CppBackend, rank: int, changed: frozenset[str]) -> Any:
+    """As if an offset that is negative, which a linear has that the adapter does not change, were 0"""
+    of_rank = self.layout(rank).offsets
+    return np.array([of_rank[one] if one in changed else (0, 0) for one in self._linears], dtype=np.int64)
+
+
+def test_an_adapter_that_changes_some_linears_is_judged(right: Callable[[str, str], Judged]) -> None:
+    of = right("cpp", "bfloat16")
+    with of_class(CppBackend, "_find_offsets", first_linear_for_others)(None):
+        assert of.fault().startswith("its logits are off by ")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", FORWARDS)
+def test_a_token_far_from_the_first_one_is_judged(kind: str, dtype: str, right: Callable[[str, str], Judged]) -> None:
+    of = right(kind, dtype)
+    call, longest = FORWARDS[kind].__call__, []
+
+    def other(self: Any, batch: Any) -> torch.Tensor:
+        longest.append(batch.longest)
+        return call(self, replace(batch, positions=torch.where(batch.positions < 64, batch.positions, 64)))
+
+    with patch.object(FORWARDS[kind], "__call__", other):
+        assert of.fault().startswith("its logits are off by ")
+    assert max(longest) == SMALL["max_position_embeddings"] - 15
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 80])
+def test_a_window_that_is_wider_than_the_texts_is_judged(window: int | None, dtype: str, tmp_path: Path) -> None:
+    config = transformers.MistralConfig(**SMALL, sliding_window=64)
+    with patch.dict(MODELS, {"cpp": config}):
+        of = judged("cpp", dtype, tmp_path)
+    steps = [replace(step, window=window) if isinstance(step, Attend) else step for step in of.program.pop("steps")]
+    fault = of.fault(RecordedForward(CompiledProgram(compiled_library(), steps, **of.program)))
+    assert fault.startswith("its logits are off by ")
+
+
 def test_a_token_that_is_not_the_likeliest_is_noticed(right: Callable[[str, str], Judged]) -> None:
     of = right("cpp", "float32")
     call = RecordedForward.__call__
@@ -619,8 +688,8 @@ def test_a_trial_takes_the_pages_that_were_counted(kind: str, right: Callable[[s
 
     with patch("motet_runner.execute.forward.trial.PagedStore", Counted):
         assert of.fault() == ""
-    logits = 103 * VOCABULARY * 16
-    assert most == room.room_bytes(of.loaded) - logits == 36 * of.loaded.shape.bytes_per_page()
+    beside = 104 * VOCABULARY * 16 + room.FAR_COPIES * 7 * of.loaded.shape.bytes_per_page() // of.loaded.shape.layers
+    assert most == room.room_bytes(of.loaded) - beside == 36 * of.loaded.shape.bytes_per_page()
 
 
 def test_the_truth_is_computed_in_parts(tmp_path: Path) -> None:
@@ -635,7 +704,7 @@ def test_the_truth_is_computed_in_parts(tmp_path: Path) -> None:
             most.append(output.logits.shape[1])
         return output
 
-    for rows in (103, 30):
+    for rows in (104, 30):
         most.clear()
         judge = Gate(loaded)
         with (

@@ -207,10 +207,8 @@ def test_positions_beyond_the_table_make_it_longer(dtype: str, tmp_path: Path, m
     program = together.fused._program
     assert program._tabled >= 21
     with pytest.raises(IndexError, match="a position"):
-        program(
-            torch.tensor([3]), torch.tensor([200]), torch.tensor([0]), attention=no_attention(compiled_library()),
-            lora=None,
-        )  # fmt: skip
+        tokens, positions, keep = torch.tensor([3]), torch.tensor([program._tabled]), torch.tensor([0])
+        program(tokens, positions, keep, attention=no_attention(compiled_library()), lora=None)
 
 
 # -- what nearly has the shape ---------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from motet_runner.execute.load.device import device_named
 from motet_runner.execute.load.load_model import load
 from motet_runner.execute.memory_budget.page_budget import copy_bytes_of, whole_pages
 from motet_runner.execute.tune.dtype_choice import DtypeChoice
-from motet_runner.execute.tune.thread_choice import choose_threads, threads_to_begin_with
+from motet_runner.execute.tune.thread_choice import choose_threads, threads_to_begin_with, threads_to_judge
 from motet_runner.execute.worker.base_worker import LogitsTap
 from motet_runner.execute.worker.device_worker import DeviceWorker, computes_by_itself
 from motet_runner.execute.worker.local_worker import LocalWorker
@@ -111,7 +111,7 @@ class Engine:
         if exact:
             exact_mode.check_model(loaded)
         page_bytes = loaded.shape.bytes_per_page()
-        gate = Gate(loaded)
+        gate = Gate(loaded, threads=threads_to_judge(config.threads))
         kernels = choice.begin(lambda kernels: fault_of(loaded, kernels, gate))
         linears = LoraLinears(loaded.linears, loaded.dtype, kernels.add_lora, loaded.linear_groups)
         self._linears = linears

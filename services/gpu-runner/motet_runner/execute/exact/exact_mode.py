@@ -99,7 +99,7 @@ def _logits(
     )
     table = RowTable()
     builder = TileBuilder(table, store, loaded.device)
-    join_texts(table, texts, {})
+    join_texts(table, texts, {}, {})
     found: dict[int, torch.Tensor] = {}
     for steps in plans:
         for tile in tiles(StepPlan(number=0, prefills=tuple(steps))):

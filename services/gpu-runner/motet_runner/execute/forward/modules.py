@@ -35,6 +35,12 @@ class LoadedModel:
     fused: Forward | None = None
     """Computes what the model computes, in the kernels that serve"""
 
+    @property
+    def windows(self) -> list[int]:
+        """Of the layers that have one"""
+        of_modules = (getattr(module, "motet_window", None) for module in self.model.modules())
+        return [window for window in of_modules if window is not None]
+
     def forward(self, batch: FlatBatch) -> torch.Tensor:
         """One model call over all rows of the iteration → logits [kept rows, vocabulary]"""
         batch.store.clear(batch.begun)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from motet.domain import BASE, Digest, RequestId, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
 from motet_kernels import LoraBackend, PlacedAdapter
 from motet_runner.execute.batch.flat_batch import FlatBatch, SequenceAttention
 from motet_runner.execute.batch.flat_batch_builder import FlatBatchBuilder
@@ -32,12 +32,15 @@ class Trial:
         attention: MakeAttention | None = None,
         backend: LoraBackend[Any] | None = None,
         adapters: Mapping[int, PlacedAdapter] | None = None,
+        before: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         """`attention`: over the pages where they are; None for torch's. `backend`: adds `adapters`, by the number of
-        their text."""
+        their text. `before`: pages of other texts that take the place of a text's first ones, which are not
+        computed."""
         self._loaded = loaded
         self._adapters = adapters or {}
-        pages = sum(pages_for(len(tokens)) for tokens in texts)
+        before = before or {}
+        pages = sum(pages_for(len(tokens)) for tokens in texts) - sum(map(len, before.values()))
         store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
         self._table = RowTable()
         placed = {Digest(adapter.name): adapter for adapter in self._adapters.values()}
@@ -45,8 +48,8 @@ class Trial:
             self._table, store, loaded.device, placed=lambda digest, _: placed[digest], window=loaded.window
         )
         self._builder.use(backend, None if attention is None else attention(store.data))
-        self._begun = [0] * len(texts)
-        join_texts(self._table, dict(enumerate(texts)), self._adapters)
+        self._begun = [PAGE_TOKENS * len(before.get(row, ())) for row in range(len(texts))]
+        join_texts(self._table, dict(enumerate(texts)), self._adapters, before)
 
     def batch(self, counts: Mapping[int, int], *, every_token: bool = True) -> FlatBatch:
         """The next tokens of these texts. `counts`: how many of each text; `every_token`: the logits of all are kept,
@@ -73,12 +76,18 @@ class Trial:
         return dict(zip(numbers, by_text, strict=True))
 
 
-def join_texts(table: RowTable, texts: Mapping[int, Sequence[int]], adapters: Mapping[int, PlacedAdapter]) -> None:
-    """Rows for texts of no request, on pages of their own"""
+def join_texts(
+    table: RowTable,
+    texts: Mapping[int, Sequence[int]],
+    adapters: Mapping[int, PlacedAdapter],
+    before: Mapping[int, Sequence[int]],
+) -> None:
+    """Rows for texts of no request, on pages of their own but for those in `before`"""
     free = itertools.count()
     for row, tokens in texts.items():
         table.join(probe_row(row, tokens, Digest(adapters[row].name) if row in adapters else BASE))
-        table.extend(row, [next(free) for _ in range(pages_for(len(tokens)))])
+        others = before.get(row, ())
+        table.extend(row, [*others, *(next(free) for _ in range(pages_for(len(tokens)) - len(others)))])
 
 
 def text(count: int, *, stride: int, first: int, vocabulary: int) -> list[int]:

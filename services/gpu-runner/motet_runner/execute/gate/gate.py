@@ -6,7 +6,7 @@ errors of the very tokens that it computes. Both compute the texts in iterations
 in chunks and token by token, with adapters on every linear.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,12 +18,18 @@ from motet_runner.execute.gate.texts import CROWD, PARTS
 from motet_runner.execute.gate.yardstick import Judged, Wrong, Yardstick, find_yardstick
 from motet_runner.memory.out_of_memory import device_has_failed
 
+_Part = tuple[torch.Tensor, torch.Tensor]
+"""Of a judgement: the places of tokens among those of all texts, and the mean square of the error of each"""
+
 
 class Gate:
     """What it cannot judge, for whatever reason, it refuses. It does not try again."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, *, threads: Sequence[int] = ()) -> None:
+        """`threads`: with which forward passes are judged, since they may serve with any of them; empty: with those of
+        now"""
         self._loaded = loaded
+        self._threads = threads
         self._yardstick: Yardstick | None = None
         self._missing = ""
         """Why there is no yardstick, and none will come"""
@@ -52,22 +58,41 @@ class Gate:
         if yardstick is None:
             return self._missing or "not judged: nothing is known that is right"
         trial = replace(self._loaded, fused=fused)
-        sessions = [PARTS] if fused is None else [PARTS, CROWD]
+        counts = (fused is not None and self._threads) or [torch.get_num_threads()]
+        judged = [(PARTS, threads) for threads in counts]
+        if fused is not None:
+            judged.append((CROWD, counts[0]))
         places, squares = [], []
         try:
             check_room(self._loaded, judgement_bytes(self._loaded))
             make = kernels.add_lora.make
-            for computed, error in yardstick.errors(
-                trial, sessions, lambda memory: make(yardstick.groups, memory, dtype, 0), kernels.attention
-            ):
-                places.append(computed)
-                squares.append(error)
-                yield
+            for session, threads in judged:
+                errors = yardstick.errors(
+                    trial, session, lambda memory: make(yardstick.groups, memory, dtype, 0), kernels.attention
+                )
+                for computed, error in _with_threads(threads, errors):
+                    places.append(computed)
+                    squares.append(error)
+                    yield
         except Wrong as wrong:
             return str(wrong)
         except Exception as error:
             return not_judged(error)
         return yardstick.fault(torch.cat(places), torch.cat(squares))
+
+
+def _with_threads(threads: int, parts: Iterator[_Part]) -> Iterator[_Part]:
+    """Between two of them others may compute, with as many threads as before."""
+    while True:
+        usual = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            part = next(parts, None)
+        finally:
+            torch.set_num_threads(usual)
+        if part is None:
+            return
+        yield part
 
 
 def not_judged(error: Exception) -> str:

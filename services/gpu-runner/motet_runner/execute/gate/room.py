@@ -1,7 +1,8 @@
 """The memory that the gate takes, and whether it is there."""
 
+from motet.domain import pages_for
 from motet_runner.execute.forward.modules import LoadedModel
-from motet_runner.execute.gate.texts import CROWD, LENGTHS, PARTS, SOME
+from motet_runner.execute.gate.texts import CROWD, PARTS, SOME, TOKENS, far_position
 from motet_runner.memory.host_limit import available_host_bytes
 
 LOGIT_BYTES = 16
@@ -12,12 +13,15 @@ errors"""
 JUDGED_TOKENS = max(SOME, *(sum(iteration.counts.values()) for iteration in PARTS.iterations))
 """Of one iteration, at most"""
 
+FAR_COPIES = 4
+"""Of the keys and values that the token FAR sees in a layer: brought together, in wider numbers, with their scores"""
+
 MIB = 1024 * 1024
 
 
 def room_bytes(loaded: LoadedModel) -> int:
     """What truth and judgement take at most beside the model and what its forward pass computes in between"""
-    return _page_bytes(loaded) + sum(LENGTHS) * loaded.vocabulary * LOGIT_BYTES
+    return _page_bytes(loaded) + TOKENS * loaded.vocabulary * LOGIT_BYTES
 
 
 def judgement_bytes(loaded: LoadedModel) -> int:
@@ -26,7 +30,8 @@ def judgement_bytes(loaded: LoadedModel) -> int:
 
 
 def _page_bytes(loaded: LoadedModel) -> int:
-    return max(PARTS.pages, CROWD.pages) * loaded.shape.bytes_per_page()
+    of_far = pages_for(far_position(loaded.max_positions)) * loaded.shape.bytes_per_page() // loaded.shape.layers
+    return max(PARTS.pages, CROWD.pages) * loaded.shape.bytes_per_page() + FAR_COPIES * of_far
 
 
 def check_room(loaded: LoadedModel, needed: int) -> None:

@@ -19,12 +19,16 @@ from motet_runner.execute.gate.rounding import ALLOWED, LEAST, OF_ONE, wider
 from motet_runner.execute.gate.same_experts import SameExperts, choices_of
 from motet_runner.execute.gate.texts import (
     ADAPTER_OF,
+    CHANGES_EVERY,
     LENGTHS,
     PARTS,
     RANKS,
+    TOKENS,
     Session,
+    far_position,
     in_parts,
     keep_some,
+    pages_before,
     places_of,
 )
 from motet_runner.execute.pack.linear_packing import weight_of
@@ -32,8 +36,8 @@ from motet_runner.execute.pack.linear_packing import weight_of
 WIDE_LOGIT_BYTES = 64 * 1024 * 1024
 """The most bytes of wide logits that are computed at a time"""
 
-_Matrices = dict[str, list[tuple[torch.Tensor, torch.Tensor]]]
-"""Linear → A [rank, inputs] and B [outputs, rank] of each adapter"""
+_Matrices = dict[str, list[tuple[torch.Tensor, torch.Tensor] | None]]
+"""Linear → A [rank, inputs] and B [outputs, rank] of each adapter; None: it does not change this linear"""
 _MakeBackend = Callable[[torch.Tensor], LoraBackend[Any]]
 """Gets the memory [bytes] with the adapters."""
 _Bound = tuple[LoraBackend[Any], dict[int, PlacedAdapter]]
@@ -85,17 +89,16 @@ class Yardstick:
     def errors(
         self,
         loaded: LoadedModel,
-        sessions: Sequence[Session],
+        session: Session,
         make: _MakeBackend,
         attention: MakeAttention | None = None,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """For each iteration, the places of its tokens in `truth`, and the mean squares of their errors"""
         bound = self.bound(make, loaded.device)
-        for session in sessions:
-            for places, logits in self.computed(loaded, session, bound, self.experts.followed, attention):
-                right = self.truth[places]
-                squares = [_square(ours.double() - known) for ours, known in zip(logits, right, strict=True)]
-                yield places, torch.stack(squares)
+        for places, logits in self.computed(loaded, session, bound, self.experts.followed, attention):
+            right = self.truth[places]
+            squares = [_square(ours.double() - known) for ours, known in zip(logits, right, strict=True)]
+            yield places, torch.stack(squares)
 
     def computed(
         self,
@@ -110,8 +113,12 @@ class Yardstick:
         if loaded.fused is not None:
             loaded.fused.use_lora(backend)
         texts = [self.texts[number][:tokens] for number, tokens in session.rows]
-        adapters = {row: of_text[number] for row, (number, _) in enumerate(session.rows) if number in of_text}
-        trial = Trial(loaded, texts, attention=attention, backend=backend, adapters=adapters)
+        adapters = {row: of_text[number] for row, number in enumerate(session.texts) if number in of_text}
+        before = {}
+        if session.goes_far:
+            texts.append(self.texts[-1])
+            before[len(session.rows)] = pages_before(len(self.texts[-1]) - 1, loaded.windows)
+        trial = Trial(loaded, texts, attention=attention, backend=backend, adapters=adapters, before=before)
         for iteration in session.iterations:
             batch = trial.batch(iteration.counts)
             everywhere = places_of(batch, session)
@@ -135,9 +142,10 @@ class Yardstick:
         offset = 0
         for number, layout in enumerate(layouts):
             run = memory[offset : offset + layout.bytes]
-            for path, of_linear in self.matrices.items():
-                layout.write(run, path, *of_linear[number], 1.0)
-            placed.append(PlacedAdapter(str(number), offset, layout.rank, frozenset(self.matrices)))
+            changed = {path: one for path, of_all in self.matrices.items() if (one := of_all[number]) is not None}
+            for path, of_linear in changed.items():
+                layout.write(run, path, *of_linear, 1.0)
+            placed.append(PlacedAdapter(str(number), offset, layout.rank, frozenset(changed)))
             offset += layout.bytes
         return make(memory), {number: placed[of] for number, of in ADAPTER_OF.items()}
 
@@ -149,12 +157,11 @@ def find_yardstick(loaded: LoadedModel, kernels: Judged) -> Generator[None, None
     groups, matrices = lora.groups, _random_matrices(loaded, lora)
     texts = [
         text(count, stride=7 + 4 * number, first=3 + number, vocabulary=loaded.vocabulary)
-        for number, count in enumerate(LENGTHS)
+        for number, count in enumerate((*LENGTHS, far_position(loaded.max_positions) + 1))
     ]
-    tokens = sum(LENGTHS)
-    truth = torch.empty(tokens, loaded.vocabulary, dtype=torch.float32, device=loaded.device)
-    nothing = torch.empty(tokens, dtype=torch.float64, device=loaded.device)
-    experts = SameExperts(tokens, choices_of(loaded.config))
+    truth = torch.empty(TOKENS, loaded.vocabulary, dtype=torch.float32, device=loaded.device)
+    nothing = torch.empty(TOKENS, dtype=torch.float64, device=loaded.device)
+    experts = SameExperts(TOKENS, choices_of(loaded.config))
     yardstick = Yardstick(texts, groups, matrices, truth, experts, nothing, nothing.clone(), ALLOWED[loaded.dtype])
     bound = yardstick.bound(lambda _: _Truth(matrices, lora), loaded.device)
     dtype = wider(loaded.dtype)
@@ -172,7 +179,7 @@ def find_yardstick(loaded: LoadedModel, kernels: Judged) -> Generator[None, None
         yield
     for places, squares in yardstick.errors(
         replace(loaded, fused=None),
-        [PARTS._replace(iterations=[one._replace(some=False) for one in PARTS.iterations])],
+        PARTS._replace(iterations=[one._replace(some=False) for one in PARTS.iterations]),
         lambda memory: TorchBackend(groups, memory, loaded.dtype, copy_bytes=0),
     ):
         yardstick.own[places] = squares
@@ -209,9 +216,10 @@ class _Truth:
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: Sequence[Segment]) -> None:
         for segment in batch:
-            a, b = self._matrices[linear][int(segment.adapter.name)]
+            changes = self._matrices[linear][int(segment.adapter.name)]
             rows = slice(segment.start, segment.stop)
-            y[rows] += x[rows] @ a.t() @ b.t()
+            if changes is not None:
+                y[rows] += x[rows] @ changes[0].t() @ changes[1].t()
 
 
 def _random_matrices(loaded: LoadedModel, lora: LoraLinears) -> _Matrices:
@@ -224,10 +232,13 @@ def _random_matrices(loaded: LoadedModel, lora: LoraLinears) -> _Matrices:
     layouts = [lora.layout(rank) for rank in RANKS]
     runs = [torch.zeros(layout.bytes, dtype=torch.uint8, device=loaded.device) for layout in layouts]
     matrices: _Matrices = {}
-    for path, (inputs, outputs) in lora.shapes.items():
+    for place, (path, (inputs, outputs)) in enumerate(lora.shapes.items()):
         size = float(weight_of(loaded.linears[path])[:64].float().std())
         matrices[path] = []
-        for rank, layout, run in zip(RANKS, layouts, runs, strict=True):
+        for rank, every, layout, run in zip(RANKS, CHANGES_EVERY, layouts, runs, strict=True):
+            if place % every:
+                matrices[path].append(None)
+                continue
             layout.write(run, path, random(rank, inputs), random(outputs, rank), size / rank**0.5)
             a, b = layout.stored(run, path)
             matrices[path].append((a[:rank], b[:rank].t()))

@@ -48,6 +48,13 @@ def threads_to_begin_with(asked: int | None) -> int:
     return min(asked, cores)
 
 
+def threads_to_judge(asked: int | None) -> list[int]:
+    """With which the gate judges compiled kernels: as many as somebody has `asked` for, or the fewest and the most that
+    may be chosen."""
+    counts = candidates(usable_cores())
+    return [torch.get_num_threads()] if asked is not None else sorted({counts[0], counts[-1]})
+
+
 def candidates(cores: int) -> list[int]:
     """Half of them, too: two cores may be one with two threads."""
     return sorted({1, cores // 2, cores} - {0}) if cores > 2 else list(range(1, cores + 1))
