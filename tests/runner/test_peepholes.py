@@ -20,7 +20,7 @@ from motet_kernels.cpp.steps import ByPosition, Compute
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.program import CHOICE, SWITCHED_ON, RecordedForward
 from motet_runner.execute.forward.record.row_trace import RowTrace
-from motet_runner.execute.forward.record.row_views import KEPT, ROWS
+from motet_runner.execute.forward.record.row_views import rows_for
 from motet_runner.execute.forward.record.tracing import Tracing
 from motet_runner.execute.forward.trial import Trial, recorded_iteration, text
 from motet_runner.execute.load.load_model import load
@@ -335,10 +335,11 @@ def recorded_steps(loaded: LoadedModel, forward: Callable[[X, X], X]) -> Togethe
         x = torch.nn.functional.embedding(batch.input_ids, table)
         return forward(x, batch.positions[..., None].float() * frequencies)[0][batch.keep]
 
-    trace = RowTrace({}, 0, loaded.dtype, vocabulary=loaded.vocabulary, positions=loaded.max_positions)
+    rows = rows_for(loaded.model)
+    trace = RowTrace({}, loaded.dtype, rows, vocabulary=loaded.vocabulary, positions=loaded.max_positions)
     tracing = Tracing(trace)
     with torch.inference_mode():
-        result = tracing.run(recorded_iteration(loaded, ROWS, KEPT), logits)
+        result = tracing.run(recorded_iteration(loaded, *rows), logits)
     return brought_together(tracing.program({}, {}), positions=trace.positions, logits=result)
 
 

@@ -11,19 +11,23 @@ from structlog.testing import capture_logs
 
 from motet.domain import BASE, Digest
 from motet_kernels.cpp import PagedAttention
+from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.cpp.program import CompiledProgram
-from motet_kernels.cpp.steps import OPERATIONS
+from motet_kernels.cpp.steps import OPERATIONS, Value
 from motet_runner.execute.batch.flat_batch import FlatBatch
 from motet_runner.execute.forward.modules import LoadedModel
-from motet_runner.execute.forward.program import SWITCHED_ON, RecordedForward
+from motet_runner.execute.forward.program import SWITCHED_ON, RecordedForward, RecordedModel
 from motet_runner.execute.forward.record.row_handlers import HANDLERS
 from motet_runner.execute.forward.record.row_trace import RowTrace
-from motet_runner.execute.forward.record.row_views import KEPT, ROWS, CannotRecord
+from motet_runner.execute.forward.record.row_views import CannotRecord, rows_for
 from motet_runner.execute.forward.record.tracing import Tracing
+from motet_runner.execute.forward.record.unpacked_steps import LinearOf
 from motet_runner.execute.forward.trial import recorded_iteration
 from motet_runner.execute.gate.gate import Gate
 from motet_runner.execute.kernels.packed_model import PackedModel
+from motet_runner.execute.kernels.roles import Kernels
 from motet_runner.execute.load.load_model import load
+from motet_runner.execute.pack.linear_packing import Packed
 from testbed.compiled_kernels import CACHE, compiled_library
 from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.engines import load as load_adapter
@@ -140,6 +144,16 @@ def test_an_embedding_that_computes_with_the_numbers_of_tokens_keeps_its_weights
     assert loaded.fused is None
 
 
+def packed_with_logs(loaded: LoadedModel, kernels: Kernels) -> tuple[PackedModel, Any]:
+    packed = PackedModel(loaded, kernels, Gate(loaded))
+    with capture_logs() as logs, torch.inference_mode():
+        deque(packed.parts(), maxlen=0)
+    return packed, logs
+
+
+NOT_FUSED = "the model's modules serve, and not the forward pass of these kernels"
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
@@ -157,13 +171,67 @@ def test_what_a_program_cannot_do_is_left_to_the_modules(changed: Any, why: str,
     norm.forward = lambda x: forward(changed(x))
     with torch.inference_mode():
         expected = probe_logits(loaded)
-        with capture_logs() as logs:
-            pack(loaded, kernels_named("cpp"))
-        assert loaded.fused is None
+        packed, logs = packed_with_logs(loaded, kernels_named("cpp"))
+        assert packed.fused is None
         (told,) = logs
         assert told["event"] == "forward_not_recorded"
         assert why in told["reason"]
+        assert packed.note == f"{NOT_FUSED}: {told['reason']}", "people read this in the status"
         assert float((probe_logits(loaded) - expected).abs().max()) <= 1e-4
+
+
+def first_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    half = torch.nn.functional.linear(x, weight[: len(weight) // 2])
+    return torch.cat((half, half), -1)
+
+
+def first_columns(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    width = x.shape[-1] // 2
+    return torch.nn.functional.linear(x[..., :width], weight[:, :width])
+
+
+def transposed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(x, weight.t())
+
+
+@pytest.mark.parametrize("part", [first_rows, first_columns, transposed])
+def test_a_view_of_a_weight_is_not_taken_for_the_weight(part: Any, tmp_path: Path) -> None:
+    """The library would write as many numbers as the weight has outputs, beyond those that the row has room for."""
+    loaded = load(save_model(transformers.LlamaConfig(**GROUPED), tmp_path), "float32", "cpu")
+    linear = loaded.model.model.layers[0].self_attn.q_proj
+    linear.forward = lambda x: part(x, linear.weight)
+    with torch.inference_mode():
+        recorded = RecordedModel(loaded)
+    assert recorded.fault == "it multiplies with weights that are not packed"
+
+
+def test_a_linear_has_room_for_all_that_its_weights_give() -> None:
+    packed = Packed(PackedWeights(compiled_library(), [torch.zeros(8, 4, dtype=torch.float32)]), 0)
+    linear = LinearOf(Value(4, torch.float32), 0, Value(7, torch.float32), "q", has_bias=False)
+    with pytest.raises(CannotRecord, match="other numbers than those of its weights"):
+        linear.with_weights({"q": packed}, {"q": None})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.Qwen3Config(**GROUPED, head_dim=34),
+        transformers.LlamaConfig(**GROUPED | {"intermediate_size": 17 * 23, "vocab_size": 29 * 31}),
+        transformers.LlamaConfig(**GROUPED | {"intermediate_size": 23}),
+    ],
+    ids=["half a head has 17 numbers", "four primes", "as many as rows"],
+)
+def test_no_dimension_of_a_model_is_taken_for_its_rows(config: Any, tmp_path: Path) -> None:
+    loaded = load(save_model(config, tmp_path), "float32", "cpu")
+    with torch.inference_mode():
+        expected = probe_logits(loaded)
+    assert float((recorded_logits(loaded) - expected).abs().max()) <= 1e-4 * max(1.0, float(expected.abs().max()))
+
+
+def test_a_model_with_dimensions_of_all_sizes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load(save_model(transformers.LlamaConfig(**GROUPED), tmp_path), "float32", "cpu")
+    monkeypatch.setattr("motet_runner.execute.forward.record.row_views.NUMBERS_OF_ROWS", (2, 17))
+    assert RecordedModel(loaded).fault == "it has dimensions of too many sizes"
 
 
 @pytest.mark.parametrize("broken", [(Tracing, "attend"), (Tracing, "program"), (CompiledProgram, "_assemble")])
@@ -179,9 +247,7 @@ def test_an_unexpected_error_costs_the_recording_and_nothing_else(
         raise KeyError("nobody knows")
 
     monkeypatch.setattr(*broken, fails)
-    packed = PackedModel(loaded, kernels, Gate(loaded))
-    with capture_logs() as logs, torch.inference_mode():
-        deque(packed.parts(), maxlen=0)
+    packed, logs = packed_with_logs(loaded, kernels)
     assert packed.fused is None
     (told,) = logs
     assert (told["event"], told["reason"]) == ("forward_not_recorded", "KeyError: 'nobody knows'")
@@ -213,9 +279,10 @@ def look_up_in_a_table_of_this_iteration(_: LoadedModel, batch: FlatBatch) -> to
 )
 def test_a_table_is_recorded_only_if_every_iteration_has_the_same(forward: Any, why: str, tmp_path: Path) -> None:
     loaded = load(save("Gemma", tmp_path), "float32", "cpu")
-    tracing = Tracing(RowTrace({}, 0, loaded.dtype, vocabulary=loaded.vocabulary, positions=loaded.max_positions))
+    rows = rows_for(loaded.model)
+    tracing = Tracing(RowTrace({}, loaded.dtype, rows, vocabulary=loaded.vocabulary, positions=loaded.max_positions))
     with torch.inference_mode(), pytest.raises(CannotRecord, match=why):
-        tracing.run(recorded_iteration(loaded, ROWS, KEPT), lambda batch: forward(loaded, batch))
+        tracing.run(recorded_iteration(loaded, *rows), lambda batch: forward(loaded, batch))
 
 
 def test_a_recording_that_gives_other_logits_does_not_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from motet_kernels.cpp.program import CompiledProgram
 from motet_runner.execute.batch.flat_batch import FlatBatch
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.record.row_trace import RowTrace
-from motet_runner.execute.forward.record.row_views import KEPT, ROWS, CannotRecord
-from motet_runner.execute.forward.record.tracing import Tracing, linears_by_address
+from motet_runner.execute.forward.record.row_views import CannotRecord, rows_for
+from motet_runner.execute.forward.record.tracing import Tracing, weights_by_address
 from motet_runner.execute.forward.trial import recorded_iteration
 from motet_runner.execute.pack.linear_packing import HEAD, Packed
 
@@ -63,16 +63,18 @@ class RecordedModel:
         self._loaded = loaded
         self._tracing: Tracing | None = None
         self.fault = ""
-        """Why nothing was recorded, in one line, if that was an error that nobody expected"""
+        """Why nothing was recorded, in one line"""
         try:
+            rows = rows_for(loaded.model)
             trace = RowTrace(
-                *linears_by_address(loaded.model, loaded.linears),
+                weights_by_address(loaded.model, loaded.linears),
                 loaded.dtype,
+                rows,
                 vocabulary=loaded.vocabulary,
                 positions=loaded.max_positions,
             )
             tracing = Tracing(trace)
-            self._logits = tracing.run(recorded_iteration(loaded, ROWS, KEPT), loaded.forward)
+            self._logits = tracing.run(recorded_iteration(loaded, *rows), loaded.forward)
             self._tracing = tracing
         except Exception as error:  # the modules serve, whatever they do
             self._not_recorded(error)
@@ -104,7 +106,8 @@ class RecordedModel:
     def _not_recorded(self, error: Exception) -> None:
         architecture = self._loaded.architecture
         if isinstance(error, CannotRecord):
-            log.info("forward_not_recorded", architecture=architecture, reason=str(error))
+            self.fault = str(error)
+            log.info("forward_not_recorded", architecture=architecture, reason=self.fault)
         else:
             self.fault = _reason(error).partition("\n")[0]
             log.warning("forward_not_recorded", architecture=architecture, reason=_reason(error), exc_info=error)

@@ -81,7 +81,10 @@ class PackedModel:
             log.warning("fused_forward_differs", architecture=self._loaded.architecture, reason=fault)
         else:
             self.fused = fused
-            fault = recorded.fault if fused is None and recorded is not None else ""  # the log has it
+            if (
+                fused is None and recorded is not None and not self.note
+            ):  # what is not packed cannot be recorded, either
+                fault = recorded.fault  # the log has it
         if fault:
             self.note = f"the model's modules serve, and not the forward pass of these kernels: {fault}"
 

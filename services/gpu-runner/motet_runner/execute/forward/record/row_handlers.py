@@ -8,7 +8,7 @@ import torch
 
 from motet_kernels.cpp.steps import NUMBER_TYPES, Compute
 from motet_runner.execute.forward.record.row_trace import RowTrace
-from motet_runner.execute.forward.record.row_views import CannotRecord, View, row_dimension, tensors_in, walk
+from motet_runner.execute.forward.record.row_views import CannotRecord, View, tensors_in, walk
 from motet_runner.execute.forward.record.unpacked_steps import LinearOf, LookUpOf
 from motet_runner.execute.pack.linear_packing import HEAD
 
@@ -63,8 +63,9 @@ def _view(trace: RowTrace, name: str, args: tuple[Any, ...], kwargs: dict[str, A
     for tensor, shape in zip(tensors_in(result), tensors_in(shaped), strict=True):
         if tensor.shape != shape.shape:
             raise CannotRecord(f"{name} gives another shape")
-        row_dimension(shape.shape, kept=view.value.kept)
-        trace.know(tensor, View(view.value, shape))
+        part = View(view.value, shape)
+        trace.row_dimension(part)  # there is one
+        trace.know(tensor, part)
 
 
 def _pow(trace: RowTrace, result: torch.Tensor, x: Any, exponent: Any) -> None:
@@ -174,17 +175,17 @@ def _gather(
 
 
 def _addmm(trace: RowTrace, result: torch.Tensor, bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
-    _linear(trace, result, x, weight, bias)
+    _linear(trace, result, x, weight.t(), bias)
 
 
 def _linear(
     trace: RowTrace, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> None:
-    path = HEAD if weight.data_ptr() == trace.head else trace.linears.get(weight.data_ptr())
+    path = trace.path_of(weight)
     if path is None or x.dtype is not trace.dtype:
         raise CannotRecord("it multiplies with weights that are not packed")
     view = trace.view(x)
-    sizes = [size for dim, size in enumerate(x.shape) if dim != view.row_dimension and size != 1]
+    sizes = [size for dim, size in enumerate(x.shape) if dim != trace.row_dimension(view) and size != 1]
     if sizes != [x.shape[-1]]:
         raise CannotRecord("a linear sees more than rows")
     if view.shape.stride(-1) != 1:
@@ -211,7 +212,7 @@ def _index(trace: RowTrace, result: torch.Tensor, x: torch.Tensor, indices: Sequ
         _look_up(trace, result, x, index)
         return
     view = trace.view(x)
-    if index is not trace.keep or dim != view.row_dimension:
+    if index is not trace.keep or dim != trace.row_dimension(view):
         raise CannotRecord("it selects rows")
     out = trace.new(result.shape, result.dtype, kept=True)
     without_rows = view.shape.select(dim, 0)
@@ -232,7 +233,7 @@ def _look_up(trace: RowTrace, result: torch.Tensor, table: torch.Tensor, index: 
     if table.dtype not in NUMBER_TYPES:
         raise CannotRecord(f"it looks up numbers that are {table.dtype}")
     out = trace.new(result.shape, result.dtype, kept=by.value.kept)
-    is_head = table.data_ptr() == trace.head
+    is_head = trace.path_of(table) == HEAD
     trace.steps.append(LookUpOf(out.value, None if is_head else table, by.value, len(table), width))
     trace.know(result, out)
 

@@ -2,32 +2,33 @@
 these."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from motet_kernels.cpp.steps import NUMBER_TYPES, Compute, Place, Step, Value
-from motet_runner.execute.forward.record.row_views import (
-    KEPT,
-    ROWS,
-    CannotRecord,
-    View,
-    as_constant,
-    laid_out,
-    row_dimension,
-    walk,
-)
+from motet_runner.execute.forward.record.row_views import CannotRecord, Rows, View, as_constant, walk
 from motet_runner.execute.forward.record.unpacked_steps import LinearOf, LookUpOf
+
+
+class OwnWeight(NamedTuple):
+    """Of a linear or the head, [outputs, inputs]: a view of a part of it is not packed."""
+
+    path: str
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+    def is_all_of(self, weight: torch.Tensor) -> bool:
+        return (weight.shape, weight.stride()) == (self.shape, self.strides)
 
 
 class RowTrace:
     def __init__(
-        self, linears: dict[int, str], head: int, dtype: torch.dtype, *, vocabulary: int, positions: int
+        self, weights: dict[int, OwnWeight], dtype: torch.dtype, rows: Rows, *, vocabulary: int, positions: int
     ) -> None:
-        """`linears`: the paths of linears by the addresses of their weights; `head`: the address of the head's.
-        `vocabulary`, `positions`: how many tokens and positions there may ever be"""
-        self.linears, self.head, self.dtype = linears, head, dtype
+        """`weights`: by their addresses. `vocabulary`, `positions`: how many tokens and positions there may ever be"""
+        self.weights, self.dtype, self.rows = weights, dtype, rows
         self.most_tokens, self.most_positions = vocabulary, positions
         self.tokens, self.positions = Value(1, torch.int64), Value(1, torch.int64)
         self.keep = torch.empty(0, dtype=torch.int64)
@@ -55,14 +56,22 @@ class RowTrace:
     def new(self, shape: Sequence[int], dtype: torch.dtype, *, kept: bool = False) -> View:
         if dtype not in NUMBER_TYPES:
             raise CannotRecord(f"it computes numbers that are {dtype}")
-        numbers = laid_out(shape, kept=kept)
-        return View(Value(numbers.numel() // (KEPT if kept else ROWS), dtype, kept), numbers)
+        numbers = self.rows.laid_out(shape, kept=kept)
+        return View(Value(numbers.numel() // self.rows.number(kept=kept), dtype, kept), numbers)
 
     def view(self, tensor: torch.Tensor) -> View:
         view: View | None = self._views.get(tensor)
         if view is None:
             raise CannotRecord(self._unknown.get(tensor, "a constant takes the place of rows"))
         return view
+
+    def row_dimension(self, view: View) -> int:
+        return self.rows.dimension(view.shape.shape, kept=view.value.kept)
+
+    def path_of(self, weight: torch.Tensor) -> str | None:
+        """Of the linear with this weight [outputs, inputs]; None if that has another one, or is not known"""
+        own = self.weights.get(weight.data_ptr())
+        return own.path if own is not None and own.is_all_of(weight) else None
 
     def know(self, tensor: torch.Tensor, view: View) -> None:
         self._views[tensor] = view
@@ -89,7 +98,7 @@ class RowTrace:
         last_apart: bool = False,
         real: float = 0.0,
     ) -> None:
-        row = row_dimension(shape, kept=out.value.kept)
+        row = self.rows.dimension(shape, kept=out.value.kept)
         shapes = [out.shape.select(row, 0)]
         places: list[Value | torch.Tensor] = [out.value]
         for operand in operands:
@@ -124,7 +133,7 @@ class RowTrace:
         whole = self.new(view.shape.shape, view.value.dtype, kept=view.value.kept)
         if view.shape.stride() == whole.shape.stride() and view.value.size == whole.value.size:
             return view
-        row = view.row_dimension
+        row = self.row_dimension(view)
         shapes = [whole.shape.select(row, 0), view.shape.select(row, 0)]
         self.steps.append(Compute("copy", *walk(shapes, [whole.value, view.value])))
         return whole

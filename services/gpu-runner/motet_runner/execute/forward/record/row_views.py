@@ -1,18 +1,74 @@
-"""How a recording sees a model's tensors: where their numbers lie in the numbers of each row."""
+"""How a recording sees a model's tensors: where their numbers lie in the numbers of each row.
+
+The rows are the dimension of a size that the model has nowhere else. `make_fx(tracing_mode="symbolic")` and
+`torch.export` with a dynamic dimension name it, too: of Llama, Gemma 2, Qwen 3, GPT-NeoX, GPT-2 and Mixtral, through
+our attention and in less than a second, each tensor had at most one symbol, and the kept rows had one of their own.
+They need no such sizes. But both give a graph of operators, of which `row_handlers.py` would still have to find
+strides, constants and weights, and `make_fx` splits each linear into four operators: the lowering would not get
+shorter.
+"""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
 from motet_kernels.cpp.steps import DIMENSIONS, NUMBER_TYPES, Place, Value
 
-ROWS, KEPT = 23, 17
-"""Of the iteration that is recorded. No other dimension may have these sizes."""
+NUMBERS_OF_ROWS = (17, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67)
+"""Primes: dimensions are seldom multiples of them."""
 
 
 class CannotRecord(Exception):
     """The message says what the model does that a program cannot do."""
+
+
+class Rows(NamedTuple):
+    """How many rows the iteration has that is recorded, and how many of them are kept. No other dimension may have
+    these sizes."""
+
+    all: int
+    kept: int
+
+    def dimension(self, shape: Sequence[int], *, kept: bool) -> int:
+        sizes = list(shape)
+        if sizes.count(self.all) + sizes.count(self.kept) != 1 or self.number(kept=kept) not in sizes:
+            raise CannotRecord(f"the rows are not one dimension of {tuple(sizes)}")
+        return sizes.index(self.number(kept=kept))
+
+    def number(self, *, kept: bool) -> int:
+        return self.kept if kept else self.all
+
+    def laid_out(self, shape: Sequence[int], *, kept: bool) -> torch.Tensor:
+        """On no device, with the numbers of each row together, in the order of the dimensions."""
+        row = self.dimension(shape, kept=kept)
+        strides, size = [0] * len(shape), 1
+        for dim in reversed(range(len(shape))):
+            if dim != row:
+                strides[dim] = size
+                size *= shape[dim]
+        strides[row] = size
+        return torch.empty_strided(tuple(shape), strides, device="meta")
+
+
+def rows_for(model: PreTrainedModel) -> Rows:
+    """Such that neither a dimension of the model's weights nor a number of its configuration is a multiple of them:
+    then no part of one has their size, such as half a head."""
+    sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
+    sizes |= {number for number in _numbers_in(model.config.to_dict()) if number}
+    fit = [rows for rows in NUMBERS_OF_ROWS if all(size % rows for size in sizes)]
+    if len(fit) < 2:
+        raise CannotRecord("it has dimensions of too many sizes")
+    return Rows(fit[1], fit[0])
+
+
+def _numbers_in(of: Any) -> Iterator[int]:
+    if isinstance(of, int):
+        yield of
+    elif isinstance(of, dict | list | tuple):
+        for one in of.values() if isinstance(of, dict) else of:
+            yield from _numbers_in(one)
 
 
 class View:
@@ -25,29 +81,6 @@ class View:
     def __init__(self, value: Value, shape: torch.Tensor) -> None:
         self.value = value
         self.shape = shape
-
-    @property
-    def row_dimension(self) -> int:
-        return row_dimension(self.shape.shape, kept=self.value.kept)
-
-
-def laid_out(shape: Sequence[int], *, kept: bool) -> torch.Tensor:
-    """On no device, with the numbers of each row together, in the order of the dimensions."""
-    row = row_dimension(shape, kept=kept)
-    strides, size = [0] * len(shape), 1
-    for dim in reversed(range(len(shape))):
-        if dim != row:
-            strides[dim] = size
-            size *= shape[dim]
-    strides[row] = size
-    return torch.empty_strided(tuple(shape), strides, device="meta")
-
-
-def row_dimension(shape: Sequence[int], *, kept: bool) -> int:
-    sizes = list(shape)
-    if sizes.count(ROWS) + sizes.count(KEPT) != 1 or (KEPT if kept else ROWS) not in sizes:
-        raise CannotRecord(f"the rows are not one dimension of {tuple(sizes)}")
-    return sizes.index(KEPT if kept else ROWS)
 
 
 def as_constant(operand: Any) -> torch.Tensor:

@@ -19,10 +19,10 @@ from transformers import PreTrainedModel, masking_utils
 from motet_kernels.cpp.steps import Attend, Compute, Step, Value
 from motet_runner.execute.batch.flat_batch import FlatBatch, PagedRows
 from motet_runner.execute.forward.record.row_handlers import record
-from motet_runner.execute.forward.record.row_trace import RowTrace
-from motet_runner.execute.forward.record.row_views import KEPT, ROWS, CannotRecord, View, laid_out, tensors_in
+from motet_runner.execute.forward.record.row_trace import OwnWeight, RowTrace
+from motet_runner.execute.forward.record.row_views import CannotRecord, View, tensors_in
 from motet_runner.execute.forward.record.unpacked_steps import LinearOf, LookUpOf
-from motet_runner.execute.pack.linear_packing import Packed, weight_of
+from motet_runner.execute.pack.linear_packing import HEAD, Packed, weight_of
 
 
 class Tracing(TorchDispatchMode):
@@ -34,18 +34,18 @@ class Tracing(TorchDispatchMode):
     # -- what the model is given, and what comes of it -----------------------------------------------------------------
 
     def run(self, batch: FlatBatch, forward: Callable[[FlatBatch], torch.Tensor]) -> Value:
-        """The logits of an iteration of ROWS rows, of which KEPT are kept."""
+        """The logits of an iteration of as many rows as the trace says."""
         trace = self.trace
         trace.keep = batch.keep
-        trace.know(batch.input_ids, View(trace.tokens, laid_out((1, ROWS), kept=False)))
-        trace.know(batch.positions, View(trace.positions, laid_out((1, ROWS), kept=False)))
+        for tensor, value in ((batch.input_ids, trace.tokens), (batch.positions, trace.positions)):
+            trace.know(tensor, View(value, trace.rows.laid_out(tensor.shape, kept=False)))
         batch.paged = PagedRows(self, None)  # type: ignore[arg-type] # it takes the place of attention over pages
         with _without_masks(), self:
             logits = forward(batch)
         if self._refused:
             raise CannotRecord(self._refused)
         view = trace.view(logits)
-        if tuple(logits.shape) != (KEPT, view.value.size):
+        if tuple(logits.shape) != (trace.rows.kept, view.value.size):
             raise CannotRecord(f"the logits are {tuple(logits.shape)}")
         return trace.together(view).value
 
@@ -63,7 +63,7 @@ class Tracing(TorchDispatchMode):
     ) -> torch.Tensor:
         """[rows, heads, width] of any numbers"""
         trace, (heads, _, width) = self.trace, query.shape
-        out = torch.zeros((ROWS, heads, width), dtype=query.dtype)
+        out = torch.zeros((trace.rows.all, heads, width), dtype=query.dtype)
         try:
             places = [trace.of_heads(tensor) for tensor in (query, key, value)]
             trace.steps.append(Compute("write", (1, key.shape[0], width), None, (places[1], places[2]), layer))
@@ -107,11 +107,13 @@ class Tracing(TorchDispatchMode):
         self._refused = self._refused or why
 
 
-def linears_by_address(model: Any, linears: dict[str, nn.Module]) -> tuple[dict[int, str], int]:
+def weights_by_address(model: Any, linears: dict[str, nn.Module]) -> dict[int, OwnWeight]:
     """What a RowTrace must know of the weights."""
     head = model.get_output_embeddings()
-    addresses = {weight_of(module).data_ptr(): path for path, module in linears.items()}
-    return addresses, 0 if head is None else head.weight.data_ptr()
+    weights = {path: weight_of(module) for path, module in linears.items()}
+    if head is not None:
+        weights[HEAD] = head.weight
+    return {weight.data_ptr(): OwnWeight(path, weight.shape, weight.stride()) for path, weight in weights.items()}
 
 
 @contextmanager

@@ -23,6 +23,8 @@ class LinearOf:
         if self._path not in packed:
             raise CannotRecord("some weights are not packed")
         weights, index = _of_library(packed[self._path]), packed[self._path].index
+        if self._y.size != weights.outputs[index]:
+            raise CannotRecord("a linear gives other numbers than those of its weights")
         bias = biases[self._path] if self._has_bias else None
         return Multiply(self._x, self._offset, self._y, weights, index, bias, self._path)
 
