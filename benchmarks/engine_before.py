@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.driven import Driven
-from benchmarks.harness import ROOT, Measure, Pairs, Result, alternate, arguments, report
+from benchmarks.harness import ROOT, Measure, Pairs, Result, alternate, arguments, report, skip
 from benchmarks.peer_engines import Case, Comparison, Engines, Workload, kernels_of, with_target
 from benchmarks.peer_sizes import add_sizes, with_sizes
 from motet_runner.thread_environment import THREAD_ENVIRONMENT
@@ -133,11 +133,13 @@ def main() -> None:
     # Otherwise the stopped processes would outlive this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = arguments(__doc__)
-    parser.add_argument("commit", help="of this repository, whose engine is the baseline")
+    parser.add_argument("commit", nargs="?", help="of this repository, whose engine is the baseline")
     parser.add_argument("--cases", nargs="+", choices=[*CASES, START], default=[*CASES, START], help="what is measured")
     parser.add_argument("--dtypes", nargs="+", choices=["bfloat16", "float32"], default=["bfloat16", "float32"])
     add_sizes(parser)
     given = with_sizes(parser.parse_args())
+    if given.commit is None:
+        skip("name the commit to compare with: python -m benchmarks.engine_before COMMIT")
     kernels_of(given, ["cpp"])
     results = []
     with tempfile.TemporaryDirectory() as folder:

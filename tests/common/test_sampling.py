@@ -25,20 +25,10 @@ from motet_gateway.openapi import document
 from motet_runner.generate_service import sequence_of
 from testbed.tree import ROOT
 from tests.runner.plan.fake_device import VOCABULARY, make_planner, new
+from tests.support.sampling_values import right_values
 
 NAN, INFINITE, MOST = math.nan, math.inf, 512
 BY_BODY = [*IN_BODIES, "max_tokens", "logprobs", "top_logprobs"]
-
-
-def right_values(name: str) -> list[Any]:
-    match OPTIONS[name]:
-        case Number(lowest=lowest, highest=highest, above=above):
-            return [lowest + 0.5 if above else lowest, 4 if highest is None else highest]
-        case TokenIds():
-            return [[VOCABULARY - 1, 3]]
-        case Biases(bias=bias):
-            return [{"0": bias.lowest, f"{VOCABULARY - 1}": bias.highest}]
-    return [True, False]
 
 
 def wrong_values(name: str) -> list[Any]:

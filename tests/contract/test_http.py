@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from motet.sampling import IN_BODIES
 from testbed.fake_services import fake_services
 from testbed.local_stack import REPORTS_AT_ONCE, LocalStack, copy_of_bundled, running_stack
-from tests.common.test_sampling import right_values
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import serve
+from tests.support.sampling_values import right_values
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"

@@ -20,7 +20,7 @@ PAGES = 48
 MOST_SEQUENCES = 60
 """At a time. More of them wait for the same runner, and show nothing else."""
 ROUNDS_WITHOUT_A_TOKEN = 60
-"""In which orders arrive. So many are more than any wait of the supervisor takes."""
+"""In which orders arrive. That is longer than any wait of the supervisor."""
 
 
 class Sequence:

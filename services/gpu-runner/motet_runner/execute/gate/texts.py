@@ -16,7 +16,7 @@ FAR = len(LENGTHS)
 """One more text, of which only the last token is computed. Before it there are the first pages of other texts, again
 and again."""
 FAR_POSITION = 4608
-"""Of that token, if the model has so many: beyond the usual windows, and where tables of positions have grown"""
+"""Of that token, if the model has that position: beyond the usual windows, and where tables of positions have grown"""
 TOKENS = sum(LENGTHS) + 1
 """That are computed of all texts"""
 
