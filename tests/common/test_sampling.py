@@ -119,7 +119,7 @@ def test_a_wrong_value_gets_the_same_sentence_by_every_door(name: str, tmp_path:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_value_at_an_end_reaches_the_engine_by_every_door(name: str, tmp_path: Path) -> None:
-    for value in right_values(name):
+    for value in right_values(name, VOCABULARY):
         by_library(name, value)
         stored = OPTIONS[name].check(name, value)
         if (message := message_with(name, value)) is not None:

@@ -24,6 +24,8 @@ PLAIN = "/v1/completions"
 QUESTION = "Who rules Harrow, the “café” 🙃?"
 ASKED = {CHAT: {"messages": [{"role": "user", "content": QUESTION}]}, PLAIN: {"prompt": QUESTION}}
 STEP_SECONDS = 0.004
+VOCABULARY = 50
+"""The models of the whole stack and of the fake services have at least this number of tokens."""
 SEQUENCES = "motet_sequences_running"
 GIVEN_UP = "motet_runner_requests_total cancelled"
 
@@ -393,7 +395,7 @@ async def test_a_seed_repeats_an_answer(server: Server, path: str) -> None:
 async def test_an_option_reaches_the_engine_and_changes_nobodys_tokens(server: Server, name: str) -> None:
     how = {"max_tokens": 30, "ignore_eos": True, "temperature": 0.9, "seed": 3}
     alone = await server.ask(PLAIN, **how)
-    with_it = [how | {name: value} for value in right_values(name)]
+    with_it = [how | {name: value} for value in right_values(name, VOCABULARY)]
     beside, *_ = await asyncio.gather(server.ask(PLAIN, **how), *(server.ask(PLAIN, **one) for one in with_it))
     assert beside["choices"] == alone["choices"]
 

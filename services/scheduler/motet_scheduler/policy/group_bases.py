@@ -65,8 +65,8 @@ class GroupBases:
         return group in self.current
 
     def runners_changed(self, group: GroupName, runners: Iterable[Runner], missed: float = 0) -> bool:
-        """These are the group's runners now, and `missed` more may come back. True if that changes which base models its
-        new requests can have."""
+        """These are the group's runners now, and `missed` more may come back. True if that changes which base models
+        its new requests can have."""
         before = self.of(group).model.digest, self._at_work.get(group, {}).keys()
         votes = Counter(
             GroupBase(runner.base, runner.capacity.max_model_length) for runner in runners if runner.takes_work
