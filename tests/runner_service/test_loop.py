@@ -4,6 +4,8 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,12 +13,24 @@ from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import FakeClock
-from motet.domain import pages_for
+from motet.domain import ParkMethod, pages_for
 from motet_runner import pipe as pipes
+from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.engine_loop import REPORT_CHECK_SECONDS, EngineLoop
-from motet_runner.engine_messages import Add, Cancel, EngineOutputs, ReportNow
+from motet_runner.engine_messages import (
+    Add,
+    Cancel,
+    DropAdapter,
+    EngineOutputs,
+    Extend,
+    LoadAdapter,
+    Park,
+    ReportNow,
+    Resume,
+    SetOvercommit,
+)
 from motet_runner.engine_process import drive
-from motet_runner.interface import Finish, NewSequence, Sampling
+from motet_runner.interface import AdapterFailed, Finish, NewSequence, Sampling
 from motet_runner.pipe import Pipe
 from tests.support.fake_engine import FakeEngine, tokens_of
 
@@ -156,6 +170,106 @@ def test_an_older_epoch_is_refused():
     loop.apply([add("a", epoch=2), add("a", epoch=1)])
     (refused,) = loop.turn().refused
     assert (refused.epoch, refused.error.code) == (1, "declined")
+
+
+def broken(*_args):
+    raise KeyError("a defect")
+
+
+def engine_with_a_defect(method):
+    engine = FakeEngine()
+    setattr(engine, method, broken)
+    return engine
+
+
+def ends_of(batch):
+    return [(one.request, one.index, one.finish, one.failure.code) for one in sequences(batch) if one.finish]
+
+
+@pytest.mark.parametrize(
+    ("method", "command"),
+    [
+        ("extend", Extend("a", 1, 4, 5)),
+        ("park", Park("a", 1, 4, 5, ParkMethod.RECOMPUTE)),
+        ("resume", Resume("a", 1, 4)),
+    ],
+)
+def test_an_error_that_nobody_expected_ends_only_the_request_of_its_command(method, command):
+    engine = engine_with_a_defect(method)
+    loop = EngineLoop(engine)
+    loop.apply([add("a", max_tokens=60), add("b", max_tokens=3)])
+    loop.turn()
+    loop.apply([command])
+    batch = loop.turn()
+    assert ends_of(batch) == [("a", 1, common_pb2.FINISH_REASON_FAILED, "internal_error")]
+    assert [(one.request, one.finish, one.output_tokens) for one in batch.ended] == [("a", Finish.FAILED, 1)]
+    assert ends_of(loop.turn()) == [("b", 2, common_pb2.FINISH_REASON_LENGTH, "")]
+    assert engine.report().pages_free == 256
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "with cached pages"])
+def test_an_error_that_nobody_expected_refuses_only_the_request_that_comes(shared, monkeypatch):
+    engine = FakeEngine()
+    loop = EngineLoop(engine)
+    new = NewSequence(
+        request="first",
+        epoch=1,
+        prompt=tuple(range(40)),
+        promise=pages_for(60),
+        sampling=Sampling(max_tokens=2),
+        prefix_salt=b"tenant" if shared else b"",
+    )
+    loop.apply([Add(new, 1), add("b", max_tokens=9)])
+    while "first" in {one.request for one in engine.report().sequences}:
+        loop.turn()
+    monkeypatch.setattr(engine.ledger, "promise", broken)
+    loop.apply([Add(replace(new, request="second"), 1)])
+    monkeypatch.undo()
+    engine.check()
+    batch = loop.turn()
+    assert [(one.request, one.error.code) for one in batch.refused] == [("second", "internal_error")]
+    assert [one.request for one in sequences(batch)] == ["b"]
+    loop.apply([Add(replace(new, request="second"), 1)])
+    assert {one.request for one in sequences(loop.turn())} == {"b", "second"}, "its next placement is taken"
+
+
+def test_an_error_that_nobody_expected_in_the_middle_of_an_arrival_leaves_nothing_behind(monkeypatch):
+    engine = FakeEngine()
+    loop = EngineLoop(engine)
+    monkeypatch.setattr(engine.planner.memory, "announce_overflow", broken)
+    loop.apply([add("a")])
+    monkeypatch.undo()
+    assert [one.request for one in loop.turn().refused] == ["a"]
+    assert not engine.has_work()
+    assert engine.report().pages_free == 256
+
+
+def test_an_adapter_of_which_the_engine_fails_to_hear_is_reported_as_failed():
+    loop = EngineLoop(engine_with_a_defect("load_adapter"))
+    loop.apply([LoadAdapter("x", AdapterLayout.of(Path("x"), FileStamp(0, 0, 0), 1, ())), add("b", max_tokens=1)])
+    batch = loop.turn()
+    assert [(type(one), one.digest, one.error.code) for one in batch.events if isinstance(one, AdapterFailed)] == [
+        (AdapterFailed, "x", "internal_error")
+    ]
+    assert ends_of(batch) == [("b", 0, common_pb2.FINISH_REASON_LENGTH, "")]
+
+
+@pytest.mark.parametrize(
+    ("method", "command"), [("set_overcommit", SetOvercommit(1.0)), ("drop_adapter", DropAdapter("x"))]
+)
+def test_an_error_that_nobody_expected_in_an_order_of_no_request_ends_no_request(method, command):
+    loop = EngineLoop(engine_with_a_defect(method))
+    loop.apply([command, add("b", max_tokens=1)])
+    assert ends_of(loop.turn()) == [("b", 0, common_pb2.FINISH_REASON_LENGTH, "")]
+
+
+def test_a_request_that_cannot_be_cancelled_ends_the_engine():
+    """Its pages would be lost for ever."""
+    loop = EngineLoop(engine_with_a_defect("cancel"))
+    loop.apply([add("a", max_tokens=50)])
+    loop.turn()
+    with pytest.raises(KeyError, match="a defect"):
+        loop.apply([Cancel("a", 1, 1, time.monotonic())])
 
 
 COMMANDS = st.lists(

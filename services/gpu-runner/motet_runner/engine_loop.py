@@ -14,6 +14,7 @@ from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import Clock, monotonic
 from motet.domain import RequestId
 from motet.errors import Declined, MotetError
+from motet.rpc.message_failures import known_error
 from motet_runner.engine_messages import (
     Add,
     Cancel,
@@ -107,12 +108,34 @@ class EngineLoop:
         }
 
     def apply(self, commands: Iterable[Command]) -> None:
-        """Take commands between two iterations. A command that the engine refuses changes nothing else."""
+        """Take commands between two iterations. A command that the engine refuses changes nothing else. An error that
+        nobody expected ends only the request or the adapter of its command."""
         for command in commands:
             try:
                 self._handlers[type(command)](command)
             except MotetError as error:
                 log.warning("command_refused", command=type(command).__name__, reason=error.message)
+            except Exception as error:
+                self._give_up(command, known_error(error, command=type(command).__name__))
+
+    def _give_up(self, command: Command, error: MotetError) -> None:
+        """An error that this raises is the engine's own: what cannot be cancelled keeps its pages for ever."""
+        match command:
+            case Add(new, stream):
+                self._engine.cancel(new.request, new.epoch)
+                self._batch.refused.append(SequenceRefused(new.request, new.epoch, stream, error))
+            case Cancel(request, epoch) | Extend(request, epoch) | Park(request, epoch) | Resume(request, epoch):
+                self._engine.cancel(request, epoch)
+                live = self._live.get(request)
+                if live is not None and live.epoch == epoch:
+                    message = self._say_end(request, live, Finish.FAILED)
+                    message.failure.CopyFrom(error.to_proto())
+            case LoadAdapter(digest):
+                self._on_event(AdapterFailed(digest, error))
+            case DropAdapter() | SetSupervised() | SetOvercommit() | ReportNow():
+                pass
+            case _:
+                assert_never(command)
 
     def turn(self) -> EngineOutputs | None:
         """Run one iteration if there is work. Return what has happened since the last turn, or None if nothing has."""
@@ -164,14 +187,7 @@ class EngineLoop:
             return
         self._engine.cancel(command.request, command.epoch)
         self._batch.cancel_seconds.append(self._clock() - command.sent)
-        self._step_for(live.stream).sequences.add(
-            request=command.request,
-            choice=live.choice,
-            epoch=live.epoch,
-            index=live.next_index,
-            finish=common_pb2.FINISH_REASON_CANCELLED,
-        )
-        self._end(command.request, live, Finish.CANCELLED)
+        self._say_end(command.request, live, Finish.CANCELLED)
 
     def _want_report(self, _: ReportNow) -> None:
         self._report_wanted = True
@@ -271,6 +287,14 @@ class EngineLoop:
         if down is None:
             down = self._messages[stream] = runner_pb2.GenerateDown()
         return down.step
+
+    def _say_end(self, request: RequestId, live: _LiveSequence, finish: Finish) -> runner_pb2.SequenceStep:
+        """It ends without an iteration of its own."""
+        message = self._step_for(live.stream).sequences.add(
+            request=request, choice=live.choice, epoch=live.epoch, index=live.next_index, finish=FINISHES[finish]
+        )
+        self._end(request, live, finish)
+        return message
 
     def _end(self, request: RequestId, live: _LiveSequence, finish: Finish) -> None:
         del self._live[request]

@@ -54,16 +54,11 @@ class Commands:
             state=State.WAITING,
         )
         self._lives.begin_keys(sequence)
-        # It holds the pages that it shares from now on: only then are they charged once.
-        self._memory.share_cached(sequence, new.promise)
-        free = self._promisable(new.adapter)
-        if new.promise > free:
+        try:
+            self._promise_pages(sequence)
+        except Exception:
             self._memory.release(sequence)
-            raise Declined(
-                f"{new.promise} pages were promised and {max(0, free)} can be given beside the adapters in use; "
-                "try another runner or wait."
-            )
-        ledger.promise(new.request, new.promise)
+            raise
         self._sequences.add(sequence)
         if not self._adapters.is_here(sequence.adapter):
             self._sequences.enter(sequence, State.LOADING)
@@ -116,6 +111,19 @@ class Commands:
 
     def set_overcommit(self, factor: float) -> None:
         self._memory.ledger.overcommit = factor
+
+    def _promise_pages(self, sequence: Sequence) -> None:
+        """Raises Declined, with what it holds already, when its promise does not fit beside the adapters in use."""
+        new = sequence.new
+        # It holds the pages that it shares from now on: only then are they charged once.
+        self._memory.share_cached(sequence, new.promise)
+        free = self._promisable(new.adapter)
+        if new.promise > free:
+            raise Declined(
+                f"{new.promise} pages were promised and {max(0, free)} can be given beside the adapters in use; "
+                "try another runner or wait."
+            )
+        self._memory.ledger.promise(new.request, new.promise)
 
     def _too_long(self, new: NewSequence) -> InvalidRequest | None:
         pages = self._memory.pages.capacity
