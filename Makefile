@@ -80,7 +80,8 @@ format: venv  ## Format the code and fix what ruff can fix.
 bench: venv  ## Run all benchmarks; fails at the end if one missed its target (BENCH_ARGS=--json for scripts).
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-soak: venv  ## Run the long tests.
+soak: venv  ## Run the long tests (one builds wheels: the first run installs Zig and auditwheel, 400 MB).
+	@$(BIN)/python -c 'import auditwheel, ziglang' 2>/dev/null || $(PIP) --quiet --editable '.[wheels]'
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(TEST_ARGS) || { code=$$?; \
 	  test $$code -ne 5 || echo "There are no long tests yet." >&2; exit $$code; }
 

@@ -13,6 +13,7 @@ import io
 import platform
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -29,8 +30,18 @@ ROOT = Path(__file__).resolve().parent.parent
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (2, 28)
 """The oldest one that the libraries run with: that of torch's own wheels"""
+LOADERS = ("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1")
 PURE = "py3-none-any"
 FOLDER = "motet_kernels/cpp/libraries"
+OF_GLIBC = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", *LOADERS}
+"""The only libraries that ours may need: each machine has these, and not each has a C++ runtime."""
+
+_HEADER = struct.Struct("<32xQ14xHH4x")
+"""Where the segments' table is, how long an entry is, and how many there are"""
+_SEGMENT = struct.Struct("<I4xQQ8xQ16x")
+"""Kind, place in the file, address, bytes in the file"""
+_ENTRY = struct.Struct("<qQ")
+_PT_LOAD, _PT_DYNAMIC, _DT_NEEDED, _DT_STRTAB = 1, 2, 1, 5
 
 
 class CannotBuildWheel(Exception):
@@ -54,6 +65,29 @@ def glibc_in(report: str) -> tuple[int, int]:
     if found is None:
         raise CannotBuildWheel(f"auditwheel names no manylinux version: {report.strip()}")
     return int(found[1]), int(found[2])
+
+
+def check_glibc(wheel: str, needs: tuple[int, int]) -> None:
+    if needs > GLIBC:
+        raise CannotBuildWheel(f"{wheel} would need glibc {needs[0]}.{needs[1]}: its name says less.")
+
+
+def check_needed(library: str, content: bytes) -> None:
+    if others := needed(content) - OF_GLIBC:
+        raise CannotBuildWheel(f"{library} needs {', '.join(sorted(others))}, which not every machine has.")
+
+
+def needed(library: bytes) -> set[str]:
+    """The libraries that a library names as needed (DT_NEEDED of ELF, for 64 bits, low bytes first)."""
+    start, size, count = _HEADER.unpack_from(library)
+    segments = [_SEGMENT.unpack_from(library, start + number * size) for number in range(count)]
+    (dynamic,) = [segment for segment in segments if segment[0] == _PT_DYNAMIC]
+    entries = list(_ENTRY.iter_unpack(library[dynamic[1] : dynamic[1] + dynamic[3]]))
+    (address,) = [value for kind, value in entries if kind == _DT_STRTAB]
+    (names,) = [offset + address - at for kind, offset, at, length in segments
+                if kind == _PT_LOAD and at <= address < at + length]  # fmt: skip
+    starts = [names + value for kind, value in entries if kind == _DT_NEEDED]
+    return {library[first : library.index(b"\0", first)].decode() for first in starts}
 
 
 def with_libraries(pure: bytes, libraries: Mapping[str, bytes], machine: str) -> bytes:
@@ -149,11 +183,12 @@ def build(into: Path, machines: Iterable[str]) -> list[Path]:
             libraries = compiled(machine, Path(work))
             ran = list(tested(machine, libraries))
             contents = {path.name: path.read_bytes() for path in libraries}
+            for name, content in contents.items():
+                check_needed(name, content)
             unchecked = Path(work) / pure.name.replace(PURE, tag(machine))
             unchecked.write_bytes(with_libraries(pure.read_bytes(), contents, machine))
             needs = glibc_of(unchecked)
-            if needs > GLIBC:
-                raise CannotBuildWheel(f"{unchecked.name} would need glibc {needs[0]}.{needs[1]}: its name says less.")
+            check_glibc(unchecked.name, needs)
             wheel = Path(shutil.copy(unchecked, into))
         said = f"tested here: {', '.join(ran)}" if ran else "untested: this machine cannot run them"
         say(f"{wheel.name}: {len(contents)} libraries, glibc {needs[0]}.{needs[1]} or newer; {said}")

@@ -15,6 +15,8 @@ case "$*" in
   "--version") echo "Python 3.11.7" ;;
   *find_spec*) test -e .venv/torch ;;
   *install*torch\\>=*) touch .venv/torch ;;
+  *"import auditwheel, ziglang") test -e .venv/wheels ;;
+  *install*"[wheels]") touch .venv/wheels ;;
 esac
 """
 """Whatever the Makefile calls: it notes how, and does as little as keeps the Makefile going."""
@@ -57,3 +59,11 @@ def test_up_installs_what_running_needs_and_test_adds_the_rest(tmp_path: Path) -
     for word in ("up", "status", "venv", "test", "lint", "generate"):
         assert checkout.make(word) == []
         assert b"Downloading" not in checkout.said
+
+
+def test_long_tests_have_what_builds_wheels(tmp_path: Path) -> None:
+    """Without it, one of them would be skipped, and nobody would see that."""
+    checkout = Checkout(tmp_path)
+    assert checkout.make("soak") == [TORCH, ALL, ".[wheels]"]
+    assert checkout.calls.endswith("\npython -m pytest -m soak --timeout 7200\n")
+    assert checkout.make("soak") == []

@@ -1,6 +1,9 @@
 """Wheels that carry the compiled kernels: whoever installs one needs no compiler."""
 
+import csv
+import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -8,6 +11,8 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from base64 import urlsafe_b64encode
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +22,19 @@ from motet_kernels.cpp import builder
 from motet_kernels.cpp.compiler import NAMES, cpu_flags, instruction_sets
 from testbed.compiled_kernels import CACHE, needs_a_compiler
 from testbed.tree import ROOT
-from tools.wheels import FOLDER, GLIBC, CannotBuildWheel, glibc_in, pure_wheel, tag, with_libraries
+from tools import wheels
+from tools.wheels import (
+    FOLDER,
+    GLIBC,
+    MACHINES,
+    CannotBuildWheel,
+    check_needed,
+    glibc_in,
+    needed,
+    pure_wheel,
+    tag,
+    with_libraries,
+)
 
 MACHINE = "x86_64"
 
@@ -55,6 +72,12 @@ class Environment:
         return done.stdout.splitlines()
 
 
+def hash_and_size(content: bytes) -> list[str]:
+    """As the specification of wheels has them: base64 for URLs, without its padding."""
+    return ["sha256=" + re.sub("=+$", "", urlsafe_b64encode(hashlib.sha256(content).digest()).decode()),
+            str(len(content))]  # fmt: skip
+
+
 def test_a_platform_wheel_is_the_pure_one_with_libraries(pure: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.whl"
     made.write_bytes(with_libraries(pure.read_bytes(), {"a.so": b"one", "b.so": b"two"}, MACHINE))
@@ -65,8 +88,9 @@ def test_a_platform_wheel_is_the_pure_one_with_libraries(pure: Path, tmp_path: P
         (information,) = {name.partition("/")[0] for name in names if ".dist-info/" in name}
         told = after.read(f"{information}/WHEEL").decode()
         assert (f"Tag: {tag(MACHINE)}\n" in told, "Root-Is-Purelib: false\n" in told) == (True, True)
-        recorded = {line.split(",")[0] for line in after.read(f"{information}/RECORD").decode().splitlines()}
-        assert recorded == set(names)
+        recorded = {name: row for name, *row in csv.reader(after.read(f"{information}/RECORD").decode().splitlines())}
+        assert recorded.pop(f"{information}/RECORD") == ["", ""]
+        assert recorded == {name: hash_and_size(after.read(name)) for name in names[:-1]}
         changed = [name for name in before.namelist() if before.read(name) != after.read(name)]
         assert {Path(name).name for name in changed} == {"WHEEL", "RECORD"}
 
@@ -87,6 +111,73 @@ def test_auditwheel_names_the_oldest_glibc(report: str, glibc: tuple[int, int] |
         assert glibc_in(report) == glibc
 
 
+def library(path: Path, *options: str) -> Path:
+    """A small one of this machine's compiler."""
+    path.with_suffix(".cpp").write_text(
+        '#include <string>\nextern "C" int length() { return std::string("x").size(); }'
+    )
+    command = [needs_a_compiler(), "-shared", "-fPIC", "-o", path, path.with_suffix(".cpp"), *options]
+    subprocess.run(command, check=True)
+    return path
+
+
+@pytest.mark.parametrize("runtime", ["libstdc++.so.6", "libgcc_s.so.1", "libc++.so.1"])
+def test_a_library_of_a_wheel_needs_only_those_of_glibc(runtime: str, tmp_path: Path) -> None:
+    own = library(tmp_path / "own.so", "-nostdlib", "-Wl,--no-as-needed", "-lc", "-lm")
+    assert needed(own.read_bytes()) == {"libc.so.6", "libm.so.6"}
+    check_needed(own.name, own.read_bytes())
+    library(tmp_path / runtime, "-nostdlib", f"-Wl,-soname={runtime}")
+    bad = library(tmp_path / "bad.so", "-nostdlib", "-Wl,--no-as-needed", "-lc", f"-L{tmp_path}", f"-l:{runtime}")
+    with pytest.raises(CannotBuildWheel, match=rf"bad\.so needs {re.escape(runtime)}, "):
+        check_needed(bad.name, bad.read_bytes())
+
+
+def test_a_library_is_tested_on_a_machine_that_can_run_it(tmp_path: Path) -> None:
+    needs_a_compiler()
+    built = builder.build(CACHE)
+    good = tmp_path / f"{built.instructions}-0.so"
+    good.symlink_to(built.library.path)
+    assert list(wheels.tested(platform.machine(), [good])) == [built.instructions]
+    assert list(wheels.tested("riscv64", [good])) == []
+    wrong = library(tmp_path / f"{built.instructions}-1.so")
+    with pytest.raises(CannotBuildWheel, match=rf"{re.escape(wrong.name)} fails its test: "):
+        list(wheels.tested(platform.machine(), [wrong]))
+
+
+OTHER = next(one for one in MACHINES if one != platform.machine())
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "glibc", "refusal"),
+    [
+        (OTHER, ["-nostdlib"], GLIBC, ""),
+        (OTHER, ["-nostdlib"], (GLIBC[0], GLIBC[1] + 1), r"would need glibc 2\.29"),
+        (OTHER, ["-Wl,--no-as-needed", "-lstdc++"], GLIBC, r"needs .*libstdc\+\+"),
+        (platform.machine(), ["-nostdlib"], GLIBC, "fails its test"),
+    ],
+    ids=["right", "for a newer glibc", "with a C++ runtime of the machine", "wrong"],
+)
+def test_only_a_wheel_that_passes_all_checks_is_there(
+    *,
+    machine: str,
+    options: list[str],
+    glibc: tuple[int, int],
+    refusal: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With this machine's compiler, and without auditwheel; `make soak` has Zig and auditwheel."""
+    (instructions, *_) = builder.usable_sets([])
+    monkeypatch.setattr(wheels, "compiled", lambda _, into: [library(into / f"{instructions.name}-0.so", *options)])
+    monkeypatch.setattr(wheels, "glibc_of", lambda _: glibc)
+    dist = tmp_path / "dist"
+    with pytest.raises(CannotBuildWheel, match=refusal) if refusal else nullcontext():
+        wheels.build(dist, [machine])
+    assert [one.name for one in dist.glob(f"*{tag(machine)}.whl")] == (
+        [] if refusal else [wheels.pure_wheel(tmp_path).name.replace("py3-none-any", tag(machine))]
+    )
+
+
 SERVES = f"""
 import shutil, sys
 from pathlib import Path
@@ -104,9 +195,9 @@ def test_an_installed_wheel_needs_no_compiler(pure: Path, tmp_path: Path) -> Non
     needs_a_compiler()
     built = builder.build(CACHE)
     (instructions,) = [one for one in instruction_sets(cpu_flags()) if one.name == built.instructions]
-    content = Path(built.library.loaded._name).read_bytes()  # noqa: SLF001 - as ctypes names it
+    content = built.library.path.read_bytes()
     wheel = tmp_path / pure.name.replace("py3-none-any", f"py3-none-{sysconfig.get_platform().replace('-', '_')}")
-    name = builder._file_name(instructions)  # noqa: SLF001
+    name = builder.file_name(instructions)
     wheel.write_bytes(with_libraries(pure.read_bytes(), {name: content}, MACHINE))
     with zipfile.ZipFile(wheel) as made:
         assert [name for name in made.namelist() if name.startswith(FOLDER)]

@@ -134,7 +134,7 @@ def install(into: Path = INSTALLED, compiler: str = "", machine: str = "") -> li
     into.mkdir(parents=True, exist_ok=True)
     made = []
     for instructions in instruction_sets(None, machine):
-        made.append(into / _file_name(instructions, machine=machine))
+        made.append(into / file_name(instructions, machine=machine))
         compile_library(program, sorted(SOURCE.glob("*.cpp")), instructions.options, made[-1])
     return made
 
@@ -160,7 +160,7 @@ def _installed(folder: Path, usable: Sequence[InstructionSet], reasons: list[str
                        "write to it")  # fmt: skip
         return None
     for instructions in usable:
-        path = folder / _file_name(instructions)
+        path = folder / file_name(instructions)
         if path.is_file():
             try:
                 return Built(_tested(path), instructions.name, 0.0)
@@ -173,7 +173,7 @@ def _installed(folder: Path, usable: Sequence[InstructionSet], reasons: list[str
     return None
 
 
-def _file_name(instructions: InstructionSet, identity: str = "", machine: str = "") -> str:
+def file_name(instructions: InstructionSet, identity: str = "", machine: str = "") -> str:
     digest = hashlib.sha256()
     for part in (machine or platform.machine(), identity, *OPTIONS, *instructions.options):
         digest.update(part.encode() + b"\0")
@@ -183,7 +183,7 @@ def _file_name(instructions: InstructionSet, identity: str = "", machine: str = 
 
 
 def _build(cache: Path, compiler: Path, identity: str, instructions: InstructionSet) -> Built:
-    name = _file_name(instructions, identity)
+    name = file_name(instructions, identity)
     damaged = ""
     for path in sorted(cache.glob(f"{name.removesuffix('.so')}-*.so")):
         try:

@@ -25,6 +25,7 @@ class Library:
     """Raises OSError or AttributeError if the file is not such a library."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.loaded = ctypes.CDLL(str(path))
         tiles_allowed()  # whoever needs them has asked before; each process has to
         self.lanes: int = self._function("motet_lanes", result=_NUMBER)()

@@ -17,7 +17,7 @@ from testbed.compiled_kernels import CACHE
 def install(folder: Path) -> None:
     made = builder.build(CACHE)
     (instructions,) = [one for one in instruction_sets(cpu_flags()) if one.name == made.instructions]
-    library = folder / builder._file_name(instructions)
+    library = folder / builder.file_name(instructions)
     if not library.exists():
         library.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         unnamed = library.with_suffix(f".{os.getpid()}")
