@@ -38,7 +38,7 @@ async def gained_by_program(bench: Bench) -> None:
 
 
 def _seconds_of_stages(run: Run, requests: int, adapters: Sequence[Digest]) -> dict[str, float]:
-    program: Any = run.engine.diagnostics.loaded.fused._program  # type: ignore[union-attr]
+    program: Any = run.engine.diagnostics.loaded.fused.program  # type: ignore[union-attr]
     program.seconds = np.zeros(len(KINDS))
     try:
         run.seconds(requests, adapters)

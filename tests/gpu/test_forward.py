@@ -72,8 +72,8 @@ def test_memory_holds_one_copy_of_the_weights(tmp_path: Path) -> None:
     pack(loaded, KERNELS)
     assert all(not linear.weight.numel() for linear in loaded.linears.values())
     assert isinstance(loaded.fused, GpuForward)
-    weights = loaded.fused._decoder._weights
-    assert weights.head._weight.data_ptr() == embedding, "it is looked up in the head's"
+    weights = loaded.fused._decoder._weights  # noqa: SLF001
+    assert weights.head._weight.data_ptr() == embedding, "it is looked up in the head's"  # noqa: SLF001
     assert weights.embedding is weights.head
 
 

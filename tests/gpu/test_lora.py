@@ -277,7 +277,7 @@ def test_a_batch_may_be_filled_again_before_the_device_has_come_to_the_first_one
     x, y = loaded.random(6, 48), loaded.random(6, 48)
     loaded.backend.add_lora(y.clone(), x, "o", batch)  # compiles
     wanted = [loaded.segments([owner] * 6) for owner in range(6)]
-    torch.cuda._sleep(10**8)
+    torch.cuda._sleep(10**8)  # noqa: SLF001
     found = []
     for segments in wanted:
         loaded.backend.fill(batch, segments)

@@ -114,7 +114,7 @@ def check_engine(family: str, folder: Path) -> None:
         return run(engine, *asked).tokens
 
     expected = tokens()
-    random, fits, failed = Random(0), InParts._fits, 0
+    random, fits, failed = Random(0), InParts._fits, 0  # noqa: SLF001
     most: dict[bool, int] = {}
     """Allocations, with prompts and without"""
 

@@ -188,7 +188,7 @@ def test_an_adapter_keeps_its_copy_while_a_prompt_of_it_is_computed() -> None:
 
 
 def copies_of(projection: Projection, rank: int = 8) -> dict[str, int]:
-    stack = projection.backend._stacks.of(rank)
+    stack = projection.backend._stacks.of(rank)  # noqa: SLF001
     return {} if stack is None else dict(stack.position)
 
 
@@ -210,7 +210,7 @@ def test_a_copy_that_fails_is_made_again(monkeypatch: pytest.MonkeyPatch) -> Non
     """The place of an adapter that had left must not pass for that of the one that could not be copied there."""
     projection = Projection(32, 32, [8] * 4)
     projection.check([0, 1, 2])
-    copy = RunStack._copy
+    copy = RunStack._copy  # noqa: SLF001
 
     def ends(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -263,7 +263,7 @@ def test_linears_side_by_side_get_what_each_would_get_alone(
     for linear, first, last in zip(linears, columns, columns[1:], strict=False):
         if linear != "base":
             alone.add_lora(expected[:, first:last], x, linear, in_place)
-    stack = backend._stacks.of(8)
+    stack = backend._stacks.of(8)  # noqa: SLF001
     assert stack is not None
     assert bool(stack.joined) is in_blocks
     backend.add_lora_together(y, x, backend.together(linears, columns), batch)
@@ -282,7 +282,7 @@ def test_matrices_that_are_multiplied_together_follow_each_other() -> None:
     backend = TorchBackend(GROUPS, memory, torch.bfloat16, copy_bytes=len(memory))
     names = frozenset(layout.offsets)
     backend.make_batch([Segment(n, n + 1, PlacedAdapter(str(n), n * layout.bytes, 8, names)) for n in range(3)])
-    stack = backend._stacks.of(8)
+    stack = backend._stacks.of(8)  # noqa: SLF001
     assert stack is not None
     for group in GROUPS:
         assert stack.group_a(group).shape == (3, 8 * len(group.outputs), group.inputs)
@@ -314,13 +314,13 @@ def test_what_the_copies_have_no_room_for_is_read_in_place() -> None:
 def test_copies_never_take_more_than_they_were_given() -> None:
     ranks = [8] * 8 + [16] * 4 + [64]
     projection = Projection(8, 8, ranks, copies=0.5)
-    copies = projection.backend._stacks._copies
+    copies = projection.backend._stacks._copies  # noqa: SLF001
     for first in range(len(ranks)):
         projection.check([owner % len(ranks) for owner in range(first, first + 7)])
-        held = {rank: projection.backend._stacks.of(rank) for rank in (8, 16, 64)}
+        held = {rank: projection.backend._stacks.of(rank) for rank in (8, 16, 64)}  # noqa: SLF001
         used = sum(len(stack.position) * stack.layout.bytes for stack in held.values() if stack is not None)
         assert used <= len(copies)
-    assert projection.backend._stacks._copies is copies
+    assert projection.backend._stacks._copies is copies  # noqa: SLF001
 
 
 def test_an_adapter_adds_nothing_to_a_linear_that_it_does_not_change(library: Library | None) -> None:
@@ -351,7 +351,7 @@ def test_another_adapter_may_take_the_place_of_one_that_has_left() -> None:
         projection.load(name, begin, 6, 2.0)
         projection.placed[0] = PlacedAdapter(name, begin, 8, LINEAR)
         batch = projection.check(owners)
-        assert len(projection.backend._views) == len(batch.in_place), "nothing is kept of those that have left"
+        assert len(projection.backend._views) == len(batch.in_place), "nothing is kept of those that have left"  # noqa: SLF001
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

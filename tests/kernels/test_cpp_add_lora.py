@@ -141,7 +141,7 @@ def test_the_largest_rank_is_computed_and_sets_of_linears_that_nobody_uses_are_f
     for number in range(KEPT_OFFSETS + 10):
         other = PlacedAdapter("x", 0, 8, frozenset({f"other {number}"}))
         projection.backend.make_batch([Segment(0, 1, other)])
-    assert projection.backend._offsets_of.cache_info().currsize == KEPT_OFFSETS
+    assert projection.backend._offsets_of.cache_info().currsize == KEPT_OFFSETS  # noqa: SLF001
     gc.collect()
     torch.full((100, 64), 255, dtype=torch.uint8)
     projection.backend.add_lora(y, x, "linear", batch)

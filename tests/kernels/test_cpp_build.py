@@ -64,7 +64,7 @@ def libraries(cache: Path) -> list[Path]:
 
 def forget_what_passed(cache: Path) -> None:
     """As on another machine"""
-    builder._passed.clear()
+    builder.passed.clear()
     for library in libraries(cache):
         mark_of(library).unlink(missing_ok=True)
 
@@ -89,7 +89,7 @@ def tests(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(builder, "run", noted)
-    monkeypatch.setattr(builder, "_passed", set())
+    monkeypatch.setattr(builder, "passed", set())
     return found
 
 
@@ -99,7 +99,7 @@ def test_a_library_is_tested_in_a_process_of_its_own_once_on_a_machine(
     def processes() -> int:
         """That test it when another process wants the library"""
         tests.clear()
-        builder._passed.clear()
+        builder.passed.clear()
         build(cache)
         return len(tests)
 
@@ -122,7 +122,7 @@ def test_a_library_that_ends_a_process_is_tested_in_a_process_of_its_own_again(
         patch.setattr(builder, "checked", raise_interrupt)
         build(cache)
     assert [path.suffix for path in cache.iterdir()] == [".so"]
-    builder._passed.clear()
+    builder.passed.clear()
     tests.clear()
     build(cache)
     assert len(tests) == 1
@@ -179,7 +179,7 @@ def test_nobody_waits_longer_for_another_build_than_a_build_takes(
 ) -> None:
     monkeypatch.setattr(builder, "WAIT_SECONDS", 0.3)
     cache.mkdir(parents=True, mode=0o700)
-    with builder._alone(cache):
+    with builder._alone(cache):  # noqa: SLF001
         assert build(cache).seconds > 0
 
 
@@ -563,7 +563,7 @@ def test_a_damaged_library_is_made_again(cache: Path, quick: None, tmp_path: Pat
     else:
         compile_trap(tmp_path / "trap.cpp", tmp_path / "trap.so")
         name = path.name.rpartition("-")[0] + ".so"
-        damaged = other / builder._with_digest(name, tmp_path / "trap.so")
+        damaged = other / builder.with_digest(name, tmp_path / "trap.so")
         shutil.copyfile(tmp_path / "trap.so", damaged)
         says = "its test ended with status -"
     again = build(other)
@@ -583,7 +583,7 @@ def test_a_library_that_can_be_linked_no_more_is_made_again(cache: Path, quick: 
     subprocess.run([*shared, "-o", needed], input=b'extern "C" int added() { return 1; }', check=True)
     text = b'extern "C" int added(); extern "C" int motet_lanes() { return added(); }'
     subprocess.run([*shared, "-x", "none", needed, "-o", unlinked], input=text, check=True)
-    old = cache / builder._with_digest(f"{path.name.rpartition('-')[0]}.so", unlinked)
+    old = cache / builder.with_digest(f"{path.name.rpartition('-')[0]}.so", unlinked)
     path.unlink()
     shutil.copyfile(unlinked, old)
     mark = PassedMark(old)
@@ -630,7 +630,7 @@ def without_room(how: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
     monkeypatch.setattr(builder, "run", instead)
     monkeypatch.setattr(builder, "TEST_SECONDS", 1.0)
-    monkeypatch.setattr(builder, "_passed", set())
+    monkeypatch.setattr(builder, "passed", set())
     if how == "too many files":
         monkeypatch.setattr(builder, "_digest_of", unread)
     return rf"^{INSTRUCTION_SETS[-1].name}-[^ ]*\.so could not be tested: {says}\. The next start tries again$"
@@ -722,7 +722,7 @@ def test_where_linux_refuses_tiles_their_library_is_kept_and_not_compiled(
 
 def test_why_faster_kernels_do_not_serve_is_told(cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "instruction_sets", lambda _: [INSTRUCTION_SETS[1], INSTRUCTION_SETS[-1]])
-    build_one = builder._build
+    build_one = builder._build  # noqa: SLF001
 
     def wrong_at_first(*arguments: Any) -> object:
         if arguments[-1] is INSTRUCTION_SETS[1]:

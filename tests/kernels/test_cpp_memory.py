@@ -38,24 +38,24 @@ def test_buffers_that_could_not_grow_are_the_former_ones(family: str, tmp_path: 
     """Whichever of them got no memory. Later iterations have no more rows than these have room for."""
     loaded = load(save_model(BY_NAME[family].config, tmp_path), "float32", "cpu")
     pack(loaded, kernels_named("cpp"))
-    forward = loaded.fused._program
+    forward = loaded.fused.program
 
     def logits() -> torch.Tensor:
         with torch.inference_mode():
             return probe_logits(loaded, lambda pages: PagedAttention(compiled_library(), pages))
 
     expected = logits()
-    room = forward._room
+    room = forward._room  # noqa: SLF001
     assert room > 0
     for number in count(1):
         try:
             with Counts(number):
-                forward._make_room(room + 1)
+                forward._make_room(room + 1)  # noqa: SLF001
         except torch.OutOfMemoryError:
-            assert forward._room == room
+            assert forward._room == room  # noqa: SLF001
             assert torch.equal(logits(), expected)
         else:
             break
     assert number > 3
-    assert forward._room == 2 * room
+    assert forward._room == 2 * room  # noqa: SLF001
     assert torch.equal(logits(), expected)

@@ -41,3 +41,10 @@ def test_every_rule_that_is_off_for_files_is_broken_in_them(found: list[tuple[st
         if not any(rule.startswith(off) and fnmatch(path, files) for rule, path in found)
     ]
     assert needless == []
+
+
+def test_no_file_may_use_what_another_keeps_private_without_saying_so_where_it_does() -> None:
+    """A line excuses itself. A rule that is off for files would hide the next such line."""
+    off = [*LINT["ignore"], *(rule for rules in LINT["per-file-ignores"].values() for rule in rules)]
+    assert LINT["select"] == ["ALL"]
+    assert [rule for rule in off if rule == "ALL" or rule.startswith("SLF")] == []

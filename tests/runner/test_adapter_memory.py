@@ -41,9 +41,9 @@ def on_device(engine: Engine) -> set[str]:
 
 def held(engine: Engine) -> int:
     """Bytes behind all pages and all copies of runs."""
-    backend = engine._backend
-    assert backend._memory.untyped_storage().data_ptr() == engine.diagnostics.store.data.untyped_storage().data_ptr()
-    return sum(tensor.untyped_storage().nbytes() for tensor in (backend._memory, backend._stacks._copies))
+    backend = engine.diagnostics.backend
+    assert backend._memory.untyped_storage().data_ptr() == engine.diagnostics.store.data.untyped_storage().data_ptr()  # noqa: SLF001
+    return sum(tensor.untyped_storage().nbytes() for tensor in (backend._memory, backend._stacks._copies))  # noqa: SLF001
 
 
 def test_memory_is_taken_once_whatever_ranks_come_and_go(llama: Path, ranks: dict[int, Path]) -> None:
@@ -60,7 +60,7 @@ def test_memory_is_taken_once_whatever_ranks_come_and_go(llama: Path, ranks: dic
         tokens = run(engine, ask("q", adapter=Digest(str(rank)))).tokens["q"]
         assert alone.setdefault(rank, tokens) == tokens
         assert held(engine) == taken
-        assert engine.diagnostics.worker.loads._arrived.keys() == on_device(engine), "it forgets those that have gone"
+        assert engine.diagnostics.worker.loads._arrived.keys() == on_device(engine), "it forgets those that have gone"  # noqa: SLF001
 
 
 def test_on_a_cpu_the_default_has_room_for_the_adapters_beside_the_kv(llama: Path) -> None:

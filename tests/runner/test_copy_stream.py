@@ -111,7 +111,7 @@ def test_a_gpu_copies_beside_the_model_and_in_its_order() -> None:
     stream = OwnStream(device)
     memory = torch.zeros(1 << 26, dtype=torch.uint8, device=device)
     new = torch.ones(1 << 26, dtype=torch.uint8).pin_memory()
-    torch.cuda._sleep(10_000_000)
+    torch.cuda._sleep(10_000_000)  # noqa: SLF001
     before = memory.clone()
     stream.follow_model()
     stream.copy(memory, new)

@@ -208,7 +208,7 @@ def test_a_model_whose_rope_depends_on_lengths_is_not_recorded(llama: Path) -> N
     worker = engine.diagnostics.worker
     assert worker.graphs is not None
     engine.diagnostics.loaded.rope = object()
-    worker.use(worker._backend, worker._attention)
+    worker.use(worker._backend, worker._attention)  # noqa: SLF001
     assert worker.graphs is None
 
 

@@ -97,15 +97,15 @@ def test_memory_that_ends_while_buffers_grow_costs_no_token(llama: Path, make: C
     first, grown = 0, 0
     for seed in range(10):
         engine = make(llama, **settings)
-        program = engine.diagnostics.loaded.fused._program
-        before = program._room
+        program = engine.diagnostics.loaded.fused.program
+        before = program._room  # noqa: SLF001
         with memory_that_ends(seed, near_the_end=False) as failures:
             ours = run(engine, *asked)
         assert ours.tokens == expected
-        row_bytes = program._row_bytes[program._given :]
-        assert [len(buffer) for buffer in program._memory] == [program._room * count for count in row_bytes]
+        row_bytes = program._row_bytes[program._given :]  # noqa: SLF001
+        assert [len(buffer) for buffer in program._memory] == [program._room * count for count in row_bytes]  # noqa: SLF001
         first += failures.first
-        grown += program._room > before
+        grown += program._room > before  # noqa: SLF001
     assert first > 10
     assert grown > 0
 

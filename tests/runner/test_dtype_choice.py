@@ -113,7 +113,7 @@ def test_kernels_that_must_pass_a_test_first_are_not_measured() -> None:
     """Those of a GPU, in an interpreter on a CPU, which computes wrong in bfloat16"""
     choice = KernelChoice("torch", torch.device("cpu"), None)
     assert choice.packing is choice.serving.packing is not None
-    choice._to_test = choice.serving
+    choice._to_test = choice.serving  # noqa: SLF001
     assert choice.packing is None
 
 

@@ -186,14 +186,14 @@ def test_while_weights_are_packed_memory_holds_those_of_one_group_twice(
 
     def held() -> int:
         ours = sum(parameter.nbytes for one in originals if (parameter := one()) is not None)
-        return ours + sum(weights._packed.nbytes for weights in alive)
+        return ours + sum(weights._packed.nbytes for weights in alive)  # noqa: SLF001
 
     before = held()
     model = PackedModel(loaded, kernels_named("cpp"), Gate(loaded))
     with torch.inference_mode():
         most = max(held() for _ in model.parts())
     assert model.fused is not None
-    assert most <= 1.05 * before + max(weights._packed.nbytes for weights in alive)
+    assert most <= 1.05 * before + max(weights._packed.nbytes for weights in alive)  # noqa: SLF001
 
 
 def packed_forwards(loaded: LoadedModel) -> list[Any]:
@@ -223,8 +223,8 @@ def test_a_model_that_its_fused_forward_does_not_equal_keeps_its_modules(
     def of_another_model(*given: Any) -> Forward | None:
         fused = make(*given)
         assert isinstance(fused, TorchForward)
-        weights = fused._decoder._weights
-        fused._decoder._weights = replace(weights, final_norm=weights.final_norm * 1.01)
+        weights = fused._decoder._weights  # noqa: SLF001
+        fused._decoder._weights = replace(weights, final_norm=weights.final_norm * 1.01)  # noqa: SLF001
         return fused
 
     monkeypatch.setattr(packed_model, "fused_forward", of_another_model)
@@ -327,7 +327,7 @@ def test_without_torchs_own_packing_the_numbers_are_the_same(
     ours = fused_logits(loaded, kernels_named("torch"))
     torch_linear.reorders.cache_clear()
     assert float((ours - expected).abs().max()) <= 1e-4
-    assert not any(forward.func.__self__._reordered for forward in packed_forwards(loaded))
+    assert not any(forward.func.__self__._reordered for forward in packed_forwards(loaded))  # noqa: SLF001
 
 
 def raises(error: Exception) -> Any:

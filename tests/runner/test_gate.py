@@ -145,8 +145,8 @@ Mutant = Callable[[Any], AbstractContextManager[Any]]
 
 def weights(**to: Callable[[Any], Any]) -> Mutant:
     return lambda forward: changed(
-        forward._decoder,
-        _weights=replace(forward._decoder._weights, **{name: of(forward._decoder._weights) for name, of in to.items()}),
+        forward._decoder,  # noqa: SLF001
+        _weights=replace(forward._decoder._weights, **{name: of(forward._decoder._weights) for name, of in to.items()}),  # noqa: SLF001
     )
 
 
@@ -160,14 +160,14 @@ def first_layer(**to: Callable[[Any], Any]) -> Mutant:
 
 def how(**to: Any) -> Mutant:
     """Of the first layer's attention"""
-    return lambda forward: changed(forward, _how=[forward._how[0]._replace(**to), *forward._how[1:]])
+    return lambda forward: changed(forward, _how=[forward._how[0]._replace(**to), *forward._how[1:]])  # noqa: SLF001
 
 
 def attended(change: Callable[[torch.Tensor], torch.Tensor], *, layer: int = 0) -> Mutant:
     """Other queries, keys and values"""
 
     def mutant(forward: Any) -> AbstractContextManager[Any]:
-        attend = forward._attend
+        attend = forward._attend  # noqa: SLF001
 
         def other(batch: Any, number: int, heads: torch.Tensor) -> torch.Tensor:
             return attend(batch, number, change(heads.clone()) if number == layer else heads)
@@ -275,7 +275,7 @@ OF_TORCH: dict[str, Mutant] = {
     "gate and up of another layer": first_layer(gate_up=lambda of: of.layers[1].gate_up),
     "o of another layer": first_layer(o=lambda of: of.layers[1].o),
     "layers in another order": weights(layers=lambda of: of.layers[::-1]),
-    "no biases of q, k and v": lambda forward: changed(forward._decoder, _biases=[(None, None)] * 2),
+    "no biases of q, k and v": lambda forward: changed(forward._decoder, _biases=[(None, None)] * 2),  # noqa: SLF001
     "o's bias is left out": first_layer(o_bias=lambda _: None),
     "a layer is left out": layer_that(lambda call, self, n, x, *rest: x if n else call(self, n, x, *rest)),
     "a layer computes twice": layer_that(lambda call, self, n, x, *rest: call(self, n, call(self, n, x, *rest), *rest)),
@@ -427,7 +427,7 @@ def test_every_row_that_a_long_iteration_computes_is_judged(right: Callable[[str
 
 def test_many_right_tokens_do_not_hide_a_wrong_one(right: Callable[[str, str], Judged]) -> None:
     of = right("torch", "float32")
-    call, yardstick = TorchForward.__call__, of.gate._yardstick
+    call, yardstick = TorchForward.__call__, of.gate.yardstick
     assert yardstick is not None
 
     def one_off(by: float) -> Callable[..., torch.Tensor]:
@@ -608,7 +608,7 @@ def test_kernels_that_fail_while_they_are_judged_leave_the_model_to_torch(
 ) -> None:
     base = tiny(tmp_path)
     expected = run(make_engine(base, kernels="torch"), ask("a")).tokens
-    there = property(lambda build: build._thread.join() is None)
+    there = property(lambda build: build._thread.join() is None)  # noqa: SLF001
     with (
         changed(PagedAttention, attend=raises(error)),
         patch.object(BackgroundBuild, "ended", there) if when == "at the start" else nullcontext(),
@@ -715,7 +715,7 @@ def test_the_truth_is_computed_in_parts(tmp_path: Path) -> None:
             for _ in judge.prepare(kernels):
                 assert torch.ones(1, dtype=torch.float32).exp().dtype is torch.float32
         assert max(most) == rows
-        truths.append(judge._yardstick.truth)
+        truths.append(judge.yardstick.truth)
         assert ended(judge.fault_of(kernels)) == ""
     one, other = truths
     assert torch.allclose(one, other, rtol=1e-6)
@@ -734,7 +734,7 @@ def test_where_a_router_is_undecided_no_more_is_allowed(name: str, tmp_path: Pat
     loaded = load(base, "bfloat16", "cpu")
     kernels, judge = kernels_named("cpp"), Gate(loaded)
     assert ended(judge.fault_of(kernels)) == ""
-    own, truth = judge._yardstick.own, judge._yardstick.truth
+    own, truth = judge.yardstick.own, judge.yardstick.truth
     assert float(own.max().sqrt()) < 0.1 * float(truth.double().square().mean().sqrt()), "each token, rounded"
     with WRONG_ATTENTION(None):
         assert ended(judge.fault_of(kernels)).startswith("its logits are off by ")

@@ -66,23 +66,23 @@ def test_the_model_waits_only_for_what_it_needs() -> None:
 def test_memory_on_the_device_is_taken_once() -> None:
     store, stream = store_of_numbers(), LateCopies()
     host = HostPagesAside(store, PAGES, stream)
-    addresses = {piece.data.data_ptr() for piece in host._pieces}
+    addresses = {piece.data.data_ptr() for piece in host.pieces}
     for first in range(0, PAGES, 5):
         host.take(list(range(first, first + 5)), list(range(5)))
         host.give(list(range(5)), list(range(first, first + 5)))
-    assert {piece.data.data_ptr() for piece in host._pieces} == addresses
+    assert {piece.data.data_ptr() for piece in host.pieces} == addresses
     assert len(addresses) == PIECES
     assert numbers_of(store, list(range(PAGES))) == list(range(PAGES))
 
 
 def test_what_is_taken_is_known_before() -> None:
     host = HostPagesAside(store_of_numbers(), PAGES, LateCopies())
-    taken = sum(piece.data.nbytes for piece in host._pieces)
+    taken = sum(piece.data.nbytes for piece in host.pieces)
     assert taken == host_pages.bytes_beside_pages(SHAPE.bytes_per_page())
 
 
 def test_without_host_pages_nothing_is_taken() -> None:
-    assert not HostPagesAside(store_of_numbers(), 0, LateCopies())._pieces
+    assert not HostPagesAside(store_of_numbers(), 0, LateCopies()).pieces
 
 
 def test_memory_that_cannot_be_pinned_is_refused_with_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,13 +48,13 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
 
 def finish_build(engine: Engine, ready: Event) -> None:
     ready.set()
-    if (building := engine.diagnostics.kernel_choice._build) is not None:
-        building._thread.join()
+    if (building := engine.diagnostics.kernel_choice._build) is not None:  # noqa: SLF001
+        building._thread.join()  # noqa: SLF001
 
 
 def serving(engine: Engine) -> str:
     name = engine.diagnostics.kernel_choice.serving.name
-    assert isinstance(engine._backend, CppBackend if name.startswith("cpp") else TorchBackend)
+    assert isinstance(engine.diagnostics.backend, CppBackend if name.startswith("cpp") else TorchBackend)
     return name
 
 
@@ -247,10 +247,10 @@ def test_requests_in_the_middle_of_the_change_get_their_answers(
     while engine.idle() is not None:
         seen.add((serving(engine), packed_linears(engine)))
         for number, sequence in enumerate(asked):
-            parts = engine.diagnostics.kernel_change._parts
+            parts = engine.diagnostics.kernel_change._parts  # noqa: SLF001
             engine.diagnostics.planner.commands.add(sequence)  # `add` would compute a part, too
             ran = run(engine)
-            assert engine.diagnostics.kernel_change._parts is parts
+            assert engine.diagnostics.kernel_change._parts is parts  # noqa: SLF001
             assert ran.tokens == {sequence.request: expected[sequence.request]}, number
     assert len(seen) > 5
     assert serving(engine).startswith("cpp (")
@@ -437,8 +437,8 @@ def test_kernels_that_are_in_the_cache_serve_at_once() -> None:
     needs_a_compiler()
     built()
     choice = KernelChoice("auto", CPU, CACHE)
-    assert choice._build is not None
-    choice._build._thread.join()
+    assert choice._build is not None  # noqa: SLF001
+    choice._build._thread.join()  # noqa: SLF001
     assert choice.begin(lambda _: "").name.startswith("cpp (")
     assert not choice.waiting
 

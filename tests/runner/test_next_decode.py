@@ -81,7 +81,7 @@ def test_rows_know_their_tokens_when_another_iteration_comes(
     ran = run(engine, first, steps=40)
     assert len(plans) == 3, "the prompt, the first decode, and the first of the round"
     run(engine, ask("second", prompt=5), steps=1, ran=ran)
-    (row,) = (row for row in engine.diagnostics.worker.table._rows.values() if row.request == "first")
+    (row,) = (row for row in engine.diagnostics.worker.table._rows.values() if row.request == "first")  # noqa: SLF001
     assert row.tokens == [*first.prompt, *ran.tokens["first"]]
 
 

@@ -37,16 +37,14 @@ def engine(llama: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     memory = GpuMemory(total=TOTAL, free=FREE, held=0)
     monkeypatch.setattr(GpuMemory, "of", lambda _: memory)
     monkeypatch.setattr(page_budget, "activation_bytes", lambda *_: ITERATION)
-    made._loaded.device = SimpleNamespace(type="cuda")
-    made._config = replace(made._config, kv_cache_mib=None)
+    made.diagnostics.loaded.device = SimpleNamespace(type="cuda")
     return made
 
 
 def pages_of(engine: Engine, *, room: int = 0, packing: object = None, **changed: object) -> int:
+    config = replace(engine.diagnostics.config, **{"kv_cache_mib": None} | changed)
     kernels = SimpleNamespace(add_lora=SimpleNamespace(copies=False), room_bytes=lambda _: room, packing=packing)
-    return whole_pages(
-        engine.diagnostics.loaded, kernels, engine.diagnostics.linears, replace(engine.diagnostics.config, **changed)
-    )
+    return whole_pages(engine.diagnostics.loaded, kernels, engine.diagnostics.linears, config)
 
 
 def test_on_a_gpu_pages_leave_memory_to_compute_with(engine: Engine) -> None:
@@ -128,10 +126,10 @@ def test_what_rows_and_penalties_take_is_what_was_set_aside(llama: Path) -> None
     rows = worker.rows
     taken = sum(buffer.nbytes for buffer in (rows.newest, rows.before, rows.pages))
     assert taken == DeviceRows.room_bytes(2 * sequences, pages_for(engine.info.max_model_length))
-    adjustments = worker.sampler._adjustments
+    adjustments = worker.sampler._adjustments  # noqa: SLF001
     buffers = [buffer for buffer in vars(adjustments).values() if isinstance(buffer, torch.Tensor)]
     taken = sum(buffer.nbytes for buffer in buffers)
-    slots = len(adjustments._ends)
+    slots = len(adjustments._ends)  # noqa: SLF001
     assert slots == 32
     assert taken <= 1.1 * adjustment_bytes(slots, engine.diagnostics.loaded.vocabulary) / 1.5
     assert adjustment_bytes(slots, engine.diagnostics.loaded.vocabulary) <= adjustment_bytes(2 * sequences, 512)
@@ -142,4 +140,4 @@ def test_what_the_kernels_of_a_gpu_keep_is_what_was_set_aside() -> None:
     batch = GpuBackend(groups, torch.empty(64, dtype=torch.uint8), torch.bfloat16).fixed_batch(24)
     assert GpuBackend.room_bytes(groups, 24) == batch.work.nbytes + batch.products.nbytes
     attention = GpuAttention(torch.empty(1, 1, 2, 8, 16, 128, dtype=torch.bfloat16))
-    assert GpuAttention.room_bytes(32, 128) == sum(part.nbytes for part in attention._room(32))
+    assert GpuAttention.room_bytes(32, 128) == sum(part.nbytes for part in attention._room(32))  # noqa: SLF001

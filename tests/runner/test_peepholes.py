@@ -204,10 +204,10 @@ def test_positions_beyond_the_table_make_it_longer(dtype: str, tmp_path: Path, m
     folder = save_model(transformers.LlamaConfig(**GROUPED), tmp_path)
     plain, together = (packed(folder, dtype, switched_on)[0] for switched_on in ((), SWITCHED_ON))
     assert torch.equal(logits_of(together), logits_of(plain))
-    program = together.fused._program
-    assert program._tabled >= 21
+    program = together.fused.program
+    assert program._tabled >= 21  # noqa: SLF001
     with pytest.raises(IndexError, match="a position"):
-        tokens, positions, keep = torch.tensor([3]), torch.tensor([program._tabled]), torch.tensor([0])
+        tokens, positions, keep = torch.tensor([3]), torch.tensor([program._tabled]), torch.tensor([0])  # noqa: SLF001
         program(tokens, positions, keep, attention=no_attention(compiled_library()), lora=None)
 
 

@@ -297,8 +297,8 @@ def test_a_recording_that_gives_other_logits_does_not_serve(tmp_path: Path, monk
 def test_tokens_and_positions_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
     loaded = load(save("GPT-2", tmp_path), "float32", "cpu")
     recorded_logits(loaded)
-    program = loaded.fused._program
-    looks_up = [one for one in program._instructions if one.operation == OPERATIONS.index("look_up")]
+    program = loaded.fused.program
+    looks_up = [one for one in program._instructions if one.operation == OPERATIONS.index("look_up")]  # noqa: SLF001
     assert looks_up
     for one in looks_up:
         before, one.number = one.number, 3  # the probe has more

@@ -25,7 +25,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_with_nan_in_free_pages(engine: Engine, ran: EngineRun, steps: int = -1) -> None:
     while engine.has_work() and steps != 0:
         with torch.inference_mode():
-            engine.diagnostics.store.data[engine.diagnostics.planner.memory.pages._free] = float("nan")
+            engine.diagnostics.store.data[engine.diagnostics.planner.memory.pages._free] = float("nan")  # noqa: SLF001
         ran.take(engine)
         steps -= 1
 

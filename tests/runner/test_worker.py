@@ -44,7 +44,7 @@ class Channel:
 
 def through_a_channel(engine: Engine) -> Channel:
     channel = Channel(engine.diagnostics.worker)
-    engine._worker = channel  # type: ignore[assignment]
+    engine._worker = channel  # type: ignore[assignment]  # noqa: SLF001
     return channel
 
 
@@ -103,7 +103,7 @@ def limit_tokens(engine: Engine, most: int, in_vain: list[int] | None = None) ->
         sizes.append(batch.tokens)
         return forward(batch)
 
-    engine.diagnostics.worker._loaded = Mock(
+    engine.diagnostics.worker.loaded = Mock(
         wraps=engine.diagnostics.loaded, forward=limited, device=engine.diagnostics.loaded.device
     )
     return sizes

@@ -59,7 +59,7 @@ async def settle(registry: AdapterRegistry) -> None:
     """Wait until everything that was begun has ended, and all that was let go is released."""
     while registry.tasks:
         await asyncio.sleep(0.005)
-    await asyncio.wrap_future(registry._folders.submit(lambda: None))
+    await asyncio.wrap_future(registry._folders.submit(lambda: None))  # noqa: SLF001
 
 
 def _no_check(folder: Path) -> Certification:

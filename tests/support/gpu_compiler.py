@@ -55,7 +55,7 @@ class _AbsentCard:
 def launches_are_compiled() -> Iterator[list[Compiled]]:
     """What is launched meanwhile, with tensors on the CPU, is compiled for HOPPER and does not run."""
     found: list[Compiled] = []
-    run, active = JITFunction.run, driver._active
+    run, active = JITFunction.run, driver._active  # noqa: SLF001
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
@@ -70,7 +70,7 @@ def launches_are_compiled() -> Iterator[list[Compiled]]:
         yield found
     finally:
         JITFunction.run = run
-        driver._active = active
+        driver._active = active  # noqa: SLF001
 
 
 def _read(name: str, kernel: Any) -> Compiled:

@@ -26,7 +26,7 @@ class Counts(TorchDispatchMode):
         self._last = last
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if all(result.alias_info is None for result in func._schema.returns):  # it returns a new tensor
+        if all(result.alias_info is None for result in func._schema.returns):  # it returns a new tensor  # noqa: SLF001
             self.operations += 1
             if self.operations == self._last:
                 raise OutOfMemoryError("CUDA out of memory.")
@@ -48,7 +48,7 @@ def memory_that_ends(seed: int, *, near_the_end: bool) -> Iterator[Failures]:
     random, failures = Random(seed), Failures()
     operations: dict[tuple[int, bool], int] = {}
     """Of the newest attempt of each kind that came to its end"""
-    fits = InParts._fits
+    fits = InParts._fits  # noqa: SLF001
 
     def attempt(its: InParts[Any], plan: Any, flight: Any) -> bool:
         kind = (plan.count, bool(plan.prefills))

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 WAITING = {
-    *(aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default),
-    *(aten._unique2.default, aten.is_nonzero.default),
+    *(aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default),  # noqa: SLF001
+    *(aten._unique2.default, aten.is_nonzero.default),  # noqa: SLF001
 }
 """Their results, or the sizes of these, depend on values"""
 

@@ -202,7 +202,7 @@ def _build(cache: Path, compiler: Path, identity: str, instructions: Instruction
         compile_library(compiler, sorted(SOURCE.glob("*.cpp")), instructions.options, unproved)
         _test_in_a_process(unproved)
         _sync(unproved)
-        path = unproved.replace(cache / _with_digest(name, unproved))
+        path = unproved.replace(cache / with_digest(name, unproved))
     _sync(cache)
     _remove_unused(path)
     return Built(_tested(path), instructions.name, time.monotonic() - began, damaged)
@@ -210,14 +210,14 @@ def _build(cache: Path, compiler: Path, identity: str, instructions: Instruction
 
 def _check_bytes(library: Path, name: str) -> None:
     try:
-        same = library.name == _with_digest(name, library)
+        same = library.name == with_digest(name, library)
     except OSError as error:
         raise _unreadable(library, error) from error
     if not same:
         raise SelfTestFailed("its bytes are not those that were written")
 
 
-def _with_digest(name: str, library: Path) -> str:
+def with_digest(name: str, library: Path) -> str:
     return f"{name.removesuffix('.so')}-{_digest_of(library)}.so"
 
 
@@ -321,7 +321,7 @@ def _remove_unused(ours: Path) -> None:
                 mark_of(path).unlink(missing_ok=True)
 
 
-_passed: set[str] = set()
+passed: set[str] = set()
 """Digests of the libraries that passed their test since this process began: the test takes seconds of a core."""
 
 
@@ -331,7 +331,7 @@ def _test_in_a_process(library: Path) -> None:
         digest = _digest_of(library)
     except OSError as error:
         raise _unreadable(library, error) from error
-    if digest in _passed:
+    if digest in passed:
         return
     try:
         ran = run([sys.executable, "-P", "-m", "motet_kernels.cpp", str(library)], seconds=TEST_SECONDS)
@@ -345,4 +345,4 @@ def _test_in_a_process(library: Path) -> None:
         if ran.returncode == WRONG or crashed:
             raise SelfTestFailed(reason)
         raise NotNow(f"{library.name} could not be tested: {reason}")
-    _passed.add(digest)
+    passed.add(digest)

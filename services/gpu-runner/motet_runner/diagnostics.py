@@ -1,7 +1,9 @@
 """The parts of an engine, for benchmarks and tests, which look at them and watch their calls."""
 
 from dataclasses import dataclass
+from typing import Any
 
+from motet_kernels import LoraBackend
 from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.kernels.kernel_change import KernelChange
@@ -21,6 +23,8 @@ class Diagnostics:
     linears: LoraLinears
     kernel_choice: KernelChoice
     kernel_change: KernelChange
+    backend: LoraBackend[Any]
+    """The one that serves now"""
     store: PagedStore
     planner: Planner
     worker: LocalWorker | DeviceWorker

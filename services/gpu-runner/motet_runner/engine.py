@@ -202,6 +202,7 @@ class Engine:
             linears=self._linears,
             kernel_choice=self._kernel_choice,
             kernel_change=self._kernel_change,
+            backend=self._backend,
             store=self._store,
             planner=self._planner,
             worker=self._worker,

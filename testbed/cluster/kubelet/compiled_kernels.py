@@ -21,7 +21,7 @@ def install(folder: Path) -> None:
     if not library.exists():
         library.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         unnamed = library.with_suffix(f".{os.getpid()}")
-        shutil.copyfile(made.library.loaded._name, unnamed)
+        shutil.copyfile(made.library.path, unnamed)
         unnamed.replace(library)
 
 

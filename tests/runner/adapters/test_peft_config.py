@@ -249,7 +249,7 @@ def test_start_values_are_served_only_if_peft_leaves_the_base_as_it_is(start: st
 
     torch.manual_seed(3)
     model = Model()
-    model.q_proj._peft_loraga_grad = torch.randn(16, 16)
+    model.q_proj._peft_loraga_grad = torch.randn(16, 16)  # noqa: SLF001
     model.q_proj.eigens = SimpleNamespace(U_WC=torch.randn(16, 4), S_WC=torch.rand(4) + 1, V_WC=torch.randn(16, 4))
     before = model.q_proj.weight.detach().clone()
     more = {"lora_ga_config": LoraGAConfig()} if start == "lora_ga" else {}

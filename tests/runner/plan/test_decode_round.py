@@ -25,7 +25,7 @@ class Twins:
         self.devices = [
             FakeDevice(make_planner(pages=PAGES, places=5, **planner), ahead=ahead, checks_each=each) for each in (1, 7)
         ]
-        self.devices[0].planner._plan_as_before = lambda: None
+        self.devices[0].planner._plan_as_before = lambda: None  # noqa: SLF001
         self.caches = [device.planner.memory.cache for device in self.devices]
         self.rounds = 0
 
@@ -48,7 +48,7 @@ class Twins:
         assert self.devices[0].finished == self.devices[1].finished
         assert len(self.caches[0]) == len(self.caches[1])
         assert self.devices[0].pages.free == self.devices[1].pages.free
-        self.rounds += self.devices[1].planner._round is not None
+        self.rounds += self.devices[1].planner._round is not None  # noqa: SLF001
         return plans[1]
 
 
@@ -164,7 +164,7 @@ def test_sequences_that_decode_are_not_composed_again(ahead: int, monkeypatch) -
 
 
 def _noted(planner, composed):
-    anew = planner._plan_anew
+    anew = planner._plan_anew  # noqa: SLF001
 
     def plan_anew() -> StepPlan | None:
         composed.append(planner.steps)

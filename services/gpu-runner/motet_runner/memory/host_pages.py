@@ -71,7 +71,7 @@ class HostPagesAside:
         shape = device.data.shape[1:]
         self._data = _pinned((count, *shape), device)
         pages = pages_of_a_piece(device.shape.bytes_per_page(device.page_tokens))
-        self._pieces = deque(
+        self.pieces = deque(
             _Piece(device.data.new_empty((pages, *shape)), stream.model_mark()) for _ in range(PIECES if count else 0)
         )
         self._under_way: deque[tuple[int, Mark, Mark]] = deque()
@@ -112,10 +112,10 @@ class HostPagesAside:
         self, pages: Sequence[int], to: Sequence[int]
     ) -> Iterator[tuple["_Piece", Sequence[int], Sequence[int]]]:
         """Each time the piece that was used longest ago"""
-        size = len(self._pieces[0].data) if pages else 1
+        size = len(self.pieces[0].data) if pages else 1
         for first in range(0, len(pages), size):
-            self._pieces.rotate(-1)
-            yield self._pieces[-1], pages[first : first + size], to[first : first + size]
+            self.pieces.rotate(-1)
+            yield self.pieces[-1], pages[first : first + size], to[first : first + size]
 
     def _note(self, piece: "_Piece", pages: int, began: Mark) -> None:
         piece.copied = self._stream.mark()

@@ -46,11 +46,11 @@ class InParts(Generic[Its]):
         """How many decodes are computed at once."""
 
     def compute(self, plan: StepPlan, parts: Its) -> None:
-        """The rows at once or, when memory does not suffice for all of them, one half after the other"""
+        """The rows at once or, when memory does not suffice for all of them, in two partial batches"""
         logits_fit = fits(plan, self._table, self._vocabulary)
         if logits_fit and plan.count <= self.decodes.size and self._fits(plan, parts):
             return
-        first, second = _halves(plan)
+        first, second = _partial_plans(plan)
         if first is None or second is None:
             self.leave_out(plan, parts)
             return
@@ -94,8 +94,8 @@ class InParts(Generic[Its]):
         return False
 
 
-def _halves(plan: StepPlan) -> tuple[StepPlan | None, StepPlan | None]:
-    """The plan's rows in two plans; the only row, if it is one, in two parts of its tokens."""
+def _partial_plans(plan: StepPlan) -> tuple[StepPlan | None, StepPlan | None]:
+    """Two partial batches: the plan's rows or, if it has only one, the tokens of that."""
     rows = plan.rows
     middle = len(rows) // 2
     if middle:
@@ -103,7 +103,7 @@ def _halves(plan: StepPlan) -> tuple[StepPlan | None, StepPlan | None]:
     (step,) = rows
     if step.count == 1:
         return None, None
-    half = step.count // 2
-    before = replace(step, count=half, samples=False)
-    after = replace(step, start=step.start + half, count=step.count - half)
+    first = step.count // 2
+    before = replace(step, count=first, samples=False)
+    after = replace(step, start=step.start + first, count=step.count - first)
     return plan.with_rows((before,)), plan.with_rows((after,))

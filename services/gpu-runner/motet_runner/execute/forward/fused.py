@@ -47,8 +47,10 @@ class TorchForward:
 
     def __call__(self, batch: FlatBatch) -> torch.Tensor:
         if batch.longest > len(self._cosines):
-            halves = rotations(self._rotary, more_positions(len(self._cosines), batch.longest), self._half_head)
-            self._cosines, self._sines = rotation_table(halves, self._dtype)
+            cosines_and_sines = rotations(
+                self._rotary, more_positions(len(self._cosines), batch.longest), self._half_head
+            )
+            self._cosines, self._sines = rotation_table(cosines_and_sines, self._dtype)
         positions = batch.positions[0]
         return self._decoder(
             batch.input_ids[0],

@@ -30,17 +30,17 @@ together, the program itself chooses the largest logits, and linears prefetch wh
 
 class RecordedForward:
     def __init__(self, program: CompiledProgram, *, chooses: bool = True) -> None:
-        self._program = program
+        self.program = program
         self._chooses = chooses
 
     def use_lora(self, backend: LoraBackend[Any]) -> None:
         assert isinstance(backend, CppBackend), "the compiled kernels are chosen together"
-        self._program.use_lora(backend)
+        self.program.use_lora(backend)
 
     def __call__(self, batch: FlatBatch) -> torch.Tensor:
         """Logits [kept rows, vocabulary]"""
         assert batch.paged is not None
-        logits = self._program(
+        logits = self.program(
             batch.input_ids,
             batch.positions,
             batch.keep,
@@ -51,7 +51,7 @@ class RecordedForward:
         )
         if self._chooses:
             batch.chosen = batch.choices
-        batch.calls += self._program.layers
+        batch.calls += self.program.layers
         return logits
 
 

@@ -30,7 +30,7 @@ class Gate:
         now"""
         self._loaded = loaded
         self._threads = threads
-        self._yardstick: Yardstick | None = None
+        self.yardstick: Yardstick | None = None
         self._missing = ""
         """Why there is no yardstick, and none will come"""
 
@@ -38,10 +38,10 @@ class Gate:
         """In parts: find the truth, while the modules have their own weights. If that fails, nothing passes. To be
         called in inference mode. `kernels`: any of those that may be judged; the numbers of an adapter are the same in
         all of them."""
-        if self._yardstick is not None or self._missing:
+        if self.yardstick is not None or self._missing:
             return
         try:
-            self._yardstick = yield from find_yardstick(self._loaded, kernels)
+            self.yardstick = yield from find_yardstick(self._loaded, kernels)
         except Exception as error:
             self._missing = not_judged(error)
 
@@ -54,7 +54,7 @@ class Gate:
     def fault_of_forward(self, kernels: Judged, fused: Forward | None) -> Generator[None, None, str]:
         """In parts: why this forward pass cannot serve; empty if it can. `prepare` comes before. `fused`: None for the
         modules"""
-        yardstick, dtype = self._yardstick, self._loaded.dtype
+        yardstick, dtype = self.yardstick, self._loaded.dtype
         if yardstick is None:
             return self._missing or "not judged: nothing is known that is right"
         trial = replace(self._loaded, fused=fused)

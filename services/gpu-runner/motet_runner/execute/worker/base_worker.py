@@ -77,7 +77,7 @@ class BaseWorker(ABC):
         loads: AdapterLoads | None = None,
     ) -> None:
         """`loads`: None if no plan ever has an adapter."""
-        self._loaded = loaded
+        self.loaded = loaded
         self.loads = loads
         self._store = store
         self.tiers = tiers

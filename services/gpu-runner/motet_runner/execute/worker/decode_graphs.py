@@ -89,7 +89,7 @@ class DecodeGraphs:
         longest: int,
     ) -> None:
         """`most` rows of an iteration, and `longest` tokens of a sequence"""
-        self._loaded = loaded
+        self.loaded = loaded
         self._store = store
         self._rows = rows
         self._capture = capture
@@ -149,7 +149,7 @@ class DecodeGraphs:
         log.info("decodes_recorded", rows=sorted(self._graphs))
 
     def _record(self, size: int) -> Recording:
-        device = self._loaded.device
+        device = self.loaded.device
         zeros = torch.zeros(size, dtype=torch.int64, device=device)
         attended = self._attention.fixed_batch(size, table=self._rows.pages)
         batch = FlatBatch(
@@ -181,7 +181,7 @@ class DecodeGraphs:
         lengths = torch.where(is_one, batch.positions[0] + 1, 0).int()
         self._attention.refill(batch.paged.batch, lengths, table_rows=rows.int())  # type: ignore[union-attr] # is there
         batch.calls, batch.chosen = 0, None
-        logits = self._loaded.forward(batch)
+        logits = self.loaded.forward(batch)
         graph.calls = batch.calls
         if self._logits is None:  # in the first call of the largest one
             self._logits = torch.empty_like(logits)

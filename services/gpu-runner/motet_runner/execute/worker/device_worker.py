@@ -108,11 +108,11 @@ class DeviceWorker(BaseWorker):
         if (
             isinstance(attention, FixedAttention)
             and (backend is None or isinstance(backend, FixedLora))
-            and self._loaded.rope is None
+            and self.loaded.rope is None
         ):
             with torch.inference_mode():
                 self.graphs = DecodeGraphs(
-                    self._loaded,
+                    self.loaded,
                     self._store,
                     self.rows,
                     self._capture,
@@ -167,7 +167,7 @@ class DeviceWorker(BaseWorker):
         if waiting:
             places, numbers = sent["waiting"].unbind(1)
             batch.input_ids[0].index_copy_(0, places, self.rows.newest.index_select(0, numbers))
-        logits = self._loaded.forward(batch)
+        logits = self.loaded.forward(batch)
         self._tap(batch, logits)
         results = self._scores(logits[len(rows) :], batch.scored)
         newest, counted = None, []

@@ -97,7 +97,7 @@ class LocalWorker(BaseWorker):
         self._launched(flight)
 
     def _next_logits(self, batch: FlatBatch) -> torch.Tensor:
-        logits = self._loaded.forward(batch)
+        logits = self.loaded.forward(batch)
         self._tap(batch, logits)
         return logits
 
@@ -147,4 +147,4 @@ class LocalWorker(BaseWorker):
     def _may_go_on(self, plan: StepPlan, batch: FlatBatch) -> bool:
         """Whether iterations like this one may follow without a look at its rows."""
         only_decodes = bool(plan.decodes) and not plan.prefills and batch.paged is not None
-        return only_decodes and self._loaded.device.type == "cpu" and self.sampler.chose_largest
+        return only_decodes and self.loaded.device.type == "cpu" and self.sampler.chose_largest
