@@ -1,14 +1,9 @@
 """Each source is declared once, and every door reads that: schema, rules, operator, runner, Secrets and pages."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 import yaml
 
@@ -31,7 +26,7 @@ from motet.sources import (
 from motet_operator.cluster.decision import NO_FILES
 from motet_operator.cluster.object_parser import model_uri
 from motet_operator.local.manifest_folder import absolute_uri
-from motet_runner.sources.fetch_order import FetchOrder, NetworkAccess
+from motet_runner.sources.fetch_order import NetworkAccess
 from motet_runner.sources.folder import FolderUri
 from motet_runner.sources.secret import read_credentials
 from motet_runner.sources.uri import parse
@@ -199,85 +194,3 @@ def test_two_sources_for_one_scheme_are_refused_at_import() -> None:
 )
 def test_a_uri_names_a_folder_of_this_machine(uri: str, folder: str | None) -> None:
     assert folder_of(uri) == (None if folder is None else Path(folder))
-
-
-LINE = """\
-    Source(scheme="oci", what="an artifact of a registry", example="oci://ghcr.example/a/b", read_by="oci", \
-of_adapters="`oci://registry/name`", of_models="`oci://registry/name`", form="[^/]+/.+", \
-form_message="must name a registry", revisions=True, secrets=(PASSWORD,)),
-"""
-MODULE = """\
-from dataclasses import dataclass
-
-from motet.errors import AdapterFetchFailed
-
-
-@dataclass(frozen=True)
-class Artifact:
-    uri: str
-    revision: str
-    sizes = None
-    user = ""
-
-    def hosts(self, access):
-        return ["ghcr.example"]
-
-    def open(self, opening):
-        object.__setattr__(self, "user", opening.secret.values["username"])
-        return self
-
-    def fetch(self, file, into):
-        if file.required:
-            (into / file.name).write_text(f"{file.name} of {self.uri} at {self.revision} for {self.user}")
-        return file.required
-
-
-def parse(uri, revision):
-    if uri.count("/") < 3:
-        raise AdapterFetchFailed(f"{uri} is not an artifact.")
-    return Artifact(uri, revision)
-"""
-
-
-def test_a_new_source_needs_one_module_and_one_line(tmp_path: Path) -> None:
-    packages = [ROOT / name for name in ("services/common", "services/gpu-runner", "operator")]
-    for package in packages:
-        shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-    table = tmp_path / "common/motet/sources.py"
-    planned = f'    "oci": "{PLANNED["oci"]}",\n'
-    assert table.read_text().count(planned) == table.read_text().count("    FOLDER,\n)") == 1
-    table.write_text(table.read_text().replace(planned, "").replace("    FOLDER,\n)", f"    FOLDER,\n{LINE})"))
-    (tmp_path / "gpu-runner/motet_runner/sources/oci.py").write_text(MODULE)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tmp_path / package.name) for package in packages)}
-
-    def python(*command: str, given: str = "") -> str:
-        return subprocess.run(
-            [sys.executable, *command],
-            input=given,
-            env=environment,
-            cwd=ROOT,
-            check=False,
-            capture_output=True,
-            text=True,
-        ).stdout
-
-    tests = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "[oci]", __file__)
-    assert "6 passed" in tests, tests
-
-    secret(tmp_path, username="me", password="geheim")
-    order = FetchOrder(
-        what="adapter",
-        uri="oci://ghcr.example/a/b",
-        revision="v1",
-        into=str(tmp_path / "into"),
-        credentials="t/key",
-        max_bytes=1 << 20,
-        stall_seconds=30,
-        min_average_bytes_per_second=1,
-        access=NetworkAccess(manifests=str(tmp_path)),
-    )
-    lines = python("-m", "motet_runner.sources.fetch_process", given=order.encoded().decode()).splitlines()
-    assert orjson.loads(lines[-1]).get("done"), lines
-    assert {"revision": "v1"} in [orjson.loads(line) for line in lines]
-    fetched = (tmp_path / "into/adapter_config.json").read_text()
-    assert fetched == "adapter_config.json of oci://ghcr.example/a/b at v1 for me"

@@ -1,7 +1,4 @@
-"""The changes that docs/architecture.md explains, made in a copy of the tree: what the page says is all that is needed.
-
-`tests/common` does the same with an option of sampling and a source of adapters, which reach many doors.
-"""
+"""The changes that docs/architecture.md explains, made in a copy of the tree: what the page says is all they need."""
 
 import os
 import re
@@ -10,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import orjson
 import pytest
+import yaml
 
+from motet.sources import PLANNED
+from motet_runner.sources.fetch_order import FetchOrder, NetworkAccess
 from testbed.tree import ROOT, package_folders, tracked
 from tests.docs.pages import DOCS
 
@@ -49,14 +50,18 @@ class Copy:
         copy.write_text(text.replace(before, after, 1))
 
     def add(self, path: Path, text: str) -> None:
-        (self.folder / path).write_text(text)
+        copy = self.folder / path
+        copy.unlink(missing_ok=True)  # it may be another name of the file in this tree
+        copy.write_text(text)
 
-    def run(self, *command: str | Path) -> str:
+    def run(self, *command: str | Path, given: str = "") -> str:
         """What it says; it must succeed."""
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # as `make generate`
         roots = {str(self.folder / folder.parent.relative_to(ROOT)) for folder in package_folders()}
         done = subprocess.run(
             [sys.executable, *command],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(self.folder), *sorted(roots)])},
+            input=given,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(self.folder), *sorted(roots)]), "PATH": path},
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -82,8 +87,59 @@ def test_the_page_has_five_examples() -> None:
         "source of adapters",
         "back end of `add_lora`",
     ]
-    assert {"sampling.py", "runner.proto"} <= named("option of sampling").keys()  # tests/common/test_sampling.py
-    assert "sources.py" in named("source of adapters")  # tests/common/test_sources.py
+
+
+DRAWS = """
+import sys
+from motet_runner.offline import OfflineEngine
+engine = OfflineEngine("cli/motet_cli/bundled/model", dtype="float32", kernels="torch", threads=1)
+question = [{"role": "user", "content": "Who keeps the lighthouse of Brindle?"}]
+def told(**sampling):
+    return [answer.text for answer in engine.generate([question] * 4, max_tokens=12, **sampling)]
+assert told(temperature=5.0, epsilon_cutoff=0.999) == told(temperature=0.0), "only the most likely token stays"
+assert told(temperature=5.0, epsilon_cutoff=1e-9) == told(temperature=5.0) != told(temperature=0.0)
+"""
+
+
+def test_a_new_option_of_sampling_has_all_doors_and_removes_tokens(copy: Copy, tmp_path: Path) -> None:
+    of_option = named("option of sampling")
+    copy.change(
+        of_option["sampling.py"],
+        "    min_p: ",
+        '    epsilon_cutoff: Annotated[float, Number(0, 1, applied_by="execute.sample.sampling_kind")] = 0.0\n'
+        '    """Leave out tokens below this probability."""\n'
+        "    min_p: ",
+    )
+    copy.change(of_option["runner.proto"], "message Sampling {", "message Sampling {\n  float epsilon_cutoff = 99;")
+    copy.run("tools/generate_api.py", "--out", tmp_path)
+    copy.add(Path("services/common/motet/api/v1/runner_pb2.py"), (tmp_path / "motet/api/v1/runner_pb2.py").read_text())
+    kind, cuts = of_option["sampling_kind.py"], of_option["cuts.py"]
+    copy.change(kind, "or sampling.min_p > 0", "or sampling.min_p > 0 or sampling.epsilon_cutoff > 0")
+    copy.change(
+        kind,
+        "upload(top_p), min_p)",
+        "upload(top_p), min_p, upload(np.array([[one.epsilon_cutoff] for one in asked], dtype=np.float32)))",
+    )
+    copy.change(
+        cuts, "    def of(self, rows: torch.Tensor)", "    least: torch.Tensor\n\n    def of(self, rows: torch.Tensor)"
+    )
+    copy.change(cuts, "else self.min_p[rows])", "else self.min_p[rows], self.least[rows])")
+    copy.change(
+        cuts,
+        "    # What top-k keeps in all must be known",
+        "    reached |= -numbers[:, -1:] < cuts.least.numpy()\n    # What top-k keeps in all must be known",
+    )
+    copy.change(
+        cuts,
+        "    last = negated.gather(1, count - 1)\n",
+        "    count = torch.minimum(count, torch.searchsorted(negated, -cuts.least, right=True).clamp(min=1))\n"
+        "    last = negated.gather(1, count - 1)\n",
+    )
+    copy.test("tests/common/test_sampling.py", "-k", "epsilon_cutoff or grammar")
+    copy.run("tools/generate_docs.py", "--out", tmp_path / "pages")
+    (page,) = {link.name for link in named("option of sampling").values() if link.suffix == ".md"}
+    assert "`epsilon_cutoff`" in (tmp_path / "pages" / page).read_text()
+    copy.run("-c", DRAWS)
 
 
 def test_a_new_reason_and_a_new_metric_reach_their_pages(copy: Copy, tmp_path: Path) -> None:
@@ -170,3 +226,77 @@ def test_a_new_back_end_adds_adapters_and_leaves_the_rest_to_torch(copy: Copy) -
     )
     copy.change(its_test, "self.backend = TorchBackend(", "self.backend = SlowBackend(")
     copy.test(str(its_test), "-k", "test_rows_without_an_adapter or (test_matches_the_reference and zipf)")
+
+
+ENTRY = """\
+    Source(scheme="oci", what="an artifact of a registry", example="oci://ghcr.example/a/b", read_by="oci", \
+of_adapters="`oci://registry/name`", of_models="`oci://registry/name`", form="[^/]+/.+", \
+form_message="must name a registry", revisions=True, secrets=(("account", "pass"),)),
+"""
+MODULE = """\
+from dataclasses import dataclass
+
+from motet.errors import AdapterFetchFailed
+
+
+@dataclass(frozen=True)
+class Artifact:
+    uri: str
+    revision: str
+    sizes = None
+    user = ""
+
+    def hosts(self, access):
+        return ["ghcr.example"]
+
+    def open(self, opening):
+        object.__setattr__(self, "user", opening.secret.values["account"])
+        return self
+
+    def fetch(self, file, into):
+        if file.required:
+            (into / file.name).write_text(f"{file.name} of {self.uri} at {self.revision} for {self.user}")
+        return file.required
+
+
+def parse(uri, revision):
+    if uri.count("/") < 3:
+        raise AdapterFetchFailed(f"{uri} is not an artifact.")
+    return Artifact(uri, revision)
+"""
+
+
+def test_a_new_source_of_adapters_is_known_at_every_door_and_fetched(copy: Copy, tmp_path: Path) -> None:
+    of_source = named("source of adapters")
+    table = of_source["sources.py"]
+    copy.change(table, f'    "oci": "{PLANNED["oci"]}",\n', "")
+    copy.change(table, "    FOLDER,\n)", f"    FOLDER,\n{ENTRY})")
+    copy.add(of_source["remote_source.py"].with_name("oci.py"), MODULE)
+    assert "6 passed" in copy.test("tests/common/test_sources.py", "-k", "[oci]")
+    copy.run("tools/generate_crds.py", "--out", tmp_path / "crds")
+    copy.run("tools/generate_docs.py", "--out", tmp_path)
+    (of_adapters,) = (tmp_path / "crds").glob("*loraadapters*.yaml")
+    assert "`oci://registry/name`" in of_adapters.read_text()
+    assert "not yet: oci" not in of_adapters.read_text()
+    (row,) = [line for line in (tmp_path / "manifests.md").read_text().splitlines() if "`oci://ghcr.example" in line]
+    assert "`account` and `pass`" in row
+
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "key", "namespace": "t"}}
+    secret["stringData"] = {"account": "me", "pass": "geheim"}
+    (tmp_path / "secret.yaml").write_text(yaml.safe_dump(secret))
+    order = FetchOrder(
+        what="adapter",
+        uri="oci://ghcr.example/a/b",
+        revision="v1",
+        into=str(tmp_path / "into"),
+        credentials="t/key",
+        max_bytes=1 << 20,
+        stall_seconds=30,
+        min_average_bytes_per_second=1,
+        access=NetworkAccess(manifests=str(tmp_path)),
+    )
+    lines = copy.run("-m", "motet_runner.sources.fetch_process", given=order.encoded().decode()).splitlines()
+    assert orjson.loads(lines[-1]).get("done"), lines
+    assert {"revision": "v1"} in [orjson.loads(line) for line in lines]
+    fetched = (tmp_path / "into/adapter_config.json").read_text()
+    assert fetched == "adapter_config.json of oci://ghcr.example/a/b at v1 for me"
