@@ -56,6 +56,17 @@ def test_the_limits_are_those_of_the_gateway() -> None:
     }
 
 
+def test_what_a_request_leaves_out_is_decided_by_whom_the_page_says() -> None:
+    said = {
+        name: "the model's `generation_config.json` decides" in here
+        for names, here in rows(PAGE, "Parameters")
+        if "if you leave one out" in here
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert said == {name: OPTIONS[name].of_model for name in said}
+    assert {True, False} == {*said.values()}
+
+
 def test_every_parameter_that_the_gateway_knows_is_named() -> None:
     text = PAGE.read_text()
     known = {*parameters.ChatBody.model_fields, *parameters.CompletionBody.model_fields, *parameters.Body.hints}
