@@ -31,7 +31,10 @@ SCHEMES = {
     "LoRAAdapter": "file:// or hf:// or https://",
     "ServingPool": "file:// or pvc:// or hf:// or https://",
 }
-A_URI = "must be a URI such as hf://organisation/name or https://files.example.com/legal/, without spaces"
+A_URI = (
+    "must be a URI such as hf://organisation/name or https://files.example.com/legal/, without spaces and control "
+    "characters"
+)
 A_REPOSITORY = "must name a repository of the hub, as hf://organisation/name"
 A_CLAIM = "must name a claim and a folder in it, as pvc://models/llama"
 A_PATH = "must be a path inside the volume, such as team/legal: no '/' at either end, no part that begins with '.'"
@@ -45,7 +48,7 @@ AN_OBJECT = (
 A_REVISION = "must be a branch, tag or commit: letters, digits, '-', '_', '.' and '/'"
 ONE_SOURCE = "exactly one of uri and persistentVolumeClaim must be set"
 HUB_ONLY = "revision may only be set for an hf:// source"
-NETWORK_ONLY = "credentialsSecretRef may only be set for a source that is reached over the network"
+NO_SECRET = "credentialsSecretRef may only be set for an hf:// or https:// source"
 A_LABEL = "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit"
 A_TENANT = "must be a namespace, or '*' for all that the pool admits"
 ALONE = "'*' must be the only entry"
@@ -105,6 +108,7 @@ def with_value(good: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
 def of_a_uri(kind: str, field: str) -> list[InvalidObject]:
     return [
         InvalidObject(kind, field, "file:///a b", A_URI),
+        InvalidObject(kind, field, "file:///a\x7fb", A_URI),
         InvalidObject(kind, field, "file:///a/../b", UNSAFE),
         InvalidObject(kind, field, "file:///a?token=x", UNSAFE),
         *(
@@ -170,7 +174,7 @@ BROKEN = [
         "LoRAAdapter",
         "spec.source.credentialsSecretRef",
         {"uri": "file:///a", "credentialsSecretRef": {"name": "hub"}},
-        NETWORK_ONLY,
+        NO_SECRET,
         at="spec.source",
     ),
     InvalidObject(
@@ -206,7 +210,7 @@ BROKEN = [
     InvalidObject("ServingPool", "spec.model.uri", "pvc://claim", A_CLAIM),
     InvalidObject("ServingPool", "spec.model.revision", "main", HUB_ONLY),
     InvalidObject("ServingPool", "spec.model.revision", "a b", A_REVISION),
-    InvalidObject("ServingPool", "spec.model.credentialsSecretRef", {"name": "hub"}, NETWORK_ONLY),
+    InvalidObject("ServingPool", "spec.model.credentialsSecretRef", {"name": "hub"}, NO_SECRET),
     InvalidObject(
         "ServingPool",
         "spec.autoscaling",

@@ -230,7 +230,7 @@ SOURCE_COMPLAINTS = {
     '{uri: "file://a/../b"}': UNSAFE,
     '{uri: "file://a?token=x"}': UNSAFE,
     '{uri: "/models/a"}': "must be a URI such as hf://organisation/name or "
-    "https://files.example.com/legal/, without spaces; not '/models/a'",
+    "https://files.example.com/legal/, without spaces and control characters; not '/models/a'",
     '{uri: "ftp://host/a"}': "must begin with file:// or hf:// or https://",
     '{uri: "hf://repo"}': "must name a repository of the hub, as hf://organisation/name",
     '{uri: "s3://bucket/a"}': "not yet: s3:// (object stores) comes later; use file:// or hf:// or https://",

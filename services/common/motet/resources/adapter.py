@@ -25,20 +25,20 @@ from motet.resources.fields import (
 )
 from motet.resources.source_uris import (
     ADAPTER_URI_MEANING,
-    ONLY_ON_NETWORK,
     AdapterUri,
     begins_as_one,
     is_of,
-    on_network,
     only_with_revisions,
+    only_with_secrets,
     revision_meaning,
     with_revisions,
+    with_secrets,
 )
 from motet.resources.validation_rules import Rule, TransitionRule
 from motet.sources import ADAPTER_SOURCES, CLAIM
 
 _WITH_REVISIONS = with_revisions(ADAPTER_SOURCES)
-_HERE = on_network(ADAPTER_SOURCES, yes=False)
+_WITHOUT_SECRETS = with_secrets(ADAPTER_SOURCES, yes=False)
 
 
 class PoolRef(ResourceModel):
@@ -94,11 +94,12 @@ class AdapterSource(ResourceModel):
         ),
         Rule(
             field="credentialsSecretRef",
-            cel=f"!has(self.credentialsSecretRef) || (has(self.uri) && !{begins_as_one(_HERE)})",
-            message=f"credentialsSecretRef {ONLY_ON_NETWORK}",
+            cel=f"!has(self.credentialsSecretRef) || (has(self.uri) && !{begins_as_one(_WITHOUT_SECRETS)})",
+            message=only_with_secrets(ADAPTER_SOURCES),
             reason="FieldValueForbidden",
             holds=lambda source: (
-                source.credentials_secret_ref is None or (source.uri is not None and not is_of(source.uri, _HERE))
+                source.credentials_secret_ref is None
+                or (source.uri is not None and not is_of(source.uri, _WITHOUT_SECRETS))
             ),
         ),
     )

@@ -34,8 +34,10 @@ from motet.resources.source_uris import (
     is_of,
     on_network,
     only_with_revisions,
+    only_with_secrets,
     revision_meaning,
     with_revisions,
+    with_secrets,
 )
 from motet.resources.template import PodTemplate
 from motet.resources.validation_rules import Rule, TransitionRule
@@ -43,6 +45,7 @@ from motet.sources import MODEL_SOURCES
 
 _WITH_REVISIONS = with_revisions(MODEL_SOURCES)
 _ON_NETWORK = on_network(MODEL_SOURCES)
+_WITH_SECRETS = with_secrets(MODEL_SOURCES)
 
 NAMESPACE = "{namespace}"
 """In a `pathPrefix`, this text stands for the namespace of the adapter."""
@@ -84,10 +87,10 @@ class PoolModel(ResourceModel):
         ),
         Rule(
             field="credentialsSecretRef",
-            cel=f"!has(self.credentialsSecretRef) || {begins(_ON_NETWORK)}",
-            message=f"credentialsSecretRef {ONLY_ON_NETWORK}",
+            cel=f"!has(self.credentialsSecretRef) || {begins(_WITH_SECRETS)}",
+            message=only_with_secrets(MODEL_SOURCES),
             reason="FieldValueForbidden",
-            holds=lambda model: model.credentials_secret_ref is None or is_of(model.uri, _ON_NETWORK),
+            holds=lambda model: model.credentials_secret_ref is None or is_of(model.uri, _WITH_SECRETS),
         ),
         Rule(
             field="cache",

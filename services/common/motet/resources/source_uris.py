@@ -21,8 +21,11 @@ from motet.sources import (
     refusal,
 )
 
-URI_PATTERN = r"^[a-z][a-z0-9+.-]*://\S+$"
-URI_SENTENCE = "must be a URI such as hf://organisation/name or https://files.example.com/legal/, without spaces"
+URI_PATTERN = r"^[a-z][a-z0-9+.-]*://[^\s\x00-\x1f\x7f]+$"
+URI_SENTENCE = (
+    "must be a URI such as hf://organisation/name or https://files.example.com/legal/, without spaces and control "
+    "characters"
+)
 
 
 def _uri_rules(known: Sequence[Source]) -> tuple[Rule, ...]:
@@ -104,6 +107,14 @@ def with_revisions(known: Sequence[Source]) -> list[Source]:
 
 def on_network(known: Sequence[Source], *, yes: bool = True) -> list[Source]:
     return [one for one in known if one.network == yes]
+
+
+def with_secrets(known: Sequence[Source], *, yes: bool = True) -> list[Source]:
+    return [one for one in known if bool(one.secrets) == yes]
+
+
+def only_with_secrets(known: Sequence[Source]) -> str:
+    return f"credentialsSecretRef may only be set for an {prefixes(with_secrets(known))} source"
 
 
 def only_with_revisions(known: Sequence[Source]) -> str:

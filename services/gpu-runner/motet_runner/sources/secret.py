@@ -54,8 +54,10 @@ def read_credentials(
 ) -> SourceCredentials:
     """Raises AdapterFetchFailed with the reason CredentialsInvalid and what to do. `accepted`: the keys that the source
     knows."""
-    if not reference or not accepted:
+    if not reference:
         return NO_CREDENTIALS
+    if not accepted:
+        raise credentials("source.credentialsSecretRef: this source takes no Secret. Remove the field.")
     namespace, _, name = reference.partition("/")
     if access.manifests:
         data = _from_manifests(namespace, name, Path(access.manifests), accepted[0])

@@ -3,17 +3,22 @@
 Which schemes there are, and which module reads each, is declared in `motet.sources`.
 """
 
+import re
 from importlib import import_module
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from motet.errors import AdapterFetchFailed
 from motet.sources import EXAMPLES, READABLE, SOURCES, folder_of, refusal
 from motet_runner.sources.folder import FolderUri
 from motet_runner.sources.remote_source import RemoteSource
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
 
 def parse(uri: str, revision: str = "") -> FolderUri | RemoteSource:
     """Raises AdapterFetchFailed, which says what is wrong. The message never contains what may be a password."""
+    if _CONTROL.search(unquote(uri)):
+        raise AdapterFetchFailed("source.uri: must have no control characters, nor such that '%' stands for.")
     try:
         parts = urlsplit(uri)
         _ = parts.port
