@@ -16,9 +16,10 @@ from motet_kernels.cpp import PagedAttention
 from motet_kernels.cpp.attention import no_attention
 from motet_kernels.cpp.peepholes import PEEPHOLES, Together, brought_together
 from motet_kernels.cpp.peepholes.matching import Found, Uses
+from motet_kernels.cpp.program import CompiledProgram
 from motet_kernels.cpp.steps import ByPosition, Compute
 from motet_runner.execute.forward.modules import LoadedModel
-from motet_runner.execute.forward.program import CHOICE, SWITCHED_ON, RecordedForward
+from motet_runner.execute.forward.program import CHOICE, PREFETCH, SWITCHED_ON, RecordedForward
 from motet_runner.execute.forward.record.row_trace import RowTrace
 from motet_runner.execute.forward.record.row_views import rows_for
 from motet_runner.execute.forward.record.tracing import Tracing
@@ -250,6 +251,15 @@ def another_numbers_mean(x: X, angles: X) -> X:
     return weight(x.dtype) * (wide * torch.rsqrt(other.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
+def the_mean_of_a_product(x: X, angles: X) -> X:
+    wide, other = x.float(), (x * 2).float()
+    return weight(x.dtype) * (wide * torch.rsqrt((wide * other).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def a_weight_of_one_and_more(x: X, angles: X) -> X:
+    return norm(x, 1 + weight(x.dtype))
+
+
 def heads_of(x: X) -> X:
     return x.view(1, -1, HEADS, WIDTH // HEADS).transpose(1, 2)
 
@@ -272,6 +282,10 @@ def halves_stay_where_they_are(x: X, angles: X) -> X:
     return turned(x, angles, lambda heads: torch.cat((-halves(heads)[0], halves(heads)[1]), -1))
 
 
+def the_first_half_twice(x: X, angles: X) -> X:
+    return turned(x, angles, lambda heads: torch.cat((-halves(heads)[0], halves(heads)[0]), -1))
+
+
 def partners_of_other_numbers(x: X, angles: X) -> X:
     other = x * 2
     return turned(x, angles, lambda _: torch.cat((-halves(heads_of(other))[1], halves(heads_of(other))[0]), -1))
@@ -279,6 +293,14 @@ def partners_of_other_numbers(x: X, angles: X) -> X:
 
 def cosines_of_other_numbers(x: X, angles: X) -> X:
     return x + (x * 2).cos() + (angles.repeat_interleave(HEADS, -1) + x).sin()
+
+
+def cosines_of_three_ropes(x: X, angles: X) -> X:
+    """Their tables would take much memory."""
+    for factor in (1.0, 0.5, 0.25):
+        both = (angles * factor).cos() + (angles * factor).sin()
+        x = x * both.repeat_interleave(HEADS, -1).to(x.dtype)
+    return x
 
 
 def squares_of_positions(x: X, angles: X) -> X:
@@ -299,6 +321,16 @@ def a_gate_with_gelu(x: X, angles: X) -> X:
     return torch.nn.functional.gelu(x) * x
 
 
+def one_gate_for_all_numbers(x: X, angles: X) -> X:
+    return torch.nn.functional.silu(x[..., :1]) * x
+
+
+def a_part_of_a_gate(x: X, angles: X) -> X:
+    first, second = halves(x)
+    product = torch.nn.functional.silu(x)[..., : first.shape[-1]] * second
+    return torch.cat((product, product), -1)
+
+
 def a_gate_times_a_constant(x: X, angles: X) -> X:
     return torch.nn.functional.silu(x) * weight(x.dtype)
 
@@ -307,16 +339,22 @@ NEARLY: dict[Callable[[X, X], X], dict[str, int]] = {
     reads_the_sum_before_the_norm: {"modules_norm": 1},
     sums_in_float32: {"modules_norm": 1, "sum_and_norm": 1},
     reads_the_squares_again: {},
+    the_mean_of_a_product: {},
+    a_weight_of_one_and_more: {"modules_norm": 1},
     another_numbers_mean: {},
     the_other_half_is_negative: {"by_position": 2},
     halves_stay_where_they_are: {"by_position": 2},
+    the_first_half_twice: {"by_position": 2},
     partners_of_other_numbers: {"by_position": 2},
+    cosines_of_three_ropes: {},
     cosines_of_other_numbers: {},
     squares_of_positions: {},
     the_gate_is_read_again: {},
     the_gate_times_itself: {},
     a_gate_with_gelu: {},
     a_gate_times_a_constant: {},
+    one_gate_for_all_numbers: {},
+    a_part_of_a_gate: {},
 }
 
 
@@ -327,7 +365,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
 
 
 def recorded_steps(loaded: LoadedModel, forward: Callable[[X, X], X]) -> Together:
-    """What this makes of embeddings and angles"""
+    """What this makes of embeddings and angles. What is brought together gives the bits of the steps themselves."""
     table = torch.randn(loaded.vocabulary, WIDTH, generator=torch.Generator().manual_seed(0)).to(loaded.dtype)
     frequencies = torch.linspace(0.1, 1.0, WIDTH // HEADS)
 
@@ -340,7 +378,20 @@ def recorded_steps(loaded: LoadedModel, forward: Callable[[X, X], X]) -> Togethe
     tracing = Tracing(trace)
     with torch.inference_mode():
         result = tracing.run(recorded_iteration(loaded, *rows), logits)
-    return brought_together(tracing.program({}, {}), positions=trace.positions, logits=result)
+    apart = tracing.program({}, {})
+    together = brought_together(apart, positions=trace.positions, logits=result)
+    assert not together.failed
+    library, rows_of = compiled_library(), torch.arange(7)
+    values = {"tokens": trace.tokens, "positions": trace.positions, "logits": result}
+    bits = [
+        CompiledProgram(library, steps, **values)(
+            rows_of * 3, rows_of * 11, rows_of, attention=no_attention(library), lora=None, longest=100
+        )
+        for steps in (apart, together.steps)
+    ]
+    assert not bits[0].isnan().any()
+    assert torch.equal(*bits)
+    return together
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -363,7 +414,6 @@ def test_the_right_shapes_are_found(dtype: str, small: dict[str, LoadedModel]) -
 
     together = recorded_steps(small[dtype], forward)
     assert together.counts == counts(by_position=2, modules_norm=1, sum_and_norm=1, rotate=1, silu_times=1)
-    assert not together.failed
 
 
 # -- the choice ------------------------------------------------------------------------------------------------------
@@ -380,3 +430,10 @@ def test_a_program_chooses_the_largest_logits(switched_on: Collection[str], tmp_
         logits = loaded.forward(batch)
     expected = logits.argmax(1).tolist() if CHOICE in switched_on else None
     assert (batch.chosen if batch.chosen is None else batch.chosen.tolist()) == expected
+
+
+@pytest.mark.parametrize("switched_on", [SWITCHED_ON, SWITCHED_ON - {PREFETCH}], ids=["on", "off"])
+def test_a_program_prefetches_what_adapters_read(switched_on: Collection[str], tmp_path: Path) -> None:
+    """It changes no bit: `test_neither_threads_nor_what_is_brought_together_change_a_bit` has adapters."""
+    loaded, _ = packed(save_model(transformers.LlamaConfig(**GROUPED), tmp_path), "float32", switched_on)
+    assert loaded.fused._program._program.prefetches == (PREFETCH in switched_on)

@@ -71,6 +71,12 @@ class Compute:
     also: Place | None = None
     """Where a sum is kept that is normed, too"""
 
+    @property
+    def result(self) -> Place:
+        """Where its numbers go, unless it is a write"""
+        assert self.out is not None
+        return self.out
+
 
 @dataclass(frozen=True)
 class Multiply:

@@ -63,16 +63,17 @@ def _found(find: Find, uses: Uses, logits: Value) -> list[Found]:
     taken, all_found = set[int](), list[Found]()
     for number in range(len(uses.steps)):
         found = find(uses, number)
-        if found is not None and taken.isdisjoint(found.steps) and not _leaves_readers(found, uses, logits):
+        if found is not None and taken.isdisjoint(found.steps) and not _leaves_others(found, uses, logits):
             taken |= found.steps
             all_found.append(found)
     return all_found
 
 
-def _leaves_readers(found: Found, uses: Uses, logits: Value) -> bool:
-    """Whether anybody reads what is no longer written, or not yet"""
+def _leaves_others(found: Found, uses: Uses, logits: Value) -> bool:
+    """Whether another step reads what is no longer written, or not yet, or writes a part of it"""
     place, writes = max(found.steps), written_by(found.by)
     gone = {value for number in found.steps for value in written_by(uses.steps[number])}.difference(writes)
-    left = {*read_by(found.by), logits, *(value for value in gone if not found.steps.issuperset(uses.readers(value)))}
+    read = {*read_by(found.by), logits}
+    others = {number for value in gone for number in (*uses.readers(value), *uses.writers(value))} - found.steps
     early = (number for value in writes for number in uses.readers(value) if number not in found.steps)
-    return not gone.isdisjoint(left) or any(number < place for number in early)
+    return not gone.isdisjoint(read) or bool(others) or any(number < place for number in early)

@@ -13,7 +13,7 @@ from motet_kernels.cpp.steps import Compute, Place, Value
 def modules_norm(uses: Uses, number: int) -> Found | None:
     """weight · (x · rsqrt(mean(x · x) + epsilon)), found by its mean"""
     mean = uses.compute(number, "mean")
-    if mean is None or mean.out is None:
+    if mean is None:
         return None
     sizes, before, after = mean.sizes, _before(uses, mean), _after(uses, mean)
     if before is None or after is None:
@@ -27,6 +27,8 @@ def modules_norm(uses: Uses, number: int) -> Found | None:
     scale = uses.step(scaled)
     factors = [in_sizes(place, scale.sizes, sizes) for place in scale.inputs]
     if not any(same(one, wide) and same(other, root) for one, other in (factors, factors[::-1])):
+        return None
+    if scale.result.of.dtype is not torch.float32:
         return None
     weighted = _weighted(uses, scale, sizes, x.of.dtype)
     if weighted is None:
@@ -52,16 +54,18 @@ def _weighted(
         return None
     weight, steps, last = product.other, {product.number}, product
     if rounded is not None:
+        if rounded.step.result.of.dtype is not dtype:
+            return None
         steps.add(rounded.number)
     elif dtype is not torch.float32:
         after = _following(uses, product.step, sizes, "copy")
-        if after is None or product.step.out is None or product.step.out.of.dtype is not torch.float32:
+        if after is None or product.step.result.of.dtype is not torch.float32:
             return None
         if not product.other.of.is_contiguous():  # its copy would lie in another way
             return None
         steps.add(after.number)
         weight, last = replace(weight, of=product.other.of.float()), after
-    out = in_sizes(last.step.out, last.step.sizes, sizes)
+    out = in_sizes(last.step.result, last.step.sizes, sizes)
     of_type = dtype if rounded is not None else torch.float32
     return (weight, out, steps) if out is not None and weight.of.dtype is of_type else None
 
@@ -76,11 +80,11 @@ class _Following:
 
 def _following(uses: Uses, step: Compute, sizes: Sequence[int], operation: str) -> _Following | None:
     """The one step that reads a result, if it does this"""
-    number = uses.only_reader(step.out.of if step.out else None, operation)
+    number = uses.only_reader(step.result.of, operation)
     if number is None:
         return None
     reader = uses.step(number)
-    result = in_sizes(step.out, step.sizes, sizes)
+    result = in_sizes(step.result, step.sizes, sizes)
     places = [in_sizes(place, reader.sizes, sizes) for place in reader.inputs]
     if len(places) == 1:
         return _Following(number, reader, None) if same(places[0], result) else None
@@ -96,7 +100,7 @@ def _before(uses: Uses, mean: Compute) -> tuple[Place, Place, set[int]] | None:
         return None
     square = uses.step(number)
     wide = in_sizes(square.inputs[0], square.sizes, mean.sizes)
-    if not same(*square.inputs) or not same(in_sizes(square.out, square.sizes, mean.sizes), squares):
+    if not same(*square.inputs) or not same(in_sizes(square.result, square.sizes, mean.sizes), squares):
         return None
     if wide is None or squares.of.dtype is not torch.float32 or wide.of.dtype is not torch.float32:
         return None
@@ -107,28 +111,28 @@ def _before(uses: Uses, mean: Compute) -> tuple[Place, Place, set[int]] | None:
     x = in_sizes(copy.inputs[0], copy.sizes, mean.sizes)
     if x is None or x.of.dtype is torch.float32:
         return wide, wide, {number}
-    return (wide, x, {number, copied}) if same(in_sizes(copy.out, copy.sizes, mean.sizes), wide) else None
+    return (wide, x, {number, copied}) if same(in_sizes(copy.result, copy.sizes, mean.sizes), wide) else None
 
 
 def _after(uses: Uses, mean: Compute) -> tuple[float, Place, set[int]] | None:
     """What is added to this mean, its inverse root in the mean's sizes, and the steps."""
-    means = in_sizes(mean.out, mean.sizes, mean.sizes)
+    means = in_sizes(mean.result, mean.sizes, mean.sizes)
     added = None if means is None else uses.only_reader(means.of, "add")
     if means is None or added is None:
         return None
     plus = uses.step(added)
     epsilon = next((place.of for place in plus.inputs if isinstance(place.of, torch.Tensor)), None)
-    rooted = uses.only_reader(plus.out.of if plus.out else None, "rsqrt")
+    rooted = uses.only_reader(plus.result.of, "rsqrt")
     if rooted is None or epsilon is None or epsilon.numel() != 1 or epsilon.dtype is not torch.float32:
         return None
     root = uses.step(rooted)
-    values = [place for place in (*plus.inputs, plus.out) if place is not None and isinstance(place.of, Value)]
-    wholes = [*((place, plus.sizes) for place in values), (root.inputs[0], root.sizes), (root.out, root.sizes)]
-    if root.out is None or len(values) != 2 or not all(is_whole(place, sizes) for place, sizes in wholes):
+    values = [place for place in (*plus.inputs, plus.result) if isinstance(place.of, Value)]
+    wholes = [*((place, plus.sizes) for place in values), (root.inputs[0], root.sizes), (root.result, root.sizes)]
+    if len(values) != 2 or not all(is_whole(place, sizes) for place, sizes in wholes):
         return None
-    if any(place is None or place.of.dtype is not torch.float32 for place in (*values, means, root.out)):
+    if any(place.of.dtype is not torch.float32 for place in (*values, means, root.result)):
         return None
-    return float(epsilon), replace(means, of=root.out.of), {added, rooted}
+    return float(epsilon), replace(means, of=root.result.of), {added, rooted}
 
 
 def sum_and_norm(uses: Uses, number: int) -> Found | None:
@@ -143,7 +147,7 @@ def sum_and_norm(uses: Uses, number: int) -> Found | None:
     add = uses.step(added)
     terms = [in_sizes(place, add.sizes, norm.sizes) for place in add.inputs]
     one, other = terms
-    if one is None or other is None or not is_whole(add.out, add.sizes):
+    if one is None or other is None or not is_whole(add.result, add.sizes):
         return None
     if not all(isinstance(place.of, Value) for place in (one, other)) or not lie_together([one, other], x.of.dtype):
         return None

@@ -4,7 +4,7 @@ from motet_kernels.cpp.peepholes.matching import TYPES, Found, Uses
 from motet_kernels.cpp.steps import ByPosition, Compute, Place, Value, read_by
 
 _TURNS = ("cos", "sin")
-_LOOKS_UP = ("look_up", "unpack", "keep")
+_NOT_IN_TABLES = ("look_up", "unpack", "keep", "write")
 _MAX_TABLES = 4
 """Cosines and sines of two ropes. Where each layer computes its own, tables would take much memory."""
 
@@ -19,9 +19,9 @@ def by_position(uses: Uses, number: int) -> Found | None:
         last = following
     step = uses.step(last)
     before = _before(uses, last)
-    if step.out is None or not isinstance(step.out.of, Value) or step.out.of.dtype not in TYPES or before is None:
+    value = step.result.of
+    if before is None or not isinstance(value, Value) or value.dtype not in TYPES:
         return None
-    value = step.out.of
     table = ByPosition(uses.positions, [uses.steps[one] for one in sorted(before)], value)
     places = Place(table), Place(uses.positions)
     return Found(frozenset({last}), Compute("look_up", (1, 1, value.size), Place(value, (0, 0, 1)), places))
@@ -30,13 +30,17 @@ def by_position(uses: Uses, number: int) -> Found | None:
 def _alone(uses: Uses, number: int) -> int | None:
     """The one step that reads what this one computes, if it reads nothing else, and writes all of a value"""
     step = uses.step(number)
-    readers = uses.readers(step.out.of if step.out else None)
+    readers = uses.readers(step.result.of)
     if len(readers) != 1:
         return None
     reader = uses.steps[readers[0]]
-    if not isinstance(reader, Compute) or reader.operation in _LOOKS_UP or len(dict.fromkeys(read_by(reader))) != 1:
+    if (
+        not isinstance(reader, Compute)
+        or reader.operation in _NOT_IN_TABLES
+        or len(dict.fromkeys(read_by(reader))) != 1
+    ):
         return None
-    return readers[0] if reader.out is not None and len(uses.writers(reader.out.of)) == 1 else None
+    return readers[0] if len(uses.writers(reader.result.of)) == 1 else None
 
 
 def _before(uses: Uses, last: int) -> set[int] | None:
@@ -45,7 +49,7 @@ def _before(uses: Uses, last: int) -> set[int] | None:
     while waiting:
         number = waiting.pop()
         step = uses.steps[number]
-        if not isinstance(step, Compute) or step.operation in _LOOKS_UP:
+        if not isinstance(step, Compute) or step.operation in _NOT_IN_TABLES:
             return None
         found.add(number)
         for value in read_by(step):

@@ -10,7 +10,7 @@ from motet_kernels.cpp.steps import Compute, Place
 def rotate(uses: Uses, number: int) -> Found | None:
     """x · cosines + [-second half of x, first half of x] · sines, found by its sum"""
     add = uses.compute(number, "add")
-    if add is None or not all(is_whole(place, add.sizes) for place in (*add.inputs, add.out)):
+    if add is None or not all(is_whole(place, add.sizes) for place in (*add.inputs, add.result)):
         return None
     products = [uses.only_writer(place.of, "multiply") for place in add.inputs]
     straight, turned = products
@@ -29,10 +29,10 @@ def _rotation(uses: Uses, number: int, straight: int, turned: int) -> Found | No
         x, steps = partners
         both = [in_sizes(place, of_cosines.sizes, sizes) for place in of_cosines.inputs]
         cosines = next((one for one, of_x in (both, both[::-1]) if same(of_x, x)), None)
-        out = in_sizes(add.out, add.sizes, sizes)
-        if cosines is None or out is None or not is_whole(of_cosines.out, of_cosines.sizes):
+        out = in_sizes(add.result, add.sizes, sizes)
+        if cosines is None or out is None or not is_whole(of_cosines.result, of_cosines.sizes):
             continue
-        if is_whole(of_sines.out, sizes) and lie_together([x, cosines, sines, out], x.of.dtype):
+        if is_whole(of_sines.result, sizes) and lie_together([x, cosines, sines, out], x.of.dtype):
             products = (place.of.dtype for place in add.inputs)
             if all(dtype is x.of.dtype for dtype in products):
                 by = Compute("rotate", sizes, out, (x, cosines, sines))
@@ -59,9 +59,9 @@ def _partners(uses: Uses, other: Place, sizes: tuple[int, ...]) -> tuple[Place, 
         return None
     if not same(second, replace(first, offset=first.offset + half * first.strides[-1])):
         return None
-    if not same(in_sizes(moved.out, moved.sizes, of_half), whole):
+    if not same(in_sizes(moved.result, moved.sizes, of_half), whole):
         return None
-    if not same(in_sizes(copy.out, copy.sizes, of_half), replace(whole, offset=half)):
+    if not same(in_sizes(copy.result, copy.sizes, of_half), replace(whole, offset=half)):
         return None
     return first, {copied, negated, straight}
 
@@ -75,7 +75,7 @@ def _negative(uses: Uses, copied: int, sizes: tuple[int, ...]) -> tuple[Place, t
     if number is None:
         return None
     negative = uses.step(number)
-    if not is_whole(copy.inputs[0], copy.sizes) or not is_whole(negative.out, negative.sizes):
+    if not is_whole(copy.inputs[0], copy.sizes) or not is_whole(negative.result, negative.sizes):
         return None
     place = in_sizes(negative.inputs[0], negative.sizes, sizes)
     if place is None or copy.inputs[0].of.dtype is not place.of.dtype:
@@ -93,7 +93,7 @@ def norm_and_rotate(uses: Uses, number: int) -> Found | None:
     if normed is None:
         return None
     norm = uses.step(normed)
-    if norm.sizes != turn.sizes or not same(norm.out, x):
+    if norm.sizes != turn.sizes or not same(norm.result, x):
         return None
     inputs = norm.inputs[0], cosines, sines, norm.inputs[1]
     by = Compute("norm_and_rotate", turn.sizes, turn.out, inputs, real=norm.real)
@@ -113,7 +113,7 @@ def write_rotated(uses: Uses, number: int) -> Found | None:
         return None
     turn = uses.step(turned)
     of_heads = in_sizes(keys, write.sizes, turn.sizes)
-    if turn.sizes != write.sizes or not same(turn.out, of_heads) or values.of.dtype is not keys.of.dtype:
+    if turn.sizes != write.sizes or not same(turn.result, of_heads) or values.of.dtype is not keys.of.dtype:
         return None
     operation = "write_rotated" if turn.operation == "rotate" else "write_normed_rotated"
     by = Compute(operation, write.sizes, None, (*turn.inputs, values), number=write.number, real=turn.real)
