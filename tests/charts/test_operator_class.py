@@ -2,10 +2,13 @@
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from motet_operator.cluster import kinds
+from motet_operator.cluster.kinds import Kind, selector
 from tests.charts.api_server import NAME, api_server
 from tests.charts.helm import MOTET, NAMESPACE, HelmFailed, Object, helm, with_values
 
@@ -88,3 +91,25 @@ def test_pools_of_a_namespace_that_the_upgrade_gives_back_count_as_well(tmp_path
     with pytest.raises(HelmFailed, match="would no longer handle ServingPool given-back/demo"):
         upgrade(tmp_path, STAGING, operator("", "given-back"), pool("", "given-back"))
     assert NAME not in [thread.name for thread in threading.enumerate()], "its server has ended"
+
+
+def is_selected(it: Object, by: str) -> bool:
+    """As an API server reads a selector: `key`, `!key` and `key=value`, all of which must hold"""
+    labels = it["metadata"]["labels"]
+    for term in by.split(","):
+        key, _, value = term.removeprefix("!").partition("=")
+        if (labels.get(key) == value if value else (key in labels) is not term.startswith("!")) is False:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("class_", ["", "staging"])
+@pytest.mark.parametrize(
+    ("kind", "make"), [(kinds.POOLS, pool), (kinds.ADAPTERS, adapter), (kinds.DEPLOYMENTS, runners)]
+)
+def test_an_operator_takes_the_objects_of_its_class_alone(
+    kind: Kind, make: Callable[[str], Object], class_: str
+) -> None:
+    classes = ("", "staging", "production")
+    assert [of for of in classes if is_selected(make(of), selector(kind, class_))] == [class_]
+    assert not is_selected(made("apps/v1", "Deployment", "web", POOLS), selector(kinds.DEPLOYMENTS, class_))
