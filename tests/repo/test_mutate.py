@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from testbed.tree import ROOT
 from tools.mutate.mutants import mutants_of
 from tools.mutate.plugin import MODULE, RECORD, SOURCE
@@ -63,3 +65,10 @@ def test_a_mutant_takes_the_place_of_its_module_and_lines_are_recorded(tmp_path:
     for operator, status in (("<", 0), (">=", 1)):
         changed.write_text(policy.read_text().replace(">", operator))
         assert run(**{MODULE: "policy", SOURCE: str(changed)}) == status, operator
+
+
+@pytest.mark.soak
+def test_the_tests_of_policies_find_enough_small_faults() -> None:
+    """`make mutate`, with another seed each time: a failure names the seed and the faults that no test found."""
+    ran = subprocess.run([sys.executable, "-m", "tools.mutate"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, f"{ran.stdout}{ran.stderr}"
