@@ -111,6 +111,7 @@ def test_a_library_is_tested_in_a_process_of_its_own_once_on_a_machine(
     cache.chmod(0o500)
     with bound_by_permissions():
         assert (processes(), processes()) == (1, 1)
+        assert build(cache).unmarked == os.strerror(errno.EACCES), "the log says it"
     cache.chmod(0o700)
 
 

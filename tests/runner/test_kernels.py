@@ -108,6 +108,15 @@ def test_the_log_says_why_faster_kernels_do_not_serve(monkeypatch: pytest.Monkey
     assert [line["reasons"] for line in logs if line["event"] == "faster_kernels_skipped"] == [slower.skipped]
 
 
+def test_the_log_says_why_each_start_tests_the_kernels_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_a_compiler()
+    unmarked = replace(built(), unmarked="Read-only file system")
+    monkeypatch.setattr("motet_runner.execute.kernels.kernel_choice.build", lambda *_: unmarked)
+    with capture_logs() as logs:
+        KernelChoice("cpp", CPU, CACHE)
+    assert [line["reason"] for line in logs if line["event"] == "kernels_tested_at_each_start"] == [unmarked.unmarked]
+
+
 def test_they_are_for_a_cpu() -> None:
     with pytest.raises(SetupError, match="computes on a CPU, and the device is cuda"):
         KernelChoice("cpp", torch.device("cuda"), CACHE)

@@ -97,6 +97,8 @@ class Built:
     """Why one that was there was made again"""
     skipped: str = ""
     """Why faster ones do not serve"""
+    unmarked: str = ""
+    """Why nothing says that it has passed its test, so that the next start tests it in a process, too"""
 
 
 def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> Built:
@@ -163,7 +165,8 @@ def _installed(folder: Path, usable: Sequence[InstructionSet], reasons: list[str
         path = folder / file_name(instructions)
         if path.is_file():
             try:
-                return Built(_tested(path), instructions.name, 0.0)
+                library, unmarked = _tested(path)
+                return Built(library, instructions.name, 0.0, unmarked=unmarked)
             except SelfTestFailed as error:
                 reasons.append(f"{path.name}: {error}")
         elif any((named := _NAME.fullmatch(one.name)) and named[1] == instructions.name for one in folder.iterdir()):
@@ -188,11 +191,11 @@ def _build(cache: Path, compiler: Path, identity: str, instructions: Instruction
     for path in sorted(cache.glob(f"{name.removesuffix('.so')}-*.so")):
         try:
             _check_bytes(path, name)
-            library = _tested(path)
+            library, unmarked = _tested(path)
             with suppress(OSError):  # the folder may be read-only
                 path.touch()  # it is in use
             _remove_unused(path)
-            return Built(library, instructions.name, 0.0, damaged)
+            return Built(library, instructions.name, 0.0, damaged, unmarked=unmarked)
         except SelfTestFailed as error:
             damaged = f"{path.name}: {error}"
             path.unlink(missing_ok=True)
@@ -205,7 +208,8 @@ def _build(cache: Path, compiler: Path, identity: str, instructions: Instruction
         path = unproved.replace(cache / with_digest(name, unproved))
     _sync(cache)
     _remove_unused(path)
-    return Built(_tested(path), instructions.name, time.monotonic() - began, damaged)
+    library, unmarked = _tested(path)
+    return Built(library, instructions.name, time.monotonic() - began, damaged, unmarked=unmarked)
 
 
 def _check_bytes(library: Path, name: str) -> None:
@@ -255,9 +259,9 @@ def _alone(cache: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _tested(path: Path) -> Library:
-    """In a process of its own, unless it has passed there, and then in this one. Raises SelfTestFailed if it is wrong,
-    and NotNow."""
+def _tested(path: Path) -> tuple[Library, str]:
+    """In a process of its own, unless it has passed there, and then in this one → why the next start does not know that
+    it has passed. Raises SelfTestFailed if it is wrong, and NotNow."""
     mark = PassedMark(path)
     if not mark.take():
         _test_in_a_process(path)
@@ -268,8 +272,7 @@ def _tested(path: Path) -> Library:
             raise
         _test_in_a_process(path)  # its mark says nothing of the libraries that it links to
         raise NotNow(f"{path.name} passed its test, and not in this process: {error}") from error
-    mark.put()
-    return library
+    return library, mark.put()
 
 
 def checked(path: Path) -> Library:

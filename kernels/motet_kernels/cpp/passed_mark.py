@@ -7,7 +7,6 @@ The file is away while a process begins to use the library. If that ends the pro
 import hashlib
 import platform
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ CODE = Path(__file__).parents[1]
 
 
 class PassedMark:
-    """Where files cannot be written, there is none."""
+    """Where files cannot be written, as in an image whose root is read-only, there is none: each start tests again."""
 
     def __init__(self, library: Path) -> None:
         self._library = library
@@ -35,10 +34,16 @@ class PassedMark:
             return False
         return passed == self._facts
 
-    def put(self) -> None:
-        """The library has passed as it was when the mark was taken. What has replaced it since has not."""
-        with suppress(OSError):
+    def put(self) -> str:
+        """The library has passed as it was when the mark was taken. What has replaced it since has not.
+
+        → why there is no mark; empty if there is one
+        """
+        try:
             self._file.write_text(self._facts, encoding="utf-8")
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def _find_facts(self) -> str:
         """A hash of all on which the result of the test depends."""

@@ -33,6 +33,8 @@ def of_built(built: Built) -> BackEnd:
         log.warning("kernels_made_again", damaged=built.damaged)
     if built.skipped:
         log.warning("faster_kernels_skipped", reasons=built.skipped, serving=built.instructions)
+    if built.unmarked:
+        log.info("kernels_tested_at_each_start", reason=built.unmarked)
     return compiled_back_end(built.library, built.instructions)
 
 
