@@ -8,7 +8,7 @@ results of pieces once out and once in; and what comes out.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from motet_kernels.gpu.attention_cut import cut_for
+from motet_kernels.gpu.attention_pieces import cut_for
 
 NUMBER_BYTES = 4
 """Of the results of pieces, and of page numbers"""

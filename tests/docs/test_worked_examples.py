@@ -208,7 +208,7 @@ def test_a_new_back_end_adds_adapters_and_leaves_the_rest_to_torch(copy: Copy) -
     of_back_end = named("back end of `add_lora`")
     copy.add(of_back_end["torch_backend.py"].with_name("slow_backend.py"), BACK_END)
     copy.add(of_back_end["compiled.py"].with_name("slow.py"), ITS_FUNCTION)
-    copy.change(of_back_end["which_kernels.py"], 'KNOWN = ("auto", ', 'KNOWN = ("auto", "slow", ')
+    copy.change(of_back_end["choice_policy.py"], 'KNOWN = ("auto", ', 'KNOWN = ("auto", "slow", ')
     choice = of_back_end["kernel_choice.py"]
     copy.change(choice, "\nlog = ", "from motet_runner.execute.kernels.slow import slow_back_end\n\nlog = ")
     copy.change(

@@ -8,7 +8,7 @@ import torch
 
 from motet.domain import BASE, Digest
 from motet_runner.engine import Engine
-from motet_runner.execute.worker.decode_graphs import Recording, recorded_sizes
+from motet_runner.execute.worker.decode_graphs import CapturedGraph, recorded_sizes
 from motet_runner.execute.worker.device_worker import DeviceWorker
 from motet_runner.plan import StepPlan
 from tests.gpu.devices import DEVICE
@@ -48,9 +48,9 @@ def test_recorded_decodes_equal_those_of_torch(tmp_path: Path) -> None:
     assert graphs is not None
     replay = graphs.replay
 
-    def counted(recording: Recording) -> torch.Tensor:
-        sizes.append(len(recording.rows))
-        return replay(recording)
+    def counted(graph: CapturedGraph) -> torch.Tensor:
+        sizes.append(len(graph.rows))
+        return replay(graph)
 
     graphs.replay = counted  # type: ignore[method-assign]
     rounds = (

@@ -25,8 +25,8 @@ from motet_runner.execute.batch.flat_batch import PagedRows
 from motet_runner.execute.forward.gpu import GpuForward
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.wide_modules import wide
+from motet_runner.execute.gate.allowed_error import allowed, rms, wider
 from motet_runner.execute.gate.gate import Gate
-from motet_runner.execute.gate.rounding import allowed, rms, wider
 from motet_runner.execute.kernels.gpu_kernels_test import fault_of
 from motet_runner.execute.kernels.roles import by_role
 from motet_runner.execute.kernels.triton import triton_back_end

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from motet_kernels.gpu.attention_cut import SLOTS, cut_for
+from motet_kernels.gpu.attention_pieces import SLOTS, cut_for
 from testbed.attention_bytes import AttentionSizes, floor_bytes, moved_bytes
 
 MOST = 1.1

@@ -13,7 +13,7 @@ from motet.domain import BASE, Digest
 from motet_runner.engine import Engine
 from motet_runner.execute.worker import device_worker
 from motet_runner.execute.worker.captured_graph import NotCaptured, call_again
-from motet_runner.execute.worker.decode_graphs import Recording, recorded_sizes
+from motet_runner.execute.worker.decode_graphs import CapturedGraph, recorded_sizes
 from motet_runner.memory.link import Link
 from motet_runner.memory.parcel import Returning
 from motet_runner.plan import StepPlan
@@ -40,9 +40,9 @@ def replays(engine: Engine) -> list[int]:
     graphs, sizes = engine.diagnostics.worker.graphs, []
     replay = graphs.replay
 
-    def counted(recording: Recording) -> torch.Tensor:
-        sizes.append(len(recording.rows))
-        return replay(recording)
+    def counted(graph: CapturedGraph) -> torch.Tensor:
+        sizes.append(len(graph.rows))
+        return replay(graph)
 
     graphs.replay = counted
     return sizes

@@ -33,8 +33,8 @@ from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.program import RecordedForward
 from motet_runner.execute.forward.protocol import Forward
 from motet_runner.execute.gate import room, texts
+from motet_runner.execute.gate.allowed_error import linear_fault
 from motet_runner.execute.gate.gate import Gate
-from motet_runner.execute.gate.rounding import linear_fault
 from motet_runner.execute.gate.same_experts import SameExperts, choices_of
 from motet_runner.execute.gate.yardstick import Yardstick
 from motet_runner.execute.kernels.compiled import BackgroundBuild
@@ -660,7 +660,7 @@ def test_where_memory_has_no_room_to_judge_nothing_is_computed(tmp_path: Path) -
     assert for_judgement > 68 * VOCABULARY * 8 + 30 * loaded.shape.bytes_per_page()
 
     def left(room: int) -> Any:
-        return patch("motet_runner.execute.gate.room.available_host_bytes", lambda: room)
+        return patch("motet_runner.execute.gate.memory_needs.available_host_bytes", lambda: room)
 
     with patch.object(loaded.model, "forward"), left(short):
         faults = [ended(Gate(loaded).fault_of(kernels))]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from motet.errors import SetupError
+from motet_runner.execute.kernels.choice_policy import ChoicePolicy
 from motet_runner.execute.kernels.roles import BackEnd, by_role
-from motet_runner.execute.kernels.which_kernels import ChoicePolicy
 
 
 def back_end(name: str, *roles: str, **more: Any) -> BackEnd:

@@ -16,7 +16,7 @@ from motet_kernels import LinearGroup
 from motet_kernels.gpu.attention import GpuAttention
 from motet_kernels.gpu.lora_backend import GpuBackend
 from motet_runner.engine import Engine
-from motet_runner.execute.gate.room import room_bytes
+from motet_runner.execute.gate.memory_needs import room_bytes
 from motet_runner.execute.gate.texts import CROWD_TOKENS
 from motet_runner.execute.memory_budget import activations, page_budget
 from motet_runner.execute.memory_budget.activations import activation_bytes

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from motet_kernels.gpu.attention_batch import Decodes, GpuAttentionBatch, Numbers, Prompts, on_device
-from motet_kernels.gpu.attention_cut import SLOTS, cut_for
 from motet_kernels.gpu.attention_decode import add_pieces, attend_pieces, cut_sequences
+from motet_kernels.gpu.attention_pieces import SLOTS, cut_for
 from motet_kernels.gpu.attention_prefill import attend_tiles
 from motet_kernels.gpu.attention_write import place_decodes, write_rows
 from motet_kernels.gpu.launches import launch

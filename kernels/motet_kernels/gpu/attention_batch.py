@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from motet_kernels.gpu.attention_cut import Cut
+from motet_kernels.gpu.attention_pieces import Cut
 
 Numbers = npt.NDArray[np.int64]
 

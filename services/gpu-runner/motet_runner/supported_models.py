@@ -9,7 +9,7 @@ from motet.errors import ModelFolderError
 
 PER_CALL_ROPE = ("dynamic", "longrope")
 """Rope types whose frequencies depend on the longest position of a call: one long request would change the answers of
-the others in its batch. `execute.load.rope_by_length` computes them per sequence."""
+the others in its batch. `execute.load.length_rope` computes them per sequence."""
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 

@@ -13,7 +13,7 @@ import torch
 
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.protocol import Forward
-from motet_runner.execute.gate.room import check_room, judgement_bytes
+from motet_runner.execute.gate.memory_needs import check_room, judgement_bytes
 from motet_runner.execute.gate.texts import CROWD, PARTS
 from motet_runner.execute.gate.yardstick import Judged, Wrong, Yardstick, find_yardstick
 from motet_runner.memory.out_of_memory import device_has_failed

@@ -14,8 +14,8 @@ from motet_runner.execute.batch.flat_batch import FlatBatch
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.trial import MakeAttention, Trial, text
 from motet_runner.execute.forward.wide_modules import wide
-from motet_runner.execute.gate.room import check_room, room_bytes
-from motet_runner.execute.gate.rounding import ALLOWED, LEAST, OF_ONE, wider
+from motet_runner.execute.gate.allowed_error import ALLOWED, LEAST, OF_ONE, wider
+from motet_runner.execute.gate.memory_needs import check_room, room_bytes
 from motet_runner.execute.gate.same_experts import SameExperts, choices_of
 from motet_runner.execute.gate.texts import (
     ADAPTER_OF,

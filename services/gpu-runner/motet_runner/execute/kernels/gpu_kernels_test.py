@@ -14,8 +14,8 @@ from motet_kernels import LinearGroup, PlacedAdapter, Segment, TorchBackend
 from motet_kernels.reference import add_lora
 from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.gate.allowed_error import allowed, rms
 from motet_runner.execute.gate.gate import Gate
-from motet_runner.execute.gate.rounding import allowed, rms
 from motet_runner.execute.kernels.roles import Kernels
 from motet_runner.memory.out_of_memory import device_has_failed
 

@@ -1,4 +1,4 @@
-"""The kernels that an engine begins with, and those that may come later. `which_kernels.py` decides; here are thread,
+"""The kernels that an engine begins with, and those that may come later. `choice_policy.py` decides; here are thread,
 log and clock.
 
 Compiled kernels that passed their test come into use while no sequence lives (`kernel_change.py`): so the numbers of a
@@ -15,10 +15,10 @@ import torch
 from motet.runner_info import KernelState
 from motet_kernels.cpp import CannotBuild, build
 from motet_kernels.gpu import triton_is_here
+from motet_runner.execute.kernels.choice_policy import BEING_BUILT, ChoicePolicy
 from motet_runner.execute.kernels.compiled import BackgroundBuild, of_built
 from motet_runner.execute.kernels.roles import BackEnd, Kernels, by_role
 from motet_runner.execute.kernels.torch import EXACT, torch_back_end
-from motet_runner.execute.kernels.which_kernels import BEING_BUILT, ChoicePolicy
 from motet_runner.execute.pack.linear_packing import Packing
 
 log = structlog.get_logger(__name__)

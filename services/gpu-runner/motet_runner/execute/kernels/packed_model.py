@@ -8,8 +8,8 @@ from motet_runner.execute.forward.fused import fused_forward, of_a_fused_family
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.program import SWITCHED_ON, RecordedModel
 from motet_runner.execute.forward.protocol import Forward
+from motet_runner.execute.gate.allowed_error import linear_fault
 from motet_runner.execute.gate.gate import Gate, not_judged, reason_of
-from motet_runner.execute.gate.rounding import linear_fault
 from motet_runner.execute.kernels.roles import Kernels
 from motet_runner.execute.pack.linear_packing import LinearPacking, Packed
 from motet_runner.memory.out_of_memory import device_has_failed

@@ -19,8 +19,8 @@ from motet_runner.execute.load.checkpoint_headers import Checkpoint, other_shape
 from motet_runner.execute.load.checkpoint_reader import CheckpointReader, ignore_progress
 from motet_runner.execute.load.device import device_named
 from motet_runner.execute.load.dtype import dtype_named
+from motet_runner.execute.load.length_rope import compute_per_sequence, length_rope
 from motet_runner.execute.load.model_check import ModelCheck
-from motet_runner.execute.load.rope_by_length import compute_per_sequence, length_rope
 from motet_runner.interface import LoadProgress
 from motet_runner.memory.gpu_memory import GpuMemory
 from motet_runner.memory.out_of_memory import is_out_of_memory

@@ -8,7 +8,7 @@ from motet.domain import pages_for
 from motet.errors import SetupError
 from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.forward.modules import LoadedModel
-from motet_runner.execute.gate.room import room_bytes
+from motet_runner.execute.gate.memory_needs import room_bytes
 from motet_runner.execute.gate.texts import CROWD_TOKENS
 from motet_runner.execute.kernels.roles import Kernels, LargestWork
 from motet_runner.execute.memory_budget.activations import activation_bytes, sampler_bytes

@@ -54,7 +54,7 @@ def recorded_sizes(most: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class Recording:
+class CapturedGraph:
     """Of one number of rows"""
 
     rows: torch.Tensor
@@ -96,7 +96,7 @@ class DecodeGraphs:
         self._attention = attention
         self._backend = backend
         self._longest = longest
-        self._graphs: dict[int, Recording] = {}
+        self._graphs: dict[int, CapturedGraph] = {}
         self._logits: torch.Tensor | None = None
         """[most rows, vocabulary] Of all recordings: each one's own would take many times as much memory"""
         self.recordings = 0
@@ -108,7 +108,7 @@ class DecodeGraphs:
         self._record_all(sizes)
         self._sizes = sorted(self._graphs)
 
-    def recording_for(self, rows: int) -> Recording | None:
+    def graph_for(self, rows: int) -> CapturedGraph | None:
         """That of the next number from `rows` on; None: no recording has enough"""
         at = bisect_left(self._sizes, rows)
         return self._graphs[self._sizes[at]] if at < len(self._sizes) else None
@@ -120,7 +120,7 @@ class DecodeGraphs:
             self._backend.fill(self._lora, segments())
             self._adapters = adapters
 
-    def replay(self, graph: Recording) -> torch.Tensor:
+    def replay(self, graph: CapturedGraph) -> torch.Tensor:
         """→ logits [size, vocabulary]. They and the chosen tokens are good until the next replay. The chosen token of
         each row is its newest one now."""
         assert graph.replay is not None
@@ -128,7 +128,7 @@ class DecodeGraphs:
         assert self._logits is not None
         return self._logits[: len(graph.rows)]
 
-    def undo(self, graph: Recording) -> None:
+    def undo(self, graph: CapturedGraph) -> None:
         """The rows have their former newest tokens again, as if the last replay had not been."""
         self._rows.newest.index_copy_(0, graph.rows, graph.batch.input_ids[0])
         self._rows.before.index_copy_(0, graph.rows, graph.batch.positions[0])
@@ -148,7 +148,7 @@ class DecodeGraphs:
                 _warn(size, str(error).strip().partition("\n")[0])
         log.info("decodes_recorded", rows=sorted(self._graphs))
 
-    def _record(self, size: int) -> Recording:
+    def _record(self, size: int) -> CapturedGraph:
         device = self.loaded.device
         zeros = torch.zeros(size, dtype=torch.int64, device=device)
         attended = self._attention.fixed_batch(size, table=self._rows.pages)
@@ -167,12 +167,12 @@ class DecodeGraphs:
             choices=zeros.clone(),
             paged=PagedRows(self._attention, attended),
         )
-        graph = Recording(zeros, batch, zeros.clone())
+        graph = CapturedGraph(zeros, batch, zeros.clone())
         graph.replay = self._capture(lambda: self._compute(graph))
         self.recordings += 1
         return graph
 
-    def _compute(self, graph: Recording) -> None:
+    def _compute(self, graph: CapturedGraph) -> None:
         """The pass that is recorded. All that differs from one replay to the next lies in tensors."""
         batch, rows, here = graph.batch, graph.rows, self._rows
         is_one = rows != NOBODY

@@ -23,7 +23,7 @@ from motet_runner.execute.sample import prompt_logprobs
 from motet_runner.execute.sample.device_sampler import NOT_FINITE, DeviceSampler, Sampling
 from motet_runner.execute.worker.base_worker import BaseWorker, Flight
 from motet_runner.execute.worker.captured_graph import capture_for
-from motet_runner.execute.worker.decode_graphs import DecodeGraphs, FixedAttention, FixedLora, Recording
+from motet_runner.execute.worker.decode_graphs import CapturedGraph, DecodeGraphs, FixedAttention, FixedLora
 from motet_runner.execute.worker.device_rows import NOBODY, DeviceRows, numbers_of
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.parcel import Parcel, Returning
@@ -148,9 +148,9 @@ class DeviceWorker(BaseWorker):
 
     def _compute_rows(self, plan: StepPlan, flight: Flight) -> None:
         """At once, from a recording if there is one for them"""
-        recording = None if self.graphs is None or plan.prefills else self.graphs.recording_for(plan.count)
-        if self.graphs is not None and recording is not None:
-            self._replay(plan, flight, self.graphs, recording)
+        graph = None if self.graphs is None or plan.prefills else self.graphs.graph_for(plan.count)
+        if self.graphs is not None and graph is not None:
+            self._replay(plan, flight, self.graphs, graph)
         else:
             self._compute_at_once(plan, flight)
 
@@ -184,20 +184,20 @@ class DeviceWorker(BaseWorker):
         flight.attention_calls += batch.calls
         flight.padding += batch.input_ids.numel() - batch.tokens
 
-    def _replay(self, plan: StepPlan, flight: Flight, graphs: DecodeGraphs, recording: Recording) -> None:
-        """The same for an iteration in which each row has one new token, from its recording."""
+    def _replay(self, plan: StepPlan, flight: Flight, graphs: DecodeGraphs, graph: CapturedGraph) -> None:
+        """The same for an iteration in which each row has one new token, from its graph."""
         numbers, starts, table = plan.decodes.rows, plan.decodes.starts, self.table
         rows, parcel = [table[number] for number in numbers], Parcel()
-        count, size = len(rows), len(recording.rows)
+        count, size = len(rows), len(graph.rows)
         sampling = self.sampler.prepare(rows, parcel)
         self.rows.prepare(rows, starts, table, parcel)
-        if recording.numbers != numbers:
+        if graph.numbers != numbers:
             padding = np.full(size - count, NOBODY, dtype=np.int64)
             parcel.add("rows", np.concatenate((numbers_of(rows), padding)))
         sent = parcel.send(self._link)
         self.rows.arrived(rows, starts, table, sent)
         if "rows" in sent:
-            recording.fill(numbers, sent["rows"])
+            graph.fill(numbers, sent["rows"])
         adapters = (numbers, table.changes, tuple(plan.adapters.items()))
         graphs.fill_adapters(adapters, lambda: self._segments(plan, rows))
         self._store.clear(
@@ -207,24 +207,24 @@ class DeviceWorker(BaseWorker):
                 if not start % PAGE_TOKENS
             ]
         )
-        logits = graphs.replay(recording)
+        logits = graphs.replay(graph)
         try:
             if self.on_logits is not None:
                 self.on_logits([row.request for row in rows], logits[:count].clone())
-            samples = sampling.sample(logits[:count], sent, recording.chosen[:count])
+            samples = sampling.sample(logits[:count], sent, graph.chosen[:count])
             newest = None if sampling.greedy else samples.newest()
             counted = sampling.counted(samples)
             call = self._call(rows, sampling, (), samples.parts)
         except BaseException:  # out of memory, say: the rows are computed again, in parts
-            graphs.undo(recording)
+            graphs.undo(graph)
             raise
         # What follows takes no memory.
         sampling.count(counted)
         self.rows.went_on(rows)
         if newest is not None:
-            self.rows.got(rows, recording.rows[:count], newest)
+            self.rows.got(rows, graph.rows[:count], newest)
         _note(flight, call)
-        flight.attention_calls += recording.calls
+        flight.attention_calls += graph.calls
         flight.padding += size - count
 
     def _segments(self, plan: StepPlan, rows: Sequence[TableRow]) -> list[Segment]:
