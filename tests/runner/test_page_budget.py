@@ -15,7 +15,9 @@ from motet.errors import SetupError
 from motet_kernels import LinearGroup
 from motet_kernels.gpu.attention import GpuAttention
 from motet_kernels.gpu.lora_backend import GpuBackend
+from motet_kernels.positions import more_positions
 from motet_runner.engine import Engine
+from motet_runner.execute.forward.rotation_table import rotation_bytes, rotations
 from motet_runner.execute.gate.memory_needs import room_bytes
 from motet_runner.execute.gate.texts import CROWD_TOKENS
 from motet_runner.execute.memory_budget import activations, page_budget
@@ -41,9 +43,13 @@ def engine(llama: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     return made
 
 
-def pages_of(engine: Engine, *, room: int = 0, packing: object = None, **changed: object) -> int:
+def pages_of(
+    engine: Engine, *, room: int = 0, packing: object = None, forward: object = None, **changed: object
+) -> int:
     config = replace(engine.diagnostics.config, **{"kv_cache_mib": None} | changed)
-    kernels = SimpleNamespace(add_lora=SimpleNamespace(copies=False), room_bytes=lambda _: room, packing=packing)
+    kernels = SimpleNamespace(
+        add_lora=SimpleNamespace(copies=False), room_bytes=lambda _: room, packing=packing, makes_forward=forward
+    )
     return whole_pages(engine.diagnostics.loaded, kernels, engine.diagnostics.linears, config)
 
 
@@ -65,7 +71,7 @@ def test_a_cache_that_the_gpu_has_no_room_for_is_refused(engine: Engine) -> None
     unset = pages_of(engine) * engine.diagnostics.loaded.shape.bytes_per_page() // MIB
     kept = page_budget.kept_bytes(
         engine.diagnostics.loaded,
-        SimpleNamespace(room_bytes=lambda _: 0),
+        SimpleNamespace(room_bytes=lambda _: 0, makes_forward=None),
         engine.diagnostics.linears,
         engine.diagnostics.config,
     )
@@ -94,6 +100,22 @@ def test_a_forward_pass_has_room_to_be_judged(engine: Engine) -> None:
     fewer = (pages_of(engine, **few) - pages_of(engine, packing=beside, **few)) * page
     judged = ITERATION * CROWD_TOKENS / 160 + room_bytes(engine.diagnostics.loaded)
     assert fewer == pytest.approx(judged - 2 * ITERATION, abs=2 * MIB)
+
+
+@pytest.mark.parametrize("longest", [100, 5000])
+def test_tables_of_rotations_have_room(longest: int, engine: Engine) -> None:
+    """As long as they may become, beside the one that each takes the place of: where sequences grow one by one."""
+    loaded = engine.diagnostics.loaded
+    rotary, head_dim = loaded.model.model.rotary_emb, loaded.shape.head_dim
+    before, most = torch.empty(0), 0
+    for tokens in range(1, longest + 1):
+        if tokens > len(before):
+            table = rotations(rotary, more_positions(len(before), tokens), head_dim // 2)
+            before, most = table, table.nbytes + before.nbytes
+    assert most <= rotation_bytes(longest, head_dim) <= 2.5 * most
+    fewer = pages_of(engine, max_model_length=longest) - pages_of(engine, forward=object(), max_model_length=longest)
+    room = rotation_bytes(longest, head_dim) / loaded.shape.bytes_per_page()
+    assert fewer == pytest.approx(room, abs=1)
 
 
 def test_without_swap_nothing_is_set_aside_for_it(engine: Engine) -> None:

@@ -1,5 +1,5 @@
 """The forward pass of Llama-shaped families without their modules, in plain torch (PU-21, OR-05, OR-17).
-`gpu_forward.py` has that of a GPU. The compiled kernels record what the modules compute (`recorded.py`).
+`gpu.py` has that of a GPU. The compiled kernels record what the modules compute (`record`, `program.py`).
 
 It computes what the family's modules in transformers compute. They stay the reference: a model is served so only when
 both give the same logits (see `execute.kernels.packed_model`).

@@ -3,9 +3,17 @@
 import torch
 from torch import nn
 
+from motet_kernels.positions import FIRST_POSITIONS
+
 
 def rotations(rotary: nn.Module, positions: int, half_head: int) -> torch.Tensor:
     """[positions, 2, half a head] cosines and sines in fp32"""
     device: torch.device = rotary.inv_freq.device  # type: ignore[assignment] # a tensor
     both = rotary(torch.zeros(1, dtype=torch.float32, device=device), torch.arange(positions, device=device)[None])
     return torch.stack([table[0, :, :half_head].float() for table in both], dim=1)
+
+
+def rotation_bytes(longest: int, head_dim: int) -> int:
+    """What the table takes at most for sequences of up to `longest` tokens: it doubles while the one before, which has
+    fewer positions than these, is still there."""
+    return (max(FIRST_POSITIONS, 2 * longest) + longest) * head_dim * torch.float32.itemsize

@@ -8,6 +8,7 @@ from motet.domain import pages_for
 from motet.errors import SetupError
 from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.rotation_table import rotation_bytes
 from motet_runner.execute.gate.memory_needs import room_bytes
 from motet_runner.execute.gate.texts import CROWD_TOKENS
 from motet_runner.execute.kernels.roles import Kernels, LargestWork
@@ -87,6 +88,7 @@ def kept_bytes(loaded: LoadedModel, kernels: Kernels, linears: LoraLinears, conf
     return {
         "rows": DeviceRows.room_bytes(ROWS_OF_EACH * decodes, pages),
         "kernels": kernels.room_bytes(work),
+        "rotations": 0 if kernels.makes_forward is None else rotation_bytes(longest, loaded.shape.head_dim),
         "swap": 0 if config.host_kv_mib == 0 else bytes_beside_pages(page_bytes),
     }
 
