@@ -1,7 +1,7 @@
 """The forward pass of any decoder in C++, with attention and LoRA, in one call (PU-21, OR-05, OR-17).
 
 A program is a list of steps over the rows of an iteration. Here it is cut into stages; the numbers that only one stage
-needs get a place in the memory of a thread, all others a buffer. The structures have the names of `source/program.cpp`.
+needs get a place in the memory of a thread, all others a buffer.
 """
 
 import ctypes
@@ -17,6 +17,16 @@ import torch
 from motet_kernels.cpp.attention import AttentionBatch, no_attention
 from motet_kernels.cpp.library import TYPES, Library
 from motet_kernels.cpp.lora_backend import LINEARS_AT_ONCE, CppBackend, CppBatch
+from motet_kernels.cpp.program_structures import (
+    NUMBER,
+    Buffer,
+    Call,
+    Instruction,
+    LinearStep,
+    Operand,
+    Program,
+    Stage,
+)
 from motet_kernels.cpp.steps import (
     DIMENSIONS,
     MAX_INPUTS,
@@ -34,65 +44,11 @@ from motet_kernels.cpp.steps import (
 )
 from motet_kernels.positions import more_positions
 
-_NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 KINDS = ("linears", "rows", "attention", "choice")
 """Of stages, as the library counts their time"""
 _LINEARS, _ROWS, _ATTENTION = range(3)
 _BUFFER, _SCRATCH, _CONSTANT = range(3)
 _ALIGNED = 64
-
-
-class _Operand(ctypes.Structure):
-    _fields_ = (*((name, _NUMBER) for name in ("where", "base", "offset", "type")), ("strides", _NUMBER * DIMENSIONS))
-
-
-class _Instruction(ctypes.Structure):
-    _fields_ = (
-        ("operation", _NUMBER),
-        ("sizes", _NUMBER * DIMENSIONS),
-        ("out", _Operand),
-        ("inputs", _Operand * MAX_INPUTS),
-        ("also", _Operand),
-        ("number", _NUMBER),
-        ("real", _REAL),
-    )
-
-
-class _Linear(ctypes.Structure):
-    _fields_ = (
-        *((name, _NUMBER) for name in ("x", "x_offset", "y", "inputs", "outputs")),
-        ("packed", _ADDRESS),
-        ("bias", _ADDRESS),
-        ("lora", _NUMBER),
-    )
-
-
-class _Stage(ctypes.Structure):
-    _fields_ = (
-        *((name, _NUMBER) for name in ("kind", "kept", "first", "count")),
-        *((name, _NUMBER) for name in ("query", "query_offset", "head_stride", "heads", "out", "window")),
-        *((name, _REAL) for name in ("scale", "softcap")),
-    )
-
-
-class _Buffer(ctypes.Structure):
-    _fields_ = (("data", _ADDRESS), ("row", _NUMBER))
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (
-        *((name, _NUMBER) for name in ("type", "type_of_logits", "prefetches", "stages", "scratch_bytes")),
-        *((name, _ADDRESS) for name in ("of_stage", "instructions", "linears", "buffers")),
-    )
-
-
-class _Call(ctypes.Structure):
-    _fields_ = (
-        *((name, _NUMBER) for name in ("rows", "kept", "threads")),
-        *((name, _ADDRESS) for name in ("keep", "attention", "lora")),
-        ("lora_count", _NUMBER),
-        *((name, _ADDRESS) for name in ("lora_products", "chosen", "seconds")),
-    )
 
 
 @dataclass
@@ -136,7 +92,7 @@ class CompiledProgram:
         self._room = 0
         """Rows that the buffers have room for"""
         self._memory: list[torch.Tensor] = []
-        self._of_buffer = (_Buffer * len(self._row_bytes))(*(_Buffer(None, size) for size in self._row_bytes))
+        self._of_buffer = (Buffer * len(self._row_bytes))(*(Buffer(None, size) for size in self._row_bytes))
         self._paths: list[str] = []
         self._looks_up: dict[ByPosition, list[int]] = {}
         """Tables, and the instructions that look up in them"""
@@ -174,7 +130,7 @@ class CompiledProgram:
         logits = torch.empty((keep.numel(), self._logits.size), dtype=self._logits.dtype)
         for number, tensor in enumerate((tokens, positions, logits)):
             self._of_buffer[number].data = tensor.data_ptr()
-        call = _Call(
+        call = Call(
             rows=rows,
             kept=keep.numel(),
             threads=torch.get_num_threads(),
@@ -255,9 +211,9 @@ class CompiledProgram:
         self._scratch_bytes = max(self._scratch_bytes, end)
 
     def _assemble(self) -> None:
-        instructions: list[_Instruction] = []
-        linears: list[_Linear] = []
-        stages: list[_Stage] = []
+        instructions: list[Instruction] = []
+        linears: list[LinearStep] = []
+        stages: list[Stage] = []
         for stage in self._stages:
             for number, step in enumerate(stage.steps, len(instructions)):
                 if isinstance(step, Compute) and isinstance(step.inputs[0].of, ByPosition):
@@ -266,14 +222,14 @@ class CompiledProgram:
                 stages.append(self._attention(stage.steps[0]))
                 continue
             steps: list[Any] = instructions if stage.kind == _ROWS else linears
-            stages.append(_Stage(kind=stage.kind, kept=stage.kept, first=len(steps), count=len(stage.steps)))
+            stages.append(Stage(kind=stage.kind, kept=stage.kept, first=len(steps), count=len(stage.steps)))
             steps += map(self._instruction if stage.kind == _ROWS else self._linear, stage.steps)
-        self._of_stage = (_Stage * len(stages))(*stages)
-        self._instructions = (_Instruction * len(instructions))(*instructions)
-        self._of_linear = (_Linear * len(linears))(*linears)
+        self._of_stage = (Stage * len(stages))(*stages)
+        self._instructions = (Instruction * len(instructions))(*instructions)
+        self._of_linear = (LinearStep * len(linears))(*linears)
         every = (step for stage in self._stages for step in stage.steps)
         dtype = next((step.weights.dtype for step in every if isinstance(step, Multiply)), self._logits.dtype)
-        self._program = _Program(
+        self._program = Program(
             type=TYPES[dtype],
             prefetches=self._prefetches,
             type_of_logits=NUMBER_TYPES.index(self._logits.dtype),
@@ -285,9 +241,9 @@ class CompiledProgram:
             buffers=ctypes.addressof(self._of_buffer),
         )
 
-    def _attention(self, step: Attend) -> _Stage:
+    def _attention(self, step: Attend) -> Stage:
         assert isinstance(step.query.of, Value)
-        return _Stage(
+        return Stage(
             kind=_ATTENTION,
             first=step.layer,
             query=self._buffers[step.query.of],
@@ -300,10 +256,10 @@ class CompiledProgram:
             softcap=step.softcap or 0.0,
         )
 
-    def _linear(self, step: Multiply) -> _Linear:
+    def _linear(self, step: Multiply) -> LinearStep:
         self._paths.append(step.path)
         self._constants += [step.weights, step.bias]
-        return _Linear(
+        return LinearStep(
             x=self._buffers[step.x],
             x_offset=step.offset,
             y=self._buffers[step.y],
@@ -314,21 +270,21 @@ class CompiledProgram:
             lora=-1,
         )
 
-    def _instruction(self, step: Compute) -> _Instruction:
+    def _instruction(self, step: Compute) -> Instruction:
         zero = Place(self._zero)
         nothing = (zero, Place(self._one), zero, zero, zero)  # a norm has a weight of one, and no bias
         inputs = (*step.inputs, *nothing[len(step.inputs) :])
-        return _Instruction(
+        return Instruction(
             operation=OPERATIONS.index(step.operation),
-            sizes=(_NUMBER * DIMENSIONS)(*step.sizes),
+            sizes=(NUMBER * DIMENSIONS)(*step.sizes),
             out=self._operand(step.out or zero),
-            inputs=(_Operand * MAX_INPUTS)(*map(self._operand, inputs)),
+            inputs=(Operand * MAX_INPUTS)(*map(self._operand, inputs)),
             also=self._operand(step.also or zero),
             number=step.number,
             real=step.real,
         )
 
-    def _operand(self, place: Place) -> _Operand:
+    def _operand(self, place: Place) -> Operand:
         of = place.of
         if isinstance(of, Value):
             dtype, where = of.dtype, _BUFFER if of in self._buffers else _SCRATCH
@@ -337,8 +293,8 @@ class CompiledProgram:
             self._constants.append(of)
             where, dtype = _CONSTANT, of.dtype
             base = of.data_ptr() if isinstance(of, torch.Tensor) else of.address
-        strides = (_NUMBER * DIMENSIONS)(*place.strides)
-        return _Operand(where=where, base=base, offset=place.offset, type=NUMBER_TYPES.index(dtype), strides=strides)
+        strides = (NUMBER * DIMENSIONS)(*place.strides)
+        return Operand(where=where, base=base, offset=place.offset, type=NUMBER_TYPES.index(dtype), strides=strides)
 
 
 def _table_of(library: Library, by_position: ByPosition, positions: int) -> torch.Tensor:

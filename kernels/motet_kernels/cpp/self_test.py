@@ -1,5 +1,6 @@
 """Compares a library with its references, on small sizes: add_lora, linears, attention, the largest number, and
-operations of programs with one operand. The gate sees the others, in the forward pass of a model.
+operations of programs with one operand. Those with several, and what peepholes bring together, are judged by the gate:
+it compares the forward pass of each model that is loaded.
 """
 
 from collections.abc import Sequence
