@@ -7,7 +7,7 @@ import pytest
 from motet.domain import BASE, InstanceName, RequestId
 from motet.runner_info import Failure, KernelState, RunnerIdentity
 from motet_scheduler import conversion
-from motet_scheduler.policy import effects, events
+from motet_scheduler.policy import effects, events, request_lifecycle
 from motet_scheduler.policy.request_lifecycle import ENDED_AT_ONCE
 from motet_scheduler.policy.values import Promise
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, ready
@@ -284,6 +284,63 @@ def test_only_a_move_away_from_an_engine_that_hangs_says_so():
     driver.lose("a", epoch=2)
     (place,) = driver.of(effects.SendPlaced)
     assert not place.engine_hung
+
+
+def moves(driver):
+    return [effect.request for effect in driver.of(effects.CancelAtRunner)]
+
+
+@pytest.mark.parametrize("why", ["it hangs", "its drain is over"])
+def test_the_requests_of_a_runner_move_in_parts_the_oldest_first(why, monkeypatch):
+    monkeypatch.setattr(request_lifecycle, "MOVED_AT_ONCE", 2)
+    driver = ready()
+    driver.attach("r0")
+    for n in (3, 1, 0, 4, 2):
+        driver.enqueue(f"a{n}", age=10.0 - n)
+    driver.attach("r1")
+    if why == "it hangs":
+        make_unhealthy(driver, hung=True)
+    else:
+        driver.send(events.RunnerShuttingDown(InstanceName("r0"), "1", 0.0))
+        driver.wait(0.1)
+    moved = [moves(driver)]
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+        moved.append(moves(driver))
+    assert moved == [["a0", "a1"], ["a2", "a3"], ["a4"]]
+    assert {driver.where(f"a{n}") for n in range(5)} == {"r1"}
+
+
+def test_what_ended_or_left_meanwhile_does_not_move(monkeypatch):
+    monkeypatch.setattr(request_lifecycle, "MOVED_AT_ONCE", 1)
+    driver = ready()
+    driver.attach("r0")
+    for n in range(4):
+        driver.enqueue(f"a{n}")
+    driver.attach("r1")
+    make_unhealthy(driver, hung=True)
+    assert moves(driver) == ["a0"]
+    driver.finish("a1")
+    assert moves(driver) == ["a2"]
+    driver.lose("a3")
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+        assert not moves(driver)
+    assert driver.where("a3") == "r1"
+
+
+def test_a_runner_that_takes_work_again_keeps_what_has_not_moved_yet(monkeypatch):
+    monkeypatch.setattr(request_lifecycle, "MOVED_AT_ONCE", 1)
+    driver = ready()
+    driver.attach("r0")
+    for n in range(3):
+        driver.enqueue(f"a{n}")
+    driver.attach("r1")
+    driver.report("r0", *(entry(f"a{n}", 5) for n in range(3)))
+    make_unhealthy(driver, hung=True)
+    driver.report("r0", entry("a1", 5), entry("a2", 5), steps=1)
+    assert [driver.where(f"a{n}") for n in range(3)] == ["r1", "r0", "r0"]
+    assert not driver.scheduler.more_to_try
 
 
 def test_a_moving_request_that_fits_nowhere_waits_and_moves_later():

@@ -19,6 +19,9 @@ from motet_scheduler.policy.waiting_reasons import explain
 ENDED_AT_ONCE = 32
 """In one event: ending ten thousand would delay everything else, so `TryMore` goes on."""
 
+MOVED_AT_ONCE = 32
+"""In one event, for the same reason."""
+
 SWEPT_AT_ONCE = 1000
 """Entries that a sweep looks at in one tick."""
 
@@ -35,6 +38,8 @@ class RequestLifecycle:
         """Placements that their runner does not list, and since when; the oldest first."""
         self.deadlines = Deadlines()
         self._forgotten: deque[Request] = deque()
+        self._moving: dict[Runner, tuple[str, list[Request]]] = {}
+        """Why all requests of a runner move, and which are left."""
         self.retry_times: list[tuple[float, int, Request]] = []
         """When a request may try a runner again that it avoids."""
         self._retry_numbers = count()
@@ -139,16 +144,33 @@ class RequestLifecycle:
         heappush(self.retry_times, (at, next(self._retry_numbers), request))
 
     def move_everything(self, runner: Runner, why: str) -> None:
-        for request in self._placed_on(runner):
-            if request.gateway in self._state.gateways:
-                self.move(request, why)
+        """Move what this runner has now, some in each event, the oldest first."""
+        if runner not in self._moving:
+            left = [request for request in self._placed_on(runner) if request.gateway in self._state.gateways]
+            self._moving[runner] = (why, sorted(left, key=lambda request: request.key, reverse=True))
+
+    def move_some(self) -> None:
+        may_move = MOVED_AT_ONCE
+        for runner, (why, left) in list(self._moving.items()):
+            if runner.takes_work:
+                left.clear()  # it may keep the others: it is healthy again, or its drain was taken back
+            while left and may_move:
+                request = left.pop()
+                if self._is_on(request, runner) and request.gateway in self._state.gateways:
+                    self.move(request, why)
+                    may_move -= 1
+            if not left:
+                del self._moving[runner]
 
     def _placed_on(self, runner: Runner) -> list[Request]:
-        return [
-            request
-            for request in self._state.requests.values()
-            if request.placement is not None and self._state.runner_of(request.placement) is runner
-        ]
+        return [request for request in self._state.requests.values() if self._is_on(request, runner)]
+
+    def _is_on(self, request: Request, runner: Runner) -> bool:
+        """Whether it is placed there. Not if it has ended: its placement stays as it was."""
+        placement = request.placement
+        if placement is None or self._state.runner_of(placement) is not runner:
+            return False
+        return self._state.requests.get(request.id) is request
 
     def move(self, request: Request, why: str) -> None:
         """Cancel the request on its runner and place it again under a new epoch (PU-17)."""
@@ -171,7 +193,7 @@ class RequestLifecycle:
 
     @property
     def more_to_end(self) -> bool:
-        return bool(self._forgotten) or self.deadlines.due(self._state.now)
+        return bool(self._forgotten or self._moving) or self.deadlines.due(self._state.now)
 
     def tick(self) -> None:
         self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))

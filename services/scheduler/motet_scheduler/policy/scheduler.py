@@ -101,6 +101,7 @@ class Scheduler:
         state.effects = []
         self._handlers[type(event)](event)
         self.lifecycle.end_forgotten()
+        self.lifecycle.move_some()
         if state.bases_changed:
             self.publisher.bases_changed()
         self.placer.place_all()
