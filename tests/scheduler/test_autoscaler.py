@@ -1,5 +1,7 @@
 """The autoscaler: how it computes a pool's load, when it does not scale down, and when it reports."""
 
+import pytest
+
 from motet.domain import InstanceName, RequestId
 from motet.runner_info import RunnerIdentity
 from motet_scheduler.policy import effects, events
@@ -96,6 +98,23 @@ def test_demand_and_placement_agree_on_requests_that_no_runner_with_their_adapte
     assert driver.scheduler.capacity.figures["default/demo"].waiting == 1
     driver.finish("busy")
     assert driver.where("a") == "large"
+
+
+@pytest.mark.parametrize("large_first", [True, False])
+def test_of_requests_for_one_adapter_only_those_ask_for_a_runner_that_are_too_large_for_those_that_have_it(large_first):
+    driver = scaled(adapter(max_replicas=1))
+    driver.attach("small", pages=4, max_sequences=1)
+    driver.certify(instance="small")
+    driver.report("small", resident=(resident(PIRATE),))
+    driver.attach("large", max_sequences=1)
+    driver.enqueue("busy", max_tokens=500)
+    driver.enqueue("runs", max_tokens=16, digest=PIRATE, adapter="default/pirate")
+    sizes = [500, 16, 16] if large_first else [16, 16, 500]
+    for number, max_tokens in enumerate(sizes):
+        tenant = f"t{number}"
+        driver.enqueue(f"a{number}", max_tokens=max_tokens, tenant=tenant, digest=PIRATE, adapter="default/pirate")
+    advice_after(driver)
+    assert driver.scheduler.capacity.figures["default/demo"].waiting == 1
 
 
 def test_a_queue_at_an_empty_pool_asks_for_the_first_runner():

@@ -194,9 +194,9 @@ class Autoscaler:
         if not limited:
             return requests
         # One request answers for all alike: thousands may wait.
-        alike = {(one.base, one.adapter, one.digest): one for _, _, one in requests if one.adapter in limited}
+        alike = {_kind(one): one for _, _, one in requests if one.adapter in limited}
         waiting = {key for key, one in alike.items() if self._state.limited_to(one) is not None}
-        return [head for head in requests if ((one := head[2]).base, one.adapter, one.digest) not in waiting]
+        return [head for head in requests if head[2].adapter not in limited or _kind(head[2]) not in waiting]
 
     def _promised_pages(self, request: Request, capacity: Capacity) -> int:
         adapter_pages = capacity.adapter_pages(self._state.adapters.rank_of(request.digest))
@@ -269,6 +269,13 @@ class Autoscaler:
             pool.pool, advice.replicas, advice.reason, advice.code, advice.stale
         )
         self._state.emit(watched.last_report)
+
+
+def _kind(request: Request) -> tuple[str, str, Digest, int, int, int]:
+    """Of equal ones, `maxReplicas` keeps back all or none. The size matters: it does not keep back what is too large
+    for the runners that have the adapter."""
+    size = (request.prompt_tokens, request.max_tokens, request.delivered)
+    return (request.base, request.adapter, request.digest, *size)
 
 
 def _figures(runners: Iterable[Runner], load: PoolLoad, advice: DesiredReplicas) -> PoolFigures:
