@@ -352,6 +352,18 @@ async def test_a_leader_that_cannot_write_the_lease_raises_its_term_as_often_as_
 
 
 @in_virtual_time
+async def test_a_write_reserves_sixteen_terms_the_present_one_included(leases: FakeLeaseApi) -> None:
+    """One that leaves gives back those that it did not use."""
+    async with Candidate(leases) as leader:
+        assert (leader.term, leases.term) == (1, 16)
+        leader.raise_term_above(1, lambda: None)
+        await until(lambda: leases.term == 17)
+        assert leader.term == 2
+    async with Candidate(leases) as successor:
+        assert (successor.term, leases.term) == (3, 18)
+
+
+@in_virtual_time
 async def test_each_renewal_reserves_terms_again(leases: FakeLeaseApi) -> None:
     async with Candidate(leases) as leader:
         for _ in range(3):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,27 @@ async def test_a_session_without_a_hello_that_may_not_open_is_refused_with_a_rea
     recorder.error = Overloaded("come back later")
     async with recorder.serving(address, peer="operator"), open_stream(address) as call:
         assert await refusal(call) == "UNAVAILABLE: come back later"
+
+
+async def test_what_a_replaced_stream_goes_on_to_send_is_not_handled(address: str) -> None:
+    recorder = RecordingSessions()
+
+    async def send_for_ever(call: Any) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await call.write(b"late")
+
+    async with recorder.serving(address), open_stream(address, b"hello a/old") as older:
+        sending = asyncio.create_task(send_for_ever(older))
+        await until(lambda: recorder.record.count("a/old: late") > 10)
+        async with open_stream(address, b"hello a/new", b"one") as newer:
+            await until(lambda: "a/new: one" in recorder.record)
+            assert await refusal(older)
+            await newer.write(b"two")
+            await until(lambda: recorder.record[-1] == "a/new: two")
+        await sending
+    replaced_at = recorder.record.index("a/new: opened")
+    assert "a/old: late" not in recorder.record[replaced_at:]
 
 
 async def test_a_peer_that_connects_again_replaces_its_session_without_a_close(address: str) -> None:

@@ -94,6 +94,15 @@ def test_one_tenant_alone_does_not_decide_what_the_second_one_starts_from() -> N
     assert learned(*[1] * 3000).estimate("other", "other/a", 8000).q95 > 1000
 
 
+def test_the_prior_counts_as_one_answer_of_each_tenant_and_as_one_tenant() -> None:
+    """Three tenants have one answer of one token each. Half of what each adds is that answer, so the mean over them and
+    the prior has it for 3/8; the median of the rest is where the prior has a fifth: two octaves above 8."""
+    model = LengthModel()
+    for tenant in "abc":
+        teach(model, 1, tenant=tenant, adapter="a")
+    assert 29 <= model.estimate("new", "new/a", 8000).q50 <= 36
+
+
 def test_new_tenants_move_what_others_start_from_although_one_has_most_answers() -> None:
     model = learned(*[10] * 5000, tenant="heavy", adapter="a")
     assert model.estimate("new", "new/a", 8000).q50 < 1000

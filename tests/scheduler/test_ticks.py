@@ -37,11 +37,23 @@ def test_five_times_as_many_waiting_requests_are_no_more_work_for_a_tick():
 def test_a_tick_looks_at_a_bounded_number_of_positions(monkeypatch):
     monkeypatch.setattr(placement, "LOOKED_AT_ONCE", 10)
     driver, looked = many_wait(16), []
-    monkeypatch.setattr(placement.Positions, "report", lambda _self, _request, position: looked.append(position))
+    monkeypatch.setattr(
+        placement.Positions, "report", lambda _self, request, position: looked.append((position, request.id))
+    )
     for moment in range(4):
         driver.wait(1.0)
         assert len(looked) <= 10 * (moment + 1)
-    assert looked == [*range(1, 16)] * 2 + [*range(1, 11)]
+    each = [(number, f"{number}") for number in range(1, 16)]
+    assert looked == [*each, *each, *each[:10]]
+
+
+def test_positions_are_in_the_order_of_age_whatever_the_tenant(monkeypatch):
+    driver, looked = many_wait(1), []
+    for name, tenant, age in (("d", "a", 1.0), ("b", "b", 3.0), ("a", "a", 4.0), ("c", "a", 2.0)):
+        driver.enqueue(name, prompt=1, max_tokens=150, tenant=tenant, age=age)
+    monkeypatch.setattr(placement.Positions, "report", lambda _self, request, _position: looked.append(request.id))
+    driver.wait(1.0)
+    assert looked == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("left", [0, 3])
