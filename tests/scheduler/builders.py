@@ -234,6 +234,11 @@ def ready(**config: Any) -> SchedulerDriver:
     return driver
 
 
+def reserved(driver: SchedulerDriver) -> dict[str, str]:
+    """The runners that are reserved, and for which requests."""
+    return {runner.instance: request.id for runner, request in driver.scheduler.queues[GROUP].reserved.items()}
+
+
 def check_order(driver: SchedulerDriver) -> None:
     """From now on, nothing is placed while an older request of its class, or a more urgent one, fits somewhere."""
     placer = driver.scheduler.placer

@@ -2,10 +2,14 @@
 
 import pytest
 
-from motet.domain import InstanceName
-from motet.runner_info import RequestClass, Tier
+from motet.domain import InstanceName, RequestId, Tenant
+from motet.runner_info import Capacity, RequestClass, RunnerIdentity, Tier
 from motet_scheduler.policy import effects, events, placement
-from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, entry, ready, resident
+from motet_scheduler.policy.adapter_limits import AdapterLimits
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.values import BaseModel, GroupName
+from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, entry, ready, reserved, resident
 
 WAITS = "it waits for a runner that has its adapter, because placement.maxReplicas allows no more"
 
@@ -133,13 +137,66 @@ def test_a_runner_is_reserved_that_may_serve_the_overdue_request_though_another_
     driver.certify(instance=driver.of(effects.EnsureAdapter)[0].instance)
     ask(driver, "large", prompt=1, max_tokens=95 * 16)
     driver.enqueue("small", prompt=1, max_tokens=15, tenant="other")
-    queue, runners = driver.scheduler.queues[GROUP], driver.scheduler.runners
-    assert queue.reserved_runner is runners[InstanceName("r1")], "it lacks least"
+    assert reserved(driver) == {"r1": "large"}, "it lacks least"
     ask(driver, "urgent", prompt=1, max_tokens=15, tenant="third", request_class=RequestClass.INTERACTIVE)
     holder = driver.where("urgent")
     assert holder != "r1"
     driver.report("r0" if holder == "r2" else "r2", entry("any", 40))
-    assert queue.reserved_runner is runners[InstanceName(holder)], "only it has the adapter, and no other may"
+    assert reserved(driver) == {holder: "large"}, "only it has the adapter, and no other may"
+
+
+def test_overdue_requests_that_wait_for_different_runners_have_a_reservation_each():
+    """The first waits for the only runner that may serve its adapter; the second must not starve behind it."""
+    driver = ready(max_passed_over=1)
+    driver.attach("r0", live=(entry("on r0", 50),))
+    driver.attach("r1", live=(entry("on r1", 100),))
+    driver.state(adapter(max_replicas=1))
+    driver.certify(instance=driver.of(effects.EnsureAdapter)[0].instance)
+    driver.report("r1", entry("on r1", 100), resident=(resident(PIRATE),))
+    ask(driver, "pirate", "pirate too", prompt=1, max_tokens=99 * 16)
+    driver.enqueue("large", prompt=1, max_tokens=80 * 16, tenant="b")
+    driver.enqueue("large too", prompt=1, max_tokens=80 * 16, tenant="c")
+    for n in range(2):
+        driver.enqueue(f"small{n}", prompt=1, max_tokens=15, tenant=f"t{n}")
+    assert [driver.where(f"small{n}") for n in range(2)] == ["r0", ""]
+    assert reserved(driver) == {"r0": "large", "r1": "pirate"}
+    driver.report("r0", entry("on r0", 1))
+    assert driver.where("large") == "r0"
+    driver.report("r1", entry("on r1", 1), resident=(resident(PIRATE),))
+    assert driver.where("pirate") == "r1"
+
+
+def test_a_request_that_waits_for_a_runner_with_its_adapter_holds_back_no_other_of_its_tenant():
+    driver = limited(1, runners=2)
+    ask(driver, "a", "b", "c")
+    driver.enqueue("base")
+    assert [driver.where(name) for name in ("a", "b", "base")] == ["r1", "", "r0"]
+    driver.finish("a")
+    assert [driver.where(name) for name in "bc"] == ["r1", ""], "and they keep their order"
+
+
+def test_requests_that_wait_when_a_limit_comes_hold_back_no_other_of_their_tenant():
+    driver = limited(0, runners=2)
+    ask(driver, "a")
+    driver.enqueue("busy", tenant="other")
+    ask(driver, "b", deadline=9.0)
+    driver.enqueue("base")
+    driver.state(adapter(max_replicas=1))
+    driver.finish("busy")
+    assert [driver.where(name) for name in ("a", "b", "base")] == ["r1", "", "r0"]
+    driver.state(adapter())
+    driver.enqueue("younger")
+    driver.finish("base")
+    assert [driver.where(name) for name in ("b", "younger")] == ["r0", ""]
+
+
+def test_a_limit_that_comes_ends_no_deadline():
+    driver = limited(0, runners=1)
+    ask(driver, "a")
+    ask(driver, "b", deadline=9.0)
+    driver.state(adapter(max_replicas=1))
+    driver.wait(10.0)
+    assert [refused.request for refused in driver.of(effects.SendRefused)] == ["b"]
 
 
 def test_another_adapter_with_the_same_bytes_has_its_own_limit():
@@ -204,3 +261,64 @@ def test_many_that_may_go_elsewhere_now_are_looked_at_in_parts(monkeypatch):
         driver.wait(0.01)
     driver.finish("busy")
     assert driver.where("w0") == "r0"
+
+
+def runners_of_each_kind() -> tuple[AdapterLimits, dict[str, Runner]]:
+    """Two groups and two base models: each runner has the adapter, and each of the two names may be on one of them."""
+    limits = AdapterLimits()
+    limits.state([adapter(max_replicas=1), adapter("twin", max_replicas=2)])
+    runners = {}
+    for name, group, base in (("r0", GROUP, "old"), ("r1", GROUP, "new"), ("r2", "default/other", "new")):
+        identity_ = RunnerIdentity(instance=name, incarnation="1", pool="p", group=group)
+        runner = runners[name] = Runner(
+            identity_, "", Capacity(pages=100), 1.0, rank_of=lambda _: 8, adapter_moved=limits.adapter_moved
+        )
+        runner.base = BaseModel(digest=base)
+        runner.note_resident([resident(PIRATE)])
+    return limits, runners
+
+
+def limited_request(group: str = GROUP, base: str = "", name: str = "pirate") -> Request:
+    return Request(
+        id=RequestId("a"),
+        gateway="g0",
+        tenant=Tenant("acme"),
+        group=GroupName(group),
+        digest=PIRATE,
+        adapter=f"default/{name}",
+        base=base,
+        request_class=RequestClass.STANDARD,
+        prompt_tokens=1,
+        max_tokens=1,
+        asked_at=0.0,
+    )
+
+
+def served_by(limits: AdapterLimits, **of: str) -> list[str] | None:
+    found = limits.holders_at_limit(limited_request(**of))
+    return None if found is None else [runner.instance for runner in found]
+
+
+def test_requests_of_other_groups_base_models_and_names_have_another_answer() -> None:
+    limits, _ = runners_of_each_kind()
+    for _ in range(2):
+        assert served_by(limits, base="old") == ["r0"]
+        assert served_by(limits, base="new") == ["r1"]
+        assert served_by(limits) == ["r0"]
+        assert served_by(limits, group="default/other") == ["r2"]
+        assert served_by(limits, name="twin") == ["r0", "r1"]
+        assert served_by(limits, base="new", name="twin") is None
+
+
+def test_an_answer_is_kept_for_all_that_ask_alike_until_a_runner_or_a_limit_changes() -> None:
+    limits, runners = runners_of_each_kind()
+    assert served_by(limits) == ["r0"]
+    kept = limits.holders_at_limit(limited_request())
+    assert limits.holders_at_limit(limited_request()) is kept, "it is worked out once"
+    runners["r0"].note_resident([])
+    assert served_by(limits) == ["r1"]
+    runners["r0"].note_resident([resident(PIRATE)])
+    assert served_by(limits) == ["r0"]
+    limits.state([adapter(max_replicas=2), adapter("twin", max_replicas=2)])
+    assert served_by(limits) == ["r0", "r1"]
+    assert served_by(limits, group="default/other") is None

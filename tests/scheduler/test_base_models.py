@@ -12,7 +12,7 @@ from motet_scheduler.policy import effects, events, placement
 from motet_scheduler.policy.catalog import SavedCatalog
 from motet_scheduler.policy.replaced_bases import REFUSED_AT_ONCE
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, Certificate
-from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, entry, pool, ready
+from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, pool, ready, reserved
 
 OLD = "sha256:old"
 NEW = "sha256:new"
@@ -217,11 +217,10 @@ def test_no_runner_of_another_base_model_is_reserved_for_an_overdue_request():
     for number in range(5):
         driver.enqueue(f"r{number}", tenant="others", base=NEW)
     assert {driver.where(f"r{number}") for number in range(5)} == {"b"}
-    queue, own = driver.scheduler.queues[GROUP], driver.scheduler.runners[InstanceName("a")]
-    assert queue.reserved_runner is own
+    assert reserved(driver) == {"a": "overdue"}
     driver.report("b", *(entry(f"r{number}", 2) for number in range(5)))
     driver.enqueue("next", tenant="others", base=NEW)
-    assert queue.reserved_runner is own
+    assert reserved(driver) == {"a": "overdue"}
     assert driver.where("next") == "b"
 
 

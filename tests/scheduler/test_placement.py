@@ -16,6 +16,7 @@ from tests.scheduler.builders import (
     entry,
     pool,
     ready,
+    reserved,
     resident,
 )
 
@@ -118,18 +119,65 @@ def test_tenants_that_wait_for_an_adapter_slot_hold_back_nobody_behind_them():
     assert driver.where("poet0") == "r0"
 
 
-def test_a_small_request_goes_as_soon_as_it_is_one_of_the_oldest():
+def few_pages_for_many_tenants(driver, *, digest=BASE):
+    """Each lacks pages, and a small request is behind them."""
+    for n in range(5):
+        driver.enqueue(f"large{n}", tenant=f"t{n}", digest=digest, prompt=144, max_tokens=48)
+    driver.enqueue("small", tenant="later", digest=digest, prompt=16, max_tokens=48)
+    assert driver.where("small") == ""
+
+
+def test_large_requests_of_many_tenants_hold_back_no_small_one_behind_them():
     driver = ready(tenants_examined=2)
     driver.attach(pages=16)
     for n in range(4):
         driver.enqueue(f"runs{n}", prompt=16, max_tokens=48)
-    driver.enqueue("large", tenant="a", prompt=144, max_tokens=48)
-    driver.enqueue("large too", tenant="b", prompt=144, max_tokens=48)
-    driver.enqueue("small", tenant="c", prompt=16, max_tokens=48)
+    few_pages_for_many_tenants(driver)
     driver.finish("runs0")
-    assert driver.where("small") == "", "two older ones are looked at before it"
-    driver.cancel("large")
-    driver.finish("runs1")
+    assert driver.where("small") == "r0"
+
+
+def test_what_a_request_needs_is_known_for_runners_of_each_size():
+    """On the small runner the large requests never fit."""
+    driver = ready(tenants_examined=2)
+    driver.attach("large", pages=16, live=(entry("x", 16),))
+    driver.attach("small", pages=8, live=(entry("y", 8),))
+    few_pages_for_many_tenants(driver)
+    driver.report("large", entry("x", 4))
+    assert driver.where("large0") == "large"
+    assert driver.where("small") == ""
+    driver.report("small", entry("y", 4))
+    assert driver.where("small") == "small"
+
+
+@pytest.mark.parametrize("digest", [BASE, PIRATE])
+def test_where_all_slots_are_in_use_large_requests_hold_back_no_small_one_behind_them(digest):
+    driver = ready(tenants_examined=2)
+    driver.attach(pages=16, adapter_slots=1)
+    driver.state(adapter())
+    driver.certify()
+    for n in range(4):
+        driver.enqueue(f"runs{n}", digest=PIRATE, prompt=16, max_tokens=48)
+    few_pages_for_many_tenants(driver, digest=digest)
+    driver.finish("runs0")
+    assert driver.where("small") == "r0"
+
+
+@pytest.mark.parametrize("small", [PIRATE, BASE])
+def test_requests_that_lack_the_pages_of_their_adapter_hold_back_nobody_behind_them(small):
+    """Eight pages are free. The poet would take four of them; the pirate is there already."""
+    driver = ready(tenants_examined=2)
+    driver.attach(pages=32, adapter_slots=4, adapter_rank_bytes=16, adapter_rank_tile=8, page_bytes=32)
+    driver.state(adapter(), adapter("poet"))
+    driver.certify()
+    driver.certify("poet", POET)
+    driver.enqueue("runs", digest=PIRATE, prompt=1, max_tokens=16 * 20 - 1)
+    driver.enqueue("runs too", prompt=1, max_tokens=16 * 8 - 1)
+    for n in range(5):
+        driver.enqueue(f"poet{n}", tenant=f"t{n}", digest=POET, prompt=1, max_tokens=16 * 6 - 1)
+    driver.enqueue("small", tenant="later", digest=small, prompt=1, max_tokens=16 * 7 - 1)
+    assert driver.where("small") == ""
+    driver.finish("runs too")
     assert driver.where("small") == "r0"
 
 
@@ -310,9 +358,9 @@ def test_another_runner_is_reserved_if_the_reserved_one_goes(goes):
 def test_a_reserved_runner_that_starts_again_stays_reserved_though_nobody_saw_it_go():
     driver = ready(max_passed_over=2)
     overdue_request(driver, r1=100)
-    assert driver.scheduler.queues[GROUP].reserved_runner is driver.scheduler.runners[InstanceName("r0")]
+    assert reserved(driver) == {"r0": "large"}
     driver.attach("r0", incarnation="2", live=(entry("x", 80),))
-    assert driver.scheduler.queues[GROUP].reserved_runner is driver.scheduler.runners[InstanceName("r0")]
+    assert reserved(driver) == {"r0": "large"}
     driver.enqueue("later", **pages(1), tenant="c")
     assert driver.where("later") == ""
 
@@ -596,18 +644,50 @@ def test_where_all_slots_are_in_use_those_that_wait_for_another_model_hold_back_
     assert driver.where("behind") == "r0"
 
 
-def test_when_an_overdue_request_leaves_for_which_there_was_no_runner_one_is_reserved_for_the_next():
+@pytest.mark.parametrize("what", [{"base": "sha256:other"}, {"avoid": ("r0",)}])
+def test_an_overdue_request_that_more_room_would_not_help_leaves_the_reservation_to_the_next(what):
+    """No runner has its base model, or the only one has just declined it."""
+    driver = ready(max_passed_over=1, avoid_after_decline=5.0, max_avoid=5.0)
+    driver.attach(live=(entry("x", 50),))
+    driver.enqueue("waits for something else", tenant="a", **what)
+    driver.enqueue("large", tenant="b", **pages(80))
+    driver.enqueue("small", tenant="c", **pages(1))
+    assert reserved(driver) == {"r0": "large"}
+    driver.enqueue("small too", tenant="d", **pages(1))
+    assert driver.where("small too") == ""
+
+
+def test_a_runner_is_reserved_for_nobody_if_more_room_would_help_nobody():
+    driver = ready(max_passed_over=1, avoid_after_decline=5.0, max_avoid=5.0)
+    driver.attach(live=(entry("x", 50),))
+    driver.enqueue("declined", tenant="a", avoid=("r0",))
+    for n in range(4):
+        driver.enqueue(f"small{n}", tenant=f"t{n}", **pages(1))
+        assert driver.where(f"small{n}") == "r0"
+
+
+def test_a_request_has_a_reservation_again_when_it_may_try_the_runner_that_declined_it():
+    driver = ready(max_passed_over=1, avoid_after_decline=5.0, max_avoid=5.0)
+    driver.attach(live=(entry("x", 50),))
+    driver.enqueue("large", tenant="a", avoid=("r0",), **pages(80))
+    driver.enqueue("small", tenant="b", **pages(1))
+    assert reserved(driver) == {}
+    driver.wait(6.0)
+    assert reserved(driver) == {"r0": "large"}
+
+
+def test_an_untried_overdue_request_gets_its_reservation_before_the_runner_takes_another():
+    """It was behind a request of its tenant, and is tried for the first time when that is cancelled."""
     driver = ready(max_passed_over=1)
     driver.attach(live=(entry("x", 50),))
-    driver.enqueue("nowhere", tenant="a", base="sha256:other")
-    driver.enqueue("large", tenant="b", prompt=1, max_tokens=80 * 16)
-    driver.enqueue("small", tenant="c", prompt=1, max_tokens=15)
-    driver.cancel("nowhere")
-    queue = driver.scheduler.queues[GROUP]
-    assert (queue.reserved_for, queue.reserved_runner) == (
-        driver.scheduler.requests[RequestId("large")],
-        driver.scheduler.runners[InstanceName("r0")],
-    )
+    driver.enqueue("first", tenant="a", **pages(90))
+    driver.enqueue("second", tenant="a", **pages(80))
+    driver.enqueue("small0", tenant="b", **pages(1))
+    driver.enqueue("small1", tenant="c", **pages(1))
+    assert [driver.where(request) for request in ("small0", "small1")] == ["r0", ""]
+    driver.cancel("first")
+    assert reserved(driver) == {"r0": "second"}
+    assert driver.where("small1") == ""
 
 
 def test_when_the_reserved_runner_is_down_the_one_that_lacks_least_of_all_is_reserved():
@@ -616,11 +696,10 @@ def test_when_the_reserved_runner_is_down_the_one_that_lacks_least_of_all_is_res
         driver.attach(name, live=(entry(f"on {name}", used),))
     driver.enqueue("large", tenant="a", prompt=1, max_tokens=80 * 16)
     driver.enqueue("small", tenant="b", prompt=1, max_tokens=15)
-    queue, runners = driver.scheduler.queues[GROUP], driver.scheduler.runners
-    assert queue.reserved_runner is runners[InstanceName("r0")]
+    assert reserved(driver) == {"r0": "large"}
     driver.detach("r0")
     driver.report("r2", entry("on r2", 60))
-    assert queue.reserved_runner is runners[InstanceName("r1")]
+    assert reserved(driver) == {"r1": "large"}
 
 
 def test_a_pool_that_allows_a_larger_batch_takes_the_next_at_once():
@@ -653,9 +732,9 @@ def test_what_waits_behind_another_request_hears_when_no_runner_is_up():
 
 
 def test_a_request_that_fits_but_was_not_looked_at_yet_waits_for_no_runner():
-    driver = ready(tenants_examined=1)
+    driver = ready(tenants_examined=1, avoid_after_decline=9.0)
     driver.attach(live=(entry("x", 100),))
-    driver.enqueue("large", prompt=1, max_tokens=90 * 16)
+    driver.enqueue("was declined", avoid=("r0",))
     driver.enqueue("small", tenant="b", prompt=1, max_tokens=15)
     driver.report("r0", entry("x", 50))
     driver.wait(1)

@@ -39,31 +39,46 @@ class Running:
 
 
 class Driver(SchedulerDriver):
-    """Checks after each scan that a runner is reserved for the overdue request, and that it takes only more urgent
-    ones as long as it stays reserved."""
+    """Checks after each scan that runners are reserved for the overdue requests that only lack room, and that each
+    takes only more urgent ones as long as it stays reserved."""
 
     def send(self, event):
         queue = self.scheduler.queues.setdefault(GROUP, Queue(MAX_PASSED_OVER))
-        overdue, reserved, scans, reserve = queue.reserved_for, queue.reserved_runner, [], queue.reserve
+        before, scans, reserve = dict(queue.reserved), [], queue.reserve
         queue.reserve = lambda *given: scans.append(given) or reserve(*given)
         decided = super().send(event)
         queue.reserve = reserve
-        if scans and queue.reserved_for is not None:
-            self.check_reserved_runner(queue)
-        unchanged = queue.reserved_for is overdue and queue.reserved_runner is reserved and len(scans) <= 1
-        if overdue is None or not unchanged:
+        if scans:
+            self.check_reserved_runners(queue)
+        if len(scans) > 1:
             return decided
         for effect in decided:
-            if isinstance(effect, effects.SendPlaced) and self.scheduler.runners[effect.instance] is reserved:
-                placed = self.scheduler.requests[effect.request]
-                assert placed.request_class < overdue.request_class, "placed where a runner is reserved"
+            if isinstance(effect, effects.SendPlaced):
+                runner = self.scheduler.runners[effect.instance]
+                overdue = before.get(runner)
+                if overdue is not None and queue.reserved.get(runner) is overdue:
+                    placed = self.scheduler.requests[effect.request]
+                    assert placed.request_class < overdue.request_class, "placed where a runner is reserved"
         return decided
 
-    def check_reserved_runner(self, queue):
-        overdue, config = queue.reserved_for, self.scheduler.config
-        able = [one for one in self.scheduler.runners.values() if one.takes_work and one.serves(overdue.base)]
-        if any(not overdue.requirement_on(one.capacity, config).never for one in able):
-            assert queue.reserved_runner in able, "no runner is reserved for the overdue request"
+    def check_reserved_runners(self, queue):
+        for runner, overdue in queue.reserved.items():
+            assert runner.serves(overdue.base)
+            assert overdue.waits_for is not None
+            assert queue.passed_over(overdue) == MAX_PASSED_OVER
+        of_each = [overdue.waits_for for overdue in queue.reserved.values()]
+        assert len(of_each) == len(set(of_each)), "two of those that wait for the same have a reservation"
+        for overdue in queue.overdue() if queue.reservations_stand else ():
+            state, now = self.scheduler.state, self.scheduler.state.now
+            able = [
+                one
+                for one in state.runners_for(overdue)
+                if one.takes_work
+                and not overdue.avoids(one.instance, now)
+                and not overdue.requirement_on(one.capacity, self.scheduler.config).never
+            ]
+            if overdue.waits_for not in of_each:
+                assert all(one in queue.reserved for one in able), "no runner is reserved for an overdue request"
 
 
 class RandomEvents(RuleBasedStateMachine):
@@ -435,10 +450,10 @@ class RandomEvents(RuleBasedStateMachine):
             assert placement is None or placement.epoch == place.epoch
 
     @invariant()
-    def a_runner_is_reserved_for_the_overdue_request(self):
+    def runners_are_reserved_for_the_overdue_requests_of_now(self):
         queue = self.driver.scheduler.queues.get(GROUP)
         if queue is not None and self.driver.scheduler.may_place:
-            assert queue.reserved_for is queue.overdue()
+            assert queue.reservations_stand
 
     @invariant()
     def nobody_waits_who_could_be_placed(self):

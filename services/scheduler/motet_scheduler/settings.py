@@ -27,7 +27,7 @@ class Settings(BaseSettings):
 
     tenants_examined: int = Field(32, ge=1)
     """When a runner has room, how many tenants' oldest requests are looked at, for each class, of those that wait for
-    the same base model or adapter. More can fill memory better, and make a decision take longer."""
+    the same base model or adapter and need no more pages than are free. It bounds how long a decision takes."""
 
     settle_seconds: float = Field(0.5, ge=0)
     """How long the scheduler waits after its start for the runners that were there before, so that it places nothing on

@@ -40,6 +40,9 @@ class AdapterLimits:
             if not having:
                 del self._having[digest]
 
+    def has_limit(self, adapter: str) -> bool:
+        return adapter in self._most
+
     def may_apply(self, adapter: str, runners: int) -> bool:
         """Whether `runners` runners may be too many for an adapter."""
         return self._most.get(adapter, NO_LIMIT) <= runners

@@ -130,7 +130,7 @@ class CatalogPublisher:
             self._state.adapters.base_changed(group)
         limits_changed = self._state.limits.state(event.adapters)
         for queue in self._state.queues.values() if limits_changed else ():
-            queue.try_again([request for request in queue.heads() if request.adapter in limits_changed])
+            self._state.limits_changed(queue, limits_changed)
         if changed:
             self._state.emit(effects.SaveCatalog())
             self._state.catalog_changed = True

@@ -1,6 +1,6 @@
 """Places queued requests: which are tried, in which order, and what is recorded. Also reports their positions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -53,8 +53,8 @@ class Placer:
         placed = False
         for outcome in queue.try_in_order(self._state.config, partial(self._place, queue)):
             placed |= outcome is Outcome.PLACED
-            may_refuse -= outcome is Outcome.REFUSED
-            if not may_refuse or queue.overdue() is not queue.reserved_for:
+            may_refuse -= outcome is not Outcome.PLACED  # this bounds how often runners are reserved again, too
+            if not may_refuse or not queue.reservations_stand:
                 return may_refuse
         if queue.untried:
             return may_refuse if placed else 0  # those behind them still have to be tried on the runners with room
@@ -62,15 +62,40 @@ class Placer:
         return 0
 
     def _reserve(self, queue: Queue) -> None:
-        """Reserve the runner where the overdue request lacks least. In the next scan that may be another one."""
-        overdue, runner = queue.overdue(), None
-        if overdue is not None:
-            nearby: Sequence[Runner] = ()
-            before = queue.reserved_runner if overdue is queue.reserved_for and overdue.waits_for is not None else None
-            if before is not None and before.takes_work and self._state.runners_for(overdue, (before,)):
-                nearby = [*{before: None} | queue.freed]  # on no other one it lacks less than before
-            runner = nearest(overdue, self._state.runners_for(overdue, nearby), self._state.config, self._state.now)
-        queue.reserve(overdue, runner)
+        """Reserve runners for overdue requests that room alone keeps back: of those that wait for the same, for one."""
+        overdue = queue.overdue()
+        reserved: dict[Runner, Request] = {}
+        served: set[str | None] = set()
+        before = {request: runner for runner, request in queue.reserved.items()}
+        for oldest in overdue:
+            if oldest.waits_for in served:
+                continue
+            for request in queue.overdue_alike(oldest, self._state.config.tenants_examined):
+                runner = self._nearest(request, before.get(request), queue.freed, reserved)
+                if runner is not None:
+                    reserved[runner] = request
+                    served.add(request.waits_for)
+                    break
+        queue.reserve(overdue, reserved)
+
+    def _nearest(
+        self, request: Request, before: Runner | None, freed: dict[Runner, None], taken: Collection[Runner]
+    ) -> Runner | None:
+        """The runner where an overdue request lacks least. In the next scan that may be another one."""
+        state = self._state
+        nearby: Sequence[Runner] = ()
+        if (
+            before is not None
+            and before.takes_work
+            and before not in taken
+            and not request.avoids(before.instance, state.now)
+            and state.runners_for(request, (before,))
+        ):
+            nearby = [*{before: None} | freed]  # on no other one it lacks less than before
+        able = state.runners_for(request, nearby)
+        if taken:
+            able = [runner for runner in able if runner not in taken]
+        return nearest(request, able, state.config, state.now)
 
     def _place(self, queue: Queue, request: Request, runners: Sequence[Runner]) -> Outcome | None:
         """Place a request on one of these runners, or refuse it. None: it still waits."""
@@ -88,7 +113,9 @@ class Placer:
         if isinstance(found, NeverFits) and not runners and state.may_refuse(request.group):
             self._refuse(request, found)
             return Outcome.REFUSED
-        queue.wait_for(request, request.base if state.limited_to(request) is None else request.digest)
+        runners_of = request.base if state.limited_to(request) is None else request.digest
+        if request.waits_for != runners_of:
+            queue.wait_for(request, runners_of, state.page_needs(request))
         if not request.waiting_reason:
             explain(state, request)
         return None

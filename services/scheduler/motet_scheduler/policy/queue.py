@@ -1,36 +1,40 @@
 """The order in which the waiting requests of one group are tried, and when each is tried again.
 
 Class first, then age, whoever asked: a tenant with many old requests is served before one with a single younger one. A
-request never passes an older one of its own tenant and class, so only the oldest of each tenant is tried. Younger
-requests of the same class and less urgent requests may pass a request that does not fit, at most `max_passed_over`
-times. Then it is overdue, and one runner is reserved for it: there, nothing of its class and nothing less urgent is
-placed before it. More urgent requests always go first, which is not counted.
+flow is the requests of one tenant and class for one base model; those for an adapter with `maxReplicas`, which may wait
+for other runners, are a flow of their own. A request never passes an older one of its own flow, so only the oldest of
+each flow, its head, is tried. Younger requests of the same class and less urgent
+requests may pass a request that does not fit, at most `max_passed_over` times. Then it is overdue, and one runner is
+reserved for it: there, nothing of its class and nothing less urgent is placed before it. More urgent requests always go
+first, which is not counted. Of the overdue requests that wait for the same runners, one at a time has a reservation.
 
 A request that was tried and fits nowhere knows whose runners it waits for: those of its base model, or, as long as
-`maxReplicas` allows no more, those that have its adapter. When one of these has room again, the oldest that wait for it
-are looked at, of each base model and each adapter `tenants_examined` at most; where all adapter slots are in use, only
-those for an adapter in one of them, or for none. So whoever waits for something else is in nobody's way. When other
-runners than before may take a request, it counts as untried (`try_again`). Of untried ones that get no place, too, each
-scan tries `tenants_examined` at most, and nothing younger or less urgent before the others; `TryMore` goes on.
+`maxReplicas` allows no more, those that have its adapter. When one of these has room again, the oldest that need no
+more pages than are free there are looked at, of each base model and each adapter `tenants_examined` at most; where all
+adapter slots are in use, only those for an adapter in one of them, or for none. So whoever waits for something else, or
+for more, is in nobody's way. When other runners than before may take a request, it counts as untried (`try_again`). Of
+untried ones that get no place, too, each scan tries `tenants_examined` at most, and nothing younger or less urgent
+before the others; `TryMore` goes on.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
-from itertools import chain
+from functools import partial
+from itertools import chain, islice, takewhile
 
 from motet.domain import BASE, Digest, Tenant
-from motet.runner_info import Capacity, RequestClass
-from motet_scheduler.policy.requests import QueueKey, Request
+from motet.runner_info import RequestClass
+from motet_scheduler.policy.requests import CapacityId, PageNeed, QueueKey, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import SchedulerConfig
 
 Head = tuple[float, int, Request]
 """A request behind its key: flat, as they are compared very often. Keys are unique, so requests never are."""
 
-Room = tuple[Runner, Capacity, int, Collection[Digest] | None]
-"""A runner, how many pages are free there, and which adapters alone may run there (None: any)."""
+Flow = tuple[Tenant, str, str]
+"""Tenant, base model, and adapter if that has `maxReplicas`."""
 
 
 class Outcome(Enum):
@@ -39,6 +43,8 @@ class Outcome(Enum):
     PLACED = auto()
     REFUSED = auto()
     """Or it ended otherwise, without a place."""
+    OVERDUE = auto()
+    """It has not left: it was tried for the first time, is overdue, and may need a reservation before others go on."""
 
 
 Place = Callable[[Request, list[Runner]], Outcome | None]
@@ -54,45 +60,49 @@ class Waiting:
 
     def __init__(self) -> None:
         self.heads: list[Head] = []
-        self._examined = 0
-        self._capacity: Capacity | None = None
-        self._least = 0
-        """The fewest pages that one of the oldest `_examined` needs on a runner of this capacity. Most lack pages, so
-        this often spares looking at them."""
+        self._by_need: dict[CapacityId, dict[PageNeed, list[Head]]] = {}
 
     def add(self, head: Head) -> None:
         insort(self.heads, head)
-        self._least = min([self._least, *_pages([head], self._capacity)])
+        for capacity, need in head[2].page_needs.items():
+            insort(self._by_need.setdefault(capacity, {}).setdefault(need, []), head)
 
     def discard(self, head: Head) -> None:
         _discard(self.heads, head)
-        last = self.heads[self._examined - 1 : self._examined]  # it is one of the oldest now
-        self._least = min([self._least, *_pages(last, self._capacity)])
+        for capacity, need in head[2].page_needs.items():
+            alike = self._by_need[capacity][need]
+            _discard(alike, head)
+            if not alike:
+                del self._by_need[capacity][need]
 
     def drop_untried(self) -> None:
         self.heads = _tried(self.heads)
-        self._examined = 0
+        for by_need in self._by_need.values():
+            for need, heads in list(by_need.items()):
+                by_need[need] = _tried(heads)
+                if not by_need[need]:
+                    del by_need[need]
 
-    def oldest(self, examined: int, capacity: Capacity | None, free: int) -> list[Head]:
-        """Of the oldest `examined` heads, those that may need no more than the free pages of a runner of this capacity
-        (None: of any)."""
-        if capacity is self._capacity and examined == self._examined and free < self._least:
-            return []
-        heads = self.heads[:examined]
-        pages = _pages(heads, capacity)
-        self._examined, self._capacity, self._least = examined, capacity, min(pages)
-        return [head for head, needed in zip(heads, pages, strict=True) if needed <= free]
+    def oldest(
+        self, examined: int, capacity: CapacityId, free: int, free_beside: Callable[[int], int] | None = None
+    ) -> list[Head]:
+        """The oldest `examined` of those that need no more than the free pages of a runner of this capacity.
+        `free_beside`: how many are free if their adapter takes pages, too. None: it is there."""
+        found: list[Head] = []
+        for (pages, adapter_pages), heads in self._by_need.get(capacity, {}).items():
+            if pages <= free and (not adapter_pages or free_beside is None or pages <= free_beside(adapter_pages)):
+                found += heads[:examined]
+        found.sort()
+        del found[examined:]
+        return found
 
 
 def _head(request: Request) -> Head:
     return (request.asked_at, request.sequence, request)
 
 
-def _pages(heads: list[Head], capacity: Capacity | None) -> list[int]:
-    """How many pages they need on a runner of this capacity. 0: it is not known."""
-    return [
-        need.promise.pages if (need := head[2].need) is not None and need.capacity is capacity else 0 for head in heads
-    ]
+def _flow(request: Request) -> Flow:
+    return (request.tenant, request.base, request.adapter if request.limited else "")
 
 
 class ClassQueue:
@@ -100,13 +110,13 @@ class ClassQueue:
 
     def __init__(self, max_passed_over: int) -> None:
         self._max_passed_over = max_passed_over
-        self._tenant_queues: dict[Tenant, list[Head]] = {}
+        self._flows: dict[Flow, list[Head]] = {}
         self._heads: list[Head] = []
-        """The oldest request of each tenant."""
+        """The oldest request of each flow."""
         self.untried_heads: list[Head] = []
         self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""
-        self.by_adapter: defaultdict[Digest, defaultdict[str, list[Head]]] = defaultdict(lambda: defaultdict(list))
+        self.by_adapter: defaultdict[Digest, defaultdict[str, Waiting]] = defaultdict(lambda: defaultdict(Waiting))
         """The same, by adapter first: where all slots are in use, only those that have one can go."""
         self._size = 0
         self._youngest: QueueKey = (0.0, 0)
@@ -120,31 +130,30 @@ class ClassQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """In order of age. For reports; too slow for decisions."""
-        every = [head for tenant_queue in self._tenant_queues.values() for head in tenant_queue]
-        return (request for _, _, request in sorted(every))
+        return (request for _, _, request in sorted(self.unordered()))
 
     def unordered(self) -> Iterator[Head]:
-        return chain.from_iterable(self._tenant_queues.values())
+        return chain.from_iterable(self._flows.values())
 
     def add(self, request: Request) -> None:
-        tenant_queue = self._tenant_queues.setdefault(request.tenant, [])
-        before = tenant_queue[0] if tenant_queue else None
-        insort(tenant_queue, _head(request))
+        flow = self._flows.setdefault(_flow(request), [])
+        before = flow[0] if flow else None
+        insort(flow, _head(request))
         self._size += 1
         self._youngest = max(self._youngest, request.key)
-        self._move_head(before, tenant_queue[0])
+        self._move_head(before, flow[0])
 
     def remove(self, request: Request) -> None:
-        tenant_queue = self._tenant_queues[request.tenant]
-        before = tenant_queue[0]
-        at = bisect_left(tenant_queue, _head(request))
-        assert tenant_queue[at][2] is request, f"{request.id} is not where its age says"
-        del tenant_queue[at]
+        flow = self._flows[_flow(request)]
+        before = flow[0]
+        at = bisect_left(flow, _head(request))
+        assert flow[at][2] is request, f"{request.id} is not where its age says"
+        del flow[at]
         request.deadline_at = None
         self._size -= 1
-        self._move_head(before, tenant_queue[0] if tenant_queue else None)
-        if not tenant_queue:
-            del self._tenant_queues[request.tenant]
+        self._move_head(before, flow[0] if flow else None)
+        if not flow:
+            del self._flows[_flow(request)]
         if self._passes:
             oldest = self.head()
             del self._passes[: len(self._passes) if oldest is None else bisect_right(self._passes, oldest.key)]
@@ -154,22 +163,20 @@ class ClassQueue:
         return self._heads[0][2] if self._heads else None
 
     def heads(self) -> list[Request]:
-        """The oldest request of each tenant, in order of age."""
+        """The oldest request of each flow, in order of age."""
         return [request for _, _, request in self._heads]
 
     @property
     def untried(self) -> bool:
         return bool(self.untried_heads)
 
-    def wait_for(self, request: Request, runners_of: str) -> None:
+    def wait_for(self, request: Request, runners_of: str, page_needs: Mapping[CapacityId, PageNeed]) -> None:
         """It was tried, and none of these runners has room for it."""
-        if request.waits_for == runners_of:
-            return
         head = _head(request)
         self._leave(head)
-        request.waits_for = runners_of
+        request.waits_for, request.page_needs = runners_of, page_needs
         self.waiting[runners_of].add(head)
-        insort(self.by_adapter[request.digest][runners_of], head)
+        self.by_adapter[request.digest][runners_of].add(head)
 
     def try_again(self, requests: Iterable[Request]) -> None:
         again = [request for request in dict.fromkeys(requests) if request.waits_for is not None]
@@ -187,8 +194,8 @@ class ClassQueue:
                 del self.waiting[runners_of]
         for digest, runners_of in left:
             of_adapter = self.by_adapter[digest]
-            of_adapter[runners_of] = _tried(of_adapter[runners_of])
-            if not of_adapter[runners_of]:
+            of_adapter[runners_of].drop_untried()
+            if not of_adapter[runners_of].heads:
                 del of_adapter[runners_of]
             if not of_adapter:
                 del self.by_adapter[digest]
@@ -203,35 +210,38 @@ class ClassQueue:
             request.waits_for = None
 
     def with_adapter(self, digest: Digest) -> list[Request]:
-        """Those that were tried, of the oldest of each tenant."""
-        return [head[2] for heads in self.by_adapter.get(digest, {}).values() for head in heads]
+        """Those that were tried, of the oldest of each flow."""
+        return [head[2] for waiting in self.by_adapter.get(digest, {}).values() for head in waiting.heads]
 
-    def to_try(self, rooms: Sequence[Room], after: Head | None, examined: int, untried: int) -> list[Head]:
-        """In order of age: untried requests, and those that wait for one of these runners. `after`: only younger ones.
+    def to_try(self, rooms: Sequence[Runner], after: Head | None, examined: int, untried: int) -> list[Head]:
+        """In order of age: untried requests, and those that wait for room on one of these runners. `after`: only
+        younger ones.
 
         The work is bounded: at most `untried` untried ones, and at most `examined` that wait for the same base model or
         adapter. None is younger than an untried one that is left.
         """
         found = self.untried_heads[:untried]
-        capacity, most = rooms[0][1] if rooms else None, 0
-        runners_of: set[str] = set()
-        adapters: set[tuple[Digest, str]] = set()
-        for runner, its_capacity, free, only in rooms:
-            if its_capacity is not capacity:
-                capacity = None
-            most = max(most, free)
+        any_adapter: defaultdict[CapacityId, list[Runner]] = defaultdict(list)
+        of_adapter: dict[tuple[Digest, str, CapacityId], int] = {}
+        """An adapter that is in use there, whose runners to wait for, and how many pages are free."""
+        for runner in rooms:
+            only, capacity = runner.only_adapters, id(runner.capacity)
             if only is None:
-                runners_of.update(("", runner.base.digest), self.waiting.keys() & runner.adapters)
-            else:
-                for digest in (BASE, *(self.by_adapter.keys() & only)):
-                    adapters.update(((digest, ""), (digest, runner.base.digest), (digest, digest)))
-        for one in runners_of:
-            if one in self.waiting:
-                found += self.waiting[one].oldest(examined, capacity, most)
-        for digest, one in adapters:
-            of_adapter = self.by_adapter.get(digest)
-            heads = of_adapter.get(one, [])[:examined] if of_adapter is not None else []
-            found += [head for head, pages in zip(heads, _pages(heads, capacity), strict=True) if pages <= most]
+                any_adapter[capacity].append(runner)
+            if only is not None or runner.capacity.adapter_rank_bytes:
+                for digest in self.by_adapter.keys() & {BASE, *runner.adapters_running}:
+                    for runners_of in self.by_adapter[digest].keys() & {"", runner.base.digest, digest}:
+                        key = (digest, runners_of, capacity)
+                        of_adapter[key] = max(of_adapter.get(key, 0), runner.ledger.free)
+        for capacity, runners in any_adapter.items():
+            waited_for = {"", *(one.base.digest for one in runners)}
+            waited_for.update(*(self.waiting.keys() & one.adapters for one in runners))
+            free = max(one.ledger.free for one in runners)
+            beside = partial(_most_free_beside, runners)
+            for runners_of in waited_for & self.waiting.keys():
+                found += self.waiting[runners_of].oldest(examined, capacity, free, beside)
+        for (digest, runners_of, capacity), free in of_adapter.items():
+            found += self.by_adapter[digest][runners_of].oldest(examined, capacity, free)
         found.sort()
         if len(self.untried_heads) > untried:
             del found[bisect_left(found, self.untried_heads[untried]) :]
@@ -258,12 +268,22 @@ class ClassQueue:
         """How often other requests passed this one because it did not fit, up to `max_passed_over`."""
         return len(self._passes) - bisect_right(self._passes, request.key)
 
-    def overdue(self) -> Request | None:
-        """The oldest request, if it has been passed over too often."""
-        if len(self._passes) < self._max_passed_over:
-            return None
-        oldest = self.head()
-        return oldest if oldest is not None and self.passed_over(oldest) >= self._max_passed_over else None
+    def is_overdue(self, request: Request) -> bool:
+        return len(self._passes) >= self._max_passed_over and request.key < self._passes[0]
+
+    def overdue(self) -> list[Request]:
+        """In order of age: the oldest of those that were tried and wait for the same, if it is overdue."""
+        if not self._heads or len(self._passes) < self._max_passed_over or self._heads[0] >= self._passes[0]:
+            return []
+        found = [waiting.heads[0] for waiting in self.waiting.values() if waiting.heads[0] < self._passes[0]]
+        found.sort()
+        return [request for _, _, request in found]
+
+    def overdue_alike(self, request: Request, most: int) -> Iterator[Request]:
+        """The oldest overdue ones of those that wait for the same as this one."""
+        assert request.waits_for is not None
+        heads = islice(self.waiting[request.waits_for].heads, most)
+        return (head[2] for head in takewhile(lambda head: head < self._passes[0], heads))
 
     def _move_head(self, before: Head | None, after: Head | None) -> None:
         if before is after:
@@ -285,12 +305,16 @@ class ClassQueue:
         if not waiting.heads:
             del self.waiting[request.waits_for]
         alike = of_adapter[request.waits_for]
-        _discard(alike, head)
-        if not alike:
+        alike.discard(head)
+        if not alike.heads:
             del of_adapter[request.waits_for]
         if not of_adapter:
             del self.by_adapter[request.digest]
         request.waits_for = None
+
+
+def _most_free_beside(runners: Iterable[Runner], adapter_pages: int) -> int:
+    return max(runner.free_beside(adapter_pages) for runner in runners)
 
 
 def _tried(heads: list[Head]) -> list[Head]:
@@ -308,10 +332,10 @@ class Queue:
         """How many requests wait for each base model."""
         self.freed: dict[Runner, None] = {}
         """Runners that may have room since the last scan. In order, as a set would differ from process to process."""
-        self.reserved_for: Request | None = None
-        """The overdue request that a runner is reserved for."""
-        self.reserved_runner: Runner | None = None
-        """None: no runner could ever take it."""
+        self.reserved: dict[Runner, Request] = {}
+        """Runners that are reserved, and for which overdue request."""
+        self._considered: list[Request] | None = None
+        """The `overdue` ones when runners were reserved last. None: one that had a reservation has left."""
 
     def __len__(self) -> int:
         return sum(len(class_queue) for class_queue in self.class_queues.values())
@@ -325,7 +349,7 @@ class Queue:
         return chain.from_iterable(map(ClassQueue.unordered, self.class_queues.values()))
 
     def heads(self) -> list[Request]:
-        """The oldest request of each tenant and class."""
+        """The oldest request of each flow."""
         return [request for class_queue in self.class_queues.values() for request in class_queue.heads()]
 
     def size_of(self, request_class: RequestClass) -> int:
@@ -338,7 +362,11 @@ class Queue:
     @property
     def changed(self) -> bool:
         """Whether a request may fit now that did not before, or a runner must be reserved for another one."""
-        return bool(self.freed) or self.untried or self.overdue() is not self.reserved_for
+        return bool(self.freed) or self.untried or not self.reservations_stand
+
+    @property
+    def reservations_stand(self) -> bool:
+        return self.overdue() == self._considered
 
     @property
     def untried(self) -> bool:
@@ -354,7 +382,7 @@ class Queue:
             class_queue.try_again(request for request in requests if request.request_class is request_class)
 
     def with_adapters(self, digests: Iterable[Digest]) -> list[Request]:
-        """Requests that wait and were tried, of the oldest of each tenant and class."""
+        """Requests that wait and were tried, of the oldest of each flow."""
         return [
             request
             for class_queue in self.class_queues.values()
@@ -366,22 +394,24 @@ class Queue:
         for class_queue in self.class_queues.values():
             class_queue.try_all_again()
 
-    def wait_for(self, request: Request, runners_of: str) -> None:
+    def wait_for(self, request: Request, runners_of: str, page_needs: Mapping[CapacityId, PageNeed]) -> None:
         """It was tried, and waits for runners that have this base model, or this adapter."""
-        self.class_queues[request.request_class].wait_for(request, runners_of)
+        self.class_queues[request.request_class].wait_for(request, runners_of, page_needs)
 
-    def reserve(self, overdue: Request | None, runner: Runner | None) -> None:
-        """Reserve a runner for the overdue request, instead of the one that was reserved."""
-        before, runner_before = self.reserved_for, self.reserved_runner
-        self.reserved_for, self.reserved_runner = overdue, runner
-        if runner_before is not None and (runner_before is not runner or before is not overdue):
-            self.retry_on(runner_before)
+    def reserve(self, overdue: list[Request], reserved: dict[Runner, Request]) -> None:
+        """Reserve these runners for overdue requests, instead of those that were reserved."""
+        before, self.reserved, self._considered = self.reserved, reserved, overdue
+        for runner, request in before.items():
+            if reserved.get(runner) is not request:
+                self.retry_on(runner)
 
-    def reserved_from(self, request: Request) -> Runner | None:
-        """The runner that this request has to leave to the overdue one."""
-        overdue = self.reserved_for
-        behind = overdue is not None and request is not overdue and request.request_class >= overdue.request_class
-        return self.reserved_runner if behind else None
+    def reserved_from(self, request: Request) -> Collection[Runner]:
+        """The runners that this request has to leave to overdue ones."""
+        return [
+            runner
+            for runner, overdue in self.reserved.items()
+            if request is not overdue and request.request_class >= overdue.request_class
+        ]
 
     def try_in_order(self, config: SchedulerConfig, place: Place) -> Iterator[Outcome]:
         """Have the requests placed that may fit now, the most urgent first, on the runners that have room; untried
@@ -390,54 +420,60 @@ class Queue:
         Skips those that wait for runners with too little room. These are nearly all, so this must be fast. Ends before
         anything that is younger or less urgent than an untried one that is left.
         """
-        overdue, reserved = self.reserved_for, self.reserved_runner
-        every = rooms = self._rooms()
         for request_class, class_queue in self.class_queues.items():
-            if overdue is not None and request_class >= overdue.request_class and reserved in self.freed:
-                tried = request_class is overdue.request_class and overdue.waits_for is not None
-                if tried and (fits := _fits(overdue, every, config)) and (outcome := place(overdue, fits)) is not None:
+            for runner, overdue in self.reserved.items():
+                if overdue.request_class is not request_class or runner not in self.freed:
+                    continue
+                pages, _ = overdue.page_needs[id(runner.capacity)]
+                if pages <= runner.ledger.free and (outcome := place(overdue, [runner])) is not None:
                     yield outcome
-                rooms = [room for room in every if room[0] is not reserved]
+            rooms = self._rooms(request_class)
             last: Head | None = None
             untried, left = config.tenants_examined, True
             while left and (rooms or class_queue.untried):
                 left = False
                 for head in class_queue.to_try(rooms, last, config.tenants_examined, untried):
                     request = head[2]
-                    first, fits = request.waits_for is None, []
-                    if not first and not (fits := _fits(request, rooms, config)):
-                        continue
-                    outcome = place(request, fits)
+                    first = request.waits_for is None
+                    outcome = place(request, [] if first else rooms)
                     if outcome is None:
                         untried -= first
+                        if first and class_queue.is_overdue(request):
+                            yield Outcome.OVERDUE
                         continue
                     yield outcome
                     if outcome is Outcome.REFUSED:
                         untried -= first  # a tenant may have many to refuse
-                    # Less may be free now, and its tenant's next is untried.
-                    last, left, every = head, True, self._rooms()
-                    rooms = [room for room in every if room[0] is not self.reserved_from(request)]
+                    # Less may be free now, and the next of its flow is untried.
+                    last, left, rooms = head, True, self._rooms(request_class)
                     break
             if class_queue.untried:
                 return
 
-    def _rooms(self) -> list[Room]:
+    def _rooms(self, request_class: RequestClass) -> list[Runner]:
+        """The runners that may have room for requests of this class, but for what is reserved."""
         return [
-            (runner, runner.capacity, runner.ledger.free, runner.only_adapters)
+            runner
             for runner in self.freed
             if runner.has_capacity
+            and ((overdue := self.reserved.get(runner)) is None or request_class < overdue.request_class)
         ]
+
+    def limit(self, request: Request, limited: bool) -> None:
+        """Its adapter has `maxReplicas` now, or no longer."""
+        class_queue, deadline_at = self.class_queues[request.request_class], request.deadline_at
+        class_queue.remove(request)
+        request.limited, request.deadline_at = limited, deadline_at
+        class_queue.add(request)
 
     def remove(self, request: Request) -> None:
         """Remove a request that was not placed."""
         self.class_queues[request.request_class].remove(request)
-        self._leave_base(request)
-        if request is self.reserved_for:
-            self.reserve(None, None)
+        self._left(request)
 
     def remove_placed(self, request: Request) -> None:
         """Remove a placed request, and count it for the waiting requests that it passed."""
-        self._leave_base(request)
+        self._left(request)
         for request_class, class_queue in self.class_queues.items():
             if request_class is request.request_class:
                 class_queue.remove(request)
@@ -445,7 +481,9 @@ class Queue:
                 return
             class_queue.passed_by_less_urgent()
 
-    def _leave_base(self, request: Request) -> None:
+    def _left(self, request: Request) -> None:
+        if request in self.reserved.values():
+            self._considered = None
         self.bases[request.base] -= 1
         if not self.bases[request.base]:
             del self.bases[request.base]
@@ -453,25 +491,10 @@ class Queue:
     def passed_over(self, request: Request) -> int:
         return self.class_queues[request.request_class].passed_over(request)
 
-    def overdue(self) -> Request | None:
-        """The most urgent request that has been passed over too often."""
-        for class_queue in self.class_queues.values():
-            if (overdue := class_queue.overdue()) is not None:
-                return overdue
-        return None
+    def overdue(self) -> list[Request]:
+        """In the order in which runners are reserved: of those that wait for the same, the oldest overdue one of each
+        class."""
+        return [overdue for class_queue in self.class_queues.values() for overdue in class_queue.overdue()]
 
-
-def _fits(request: Request, rooms: list[Room], config: SchedulerConfig) -> list[Runner]:
-    fits: list[Runner] = []
-    need = request.need
-    for runner, capacity, free, only in rooms:
-        if need is None or need.capacity is not capacity:
-            need = request.requirement_on(capacity, config, runner.adapter_pages(request.digest))
-        if (
-            need.promise.pages <= free
-            and not need.never
-            and (only is None or request.digest in only or request.digest == BASE)
-            and runner.serves(request.base)
-        ):
-            fits.append(runner)
-    return fits
+    def overdue_alike(self, request: Request, most: int) -> Iterator[Request]:
+        return self.class_queues[request.request_class].overdue_alike(request, most)

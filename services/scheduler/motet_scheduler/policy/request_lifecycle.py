@@ -60,6 +60,7 @@ class RequestLifecycle:
         self.deadlines.add(request)
         for until in request.avoid.values():
             self._retry_at(until, request)
+        request.limited = self._state.limits.has_limit(request.adapter)
         self._state.queue(request.group).add(request)
 
     def end(self, request: Request) -> None:

@@ -1,5 +1,6 @@
 """One request, and how many pages it is promised."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from motet import promises
@@ -9,6 +10,12 @@ from motet_scheduler.policy.values import Estimate, GroupName, Promise, Schedule
 
 QueueKey = tuple[float, int]
 """Time of the client's request, then order of arrival here. Unique; smaller is older."""
+
+CapacityId = int
+"""The identity of a Capacity: runners of equal capacity share one object."""
+
+PageNeed = tuple[int, int]
+"""How many pages a request needs, and how many its adapter takes beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,10 @@ class Request:
     """When it gives up. Only as long as it is in the queue."""
     waits_for: str | None = None
     """Whose runners it waits for: the digest of its base model, or of its adapter. None: it has not been tried."""
+    limited: bool = False
+    """Whether its adapter has `maxReplicas`. Only as long as it is in the queue."""
+    page_needs: Mapping[CapacityId, PageNeed] = field(default_factory=dict)
+    """On the runners of its group that could hold it, when it began to wait for these."""
     epoch: int = 0
     placement: Placement | None = None
     moved_reason: str = ""

@@ -17,7 +17,7 @@ all of them, if this is the first), or more of its prompt in the prefix cache. T
 device, on the host, on disk; then the highest name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from motet.runner_info import Tier
@@ -46,10 +46,10 @@ def choose(
     now: float,
     *,
     near: str = "",
-    reserved: Runner | None = None,
+    reserved: Collection[Runner] = (),
 ) -> Chosen | NeverFits | None:
     """None: it must wait. `near` is the runner of the other choices of the same call; empty if there is none.
-    `reserved` is the runner that is kept for another request."""
+    `reserved` are the runners that are kept for other requests."""
     fits: list[Chosen] = []
     too_small = ""
     could = False
@@ -64,7 +64,7 @@ def choose(
         could = True
         pages = need.promise.pages
         # The first comparison is the fast one, for the many that wait.
-        if pages > runner.ledger.free or runner is reserved or _obstacle(request, runner, pages, now):
+        if pages > runner.ledger.free or runner in reserved or _obstacle(request, runner, pages, now):
             continue
         fits.append(Chosen(runner, need.promise))
     if not fits:
@@ -96,7 +96,12 @@ def _rank(request: Request, fit: Chosen, near: str) -> tuple[bool, int, int, Tie
 
 
 def why_it_waits(
-    request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float, *, reserved: Runner | None = None
+    request: Request,
+    runners: Iterable[Runner],
+    config: SchedulerConfig,
+    now: float,
+    *,
+    reserved: Collection[Runner] = (),
 ) -> str:
     obstacles: set[str] = set()
     short = too_small = ""
@@ -105,7 +110,7 @@ def why_it_waits(
         if need.never:
             too_small = need.never
             continue
-        obstacle = _RESERVED if runner is reserved else _obstacle(request, runner, need.promise.pages, now)
+        obstacle = _RESERVED if runner in reserved else _obstacle(request, runner, need.promise.pages, now)
         if obstacle is _TOO_FEW_PAGES:
             short = short or _shortage(request, runner, need.promise.pages)
         else:
@@ -115,12 +120,12 @@ def why_it_waits(
 
 
 def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float) -> Runner | None:
-    """The runner that lacks least for a request. None: it would fit on none, or none takes work."""
-    best: tuple[bool, bool, bool, int, str] | None = None
+    """The runner that lacks least for a request, of those where room alone keeps it back. None: there is none."""
+    best: tuple[bool, bool, int, str] | None = None
     found: Runner | None = None
     need = None
     for runner in runners:
-        if not runner.takes_work:
+        if not runner.takes_work or request.avoids(runner.instance, now):
             continue
         adapter_pages = runner.adapter_pages(request.digest)
         if need is None or need.capacity is not runner.capacity or need.adapter_pages != adapter_pages:
@@ -128,7 +133,6 @@ def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig
         if need.never:
             continue
         rank = (
-            not request.avoids(runner.instance, now),
             not runner.parked,
             runner.slot_for(request.digest),
             runner.free_for(request.digest) - need.promise.pages,

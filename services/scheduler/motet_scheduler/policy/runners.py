@@ -165,9 +165,14 @@ class Runner:
         return self.takes_work and not self.parked and self.ledger.free > 0 and self.sequences < self.max_sequences
 
     @property
+    def adapters_running(self) -> Collection[Digest]:
+        """The adapters that running requests use."""
+        return self._live_digests.keys()
+
+    @property
     def only_adapters(self) -> Collection[Digest] | None:
         """The adapters that alone may be used here, since all slots are in use (PU-12). None: any may."""
-        return None if len(self._live_digests) < self.capacity.adapter_slots else self._live_digests
+        return None if len(self._live_digests) < self.capacity.adapter_slots else self.adapters_running
 
     def slot_for(self, digest: Digest) -> bool:
         """Whether an adapter has a slot, or can get one without evicting an adapter in use."""
@@ -186,10 +191,13 @@ class Runner:
 
     def free_for(self, digest: Digest) -> int:
         """Pages that may be promised to a request, beside those of its adapter if no other request uses that here."""
-        adapter = self.adapter_pages(digest)
-        if not adapter or digest in self._live_digests:
+        return self.free_beside(0 if digest in self._live_digests else self.adapter_pages(digest))
+
+    def free_beside(self, adapter_pages: int) -> int:
+        """Pages that may be promised, if an adapter takes `adapter_pages` that it does not take yet."""
+        if not adapter_pages:
             return self.ledger.free
-        return int(self._kv_pages(adapter) * self.ledger.overcommit) - self.ledger.promised
+        return int(self._kv_pages(adapter_pages) * self.ledger.overcommit) - self.ledger.promised
 
     def may_resume(self, parked: ParkedRequest) -> bool:
         """Whether a parked request has room. Where more is promised than there is, its pages must be free, too: it was

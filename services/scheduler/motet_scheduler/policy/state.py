@@ -10,7 +10,7 @@ After a start the state is not whole for a while. Three questions differ:
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from motet.domain import Digest, InstanceName, RequestId
@@ -20,7 +20,7 @@ from motet_scheduler.policy.effects import Effect
 from motet_scheduler.policy.families import Families
 from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.queue import Queue
-from motet_scheduler.policy.requests import Placement, Request
+from motet_scheduler.policy.requests import CapacityId, PageNeed, Placement, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.timeline import Timelines
 from motet_scheduler.policy.values import Catalog, GroupName, NamespaceUids, PoolSpec, SchedulerConfig
@@ -145,6 +145,15 @@ class SchedulerState:
             waiting = queue.with_adapters(digests)
             queue.try_again([request for request in waiting if self.limits.may_apply(request.adapter, runners)])
 
+    def limits_changed(self, queue: Queue, adapters: Collection[str]) -> None:
+        """`maxReplicas` of these adapters has changed: other runners may take their requests, in another order."""
+        changed = [request for _, _, request in queue.unordered() if request.adapter in adapters]
+        for request in changed:
+            limited = self.limits.has_limit(request.adapter)
+            if request.limited is not limited:
+                queue.limit(request, limited)
+        queue.try_again([request for request in changed if request.waits_for is not None])
+
     def limited_to(self, request: Request) -> Sequence[Runner] | None:
         """The runners that alone may serve it, as `maxReplicas` allows no more. None: any of its base model may, also
         if all of these are too small for it: better one runner more than that it waits for ever."""
@@ -163,6 +172,20 @@ class SchedulerState:
             return [runner for runner in holders if runner in among] if among else holders
         runners = among or self.runners_of(request.group)
         return [runner for runner in runners if runner.serves(request.base)] if request.base else runners
+
+    def page_needs(self, request: Request) -> Mapping[CapacityId, PageNeed]:
+        """What it needs on the runners of its group that could hold it."""
+        needs: dict[CapacityId, PageNeed] = {}
+        seen: set[CapacityId] = set()
+        for runner in self.runners_of(request.group):
+            capacity = id(runner.capacity)
+            if capacity in seen:
+                continue
+            seen.add(capacity)
+            need = request.requirement_on(runner.capacity, self.config, runner.adapter_pages(request.digest))
+            if not need.never:
+                needs[capacity] = (need.promise.pages, need.adapter_pages)
+        return needs
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)

@@ -185,7 +185,8 @@ class SchedulerConfig:
     queue_limit: int = 10_000
     max_passed_over: int = 64
     tenants_examined: int = 32
-    """How many tenants' oldest requests are looked at, per class, of those that wait for the same."""
+    """How many tenants' oldest requests are looked at, per class, of those that wait for the same and whose pages are
+    free."""
     startup_wait: float = 0.5
     unsubmitted_timeout: float = 2.0
     """A placement that its runner does not list is released after this time and two reports."""
