@@ -436,4 +436,4 @@ def test_a_program_chooses_the_largest_logits(switched_on: Collection[str], tmp_
 def test_a_program_prefetches_what_adapters_read(switched_on: Collection[str], tmp_path: Path) -> None:
     """It changes no bit: `test_neither_threads_nor_what_is_brought_together_change_a_bit` has adapters."""
     loaded, _ = packed(save_model(transformers.LlamaConfig(**GROUPED), tmp_path), "float32", switched_on)
-    assert loaded.fused._program._program.prefetches == (PREFETCH in switched_on)
+    assert loaded.fused.program._program.prefetches == (PREFETCH in switched_on)  # noqa: SLF001 # what the library reads
