@@ -9,7 +9,8 @@
 
 namespace {
 
-// The names of these structures, and the order of their members and operations, are those of motet_kernels/cpp/program.py.
+// The order of operations and types is that of motet_kernels/cpp/steps.py. These structures and the order of their
+// members are those of program_structures.py.
 enum Type { FLOAT, BFLOAT, INTEGER };
 
 enum Operation {
