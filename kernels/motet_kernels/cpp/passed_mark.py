@@ -23,6 +23,8 @@ class PassedMark:
         self._library = library
         self._file = mark_of(library)
         self._facts = ""
+        self._stays = ""
+        """Why the mark cannot be taken, and so says nothing"""
 
     def take(self) -> bool:
         """Remove the mark. Returns whether the library has passed, as it is now, where this process runs."""
@@ -30,20 +32,23 @@ class PassedMark:
             self._facts = self._find_facts()
             passed = self._file.read_text(encoding="utf-8")
             self._file.unlink()
-        except (OSError, UnicodeDecodeError):
+        except (FileNotFoundError, UnicodeDecodeError):
+            return False
+        except OSError as error:
+            self._stays = error.strerror or str(error)
             return False
         return passed == self._facts
 
     def put(self) -> str:
         """The library has passed as it was when the mark was taken. What has replaced it since has not.
 
-        → why there is no mark; empty if there is one
+        → why the next start finds no mark that it can take; empty if it does
         """
         try:
             self._file.write_text(self._facts, encoding="utf-8")
         except OSError as error:
             return error.strerror or str(error)
-        return ""
+        return self._stays
 
     def _find_facts(self) -> str:
         """A hash of all on which the result of the test depends."""
