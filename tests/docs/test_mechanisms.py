@@ -14,7 +14,7 @@ PAGE = DOCS / "mechanisms.md"
 ID = r"\b[A-Z][A-Z0-9]-\d\d[a-z]?\b"
 LINE = re.compile(rf"^\| ({ID}) \|(.*)\|$", re.MULTILINE)
 LINK = re.compile(r"\]\(\.\./([^)#]+)\)")
-CODE = ("services/", "kernels/", "operator/", "cli/")
+CODE = ("services/", "kernels/", "operator/", "simulator/", "cli/")
 
 LINES = LINE.findall(PAGE.read_text())
 

@@ -22,6 +22,7 @@ ALSO = {
     "motet_kernels": ("runner", "gpu"),
     # `motet up` starts everything.
     "motet_cli": ("local",),
+    "motet_simulator": ("local",),
 }
 """Extras beside the package's own."""
 BROUGHT_BY_NAME = {

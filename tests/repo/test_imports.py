@@ -18,6 +18,7 @@ WITHOUT_TORCH = [
     "motet_predictor",
     "motet_operator",
     "motet_cli",
+    "motet_simulator",
     "motet_runner.plan",
     "motet_runner.service",
 ]

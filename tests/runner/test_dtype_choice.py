@@ -8,10 +8,11 @@ import torch
 from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM
 
+from motet_runner import cpu
 from motet_runner.execute.kernels.kernel_choice import KernelChoice
 from motet_runner.execute.load.checkpoint_headers import Checkpoint
 from motet_runner.execute.pack.linear_packing import TorchPacking
-from motet_runner.execute.tune import cpu, dtype_choice
+from motet_runner.execute.tune import dtype_choice
 from motet_runner.execute.tune.dtype_choice import DtypeChoice, largest_matrices, measure, preferred
 from tests.runner.engines import ask, make_engine, run
 from tests.runner.random_models import save_base

@@ -8,5 +8,6 @@ PACKAGES = {
     "motet_predictor": "Predictor",
     "motet_runner": "Runner",
     "motet_operator": "Operator",
+    "motet_simulator": "Simulator",
     "motet_cli": "Command line",
 }

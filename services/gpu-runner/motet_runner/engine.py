@@ -7,6 +7,7 @@ introduces them to each other. Synchronous, one thread, no sockets, no files but
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import structlog
 import torch
@@ -48,6 +49,7 @@ from motet_runner.interface import (
     State,
     StepOutput,
 )
+from motet_runner.machine import machine_name
 from motet_runner.memory.copy_stream import copy_stream_for
 from motet_runner.memory.host_limit import available_host_bytes, default_host_bytes
 from motet_runner.memory.out_of_memory import device_has_failed
@@ -171,7 +173,9 @@ class Engine:
         self._launched: deque[tuple[StepPlan, float]] = deque()
         """Launched plans that are not collected, and when they began."""
         self._steps = 0
-        self._trace = StepTrace(config.step_trace)
+        self._trace = StepTrace(config.step_trace, of=self._what_is_timed)
+        self._newest_end: float | None = None
+        """When the newest iteration ended, if there has been something to do since."""
         self.info = EngineInfo(
             pages=pages,
             page_tokens=PAGE_TOKENS,
@@ -270,7 +274,8 @@ class Engine:
 
     def collect(self) -> StepOutput:
         """What the oldest launched iteration has brought, and all that has happened beside it."""
-        if self._launched:
+        iterates = bool(self._launched)
+        if iterates:
             plan, began = self._launched.popleft()
             result = self._worker.collect()
             self._planner.collect(result)
@@ -281,13 +286,23 @@ class Engine:
         self._steps = plan.number
         decoded = self._planner.take_decoded()
         outputs, events = self._planner.take_outputs()
-        seconds = self._clock() - began
-        self._trace.write(plan, result, seconds=seconds, events=events, planner=self._planner)
+        now, before = self._clock(), self._newest_end
+        self._newest_end = now if iterates else None
+        self._trace.write(
+            plan,
+            result,
+            seconds=now - began,
+            cycle=now - before if before is not None else None,
+            kernels=self._kernel_choice.state.serving,
+            events=events,
+            planner=self._planner,
+        )
         return StepOutput(self._steps, outputs, events, decoded)
 
     def idle(self) -> float | None:
         if len(self._planner.sequences) or self._launched:
             return None
+        self._newest_end = None
         return self._kernel_change.advance()
 
     def report(self) -> EngineReport:
@@ -324,6 +339,30 @@ class Engine:
     def check(self) -> None:
         """Recount everything; raises AssertionError with the numbers."""
         self._planner.check()
+
+    def _what_is_timed(self) -> dict[str, Any]:
+        """For the step trace: machine, model, kernels, and what bounds the batches."""
+        config, info = self._config, self.info
+        is_cuda = self._loaded.device.type == "cuda"
+        return {
+            "machine": machine_name(torch.cuda.get_device_name(self._loaded.device) if is_cuda else ""),
+            "model": f"{config.model.name}, {info.dtype}",
+            "kernels": self._kernel_choice.state.serving,
+            "engine": {
+                "pages": info.pages,
+                "page_bytes": info.page_bytes,
+                "host_pages": info.host_bytes // max(1, info.page_bytes),
+                "max_sequences": info.max_sequences,
+                "max_model_length": info.max_model_length,
+                "adapter_slots": info.adapter_slots,
+                "adapter_rank_bytes": info.adapter_rank_bytes,
+                "adapter_rank_tile": info.adapter_rank_tile,
+                "preset": config.preset,
+                "prefill_chunk_tokens": config.prefill_chunk_tokens,
+                "decode_slowdown": config.decode_slowdown,
+                "prefix_cache": config.prefix_cache,
+            },
+        }
 
     # -- kernels -----------------------------------------------------------------------------------------------------
 

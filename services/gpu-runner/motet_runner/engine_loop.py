@@ -306,11 +306,33 @@ class EngineLoop:
         if now - self._report_checked < REPORT_CHECK_SECONDS:
             return
         self._report_checked = now
-        free = self._engine.free_share()
-        level = sum(free < share for share in FREE_LEVELS)
+        level = _level_of(self._engine.free_share())
         if level != self._level:
             self._level = level
             self._report_wanted = True
+
+    def _anything_to_tell(self) -> bool:
+        batch = self._batch
+        told = batch.steps or batch.refused or batch.ended or batch.unknown or batch.events or batch.report
+        return bool(told) or self._report_wanted
+
+    # ------------------------------------------------------------------------------------------------ simulated engines
+
+    @property
+    def may_leap(self) -> bool:
+        """Whether nobody waits to be told something after the next iteration."""
+        return not self._messages and not self._anything_to_tell()
+
+    def quiet_at(self, free_share: float) -> bool:
+        """Whether a check of the free pages would ask for no report if they were this share now."""
+        return _level_of(free_share) == self._level
+
+    def leapt(self, ends: Iterable[float]) -> None:
+        """The engine has taken iterations by itself that ended at these times. They brought only tokens, which no
+        gateway needs, and the free pages were `quiet_at` each."""
+        for now in ends:
+            if now - self._report_checked >= REPORT_CHECK_SECONDS:
+                self._report_checked = now
 
     def _take(self) -> EngineOutputs | None:
         batch = self._batch
@@ -320,12 +342,15 @@ class EngineLoop:
         for stream, down in self._messages.items():
             down.step.number = batch.number
             batch.steps[stream] = down.SerializeToString()
-        anything = batch.steps or batch.refused or batch.ended or batch.unknown or batch.events or batch.report
-        if not anything:
+        if not self._anything_to_tell():
             return None
         self._messages = {}
         self._batch = EngineOutputs()
         return batch
+
+
+def _level_of(free_share: float) -> int:
+    return sum(free_share < share for share in FREE_LEVELS)
 
 
 def _add_logprobs(to: "RepeatedCompositeFieldContainer[runner_pb2.TokenLogprobs]", logprobs: list[Logprobs]) -> None:

@@ -43,6 +43,9 @@ class StepCosts:
             per_page = result.swap_seconds / result.swapped_pages
             self.swap_seconds_per_page += _NEW_SHARE_OF_COPIES * (per_page - self.swap_seconds_per_page)
         decodes, prompt_tokens = len(plan.decodes), plan.prefill_tokens
+        if decodes and not plan.prefills and not result.retries:
+            self.learn_decodes(decodes, result.seconds)
+            return
         if decodes and not result.retries:
             self._learn_beside(decodes, prompt_tokens, result.seconds)
         if prompt_tokens >= PAGE_TOKENS:
@@ -52,8 +55,12 @@ class StepCosts:
                 per_token = max(0.0, result.seconds - beside) / prompt_tokens
                 self.prefill_seconds_per_token += _NEW_SHARE * (per_token - self.prefill_seconds_per_token)
         elif decodes and not plan.prefills:
-            share = _NEW_SHARE if self.step_seconds else 1.0
-            self.step_seconds += share * (result.seconds - self.step_seconds)
+            self._learn_step(result.seconds)
+
+    def learn_decodes(self, decodes: int, seconds: float) -> None:
+        """An iteration has computed nothing but `decodes` decodes, for which memory sufficed."""
+        self._learn_beside(decodes, 0, seconds)
+        self._learn_step(seconds)
 
     def cheaper_park(self, sequence: Sequence) -> ParkMethod:
         """Two copies of its pages, or computing its tokens again."""
@@ -73,6 +80,10 @@ class StepCosts:
             return UNBOUNDED
         seconds = alone * (self._slowdown - 1) * max(1.0, prompts / decodes)
         return max(LEAST_BESIDE, int(seconds / self._seconds_beside))
+
+    def _learn_step(self, seconds: float) -> None:
+        share = _NEW_SHARE if self.step_seconds else 1.0
+        self.step_seconds += share * (seconds - self.step_seconds)
 
     def _learn_beside(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
         if prompt_tokens == 0:

@@ -1,7 +1,12 @@
 """The step trace: one JSON line an iteration. Promises, parks and resumes are on the line of the iteration they came
-with. It ends with the first line that cannot be written: the engine goes on."""
+with. It ends with the first line that cannot be written: the engine goes on.
+
+The first line also says of what the times are: machine, model, kernels, and what bounds the batches. So does the first
+one after other kernels have begun to serve. `motet profile` learns from it what iterations cost.
+"""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,13 +23,25 @@ _KINDS = (("overflows", OverflowAhead), ("parks", ParkedNow), ("resumes", Resume
 
 
 class StepTrace:
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, of: Callable[[], dict[str, Any]]) -> None:
+        """`of` says of what the times are. It is asked before the first line, and when the kernels are others."""
         self._path = path
+        self._of = of
+        self._kernels: str | None = None
         self._promises: dict[RequestId, int] = {}
 
     def write(
-        self, plan: StepPlan, result: StepResult, *, seconds: float, events: list[Event], planner: Planner
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        *,
+        seconds: float,
+        cycle: float | None,
+        kernels: str,
+        events: list[Event],
+        planner: Planner,
     ) -> None:
+        """`cycle`: seconds since the iteration before this one ended. None: the engine had nothing to do between."""
         if self._path is None:
             return
         memory = planner.memory
@@ -33,6 +50,8 @@ class StepTrace:
             "ms": round(seconds * 1000, 3),
             "prefill": plan.prefill_tokens,
             "decode": len(plan.decodes),
+            "context": sum(plan.decodes.starts) + len(plan.decodes),
+            "attended": sum(row.count * row.start + row.count * (row.count + 1) // 2 for row in plan.prefills),
             "adapters": len(plan.adapters),
             "pages": memory.pages.capacity - memory.pages.free,
             "shared": memory.pages.repeated,
@@ -41,6 +60,8 @@ class StepTrace:
             "attention": result.attention_calls,
             "padding": result.padding,
         }
+        if cycle is not None:
+            line["cycle"] = round(cycle * 1000, 3)
         changed = self._changed_promises(planner)
         if changed:
             line["promises"] = changed
@@ -50,6 +71,9 @@ class StepTrace:
                 line[name] = [
                     {key: value for key, value in asdict(event).items() if key != "epoch"} for event in happened
                 ]
+        if kernels != self._kernels and plan.count:
+            self._kernels = kernels
+            line["of"] = self._of()
         if plan.count or line.keys() & {"promises", "overflows", "parks", "resumes"}:
             self._append(self._path, json.dumps(line) + "\n")
 

@@ -111,6 +111,40 @@ class DecodeRound:
         self._add_to_cache(iteration, memory)
         return DecodedTokens(*self._names, self._first_indices, iteration, finite)
 
+    def plain_iterations(self, memory: SequenceMemory) -> int:
+        """How many iterations come, as far as sequences and pages tell, that bring nothing but tokens and evict
+        nothing. None may be under way."""
+        if self._leaving is not None:
+            return 0  # pages come free between them, which `leap` does not follow
+        most = min(
+            self._left - self._planned, self._plain_until - self._collected, self._unannounced_until - self._planned
+        )
+        free = memory.pages.free
+        if most // PAGE_TOKENS + 1 <= free // len(self.sequences):
+            return max(0, most)
+        for count in range(most):
+            free -= self.pages_beginning(count)
+            if free < 0:
+                return count
+        return max(0, most)
+
+    def pages_beginning(self, count: int) -> int:
+        """How many pages the iteration takes that comes after `count` more."""
+        return len(self._beginning[(self._planned + count) % PAGE_TOKENS])
+
+    def leap(self, count: int, tokens: Series[int], memory: SequenceMemory) -> None:
+        """`count` of the `plain_iterations` at once, of which each has brought these tokens."""
+        for sequence, first in zip(self.sequences, self._first_starts, strict=True):
+            memory.grow(sequence, first + self._planned + count)
+            memory.rows.new_pages_of(sequence)
+        self._planned += count
+        self._collected += count
+        self._columns += [tokens] * count
+        for place, sequence in enumerate(self.sequences):
+            if sequence.chain is not None:
+                self._write_one_back(place)
+                memory.add_to_cache(sequence)
+
     def collected_otherwise(self) -> None:
         """Somebody else has taken in the oldest iteration under way, after `write_back`."""
         self._collected += 1

@@ -11,6 +11,7 @@ parts meet, and an iteration becomes the orders of a worker.
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Series
 from typing import NamedTuple
 
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod
@@ -228,6 +229,21 @@ class Planner:
             self._memory.release_left(sequence, self.window)
         sequence.pending += work.samples
         return row
+
+    # -- leap --------------------------------------------------------------------------------------------------------
+
+    def plain_round(self) -> DecodeRound | None:
+        """The decoding that only goes on next, if nothing is under way: its `plain_iterations` may be leapt."""
+        return None if self._launched else self._round_now()
+
+    def leap(self, count: int, tokens: Series[int]) -> None:
+        """Take `count` plain iterations of the round at once, as if each had been planned and had brought `tokens`: a
+        simulator does, which knows the tokens beforehand. Only the numbers of the pages may be other ones."""
+        decoding = self.plain_round()
+        assert decoding is not None
+        decoding.leap(count, tokens, self._memory)
+        self.steps += count
+        self.chunk.fitted(count)
 
     # -- collect -----------------------------------------------------------------------------------------------------
 

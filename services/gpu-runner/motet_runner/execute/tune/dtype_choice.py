@@ -15,9 +15,9 @@ import structlog
 import torch
 
 from motet_kernels.decoder_weights import PackedLinears
+from motet_runner.cpu import cpu_name, multiplies_bfloat16
 from motet_runner.execute.load.checkpoint_headers import FLOATS, Checkpoint
 from motet_runner.execute.pack.linear_packing import Packing
-from motet_runner.execute.tune.cpu import cpu_name, multiplies_bfloat16
 from motet_runner.execute.tune.kept_choices import KeptChoices
 from motet_runner.execute.tune.thread_choice import quiet
 

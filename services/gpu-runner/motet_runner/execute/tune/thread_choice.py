@@ -14,10 +14,10 @@ import structlog
 import torch
 
 from motet.errors import SetupError
+from motet_runner.cpu import cpu_name
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.trial import MakeAttention, decode_probe
 from motet_runner.execute.tune.cores import allowed_cores, usable_cores
-from motet_runner.execute.tune.cpu import cpu_name
 from motet_runner.execute.tune.kept_choices import KeptChoices
 from motet_runner.memory.out_of_memory import is_out_of_memory
 

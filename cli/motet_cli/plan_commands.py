@@ -1,0 +1,99 @@
+"""`motet plan`: how many runners a workload needs, by simulating it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from motet.errors import SetupError
+from motet_cli.printer import Printer
+from motet_simulator.plan.cluster import Lengths, Setup
+from motet_simulator.plan.plot import svg
+from motet_simulator.plan.search import Search
+from motet_simulator.plan.sentence import as_object, sentence, table
+from motet_simulator.plan.slo import Slo
+from motet_simulator.profiles.identity import check_identity
+from motet_simulator.profiles.profile import Profile
+from motet_simulator.workloads.complete import Completion, adapters_asked_for, workload
+
+NOT_KEPT = 1
+"""Exit status: no number of runners that was tried keeps the promise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    trace: Path
+    profile: Path
+    slo: Slo
+    completion: Completion
+    runners: int | None
+    most_runners: int
+    seeds: int
+    lengths: Lengths
+    max_tokens: int
+    rank: int
+    machine: str
+    model: str
+    kernels: str
+    anyway: bool
+    plot: Path | None
+    as_json: bool
+
+
+def plan(question: Question) -> int:
+    profile = Profile.read(question.profile)
+    if not question.anyway:
+        check_identity(
+            profile, question.profile, machine=question.machine, model=question.model, kernels=question.kernels
+        )
+    trace, completion = question.trace, question.completion
+    requests = sum(1 for _ in workload(trace, completion))
+    if not requests:
+        raise SetupError(f"{trace} has no requests.")
+    adapters = adapters_asked_for(trace, completion)
+    setup = Setup(
+        profile=profile, runners=1, lengths=question.lengths, max_tokens=question.max_tokens, rank=question.rank
+    )
+    spinner = Printer(to_errors=True).waiting()
+
+    def progress(runners: int, seed: int) -> None:
+        if spinner is not None:
+            spinner.update(f"{runners} runners, simulation {seed + 1}")
+
+    search = Search(
+        setup,
+        lambda: workload(trace, completion),
+        adapters,
+        question.slo,
+        requests=requests,
+        most_runners=question.most_runners,
+        progress=progress,
+    )
+    seeds = range(question.seeds)
+    try:
+        found = search.exactly(question.runners, seeds) if question.runners else search.fewest(seeds)
+    finally:
+        if spinner is not None:
+            spinner.stop()
+    text = sentence(found, question.slo, asked=question.runners)
+    if question.plot is not None:
+        question.plot.write_text(svg(found, question.slo, text))
+    printer = Printer(width_of_a_pipe=200)
+    if question.as_json:
+        print(json.dumps(as_object(found, question.slo, text)))  # noqa: T201
+    else:
+        printer.line(text)
+        printer.line(
+            f"{requests} requests, {len(adapters)} adapters; profile of {profile.model} with {profile.kernels} on "
+            f"{profile.machine}."
+        )
+        printer.table(*table(found, question.slo))
+    return NOT_KEPT if None in found.fewest.values() else 0
+
+
+def lengths_named(name: str) -> Lengths:
+    known: tuple[Lengths, ...] = get_args(Lengths)
+    for one in known:
+        if name == one:
+            return one
+    raise SetupError(f"--estimate {name!r}: choose one of {', '.join(known)}.")

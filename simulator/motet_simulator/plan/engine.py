@@ -1,0 +1,318 @@
+"""The engine of a simulated runner: the real plan and the real step costs, and times from a profile.
+
+It computes nothing, so it knows each answer's length, and its tokens say only whose they are. Iterations in which the
+same sequences only go on are leapt: what comes of them is known beforehand, and so is when they end. Whether it leaps
+or steps, the same happens at the same times.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+
+from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
+from motet.ledger import check_overcommit
+from motet.prefix_hints import MAX_CACHED_HINTS
+from motet_runner.adapters.layout import AdapterLayout, FileStamp
+from motet_runner.interface import (
+    EngineAdapterReport,
+    EngineInfo,
+    EngineReport,
+    NewSequence,
+    SequenceOutput,
+    State,
+    StepOutput,
+)
+from motet_runner.plan import Copy, LoadArrived, Planner, StepPlan, StepResult, preset_named
+from motet_runner.plan.decode_round import DecodeRound
+from motet_runner.step_costs import StepCosts
+from motet_simulator.plan.answer import Answer
+from motet_simulator.plan.engine_tokens import EOS, VOCABULARY
+from motet_simulator.plan.gaps import Gaps
+from motet_simulator.profiles.profile import EngineSize, Profile, StepTimes, Work
+
+HURRY_SECONDS = 0.01
+"""How long an iteration waits for an adapter when no sequence could run meanwhile."""
+
+WAIT_SECONDS = 0.002
+"""How long the loop waits after an iteration that could compute nothing."""
+
+MOST_LEAPT = 4096
+
+
+class SimulatedEngine:
+    """See `motet_runner.interface.Engine` for what each call promises."""
+
+    def __init__(self, profile: Profile, *, seed: int, answers: dict[RequestId, Answer], gaps: Gaps) -> None:
+        size = profile.engine
+        self.now = 0.0
+        """When the newest iteration ended."""
+        self._times = StepTimes(profile, seed)
+        self._overheads = profile.overheads
+        self._answers = answers
+        self._gaps = gaps
+        law = profile.law
+        self.costs = StepCosts(
+            prefill_seconds_per_token=law.prefill,
+            swap_seconds_per_page=profile.overheads.swapped_page,
+            decode_slowdown=size.decode_slowdown,
+        )
+        self.planner = Planner(
+            pages=size.pages,
+            preset=preset_named(size.preset),
+            places=size.max_sequences,
+            chunk_tokens=size.prefill_chunk_tokens,
+            max_length=size.max_model_length,
+            vocabulary=VOCABULARY,
+            eos_token_ids=frozenset({EOS}),
+            host_pages=size.host_pages,
+            protect_after_steps=64,
+            max_adapters=size.adapter_slots,
+            pages_of_rank=size.adapter_pages,
+            prefix_cache=size.prefix_cache,
+            cheaper=self.costs.cheaper_park,
+            beside=None if size.decode_slowdown is None else self.costs.prompt_tokens_beside,
+        )
+        self.info = info_of(size, self.planner.max_length)
+        self._rows: dict[int, Answer] = {}
+        self._loads: dict[int, tuple[float, float]] = {}
+        """Loads under way: when each began, and when it ends."""
+        self._round: DecodeRound | None = None
+        self._of_round: list[Answer] = []
+        self._foreseen: list[float] = []
+        """The seconds of the iterations that were foreseen last."""
+        self.computed = False
+        """Whether the newest iteration computed something."""
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def add(self, sequence: NewSequence) -> None:
+        self.planner.commands.add(sequence)
+
+    def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
+        return self.planner.commands.cancel(request, epoch) is not None
+
+    def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
+        return self.planner.commands.extend(request, epoch, promise, extended)
+
+    def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
+        return self.planner.commands.park(request, epoch, promise, wanted, method)
+
+    def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
+        return self.planner.commands.resume(request, epoch, promise)
+
+    def set_supervised(self, supervised: bool) -> None:
+        self.planner.commands.supervised = supervised
+
+    def set_overcommit(self, factor: float) -> None:
+        check_overcommit(factor)
+        self.planner.commands.set_overcommit(factor)
+
+    def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
+        self.planner.commands.load_adapter(digest, layout)
+
+    def drop_adapter(self, digest: Digest) -> None:
+        self.planner.commands.drop_adapter(digest)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        return self.planner.has_work()
+
+    def idle(self) -> float | None:
+        return None
+
+    def step(self) -> StepOutput:
+        """One iteration. Its outputs are only those that end a sequence: the answers note their tokens here."""
+        plan = self.planner.plan()
+        self.computed = plan is not None
+        if plan is None:
+            self.now += WAIT_SECONDS
+            return StepOutput(self.planner.steps, *self.planner.take_outputs())
+        result = self._compute(plan)
+        self.planner.collect(result)
+        self.costs.learn(plan, result)
+        decoded = self.planner.take_decoded()
+        outputs, events = self.planner.take_outputs()
+        if decoded is not None:
+            for row in plan.decodes.rows:
+                self._rows[row].token(self.now, self._gaps)
+        return StepOutput(plan.number, [output for output in outputs if self._note(output)], events)
+
+    def _note(self, output: SequenceOutput) -> bool:
+        """Whether it ends its sequence."""
+        if output.tokens:
+            self._answers[output.request].token(self.now, self._gaps)
+        return output.finish is not None or output.error is not None
+
+    # -- leaps -------------------------------------------------------------------------------------------------------
+
+    def foresee(self, start: float, quiet: Callable[[float], bool]) -> list[float]:
+        """When the next iterations end, which only go on, if no command comes; none if the next one may be another.
+
+        `quiet`: whether nobody wants a report when this share of the pages is free.
+        """
+        decoding = self.planner.plain_round()
+        if decoding is None:
+            return []
+        memory = self.planner.memory
+        most = min(decoding.plain_iterations(memory), MOST_LEAPT)
+        answers = self._leaping(decoding)
+        most = min(most, min(answer.left for answer in answers) - 1)
+        if most < 1:
+            return []
+        free, kv_pages = memory.free, max(1, memory.ledger.kv_pages)
+        if not quiet(min(1.0, free / kv_pages)):
+            return []
+        if not quiet(min(1.0, (free - (most // PAGE_TOKENS + 1) * len(answers)) / kv_pages)):
+            for count in range(most):
+                taken = decoding.pages_beginning(count)
+                free -= taken
+                if taken and not quiet(min(1.0, free / kv_pages)):
+                    most = count
+                    break
+        context = sum(answer.length for answer in answers)
+        work = Work(decodes=len(answers), context=context, adapters=len(decoding.adapters))
+        self._foreseen = self._times.decoding(self.planner.steps + 1, most, work)
+        return list(accumulate(self._foreseen, initial=start))[1:]
+
+    def leap(self, start: float, ends: list[float]) -> None:
+        """Take the first of the iterations that `foresee` has foreseen. They began at `start`."""
+        decoding = self.planner.plain_round()
+        assert decoding is not None
+        answers = self._leaping(decoding)
+        self.planner.leap(len(ends), tuple(answer.name for answer in answers))
+        decodes = len(answers)
+        for seconds, end in zip(self._foreseen, ends, strict=False):
+            self.costs.learn_decodes(decodes, seconds)
+            self._gaps.add(end - start, decodes)
+            start = end
+        for answer in answers:
+            answer.leapt(len(ends), start)
+        self.now = start
+
+    def _leaping(self, decoding: DecodeRound) -> list[Answer]:
+        if self._round is not decoding:
+            self._round = decoding
+            self._of_round = [self._answers[sequence.request] for sequence in decoding.sequences]
+        return self._of_round
+
+    # -- one iteration -----------------------------------------------------------------------------------------------
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        began = self.now
+        rows = self._rows
+        for row in plan.leaves:
+            del rows[row]
+        for join in plan.joins:
+            rows[join.row] = self._answers[join.request]
+        arrived = self._advance_loads(plan)
+        sampled: list[int] = []
+        context = attended = prefill = 0
+        for row, start in zip(plan.decodes.rows, plan.decodes.starts, strict=True):
+            context += start + 1
+            sampled.append(rows[row].token_after(start + 2))
+        for step in plan.prefills:
+            prefill += step.count
+            attended += step.count * step.start + step.count * (step.count + 1) // 2
+            if step.samples:
+                sampled.append(rows[step.row].token_after(step.start + step.count + 1))
+        swapped = sum(len(one.pages) for one in plan.copies if isinstance(one, Copy) and one.source is not one.target)
+        swap_seconds = swapped * self._overheads.swapped_page
+        seconds = 0.0
+        if plan.count:
+            work = Work(len(plan.decodes), context, prefill, attended, len(plan.adapters))
+            seconds = self._times.seconds(plan.number, work)
+        elif not arrived:
+            self.now = max(self.now, began + WAIT_SECONDS)
+        self.now += seconds + swap_seconds
+        return StepResult(
+            number=plan.number,
+            sampled=sampled,
+            model_calls=1,
+            seconds=seconds,
+            arrived=arrived,
+            swapped_pages=swapped,
+            swap_seconds=swap_seconds,
+        )
+
+    def _advance_loads(self, plan: StepPlan) -> tuple[LoadArrived, ...]:
+        overheads = self._overheads
+        for load in plan.loads:
+            seconds = overheads.adapter_load + overheads.adapter_byte * load.layout.size
+            self._loads[load.number] = self.now, self.now + seconds
+        arrived = []
+        for number, (began, due) in list(self._loads.items()):
+            if number not in plan.loading:
+                del self._loads[number]  # it was given up
+                continue
+            if plan.hurry and due <= self.now + HURRY_SECONDS:
+                self.now = max(self.now, due)
+            if due <= self.now:
+                del self._loads[number]
+                arrived.append(LoadArrived(number, self.now - began))
+        return tuple(arrived)
+
+    # -- report ------------------------------------------------------------------------------------------------------
+
+    def report(self) -> EngineReport:
+        sequences, memory = self.planner.sequences, self.planner.memory
+        charges = memory.charges() if memory.pages.repeated else {}
+        return EngineReport(
+            steps=self.planner.steps,
+            pages=memory.ledger.kv_pages,
+            pages_free=memory.free,
+            pages_promised=memory.ledger.promised,
+            running=sequences.count(State.PREFILL, State.DECODE),
+            waiting=sequences.count(State.WAITING, State.LOADING),
+            parked=sequences.count(State.PARKED),
+            pending_prefill_tokens=sum(one.to_schedule for one in sequences if not one.decodes),
+            host_bytes_free=memory.host.free * self.info.page_bytes,
+            step_seconds=self.costs.step_seconds,
+            prefill_seconds_per_token=self.costs.prefill_seconds_per_token,
+            swap_seconds_per_page=self.costs.swap_seconds_per_page,
+            sequences=[one.entry(charges.get(one.request)) for one in sequences],
+            adapters=[
+                EngineAdapterReport(digest, known.layout.size, sequences.live_on(digest), known.arrived)
+                for digest, known in memory.adapters
+            ],
+            cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
+        )
+
+    def free_share(self) -> float:
+        return self.planner.memory.free_share
+
+    def check(self) -> None:
+        self.planner.check()
+
+
+def info_of(size: EngineSize, max_length: int) -> EngineInfo:
+    return EngineInfo(
+        pages=size.pages,
+        page_tokens=PAGE_TOKENS,
+        page_bytes=size.page_bytes,
+        max_sequences=size.max_sequences,
+        max_model_length=max_length,
+        adapter_slots=size.adapter_slots,
+        max_lora_rank=512,
+        host_bytes=size.host_pages * size.page_bytes,
+        architecture="",
+        layers=0,
+        vocabulary=VOCABULARY,
+        dtype="",
+        device="",
+        eos_token_ids=(EOS,),
+        target_modules={},
+        adapter_rank_bytes=size.adapter_rank_bytes,
+        adapter_rank_tile=size.adapter_rank_tile,
+    )
+
+
+def layout_of(rank: int, size: int) -> AdapterLayout:
+    """An adapter without bytes."""
+    return AdapterLayout(Path(), FileStamp(size, 0, 0), rank, size, b"")
+
+
+def completed(ends: list[float], now: float) -> int:
+    """How many of the iterations that end then have ended before `now`."""
+    return bisect_left(ends, now)

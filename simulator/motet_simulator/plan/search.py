@@ -1,0 +1,124 @@
+"""The fewest runners that keep a promise, found for each seed by simulating ever more of them."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from motet_simulator.plan.cluster import Cluster, Setup
+from motet_simulator.plan.outcome import Outcome
+from motet_simulator.plan.slo import Slo
+from motet_simulator.workloads.request import WorkloadRequest
+
+Workload = Callable[[], Iterator[WorkloadRequest]]
+"""Gives the same requests each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One simulated workload."""
+
+    runners: int
+    seed: int
+    outcome: Outcome
+    complete: bool
+    """False: it was ended as soon as the promise could not be kept any more."""
+
+    @property
+    def idle_runners(self) -> int:
+        return sum(seconds == 0 for seconds in self.outcome.busy_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a search has found."""
+
+    fewest: dict[int, int | None]
+    """Seed → runners. None: none of those that were tried suffices."""
+    trials: dict[tuple[int, int], Trial]
+    """(Runners, seed) → what was seen there."""
+    most_tried: int
+
+    def complete_trials(self, runners: int) -> list[Trial]:
+        return [trial for (number, _), trial in self.trials.items() if number == runners and trial.complete]
+
+
+class Search:
+    def __init__(
+        self,
+        setup: Setup,
+        workload: Workload,
+        adapters: Iterable[str],
+        slo: Slo,
+        *,
+        requests: int,
+        most_runners: int,
+        progress: Callable[[int, int], None] = lambda *_: None,
+    ) -> None:
+        """`requests`: how many the workload has."""
+        self._setup = setup
+        self._workload = workload
+        self._adapters = tuple(adapters)
+        self._slo = slo
+        self._requests = requests
+        self._most = most_runners
+        self._progress = progress
+        self._trials: dict[tuple[int, int], Trial] = {}
+
+    def fewest(self, seeds: Iterable[int]) -> Answered:
+        found: dict[int, int | None] = {}
+        guess = 1
+        for seed in seeds:
+            found[seed] = self._fewest(seed, guess)
+            guess = found[seed] or max(runners for runners, _ in self._trials)
+        return Answered(found, self._trials, max(runners for runners, _ in self._trials))
+
+    def exactly(self, runners: int, seeds: Iterable[int]) -> Answered:
+        """What so many runners make of it."""
+        fewest: dict[int, int | None] = {}
+        for seed in seeds:
+            trial = self._try(runners, seed, whole=True)
+            fewest[seed] = None if self._slo.misses(trial.outcome) else runners
+        return Answered(fewest, self._trials, runners)
+
+    def _fewest(self, seed: int, guess: int) -> int | None:
+        """Twice as many each time until they suffice, then halfway between. Down from a guess, if that suffices."""
+        too_few, enough = 0, guess
+        while not self._suffice(enough, seed):
+            too_few = enough
+            if enough >= self._most or self._trials[enough, seed].idle_runners:
+                self._try(enough, seed, whole=True)  # by how much it is missed
+                return None
+            enough = min(self._most, enough * 2)
+        while enough - too_few > 1:
+            middle = enough - 1 if too_few < guess <= enough else (too_few + enough) // 2
+            if self._suffice(middle, seed):
+                enough = middle
+            else:
+                too_few = middle
+        return enough
+
+    def _suffice(self, runners: int, seed: int) -> bool:
+        trial = self._try(runners, seed)
+        return trial.complete and not self._slo.misses(trial.outcome)
+
+    def _try(self, runners: int, seed: int, *, whole: bool = False) -> Trial:
+        known = self._trials.get((runners, seed))
+        if known is not None and (known.complete or not whole):
+            return known
+        self._progress(runners, seed)
+        cluster = Cluster(replace(self._setup, runners=runners, seed=seed), self._adapters)
+        allowed = math.inf if whole else math.floor((1 - self._slo.share) * self._requests)
+        outcome = cluster.run(self._workload(), give_up=lambda: self._missed(cluster) > allowed)
+        trial = Trial(runners, seed, outcome, complete=not cluster.gave_up)
+        self._trials[runners, seed] = trial
+        return trial
+
+    def _missed(self, cluster: Cluster) -> int:
+        """How many requests have missed a promise for certain."""
+        slo, outcome, now = self._slo, cluster.outcome, cluster.clock.now
+        missed = outcome.refusals.total()
+        if slo.ttft is None:
+            return missed
+        late = sum(seconds > slo.ttft for seconds in outcome.first_tokens)
+        waiting = sum(now - answer.asked.at > slo.ttft for answer in cluster.answers.values() if answer.first_at < 0)
+        return missed + late + waiting

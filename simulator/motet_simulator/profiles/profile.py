@@ -1,0 +1,233 @@
+"""A profile: how long iterations take on one machine, with one model and one set of kernels.
+
+The mean follows a law of what an iteration computes. A busy machine strays far from its mean, so the profile keeps what
+was seen around it: the measured time of each iteration over the law's, in the order in which they came. Simulations
+draw runs of neighbours from it, because slow iterations come together.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+from motet.domain import PAGE_TOKENS
+from motet.errors import SetupError
+
+VERSION = 1
+
+MAX_BYTES = 16 << 20
+"""Of a profile's file. One with the most residuals has less than 1 MiB."""
+
+RUN_OF_RESIDUALS = 32
+"""How many neighbouring residuals a simulation draws at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one iteration computes."""
+
+    decodes: int = 0
+    context: int = 0
+    """Tokens to which its decodes attend, themselves included."""
+    prefill: int = 0
+    """Prompt tokens."""
+    attended: int = 0
+    """Tokens to which each prompt token attends, all added up."""
+    adapters: int = 0
+    """Different ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLaw:
+    """Seconds of an iteration: a sum, with nothing negative in it."""
+
+    fixed: float
+    decodes: tuple[tuple[int, float], ...] = ()
+    """Seconds that so many decodes add. Straight between two of these points, and beyond the last two."""
+    context: float = 0.0
+    """For each token that decodes attend to."""
+    prefill: float = 0.0
+    attended: float = 0.0
+    adapters: float = 0.0
+
+    def seconds(self, work: Work) -> float:
+        of_prompts = self.prefill * work.prefill + self.attended * work.attended
+        constant = self.fixed + self.seconds_of_decodes(work.decodes)
+        return constant + self.context * work.context + self.adapters * work.adapters + of_prompts
+
+    def seconds_of_decodes(self, count: int) -> float:
+        before_count, before = 0, 0.0
+        slope = 0.0
+        for known, seconds in self.decodes:
+            slope = (seconds - before) / (known - before_count)
+            if count <= known:
+                break
+            before_count, before = known, seconds
+        return before + slope * (count - before_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residuals:
+    """Measured seconds over the law's, one iteration after the other. None: every iteration takes what the law says."""
+
+    decoding: tuple[float, ...] = ()
+    """Of iterations that only decode."""
+    prompts: tuple[float, ...] = ()
+    """Of those with prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSize:
+    """What bounds the batches of a runner."""
+
+    pages: int
+    page_bytes: int
+    adapter_rank_bytes: int
+    adapter_rank_tile: int = 1
+    host_pages: int = 0
+    max_sequences: int = 64
+    max_model_length: int = 2048
+    adapter_slots: int = 16
+    cached_adapters: int = 64
+    preset: str = "paged-chunk"
+    prefill_chunk_tokens: int = 512
+    decode_slowdown: float | None = 2.0
+    prefix_cache: bool = True
+
+    def adapter_pages(self, rank: int) -> int:
+        rows = -(-rank // self.adapter_rank_tile) * self.adapter_rank_tile
+        return max(1, -(-rows * self.adapter_rank_bytes // self.page_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Seconds outside of iterations."""
+
+    arrival: float = 0.003
+    """From the client's request to its placement by an idle scheduler: tokenizing, the estimate, two messages."""
+    submit: float = 0.001
+    """From the placement until the engine has the request."""
+    delivery: float = 0.001
+    """From the end of an iteration until the gateway has its tokens."""
+    adapter_load: float = 0.01
+    """To load an adapter, without its bytes."""
+    adapter_byte: float = 1e-9
+    swapped_page: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    machine: str
+    model: str
+    kernels: str
+    engine: EngineSize
+    law: StepLaw
+    residuals: Residuals = field(default_factory=Residuals)
+    overheads: Overheads = field(default_factory=Overheads)
+    steps: int = 0
+    """How many iterations it was fitted from. 0: it comes from a table or a law."""
+
+    def write(self, path: Path) -> None:
+        text = json.dumps({"motet_profile": VERSION, **asdict(self)}, indent=1)
+        path.write_text(text + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises SetupError for a file that is no profile."""
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                raise SetupError(f"{path} is larger than {MAX_BYTES >> 20} MiB: it is no profile.")
+            return cls.from_dict(json.loads(data))
+        except OSError as error:
+            raise SetupError(f"{path}: {error.strerror}.") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise SetupError(f"{path} is no profile that `motet profile` has written: {error}.") from error
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> Self:
+        """Raises ValueError, TypeError or KeyError for something else."""
+        given = dict(given)
+        version = given.pop("motet_profile")
+        if version != VERSION:
+            raise ValueError(f"its version is {version}, and this is {VERSION}")
+        law = dict(given.pop("law"))
+        law["decodes"] = tuple((int(count), float(seconds)) for count, seconds in law.get("decodes", ()))
+        residuals = {kind: tuple(map(float, values)) for kind, values in given.pop("residuals", {}).items()}
+        profile = cls(
+            engine=EngineSize(**given.pop("engine")),
+            law=StepLaw(**law),
+            residuals=Residuals(**residuals),
+            overheads=Overheads(**given.pop("overheads", {})),
+            **given,
+        )
+        profile.check()
+        return profile
+
+    def check(self) -> None:
+        """Raises ValueError for numbers with which no simulation would end."""
+        law, engine = self.law, self.engine
+        figures = [law.context, law.prefill, law.attended, law.adapters, *asdict(self.overheads).values()]
+        if not all(0 <= one < math.inf for one in figures) or not 0 < law.fixed < math.inf:
+            raise ValueError("a step's fixed seconds must be positive, and no other cost negative")
+        points = [(0, 0.0), *law.decodes]
+        if any(a[0] >= b[0] or not a[1] <= b[1] < math.inf for a, b in pairwise(points)):
+            raise ValueError("more decodes may not cost less")
+        seen = (*self.residuals.decoding, *self.residuals.prompts)
+        if not all(0 < one < math.inf for one in seen):
+            raise ValueError("a residual must be a positive factor")
+        if min(engine.pages, engine.max_sequences, engine.max_model_length, engine.prefill_chunk_tokens) < 1:
+            raise ValueError("an engine needs a page, a sequence and a token")
+        if min(engine.page_bytes, engine.adapter_rank_bytes, engine.adapter_rank_tile, engine.adapter_slots) < 1:
+            raise ValueError("pages and adapters have sizes, and there is room for an adapter")
+
+    @property
+    def context_tokens(self) -> int:
+        return min(self.engine.max_model_length, self.engine.pages * PAGE_TOKENS)
+
+
+class StepTimes:
+    """The seconds of a simulated runner's iterations: the same for the same seed and number, whoever asks and when."""
+
+    def __init__(self, profile: Profile, seed: int) -> None:
+        self._law = profile.law
+        self._seed = seed
+        decoding, prompts = profile.residuals.decoding, profile.residuals.prompts
+        self._decoding = decoding or prompts or (1.0,)
+        self._prompts = prompts or decoding or (1.0,)
+        self._run = -1
+        self._chance = 0
+
+    def seconds(self, step: int, work: Work) -> float:
+        return self._law.seconds(work) * self._factor(step, self._prompts if work.prefill else self._decoding)
+
+    def decoding(self, first_step: int, count: int, work: Work) -> list[float]:
+        """The seconds of `count` iterations in which the same sequences decode. `work` is that of the first."""
+        law, residuals, factor = self._law, self._decoding, self._factor
+        constant = law.fixed + law.seconds_of_decodes(work.decodes)
+        of_adapters = law.adapters * work.adapters
+        return [
+            (constant + law.context * (work.context + work.decodes * number) + of_adapters)
+            * factor(first_step + number, residuals)
+            for number in range(count)
+        ]
+
+    def _factor(self, step: int, residuals: tuple[float, ...]) -> float:
+        run, place = divmod(step, RUN_OF_RESIDUALS)
+        if run != self._run:
+            self._run, self._chance = run, _mixed(self._seed * 0x9E3779B97F4A7C15 + run)
+        return residuals[(self._chance + place) % len(residuals)]
+
+
+def _mixed(number: int) -> int:
+    """The finalizer of SplitMix64: neighbours get numbers that have nothing to do with each other."""
+    number = (number + 0x9E3779B97F4A7C15) & _MASK
+    number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    number = ((number ^ number >> 27) * 0x94D049BB133111EB) & _MASK
+    return number ^ number >> 31
+
+
+_MASK = (1 << 64) - 1

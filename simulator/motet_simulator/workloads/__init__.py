@@ -1,0 +1,1 @@
+"""Requests as traces record them and as laws make them, all in one form: `request.WorkloadRequest`."""
