@@ -117,7 +117,7 @@ def test_fields_and_values_on_pages_exist() -> None:
 
 
 NO_FIELD = re.compile(
-    r"\.(motet\.dev|motet\.internal|json|yaml|py|crt|key|md|proto|toml|io|safetensors|jinja)$|^motet\.|^app\."
+    r"\.(motet\.dev|motet\.internal|json|yaml|py|crt|key|md|proto|toml|io|safetensors|jinja|svg)$|^motet\.|^app\."
 )
 """Resources, hosts, files and modules."""
 

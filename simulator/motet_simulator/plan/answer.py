@@ -56,6 +56,6 @@ class Answer:
         self.length += 1
 
     def leapt(self, tokens: int, now: float) -> None:
-        """So many tokens have come; the last one now. Their gaps are counted elsewhere."""
+        """This number of tokens has come; the last one now. Their gaps are counted elsewhere."""
         self.length += tokens
         self.last_at = now

@@ -73,7 +73,7 @@ class Search:
         return Answered(found, self._trials, max(runners for runners, _ in self._trials))
 
     def exactly(self, runners: int, seeds: Iterable[int]) -> Answered:
-        """What so many runners make of it."""
+        """What this number of runners makes of it."""
         fewest: dict[int, int | None] = {}
         for seed in seeds:
             trial = self._try(runners, seed, whole=True)

@@ -45,7 +45,7 @@ class StepLaw:
 
     fixed: float
     decodes: tuple[tuple[int, float], ...] = ()
-    """Seconds that so many decodes add. Straight between two of these points, and beyond the last two."""
+    """Decodes, and the seconds that they add. Straight between two of these points, and beyond the last two."""
     context: float = 0.0
     """For each token that decodes attend to."""
     prefill: float = 0.0

@@ -30,7 +30,7 @@ _BYTES_OF_A_TOKEN = 1024
 def engine_size(
     *, kv_tokens: int, max_sequences: int, max_model_length: int, adapter_slots: int, adapter_tokens: int
 ) -> EngineSize:
-    """`adapter_tokens`: an adapter of rank 16 takes as much memory as keys and values of so many tokens."""
+    """`adapter_tokens`: an adapter of rank 16 takes as much memory as the KV of this number of tokens."""
     return EngineSize(
         pages=pages_for(kv_tokens),
         page_bytes=PAGE_TOKENS * _BYTES_OF_A_TOKEN,

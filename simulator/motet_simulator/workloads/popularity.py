@@ -29,7 +29,7 @@ class Law(StrEnum):
 
 
 def adapters_of(law: Law, requests: int) -> int:
-    """How many adapters Punica's workload of so many requests has."""
+    """How many adapters Punica's workload of this number of requests has."""
     match law:
         case Law.DISTINCT | Law.ZIPF:
             return max(1, requests)

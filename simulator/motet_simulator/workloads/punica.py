@@ -23,7 +23,7 @@ class Made:
     """Requests a second."""
     law: Law
     adapters: int | None = None
-    """None: as many as Punica's workload of so many requests has."""
+    """None: as many as Punica's workload of this number of requests has."""
     prompt: float = 19.3
     """Mean tokens of a prompt. The default is the mean of Alpaca's instructions (S3)."""
     output: float = 58.45
