@@ -10,7 +10,7 @@ import pytest
 from motet_kernels.cpp import CppBackend, self_test
 from motet_kernels.cpp.attention import PAGE_TOKENS
 from motet_kernels.cpp.builder import SOURCE
-from motet_runner.execute.gate import rounding
+from motet_runner.execute.gate import allowed_error
 from testbed.compiled_kernels import compiled_library
 
 ROWS_OF_A_TILE = 16
@@ -48,7 +48,7 @@ def test_the_self_test_multiplies_blocks_of_inputs_and_of_rows() -> None:
     in_registers = constant("linear.h", "MOST_SUMS_IN_REGISTERS") // 2
     assert set(range(1, in_registers + 2)) <= set(self_test.LINEAR_ROWS)
     assert self_test.MANY_ROWS > 8 * 2 * ROWS_OF_A_TILE, "several panels stay in the cache"
-    assert rounding.LINEAR_ROWS > 2 * 2 * ROWS_OF_A_TILE
+    assert allowed_error.LINEAR_ROWS > 2 * 2 * ROWS_OF_A_TILE
 
 
 def test_the_self_test_adds_second_blocks_of_rows_and_of_columns_for_adapters() -> None:

@@ -32,7 +32,7 @@ from motet_runner.execute.forward.fused import TorchForward
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.program import RecordedForward
 from motet_runner.execute.forward.protocol import Forward
-from motet_runner.execute.gate import room, texts
+from motet_runner.execute.gate import memory_needs, texts
 from motet_runner.execute.gate.allowed_error import linear_fault
 from motet_runner.execute.gate.gate import Gate
 from motet_runner.execute.gate.same_experts import SameExperts, choices_of
@@ -654,9 +654,9 @@ def test_where_memory_has_no_room_to_judge_nothing_is_computed(tmp_path: Path) -
     loaded = load(save_model(MODELS["cpp"], tmp_path), "float32", "cpu")
     kernels, right = kernels_named("cpp"), Gate(loaded)
     assert ended(right.fault_of(kernels)) == ""
-    short = room.room_bytes(loaded) - 1
+    short = memory_needs.room_bytes(loaded) - 1
     assert short > 103 * VOCABULARY * 16 + 30 * loaded.shape.bytes_per_page()
-    for_judgement = room.judgement_bytes(loaded)
+    for_judgement = memory_needs.judgement_bytes(loaded)
     assert for_judgement > 68 * VOCABULARY * 8 + 30 * loaded.shape.bytes_per_page()
 
     def left(room: int) -> Any:
@@ -688,8 +688,10 @@ def test_a_trial_takes_the_pages_that_were_counted(kind: str, right: Callable[[s
 
     with patch("motet_runner.execute.forward.trial.PagedStore", Counted):
         assert of.fault() == ""
-    beside = 104 * VOCABULARY * 16 + room.FAR_COPIES * 7 * of.loaded.shape.bytes_per_page() // of.loaded.shape.layers
-    assert most == room.room_bytes(of.loaded) - beside == 36 * of.loaded.shape.bytes_per_page()
+    beside = (
+        104 * VOCABULARY * 16 + memory_needs.FAR_COPIES * 7 * of.loaded.shape.bytes_per_page() // of.loaded.shape.layers
+    )
+    assert most == memory_needs.room_bytes(of.loaded) - beside == 36 * of.loaded.shape.bytes_per_page()
 
 
 def test_the_truth_is_computed_in_parts(tmp_path: Path) -> None:
