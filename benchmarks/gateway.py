@@ -30,6 +30,7 @@ import uvloop
 
 from benchmarks.harness import ROOT, Pairs, Result, alternate, arguments, cpu_seconds, percentile, report
 from motet import keys
+from motet.clock import monotonic
 from motet.keys import ApiKey
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ class AuthenticationCost:
         from motet_gateway.metrics import Metrics
         from motet_gateway.middleware import RequestContext
 
-        self._app = RequestContext(Authentication(_nothing, access, Metrics(CollectorRegistry())))
+        self._app = RequestContext(Authentication(_nothing, access, Metrics(CollectorRegistry(), clock=monotonic)))
         self._send = send or _unsent
         authorization = b"authorization: Bearer %s\r\n" % str(key).encode() if key is not None else b""
         self._head = (
@@ -323,8 +324,10 @@ async def measure_keys(pairs: int) -> list[Result]:
     def none_are_gone(_: Mapping[str, str]) -> None: ...
 
     many = ManyKeys()
-    guarded = KeyAccess(Settings(auth="keys"), many, gone=none_are_gone)
-    open_ = KeyAccess(Settings(), NoKeys(), gone=none_are_gone)
+    guarded = KeyAccess(
+        Settings(auth="keys"), many, gone=none_are_gone, clock=monotonic, today=lambda: datetime.now(UTC)
+    )
+    open_ = KeyAccess(Settings(), NoKeys(), gone=none_are_gone, clock=monotonic, today=lambda: datetime.now(UTC))
     for access in (guarded, open_):
         await access.begin()
     with_key, without = AuthenticationCost(guarded, many.one), AuthenticationCost(open_, None)

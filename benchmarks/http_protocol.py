@@ -30,6 +30,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from benchmarks.harness import ROOT, Pairs, Result, alternate, arguments, percentile, report
+from motet.clock import monotonic
 from motet_gateway.direct_writes import offered
 from motet_gateway.http.connection import HttpConnection
 from motet_gateway.http.connection_limit import ConnectionLimit
@@ -168,7 +169,7 @@ def nothing(_: Scope) -> None:
 
 async def measure(requests: int, tokens: int, pairs: int, before: str) -> list[Result]:
     settings = Settings()
-    metrics, limit = Metrics(CollectorRegistry()), ConnectionLimit(100)
+    metrics, limit = Metrics(CollectorRegistry(), clock=monotonic), ConnectionLimit(100)
     own: Protocol = partial(HttpConnection, settings=settings, metrics=metrics, limit=limit)
     other: Protocol = HttpToolsProtocol
     writer: Callable[[Scope], Any] = nothing

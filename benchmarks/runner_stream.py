@@ -28,6 +28,7 @@ from benchmarks.harness import Result, alternate, arguments, percentile, report
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from motet.rpc import is_healthy, open_channel, serving
 from motet.settings import Addresses, ProcessSettings
+from motet.surroundings import real_surroundings
 from motet_runner import engine_process
 from motet_runner.engine_client import EngineClient
 from motet_runner.interface import (
@@ -186,7 +187,7 @@ async def runner(folder: Path) -> AsyncIterator[str]:
     addresses = Addresses(scheduler_address=NOWHERE, supervisor_address=NOWHERE)
     command = (sys.executable, "-m", "benchmarks.runner_stream", "--child")
     client = EngineClient(settings.engine_config(settings.model_folder()), process, command)
-    service = RunnerService(settings, process, addresses, client, CollectorRegistry())
+    service = RunnerService(settings, process, addresses, client, CollectorRegistry(), surroundings=real_surroundings())
     running = asyncio.create_task(service.run())
     ready = asyncio.create_task(service.ready.wait())
     try:

@@ -2,6 +2,7 @@
 
 from motet.service_main import read, run
 from motet.settings import ProcessSettings
+from motet.surroundings import real_surroundings
 from motet_operator.local.local_operator import LocalOperator
 from motet_operator.local.state_directory import StateDirectory
 from motet_operator.settings import Settings
@@ -9,7 +10,7 @@ from motet_operator.settings import Settings
 
 def main() -> None:
     process = read(ProcessSettings)
-    operator = LocalOperator(StateDirectory.of(process.data_dir), process, read(Settings))
+    operator = LocalOperator(StateDirectory.of(process.data_dir), process, read(Settings), real_surroundings())
     run("motet-operator", process, operator.run)
 
 

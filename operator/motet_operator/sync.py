@@ -8,13 +8,13 @@ import structlog
 from pydantic import ValidationError
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from motet.clock import Clock, monotonic
 from motet.domain import ObjectName
 from motet.errors import reason_of
 from motet.leadership import Leadership
 from motet.resources.status import MAX_MODULES, Artifact
 from motet.rpc import Link
 from motet.runner_info import KernelState
+from motet.surroundings import Surroundings
 from motet.terms import check_term
 from motet_operator.adapter_reports import AdapterReports
 from motet_operator.awaited_reports import AWAITED_SECONDS, AwaitedReports
@@ -61,12 +61,13 @@ class SchedulerSync:
         address: str,
         changed: Callable[[], None],
         *,
+        surroundings: Surroundings,
         leadership: Callable[[], Leadership | None] = lambda: None,
         time_scale: float = 1.0,
-        clock: Clock = monotonic,
     ) -> None:
         """`leadership` gives this operator's election, if operators elect a leader."""
-        self.clock = clock
+        self.clock = surroundings.clock
+        self._wall = surroundings.wall
         self._knowledge = AdapterReports()
         self.awaited = AwaitedReports(AWAITED_SECONDS * time_scale)
         self.advice: dict[ObjectName, ScalingAdvice] = {}
@@ -106,6 +107,9 @@ class SchedulerSync:
     async def run(self) -> None:
         self.awaited.leader_begins(self.clock())
         await self.link.run()
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._wall(), UTC)
 
     @property
     def connected(self) -> bool:
@@ -223,7 +227,7 @@ class SchedulerSync:
         )
 
     def _all_drains(self) -> scheduler_pb2.SyncUp:
-        now = datetime.now(UTC)
+        now = self._now()
         runners = [
             scheduler_pb2.DrainRunner(
                 runner=self._identity(drain), deadline_seconds=max(0.0, (drain.deadline - now).total_seconds())
@@ -331,7 +335,7 @@ class SchedulerSync:
         self.unhealthy.pop(identity.instance, None)
         # If its streams were closed first, the process has probably ended and its successor may be loading.
         if report.unhealthy and report.attached:
-            now = datetime.now(UTC)
+            now = self._now()
             self.unhealthy[identity.instance] = UnhealthyRunner(identity.incarnation, report.unhealthy, now)
             return True
         return before is not None or resized or came_or_went

@@ -19,6 +19,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from motet import keys
+from motet.clock import monotonic
 from motet.errors import NotAuthenticated, SetupError
 from motet.keys import ApiKey, KeyScope
 from motet.store import keys as kept
@@ -266,7 +267,14 @@ def test_local_gateways_know_that_keys_exist_when_the_database_is_lost(motet: Mo
     (state / "motet.db").unlink()
 
     async def asks() -> bool:
-        access = KeyAccess(GatewaySettings(), NoKeys(), gone=lambda _: None, memory=state / keys.KEYS_MADE_FILE)
+        access = KeyAccess(
+            GatewaySettings(),
+            NoKeys(),
+            gone=lambda _: None,
+            clock=monotonic,
+            today=lambda: datetime.now(UTC),
+            memory=state / keys.KEYS_MADE_FILE,
+        )
         await access.begin()
         return access.needs_key()
 

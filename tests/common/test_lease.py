@@ -22,6 +22,7 @@ from motet.settings import LeaseSettings
 from tests.common.leases import CuttableLeaseClient, FakeLeaseApi
 from tests.common.virtual_time import in_virtual_time
 from tests.common.waiting import until
+from tests.support.surroundings import REAL, with_clock
 
 LEASE, RENEW, RETRY = 1.0, 0.6, 0.1
 SETTINGS = LeaseSettings(name="it", namespace="here", seconds=LEASE, renew_seconds=RENEW, retry_seconds=RETRY)
@@ -39,7 +40,7 @@ class Candidate(Election):
         self.losses: list[str] = []
         self.line = CuttableLeaseClient(leases)
         now = clock or asyncio.get_running_loop().time
-        super().__init__(self.line, SETTINGS, address=address, clock=now, lost=self.losses.append)
+        super().__init__(self.line, SETTINGS, address=address, surroundings=with_clock(now), lost=self.losses.append)
 
 
 def now() -> float:
@@ -416,7 +417,7 @@ async def test_the_term_of_a_foreign_lease_comes_from_its_transitions(leases: Fa
 
 
 def test_an_empty_lease_is_free() -> None:
-    assert LeaseRecord.of({"metadata": {}}) == LeaseRecord("", 0.0, "", 0, 0, "")
+    assert LeaseRecord.of({"metadata": {}}, REAL.wall) == LeaseRecord("", 0.0, "", 0, 0, "")
 
 
 @in_virtual_time
@@ -460,10 +461,11 @@ import asyncio, sys, time
 from motet.lease import Election
 from tests.common.leases import FakeLeaseApi
 from tests.common.test_lease import SETTINGS
+from tests.support.surroundings import REAL
 
 async def lead():
     leases = FakeLeaseApi()
-    async with Election(leases, SETTINGS):
+    async with Election(leases, SETTINGS, surroundings=REAL):
         print("leads", flush=True)
         leases.away = True
         if sys.argv[1] == "hangs":

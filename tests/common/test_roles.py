@@ -21,6 +21,7 @@ from motet.api.v1 import (
     scheduler_pb2_grpc,
     supervisor_pb2_grpc,
 )
+from motet.clock import monotonic
 from motet.rpc import LAST_RETRY_SECONDS, Link, is_healthy, open_channel, serving
 from motet.rpc.roles import ANY_ROLE, ROLES
 from motet.tls import TlsIdentity, acting_as
@@ -82,7 +83,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @contextmanager
 def acting(folders: dict[str, Path], role: str) -> Iterator[None]:
-    with acting_as(TlsIdentity(folders[role], role)):
+    with acting_as(TlsIdentity(folders[role], role, clock=monotonic)):
         yield
 
 

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from motet.clock import FakeClock
+from motet.clock import FakeClock, monotonic
 from motet.errors import SetupError
 from motet.rpc import Link, is_healthy, serving
 from motet.rpc.roles import ROLES
@@ -31,7 +31,7 @@ def authority() -> Authority:
 @asynccontextmanager
 async def server_of(folder: Path, echo: Echo | None = None) -> AsyncIterator[str]:
     """Serve as the scheduler. Returns the address."""
-    identity = TlsIdentity(folder, "scheduler")
+    identity = TlsIdentity(folder, "scheduler", clock=monotonic)
     with acting_as(identity):
         roles = {**ROLES, "/test.Echo/Talk": frozenset({"gateway"})}
         context = serving("127.0.0.1:0", (echo or Echo()).add, grace=0, roles=roles)
@@ -46,7 +46,7 @@ async def server_of(folder: Path, echo: Echo | None = None) -> AsyncIterator[str
 async def linked(folder: Path | None, address: str, peer: str = "scheduler") -> AsyncIterator[Link[bytes, bytes]]:
     """A gateway's link. Without a folder it uses plain text."""
     link: Link[bytes, bytes] = Link(peer, address, open_talk, greet=lambda: [b"hello"], receive=lambda _: None)
-    with acting_as(TlsIdentity(folder, "gateway") if folder is not None else None):
+    with acting_as(TlsIdentity(folder, "gateway", clock=monotonic) if folder is not None else None):
         running = asyncio.create_task(link.run())
     try:
         yield link
@@ -71,7 +71,7 @@ async def test_peers_with_one_authority_can_connect_and_health_reports_it(author
     ours, theirs = authority.issue(tmp_path / "g", "gateway"), authority.issue(tmp_path / "s", "scheduler")
     async with server_of(theirs) as address, linked(ours, address) as link:
         await until(lambda: link.connected)
-        with acting_as(TlsIdentity(ours, "gateway")):
+        with acting_as(TlsIdentity(ours, "gateway", clock=monotonic)):
             assert await is_healthy(address, "scheduler")
             assert not await is_healthy(address, "runner")
             assert not await is_healthy(address), "without a role it would have to be called by its address"
@@ -110,7 +110,7 @@ async def test_a_client_without_a_certificate_of_the_authority_is_refused(author
 
 async def test_unix_sockets_stay_plain(authority: Authority, tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/echo.sock"
-    with acting_as(TlsIdentity(authority.issue(tmp_path / "s", "scheduler"), "scheduler")):
+    with acting_as(TlsIdentity(authority.issue(tmp_path / "s", "scheduler"), "scheduler", clock=monotonic)):
         async with serving(address, Echo().add):
             assert await is_healthy(address, "scheduler")
             with acting_as(None):
@@ -158,7 +158,7 @@ async def test_a_peer_whose_certificate_has_expired_is_refused_with_the_reason(
         async with linked(ours, address) as link:
             await until(lambda: link.connected)
     assert (
-        TlsIdentity(ours, "gateway")
+        TlsIdentity(ours, "gateway", clock=monotonic)
         .explain_failure("Tls handshake failed: certificate has expired", "scheduler")
         .startswith("the certificate of scheduler.motet.internal has expired")
     )
@@ -226,10 +226,10 @@ def test_unusable_files_are_named_with_the_fix(
     tmp_path: Path, authority: Authority, spoil: Callable[[Path], object], said: str
 ) -> None:
     folder = authority.issue(tmp_path, "gateway")
-    TlsIdentity(folder, "gateway").check()
+    TlsIdentity(folder, "gateway", clock=monotonic).check()
     spoil(folder)
     with pytest.raises(SetupError, match=said):
-        TlsIdentity(folder, "gateway").check()
+        TlsIdentity(folder, "gateway", clock=monotonic).check()
 
 
 def mix(folder: Path, name: str) -> None:
@@ -255,7 +255,7 @@ def test_a_process_with_the_wrong_certificate_does_not_start(tmp_path: Path, aut
 
 async def test_a_half_replaced_certificate_is_not_loaded(authority: Authority, tmp_path: Path) -> None:
     folder = authority.issue(tmp_path, "gateway")
-    identity = TlsIdentity(folder, "gateway")
+    identity = TlsIdentity(folder, "gateway", clock=monotonic)
     before = identity.keys()
     Authority().issue(folder / "o", "gateway")
     mix(folder, "tls.crt")

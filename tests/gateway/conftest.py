@@ -21,6 +21,7 @@ from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
 from testbed.fake_services import FakeServices, fake_services
 from tests.common.waiting import PATIENCE_S
+from tests.support.surroundings import REAL
 
 
 @dataclass
@@ -57,7 +58,9 @@ async def serve(
         supervisor_address="unix:/nowhere",
     )
     registry = CollectorRegistry()
-    gateway = Gateway(own, process, addresses, Metrics(registry, names=names), keys=keys)
+    gateway = Gateway(
+        own, process, addresses, Metrics(registry, names=names, clock=REAL.clock), keys=keys, surroundings=REAL
+    )
     await gateway.access.begin()
     server = HttpServer(build_app(gateway, registry), own, gateway.metrics, grace=1)
     with listening(own) as bound:

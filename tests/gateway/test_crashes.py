@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.responses import StreamingResponse
 
+from motet.clock import monotonic
 from motet_gateway.app import add_error_handlers
 from motet_gateway.metrics import Metrics
 from motet_gateway.middleware import RequestContext
@@ -43,7 +44,7 @@ def crashing_app() -> RequestContext:
 @pytest.fixture
 async def http() -> AsyncIterator[httpx2.AsyncClient]:
     settings = Settings(port=0)
-    server = HttpServer(crashing_app(), settings, Metrics(CollectorRegistry()), grace=1)
+    server = HttpServer(crashing_app(), settings, Metrics(CollectorRegistry(), clock=monotonic), grace=1)
     with listening(settings) as bound:
         running = asyncio.create_task(server.serve(sockets=[bound]))
         await eventually(lambda: server.started)

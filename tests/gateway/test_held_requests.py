@@ -88,7 +88,7 @@ async def test_after_the_deadline_and_above_the_limit_errors_say_when_to_retry()
 
 def test_positions_count_within_a_group_and_move_up() -> None:
     changes: list[int] = []
-    held = HeldRequests(lambda: changes.append(len(held)))
+    held = HeldRequests(lambda: changes.append(len(held)), FakeClock())
     held.enter("a", "x")
     held.enter("b", "y")
     held.enter("c", "x")
@@ -120,7 +120,7 @@ def test_positions_are_numbered_once_a_second_however_many_ask() -> None:
 
 
 def test_ten_thousand_held_requests_cost_little_time() -> None:
-    held = HeldRequests(lambda: None)
+    held = HeldRequests(lambda: None, FakeClock())
     requests = [f"request {number}" for number in range(10_000)]
     began = time.process_time()
     for request in requests:

@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 
 from motet import keys
 from motet.api.v1 import common_pb2
+from motet.clock import monotonic
 from motet.keys import ApiKey, KeyScope
 from motet.store import keys as stored
 from motet.store import migrate, open_store
@@ -427,8 +428,8 @@ async def test_a_key_in_postgresql_counts_on_two_gateways_within_5_s_of_being_ma
 
     async with (
         open_store(url) as store,
-        serve(cluster, keys=DatabaseKeys(url), auth="keys") as one,
-        serve(cluster, keys=DatabaseKeys(url), auth="keys") as two,
+        serve(cluster, keys=DatabaseKeys(url, clock=monotonic), auth="keys") as one,
+        serve(cluster, keys=DatabaseKeys(url, clock=monotonic), auth="keys") as two,
     ):
         for tenant, made in (("acme", acmes), ("zeta", others)):
             only, now = frozenset({KeyScope.USER}), datetime.now(UTC)

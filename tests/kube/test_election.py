@@ -23,6 +23,7 @@ from tests.support.fake_engine import FakeEngine, tokens_of
 from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import in_process_runner, short_folder
 from tests.support.in_process_services import FakeOperator, until
+from tests.support.surroundings import REAL
 
 LEASE = "motet-scheduler"
 ACCOUNT = "scheduler"
@@ -76,7 +77,7 @@ async def test_a_lease_names_the_leader_while_it_leads_and_nobody_after(
 ) -> None:
     async with KubeApi(account, "the test") as api:
         for term in (1, 2):
-            async with Election(api, settings(namespace), address="10.1.2.3:7101") as election:
+            async with Election(api, settings(namespace), surroundings=REAL, address="10.1.2.3:7101") as election:
                 lease = lease_in(cluster, namespace)
                 assert election.term == term
                 assert lease["metadata"]["annotations"] == {
@@ -93,7 +94,7 @@ async def test_without_permission_for_the_lease_the_error_names_it(cluster: Clus
     cluster.kubectl("create", "serviceaccount", "nobody", f"--namespace={namespace}")
     async with KubeApi(cluster.kubeconfig_for("nobody", namespace), "the test") as api:
         with pytest.raises(SetupError, match=r"cannot get resource .* Grant .* get, create and update on leases"):
-            async with Election(api, settings(namespace)):
+            async with Election(api, settings(namespace), surroundings=REAL):
                 pass
 
 
@@ -118,7 +119,10 @@ async def test_an_api_server_that_restarts_costs_a_leader_nothing(
     cluster.let_namespaces_go()
     losses: list[str] = []
     patient = settings(namespace, seconds=60, renew_seconds=40)  # this test blocks its own event loop
-    async with KubeApi(account, "the test") as api, Election(api, patient, lost=losses.append) as election:
+    async with (
+        KubeApi(account, "the test") as api,
+        Election(api, patient, surroundings=REAL, lost=losses.append) as election,
+    ):
         cluster.apiserver.restart()
         written: list[str] = []
         election.raise_term_above(

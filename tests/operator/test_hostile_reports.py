@@ -16,6 +16,7 @@ from tests.operator.builders import DIGEST, NOW, condition, name, view
 from tests.operator.cluster.objects import PLATFORM, adapter, deployment, pod, pool, snapshot
 from tests.operator.cluster.test_decide import children, decided, reason_of, revision
 from tests.support.hostile_messages import hostile, receive
+from tests.support.surroundings import REAL
 
 RUNNER: Any = {"instance": "one", "incarnation": "i", "pool": "pools/demo"}
 SCALED = {"mode": "Builtin", "minReplicas": 1, "maxReplicas": 3}
@@ -50,7 +51,7 @@ def test_a_round_after_any_report_decides_for_all_objects(kind: str) -> None:
     ]
     before = decided(*objects)
     for message in hostile(scheduler_pb2.SyncDown, like=scheduler_pb2.SyncDown(**{kind: HONEST[kind]})):
-        sync = SchedulerSync("unix:/nowhere", lambda: None)
+        sync = SchedulerSync("unix:/nowhere", lambda: None, surroundings=REAL)
         sync.send_state(before.plan.catalog, before.drains, ["one"])
         receive(sync.link, message)
         decision = Decider(["pools"], timedelta(seconds=5)).decide(snapshot(*objects), reports_of(sync), PLATFORM, NOW)

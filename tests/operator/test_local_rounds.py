@@ -17,6 +17,7 @@ from motet_operator.local.local_operator import LocalOperator
 from motet_operator.local.state_directory import StateDirectory
 from motet_operator.settings import Settings
 from tests.operator.builders import name
+from tests.support.surroundings import REAL
 
 MANIFESTS = """
 apiVersion: motet.dev/v1alpha1
@@ -58,7 +59,7 @@ class Rounds:
         earlier = {"namespace": "default", "name": "legal", "model": "default/legal", "ready": True}
         document = {"adapters": [earlier | {"conditions": [SERVING], "certificate": None, "resident": []}], "pools": []}
         self.layout.status.write_text(json.dumps(document))
-        self.operator = LocalOperator(self.layout, ProcessSettings(), Settings(manifests=manifests))
+        self.operator = LocalOperator(self.layout, ProcessSettings(), Settings(manifests=manifests), REAL)
         self.clock = FakeClock()
         self.awaited = self.operator.sync.awaited
         monkeypatch.setattr(self.operator, "objects", self.operator.folder.read())
@@ -102,7 +103,7 @@ async def test_no_adapter_of_a_group_without_a_pool_is_as_it_was_left(
 def operator(folder: Path) -> LocalOperator:
     layout = StateDirectory.of(folder / "state")
     layout.prepare()
-    return LocalOperator(layout, ProcessSettings(), Settings(manifests=folder / "manifests"))
+    return LocalOperator(layout, ProcessSettings(), Settings(manifests=folder / "manifests"), REAL)
 
 
 def test_a_stack_that_runs_gets_its_next_operator_whatever_its_manifests_say_now(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tests.support.fake_flaky_api import FakeFlakyApi, writer_to
 from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import InProcessRunner, in_process_runner, short_folder
 from tests.support.in_process_services import InProcessServices, control_plane, until
+from tests.support.surroundings import REAL
 
 FLIPS = 100
 RUNNERS = ("r0", "r1", "r2")
@@ -56,7 +57,7 @@ class InProcessOperator:
         self.cache = Cache(lambda _: self.wake.set())
         self.api = FakeFlakyApi(self.cache, chance, failing=failing, lost=lost)
         self.cordoned: frozenset[str] = frozenset()
-        self.sync = SchedulerSync(scheduler, self.wake.set)
+        self.sync = SchedulerSync(scheduler, self.wake.set, surroundings=REAL)
         self._decider = Decider(["default"], timedelta(seconds=60))
         self._writer = writer_to(self.api, self.cache)
 

@@ -16,6 +16,7 @@ from motet_operator.reconcile import CatalogSnapshot, RunnerDrain, ScalingAdvice
 from motet_operator.sync import SchedulerSync
 from tests.common.waiting import PATIENCE_S
 from tests.operator.builders import DIGEST, adapter, later, name, pool, view
+from tests.support.surroundings import with_clock
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
@@ -66,7 +67,7 @@ class FakeLeadership:
 async def syncing(
     address: str, leadership: FakeLeadership | None = None, *, clock: Clock = monotonic
 ) -> AsyncIterator[SchedulerSync]:
-    sync = SchedulerSync(address, lambda: None, leadership=lambda: leadership, clock=clock)
+    sync = SchedulerSync(address, lambda: None, leadership=lambda: leadership, surroundings=with_clock(clock))
     task = asyncio.create_task(sync.run())
     try:
         yield sync

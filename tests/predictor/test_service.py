@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
+from motet.clock import monotonic
 from motet.length_statistics import LengthStatistics
 from motet.rpc import is_healthy, open_channel, serving
 from motet.store import length_samples, migrate, open_store
@@ -68,7 +69,7 @@ async def running(folder: Path, *, queued_samples: int = 1000, url: str = "") ->
         persistence = Persistence(
             store, model, metrics, load_scopes=1000, queued_samples=queued_samples, keep_samples=1000
         )
-        service = PredictorService(model, persistence, metrics)
+        service = PredictorService(model, persistence, metrics, monotonic)
         async with serving(
             address,
             lambda server: predictor_pb2_grpc.add_PredictorServicer_to_server(service, server),

@@ -72,7 +72,7 @@ def script(folder: Path, name: str, code: str, **more: object) -> ProcessSpec:
 
 @asynccontextmanager
 async def process_manager(folder: Path, config: LifecycleConfig = CONFIG) -> AsyncIterator[ProcessManager]:
-    one = ProcessManager(ProcessRecords(folder / "records"), config=config)
+    one = ProcessManager(ProcessRecords(folder / "records"), config=config, clock=monotonic)
     try:
         yield one
     finally:

@@ -15,6 +15,7 @@ from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
 from tests.runner.random_models import save_base
 from tests.support.fake_engine import FakeEngine
+from tests.support.surroundings import REAL
 from tests.support.thread_engine import ThreadEngineClient
 
 
@@ -52,7 +53,13 @@ def test_a_runner_that_is_not_ready_says_how_much_of_the_model_is_loaded(tmp_pat
     health = Health()
     process = ProcessSettings(data_dir=tmp_path)
     service = RunnerService(
-        settings, process, Addresses(), ThreadEngineClient(FakeEngine), CollectorRegistry(), health=health
+        settings,
+        process,
+        Addresses(),
+        ThreadEngineClient(FakeEngine),
+        CollectorRegistry(),
+        surroundings=REAL,
+        health=health,
     )
     assert health.unready_reason() == "the runner is loading the model"
     service.on_load_progress(3 << 29, 6 << 30)

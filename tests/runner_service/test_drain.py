@@ -94,7 +94,7 @@ async def test_a_runner_is_ready_when_attached_and_not_draining(folder):
         assert health.unready_reason() == "no scheduler has accepted this runner yet"
         async with scheduler_at(address):
             await until(lambda: not health.unready_reason())
-        await until(lambda: not runner.service.parts.scheduler.link.connected)
+        await until(lambda: not runner.service.loaded.scheduler.link.connected)
         assert health.unready_reason() == "", "a scheduler that goes away comes back"
         assert health.dead_reason() == ""
         await runner.service.drain(5)
@@ -152,7 +152,7 @@ async def test_the_last_drain_order_holds_while_no_scheduler_is_connected(folder
             await until(lambda: scheduler.of("hello"))
             scheduler.send(drain())
             await until(lambda: runner.service.draining)
-        await until(lambda: not runner.service.parts.scheduler.link.connected)
+        await until(lambda: not runner.service.loaded.scheduler.link.connected)
         assert runner.service.draining
         async with scheduler_at(address):  # from a version that sends it no more, and does not say that the drain ended
             await until(lambda: not runner.service.draining)

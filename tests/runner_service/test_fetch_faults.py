@@ -186,7 +186,7 @@ async def test_a_hung_volume_holds_up_nobody_else(tmp_path, cache, volumes, monk
     assert all(one.retry_after > 0 for one in failures)
     assert hung.stats == 2, "no more threads than two wait for the volume"
     assert [thread.name for thread in threading.enumerate()].count(f"volume {volumes / 'hung'}") == 2
-    volumes_read = fetcher.registry.fetches.volumes.by_name.values()
+    volumes_read = fetcher.files.fetches.volumes.by_name.values()
     assert not any(one.threads.calls for one in volumes_read), "what waited behind them is forgotten"
     hung.may_go_on.set()
     source = volumes / "hung" / "a0"
@@ -283,7 +283,7 @@ async def test_orders_fail_while_the_cache_hangs_and_their_late_leases_are_relea
 
 
 async def test_a_check_that_hangs_fails_its_order(impatient, monkeypatch):
-    hung = HungDisk(monkeypatch, impatient.adapters.checks, "certify")
+    hung = HungDisk(monkeypatch, impatient.files.checks, "certify")
     with pytest.raises(AdapterFetchFailed, match=HANGS):
         await impatient.ensure(1)
     assert not list(impatient.adapters.policy)
@@ -335,7 +335,7 @@ async def test_a_fetch_that_ends_while_it_tidies_keeps_nothing_locked(tmp_path, 
     monkeypatch.setattr(sources, "fetch_into", bring)
     hung = HungDisk(monkeypatch, shutil, "rmtree")
     request = FetchRequest(source="https://acme/a/", expected=digest if known else "")
-    fetch = asyncio.create_task(fetcher.registry.fetches.fetch(effects.Fetch(1, request)))
+    fetch = asyncio.create_task(fetcher.files.fetches.fetch(effects.Fetch(1, request)))
     if how == "the fetch is stopped":
         await until(lambda: hung.began)
         fetch.cancel()
@@ -593,7 +593,7 @@ async def test_an_error_of_any_kind_ends_only_its_order(setup, monkeypatch):
             raise raised
 
         with monkeypatch.context() as patch:
-            patch.setattr(setup.adapters.cache, "store", fails)
+            patch.setattr(setup.cache, "store", fails)
             with pytest.raises((AdapterFetchFailed, Exception)) as failed:
                 await setup.ensure(2)
             assert hasattr(failed.value, "code"), "an error of the table"

@@ -17,6 +17,7 @@ from motet.errors import Declined
 from motet.prefix_hints import prefix_salt
 from motet.rpc import is_healthy, open_channel
 from motet_runner import generate_service
+from motet_runner.engine_client import EngineClient
 from motet_runner.engine_messages import Add, EngineOutputs, SequenceRefused
 from motet_runner.generate_service import sequence_of
 from tests.common.waiting import PATIENCE_S
@@ -156,7 +157,7 @@ async def test_a_gateway_that_does_not_read_is_dropped_and_delays_no_other(folde
                 await deaf.submit(f"d{n}", max_tokens=1_000_000)
         await good.submit("a", max_tokens=50)
         await good.finished("a")
-        await until(lambda: len(runner.service.parts.generation.streams) == 1)
+        await until(lambda: len(runner.service.loaded.generation.streams) == 1)
         await until(lambda: len(runner.service.accepted) == 0)
         await good.submit("b")
         await good.finished("b")
@@ -264,9 +265,9 @@ async def test_a_request_that_cannot_be_sent_to_the_engine_fails_alone(folder, m
 
 
 async def test_a_request_that_is_lost_on_its_way_to_the_engine_goes_when_it_is_cancelled(folder, monkeypatch):
+    post = EngineClient.post
+    monkeypatch.setattr(EngineClient, "post", lambda host, one: None if isinstance(one, Add) else post(host, one))
     async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
-        post = runner.host.post
-        monkeypatch.setattr(runner.host, "post", lambda one: None if isinstance(one, Add) else post(one))
         await gateway.submit("a")
         await until(lambda: runner.service.accepted.users_of(BASE))
         await gateway.cancel("a")
@@ -279,7 +280,7 @@ async def test_a_request_whose_end_the_cancel_meets_gets_no_other_answer(folder)
         await gateway.submit("a", max_tokens=2000)
         await until(lambda: gateway.tokens.get(("a", 1)))
         for _ in range(2):
-            runner.service.parts.generation.cancel("a", 1)
+            runner.service.loaded.generation.cancel("a", 1)
         await gateway.finished("a")
         await gateway.submit("b", max_tokens=2)
         await gateway.finished("b")
@@ -374,7 +375,7 @@ async def test_a_refusal_of_the_first_submit_does_not_end_the_second(folder):
         await gateway.submit("a", max_tokens=2000)
         await until(lambda: len(runner.service.accepted) == 1)
         of_a_lost_stream = SequenceRefused(RequestId("a"), 1, -1, Declined("no pages"))
-        runner.service.on_batch(EngineOutputs(refused=[of_a_lost_stream]))
+        runner.service.loaded.on_batch(EngineOutputs(refused=[of_a_lost_stream]))
         await gateway.cancel("a")
         await gateway.finished("a")
         assert not gateway.declined

@@ -292,13 +292,13 @@ async def test_every_answer_repeats_the_number_of_its_order(folder, monkeypatch)
     async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address) as runner:
         await until(lambda: scheduler.of("hello"))
         may_go_on = asyncio.Event()
-        ensure = runner.service.parts.adapters.ensure
+        ensure = runner.service.loaded.adapters.ensure
 
         async def later(order):
             await may_go_on.wait()
             return await ensure(order)
 
-        monkeypatch.setattr(runner.service.parts.adapters, "ensure", later)
+        monkeypatch.setattr(runner.service.loaded.adapters, "ensure", later)
         for order, name, uri in ((11, "a0", source), (12, "a0", source), (13, "none", (folder / "none").as_uri())):
             scheduler.ensure(name, uri, order=order)
         answered = lambda: {one.order for one in scheduler.of("adapter")}  # noqa: E731

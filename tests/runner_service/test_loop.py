@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, runner_pb2
-from motet.clock import FakeClock
+from motet.clock import FakeClock, monotonic
 from motet.domain import ParkMethod, pages_for
 from motet_runner import pipe as pipes
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
@@ -56,7 +56,7 @@ def sequences(batch, stream=1):
 
 
 def test_an_idle_loop_sends_nothing_and_waits():
-    loop = EngineLoop(FakeEngine())
+    loop = EngineLoop(FakeEngine(), clock=monotonic)
     assert loop.turn() is None
     assert loop.command_wait_seconds() is None
 
@@ -73,7 +73,7 @@ class PreparingEngine(FakeEngine):
 
 def test_an_engine_without_work_gets_the_moments_that_it_wants_and_none_beside_work():
     engine = PreparingEngine()
-    loop = EngineLoop(engine)
+    loop = EngineLoop(engine, clock=monotonic)
     assert loop.command_wait_seconds() == 0, "the first one at once"
     waits = []
     for _ in range(2):
@@ -90,7 +90,7 @@ def test_an_engine_without_work_gets_the_moments_that_it_wants_and_none_beside_w
 
 
 def test_a_report_comes_when_it_is_asked_for():
-    loop = EngineLoop(FakeEngine())
+    loop = EngineLoop(FakeEngine(), clock=monotonic)
     loop.apply([ReportNow()])
     assert loop.turn().report.pages_free == 256
     assert loop.turn() is None
@@ -132,7 +132,7 @@ def test_the_free_pages_are_compared_with_those_that_kv_can_have_now():
 
 
 def test_each_stream_gets_one_message_a_turn():
-    loop = EngineLoop(FakeEngine())
+    loop = EngineLoop(FakeEngine(), clock=monotonic)
     loop.apply([add("a", stream=1), add("b", stream=1), add("c", stream=2)])
     batch = loop.turn()
     assert [one.request for one in sequences(batch, 1)] == ["a", "b"]
@@ -142,7 +142,7 @@ def test_each_stream_gets_one_message_a_turn():
 
 def test_a_cancel_takes_effect_before_the_next_iteration():
     engine = FakeEngine()
-    loop = EngineLoop(engine)
+    loop = EngineLoop(engine, clock=monotonic)
     loop.apply([add("a", max_tokens=50)])
     loop.turn()
     loop.apply([Cancel("a", 1, 1, time.monotonic())])
@@ -155,7 +155,7 @@ def test_a_cancel_takes_effect_before_the_next_iteration():
 
 
 def test_a_cancel_of_what_is_not_there_says_so_and_does_nothing():
-    loop = EngineLoop(FakeEngine())
+    loop = EngineLoop(FakeEngine(), clock=monotonic)
     unknown = Cancel("b", 1, 1, 0.0)
     loop.apply([unknown])
     assert loop.turn().unknown == [unknown]
@@ -166,7 +166,7 @@ def test_a_cancel_of_what_is_not_there_says_so_and_does_nothing():
 
 
 def test_an_older_epoch_is_refused():
-    loop = EngineLoop(FakeEngine())
+    loop = EngineLoop(FakeEngine(), clock=monotonic)
     loop.apply([add("a", epoch=2), add("a", epoch=1)])
     (refused,) = loop.turn().refused
     assert (refused.epoch, refused.error.code) == (1, "declined")
@@ -196,7 +196,7 @@ def ends_of(batch):
 )
 def test_an_error_that_nobody_expected_ends_only_the_request_of_its_command(method, command):
     engine = engine_with_a_defect(method)
-    loop = EngineLoop(engine)
+    loop = EngineLoop(engine, clock=monotonic)
     loop.apply([add("a", max_tokens=60), add("b", max_tokens=3)])
     loop.turn()
     loop.apply([command])
@@ -210,7 +210,7 @@ def test_an_error_that_nobody_expected_ends_only_the_request_of_its_command(meth
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "with cached pages"])
 def test_an_error_that_nobody_expected_refuses_only_the_request_that_comes(shared, monkeypatch):
     engine = FakeEngine()
-    loop = EngineLoop(engine)
+    loop = EngineLoop(engine, clock=monotonic)
     new = NewSequence(
         request="first",
         epoch=1,
@@ -235,7 +235,7 @@ def test_an_error_that_nobody_expected_refuses_only_the_request_that_comes(share
 
 def test_an_error_that_nobody_expected_in_the_middle_of_an_arrival_leaves_nothing_behind(monkeypatch):
     engine = FakeEngine()
-    loop = EngineLoop(engine)
+    loop = EngineLoop(engine, clock=monotonic)
     monkeypatch.setattr(engine.planner.memory, "announce_overflow", broken)
     loop.apply([add("a")])
     monkeypatch.undo()
@@ -245,7 +245,7 @@ def test_an_error_that_nobody_expected_in_the_middle_of_an_arrival_leaves_nothin
 
 
 def test_an_adapter_of_which_the_engine_fails_to_hear_is_reported_as_failed():
-    loop = EngineLoop(engine_with_a_defect("load_adapter"))
+    loop = EngineLoop(engine_with_a_defect("load_adapter"), clock=monotonic)
     loop.apply([LoadAdapter("x", AdapterLayout.of(Path("x"), FileStamp(0, 0, 0), 1, ())), add("b", max_tokens=1)])
     batch = loop.turn()
     assert [(type(one), one.digest, one.error.code) for one in batch.events if isinstance(one, AdapterFailed)] == [
@@ -258,14 +258,14 @@ def test_an_adapter_of_which_the_engine_fails_to_hear_is_reported_as_failed():
     ("method", "command"), [("set_overcommit", SetOvercommit(1.0)), ("drop_adapter", DropAdapter("x"))]
 )
 def test_an_error_that_nobody_expected_in_an_order_of_no_request_ends_no_request(method, command):
-    loop = EngineLoop(engine_with_a_defect(method))
+    loop = EngineLoop(engine_with_a_defect(method), clock=monotonic)
     loop.apply([command, add("b", max_tokens=1)])
     assert ends_of(loop.turn()) == [("b", 0, common_pb2.FINISH_REASON_LENGTH, "")]
 
 
 def test_a_request_that_cannot_be_cancelled_ends_the_engine():
     """Its pages would be lost for ever."""
-    loop = EngineLoop(engine_with_a_defect("cancel"))
+    loop = EngineLoop(engine_with_a_defect("cancel"), clock=monotonic)
     loop.apply([add("a", max_tokens=50)])
     loop.turn()
     with pytest.raises(KeyError, match="a defect"):
@@ -282,7 +282,7 @@ COMMANDS = st.lists(
 @given(COMMANDS)
 def test_after_any_messages_every_placement_ends_once_and_misses_no_token(commands):
     engine = FakeEngine(pages=12, max_sequences=3)
-    loop = EngineLoop(engine)
+    loop = EngineLoop(engine, clock=monotonic)
     tokens, brought, added, closed = {}, set(), 0, 0
 
     def take(batch):

@@ -1,5 +1,7 @@
 """The labels of a runner's metrics."""
 
+import time
+
 from prometheus_client import CollectorRegistry, generate_latest
 
 from motet_runner.metrics import Metrics
@@ -7,7 +9,7 @@ from motet_runner.metrics import Metrics
 
 def shown(*, names: int) -> str:
     registry = CollectorRegistry()
-    Metrics(registry, names=names).on_adapters(
+    Metrics(registry, wall=time.time, names=names).on_adapters(
         max_lora=8, waiting={f"acme/w{number}" for number in range(3)}, running={"acme/pirate"}
     )
     (line,) = [line for line in generate_latest(registry).decode().splitlines() if line.startswith("vllm:lora_req")]

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 from motet.api.v1 import runner_pb2
-from motet.clock import FakeClock
+from motet.clock import FakeClock, monotonic
 from motet_runner.step_outbox import StepOutbox
 
 
@@ -22,7 +22,7 @@ def read(message):
 
 async def test_waiting_steps_are_sent_as_one_message_in_order():
     merged = itertools.count()
-    outbox = StepOutbox(1 << 20, lambda: next(merged))
+    outbox = StepOutbox(1 << 20, lambda: next(merged), clock=monotonic)
     for n in range(5):
         outbox.put(step(n, ("a", n, n * 10), ("b", n, n * 10 + 1)))
     down = read(await outbox.get())
@@ -33,7 +33,7 @@ async def test_waiting_steps_are_sent_as_one_message_in_order():
 
 async def test_a_fast_gateway_gets_each_step_by_itself():
     merged = itertools.count()
-    outbox = StepOutbox(1 << 20, lambda: next(merged))
+    outbox = StepOutbox(1 << 20, lambda: next(merged), clock=monotonic)
     for n in range(3):
         outbox.put(step(n, ("a", n, n)))
         assert read(await outbox.get()).step.number == n
@@ -41,7 +41,7 @@ async def test_a_fast_gateway_gets_each_step_by_itself():
 
 
 async def test_a_refusal_between_steps_keeps_its_place():
-    outbox = StepOutbox(1 << 20)
+    outbox = StepOutbox(1 << 20, clock=monotonic)
     outbox.put(step(1, ("a", 0, 5)))
     outbox.put(runner_pb2.GenerateDown(declined=runner_pb2.SubmitDeclined(request="b")))
     outbox.put(step(2, ("a", 1, 6)))
@@ -50,7 +50,7 @@ async def test_a_refusal_between_steps_keeps_its_place():
 
 
 async def test_a_step_outbox_is_full_beyond_its_limit_until_it_is_read():
-    outbox = StepOutbox(100)
+    outbox = StepOutbox(100, clock=monotonic)
     while not outbox.full:
         outbox.put(step(1, ("a", 0, 5)))
     await outbox.get()
@@ -58,7 +58,7 @@ async def test_a_step_outbox_is_full_beyond_its_limit_until_it_is_read():
 
 
 async def test_a_reader_that_waits_is_woken():
-    outbox = StepOutbox(100)
+    outbox = StepOutbox(100, clock=monotonic)
     reader = asyncio.create_task(outbox.get())
     await asyncio.sleep(0)
     outbox.put(step(1, ("a", 0, 5)))
@@ -66,7 +66,7 @@ async def test_a_reader_that_waits_is_woken():
 
 
 async def test_with_an_interval_steps_wait_for_those_that_follow_and_go_when_it_has_passed():
-    outbox = StepOutbox(1 << 20, interval_seconds=0.02)
+    outbox = StepOutbox(1 << 20, interval_seconds=0.02, clock=monotonic)
     outbox.put(step(0, ("a", 0, 5)))
     assert read(await outbox.get()).step.number == 0, "the first one is sent at once"
     outbox.put(step(1, ("a", 1, 6)))
@@ -96,7 +96,7 @@ async def test_a_step_that_comes_after_the_interval_does_not_wait():
 
 
 async def test_another_message_ends_the_wait_and_keeps_its_place():
-    outbox = StepOutbox(1 << 20, interval_seconds=60)
+    outbox = StepOutbox(1 << 20, interval_seconds=60, clock=monotonic)
     outbox.put(step(0, ("a", 0, 5)))
     await outbox.get()
     outbox.put(step(1, ("a", 1, 6)))
@@ -108,7 +108,7 @@ async def test_another_message_ends_the_wait_and_keeps_its_place():
 
 
 async def test_a_step_after_another_message_does_not_let_it_wait():
-    outbox = StepOutbox(1 << 20, interval_seconds=60)
+    outbox = StepOutbox(1 << 20, interval_seconds=60, clock=monotonic)
     outbox.put(step(0, ("a", 0, 5)))
     await outbox.get()
     outbox.put(runner_pb2.GenerateDown(engine_died=runner_pb2.EngineDied(why="killed")))

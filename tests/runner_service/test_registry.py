@@ -11,6 +11,7 @@ from motet.clock import FakeClock
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet_runner.adapters import cache
+from motet_runner.adapters.adapter_files import DiskAdapterFiles
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.checks import Checks
@@ -23,6 +24,7 @@ from motet_runner.interface import AdapterFailed, AdapterLoaded
 from motet_runner.metrics import Metrics
 from tests.support.adapter_fetches import settle, usual_sources
 from tests.support.in_process_runner import write_adapter
+from tests.support.surroundings import REAL, with_clock
 
 BASE_DIGEST = Digest("sha256:" + "b" * 64)
 
@@ -49,15 +51,17 @@ class RegistrySetup:
         cache = DiskCache(folder / "cache", max_adapter_bytes=1 << 20)
         cache.prepare()
         self.cache = cache
+        sources = usual_sources(folder, **settings)
+        checks = Checks(cache, self.check, base_digest=base, engine_limits=engine, version=checker)
+        self.files = DiskAdapterFiles(cache, checks, sources)
         self.adapters = AdapterRegistry(
-            cache,
-            checks=Checks(cache, self.check, base_digest=base, engine_limits=engine, version=checker),
+            self.files,
             capacity=capacity,
             users_of=lambda digest: self.users.get(digest, 0),
             post=self.posted.append,
-            metrics=Metrics(CollectorRegistry()),
-            sources=usual_sources(folder, **settings),
-            clock=self.clock,
+            metrics=Metrics(CollectorRegistry(), wall=REAL.wall),
+            time_scale=sources.time_scale,
+            surroundings=with_clock(self.clock),
         )
 
     def check(self, folder):

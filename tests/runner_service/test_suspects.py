@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 
 from motet.api.v1 import runner_pb2
+from motet.clock import monotonic
 from motet_runner.engine_loop import EngineLoop
 from motet_runner.engine_messages import Add, Cancel
 from motet_runner.interface import NewSequence, Sampling
@@ -57,7 +58,7 @@ async def test_a_stopped_runner_does_not_say_that_its_engine_died(folder):
 
 
 def test_a_lone_request_is_announced_before_its_iteration_and_revoked_after_it():
-    loop = EngineLoop(FakeEngine())
+    loop = EngineLoop(FakeEngine(), clock=monotonic)
     one = NewSequence(request="a", epoch=1, prompt=(1, 2), promise=2, sampling=Sampling(max_tokens=9), engines_lost=1)
     loop.apply([Add(one, 1)])
     said = []
@@ -72,7 +73,7 @@ def test_a_lone_request_is_announced_before_its_iteration_and_revoked_after_it()
 @pytest.mark.parametrize("how", ["finished", "cancelled"])
 def test_the_end_of_a_request_that_was_alone_is_sent_before_the_next_iteration(how):
     """Otherwise it would be blamed for a death that it did not cause."""
-    loop = EngineLoop(FakeEngine())
+    loop = EngineLoop(FakeEngine(), clock=monotonic)
     one = NewSequence(request="a", epoch=1, prompt=(1, 2), promise=1, sampling=Sampling(max_tokens=1), engines_lost=1)
     loop.apply([Add(one, 1)])
     told = loop.turn()

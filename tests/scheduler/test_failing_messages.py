@@ -29,6 +29,7 @@ from tests.support.in_process_services import adapter_entry, until
 from tests.support.in_process_system import InProcessSystem, in_process_system
 from tests.support.metric_values import value_of
 from tests.support.real_dispatcher import ask, dispatcher_of
+from tests.support.surroundings import REAL
 
 OPENING = {"hello", "more"}
 """A hello that fails ends its stream; `more` is a pack of messages."""
@@ -41,7 +42,7 @@ class Streams:
         self.operator = operator
         scheduler, supervisor = system.control.scheduler_service, system.control.supervisor_service
         service = system.runners["r0"].service
-        runner = service.parts
+        runner = service.loaded
         to_runner = dispatcher.runners.streams[system.runners["r0"].address]
         pairs = (
             (scheduler_pb2.ServeUp, scheduler_pb2.ServeDown, dispatcher.scheduler, scheduler.gateways),
@@ -97,7 +98,7 @@ def send(sender: Any, message: Any) -> None:
 async def all_streams(folder: Any) -> AsyncIterator[Streams]:
     async with in_process_system(folder) as system:
         await system.runner("r0")
-        operator = SchedulerSync(system.control.scheduler_address, lambda: None)
+        operator = SchedulerSync(system.control.scheduler_address, lambda: None, surroundings=REAL)
         running = asyncio.create_task(operator.run())
         try:
             async with dispatcher_of(system) as dispatcher:
@@ -205,7 +206,7 @@ async def test_a_submit_that_fails_is_declined_and_the_others_run(folder, monkey
     """Such as the files of an adapter that vanished from a disk that cannot be written."""
     async with in_process_system(folder) as system:
         runner = await system.runner("r0")
-        registry = runner.service.parts.adapters
+        registry = runner.service.loaded.adapters
 
         def fails(digest: str) -> None:
             raise PermissionError(f"read-only: {digest}")
@@ -229,7 +230,7 @@ async def test_a_request_whose_adapter_fails_unexpectedly_while_it_waits_is_decl
         async def fails(digest: str) -> None:
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(runner.service.parts.adapters, "wait_for", fails)
+        monkeypatch.setattr(runner.service.loaded.adapters, "wait_for", fails)
         async with gateway_to(runner.address, "g1") as gateway:
             await gateway.submit("waits", adapter="sha256:" + "a" * 64)
             assert (await gateway.refusal("waits")).failure.code == Internal.mapping.code
@@ -239,7 +240,7 @@ async def test_a_request_whose_adapter_fails_unexpectedly_while_it_waits_is_decl
 async def test_an_order_for_an_adapter_that_fails_is_answered(folder, monkeypatch):
     async with in_process_system(folder) as system:
         runner = await system.runner("r0")
-        scheduler_link = runner.service.parts.scheduler
+        scheduler_link = runner.service.loaded.scheduler
 
         def fails(work: Any) -> None:
             work.close()

@@ -34,6 +34,7 @@ from tests.scheduler.builders import adapter, pool
 from tests.support.fake_engine import SlowEngines, tokens_of
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
+from tests.support.surroundings import REAL
 
 
 def lost(request):
@@ -143,14 +144,16 @@ async def test_after_a_failure_streams_continue_and_a_repeated_failure_is_refuse
 
 @asynccontextmanager
 async def leading_locally(folder):
-    with LocalLeadership(folder / "term") as leadership:
+    with LocalLeadership(folder / "term", REAL) as leadership:
         yield leadership
 
 
 @asynccontextmanager
 async def leading_in_an_outage(_folder):
     leases = FakeLeaseApi()
-    async with Election(leases, LeaseSettings(name="it", namespace="here"), lost=pytest.fail) as election:
+    async with Election(
+        leases, LeaseSettings(name="it", namespace="here"), surroundings=REAL, lost=pytest.fail
+    ) as election:
         leases.away = True
         yield election
 
@@ -168,7 +171,8 @@ async def test_a_failure_that_restarts_do_not_fix_ends_the_process(folder, monke
                 leadership=leadership,
                 metrics=Metrics(CollectorRegistry()),
                 supervisor_address=f"unix:{folder}/supervisor.sock",
-                catalog_file=CatalogFile(folder / "catalog.json"),
+                catalog_file=CatalogFile(folder / "catalog.json", REAL.disk),
+                surroundings=REAL,
                 known_failures=failures,
             )
 

@@ -31,6 +31,7 @@ from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, en
 from tests.scheduler.test_failing_messages import all_streams, streamed_types
 from tests.support.hostile_messages import hostile, hostile_bytes, receive, serve
 from tests.support.in_process_system import in_process_system
+from tests.support.surroundings import REAL, with_clock
 
 HIGHEST_TERM = 2**32
 
@@ -143,7 +144,7 @@ def possible(like):
 async def test_no_number_of_a_peer_fails_a_decision_or_a_message_that_follows(folder, like):
     """The numbers of one peer are copied into what others are told, perhaps much later."""
     for number, message in enumerate(possible(like)):
-        with LocalLeadership(folder / f"term {number}") as leadership, capture_logs() as logs:
+        with LocalLeadership(folder / f"term {number}", REAL) as leadership, capture_logs() as logs:
             driver = SchedulerDriver()
             service = SchedulerService(
                 SchedulerConfig(),
@@ -151,7 +152,7 @@ async def test_no_number_of_a_peer_fails_a_decision_or_a_message_that_follows(fo
                 metrics=Metrics(CollectorRegistry()),
                 supervisor_address=f"unix:{folder}/supervisor.sock",
                 catalog_file=None,
-                clock=driver.clock,
+                surroundings=with_clock(driver.clock),
             )
             driver.scheduler, driver.send = service.scheduler, service.handle
             driver.send(events.SupervisorConnected())

@@ -6,6 +6,7 @@ from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import SavedCatalog
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, pool, ready, resident
+from tests.support.surroundings import REAL
 
 
 def saved(**how):
@@ -18,14 +19,14 @@ def saved(**how):
 
 
 def test_a_saved_catalog_is_read_back_unchanged(tmp_path):
-    file = CatalogFile(tmp_path / "scheduler" / "catalog.json")
+    file = CatalogFile(tmp_path / "scheduler" / "catalog.json", REAL.disk)
     assert file.read(5) is None
     assert file.write(saved(), 4)
     assert file.read(5) == saved()
 
 
 def test_a_catalog_from_before_another_scheduler_led_is_not_used(tmp_path):
-    file = CatalogFile(tmp_path / "catalog.json")
+    file = CatalogFile(tmp_path / "catalog.json", REAL.disk)
     assert file.write(saved(), 4)
     assert [file.read(term) for term in (4, 6, 7)] == [None, None, None]
 
@@ -43,18 +44,18 @@ def test_an_invalid_catalog_file_is_ignored(tmp_path):
         '{"version": 2, "remembered": {}}',
     ):
         (tmp_path / "catalog.json").write_text(content)
-        assert CatalogFile(tmp_path / "catalog.json").read(2) is None, content
+        assert CatalogFile(tmp_path / "catalog.json", REAL.disk).read(2) is None, content
     (tmp_path / "catalog.json").write_text('{"version": 2, "term": 1, "remembered": {}}')
-    assert CatalogFile(tmp_path / "catalog.json").read(2) == SavedCatalog()
+    assert CatalogFile(tmp_path / "catalog.json", REAL.disk).read(2) == SavedCatalog()
 
 
 def test_a_failed_write_of_the_catalog_is_no_error(tmp_path):
     (tmp_path / "in the way").write_text("")
-    assert not CatalogFile(tmp_path / "in the way" / "catalog.json").write(saved(), 1)
+    assert not CatalogFile(tmp_path / "in the way" / "catalog.json", REAL.disk).write(saved(), 1)
 
 
 def test_after_a_failed_write_there_is_no_old_catalog_of_the_same_term(tmp_path):
-    file = CatalogFile(tmp_path / "catalog.json")
+    file = CatalogFile(tmp_path / "catalog.json", REAL.disk)
     assert file.write(saved(), 1)
     (tmp_path / "catalog.new").mkdir()
     assert not file.write(SavedCatalog(), 1)
@@ -63,8 +64,8 @@ def test_after_a_failed_write_there_is_no_old_catalog_of_the_same_term(tmp_path)
 
 def test_where_a_lease_decides_who_leads_no_catalog_is_saved(tmp_path):
     process = ProcessSettings(data_dir=tmp_path)
-    assert catalog_file(LeaseSettings(name="scheduler", namespace="motet"), process) is None
-    assert catalog_file(LeaseSettings(), process) is not None
+    assert catalog_file(LeaseSettings(name="scheduler", namespace="motet"), process, REAL) is None
+    assert catalog_file(LeaseSettings(), process, REAL) is not None
 
 
 def test_a_new_scheduler_places_nothing_before_known_runners_report():
@@ -129,7 +130,7 @@ def test_an_adapter_of_the_file_is_not_said_to_be_nowhere_while_runners_may_come
 def test_namespaces_are_saved_and_published_by_a_successor(tmp_path):
     driver = ready()
     driver.send(events.CatalogReplaced((pool(),), (), (("acme", "first"),)))
-    file = CatalogFile(tmp_path / "catalog.json")
+    file = CatalogFile(tmp_path / "catalog.json", REAL.disk)
     assert file.write(driver.scheduler.catalog_to_save(), 1)
     successor = SchedulerDriver(saved=file.read(2))
     successor.gateway()

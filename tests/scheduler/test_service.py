@@ -23,6 +23,7 @@ from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import write_adapter
 from tests.support.in_process_services import adapter_entry, fake_operator, until
 from tests.support.in_process_system import in_process_system
+from tests.support.surroundings import REAL
 
 PROMPT = (1, 2, 3)
 
@@ -89,7 +90,7 @@ async def test_changed_bytes_move_the_name_once_they_are_certified(system):
 
 async def test_an_answer_to_an_order_of_an_earlier_scheduler_is_counted_and_ignored(system, monkeypatch):
     runner = await system.runner("r0")
-    link = runner.service.parts.scheduler
+    link = runner.service.loaded.scheduler
     answers, send = [], link.report_adapter
     monkeypatch.setattr(link, "report_adapter", lambda state: (answers.append(state), send(state)))
     serving = lambda: (one := system.operator.adapter("pirate")) and one.serving_digest  # noqa: E731
@@ -123,7 +124,7 @@ def count_copies(runners):
         return fetch_and_count
 
     for runner in runners:
-        fetches = runner.service.parts.adapters.fetches
+        fetches = runner.service.loaded.adapters.files.fetches
         fetches.fetch = counted(fetches.fetch)
     return copied
 
@@ -283,7 +284,7 @@ async def test_tenant_and_class_of_a_request_are_known_wherever_it_is(system):
     runner = await system.runner("r0", functools.partial(FakeEngine, step_seconds=0.02))
     placement = await until(lambda: runner.service.accepted.get("a"))
     assert (placement.tenant, placement.request_class) == theirs
-    (computed,) = await until(lambda: (report := runner.service.last_report) and report.sequences)
+    (computed,) = await until(lambda: (report := runner.service.loaded.last_report) and report.sequences)
     assert (computed.tenant, computed.priority) == theirs
     sequences = system.control.supervisor_service.supervisor.runners["r0"].sequences
     entry = (await until(lambda: sequences.get("a"))).entry
@@ -329,13 +330,14 @@ async def test_a_stream_without_a_hello_is_refused(system):
 
 
 async def test_requests_that_an_event_left_untried_are_tried_before_the_next_tick(folder):
-    with LocalLeadership(folder / "term") as leadership:
+    with LocalLeadership(folder / "term", REAL) as leadership:
         service = SchedulerService(
             SchedulerConfig(tenants_examined=2),
             leadership=leadership,
             metrics=Metrics(CollectorRegistry()),
             supervisor_address=f"unix:{folder}/supervisor.sock",
             catalog_file=None,
+            surroundings=REAL,
         )
         driver = SchedulerDriver()
         driver.send = service.handle

@@ -19,6 +19,7 @@ from tests.common.waiting import PATIENCE_S
 from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import in_process_runner
 from tests.support.in_process_services import until
+from tests.support.surroundings import REAL
 
 
 class CountingServicer(LeaderOnlyServicer):
@@ -70,6 +71,7 @@ class Replica:
             metrics=Metrics(CollectorRegistry()),
             supervisor_address=f"unix:{self._folder}/nowhere.sock",
             catalog_file=None,
+            surroundings=REAL,
         )
         self.front.open(service)
         return service

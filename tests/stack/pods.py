@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
+from motet.clock import monotonic
 from motet.rpc import Link
 from motet.tls import TlsIdentity, acting_as
 from testbed.local_stack import BUNDLED
@@ -121,7 +122,7 @@ class ServicesAsPods:
             greet=lambda: [scheduler_pb2.SyncUp(snapshot=snapshot)],
             receive=lambda _: None,
         )
-        with acting_as(TlsIdentity(self.folder / "tls" / "operator", "operator")):
+        with acting_as(TlsIdentity(self.folder / "tls" / "operator", "operator", clock=monotonic)):
             running = asyncio.create_task(link.run())
         try:
             yield link

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from motet.api.v1 import common_pb2
 from motet.domain import Digest
 from motet.settings import ProcessSettings
+from motet_runner.adapters.adapter_files import DiskAdapterFiles
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.checks import Checks
@@ -19,23 +20,26 @@ from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.metrics import Metrics
 from motet_runner.settings import Settings
 from motet_runner.sources.source_access import Sources
+from tests.support.surroundings import REAL
 
 
 class Fetcher:
     def __init__(self, cache: DiskCache, sources: Sources | None = None) -> None:
+        sources = sources or usual_sources(cache.folder.parent)
+        self.files = DiskAdapterFiles(cache, Checks(cache, _no_check, base_digest=Digest("")), sources)
         self.registry = AdapterRegistry(
-            cache,
-            checks=Checks(cache, _no_check, base_digest=Digest("")),
+            self.files,
             capacity=1000,
             users_of=lambda _: 0,
             post=lambda _: None,
-            metrics=Metrics(CollectorRegistry()),
-            sources=sources or usual_sources(cache.folder.parent),
+            metrics=Metrics(CollectorRegistry(), wall=REAL.wall),
+            surroundings=REAL,
+            time_scale=sources.time_scale,
         )
         self.copies = 0
         """How many fetches have brought files."""
-        self._fetch = self.registry.fetches.fetch
-        self.registry.fetches.fetch = self._count  # type: ignore[method-assign]
+        self._fetch = self.files.fetches.fetch
+        self.files.fetches.fetch = self._count  # type: ignore[method-assign]
 
     async def _count(self, fetch: Fetch) -> Held:
         held = await self._fetch(fetch)
@@ -59,7 +63,8 @@ async def settle(registry: AdapterRegistry) -> None:
     """Wait until everything that was begun has ended, and all that was let go is released."""
     while registry.tasks:
         await asyncio.sleep(0.005)
-    await asyncio.wrap_future(registry._folders.submit(lambda: None))  # noqa: SLF001
+    assert isinstance(registry.files, DiskAdapterFiles)
+    await asyncio.wrap_future(registry.files.folders.submit(lambda: None))
 
 
 def _no_check(folder: Path) -> Certification:

@@ -26,6 +26,7 @@ from motet_runner.interface import Engine
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
 from tests.support.fake_engine import FakeEngine
+from tests.support.surroundings import REAL
 from tests.support.thread_engine import ThreadEngineClient
 
 NOWHERE = "unix:/nonexistent/motet.sock"
@@ -145,7 +146,7 @@ async def in_process_runner(
         host = (
             ThreadEngineClient(engine) if command is None else EngineClient(own.engine_config(model), process, command)
         )
-        return RunnerService(own, process, addresses, host, CollectorRegistry(), health=health), host
+        return RunnerService(own, process, addresses, host, CollectorRegistry(), surroundings=REAL, health=health), host
 
     runner = InProcessRunner(make, listen)
     await runner.start()

@@ -28,6 +28,7 @@ from motet_supervisor.metrics import Metrics as SupervisorMetrics
 from motet_supervisor.service import SupervisorService
 from motet_supervisor.settings import Settings as SupervisorSettings
 from tests.common.waiting import PATIENCE_S
+from tests.support.surroundings import REAL
 
 SCALE = 0.05
 
@@ -96,7 +97,7 @@ class InProcessServices:
         await self.scheduler_part.start()
 
     async def _run_scheduler(self, up: asyncio.Event) -> None:
-        with LocalLeadership(self.folder / "scheduler.term") as leadership:
+        with LocalLeadership(self.folder / "scheduler.term", REAL) as leadership:
             self.scheduler_metrics = CollectorRegistry()
             metrics = SchedulerMetrics(self.scheduler_metrics)
             front = LeaderOnlyServicer(lambda: "")
@@ -107,7 +108,8 @@ class InProcessServices:
                     leadership=leadership,
                     metrics=metrics,
                     supervisor_address=self.supervisor_address,
-                    catalog_file=CatalogFile(self.folder / "catalog.json"),
+                    catalog_file=CatalogFile(self.folder / "catalog.json", REAL.disk),
+                    surroundings=REAL,
                     known_failures=failures,
                 )
                 front.open(self.scheduler_service)
@@ -129,7 +131,9 @@ class InProcessServices:
     async def _run_supervisor(self, up: asyncio.Event) -> None:
         self.supervisor_metrics = CollectorRegistry()
         service = SupervisorService(
-            self._supervisor_settings.config(self._scale), metrics=SupervisorMetrics(self.supervisor_metrics)
+            self._supervisor_settings.config(self._scale),
+            metrics=SupervisorMetrics(self.supervisor_metrics),
+            clock=REAL.clock,
         )
         self.supervisor_service = service
 

@@ -49,7 +49,8 @@ class InProcessSystem:
         found = {}
         for instance, runner in self.runners.items():
             service = runner.service
-            book = read_runner_requests(service.accepted.runner_requests(service.last_report))
+            last = service.loaded.last_report if service.loaded is not None else None
+            book = read_runner_requests(service.accepted.runner_requests(last))
             theirs = {(entry.request, entry.epoch): entry.pages_to_charge for entry in book if not entry.parked}
             known = self.control.scheduler.runners.get(InstanceName(instance))
             ours = dict(known.ledger) if known is not None else {}

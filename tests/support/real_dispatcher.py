@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, runner_pb2
+from motet.clock import monotonic
 from motet.domain import BASE, Digest
 from motet.errors import MotetError
 from motet.prefix_hints import prefix_salt, prompt_hints
@@ -52,9 +53,10 @@ async def dispatcher_of(system: InProcessSystem) -> AsyncIterator[Dispatcher]:
         "g-real",
         system.control.scheduler_address,
         CurrentCatalog(),
-        Metrics(CollectorRegistry()),
+        Metrics(CollectorRegistry(), clock=monotonic),
         connect_seconds=PATIENCE_S,
-        held=HeldRequests(lambda: None),
+        held=HeldRequests(lambda: None, monotonic),
+        clock=monotonic,
     )
     running = asyncio.create_task(dispatcher.run())
     try:

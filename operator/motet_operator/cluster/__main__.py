@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from motet.health import Health
 from motet.service_main import read, run
 from motet.settings import LeaseSettings, ProcessSettings
+from motet.surroundings import real_surroundings
 from motet_operator.cluster.cluster_operator import ClusterOperator
 from motet_operator.settings import ClusterSettings
 
@@ -15,7 +16,7 @@ def main() -> None:
     process, settings, lease = read(ProcessSettings), read(ClusterSettings), read(LeaseSettings)
 
     async def operate(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
-        await ClusterOperator(process, settings, lease).run(stop, registry, health)
+        await ClusterOperator(process, settings, lease, real_surroundings()).run(stop, registry, health)
 
     run("operator", process, operate)
 

@@ -18,6 +18,7 @@ from motet.kube import KubeApi, KubeCredentials
 from motet.lease import Election
 from motet.service_main import run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
+from motet.surroundings import Surroundings
 from motet.task_group import run_together
 from motet_operator.cluster.api import Api, RequestLimiter
 from motet_operator.cluster.cache import Cache
@@ -98,7 +99,10 @@ def reports_of(sync: SchedulerSync) -> SchedulerReports:
 
 
 class ClusterOperator:
-    def __init__(self, process: ProcessSettings, settings: ClusterSettings, lease: LeaseSettings) -> None:
+    def __init__(
+        self, process: ProcessSettings, settings: ClusterSettings, lease: LeaseSettings, surroundings: Surroundings
+    ) -> None:
+        self._around = surroundings
         self._process, self._settings, self._lease = process, settings, lease
         self._scale = process.time_scale
         self._wake = asyncio.Event()
@@ -171,6 +175,7 @@ class ClusterOperator:
         self._sync = SchedulerSync(
             Addresses().scheduler_address,
             self._wake.set,
+            surroundings=self._around,
             leadership=lambda: self._election,
             time_scale=self._scale,
         )
@@ -225,7 +230,7 @@ class ClusterOperator:
                 kube = await stack.enter_async_context(
                     KubeApi(self._lease.kubeconfig or self._settings.kubeconfig, "MOTET_LEASE_KUBECONFIG")
                 )
-                self._election = Election(kube, self._lease, time_scale=self._scale)
+                self._election = Election(kube, self._lease, time_scale=self._scale, surroundings=self._around)
                 await stack.enter_async_context(self._election)
                 await self._election.wait_until_leader()
             self._leading = True

@@ -22,6 +22,7 @@ from motet.resources import LoRAAdapter, Manifest, ServingPool
 from motet.service_main import run_until
 from motet.settings import Database, ProcessSettings
 from motet.sources import folder_of
+from motet.surroundings import Surroundings
 from motet_operator.local.manifest_folder import (
     Debouncer,
     DeclaredObjects,
@@ -49,7 +50,9 @@ NEEDED_OF_A_MODEL = ("config.json", "tokenizer.json")
 
 
 class LocalOperator:
-    def __init__(self, layout: StateDirectory, process: ProcessSettings, settings: Settings) -> None:
+    def __init__(
+        self, layout: StateDirectory, process: ProcessSettings, settings: Settings, surroundings: Surroundings
+    ) -> None:
         self._layout = layout
         self._process = process
         self._settings = settings
@@ -61,11 +64,15 @@ class LocalOperator:
         self._metadata = MetadataFile(layout.run / "objects.json")
         self._services = ServiceSpecs(layout, process, settings)
         self._runners = RunnerTable(layout.run / "runners.json", self._services)
-        self.sync = SchedulerSync(layout.address("scheduler"), self._wake.set, time_scale=process.time_scale)
+        self.sync = SchedulerSync(
+            layout.address("scheduler"), self._wake.set, surroundings=surroundings, time_scale=process.time_scale
+        )
         self._status = StatusFile(layout.status)
         config = LifecycleConfig(stop_grace=settings.stop_grace_seconds, liveness_seconds=settings.silent_seconds)
         config = config.scaled(process.time_scale)
-        self.processes = ProcessManager(ProcessRecords(layout.service_records), config=config, changed=self._wake.set)
+        self.processes = ProcessManager(
+            ProcessRecords(layout.service_records), config=config, clock=surroundings.clock, changed=self._wake.set
+        )
         predictor = self.processes.recorded("predictor")
         self._metrics = LocalMetrics(CollectorRegistry())  # replaced in `run` by the registry that is served
         self._store_ready = predictor is not None and predictor.alive  # then the database is already migrated

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from motet.addresses import http_url
+from motet.clock import monotonic
 from motet.errors import SetupError
 from motet.keys import CALLERS_VARIABLE
 from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, ProcessSpec
@@ -64,7 +65,7 @@ class Parent:
         self._kill_now = asyncio.Event()
         self._layout = layout
         config = LifecycleConfig(stop_grace=STOP_SECONDS, liveness_seconds=silent_seconds).scaled(time_scale)
-        self._processes = ProcessManager(ProcessRecords(layout.operator_records), config=config)
+        self._processes = ProcessManager(ProcessRecords(layout.operator_records), config=config, clock=monotonic)
         self._spec = operator_spec(layout, env)
 
     def ask_to_stop(self) -> None:

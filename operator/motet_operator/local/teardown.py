@@ -61,7 +61,7 @@ async def finish(layout: StateDirectory, *, seconds: float = STOP_SECONDS, grace
 
 
 async def _stop_recorded(records: ProcessRecords, *, grace: float) -> None:
-    manager = ProcessManager(records, config=LifecycleConfig(stop_grace=grace))
+    manager = ProcessManager(records, config=LifecycleConfig(stop_grace=grace), clock=monotonic)
     await manager.stop_all()
     kill_unrecorded(records)
 

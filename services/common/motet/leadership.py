@@ -3,15 +3,14 @@
 A term never repeats: it is on disk before any other process learns it. In a cluster a Lease is used instead (`lease`).
 """
 
-import fcntl
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from motet.disk import LockedFile
 from motet.errors import StateDirectoryError
+from motet.surroundings import Surroundings
 from motet.terms import is_term
 
 
@@ -52,19 +51,16 @@ class LocalLeadership:
     process ends, also when it is killed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, surroundings: Surroundings) -> None:
         self._path = path
-        self._file: int | None = None
+        self._around = surroundings
+        self._file: LockedFile | None = None
         self.term = 0
 
     def __enter__(self) -> Self:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file = self._around.disk.lock(self._path)
         except BlockingIOError:
-            os.close(self._file)
-            self._file = None
             raise StateDirectoryError(
                 f"another process already leads: it has locked {self._path}. Stop it first, or use another --data-dir."
             ) from None
@@ -75,7 +71,7 @@ class LocalLeadership:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
     leader_address = predecessor = ""
@@ -94,16 +90,14 @@ class LocalLeadership:
 
     def _read(self) -> int:
         assert self._file is not None
-        text = os.pread(self._file, 32, 0).strip()
+        text = self._file.read().strip()
         if not text or is_term(text.decode(errors="replace")):
             return int(text or 0)
         # The file is damaged. The time in seconds is higher than any term that restarts alone can have reached.
-        return int(time.time())
+        return int(self._around.wall())
 
     def _advance_to(self, term: int) -> None:
         assert self._file is not None
         # With leading zeros all numbers have the same length, so one write replaces the old number completely.
-        written = os.pwrite(self._file, f"{term:020d}\n".encode(), 0)
-        os.ftruncate(self._file, written)  # a damaged file may be longer
-        os.fsync(self._file)
+        self._file.write(f"{term:020d}\n".encode())
         self.term = term

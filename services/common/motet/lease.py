@@ -19,11 +19,7 @@ keeps its term.
 import asyncio
 import math
 import os
-import random
-import secrets
 import sys
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,11 +29,12 @@ from typing import Protocol, Self
 
 import structlog
 
-from motet.clock import Clock, monotonic
 from motet.errors import SetupError
 from motet.kube import CONFLICT, FORBIDDEN, NOT_FOUND, KubeObject, StatusError, Unreachable
 from motet.settings import LeaseSettings
+from motet.surroundings import Surroundings, WallClock
 from motet.terms import is_term
+from motet.watchdog import Watchdog
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +71,7 @@ class LeaseRecord:
     address: str
 
     @classmethod
-    def of(cls, lease: KubeObject) -> Self:
+    def of(cls, lease: KubeObject, wall: WallClock) -> Self:
         spec, annotations = lease.get("spec") or {}, lease["metadata"].get("annotations") or {}
         transitions, term = int(spec.get("leaseTransitions") or 0), annotations.get(TERM, "0")
         return cls(
@@ -83,7 +80,7 @@ class LeaseRecord:
             renewed=spec.get("renewTime") or "",
             transitions=transitions,
             # The annotation is damaged. The time is higher than any term that elections alone can have reached.
-            term=max(transitions, int(term) if is_term(term) else int(time.time())),
+            term=max(transitions, int(term) if is_term(term) else int(wall())),
             address=annotations.get(ADDRESS, ""),
         )
 
@@ -112,10 +109,10 @@ class Election:
         *,
         address: str = "",
         time_scale: float = 1.0,
-        clock: Clock = monotonic,
+        surroundings: Surroundings,
         lost: Callable[[str], None] = end_process,
     ) -> None:
-        self.identity = f"{settings.pod_name or os.uname().nodename}-{secrets.token_hex(4)}"
+        self.identity = f"{settings.pod_name or os.uname().nodename}-{surroundings.new_id(4)}"
         """New at every start, so that a restarted process is not mistaken for its predecessor."""
         self.term = 0
         self._api = api
@@ -124,7 +121,8 @@ class Election:
         self._lease_seconds = settings.seconds * time_scale
         self._renew_seconds = settings.renew_seconds * time_scale
         self._retry_seconds = settings.retry_seconds * time_scale
-        self._clock = clock
+        self._around = surroundings
+        self._clock = surroundings.clock
         self._lost = lost
         self.reserved = 0
         """The last term that is ours by the Lease."""
@@ -142,7 +140,7 @@ class Election:
         self._leads = asyncio.Event()
         self._next_step_now = asyncio.Event()
         self.campaign: asyncio.Task[None] | None = None
-        self._watchdog: _Watchdog | None = None
+        self._watchdog: Watchdog | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -259,7 +257,7 @@ class Election:
     async def _read_or_acquire(self, sent_at: float) -> float:
         """Read the Lease, and take it if it is free. Returns the seconds until the next step."""
         lease = await self.fetch()
-        record = LeaseRecord.of(lease) if lease is not None else LeaseRecord("", 0, "", 0, 0, "")
+        record = self._record(lease) if lease is not None else LeaseRecord("", 0, "", 0, 0, "")
         lasts = record.seconds or self._lease_seconds
         if record != self._seen:
             # The Lease may have changed just after we last read it. The settings give the holder more time than that.
@@ -272,7 +270,7 @@ class Election:
         taken = record.holder not in ("", self.identity)
         free_in = self._seen_at + lasts - self._clock()
         if taken and free_in > 0:
-            pause = random.uniform(0.3, 0.5) * self._retry_seconds  # noqa: S311 - spreads load, guards nothing
+            pause = self._around.random.uniform(0.3, 0.5) * self._retry_seconds
             return min(pause, free_in)
         term = record.term + 1
         reserved = record.term + TERMS_AT_A_TIME
@@ -285,9 +283,9 @@ class Election:
             return 0.0  # another candidate was faster: read at once who it is
         self.term, self.reserved = term, reserved
         self.predecessor = record.address if taken else ""
-        self._seen = LeaseRecord.of(self._lease)
+        self._seen = self._record(self._lease)
         self._sure_until = sent_at + self._renew_seconds
-        self._watchdog = _Watchdog(self._sure_until, self._clock, self._lost)
+        self._watchdog = self._around.watchdog(self._sure_until, self._late)
         self._leads.set()
         log.info("leadership_acquired", lease=self._name, identity=self.identity, term=term, after=record.holder)
         return self._retry_seconds
@@ -303,7 +301,7 @@ class Election:
                 raise
             # Another client has changed or deleted the Lease. We may still hold it, with another resourceVersion.
             self._lease = await self.fetch()
-            holder = LeaseRecord.of(self._lease).holder if self._lease is not None else ""
+            holder = self._record(self._lease).holder if self._lease is not None else ""
             if self._lease is not None and holder != self.identity:
                 self._lost(f"the Lease {self._namespace}/{self._name} is now held by {holder or 'no process'}")
                 return
@@ -324,8 +322,8 @@ class Election:
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 # A renewal that was in flight may still succeed, and change the version after we have read it.
-                while (lease := await self.fetch()) is not None and LeaseRecord.of(lease).holder == self.identity:
-                    lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+                while (lease := await self.fetch()) is not None and self._record(lease).holder == self.identity:
+                    lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._time()}
                     lease["metadata"]["annotations"] |= {TERM: str(max(self.term, self._wanted)), ADDRESS: ""}
                     with suppress(StatusError):
                         await self._write(lease)
@@ -343,7 +341,7 @@ class Election:
             **(old.get("spec") or {}),
             "holderIdentity": self.identity,
             "leaseDurationSeconds": math.ceil(self._lease_seconds),
-            "renewTime": _now(),
+            "renewTime": self._time(),
         }
         if transitions is not None:
             spec |= {"acquireTime": spec["renewTime"], "leaseTransitions": transitions}
@@ -370,7 +368,7 @@ class Election:
             if error.status == NOT_FOUND:
                 return None
             raise
-        _record_of_answer(lease)
+        self._record_of_answer(lease)
         return lease
 
     async def _write(self, lease: KubeObject) -> KubeObject:
@@ -383,50 +381,28 @@ class Election:
             answer = await self._api.put(f"{self._leases}/{self._name}", lease, seconds=seconds)
         else:
             answer = await self._api.post(self._leases, lease, seconds=seconds)
-        sent, written = LeaseRecord.of(lease), _record_of_answer(answer)
+        sent, written = self._record(lease), self._record_of_answer(answer)
         if written.holder != sent.holder or written.term < sent.term:
             raise Unreachable("the answer to a write has another Lease than the one that was sent")
         return answer
 
+    def _record(self, lease: KubeObject) -> LeaseRecord:
+        return LeaseRecord.of(lease, self._around.wall)
 
-class _Watchdog:
-    """Ends the process when its time as leader is over. It uses its own thread, because the event loop may hang."""
+    def _record_of_answer(self, answer: KubeObject) -> LeaseRecord:
+        """Raises Unreachable if it is no Lease: something on the way answers in the API server's place, such as a proxy
+        that asks for a login."""
+        try:
+            if answer["kind"] == "Lease":
+                return self._record(answer)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            pass
+        raise Unreachable(f"the answer is no Lease: {str(answer)[:200]}")
 
-    def __init__(self, end: float, clock: Clock, lost: Callable[[str], None]) -> None:
-        self._end = end
-        self._clock = clock
-        self._lost = lost
-        self._stopped = threading.Event()
-        threading.Thread(target=self._watch, name="lease watchdog", daemon=True).start()
+    def _time(self) -> str:
+        """The time, for people who read the Lease. No program uses it."""
+        now = datetime.fromtimestamp(self._around.wall(), UTC)
+        return now.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
-    @property
-    def in_time(self) -> bool:
-        return self._clock() < self._end
-
-    def until(self, end: float) -> None:
-        self._end = end
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(max(0.0, self._end - self._clock())):
-            if self._clock() >= self._end:
-                self._lost("the Lease could not be renewed in time")
-                return
-
-
-def _record_of_answer(answer: KubeObject) -> LeaseRecord:
-    """Raises Unreachable if it is no Lease: something on the way answers in the API server's place, such as a proxy
-    that asks for a login."""
-    try:
-        if answer["kind"] == "Lease":
-            return LeaseRecord.of(answer)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        pass
-    raise Unreachable(f"the answer is no Lease: {str(answer)[:200]}")
-
-
-def _now() -> str:
-    """The time, for people who read the Lease. No program uses it."""
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    def _late(self) -> None:
+        self._lost("the Lease could not be renewed in time")

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
 from motet import tls
+from motet.clock import monotonic
 from motet.errors import SetupError
 from motet.health import Health
 from motet.settings import RENAMED, ProcessSettings
@@ -86,7 +87,7 @@ def run(name: str, settings: ProcessSettings, main: Main, *, loop_factory: LoopF
 def _identity(role: str, settings: ProcessSettings) -> tls.TlsIdentity | None:
     if settings.tls_dir is None:
         return None
-    identity = tls.TlsIdentity(settings.tls_dir, role)
+    identity = tls.TlsIdentity(settings.tls_dir, role, clock=monotonic)
     identity.check()
     return identity
 

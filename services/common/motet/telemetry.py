@@ -19,7 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics import MetricWrapperBase
 
 from motet.addresses import bound_socket
-from motet.clock import Clock, monotonic
+from motet.clock import Clock
 from motet.errors import SetupError
 from motet.health import Health
 from motet.rpc import socket_path
@@ -113,7 +113,7 @@ class BoundedLabels:
         labels: tuple[str, ...],
         metrics: Sequence[MetricWrapperBase],
         *,
-        clock: Clock = monotonic,
+        clock: Clock,
     ) -> None:
         self._most = most
         self._labels = labels

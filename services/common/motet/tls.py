@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 import structlog
 
-from motet.clock import Clock, monotonic
+from motet.clock import Clock
 from motet.errors import SetupError
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class TlsIdentity:
     """The TLS certificate of this process, and the authority that it trusts. It uses changed files when they are
     valid."""
 
-    def __init__(self, folder: Path, role: str, *, clock: Clock = monotonic) -> None:
+    def __init__(self, folder: Path, role: str, *, clock: Clock) -> None:
         self.role = role
         self._folder = folder
         self._clock = clock

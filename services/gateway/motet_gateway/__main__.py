@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from motet.health import Health
 from motet.service_main import read, run
 from motet.settings import Addresses, Database, ProcessSettings
+from motet.surroundings import real_surroundings
 from motet.task_group import end
 from motet_gateway.app import build_app
 from motet_gateway.gateway import Gateway
@@ -26,12 +27,13 @@ END_SECONDS = 10.0
 
 def main() -> None:
     settings, process, addresses = read(Settings), read(ProcessSettings), read(Addresses)
-    database = read(Database)
+    database, surroundings = read(Database), real_surroundings()
 
     async def serve(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         with listening(settings) as bound:
-            metrics, keys = Metrics(registry, names=process.metrics_names), source_of(settings, process, database)
-            gateway = Gateway(settings, process, addresses, metrics, keys=keys)
+            metrics = Metrics(registry, names=process.metrics_names, clock=surroundings.clock)
+            keys = source_of(settings, process, database, surroundings.clock)
+            gateway = Gateway(settings, process, addresses, metrics, keys=keys, surroundings=surroundings)
             await gateway.access.begin()
             server = HttpServer(
                 build_app(gateway, registry), settings, metrics, grace=settings.drain_seconds + LAST_SECONDS

@@ -13,7 +13,7 @@ import grpc
 import structlog
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc
-from motet.clock import Clock, monotonic
+from motet.clock import Clock
 from motet.errors import MotetError, RequestKillsEngines, from_proto
 from motet.rpc import Link, known_error
 from motet.terms import check_leaders_term, check_term
@@ -128,7 +128,7 @@ class Dispatcher:
         *,
         connect_seconds: float,
         held: HeldRequests,
-        clock: Clock = monotonic,
+        clock: Clock,
     ) -> None:
         self._gateway = gateway
         self.catalog = catalog

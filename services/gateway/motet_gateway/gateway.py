@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Protocol
 
 from motet.errors import EngineRestarted, MotetError, NotAuthenticated
 from motet.keys import KEYS_MADE_FILE
 from motet.settings import Addresses, ProcessSettings
+from motet.surroundings import Surroundings
 from motet_gateway.admission import Admission
 from motet_gateway.assets import AssetStore
 from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target, Weights
@@ -48,16 +49,23 @@ class Gateway:
         addresses: Addresses,
         metrics: Metrics,
         *,
+        surroundings: Surroundings,
         keys: KeySource | None = None,
     ) -> None:
         """`keys`: where API keys are read from. None: there are none."""
         self.settings = settings
         self.process = process
         self.metrics = metrics
-        self.name = f"gateway-{secrets.token_hex(4)}"
+        self.around = surroundings
+        self.name = f"gateway-{surroundings.new_id(4)}"
         """Unique per start, since a restarted gateway has no requests of the process before."""
         self.access = KeyAccess(
-            settings, keys or NoKeys(), gone=self._keys_gone, memory=process.data_dir / KEYS_MADE_FILE
+            settings,
+            keys or NoKeys(),
+            gone=self._keys_gone,
+            memory=process.data_dir / KEYS_MADE_FILE,
+            clock=surroundings.clock,
+            today=lambda: datetime.fromtimestamp(surroundings.wall(), UTC),
         )
         metrics.keys_read_age.set_function(self.access.read_age)
         self.catalog = CurrentCatalog()
@@ -84,7 +92,7 @@ class Gateway:
             budget_seconds=settings.predict_budget_seconds,
             time_scale=process.time_scale,
         )
-        self.held = HeldRequests(self._on_held)
+        self.held = HeldRequests(self._on_held, surroundings.clock)
         self._held_reported = True
         self.dispatcher = Dispatcher(
             self.name,
@@ -93,6 +101,7 @@ class Gateway:
             metrics,
             connect_seconds=settings.connect_seconds * process.time_scale,
             held=self.held,
+            clock=surroundings.clock,
         )
         self.admission = Admission(
             settings.max_live_requests,

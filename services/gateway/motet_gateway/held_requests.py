@@ -6,7 +6,7 @@ The gateway reports their number to the scheduler, so that a pool starts from ze
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from motet.clock import Clock, monotonic
+from motet.clock import Clock
 
 NUMBERED_SECONDS = 1.0
 """How old a position may be. Thousands of requests may wait, and each asks for its position repeatedly."""
@@ -23,7 +23,7 @@ class _GroupQueue:
 
 
 class HeldRequests:
-    def __init__(self, changed: Callable[[], None], clock: Clock = monotonic) -> None:
+    def __init__(self, changed: Callable[[], None], clock: Clock) -> None:
         self._changed = changed
         self._clock = clock
         self._groups: dict[str, str] = {}

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from motet.clock import Clock, monotonic
+from motet.clock import Clock
 from motet.telemetry import BoundedLabels
 
 FIRST_TOKEN_BUCKETS = (
@@ -21,7 +21,7 @@ DURATION_BUCKETS = (
 
 
 class Metrics:
-    def __init__(self, registry: CollectorRegistry, *, names: int = 0, clock: Clock = monotonic) -> None:
+    def __init__(self, registry: CollectorRegistry, *, clock: Clock, names: int = 0) -> None:
         """`names`: how many pairs of tenant and adapter may stand in labels."""
         who = ("tenant", "adapter")
         self.requests = Counter(

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from motet.health import Health
 from motet.service_main import read, run, run_until
 from motet.settings import Addresses, ProcessSettings
+from motet.surroundings import real_surroundings
 from motet_runner.engine_client import EngineClient, EngineDied
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
@@ -24,6 +25,7 @@ ENGINE_DIED = 1
 
 def main() -> None:
     process, settings, addresses = read(ProcessSettings), read(Settings), read(Addresses)
+    surroundings = real_surroundings()
 
     async def serve(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         sources = Sources(settings, process, registry)
@@ -36,7 +38,15 @@ def main() -> None:
             model = await model_folder(settings, sources, cache.absolute())
             engine = EngineClient(settings.engine_config(model), process)
             service = RunnerService(
-                settings, process, addresses, engine, registry, sources=sources, model=model, health=health
+                settings,
+                process,
+                addresses,
+                engine,
+                registry,
+                surroundings=surroundings,
+                sources=sources,
+                model=model,
+                health=health,
             )
             await service.run()
 

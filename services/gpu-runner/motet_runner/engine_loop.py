@@ -11,7 +11,7 @@ import structlog
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from motet.api.v1 import common_pb2, runner_pb2
-from motet.clock import Clock, monotonic
+from motet.clock import Clock
 from motet.domain import RequestId
 from motet.errors import Declined, MotetError
 from motet.rpc.message_failures import known_error
@@ -82,7 +82,7 @@ class _LiveSequence:
 
 
 class EngineLoop:
-    def __init__(self, engine: Engine, *, clock: Clock = monotonic) -> None:
+    def __init__(self, engine: Engine, *, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
         self._live: dict[RequestId, _LiveSequence] = {}

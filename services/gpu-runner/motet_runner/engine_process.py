@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import structlog
 
+from motet.clock import monotonic
 from motet.errors import ModelFolderError, MotetError
 from motet.telemetry import configure_logging
 from motet_runner.engine_loop import EngineLoop
@@ -40,7 +41,7 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
         pipe.flush()
         return
     pipe.send(engine.info)
-    loop = EngineLoop(engine)
+    loop = EngineLoop(engine, clock=monotonic)
     while True:
         loop.apply(pipe.exchange(loop.command_wait_seconds()))
         batch = loop.turn()

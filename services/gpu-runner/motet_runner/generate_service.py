@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
-from motet.clock import monotonic
+from motet.clock import Clock
 from motet.domain import BASE, Digest, RequestId
 from motet.errors import Declined, InvalidRequest, MotetError, UnsupportedParameter
 from motet.prefix_hints import prefix_salt
@@ -22,8 +22,7 @@ from motet.rpc import Session, Sessions, known_error
 from motet.runner_info import RequestClass
 from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests
 from motet_runner.adapters.registry import AdapterRegistry
-from motet_runner.engine_client import EngineClient
-from motet_runner.engine_messages import Add, Cancel, EngineOutputs
+from motet_runner.engine_messages import Add, Cancel, Command, EngineOutputs
 from motet_runner.interface import NewSequence, Sampling
 from motet_runner.metrics import Metrics
 from motet_runner.settings import Settings
@@ -52,18 +51,20 @@ class GenerateService:
         base_digest: Digest,
         accepted: AcceptedRequests,
         adapters: AdapterRegistry,
-        engine: EngineClient,
+        post: Callable[[Command], None],
         metrics: Metrics,
         model: str,
         settings: Settings,
         time_scale: float,
+        clock: Clock,
         declined: Callable[[scheduler_pb2.RunnerDeclined], None],
     ) -> None:
         self._identity = identity
         self._base_digest = base_digest
         self._accepted = accepted
         self._adapters = adapters
-        self._engine = engine
+        self._post = post
+        self._clock = clock
         self._metrics = metrics
         self._model = model
         self._grace = settings.gateway_grace_seconds * time_scale
@@ -78,6 +79,7 @@ class GenerateService:
             outbox=lambda: StepOutbox(
                 settings.outbox_kib << 10,
                 metrics.merged_steps.inc,
+                clock=clock,
                 interval_seconds=settings.stream_interval_seconds,
             ),
         )
@@ -188,7 +190,7 @@ class GenerateService:
         task.add_done_callback(lambda done: self._waiting.pop(key) if self._waiting.get(key) is done else None)
 
     def _start(self, placement: AcceptedRequest, sequence: NewSequence) -> None:
-        self._engine.post(Add(sequence, placement.stream))
+        self._post(Add(sequence, placement.stream))
         placement.in_engine = True
         self._metrics.vllm_prompt_tokens.labels(self._model).inc(placement.prompt_tokens)
 
@@ -220,7 +222,7 @@ class GenerateService:
         if placement is None or placement.epoch != epoch:
             return
         if placement.in_engine:
-            self._engine.post(Cancel(placement.request, epoch, placement.stream, monotonic()))
+            self._post(Cancel(placement.request, epoch, placement.stream, self._clock()))
             return
         if (task := self._waiting.get((request, epoch))) is not None:
             task.cancel()

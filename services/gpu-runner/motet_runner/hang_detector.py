@@ -1,10 +1,10 @@
 """Finds out whether an engine hangs: it has work and completes no step. A slow engine does not hang."""
 
-from motet.clock import Clock, monotonic
+from motet.clock import Clock
 
 
 class HangDetector:
-    def __init__(self, seconds: float, clock: Clock = monotonic) -> None:
+    def __init__(self, seconds: float, clock: Clock) -> None:
         self._seconds = seconds
         self._clock = clock
         self._steps = -1

@@ -1,10 +1,9 @@
 """The metrics of a runner: Motet's names, and vLLM's names for values that existing dashboards show."""
 
-import time
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from motet.domain import ParkMethod
+from motet.surroundings import WallClock
 from motet_runner.interface import EngineReport
 
 _LOAD_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -12,7 +11,7 @@ _FREE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 
 
 class Metrics:
-    def __init__(self, registry: CollectorRegistry, *, names: int = 0) -> None:
+    def __init__(self, registry: CollectorRegistry, *, wall: WallClock, names: int = 0) -> None:
         """`names`: how many adapters one label may name."""
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -130,6 +129,7 @@ class Metrics:
         self._steps_seen = 0
         self._queried_seen, self._hit_seen = 0, 0
         self._names = names
+        self._wall = wall
 
     def on_report(self, report: EngineReport, *, model: str) -> None:
         self.steps.inc(max(0, report.steps - self._steps_seen))
@@ -162,4 +162,4 @@ class Metrics:
         """Keep one series. Adapter names are labels, as in vLLM, so each new set of names would add another series."""
         self.vllm_lora.clear()
         named = (",".join(sorted(names)[: self._names]) for names in (waiting, running))
-        self.vllm_lora.labels(str(max_lora), *named).set(time.time())
+        self.vllm_lora.labels(str(max_lora), *named).set(self._wall())

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from motet.clock import monotonic
+from motet.clock import Clock
 from motet.domain import BASE, Digest
 from motet.errors import Internal, MotetError
 from motet.prefix_hints import MAX_CACHED_HINTS
@@ -43,6 +43,7 @@ class SchedulerLink:
         requests: GenerateService,
         last_report: Callable[[], EngineReport | None],
         welcomed: Callable[[], None],
+        clock: Clock,
         time_scale: float,
     ) -> None:
         self._welcomed = welcomed
@@ -52,6 +53,7 @@ class SchedulerLink:
         self._adapters = adapters
         self._requests = requests
         self._last_report = last_report
+        self._clock = clock
         self._scale = time_scale
         self._sequence = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,12 +102,12 @@ class SchedulerLink:
 
     def draining(self, seconds: float) -> None:
         """Tell this scheduler, and each later one, to place no more requests here."""
-        self._drain_ends = monotonic() + seconds
+        self._drain_ends = self._clock() + seconds
         self.link.send(self._draining())
 
     def _draining(self) -> scheduler_pb2.AttachUp:
         assert self._drain_ends is not None
-        left = max(0.0, self._drain_ends - monotonic())
+        left = max(0.0, self._drain_ends - self._clock())
         return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
 
     def adapter_changed(self, adapter: AdapterLife, error: MotetError | None = None) -> None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from motet.api.v1 import runner_pb2
-from motet.clock import Clock, monotonic
+from motet.clock import Clock
 from motet.rpc import Outbox
 
 
@@ -25,8 +25,8 @@ class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
         limit_bytes: int,
         merged: Callable[[], None] = lambda: None,
         *,
+        clock: Clock,
         interval_seconds: float = 0.0,
-        clock: Clock = monotonic,
     ) -> None:
         """`merged` is called for each step that joins another."""
         super().__init__(limit_bytes)

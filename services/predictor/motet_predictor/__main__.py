@@ -11,6 +11,7 @@ from motet.rpc import serving
 from motet.service_main import read, run, run_until
 from motet.settings import Addresses, Database, ProcessSettings
 from motet.store import open_store
+from motet.surroundings import real_surroundings
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import Persistence
@@ -20,6 +21,7 @@ from motet_predictor.settings import Settings
 
 def main() -> None:
     settings, process, addresses, database = read(Settings), read(ProcessSettings), read(Addresses), read(Database)
+    surroundings = real_surroundings()
 
     async def predict(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         metrics = Metrics(registry)
@@ -33,7 +35,7 @@ def main() -> None:
                 queued_samples=settings.queued_samples,
                 keep_samples=settings.keep_samples,
             )
-            service = PredictorService(model, persistence, metrics)
+            service = PredictorService(model, persistence, metrics, surroundings.clock)
 
             async def flush() -> None:
                 await persistence.flush()

@@ -1,12 +1,12 @@
 """The predictor's calls. Predict answers from memory, Observe learns at once; the database is written later."""
 
 import struct
-import time
 from typing import Any
 
 import structlog
 
 from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
+from motet.clock import Clock
 from motet.store.length_samples import LengthSample
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
@@ -22,20 +22,21 @@ _TENANT, _ADAPTER = 253, 512
 
 
 class PredictorService(predictor_pb2_grpc.PredictorServicer):
-    def __init__(self, model: LengthModel, persistence: Persistence, metrics: Metrics) -> None:
+    def __init__(self, model: LengthModel, persistence: Persistence, metrics: Metrics, clock: Clock) -> None:
         self._model = model
         self._persistence = persistence
         self._metrics = metrics
+        self._clock = clock
 
     async def Predict(  # noqa: N802 - the name of the call
         self, request: predictor_pb2.PredictRequest, _context: Any
     ) -> predictor_pb2.PredictResponse:
-        started = time.perf_counter()
+        started = self._clock()
         response = predictor_pb2.PredictResponse(
             estimates=[self._estimate(prompt) for prompt in request.prompts], model_version=self._model.version
         )
         self._metrics.estimates.inc(len(request.prompts))
-        self._metrics.predict_seconds.observe(time.perf_counter() - started)
+        self._metrics.predict_seconds.observe(self._clock() - started)
         return response
 
     async def Observe(  # noqa: N802 - the name of the call

@@ -15,6 +15,7 @@ from motet.lease import Election
 from motet.rpc import serving
 from motet.service_main import read, run, run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
+from motet.surroundings import Surroundings, real_surroundings
 from motet.task_group import run_together
 from motet_scheduler import leader_loop, predecessor
 from motet_scheduler.catalog_file import CatalogFile
@@ -32,10 +33,11 @@ MIN_TICK_SECONDS = 0.02
 
 def main() -> None:
     settings, process, addresses, lease = read(Settings), read(ProcessSettings), read(Addresses), read(LeaseSettings)
+    surroundings = real_surroundings()
 
     async def schedule(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         metrics = Metrics(registry)
-        async with candidacy(lease, process, addresses.scheduler_address) as leadership:
+        async with candidacy(lease, process, addresses.scheduler_address, surroundings) as leadership:
             servicer = LeaderOnlyServicer(lambda: leadership.leader_address)
 
             async def lead() -> None:
@@ -47,7 +49,8 @@ def main() -> None:
                         leadership=leadership,
                         metrics=metrics,
                         supervisor_address=addresses.supervisor_address,
-                        catalog_file=catalog_file(lease, process),
+                        catalog_file=catalog_file(lease, process, surroundings),
+                        surroundings=surroundings,
                         known_failures=failures,
                     )
                     servicer.open(service)
@@ -73,22 +76,25 @@ def main() -> None:
     run("scheduler", process, schedule, loop_factory=uvloop.new_event_loop)
 
 
-def catalog_file(lease: LeaseSettings, process: ProcessSettings) -> CatalogFile | None:
+def catalog_file(lease: LeaseSettings, process: ProcessSettings, surroundings: Surroundings) -> CatalogFile | None:
     """Where the last catalog is saved. None in a cluster: each pod has a disk of its own, so its file would be from the
     time when that pod led, and the other pods do not have it."""
-    return None if lease.name else CatalogFile(process.data_dir / "scheduler" / "catalog.json")
+    path = process.data_dir / "scheduler" / "catalog.json"
+    return None if lease.name else CatalogFile(path, surroundings.disk)
 
 
 @asynccontextmanager
-async def candidacy(lease: LeaseSettings, process: ProcessSettings, address: str) -> AsyncIterator[Candidacy]:
+async def candidacy(
+    lease: LeaseSettings, process: ProcessSettings, address: str, surroundings: Surroundings
+) -> AsyncIterator[Candidacy]:
     """In a cluster, elect a leader by Lease; on one machine this process always leads."""
     if not lease.name:
-        with LocalLeadership(process.data_dir / "scheduler.term") as alone:
+        with LocalLeadership(process.data_dir / "scheduler.term", surroundings) as alone:
             yield alone
         return
     async with (
         KubeApi(lease.kubeconfig, "MOTET_LEASE_KUBECONFIG") as api,
-        Election(api, lease, address=address, time_scale=process.time_scale) as election,
+        Election(api, lease, address=address, time_scale=process.time_scale, surroundings=surroundings) as election,
     ):
         yield election
 

@@ -12,6 +12,7 @@ import orjson
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
+from motet.disk import Disk
 from motet_scheduler.policy.catalog import SavedCatalog
 
 log = structlog.get_logger(__name__)
@@ -21,15 +22,16 @@ HINT = "The scheduler waits for the operator's catalog."
 
 
 class CatalogFile:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
+        self._disk = disk
         self._failing = False
 
     def read(self, term: int) -> SavedCatalog | None:
         """The catalog that the scheduler before the one of `term` saved. None if there is no file, or one that was
         written earlier or can't be read, which is logged."""
         try:
-            content = orjson.loads(self._path.read_bytes())
+            content = orjson.loads(self._disk.read(self._path))
             if content.get("version") != VERSION:
                 log.warning("saved_catalog_version_unknown", version=content.get("version"), hint=HINT)
                 return None
@@ -46,17 +48,14 @@ class CatalogFile:
     def write(self, saved: SavedCatalog, term: int) -> bool:
         """Replace the file atomically. False if that fails, which does not affect requests. Then the old file goes:
         its term would make a successor take it for the newest."""
-        beside = self._path.with_suffix(".new")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(orjson.dumps({"version": VERSION, "term": term, "remembered": saved}))
-            beside.replace(self._path)
+            self._disk.replace(self._path, orjson.dumps({"version": VERSION, "term": term, "remembered": saved}))
         except OSError as error:
             if not self._failing:
                 log.warning("catalog_save_failed", path=str(self._path), error=str(error))
             self._failing = True
             with suppress(OSError):
-                self._path.unlink(missing_ok=True)
+                self._disk.remove(self._path)
             return False
         self._failing = False
         return True

@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import secrets
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
@@ -11,12 +9,12 @@ import structlog
 
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from motet.api.v1.common_pb2 import Welcome
-from motet.clock import Clock, monotonic
 from motet.domain import InstanceName, RequestId
 from motet.errors import Internal, InvalidRequest, MotetError, NotFound, Overloaded
 from motet.leadership import Leadership
 from motet.rpc import EndStream, Link, Session, Sessions
 from motet.runner_info import Failure, RunnerIdentity
+from motet.surroundings import Surroundings
 from motet.terms import check_term
 from motet_scheduler import conversion, event_failures
 from motet_scheduler.catalog_file import CatalogFile
@@ -49,18 +47,20 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         metrics: Metrics,
         supervisor_address: str,
         catalog_file: CatalogFile | None,
+        surroundings: Surroundings,
         known_failures: EventFailures | None = None,
-        clock: Clock = monotonic,
     ) -> None:
         saved = catalog_file.read(leadership.term) if catalog_file is not None else None
         # Random, so that no answer to a predecessor's order is taken for one to ours.
-        self.scheduler = Scheduler(config, now=clock(), saved=saved, first_order=1 + secrets.randbits(62))
+        first_order = 1 + surroundings.random.getrandbits(62)
+        self.scheduler = Scheduler(config, now=surroundings.clock(), saved=saved, first_order=first_order)
         self._leadership = leadership
         self._metrics = metrics
         self._file = catalog_file
         self.file_stale = saved is not None
         """The file lacks what has changed, or has another term."""
-        self._clock = clock
+        self._clock = surroundings.clock
+        self._wall = surroundings.wall
         self._failures = known_failures or EventFailures()
         self._failed = asyncio.Event()
         self._trying_more = False
@@ -289,9 +289,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             raise EndStream(RESTARTING)
 
     def _decide(self, event: events.Event, now: float) -> None:
-        started = time.perf_counter()
         decided = self.scheduler.handle(event, now)
-        self._metrics.decision_seconds.observe(time.perf_counter() - started)
+        self._metrics.decision_seconds.observe(self._clock() - now)
         if isinstance(event, events.RequestLost):
             self._metrics.losses.inc()
             log.info("placement_lost", request=event.request, epoch=event.epoch, why=event.why)
@@ -379,7 +378,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             return
         before = self.catalog_revision
         # Wall time, so that a successor's revisions are higher.
-        self.catalog_revision = max(before + 1, int(time.time() * 1000))
+        self.catalog_revision = max(before + 1, int(self._wall() * 1000))
         changes = whole = None
         for session in self.gateways:
             if effect.changes is not None and session.peer in self._take_changes:

@@ -10,6 +10,7 @@ from motet.health import Health
 from motet.rpc import serving
 from motet.service_main import read, run, run_until
 from motet.settings import Addresses, ProcessSettings
+from motet.surroundings import real_surroundings
 from motet_supervisor.metrics import Metrics
 from motet_supervisor.service import SERVICE, SupervisorService
 from motet_supervisor.settings import Settings
@@ -22,10 +23,13 @@ MIN_TICK_SECONDS = 0.02
 
 def main() -> None:
     settings, process, addresses = read(Settings), read(ProcessSettings), read(Addresses)
+    surroundings = real_surroundings()
 
     async def supervise(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         tick = max(TICK_SECONDS * process.time_scale, MIN_TICK_SECONDS)
-        service = SupervisorService(settings.config(process.time_scale), metrics=Metrics(registry), tick=tick)
+        service = SupervisorService(
+            settings.config(process.time_scale), metrics=Metrics(registry), clock=surroundings.clock, tick=tick
+        )
         async with serving(
             addresses.supervisor_address,
             lambda server: supervisor_pb2_grpc.add_SupervisorServicer_to_server(service, server),

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from motet.api.v1 import supervisor_pb2, supervisor_pb2_grpc
-from motet.clock import Clock, monotonic
+from motet.clock import Clock
 from motet.domain import InstanceName
 from motet.rpc import Session, Sessions
 from motet.runner_info import RunnerIdentity
@@ -25,9 +25,7 @@ SERVICE = "motet.api.v1.Supervisor"
 
 
 class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
-    def __init__(
-        self, config: SupervisorConfig, *, metrics: Metrics, clock: Clock = monotonic, tick: float = inf
-    ) -> None:
+    def __init__(self, config: SupervisorConfig, *, metrics: Metrics, clock: Clock, tick: float = inf) -> None:
         """`tick`: seconds between two calls of `tick`, if this process runs as it should."""
         self.supervisor = Supervisor(config)
         self._tick = tick

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
+from motet.clock import monotonic
 from motet_gateway.http.connection import MAX_WAITING
 from motet_gateway.metrics import Metrics
 from motet_gateway.server import HttpServer, listening
@@ -136,7 +137,7 @@ async def test_a_request_inherits_nothing_of_the_one_before_it() -> None:
         await send({"type": "http.response.body", "body": found})
 
     settings = Settings(port=0)
-    server = HttpServer(app, settings, Metrics(CollectorRegistry()), grace=1)
+    server = HttpServer(app, settings, Metrics(CollectorRegistry(), clock=monotonic), grace=1)
     with listening(settings) as socket:
         running = asyncio.create_task(server.serve(sockets=[socket]))
         await eventually(lambda: server.started)

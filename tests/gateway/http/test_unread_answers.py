@@ -11,6 +11,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
+from motet.clock import monotonic
 from motet_gateway.http.connection import HttpConnection
 from motet_gateway.metrics import Metrics
 from motet_gateway.server import HttpServer, listening
@@ -98,7 +99,7 @@ class Client:
 @asynccontextmanager
 async def client_of(app: App) -> AsyncIterator[Client]:
     settings = Settings(port=0, unread_seconds=0.3)
-    server = HttpServer(app, settings, Metrics(CollectorRegistry()), grace=1)
+    server = HttpServer(app, settings, Metrics(CollectorRegistry(), clock=monotonic), grace=1)
     with listening(settings) as bound, socket.socket() as own:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)

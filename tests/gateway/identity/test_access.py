@@ -229,7 +229,7 @@ async def test_a_gateway_that_needs_keys_is_not_ready_before_it_has_read_them(se
 
 async def test_a_metric_shows_the_age_of_the_keys() -> None:
     kept, clock = MemoryKeySource(), FakeClock()
-    one = KeyAccess(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock)
+    one = KeyAccess(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock, today=SettableTime())
     assert one.read_age() == math.inf
     await one.begin()
     assert one.read_age() == 0
@@ -279,7 +279,7 @@ async def test_a_gateway_that_needs_no_keys_is_ready_without_them() -> None:
 async def test_an_unexpected_error_of_the_store_counts_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, clock = MemoryKeySource(), FakeClock()
     key = kept.make("acme")
-    one = KeyAccess(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock)
+    one = KeyAccess(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock, today=SettableTime())
     await one.begin()
 
     async def break_down() -> None:
@@ -336,7 +336,9 @@ async def test_a_driver_that_cancels_its_own_work_does_not_end_the_reader(monkey
 async def test_known_keys_expire_when_they_are_no_longer_read() -> None:
     kept, clock = MemoryKeySource(), FakeClock()
     key = kept.make("acme")
-    one = KeyAccess(Settings(auth="keys", keys_trusted_seconds=0), kept, gone=lambda _: None, clock=clock)
+    one = KeyAccess(
+        Settings(auth="keys", keys_trusted_seconds=0), kept, gone=lambda _: None, clock=clock, today=SettableTime()
+    )
     await one.begin()
     clock.advance(12)  # the next read may begin in two seconds and take ten
     assert one.open(key)

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from motet import keys
+from motet.clock import monotonic
 from motet.errors import StoreUnavailable
 from motet.keys import ApiKey, KeyScope
 from motet.store import keys as kept
@@ -31,7 +32,7 @@ async def test_a_gateway_needs_only_permission_to_read_keys_and_note_their_use(p
             for grant in GRANTS.strip().split("\n"):
                 await connection.execute(text(grant))
     url = make_url(owners).set(username="a_gateway", password="its-own").render_as_string(hide_password=False)
-    source = DatabaseKeys(url)
+    source = DatabaseKeys(url, clock=monotonic)
     try:
         assert await source.read() == [key]
         source.applied()

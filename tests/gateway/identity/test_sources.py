@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, text, update
 
 from motet import keys
-from motet.clock import FakeClock
+from motet.clock import Clock, FakeClock, monotonic
 from motet.errors import StoreUnavailable
 from motet.keys import ApiKey, KeyScope
 from motet.store import Store, migrate, open_store
@@ -73,8 +73,8 @@ class Reader:
         return getattr(self._source, name)
 
 
-def stored_keys(url: str, **more: Any) -> Reader:
-    return Reader(DatabaseKeys(url, **more))
+def stored_keys(url: str, clock: Clock = monotonic) -> Reader:
+    return Reader(DatabaseKeys(url, clock=clock))
 
 
 async def test_keys_in_a_database_are_read_only_after_a_change(url: str) -> None:
@@ -457,7 +457,7 @@ async def ring_equals_store_after(steps: list[str], folder: Path) -> None:
     url = f"sqlite+aiosqlite:///{file}"
     await migrate(url)
     shutil.copyfile(file, copy)
-    source, ends = DatabaseKeys(url), Failing()
+    source, ends = DatabaseKeys(url, clock=monotonic), Failing()
     ring = Keyring(trusted_seconds=600, between_seconds=60, gone=ends)
     for number, step in enumerate([*steps, "read"]):
         match step:

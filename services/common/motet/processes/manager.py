@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from motet.clock import Clock, monotonic
+from motet.clock import Clock
 from motet.processes import launch, linux
 from motet.processes.lifecycle import (
     CouldNotStart,
@@ -120,8 +120,8 @@ class ProcessManager:
         self,
         records: ProcessRecords,
         *,
+        clock: Clock,
         config: LifecycleConfig | None = None,
-        clock: Clock = monotonic,
         changed: Callable[[], None] | None = None,
     ) -> None:
         self._records = records

@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from motet.api.v1 import common_pb2, predictor_pb2, runner_pb2
-from motet.clock import Clock, monotonic
 from motet.domain import Digest
 from motet.errors import (
     BaseModelReplaced,
@@ -87,7 +86,6 @@ class AnswerResponse(Response):
         caller: Caller,
         body: Body,
         *,
-        clock: Clock = monotonic,
         take: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`take` counts the bytes that the answer holds, and raises Overloaded if all requests hold too many."""
@@ -96,11 +94,11 @@ class AnswerResponse(Response):
         self._settings = gateway.settings
         self._caller = caller
         self._body = body
-        self._clock = clock
+        self._clock = gateway.around.clock
         self._take = take
         self._streaming = bool(body.stream)
         self._options = (body.stream_options if self._streaming else None) or StreamOptions()
-        self._timings = RequestTimings(clock)
+        self._timings = RequestTimings(gateway.around.clock)
         self._id = secrets.token_hex(12)
         self.choices: list[ChoiceText] = []
         self._requests: list[str] = []

@@ -3,12 +3,12 @@
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import structlog
 
-from motet.clock import Clock, every, monotonic
+from motet.clock import Clock, every
 from motet.errors import MotetError, SetupError, StoreUnavailable
 from motet.keys import ApiKey
 from motet.settings import Database, ProcessSettings
@@ -30,13 +30,13 @@ NOTE_SECONDS = 60.0
 """How often the use of keys is recorded."""
 
 
-def source_of(settings: Settings, process: ProcessSettings, database: Database) -> KeySource:
+def source_of(settings: Settings, process: ProcessSettings, database: Database, clock: Clock) -> KeySource:
     """Raises SetupError if the database's URL isn't valid."""
     if settings.auth == "none":
         return NoKeys()
     if settings.keys_file is not None:
         return FileKeys(settings.keys_file)
-    return DatabaseKeys(database.url(process))
+    return DatabaseKeys(database.url(process), clock=clock)
 
 
 class KeyAccess:
@@ -47,8 +47,8 @@ class KeyAccess:
         *,
         gone: Callable[[Mapping[str, str]], None],
         memory: Path | None = None,
-        clock: Clock = monotonic,
-        today: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Clock,
+        today: Callable[[], datetime],
     ) -> None:
         """`gone` is called with the ids of keys that were valid until now, each with the reason why it no longer is.
         `memory` is a file that exists once a key was created. It counts if the store has lost the keys."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import structlog
 
 from motet import keys
-from motet.clock import Clock, monotonic
+from motet.clock import Clock
 from motet.errors import StoreUnavailable
 from motet.keys import ApiKey
 from motet_gateway.identity.own_thread import OwnThread
@@ -81,7 +81,7 @@ class NoKeys:
 class DatabaseKeys:
     """Keys in the database."""
 
-    def __init__(self, url: str, *, clock: Clock = monotonic) -> None:
+    def __init__(self, url: str, *, clock: Clock) -> None:
         """Raises SetupError if `url` isn't valid."""
         # Imported only here, since SQLAlchemy costs time and memory.
         from motet.store import keys as stored

@@ -1,85 +1,62 @@
-"""The adapters that this runner knows: their files, what the check found, and their stage.
+"""The adapters that this runner knows: what the check found, and their stage. Their files are `AdapterFiles`'.
 
 `policy/` decides; here its effects are carried out, and what came of them goes back as events. No error of a disk or a
 source leaves this module as anything but the answer to an order or to a request that waits.
 """
 
 import asyncio
-import random
-import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
-from functools import partial
 from itertools import count
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 import structlog
 
 from motet.api.v1 import common_pb2, scheduler_pb2
-from motet.clock import Clock, monotonic
 from motet.digest import hex_of
 from motet.domain import Digest
-from motet.errors import AdapterFetchFailed, Internal, MotetError, from_proto
-from motet.runner_info import Failure
-from motet_runner.adapters.cache import DiskCache
-from motet_runner.adapters.certification import Certification
-from motet_runner.adapters.checks import Checks
-from motet_runner.adapters.disk_patience import DiskPatience, disk_hangs
-from motet_runner.adapters.fetches import Fetches
+from motet.errors import AdapterFetchFailed, MotetError, from_proto
+from motet.surroundings import Surroundings
+from motet_runner.adapters.adapter_files import AdapterFiles, failure_of
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
 from motet_runner.adapters.policy.failures import SourceFailures
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.values import FetchRequest, Held, Order
-from motet_runner.daemon_threads import CallHangs, DaemonThreads
+from motet_runner.daemon_threads import CallHangs
 from motet_runner.engine_messages import Command, DropAdapter, LoadAdapter
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport
 from motet_runner.metrics import Metrics
-from motet_runner.sources.fetch_errors import temporary
-from motet_runner.sources.source_access import Sources
 
 log = structlog.get_logger(__name__)
 
 P = ParamSpec("P")
-T = TypeVar("T")
-
-FILE_THREADS = 4
-"""For checks, and for storing what a fetch process has brought: each reads a whole adapter from the runner's disk."""
 
 
 class AdapterRegistry:
     """`users_of` counts the requests that use an adapter; `post` sends a command to the engine; `capacity` is that of
-    the disk cache."""
+    the disk cache, and `time_scale` that of pauses after a failed fetch."""
 
     def __init__(
         self,
-        cache: DiskCache,
+        files: AdapterFiles,
         *,
-        checks: Checks,
         capacity: int,
         users_of: Callable[[Digest], int],
         post: Callable[[Command], None],
         metrics: Metrics,
-        sources: Sources,
-        clock: Clock = monotonic,
+        surroundings: Surroundings,
+        time_scale: float = 1.0,
     ) -> None:
-        self.cache = cache
-        self.checks = checks
+        self.files = files
         self._users_of = users_of
         self._post = post
         self._metrics = metrics
-        self._sources = sources
-        self._clock = clock
+        self._clock = clock = surroundings.clock
         failures = SourceFailures(
-            spread=lambda: random.uniform(0.8, 1.2),  # noqa: S311
-            scale=sources.time_scale,
+            spread=lambda: surroundings.random.uniform(0.8, 1.2),
+            scale=time_scale,
         )
         self.policy = AdapterPolicy(capacity=capacity, users_of=users_of, clock=clock, failures=failures)
-        self._patience = patience = DiskPatience(sources.disk_stall_seconds)
-        self._files = DaemonThreads("adapter files", FILE_THREADS, seconds=patience.stall_seconds)
-        # One, so that a touch comes before a later listing.
-        self._folders = DaemonThreads("adapter folders", 1, seconds=patience.stall_seconds)
-        self.fetches = Fetches(cache, sources, self._files, patience)
         self._waiting: dict[int, asyncio.Future[AdapterLife]] = {}
         """Orders, and requests that wait."""
         self._numbers = count(1)
@@ -139,14 +116,14 @@ class AdapterRegistry:
     def bytes_fetched(self, order: scheduler_pb2.EnsureAdapter) -> int:
         """How many bytes of a remote adapter have arrived, while its fetch runs."""
         number = self.policy.fetch_of(fetch_request_of(order))
-        return self.fetches.bytes_of(number) if number is not None else 0
+        return self.files.bytes_of(number) if number is not None else 0
 
     # -------------------------------------------------------------------------------------------------------- orders
 
     async def ensure(self, order: scheduler_pb2.EnsureAdapter) -> AdapterLife:
         """Fetch and check an adapter, as the order says. If the order asks for more, the engine gets a command to load
         it."""
-        started = time.monotonic()
+        started = self._clock()
         try:
             life = await self.order(
                 fetch_request_of(order),
@@ -157,7 +134,7 @@ class AdapterRegistry:
         except MotetError:
             self._metrics.adapter_failures.inc()
             raise
-        self._metrics.adapter_fetch_seconds.observe(time.monotonic() - started)
+        self._metrics.adapter_fetch_seconds.observe(self._clock() - started)
         return life
 
     async def order(
@@ -191,7 +168,7 @@ class AdapterRegistry:
     def tick(self) -> None:
         """Now and then: see whether the folders are still there, and clear what is too old."""
         self._decide(self.policy.tick)
-        self._spawn(self._quietly(self._sources.clear_partial))
+        self._spawn(self._quietly(self.files.clear_partial))
 
     # ------------------------------------------------------------------------------------------------- engine's events
 
@@ -217,7 +194,7 @@ class AdapterRegistry:
             task.cancel()
         for life in self.policy:
             if life.held is not None:
-                self._release(life.held)
+                self.files.release(life.held)
 
     # ---------------------------------------------------------------------------------------------------------- inside
 
@@ -236,21 +213,21 @@ class AdapterRegistry:
     def _carry_out(self, effect: effects.Effect) -> None:
         match effect:
             case effects.Find():
-                self._spawn(self._answer(effect.number, lambda: self._in_folders(partial(self._find, effect))))
+                self._spawn(self._answer(effect.number, lambda: self.files.find(effect)))
             case effects.Fetch():
-                self._spawn(self._answer(effect.number, lambda: self.fetches.fetch(effect)))
+                self._spawn(self._answer(effect.number, lambda: self.files.fetch(effect)))
             case effects.Check():
-                self._spawn(self._answer(effect.number, lambda: self._check_files(effect.held)))
+                self._spawn(self._answer(effect.number, lambda: self.files.check(effect.held)))
             case effects.Evict():
-                self._spawn(self._answer(effect.number, lambda: self._evict_folder(effect)))
+                self._spawn(self._answer(effect.number, lambda: self.files.evict(effect)))
             case effects.ListCache():
-                self._spawn(self._answer(effect.number, lambda: self._in_folders(self.cache.by_last_use)))
+                self._spawn(self._answer(effect.number, self.files.by_last_use))
             case effects.Confirm():
                 self._confirm(effect)
             case effects.Release():
-                self._release(effect.held)
+                self.files.release(effect.held)
             case effects.ForgetPartial():
-                self._spawn(self._quietly(lambda: self.fetches.forget_partial(effect.request)))
+                self._spawn(self._quietly(lambda: self.files.forget_partial(effect.request)))
             case LoadAdapter() | DropAdapter():
                 self._post(effect)
             case effects.Succeed():
@@ -267,9 +244,9 @@ class AdapterRegistry:
         try:
             answer = await work()
         except Exception as error:  # whatever it is, somebody waits for an answer
-            answer = _failure_of(error)
+            answer = failure_of(error)
         if self._closed and isinstance(answer, Held):
-            self._release(answer)
+            self.files.release(answer)
         self._decide(self.policy.answered, number, answer)
 
     async def _quietly(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -286,49 +263,13 @@ class AdapterRegistry:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    def _release(self, held: Held) -> None:
-        """In the thread for folders: a call that hangs there may hold up whoever closes a folder."""
-        self._folders.submit(held.lease.release)
-
-    async def _in_folders(self, call: Callable[[], T]) -> T:
-        return await self._folders.run(call, discard=_discard)
-
-    # ---------------------------------------------------------------------------------------------------------- effects
-
-    def _find(self, effect: effects.Find) -> Held | None:
-        held = self.cache.find(effect.digest, effect.request)
-        return replace(held, certification=self.checks.earlier(held)) if held is not None else None
-
-    async def _check_files(self, held: Held) -> Certification:
-        return await self._files.run(partial(self.checks.certify, held), seconds=self._patience.seconds_for(held.bytes))
-
-    async def _evict_folder(self, effect: effects.Evict) -> effects.Answer:
-        try:
-            return await self._in_folders(partial(self._evict, effect))
-        except CallHangs:
-            if effect.held is not None:
-                self._release(effect.held)
-            return None  # it may go at any later time, or stay for another process: for this runner it has gone now
-
-    def _evict(self, effect: effects.Evict) -> effects.Answer:
-        if self.cache.evict(effect.digest, effect.held):
-            log.info("adapter_evicted_from_disk", adapter=effect.digest)
-            return None
-        return effect.held or Failure.of(temporary(f"Another runner uses {effect.digest}."))
-
     def _confirm(self, effect: effects.Confirm) -> None:
         """At most one look of each kind waits for a folder: requests may come faster than a disk answers."""
         key = (effect.used, effect.held.inode)
 
-        def look() -> bool:
-            self._looks.discard(key)
-            if effect.used:
-                self.cache.touch(effect.held)
-            return effect.held.lease.is_live()
-
-        async def look_in_thread() -> None:
+        async def look() -> None:
             try:
-                lives = await self._folders.run(look)
+                lives = await self.files.look(effect.held, used=effect.used, begins=lambda: self._looks.discard(key))
             finally:
                 self._looks.discard(key)
             if not lives:
@@ -336,7 +277,7 @@ class AdapterRegistry:
 
         if key not in self._looks:
             self._looks.add(key)
-            self._spawn(self._quietly(look_in_thread))
+            self._spawn(self._quietly(look))
 
 
 def fetch_request_of(order: scheduler_pb2.EnsureAdapter) -> FetchRequest:
@@ -354,24 +295,6 @@ def fetch_request_of(order: scheduler_pb2.EnsureAdapter) -> FetchRequest:
     )
 
 
-def _failure_of(error: Exception) -> Failure:
-    match error:
-        case MotetError():
-            return Failure.of(error)
-        case CallHangs():
-            return Failure.of(disk_hangs(error))
-        case OSError():
-            return Failure.of(
-                temporary(
-                    f"This runner's disk cache fails: {error.strerror or error} ({error.filename}). Motet tries again "
-                    "automatically."
-                )
-            )
-        case _:
-            log.error("adapter_work_failed", exc_info=error)
-            return Failure.of(Internal("The runner could not handle this adapter. See the runner's log."))
-
-
 def _check_digest(text: str) -> None:
     try:
         if text:
@@ -380,8 +303,3 @@ def _check_digest(text: str) -> None:
         raise AdapterFetchFailed(
             f"source.digest {text!r} is not a digest. Write `sha256:` and 64 hexadecimal digits."
         ) from None
-
-
-def _discard(answer: object) -> None:
-    if isinstance(answer, Held):
-        answer.lease.release()

@@ -1,0 +1,153 @@
+"""Where the registry's adapters come from, and where they lie: sources, and the disk cache of this runner.
+
+Everything that may hang runs in threads, and for a limited time only.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+import structlog
+
+from motet.domain import Digest
+from motet.errors import Internal, MotetError
+from motet.runner_info import Failure
+from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.certification import Certification
+from motet_runner.adapters.checks import Checks
+from motet_runner.adapters.disk_patience import DiskPatience, disk_hangs
+from motet_runner.adapters.fetches import Fetches
+from motet_runner.adapters.policy import effects
+from motet_runner.adapters.policy.values import FetchRequest, Held
+from motet_runner.daemon_threads import CallHangs, DaemonThreads
+from motet_runner.sources.fetch_errors import temporary
+from motet_runner.sources.source_access import Sources
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+FILE_THREADS = 4
+"""For checks, and for storing what a fetch process has brought: each reads a whole adapter from the runner's disk."""
+
+
+class AdapterFiles(Protocol):
+    """Carries out the effects of `AdapterPolicy` of the same names; there stands what each answer means. Each call may
+    raise what `failure_of` knows."""
+
+    async def find(self, effect: effects.Find) -> Held | None: ...
+
+    async def fetch(self, effect: effects.Fetch) -> Held: ...
+
+    def bytes_of(self, number: int) -> int:
+        """How many bytes have been fetched, while the fetch of this number runs."""
+
+    async def check(self, held: Held) -> Certification: ...
+
+    async def evict(self, effect: effects.Evict) -> effects.Answer: ...
+
+    async def by_last_use(self) -> tuple[Digest, ...]: ...
+
+    async def look(self, held: Held, *, used: bool, begins: Callable[[], None]) -> bool:
+        """Whether the folder is still there. With `used`, record that it was used. `begins` is called when the disk is
+        about to be asked."""
+
+    def release(self, held: Held) -> None:
+        """Never waits."""
+
+    async def forget_partial(self, request: FetchRequest) -> None: ...
+
+    async def clear_partial(self) -> None:
+        """Remove what fetches have left that nobody continues."""
+
+
+class DiskAdapterFiles:
+    def __init__(self, cache: DiskCache, checks: Checks, sources: Sources) -> None:
+        self.cache = cache
+        self.checks = checks
+        self._sources = sources
+        self._patience = patience = DiskPatience(sources.disk_stall_seconds)
+        self._threads = DaemonThreads("adapter files", FILE_THREADS, seconds=patience.stall_seconds)
+        # One, so that a touch comes before a later listing.
+        self.folders = DaemonThreads("adapter folders", 1, seconds=patience.stall_seconds)
+        self.fetches = Fetches(cache, sources, self._threads, patience)
+
+    async def find(self, effect: effects.Find) -> Held | None:
+        return await self._in_folders(partial(self._find, effect))
+
+    def _find(self, effect: effects.Find) -> Held | None:
+        held = self.cache.find(effect.digest, effect.request)
+        return replace(held, certification=self.checks.earlier(held)) if held is not None else None
+
+    async def fetch(self, effect: effects.Fetch) -> Held:
+        return await self.fetches.fetch(effect)
+
+    def bytes_of(self, number: int) -> int:
+        return self.fetches.bytes_of(number)
+
+    async def check(self, held: Held) -> Certification:
+        certify = partial(self.checks.certify, held)
+        return await self._threads.run(certify, seconds=self._patience.seconds_for(held.bytes))
+
+    async def evict(self, effect: effects.Evict) -> effects.Answer:
+        try:
+            return await self._in_folders(partial(self._evict, effect))
+        except CallHangs:
+            if effect.held is not None:
+                self.release(effect.held)
+            return None  # it may go at any later time, or stay for another process: for this runner it has gone now
+
+    def _evict(self, effect: effects.Evict) -> effects.Answer:
+        if self.cache.evict(effect.digest, effect.held):
+            log.info("adapter_evicted_from_disk", adapter=effect.digest)
+            return None
+        return effect.held or Failure.of(temporary(f"Another runner uses {effect.digest}."))
+
+    async def by_last_use(self) -> tuple[Digest, ...]:
+        return await self._in_folders(self.cache.by_last_use)
+
+    async def look(self, held: Held, *, used: bool, begins: Callable[[], None]) -> bool:
+        def look() -> bool:
+            begins()
+            if used:
+                self.cache.touch(held)
+            return held.lease.is_live()
+
+        return await self.folders.run(look)
+
+    def release(self, held: Held) -> None:
+        # In the thread for folders: a call that hangs there may hold up whoever closes a folder.
+        self.folders.submit(held.lease.release)
+
+    async def forget_partial(self, request: FetchRequest) -> None:
+        await self.fetches.forget_partial(request)
+
+    async def clear_partial(self) -> None:
+        await self._sources.clear_partial()
+
+    async def _in_folders(self, call: Callable[[], T]) -> T:
+        return await self.folders.run(call, discard=_discard)
+
+
+def failure_of(error: Exception) -> Failure:
+    match error:
+        case MotetError():
+            return Failure.of(error)
+        case CallHangs():
+            return Failure.of(disk_hangs(error))
+        case OSError():
+            return Failure.of(
+                temporary(
+                    f"This runner's disk cache fails: {error.strerror or error} ({error.filename}). Motet tries again "
+                    "automatically."
+                )
+            )
+        case _:
+            log.error("adapter_work_failed", exc_info=error)
+            return Failure.of(Internal("The runner could not handle this adapter. See the runner's log."))
+
+
+def _discard(answer: object) -> None:
+    if isinstance(answer, Held):
+        answer.lease.release()

@@ -1,0 +1,86 @@
+"""Inside a simulation our code gets no real time, chance, thread, process or socket."""
+
+import asyncio
+import random
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from types import ModuleType
+
+import pytest
+
+from motet import clock
+from motet.nothing_real import RealThingUsed, nothing_real
+from motet.surroundings import real_surroundings
+
+
+def of_ours(expression: str, **names):
+    """Evaluate it as if it stood in a module of ours."""
+    return eval(expression, {"__name__": "motet_scheduler.service", **names})
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "time.time()",
+        "time.monotonic()",
+        "time.perf_counter()",
+        "random.uniform(0, 1)",
+        "secrets.token_hex(4)",
+        "uuid.uuid4()",
+        "clock.monotonic()",
+    ],
+)
+def test_our_code_gets_no_real_time_and_no_chance(expression):
+    names = {"time": time, "random": random, "secrets": secrets, "uuid": uuid, "clock": clock}
+    with nothing_real(), pytest.raises(RealThingUsed, match="calls"):
+        of_ours(expression, **names)
+    of_ours(expression, **names)  # and afterwards it may again
+
+
+def test_what_a_module_of_ours_has_imported_before_is_refused_too():
+    taken = ModuleType("motet_taken")
+    sys.modules["motet_taken"] = taken
+    try:
+        exec("from time import monotonic\ndef ask():\n    return monotonic()", vars(taken))
+        with nothing_real(), pytest.raises(RealThingUsed):
+            taken.ask()
+        assert taken.ask() > 0
+    finally:
+        del sys.modules["motet_taken"]
+
+
+def test_libraries_may_ask_for_the_time():
+    with nothing_real():
+        assert time.time() > 0
+        assert random.random() < 1
+
+
+def test_the_surroundings_of_a_real_process_are_refused():
+    with nothing_real(), pytest.raises(RealThingUsed):
+        of_ours("surroundings.real_surroundings()", surroundings=sys.modules["motet.surroundings"])
+    real_surroundings()
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda: threading.Thread(target=print).start(),
+        lambda: subprocess.Popen(["true"]),
+        lambda: socket.socket(socket.AF_UNIX),
+        lambda: asyncio.run(asyncio.to_thread(print)),
+    ],
+    ids=["thread", "process", "socket", "thread of a pool"],
+)
+def test_nobody_begins_what_no_seed_repeats(begin):
+    with nothing_real(), pytest.raises(RealThingUsed):
+        begin()
+
+
+def test_an_event_loop_runs():
+    with nothing_real():
+        assert asyncio.run(asyncio.sleep(0, "done")) == "done"
