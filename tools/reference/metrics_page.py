@@ -3,11 +3,13 @@
 import importlib
 import sys
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from motet.surroundings import real_surroundings
 from tools.reference.markdown import code, flat, note, table
 from tools.reference.packages import PACKAGES
 
@@ -27,7 +29,7 @@ def metrics_of(package: str) -> list[list[str]]:
     for kind in metrics_classes(package):
         # Each class has its own registry: two classes of one package may have metrics in common.
         registry = CollectorRegistry(auto_describe=True)
-        kind(registry)
+        kind(registry, **_parts_of_surroundings(kind))
         for collector in list(registry._collector_to_names):  # noqa: SLF001 - there is no public list
             own = getattr(collector, "_labelnames", ()) if isinstance(collector, MetricWrapperBase) else ()
             for metric in collector.describe() if hasattr(collector, "describe") else collector.collect():
@@ -37,6 +39,12 @@ def metrics_of(package: str) -> list[list[str]]:
                 labels = own or getattr(metric, "_labelnames", ())  # of a collector that we wrote
                 rows[name] = [code(name), metric.type, ", ".join(map(code, labels)), flat(metric.documentation)]
     return [rows[name] for name in sorted(rows)]
+
+
+def _parts_of_surroundings(kind: type) -> dict[str, object]:
+    """What the class asks for besides its registry."""
+    wanted, around = signature(kind).parameters, real_surroundings()
+    return {name: getattr(around, name) for name in ("clock", "wall") if name in wanted}
 
 
 def metrics_page() -> str:
